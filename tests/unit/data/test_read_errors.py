@@ -16,7 +16,6 @@ from PIL import Image
 from read_errors import CODES, break_file, fail
 
 from worldsmith.assets import asset_path
-from worldsmith.data.clips.latent_cache import LatentCache
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.data.conversations.chat_loader import ChatLoader
@@ -24,6 +23,7 @@ from worldsmith.data.conversations.chat_processor import ChatProcessor
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.data.conversations.datasets.manifest import ManifestDataset
 from worldsmith.data.conversations.media_archives import unpacked
+from worldsmith.data.encoded_cache import LatentCache
 from worldsmith.data.imports.found import Choices, Clip
 from worldsmith.data.imports.sidecar import read as read_sidecar
 from worldsmith.data.json_records import read_lines, read_list

@@ -12,9 +12,9 @@ from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.stream.loader import PackingDataLoader
 
 if TYPE_CHECKING:
-    from worldsmith.data.clips.latent_cache import LatentCache
     from worldsmith.data.clips.latent_grid import LatentGrid
     from worldsmith.data.clips.sample import FirstFrames
+    from worldsmith.data.encoded_cache import LatentCache
     from worldsmith.data.stream.quarantine import Quarantine
 
 

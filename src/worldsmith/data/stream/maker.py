@@ -1,4 +1,4 @@
-"""Interfaces between a loader and its data: the dataset, the maker of its samples, and how a sample leaves its process."""
+"""Interfaces between a loader and its data: dataset, sample maker, and transfer of samples between processes."""
 
 from __future__ import annotations
 

@@ -57,7 +57,8 @@ class SequentialPacker(Packer[T]):
 
     Token mode: a sample is added while packed + sample < `max_sequence_length` (strictly below). A sample that does not
     fit is set aside; after `lookahead` such samples the pack is closed and they return to the head of the buffer, in
-    order. Count mode: every pack has `max_samples_per_batch` samples. With both caps, the first one reached ends a pack.
+    order. Count mode: every pack has `max_samples_per_batch` samples. With both caps, the first cap that is reached
+    ends a pack.
     """
 
     def pack(self, source: Iterator[T]) -> list[T]:

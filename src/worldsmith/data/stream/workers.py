@@ -22,7 +22,6 @@ from typing import Any, Generic
 from worldsmith.data.stream.errors import DataError
 from worldsmith.data.stream.maker import Made, S, SampleMaker
 from worldsmith.data.stream.positions import Positions
-from worldsmith.data.stream.quarantine import Rejection
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from worldsmith.config import WrongValueError
 from worldsmith.data.assumed.texts import AssumedTexts
 from worldsmith.data.clips.resolution import RESOLUTIONS, exact_size
-from worldsmith.data.text_cache import TextCache
+from worldsmith.data.encoded_cache import TextCache
 from worldsmith.families.diffusers_pipeline.model import PipelineModel
 from worldsmith.objectives.noise_objective import NoiseObjective
 from worldsmith.objectives.objective import LossSum
