@@ -16,7 +16,7 @@ from worldsmith.data.assumed.chats import assumed_chats, with_patches
 from worldsmith.data.conversations.chat_loader import ChatLoader
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset, ChatFile
 from worldsmith.data.conversations.datasets.mixed import MixedDataset
-from worldsmith.data.report.flag import Flag
+from worldsmith.data.report.data_report import DataFlag
 from worldsmith.families.vision_language.freezing import LANGUAGE, PARTS, describe_parts, part_of
 from worldsmith.families.vision_language.model import VisionLanguageModel
 from worldsmith.models.real_values import real_values
@@ -141,7 +141,7 @@ class VisionLanguageTask(Task):
     def records(cls, data: ChatLoader.Config) -> ChatDataset | None:
         return data.dataset.build() if isinstance(data.dataset, (ChatFile.Config, MixedDataset.Config)) else None
 
-    def flags(self, dataset: ChatDataset) -> Iterable[Flag]:
+    def flags(self, dataset: ChatDataset) -> Iterable[DataFlag]:
         return dataset.flags()
 
     def remarks(self) -> Iterator[tuple[str, str]]:

@@ -19,7 +19,7 @@ from worldsmith.data.content_mark import content_marks
 from worldsmith.data.conversations.conversation import Part, Turn, check_turns, say
 from worldsmith.data.conversations.datasets.record_flags import LOOKED_AT, NO_FPS, flags_of, rates
 from worldsmith.data.conversations.media_archives import is_archive, media_folders
-from worldsmith.data.report.flag import Flag
+from worldsmith.data.report.data_report import DataFlag
 from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.data.stream.quarantine import Rejection
 
@@ -85,7 +85,7 @@ class ChatDataset(Configurable, ABC):
         """Raises DataError when a record lacks the `video_fps` that is required."""
         return
 
-    def flags(self) -> Iterable[Flag]:
+    def flags(self) -> Iterable[DataFlag]:
         """What is to be said of the records before any medium is opened."""
         return ()
 
@@ -234,7 +234,7 @@ class ChatFile(ChatDataset):
     def number(self, index: int) -> int:
         return self.entries[index].number
 
-    def flags(self) -> Iterable[Flag]:
+    def flags(self) -> Iterable[DataFlag]:
         self.open_media()
         return flags_of(self)
 
