@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.config.errors import UserError
-from worldsmith.data.assumed.batch import AssumedBatch
-from worldsmith.data.assumed.clips import assumed_clips, with_contents
+from worldsmith.data.assumed_batches import AssumedBatch, assumed_clips, with_contents
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.data.encoded_cache import LatentCache, latents_of

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from worldsmith.config import UserError, WrongValueError
 from worldsmith.config.declare.configurable import owner_of
-from worldsmith.data.assumed.batch import AssumedBatch
+from worldsmith.data.assumed_batches import AssumedBatch
 from worldsmith.data.report.data_report import DataFlag, DataReport
 from worldsmith.data.report.inspect_data import start_report
 from worldsmith.data.stream.dataset_record import digest

@@ -10,7 +10,7 @@ from typing import Any
 
 from worldsmith.data.conversations.datasets.chat_dataset import ChatFile, Entry
 from worldsmith.data.conversations.datasets.llava import TURNS, WRAPPERS, LlavaDataset
-from worldsmith.data.conversations.media.frames import rates_differ
+from worldsmith.data.conversations.media.frames_and_sizes import rates_differ
 from worldsmith.data.json_records import read_lines, records_in
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.video_file import VideoInfo, examine

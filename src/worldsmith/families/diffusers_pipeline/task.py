@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.config import WrongValueError
-from worldsmith.data.assumed.texts import AssumedTexts
+from worldsmith.data.assumed_batches import AssumedTexts
 from worldsmith.data.clips.resolution import RESOLUTIONS, exact_size
 from worldsmith.data.encoded_cache import TextCache
 from worldsmith.families.diffusers_pipeline.model import PipelineModel

@@ -11,8 +11,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.config.errors import UserError
-from worldsmith.data.assumed.batch import AssumedBatch
-from worldsmith.data.assumed.chats import assumed_chats, with_patches
+from worldsmith.data.assumed_batches import AssumedBatch, assumed_chats, with_patches
 from worldsmith.data.conversations.chat_loader import ChatLoader
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset, ChatFile
 from worldsmith.data.conversations.datasets.mixed import MixedDataset
@@ -26,7 +25,7 @@ from worldsmith.tasks.first_gradients import FirstGradients
 from worldsmith.tasks.task import Task
 
 if TYPE_CHECKING:
-    from worldsmith.data.conversations.chat_sample import ChatSample
+    from worldsmith.data.conversations.chat_processor import ChatSample
     from worldsmith.data.conversations.conversation import Turn
     from worldsmith.data.conversations.media.media_processor import MediaProcessor
 

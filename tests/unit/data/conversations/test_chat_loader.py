@@ -21,8 +21,7 @@ from worldsmith.assets import asset_path
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.config.tree.reader import from_dict
 from worldsmith.data.conversations.chat_loader import ChatLoader
-from worldsmith.data.conversations.chat_processor import ChatProcessor
-from worldsmith.data.conversations.chat_sample import ChatSample
+from worldsmith.data.conversations.chat_processor import ChatProcessor, ChatSample
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.data.conversations.datasets.llava_onevision import LlavaOneVision
