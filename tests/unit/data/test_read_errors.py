@@ -24,8 +24,8 @@ from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.data.conversations.datasets.manifest import ManifestDataset
 from worldsmith.data.conversations.media_archives import unpacked
 from worldsmith.data.encoded_cache import LatentCache
+from worldsmith.data.imports.caption_files import read_sidecars
 from worldsmith.data.imports.found import Choices, Clip
-from worldsmith.data.imports.sidecar import read as read_sidecar
 from worldsmith.data.json_records import read_lines, read_list
 from worldsmith.data.shards.part import part_of, read_part
 from worldsmith.data.stream.errors import DataError
@@ -184,7 +184,7 @@ def test_a_caption_file_that_cannot_be_read_is_left_out_of_an_import(
     for name in ("a.mp4", "a.txt", "b.mp4", "b.txt"):
         (tmp_path / name).write_text("a caption")
     fail(monkeypatch, tmp_path / "b.txt", code, call)
-    found = list(read_sidecar(tmp_path, Choices()))
+    found = list(read_sidecars(tmp_path, Choices()))
     (rejection,) = (item for item in found if isinstance(item, Rejection))
     assert [item.path for item in found if isinstance(item, Clip)] == [tmp_path / "a.mp4"]
     assert rejection.key == "b"
