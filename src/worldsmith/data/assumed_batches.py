@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from worldsmith.data.clips.resolution import RESOLUTIONS, exact_size
-from worldsmith.data.clips.sample import FirstFrames, VideoSample
+from worldsmith.data.clips.video_loader import FirstFrames, VideoLoader, VideoSample
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from worldsmith.data.clips.latent_grid import LatentGrid
     from worldsmith.data.clips.video_dataset import VideoDataset
-    from worldsmith.data.clips.video_loader import VideoLoader
     from worldsmith.data.conversations.chat_loader import ChatLoader
     from worldsmith.data.conversations.chat_processor import ChatSample
     from worldsmith.data.conversations.media.media_processor import MediaProcessor

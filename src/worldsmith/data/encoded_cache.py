@@ -19,7 +19,7 @@ from worldsmith.files.atomic import replacing
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from worldsmith.data.clips.sample import VideoSample
+    from worldsmith.data.clips.video_loader import VideoSample
     from worldsmith.data.video_file import Status
 
 log = logging.getLogger(__name__)

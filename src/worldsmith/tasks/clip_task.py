@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from worldsmith.data.clips.inspect_clips import DatasetSummary
-    from worldsmith.data.clips.sample import FirstFrames, VideoSample
     from worldsmith.data.clips.video_dataset import VideoDataset
+    from worldsmith.data.clips.video_loader import FirstFrames, VideoSample
     from worldsmith.data.report.data_report import DataReport
 
 

@@ -6,15 +6,14 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 
 from worldsmith.data.clips.captions import choose_caption, render_caption
 from worldsmith.data.clips.inspect_clips import InspectedClip, features_of, inspect_window
 from worldsmith.data.clips.latent_grid import LatentGrid
-from worldsmith.data.clips.sample import FirstFrames, VideoSample
 from worldsmith.data.clips.video_dataset import VideoDataset, Window
+from worldsmith.data.clips.video_loader import FirstFrames, VideoLoader, VideoSample
 from worldsmith.data.clips.video_reader import Framing, read_frames
 from worldsmith.data.encoded_cache import LatentCache, file_identity
 from worldsmith.data.stream.errors import SampleError, check_text
@@ -22,9 +21,6 @@ from worldsmith.data.stream.maker import Features, Made, SampleMaker
 from worldsmith.data.stream.positions import sample_rng
 from worldsmith.data.stream.quarantine import Rejection
 from worldsmith.data.video_file import examine
-
-if TYPE_CHECKING:
-    from worldsmith.data.clips.video_loader import VideoLoader
 
 
 class ClipMaker(SampleMaker[VideoSample]):

@@ -182,7 +182,9 @@ class PackingDataLoader(Configurable):
         }
         now = self._identity()
         changed = [name for name in names if state[name] != now[name]]
-        return [f"{names[name]}: {shorten(state[name])} -> {shorten(now[name])}" for name in changed]
+        return [
+            f"{names[name]}: {format_state_value(state[name])} -> {format_state_value(now[name])}" for name in changed
+        ]
 
     def _go_on(self, next_position: int, set_aside: Sequence[int]) -> None:
         self._state = self._snapshot(next_position, list(set_aside))
@@ -252,6 +254,6 @@ class PackingDataLoader(Configurable):
         )
 
 
-def shorten(value: Any) -> str:
+def format_state_value(value: Any) -> str:
     """Formats a value of the state; a fingerprint is cut to its first 12 characters."""
     return value[:12] if isinstance(value, str) else str(value)

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from worldsmith.data.clips.sample import VideoSample
+    from worldsmith.data.clips.video_loader import VideoSample
 
 
 class Cosmos3Task(ClipTask):

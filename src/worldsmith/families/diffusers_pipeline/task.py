@@ -22,7 +22,7 @@ from worldsmith.tasks.clip_task import ClipTask
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from worldsmith.data.clips.sample import VideoSample
+    from worldsmith.data.clips.video_loader import VideoSample
 
 
 class PipelineTask(ClipTask):

@@ -16,7 +16,7 @@ from worldsmith.objectives.rectified_flow import RectifiedFlow
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from worldsmith.data.clips.sample import FirstFrames, VideoSample
+    from worldsmith.data.clips.video_loader import FirstFrames, VideoSample
 
 
 class WanTask(PipelineTask):

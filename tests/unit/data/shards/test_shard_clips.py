@@ -15,9 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from worldsmith.data.clips.latent_grid import LatentGrid
-from worldsmith.data.clips.sample import VideoSample
 from worldsmith.data.clips.video_dataset import VideoDataset
-from worldsmith.data.clips.video_loader import VideoLoader
+from worldsmith.data.clips.video_loader import VideoLoader, VideoSample
 from worldsmith.data.encoded_cache import LatentCache
 from worldsmith.data.video_file import examine
 

@@ -114,7 +114,7 @@ class Entry:
     @property
     def name(self) -> str:
         """What the record calls itself; "" = nothing."""
-        return name_of(self.record)
+        return record_name(self.record)
 
 
 class ChatFile(ChatDataset):
@@ -157,7 +157,7 @@ class ChatFile(ChatDataset):
         for number, line, record in islice(self.read_records(), config.skip, last):
             self.num_records += 1
             place = f"{self.file.name}:{line}" if line is not None else f"{self.file.name}[{number}]"
-            key = unique(name_of(record) or place, seen)
+            key = unique(record_name(record) or place, seen)
             try:
                 if isinstance(record, SampleError):
                     raise record
@@ -308,7 +308,7 @@ def files_of(turns: Iterable[Turn]) -> tuple[str, ...]:
     return tuple(source for source in sources if isinstance(source, str) and not source.startswith("data:"))
 
 
-def name_of(record: Any) -> str:
+def record_name(record: Any) -> str:
     """What a record calls itself; "" = nothing."""
     found = record.get("id") if isinstance(record, dict) else None
     return str(found) if isinstance(found, (str, int)) and not isinstance(found, bool) else ""
