@@ -16,7 +16,7 @@ import grimp
 
 PACKAGE = Path(__file__).parents[1] / "src" / "worldsmith"
 SUBJECTS = {
-    "actions": "what is done around a run",
+    "actions": "what commands do",
     "checkpoint": "saving, resuming, formats",
     "cli": "the command line",
     "config": "the run tree, ways in and out",
@@ -32,6 +32,7 @@ SUBJECTS = {
     "planning": "what a run will need",
     "sampling": "samplers, writing videos",
     "tasks": "data + model + objective",
+    "tools": "commands around a run",
     "training": "the trainer of all families",
 }
 WIDTH, BOX_WIDTH, BOX_HEIGHT, ROW_HEIGHT, MARGIN, PASSAGE = 1060, 200, 48, 96, 16, 12

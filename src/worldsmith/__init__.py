@@ -1,14 +1,69 @@
-"""Worldsmith: fine-tuning for world models, from one typed run description.
+"""Worldsmith: fine-tuning for world models, from one typed config.
 
-This is imported before anything else of the package, and imports nothing itself: Ctrl-C ends a command without a
-traceback from then on.
+`__all__` is the public Python API (docs/python.md). A name is imported when it is first used: this module imports
+nothing itself, so that Ctrl-C ends a command without a traceback from then on, and mistakes in a config are reported
+before torch is imported.
 """
 
+TYPE_CHECKING = False  # type checkers know this name; importing `typing` for it would take longer than all of this
+if TYPE_CHECKING:
+    from worldsmith.actions.action import Result
+    from worldsmith.api import evaluate, export, generate, load_config, plan
+    from worldsmith.config.declare.configurable import Configurable
+    from worldsmith.config.errors import ConfigError, UserError
+    from worldsmith.config.recipes.registry import recipe
+    from worldsmith.planning.plan import Plan
+    from worldsmith.training.trainer import Outcome, Trainer
+
+__all__ = [
+    "ConfigError",
+    "Configurable",
+    "Outcome",
+    "Plan",
+    "Result",
+    "Trainer",
+    "UserError",
+    "evaluate",
+    "export",
+    "generate",
+    "load_config",
+    "plan",
+    "recipe",
+]
 __version__ = "0.1.0"
 
 FAMILIES = "worldsmith.families"
 """The package of the model families: a name, so that nothing is imported before it is used."""
 DIALECTS = "worldsmith.dialects"
 """The package of the configs of other systems, likewise."""
+TOOLS = "worldsmith.tools"
+"""The package of the commands around a run, likewise."""
 ROOT = "worldsmith.training.trainer.Trainer"
 """The component at the root of a tree, by the name that files write."""
+
+_MODULES = {
+    "ConfigError": "config.errors",
+    "Configurable": "config.declare.configurable",
+    "Outcome": "training.trainer",
+    "Plan": "planning.plan",
+    "Result": "actions.action",
+    "Trainer": "training.trainer",
+    "UserError": "config.errors",
+    "recipe": "config.recipes.registry",
+}
+"""Where public names are defined that are not in `worldsmith.api`."""
+
+if not TYPE_CHECKING:  # so that a type checker refuses names that do not exist
+
+    def __getattr__(name):
+        """Imports a public name when it is first used."""
+        if name not in __all__:
+            raise AttributeError(f"module 'worldsmith' has no attribute '{name}'")
+        import importlib
+
+        found = getattr(importlib.import_module(f"worldsmith.{_MODULES.get(name, 'api')}"), name)
+        globals()[name] = found
+        return found
+
+    def __dir__():
+        return sorted({*globals(), *__all__})

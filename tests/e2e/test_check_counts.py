@@ -13,6 +13,7 @@ import reasoner_runs
 import tiny_runs
 
 from worldsmith.actions.datasets.check import CheckData
+from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.tree.references import resolve
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.distributed.world import World
@@ -35,7 +36,7 @@ def chats_run(folder: Path) -> Trainer.Config:
 
 
 def checked(config: Trainer.Config, **settings: Any) -> tuple[dict[str, Any], int]:
-    result = CheckData.Config(run=resolve(config), **settings).build().run()
+    result = CheckData.Config(**settings).build(run=Loaded(resolve(config))).run()
     assert all(len(line) <= 100 or "/" in line for line in result.lines)
     return dict(result.facts), result.code
 

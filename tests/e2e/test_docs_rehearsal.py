@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from worldsmith.actions.action import Result
-from worldsmith.actions.rehearse import Rehearse
+from worldsmith.actions.dry_run import Rehearse
 from worldsmith.cli.main import main
 
 PAGE = (Path(__file__).parents[2] / "docs/rehearsal.md").read_text(encoding="utf-8")
@@ -24,8 +23,7 @@ def test_the_commands_are_read(words: list[str], monkeypatch: pytest.MonkeyPatch
     asked: list[tuple[str, int | None]] = []
 
     def run(self: Rehearse) -> Result:
-        tree: Any = self.config.run
-        asked.append((tree.job.experiment, self.config.gpus))
+        asked.append((self.tree.job.experiment, self.config.gpus))
         return Result()
 
     monkeypatch.setattr(Rehearse, "run", run)

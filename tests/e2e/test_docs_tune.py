@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 import yaml
 
-from worldsmith.actions.tune import strategy, trials
-from worldsmith.actions.tune.final import FinalData
-from worldsmith.actions.tune.space import Space
-from worldsmith.actions.tune.tune import Tune
 from worldsmith.cli.main import main
 from worldsmith.config.load import load
 from worldsmith.files.record_lock import in_use
+from worldsmith.tools.tune import strategy, trials
+from worldsmith.tools.tune.final import FinalData
+from worldsmith.tools.tune.space import Space
+from worldsmith.tools.tune.tune import Tune
 
 PAGE = Path(__file__).parents[2] / "docs" / "tune.md"
 TEXT = PAGE.read_text(encoding="utf-8")

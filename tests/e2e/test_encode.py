@@ -16,6 +16,7 @@ import tiny_runs
 from worldsmith.actions.datasets.encode import Encode
 from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
+from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.tree.plain import to_yaml
 from worldsmith.config.tree.references import resolve
 from worldsmith.families.cosmos3.task import Cosmos3Task
@@ -34,7 +35,7 @@ def config_for(world: Path, cache: Path | str, workers: int = 0) -> Trainer.Conf
 
 
 def encode(world: Path, cache: Path, workers: int = 0, **settings: Any) -> dict[str, Any]:
-    return dict(Encode.Config(run=resolve(config_for(world, cache, workers)), **settings).build().run().facts)
+    return dict(Encode.Config(**settings).build(run=Loaded(resolve(config_for(world, cache, workers)))).run().facts)
 
 
 def kept(cache: Path) -> dict[str, bytes]:
@@ -130,4 +131,4 @@ def test_runs_that_keep_nothing_are_refused(world: Path, tmp_path: Path, capsys:
         encode(world, tmp_path / "file" / "cache")
     reasoner = reasoner_runs.reasoner_config(reasoner_runs.make_world(tmp_path / "reasoner", samples=1))
     with pytest.raises(UserError, match="its samples are not encoded before the network"):
-        Encode.Config(run=resolve(reasoner)).build().run()
+        Encode.Config().build(run=Loaded(resolve(reasoner))).run()

@@ -12,11 +12,11 @@ import torch
 import yaml
 from toy_runs import VAL_ROWS, make_world, read_validations
 
-from worldsmith.actions.tune.final import FinalData
-from worldsmith.actions.tune.source import Source
 from worldsmith.cli.main import main
 from worldsmith.config.load import load
 from worldsmith.monitor.lineage import read_lineage
+from worldsmith.tools.tune.final import FinalData
+from worldsmith.tools.tune.source import Source
 
 FINAL_ROWS = "final_rows.txt"
 RUN = [

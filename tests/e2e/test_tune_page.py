@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from browser import DRAWN, PROGRAM, TOO_WIDE, open_browser
 
-from worldsmith.actions.tune.page import write_page
-from worldsmith.actions.tune.space import Space
 from worldsmith.config.load import load
+from worldsmith.tools.tune.page import write_page
+from worldsmith.tools.tune.space import Space
 
 SEARCH = ["optimizer.lr=log:1e-6..1e-3", "trainer.grad_accum_iter=pow2:1..8", "scheduler=LambdaCosine|LambdaLinear"]
 EVIL = "<script>alert(1)</script>"

@@ -20,8 +20,9 @@ from worldsmith.data.clips.video_reader import cover_and_crop
 from worldsmith.data.stream.packing import SequentialPacker
 from worldsmith.families.cosmos3.network.architecture import edge, nano, super_
 from worldsmith.families.cosmos3.network.rope import video_positions
-from worldsmith.families.cosmos3.sampling.unipc import flow_schedule
+from worldsmith.families.cosmos3.sampling.sampler import Cosmos3Sampler
 from worldsmith.models.ema import PowerEMA, exponent
+from worldsmith.models.video_model import Sampling
 from worldsmith.models.video_vae.wan_pth import LATENTS_MEAN, LATENTS_STD, diffusers_name
 from worldsmith.models.video_vae.windows import window_frames
 from worldsmith.objectives.noise_schedule import ltx2, shift_sigma, waver
@@ -141,12 +142,14 @@ class TestSampler:
         ],
     )
     def test_schedule(self, steps: int, shift: float, first: list, last: list, told: tuple[list, list]) -> None:
-        schedule = flow_schedule(steps, shift)
-        assert schedule.sigmas[:3] == pytest.approx(first, abs=1e-6)
-        assert schedule.sigmas[-3:-1] == pytest.approx(last, abs=1e-6)
-        assert schedule.sigmas[-1] == 0
-        assert list(schedule.timesteps[: len(told[0])]) == told[0]
-        assert list(schedule.timesteps[-len(told[1]) :]) == told[1]
+        sampler = Cosmos3Sampler(None, Sampling(steps=steps, guidance=1.0, shift=shift))
+        sigmas = sampler.make_scheduler().sigmas.tolist()
+        assert len(sigmas) == steps + 1
+        assert sigmas[:3] == pytest.approx(first, abs=1e-6)
+        assert sigmas[-3:-1] == pytest.approx(last, abs=1e-6)
+        assert sigmas[-1] == 0
+        assert sampler.timesteps[: len(told[0])] == told[0]
+        assert sampler.timesteps[-len(told[1]) :] == told[1]
 
 
 class TestPositions:

@@ -12,14 +12,14 @@ import optuna.storages
 import torch._dynamo  # noqa: F401
 import toy_family  # noqa: F401 (a recipe)
 
-import worldsmith.actions.tune.page
-import worldsmith.actions.tune.tune
+import worldsmith.tools.tune.page
+import worldsmith.tools.tune.tune
 import worldsmith.training.run_state
 import worldsmith.training.step
 import worldsmith.training.validation  # noqa: F401
-from worldsmith.actions.tune import trial_run
 from worldsmith.cli.main import main
 from worldsmith.distributed.process_signals import signal_at_parents_end
+from worldsmith.tools.tune import trial_run
 from worldsmith.training.trainer import Trainer
 
 optuna.storages.RDBStorage("sqlite://")  # imports much more

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from worldsmith.config import Configurable, UserError
+from worldsmith.data.stream.errors import DataError
 
 
 class ColoredLine(str):
@@ -21,8 +23,8 @@ class Result:
 
     lines: Iterable[str] = ()
     """For people; they may come one after the other."""
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    """The same as plain data, for programs (`--json`)."""
+    facts: Mapping[str, Any] | Callable[[], Mapping[str, Any]] = field(default_factory=dict)
+    """The same as plain data, for programs (`--json`); a function that takes time is called only for them."""
     code: int = 0
     """Exit code."""
 
@@ -51,6 +53,19 @@ class Action(Configurable, ABC):
     def plan(self) -> Iterable[str]:
         """What `run` would do, after all checks that can be made without doing it. Changes nothing."""
         raise UserError(f"{type(self).__name__} has no dry run: it changes nothing itself")
+
+
+@contextmanager
+def mistakes_of_the_user() -> Iterator[None]:
+    """Raises UserError instead of the other errors of an action that the user can fix."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (ValueError, DataError) as error:
+        raise UserError(str(error)) from error
+    except MemoryError as error:
+        raise UserError(f"this takes more memory than the machine has{f': {error}' if str(error) else ''}") from error
 
 
 def share_done(what: str) -> Callable[[int, int], None]:

@@ -1,71 +1,56 @@
-"""`--dryrun`: all that happens before the first step of a run, short of allocating."""
+"""`--dryrun` and `--rehearse` of `worldsmith train`: what would happen before and at the first step of a run.
+
+A dry run checks this machine, with the data and weights of the run, and allocates nothing. A rehearsal simulates every
+rank, without a GPU, the data or the weights.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from worldsmith.actions.action import Action, Result
-from worldsmith.checkpoint.run.checkpointer import load_positions
-from worldsmith.checkpoint.run.folders import find_latest, gone_back
+from worldsmith.actions.action import Result
+from worldsmith.actions.run_action import RunAction, RunWords, load_without_variables
+from worldsmith.checkpoint.run.folders import find_latest
 from worldsmith.checkpoint.run.frozen_weights import is_partial
-from worldsmith.checkpoint.sources.warm_start import plan_loading
-from worldsmith.config import Configurable
 from worldsmith.config.declare.ranges import Count
 from worldsmith.config.errors import UserError
+from worldsmith.config.tree.draft import Loaded
+from worldsmith.config.tree.paths import Path as Keys
 from worldsmith.config.tree.references import resolve
-from worldsmith.data.stream import dataset_record
 from worldsmith.distributed.gpus import Gpu, find_gpu, word_of_device
-from worldsmith.distributed.world import World, device_remarks, local_size, present_device
-from worldsmith.files.record_lock import in_use
+from worldsmith.distributed.world import World, device_remarks, launched_as, present_device
 from worldsmith.files.writable import nearest_folder
-from worldsmith.models.weights.table import table_of
+from worldsmith.monitor.terminal_text import print_message
 from worldsmith.tasks.registry import task_of
 from worldsmith.training.file_checks import require_files
 from worldsmith.training.parallel import plan_degrees
-from worldsmith.training.preflight import (
-    build_optimizer,
-    check_space,
-    lack_of_memory,
-    schedule_remarks,
-    start_of,
-)
+from worldsmith.training.preflight import build_optimizer, check_space, schedule_remarks
 from worldsmith.training.run_folder import completion, require_same_run, run_path
-from worldsmith.training.start_checks import (
-    require_fit,
-    require_same_data,
-    require_training_state,
-    state_shapes,
-    steps_done,
-    wanted_moments,
-)
+from worldsmith.training.start_checks import require_fit, wanted_moments
 from worldsmith.training.start_lines import (
-    describe_start,
+    data_lines,
+    describe_pack,
+    folder_lines,
+    memory_notes,
     model_lines,
     state_lines,
-    step_lines,
     validation_lines,
+    weight_lines,
 )
-from worldsmith.training.state_bytes import state_bytes
 
 if TYPE_CHECKING:
-    from torch import nn
-    from torch.optim import Optimizer
-
-    from worldsmith.data.stream.loader import PackingDataLoader
     from worldsmith.models.model import Model
-    from worldsmith.tasks.task import Preview, Task
     from worldsmith.training.trainer import Trainer
 
 
-class DryRun(Action):
+class DryRun(RunAction):
     """Says what a run would do, or why it would not start."""
 
-    class Config(Action.Config):
-        run: Configurable.Config
-        """The run, with its references resolved."""
+    class Config(RunAction.Config):
         resume_changed: bool = False
         """The run folder may be that of a run with another config or other data."""
         gpus: Count | None = None
@@ -79,19 +64,53 @@ class DryRun(Action):
         return Result(self.lines())
 
     def lines(self) -> Iterator[str]:
-        tree: Any = self.config.run
-        gpu = gpu_of_plan(self.config.gpu)
+        tree, gpu = self.tree, gpu_of_plan(self.config.gpu)
         folder, processes = run_path(tree.job), self.config.gpus or int(os.environ.get("WORLD_SIZE", "1"))
         complete = completion(folder, resolve(tree))
         if complete is not None:
             yield complete
         else:
-            yield from plan_run(tree, folder, world_size=processes, resume_changed=self.config.resume_changed)
+            changed, variables = self.config.resume_changed, self.loaded.variables
+            yield from plan_run(tree, folder, world_size=processes, resume_changed=changed, variables=variables)
             yield from step_plan_lines(tree, processes, gpu)
 
 
+class Rehearse(RunAction):
+    """Simulates the first step of every rank, a save, a resume and the exports; says what would go wrong."""
+
+    class Config(RunAction.Config):
+        gpus: Count | None = None
+        """Ranks; null: what WORLD_SIZE says, or as many as the degrees of the run ask for."""
+
+    config: Config
+
+    def run(self) -> Result:
+        from worldsmith.planning.rehearsal.rehearse import rehearse
+
+        self.print_warnings()
+        if sys.stderr.isatty():
+            print_message("every process is simulated; this can take a minute …")
+        found = rehearse(self.tree, self.ranks)
+        return Result(found.lines(), code=2 if found.findings else 0)
+
+    def load(self, words: RunWords) -> Loaded:
+        return load_without_variables(words)
+
+    @property
+    def ranks(self) -> int:
+        from worldsmith.planning.rehearsal.rehearse import usual_ranks
+
+        launched = launched_as()[1] if "WORLD_SIZE" in os.environ else None
+        return self.config.gpus or launched or usual_ranks(self.tree)
+
+
 def plan_run(
-    config: Trainer.Config, run_folder: Path, *, world_size: int, resume_changed: bool = False
+    config: Trainer.Config,
+    run_folder: Path,
+    *,
+    world_size: int,
+    resume_changed: bool = False,
+    variables: Mapping[Keys, str] | None = None,
 ) -> Iterator[str]:
     """The lines of the plan, as they become known. Raises what the run itself would raise before its first step.
 
@@ -102,30 +121,20 @@ def plan_run(
     from worldsmith.training.validation import Validator
 
     degrees = plan_degrees(config.model.config, world_size)
-    require_files(config, run_folder)
+    require_files(config, run_folder, variables=variables)
     place = nearest_folder(run_folder)
     checkpoint = find_latest(run_folder / "checkpoints", World())
     changes = [] if checkpoint is None else require_same_run(run_folder, config, resume_changed=resume_changed)
     model: Model = config.model.config.build(device="meta")
     task = task_of(config.model.name)(model=model, objective=config.objective, data=config.dataloader_train)
-    yield f"run folder   {run_folder}{describe_start(config, checkpoint)}"
-    yield from (f"changed      {line}" for line in changes)
-    lost = None if checkpoint is None else gone_back(checkpoint, config.checkpoint.keep_latest_k)
-    if lost is not None:
-        yield f"note         {lost}"
-    user = in_use(run_folder)
-    if user is not None:
-        yield f"note         the run folder is in use now, and a start would be refused: {user}"
+    yield from folder_lines(config, run_folder, checkpoint, changes)
     yield f"processes    {world_size} ({degrees})"
     yield from (f"note         {remark}" for remark in device_remarks(world_size))
     yield from (f"{word:<13}{line}" for word, line in task.remarks())
     optimizer = build_optimizer(config, model.network)
     yield from model_lines(config, model.network, task, optimizer)
     yield from state_lines(config, model, world_size, place)
-    states = state_bytes(table_of(model), config, degrees)
-    lack = lack_of_memory(states, World(device=present_device()), min(world_size, local_size()))
-    if lack is not None:
-        yield f"note         here the run would not start: {lack}"
+    yield from memory_notes(config, model, world_size)
     too_small = None
     try:
         yield from (f"note         {remark}" for remark in check_space(config, model, world_size, place))
@@ -180,65 +189,3 @@ def step_plan_lines(config: Trainer.Config, ranks: int, gpu: Gpu | None) -> Iter
     yield from line("plan", f"a step without memory on {ranks} × {gpu.name}: {plan.data}")
     yield from memory_lines(plan)
     yield from time_lines(plan)
-
-
-def weight_lines(
-    config: Trainer.Config, network: nn.Module, optimizer: Optimizer, *, is_new: bool
-) -> tuple[list[str], Path | None]:
-    """What would be loaded: names and shapes are compared, no tensor is read.
-
-    Also the checkpoint whose training state would be taken over, if it would.
-    """
-    from worldsmith.checkpoint.run.optimizer_state import empty_optimizer_state
-
-    settings, model, start = config.checkpoint, config.model.config, start_of(config)
-    if start is None:
-        return [], None
-    report = plan_loading(
-        start.path,
-        state_shapes(network, model.ema),
-        settings.keys_to_skip_loading,
-        spec=config.model,
-        average_as_live=settings.load_ema_to_reg,
-        field=start.field,
-    )
-    lines = [f"weights      {line}" for line in ([start.describe] if start.unread else []) + report.lines()]
-    if not is_new or not settings.load_training_state:
-        return lines, None
-    source = require_training_state(report, config)
-    empty_optimizer_state(network, optimizer, wanted_moments(source, report.skipped))
-    return [*lines, f"state        optimizer, schedule, step count and data position of {source}"], source
-
-
-def data_lines(
-    config: Trainer.Config,
-    task: Task,
-    loader: PackingDataLoader,
-    checkpoint: Path | None,
-    processes: int,
-    *,
-    may_change: bool,
-) -> list[str]:
-    """What the data set holds, and the next batch of a run that goes on from `checkpoint`, which was really read."""
-    lines, done = [], 0
-    if checkpoint is not None:
-        record = checkpoint.parent.parent / dataset_record.FILE
-        positions = load_positions(checkpoint)
-        changes = require_same_data(loader, checkpoint, positions, record, may=may_change)
-        lines += [f"changed      {line.strip()}" for line in changes.splitlines()]
-        done = steps_done(checkpoint)
-        if changes:
-            loader.start_next_pass(positions)
-        else:
-            loader.load_states(positions)
-    seen = task.preview(loader)
-    return [
-        f"data         {task.describe_data(loader)}",
-        *lines,
-        f"first pack   {describe_pack(seen)}",
-        *step_lines(config, loader, seen.samples, seen.tokens, done=done, processes=processes),
-    ]
-
-
-def describe_pack(seen: Preview) -> str:
-    return f"{seen.samples} sample{'s' * (seen.samples != 1)}, {seen.tokens} tokens; {seen.first}"

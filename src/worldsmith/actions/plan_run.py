@@ -1,16 +1,24 @@
-"""`worldsmith plan`: what a run needs, before it has a GPU."""
+"""`worldsmith plan`: what a run needs, before it has a GPU.
+
+Exit codes: 0 planned, 1 nothing that --fit tried fits, 2 the run could not be planned, or a mistake of the user.
+"""
 
 from __future__ import annotations
 
+import os
+import re
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict, field
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from worldsmith.actions.action import Action, Result
-from worldsmith.config import Configurable
+from worldsmith.actions.action import Result
+from worldsmith.actions.run_action import RunAction, RunWords, load_without_variables
+from worldsmith.config.declare.configurable import walk
 from worldsmith.config.declare.ranges import Count
+from worldsmith.config.errors import UserError
+from worldsmith.config.tree.draft import Loaded
 from worldsmith.distributed.gpus import Gpu, find_gpu
 from worldsmith.monitor.terminal_text import print_message
 from worldsmith.planning.quick import QuickPlan, quick_plan
@@ -20,32 +28,57 @@ if TYPE_CHECKING:
     from worldsmith.config.tree.degrees import Degrees
     from worldsmith.planning.plan import Plan
 
-USUAL = "h100-80"
-"""The GPU that is meant where none is named."""
 
+class PlanRun(RunAction):
+    """Say what a run would need of its GPUs and machines: memory by phase and what makes it, whether that fits, disk,
+    operations, bytes on each link, seconds of a step and of the run. Found by carrying out a step of the run's own
+    code without memory, in a minute, on any machine; without its data and weights where they are not there."""
 
-class PlanRun(Action):
-    """Says what a run would need: memory of GPUs and machines, disk, time. Reads its config and data, no weights."""
+    aliases: ClassVar[Mapping[str, str]] = {"-o": "output"}
+    metavars: ClassVar[Mapping[str, str]] = {"gpu": "WORD", "output": "FILE"}
 
-    class Config(Action.Config):
-        run: Configurable.Config
-        """The run, with its references resolved."""
+    class Config(RunAction.Config):
         gpus: Count | None = None
-        """How many GPUs it has; null: the fewest that its parallel degrees allow."""
-        gpu: str = USUAL
-        """Which ones: a name such as h100-80, or memory such as 24GB."""
+        """GPUs of the run (default: the fewest that its degrees allow)"""
+        gpu: str = "h100-80"
+        """which ones: such as h200, or memory such as 24GB (default: h100-80)"""
         quick: bool = False
-        """Only what is known at once: parameters and what they take."""
+        """only parameters and what they take, in a second"""
         encoded: bool = False
-        """Everything is in the latent cache before the run, by `worldsmith encode`: no encoder is on its GPUs."""
-        open_variables: list[str] = field(default_factory=list)
-        """Environment variables that the run needs and that are not set."""
+        """all clips and captions are in the latent cache before the run, by `worldsmith encode`: no encoder is on its
+        GPUs"""
+        fit: bool = False
+        """look for settings with which it fits, or is faster, and print up to three, the best first, as override words:
+        recomputation, packs, degrees, encoding first, formats, adapters, smaller clips; takes a minute"""
+        output: str | None = None
+        """with --fit: write the best as a run, .yaml or .json"""
 
     config: Config
 
     def run(self) -> Result:
         """The lines come as they are known. Raises ValueError or UserError for what cannot be planned."""
-        return Result(self.lines())
+        self.refuse_ignored()
+        if self.config.fit:
+            from worldsmith.actions.fit_run import find_fits
+
+            return find_fits(self)
+        self.print_warnings()
+        return Result(self.lines(), self.facts)
+
+    def load(self, words: RunWords) -> Loaded:
+        return load_without_variables(words)
+
+    def refuse_ignored(self) -> None:
+        """Raises UserError for flags that would have no effect."""
+        config = self.config
+        if config.output and not config.fit:
+            raise UserError("-o names the file for the best setting, which --fit looks for")
+        if config.quick and config.fit:
+            raise UserError("--fit carries out steps and --quick none: leave one out")
+        if config.encoded and (config.fit or config.quick):
+            raise UserError(
+                f"--encoded has no effect with {'--fit, which tries both' if config.fit else '--quick'}: leave it out"
+            )
 
     def facts(self) -> dict[str, Any]:
         """The same for programs; of a quick plan the keys that are known."""
@@ -63,10 +96,6 @@ class PlanRun(Action):
         if sys.stderr.isatty():
             print_message("a step is carried out without memory; this can take a minute …")
         yield from plan_lines(self.exact)
-
-    @property
-    def tree(self) -> Any:
-        return self.config.run
 
     @property
     def name(self) -> str:
@@ -92,8 +121,8 @@ class PlanRun(Action):
     def exact(self) -> Plan:
         from worldsmith.planning.plan import make_plan
 
-        config = self.config
-        return make_plan(self.tree, self.ranks, self.gpu, encoded=config.encoded, open_variables=config.open_variables)
+        unset = unset_variables(self.loaded.raw)
+        return make_plan(self.tree, self.ranks, self.gpu, encoded=self.config.encoded, open_variables=unset)
 
 
 def least_ranks(run: Any) -> int:
@@ -101,3 +130,10 @@ def least_ranks(run: Any) -> int:
     asked = run.model.config.parallelism
     shard, replicate = asked.data_parallel_shard_degree, asked.data_parallel_replicate_degree
     return int(max(shard, 1) * max(replicate, 1) * asked.context_parallel_shard_degree)
+
+
+def unset_variables(tree: Any) -> list[str]:
+    """Environment variables that are not set and that references without a default name, in the order of the config."""
+    texts = [value for _, value in walk(tree) if isinstance(value, str)]
+    names = [name.strip() for text in texts for name in re.findall(r"\$\{oc\.env:([^,{}]+)\}", text)]
+    return [name for name in dict.fromkeys(names) if name not in os.environ]

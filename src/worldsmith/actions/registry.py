@@ -1,6 +1,7 @@
 """The actions that are commands, and which class does one of them for the model or the word that is given.
 
-An action of another package is an entry point:
+The commands of `worldsmith/tools/` stand in the `COMMANDS` of their folders. An action of another package is an entry
+point:
 
 [project.entry-points."worldsmith.actions"]
 "evaluate my_kind" = "my_package.evaluate:EvaluateMine"
@@ -9,9 +10,13 @@ An action of another package is an entry point:
 from __future__ import annotations
 
 import importlib
+import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Literal
+
+import worldsmith
 
 if TYPE_CHECKING:  # the list of commands is printed without importing anything
     from worldsmith.actions.action import Action
@@ -23,49 +28,75 @@ class Command:
 
     help: str
     kinds: Mapping[str, str]
-    """Its classes, as module:class of this room, by what chooses among them."""
+    """Its classes, as module:class, by what chooses among them."""
     by: Literal["", "model", "word"] = ""
     """What chooses: nothing, what the model `makes` (`Model.Config`), or the command's first word."""
+    about_run: bool = False
+    """Whether it is a `RunAction`, whose words describe a run, as those of `worldsmith train` do."""
 
 
 ACTIONS = {
+    "check": Command(
+        "read the data of a run, or a data set, as the run would, and say what is in it",
+        {"": "worldsmith.actions.datasets.check:CheckData"},
+        about_run=True,
+    ),
+    "plan": Command(
+        "say what a run would need: memory, time, disk, before it has a GPU",
+        {"": "worldsmith.actions.plan_run:PlanRun"},
+        about_run=True,
+    ),
+    "encode": Command(
+        "encode the clips of a run ahead of it, into its latent cache",
+        {"": "worldsmith.actions.datasets.encode:Encode"},
+        about_run=True,
+    ),
     "dataset": Command(
         "make a dataset, or look at one",
         {
-            "moving-shapes": "datasets.made_clips:MakeMovingShapes",
-            "falling-objects": "datasets.made_clips:MakeFallingObjects",
-            "import": "datasets.import_clips:ImportClips",
-            "videophy2": "datasets.videophy2:PrepareVideoPhy2",
-            "preview": "datasets.preview_chats:PreviewChats",
-            "annotate-fps": "datasets.annotate_fps:AnnotateFps",
+            "moving-shapes": "worldsmith.actions.datasets.made_clips:MakeMovingShapes",
+            "falling-objects": "worldsmith.actions.datasets.made_clips:MakeFallingObjects",
+            "import": "worldsmith.actions.datasets.import_clips:ImportClips",
+            "videophy2": "worldsmith.actions.datasets.videophy2:PrepareVideoPhy2",
+            "preview": "worldsmith.actions.datasets.preview_chats:PreviewChats",
+            "annotate-fps": "worldsmith.actions.datasets.annotate_fps:AnnotateFps",
         },
         by="word",
     ),
     "generate": Command(
         "make videos and images with a trained or released model",
-        {"videos": "outputs.generate:GenerateVideos"},
+        {"videos": "worldsmith.actions.outputs.generate:GenerateVideos"},
         by="model",
     ),
-    "convert": Command("make a base checkpoint from weights in another format", {"": "weights.convert:Convert"}),
-    "export": Command("turn a checkpoint into a folder that other libraries load", {"": "weights.export:Export"}),
-    "infer": Command("ask a reasoner one question", {"answers": "answers.infer:AskModel"}, by="model"),
-    "quantize": Command(
-        "make a reasoner's folder with fewer bits for each weight, and judge it",
-        {"answers": "weights.quantize:Quantize"},
-        by="model",
+    "convert": Command(
+        "make a base checkpoint from weights in another format", {"": "worldsmith.actions.weights.convert:Convert"}
+    ),
+    "export": Command(
+        "turn a checkpoint into a folder that other libraries load", {"": "worldsmith.actions.weights.export:Export"}
+    ),
+    "infer": Command(
+        "ask a reasoner one question", {"answers": "worldsmith.actions.answers.infer:AskModel"}, by="model"
     ),
     "evaluate": Command(
         "measure what a model has learned",
-        {"videos": "outputs.measure:MeasureVideos", "answers": "answers.judge:JudgeAnswers"},
+        {
+            "videos": "worldsmith.actions.outputs.measure:MeasureVideos",
+            "answers": "worldsmith.actions.answers.judge:JudgeAnswers",
+        },
         by="model",
     ),
-    "gaps": Command("list what a model answers wrongly, as a table", {"": "gaps.find_gaps:FindGaps"}),
-    "lineage": Command("draw what a result was made from", {"": "lineage.draw:ShowLineage"}),
-    "tune": Command("search for settings of a run, by runs that try them", {"": "tune.tune:Tune"}),
-    "report": Command("write the page of a run, or compare runs", {"": "reports.report:Report"}),
-    "watch": Command("show a run in a browser on this machine, live", {"": "reports.watch:Watch"}),
-    "explain": Command("say what the errors of a log mean, and what to change", {"": "explain.explain:Explain"}),
 }
+
+
+@cache
+def commands() -> dict[str, Command]:
+    """All actions that are commands, by name: those of the core, then those of `worldsmith/tools/`."""
+    package = importlib.import_module(worldsmith.TOOLS)
+    folders = sorted(module.name for module in pkgutil.iter_modules(package.__path__) if module.ispkg)
+    found = dict(ACTIONS)
+    for name in folders:
+        found |= importlib.import_module(f"{worldsmith.TOOLS}.{name}").COMMANDS
+    return found
 
 
 def kinds_of(name: str) -> dict[str, type[Action]]:
@@ -73,9 +104,9 @@ def kinds_of(name: str) -> dict[str, type[Action]]:
     from importlib.metadata import entry_points
 
     kinds: dict[str, type[Action]] = {}
-    for kind, place in ACTIONS[name].kinds.items():
-        module, _, cls = place.partition(":")
-        kinds[kind] = getattr(importlib.import_module(f"{__package__}.{module}"), cls)
+    for kind, path in commands()[name].kinds.items():
+        module, _, cls = path.partition(":")
+        kinds[kind] = getattr(importlib.import_module(module), cls)
     for point in entry_points(group="worldsmith.actions"):
         command, _, kind = point.name.partition(" ")
         if command == name:

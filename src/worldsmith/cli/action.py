@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
-from worldsmith.actions.action import Action, ColoredLine, Result
-from worldsmith.actions.registry import ACTIONS, kind_for_model, kind_for_word, kinds_of
+from worldsmith.actions.action import Action, ColoredLine, Result, mistakes_of_the_user
+from worldsmith.actions.registry import commands, kind_for_model, kind_for_word, kinds_of
 from worldsmith.cli.parent_words import HELP as PARENT_HELP
 from worldsmith.cli.parent_words import PARENT, adopt_parent, reads_model
 from worldsmith.cli.spec_words import HELP as SPEC_HELP
@@ -21,7 +21,6 @@ from worldsmith.config.tree.draft import Loaded, finish
 from worldsmith.config.tree.reader import unset_tree
 from worldsmith.config.words.command_words import Words, draft_settings, read_settings, sort_words
 from worldsmith.config.words.overrides import apply_overrides
-from worldsmith.data.stream.errors import DataError
 from worldsmith.dialects.translation import SpecTranslation, name_classes, report
 from worldsmith.distributed.world import world_size
 from worldsmith.monitor.terminal_text import print_text, print_warning
@@ -49,7 +48,7 @@ def run_action(name: str, head: list[str], tail: list[str], packages: Sequence[s
     Raises ConfigError, UserError or OSError for what the user can mend.
     """
     head, topic = take_help(head)
-    if ACTIONS[name].by == "word" and (not head or head[0].startswith("-")):
+    if commands()[name].by == "word" and (not head or head[0].startswith("-")):
         if topic is None:
             raise UserError(f"say which:\n{kinds_in_words(name)}")
         print_text(kinds_in_words(name))
@@ -66,14 +65,15 @@ def run_action(name: str, head: list[str], tail: list[str], packages: Sequence[s
         if SHOW_TREE in words.own and DRYRUN not in words.own:
             raise UserError(f"{SHOW_TREE} goes with {DRYRUN}")
         loaded = load(prefix, kinds[0], words, tail)
-        processes = processes_to_start(loaded, words.spec)
+        spec = words.spec if isinstance(words.spec, SpecTranslation) else None
+        processes = processes_to_start(loaded, spec)
         if processes > 1 and DRYRUN not in words.own:
             return start_processes(processes, name, head, tail, packages)
         for warning in loaded.warnings if is_first() else ():
             print_warning(warning)
         action: Action = loaded.tree.build()
         if DRYRUN in words.own:
-            told = [report(words.spec)] if words.spec is not None else []
+            told = [report(spec)] if spec is not None else []
             told += [f"starts   {processes} processes, which share the work"] if processes > 1 else []
             return show_plan(action, loaded, told, with_tree=SHOW_TREE in words.own)
         result = action.run()
@@ -102,7 +102,7 @@ def is_first() -> bool:
 def choose(name: str, head: list[str]) -> tuple[str, list[type[Action]], Words]:
     """The command so far, the classes that may do it, of which the first is meant, and the sorted words."""
     prefix, kinds = f"worldsmith {name}", list(kinds_of(name).values())
-    if ACTIONS[name].by == "word":
+    if commands()[name].by == "word":
         prefix, kinds, head = f"{prefix} {head[0]}", [kind_for_word(name, head[0])], head[1:]
     words = sort(head, kinds)
     if SPEC in words.own and name == "tune":  # the spec describes the run that is tuned
@@ -114,7 +114,7 @@ def choose(name: str, head: list[str]) -> tuple[str, list[type[Action]], Words]:
         read_spec_words(name, words, settings=SETTINGS)
     if PARENT in words.own:
         adopt_parent(words.own[PARENT], words, kinds, words.own.get(SETTINGS))
-    if ACTIONS[name].by == "model" and (model := named_place(words, "model", words.loose)):
+    if commands()[name].by == "model" and (model := named_place(words, "model", words.loose)):
         kinds = [kind_for_model(name, model, base=named_place(words, "base"))]
     return prefix, kinds, words
 
@@ -183,7 +183,8 @@ def show_plan(action: Action, loaded: Loaded, told: Sequence[str], *, with_tree:
 def show(result: Result, *, as_json: bool = False) -> int:
     """Prints what an action has done; returns the exit code."""
     if as_json:
-        print_text(json.dumps(dict(result.facts), indent=2, ensure_ascii=False))
+        facts = result.facts() if callable(result.facts) else result.facts
+        print_text(json.dumps(dict(facts), indent=2, ensure_ascii=False))
     else:
         for line in result.lines:
             print(line, flush=True) if isinstance(line, ColoredLine) else print_text(line)
@@ -197,17 +198,6 @@ def mistakes_in(where: str) -> Iterator[None]:
         yield
     except ConfigError as error:
         raise ConfigError(error.problems, where=where) from error
-
-
-@contextmanager
-def mistakes_of_the_user() -> Iterator[None]:
-    """What an action refuses becomes one message without a traceback."""
-    try:
-        yield
-    except (ValueError, DataError) as error:
-        raise UserError(str(error)) from error
-    except MemoryError as error:
-        raise UserError(f"this takes more memory than the machine has{f': {error}' if str(error) else ''}") from error
 
 
 def processes_to_start(loaded: Loaded, spec: SpecTranslation | None) -> int:

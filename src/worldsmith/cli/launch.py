@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from worldsmith.actions.registry import ACTIONS
+from worldsmith.actions.registry import commands
 from worldsmith.cli.run_source import COMMAND_VARIABLE, started_as
 from worldsmith.cli.slurm import MOST_MACHINES, add_options, submit
 from worldsmith.config.errors import UserError
@@ -109,7 +109,9 @@ def launch(words: Sequence[str], packages: Sequence[str] = ()) -> int:
 
         args, parser = read_words(words)
         name, command_words = args.command, args.training_script_args
-        check, plan = (of_action if name in ACTIONS else of_run)(name, command_words)
+        check, plan = (of_action if name in commands() and not commands()[name].about_run else of_run)(
+            name, command_words
+        )
         args.training_script_args = [name, *packages, *command_words]
         if getattr(args, "slurm", False):
             return submit_job(args, parser, words, plan, check, packages)
@@ -339,7 +341,7 @@ def failure_code(error: ChildFailedError, asked: set[int]) -> int:
         return first.exitcode
     if -first.exitcode in asked:  # before it could catch a signal, so that there was nothing to save
         return PREEMPTED
-    from worldsmith.actions.explain.explanation import after_text
+    from worldsmith.tools.explain.explanation import after_text
 
     how = f"was ended by {first.signal_name()}" if first.exitcode < 0 else f"ended with exit code {first.exitcode}"
     said = f"worldsmith launch: rank {rank} {how}, the first one to fail"

@@ -9,25 +9,24 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any
 
 from worldsmith import __version__
-from worldsmith.actions.registry import ACTIONS
+from worldsmith.actions.registry import commands
 from worldsmith.distributed.launch_desk import is_said, launcher_pid
 
 COMMANDS = {
     "config": "show or check the run that a file or recipe describes",
     "recipes": "list the recipes, or show one and what it changes",
     "schema": "print the JSON Schema of recipe files",
-    "check": "read the data of a run, or a data set, as the run would, and say what is in it",
-    "plan": "say what a run would need: memory, time, disk, before it has a GPU",
-    "encode": "encode the clips of a run ahead of it, into its latent cache",
+    **{name: command.help for name, command in commands().items() if command.about_run},
     "train": "fine-tune a model from a recipe file or a recipe's name",
     "launch": "train, or generate, in several processes, on one machine or more",
-    **{name: command.help for name, command in ACTIONS.items()},
+    **{name: command.help for name, command in commands().items()},
 }
-"""Actions have one front door. The others are modules with `HELP`, `add_arguments(parser)` and `run(args) -> int`.
+"""Actions have one front door. The others are modules with `HELP`, `add_arguments(parser)` and `run(args) -> int`;
+actions about a run are `RunCommand` objects with the same members.
 
 One that reads typed flags also has `read_words(parser, words) -> Namespace`, for the words before ``--``.
 `launch` has a function of that name instead, since what follows its options is another command, word for word.
@@ -48,16 +47,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command. Returns its exit code: 0 done, 2 a mistake of the user, 130 interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        return dispatch(words)
+        try:
+            code = dispatch(words)
+        except SystemExit as stop:  # argparse: help is 0, a wrong flag is 2
+            code = stop.code if isinstance(stop.code, int) else 2
+        print(end="", flush=True)
+        return code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader, such as `head`, has gone: nothing is left to say, also not at interpreter exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader, such as `head`, has gone: nothing is left to say
+        discard_output()
         return 141
-    except SystemExit as stop:  # argparse: help is 0, a wrong flag is 2
-        return stop.code if isinstance(stop.code, int) else 2
+    except OSError as error:
+        discard_output()
+        return fail(f"standard output: {file_error(error)}")
+
+
+def discard_output() -> None:
+    """What is still buffered for standard output must not fail when the interpreter exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def dispatch(words: list[str]) -> int:
@@ -91,7 +100,7 @@ def run_command(name: str, words: list[str], packages: Sequence[tuple[str, str]]
                 from worldsmith.cli.launch import launch
 
                 return launch(words, package_words)
-            if name in ACTIONS:
+            if name in commands() and not commands()[name].about_run:
                 from worldsmith.cli.action import run_action
 
                 return run_action(name, *split_tail(words), package_words)
@@ -146,10 +155,19 @@ def leave_interrupted() -> None:
     os._exit(INTERRUPTED)
 
 
-def read_command(name: str, words: list[str]) -> tuple[ModuleType, argparse.Namespace]:
-    """The command's module and what its words say."""
+def find_command(name: str) -> Any:
+    """A module, or an object like one: see `COMMANDS`."""
+    if name in commands():
+        from worldsmith.cli.run_command import RunCommand
+
+        return RunCommand(name)
+    return importlib.import_module(f"worldsmith.cli.{ELSEWHERE.get(name, name)}")
+
+
+def read_command(name: str, words: list[str]) -> tuple[Any, argparse.Namespace]:
+    """The command and what its words say."""
     head, tail = split_tail(words)
-    module = importlib.import_module(f"worldsmith.cli.{ELSEWHERE.get(name, name)}")
+    module = find_command(name)
     parser = CommandParser(prog=f"worldsmith {name}", description=module.HELP, allow_abbrev=False)
     module.add_arguments(parser)
     read_words = getattr(module, "read_words", lambda parser, words: parser.parse_args(words))

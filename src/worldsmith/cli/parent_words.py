@@ -32,7 +32,7 @@ def adopt_parent(name: str, words: Words, kinds: Sequence[type[Action]], file: s
 
     Raises UserError for an action that reads no model, for a model beside it, and as `find_parent` does.
     """
-    from worldsmith.actions.lineage.parents import as_words, find_parent, leaves
+    from worldsmith.actions.parents import as_words, find_parent, leaves
 
     kinds = [kind for kind in kinds if reads_model(kind)]
     if not kinds:
@@ -56,7 +56,7 @@ def adopt_parent_run(args: argparse.Namespace) -> None:
     takes_model = take_parent_of_spec(args)
     if args.parent is None:
         return
-    from worldsmith.actions.lineage.parents import start_of
+    from worldsmith.actions.parents import start_of
 
     given = [flag.name for flag in args.flags] + [word.lstrip("+~").partition("=")[0] for word in args.overrides]
     if LOAD_PATH in given:
@@ -77,7 +77,7 @@ def take_parent_of_spec(args: argparse.Namespace) -> bool:
 
     Raises UserError as `parent_of_spec`.
     """
-    from worldsmith.actions.lineage.parents import parent_of_spec
+    from worldsmith.dialects.cosmos_rl.train.draft import parent_of_spec
 
     spec = spec_of_run(args)
     if spec is None:
@@ -120,7 +120,7 @@ def spec_of_run(args: argparse.Namespace) -> Spec | None:
 
 def start_of_run_that_goes_on(args: argparse.Namespace) -> tuple[str | None, str | None]:
     """What the run of these words started from and its model, if its folder has checkpoints; None for a new run."""
-    from worldsmith.actions.lineage.parents import backbone_of, is_run, read_tree
+    from worldsmith.actions.parents import backbone_of, is_run, read_tree
     from worldsmith.checkpoint.run.folders import checkpoint_folders
     from worldsmith.cli.run_source import load_run
     from worldsmith.training.run_folder import run_path

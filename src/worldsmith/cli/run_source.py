@@ -7,7 +7,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--module", metavar="M", help="a Python module with recipes; needs --config")
     parser.add_argument("--config", metavar="NAME", help="a recipe of --module, or a function that returns a config")
     parser.set_defaults(overrides=[], flags=[], spec_words=None, policy=None)
+
+
+def count_from(least: int) -> Callable[[str], int]:
+    """Returns a parser of whole numbers that are at least `least`."""
+
+    def read(text: str) -> int:
+        if not text.isdigit() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"expected a whole number from {least} on, found '{text}'")
+        return int(text)
+
+    return read
 
 
 def read_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:

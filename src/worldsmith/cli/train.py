@@ -14,14 +14,15 @@ import traceback
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from worldsmith.actions.action import mistakes_of_the_user
 from worldsmith.cli import run_source
-from worldsmith.cli.action import is_first, mistakes_of_the_user, show
-from worldsmith.cli.check import count_from
+from worldsmith.cli.action import is_first, show
 from worldsmith.cli.parent_words import HELP as PARENT_HELP
 from worldsmith.cli.parent_words import LOAD_PATH, adopt_parent_run
-from worldsmith.cli.plan import load as load_plan
-from worldsmith.cli.run_source import COMMAND_VARIABLE, started_as
+from worldsmith.cli.run_command import GivenWords
+from worldsmith.cli.run_source import COMMAND_VARIABLE, count_from, started_as
 from worldsmith.config.errors import ConfigError, UserError
+from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.tree.plain import to_dict, to_yaml
 from worldsmith.config.tree.references import resolve
 from worldsmith.config.write.origins import describe_origins
@@ -95,9 +96,10 @@ def run(args: argparse.Namespace) -> int:
         logging.getLogger("worldsmith").info("note: this trains once; `%s` searches for settings", command)
     if args.dryrun:
         asked = {"resume_changed": args.resume_changed, "gpus": args.gpus, "gpu": args.gpu}
-        return dryrun(loaded.tree, show_tree=args.show_tree, **asked)
+        return dryrun(loaded, show_tree=args.show_tree, **asked)
     follow_launcher()
-    launch = Launch(config_path=loaded.source, overrides=words, origins=describe_origins(loaded) if is_main else None)
+    origins = describe_origins(loaded) if is_main else None
+    launch = Launch(config_path=loaded.source, overrides=words, origins=origins, variables=loaded.variables)
     return train(loaded.tree, launch, resume_changed=args.resume_changed)
 
 
@@ -125,7 +127,7 @@ def refuse_ignored(args: argparse.Namespace) -> None:
         )
 
 
-def dryrun(tree: Trainer.Config, *, show_tree: bool, **asked: Any) -> int:
+def dryrun(loaded: Loaded, *, show_tree: bool, **asked: Any) -> int:
     """Prints the plan, or why the run would not start, and with `show_tree` the resolved tree after the plan.
 
     `asked` are settings of the dry run.
@@ -133,17 +135,17 @@ def dryrun(tree: Trainer.Config, *, show_tree: bool, **asked: Any) -> int:
     from worldsmith.actions.dry_run import DryRun
 
     with mistakes_of_the_user():
-        code = show(DryRun.Config(run=tree, **asked).build().run())
-    print(f"---\n{to_yaml(tree)}" if show_tree else "", end="")
+        code = show(DryRun.Config(**asked).build(run=loaded).run())
+    print(f"---\n{to_yaml(loaded.tree)}" if show_tree else "", end="")
     return code
 
 
 def rehearse(args: argparse.Namespace) -> int:
     """Prints what was rehearsed, or what would go wrong."""
-    from worldsmith.actions.rehearse import Rehearse
+    from worldsmith.actions.dry_run import Rehearse
 
     with mistakes_of_the_user():
-        return show(Rehearse.Config(run=load_plan(args).tree, gpus=args.gpus).build().run())
+        return show(Rehearse.Config(gpus=args.gpus).build(run=GivenWords(args)).run())
 
 
 def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
@@ -218,8 +220,8 @@ def resume_command(name: str) -> str:
 def say_what_it_means(error: Exception, tree: Trainer.Config, trainer: Trainer | None) -> None:
     """A few lines on an error that is known, after it; one process of a machine says them."""
     with suppress(Exception):  # whatever happens here, it is the error that counts
-        from worldsmith.actions.explain.explanation import after_error
-        from worldsmith.actions.explain.facts import Run
+        from worldsmith.tools.explain.explanation import after_error
+        from worldsmith.tools.explain.facts import Run
 
         config, folder = (tree, None) if trainer is None else (trainer.config, trainer.run_folder)
         lines = after_error(error, Run(to_dict(config), folder, world_size()))

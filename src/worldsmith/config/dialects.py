@@ -27,7 +27,7 @@ from worldsmith.config.toml.positions import Span
 from worldsmith.config.tree.access import ABSENT, find
 from worldsmith.config.tree.draft import Draft
 from worldsmith.config.tree.paths import Path, flatten, format_path, parse_path, starts_with
-from worldsmith.config.tree.suggest import did_you_mean, nearest_path
+from worldsmith.config.tree.suggest import did_you_mean, did_you_mean_path
 from worldsmith.config.yaml.text import Document
 
 OURS = "worldsmith"
@@ -153,9 +153,8 @@ class StackTranslation(Translation):
             if unknown is None or unknown in reported:
                 continue
             reported.add(unknown)
-            near = nearest_path(unknown, [*self.known, *(section for section in sections if section)])
+            advice = did_you_mean_path(unknown, [*self.known, *(section for section in sections if section)])
             span = self.source.spans.get(unknown)
-            advice = f"did you mean '{format_path(near)}'?" if near else None
             message = "this key is not known to the dialect of these files"
             self.problems.append(Problem(format_path(unknown), message, hint=advice, place=span.key if span else None))
 

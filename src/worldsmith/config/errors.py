@@ -113,7 +113,7 @@ def wrong(section: Any, *names: str, allowed: str = "", why: str = "", remedy: s
     return WrongValueError(found, allowed=allowed, why=why, remedy=remedy)
 
 
-class ConfigError(ValueError):
+class ConfigError(UserError, ValueError):
     """A config that cannot be used. `problems` lists every mistake that was found.
 
     `rest` is the resolved tree apart from its mistakes, and `places` says where its values stand, if it got so far.
@@ -174,6 +174,13 @@ def blamed_line(error: BaseException) -> Place | None:
         return None
     line = own[-1].line or ""  # without its indentation
     return Place(own[-1].filename, own[-1].lineno, 1, len(line), line or None)
+
+
+def raise_interrupt(error: BaseException) -> None:
+    """Raises `error` again if it is Ctrl-C. Any other error of a user's code is a mistake in that code, a SystemExit or
+    an own subclass of KeyboardInterrupt included."""
+    if type(error) is KeyboardInterrupt:
+        raise error
 
 
 def code_problem(what: str, error: BaseException, path: str = "") -> Problem:

@@ -31,12 +31,11 @@ class PretrainedNetwork:
 
     @property
     def advice(self) -> str:
-        name = self.flag.lstrip("-")
-        return f"{self.flag} {name}, after `hf download {self.repository} --local-dir {name}`"
+        return f"add {self.flag} FOLDER; `hf download {self.repository} --local-dir FOLDER` downloads such weights"
 
     def require(self, folder: str) -> None:
         """Raises UserError for a folder that does not hold such a network; reads no weights."""
-        path, advice = Path(folder), f"Give {self.advice}"
+        path, advice = Path(folder), f"A{self.advice[1:]}"
         if not path.is_dir():
             raise UserError(f"{self.flag} {folder}: there is no such folder. {advice}")
         for names in (("config.json",), ("preprocessor_config.json",), ("*.safetensors", "*.bin")):

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
@@ -36,6 +36,8 @@ class Family:
     """Subclass of `FamilyFormats`; None: only native exports are read and written."""
     recipes: str | None = None
     """Module that registers the family's recipes when it is imported."""
+    short_names: Mapping[str, str] = field(default_factory=dict)
+    """Short names of released models -> their repositories on the hub."""
 
     def load(self, path: str) -> Any:
         """Imports what a path of this family names."""
@@ -64,6 +66,12 @@ def find_family(name: str) -> Family | None:
 def family_names() -> list[str]:
     """The names of all families, sorted."""
     return sorted({*shipped_families(), *(point.name for point in entry_points(group=GROUP))})
+
+
+def find_released(short_name: str) -> str | None:
+    """The repository on the hub of a released model; None if no family has that short name."""
+    families = filter(None, map(find_family, family_names()))
+    return next((family.short_names[short_name] for family in families if short_name in family.short_names), None)
 
 
 class FamilyRegistry(Generic[T]):

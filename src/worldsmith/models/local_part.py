@@ -9,8 +9,11 @@ if TYPE_CHECKING:
 
 
 def local_part(tensor: Any) -> Tensor:
-    """The local part of a DTensor, which shares its memory; any other tensor as it is."""
+    """The local shard of a DTensor, which shares its memory and is part of no graph; any other tensor as it is.
+
+    It is found by no operation, which the simulation of a plan would note as one of the run's.
+    """
     from torch.distributed.tensor import DTensor
 
-    local: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    local: Tensor = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
     return local

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from worldsmith.assets import asset_path
+from worldsmith.config.tree.suggest import did_you_mean_folder
 from worldsmith.files.errors import UserError
 from worldsmith.files.json_file import kind_of, read_json_object
 from worldsmith.files.model_folder import listed_files
+from worldsmith.models.families import find_released
 from worldsmith.models.hub import SECONDS, HubName, MissingPartError, ask_hub, explained, matches, wanted
 
 logger = logging.getLogger(__name__)
@@ -24,8 +26,6 @@ _PART = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _HUB_NAME = re.compile(
     rf"(?!.*(?:--|\.\.))(?P<repo>{_PART}/{_PART})(?:@(?P<revision>[^/@\s]+))?(?:/(?P<inner>[^@\s]+?))?/?"
 )
-SHORT_NAMES: dict[str, str] = {}
-"""What a released model is called -> its repository on the hub. A family adds its own."""
 
 
 def local_folder(name: str, *, file_patterns: Sequence[str] = ("*",), field: str = "model") -> Path:
@@ -92,7 +92,8 @@ def find_local(name: str, *, file_patterns: Sequence[str], field: str) -> Path |
             )  # fmt: skip
         return path
     if hub is None:
-        raise FileNotFoundError(f"{field} {name}: no such folder{_why_not_on_the_hub(name)}")
+        advice = did_you_mean_folder(path) or _why_not_on_the_hub(name)
+        raise FileNotFoundError(f"{field} {name}: no such folder{advice}")
     return cached(hub, file_patterns) or hub
 
 
@@ -113,7 +114,7 @@ def local_path(name: str) -> Path:
 
 def hub_name(name: str) -> HubName | None:
     """Reads `org/name`, `org/name@revision`, `hf://…` and short names; None for what can only be a path."""
-    name = SHORT_NAMES.get(name, name)
+    name = name if "/" in name else find_released(name) or name
     match = _HUB_NAME.fullmatch(name.removeprefix(SCHEME))
     if match is None or (match["inner"] and not name.startswith(SCHEME)):
         return None

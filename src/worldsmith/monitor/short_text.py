@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+TIMES = (("d", "d", 86400), ("h", "h", 3600), ("m", "min", 60), ("s", "s", 1))
+"""Units of time: as one letter, as a word, in seconds."""
 
-def duration(seconds: float) -> str:
-    """45s, 3m05s, 2h07m, 3d04h."""
-    total = round(seconds)
-    if total < 60:
-        return f"{total}s"
-    if total < 3600:
-        return f"{total // 60}m{total % 60:02d}s"
-    if total < 86400:
-        return f"{total // 3600}h{total % 3600 // 60:02d}m"
-    return f"{total // 86400}d{total % 86400 // 3600:02d}h"
+
+def format_duration(seconds: float, *, spaced: bool = False) -> str:
+    """The two largest units: 45s, 3m05s, 2h07m, 3d04h; `spaced`: 45 s, 3 min 5 s, 2 h 7 min, 3 d 4 h."""
+    left = max(0, round(seconds))
+    first = next((place for place, (_, _, size) in enumerate(TIMES) if left >= size), len(TIMES) - 1)
+    parts: list[str] = []
+    for letter, word, size in TIMES[first : first + 2]:
+        amount, left = divmod(left, size)
+        parts.append(f"{amount} {word}" if spaced else f"{amount:0{2 * len(parts)}d}{letter}")
+    return (" " if spaced else "").join(parts)
+
+
+def format_bytes(count: float, *, gib: str = ".2f", mib: str = ".1f", gib_from: float = 2**30) -> str:
+    """4.56 GiB, 12.3 MiB, with the number formats `gib` and `mib`; GiB from `gib_from` bytes on."""
+    return f"{count / 2**30:{gib}} GiB" if count >= gib_from else f"{count / 2**20:{mib}} MiB"
 
 
 UNITS = ((1e3, "k"), (1e6, "M"), (1e9, "B"), (1e12, "T"))

@@ -16,7 +16,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from worldsmith.config.write.values import escape_controls
-from worldsmith.monitor.short_text import duration, short_number
+from worldsmith.monitor.short_text import format_duration, short_number
 from worldsmith.monitor.terminal_text import fit_width
 
 BAR = 16
@@ -91,7 +91,7 @@ class TerminalView:
         """Shows the state after `step` optimizer steps. Unknown rates are left out."""
         parts = [f"loss {loss:.4f}"]
         if remaining_seconds is not None and step < self.total_steps:
-            parts.append(f"{duration(remaining_seconds)} left")
+            parts.append(f"{format_duration(remaining_seconds)} left")
         if tokens_per_second is not None:
             speed = f"{short_number(tokens_per_second)} tokens/s"
             room = self.console.width - len(f"step {self.total_steps}/{self.total_steps}") - LEAST_BAR

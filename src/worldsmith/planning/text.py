@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from worldsmith.distributed.gpus import GIB, Gpu
-from worldsmith.monitor.short_text import short_number
+from worldsmith.monitor.short_text import format_bytes, short_number
 from worldsmith.monitor.terminal_text import text_width
 from worldsmith.planning.memory_verdict import worst_moment
 from worldsmith.planning.seconds import Range, StepSeconds, leaves
@@ -201,8 +201,8 @@ def flops(count: float) -> str:
 
 
 def size(count: int) -> str:
-    """12.3 GiB, 812 MiB."""
-    return f"{count / GIB:,.1f}{TIE}GiB" if count >= GIB // 2 else f"{count / 2**20:,.0f}{TIE}MiB"
+    """12.3 GiB, 212 MiB."""
+    return format_bytes(count, gib=",.1f", mib=",.0f", gib_from=GIB // 2).replace(" ", TIE)
 
 
 def parts_of(parts: Mapping[str, int]) -> str:

@@ -15,6 +15,7 @@ from worldsmith.config.tree.contradictions import TRIAL_STEPS
 from worldsmith.distributed.memory import free_memory
 from worldsmith.distributed.world import World, local_size
 from worldsmith.models.weights.table import table_of
+from worldsmith.monitor.short_text import format_bytes
 from worldsmith.tasks.registry import task_of
 from worldsmith.training.callbacks.metrics import Metrics
 from worldsmith.training.gradients.loss_scale import LossScaler
@@ -150,8 +151,8 @@ def build_optimizer(config: Trainer.Config, network: nn.Module) -> Optimizer:
 
 def describe_states(states: StateBytes) -> str:
     """What a process holds, for people."""
-    sizes = ", ".join(f"{name} {size(count)}" for name, count in states.parts.items())
-    return f"{size(states.total)} on each process ({sizes})"
+    sizes = ", ".join(f"{name} {format_bytes(count)}" for name, count in states.parts.items())
+    return f"{format_bytes(states.total)} on each process ({sizes})"
 
 
 def lack_of_memory(states: StateBytes, world: World, processes: int) -> str | None:
@@ -163,9 +164,9 @@ def lack_of_memory(states: StateBytes, world: World, processes: int) -> str | No
     where = f"the GPU {world.device}" if on_gpu else "this machine"
     times = f", which has {sharing} of them" if sharing > 1 else ""
     return (
-        f"it needs {describe_states(states)}, before activations, and {size(free)} are free on {where}{times}. Give it "
-        "more processes or a larger machine, or train less: adapters (model.config.lora_enabled = true), fewer weights "
-        "(optimizer.keys_to_select), a smaller model"
+        f"it needs {describe_states(states)}, before activations, and {format_bytes(free)} are free on {where}{times}. "
+        "Give it more processes or a larger machine, or train less: adapters (model.config.lora_enabled = true), fewer "
+        "weights (optimizer.keys_to_select), a smaller model"
     )
 
 
@@ -189,18 +190,13 @@ def check_space(config: Trainer.Config, model: Model, processes: int, folder: Pa
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise UserError(
-            f"a checkpoint of this run takes {size(needed)}, and the disk of {folder} has {size(free)} free. "
-            'Make room, choose another output root, or save less with checkpoint.save_weights = "trained"'
+            f"a checkpoint of this run takes {format_bytes(needed)}, and the disk of {folder} has {format_bytes(free)} "
+            'free. Make room, choose another output root, or save less with checkpoint.save_weights = "trained"'
         )
     if kept * needed > free:
         fewer = "a smaller checkpoint.keep_latest_k" if config.checkpoint.keep_latest_k else "checkpoint.keep_latest_k"
         return [
-            f"the run's {kept} checkpoints of {size(needed)} do not all fit: {size(free)} are free on the disk of "
-            f"{folder}; set {fewer}, or a larger checkpoint.save_iter"
+            f"the run's {kept} checkpoints of {format_bytes(needed)} do not all fit: {format_bytes(free)} are free on "
+            f"the disk of {folder}; set {fewer}, or a larger checkpoint.save_iter"
         ]
     return []
-
-
-def size(count: int) -> str:
-    """Bytes for people: 12.3 MiB, 4.56 GiB."""
-    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

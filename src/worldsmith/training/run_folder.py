@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from worldsmith.checkpoint.sources.stored_config import with_classes_of, written_here
 from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.config.text_file import read_config_text
+from worldsmith.config.tree.paths import Path as Keys
 from worldsmith.config.tree.plain import to_dict, to_yaml
 from worldsmith.config.tree.reader import from_dict, from_yaml
 from worldsmith.config.yaml.text import read_yaml
@@ -73,6 +74,8 @@ class Launch:
     overrides: Sequence[str] = ()
     origins: Mapping[str, Mapping[str, Any]] | None = None
     """Who wrote each value of the config, as `worldsmith.config.write.origins` has it; None: not known."""
+    variables: Mapping[Keys, str] | None = None
+    """Names of the environment variables that gave values of the config; None: not known."""
 
 
 def output_root() -> Path:

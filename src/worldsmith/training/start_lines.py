@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from worldsmith.checkpoint.run.checkpointer import load_positions
+from worldsmith.checkpoint.run.folders import gone_back
+from worldsmith.checkpoint.sources.warm_start import plan_loading
+from worldsmith.data.stream import dataset_record
+from worldsmith.distributed.world import World, local_size, present_device
+from worldsmith.files.record_lock import in_use
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.weights.table import counts, table_of
-from worldsmith.monitor.short_text import short_number
+from worldsmith.monitor.short_text import format_bytes, short_number
 from worldsmith.training.parallel import plan_degrees
-from worldsmith.training.preflight import checkpoint_size, describe_states, kept_checkpoints, size, start_of
+from worldsmith.training.preflight import (
+    checkpoint_size,
+    describe_states,
+    kept_checkpoints,
+    lack_of_memory,
+    start_of,
+)
+from worldsmith.training.start_checks import (
+    require_same_data,
+    require_training_state,
+    state_shapes,
+    steps_done,
+    wanted_moments,
+)
 from worldsmith.training.state_bytes import state_bytes
 
 if TYPE_CHECKING:
@@ -20,7 +39,7 @@ if TYPE_CHECKING:
 
     from worldsmith.data.stream.loader import PackingDataLoader
     from worldsmith.models.model import Model
-    from worldsmith.tasks.task import Task
+    from worldsmith.tasks.task import Preview, Task
     from worldsmith.training.trainer import Trainer
     from worldsmith.training.validation import Validator
 
@@ -66,9 +85,31 @@ def state_lines(config: Trainer.Config, model: Model, processes: int, place: Pat
     yield f"states       {describe_states(states)}, before activations"
     checkpoint, kept = checkpoint_size(config, model, processes), kept_checkpoints(config)
     yield (
-        f"checkpoint   {size(checkpoint)} each, at most {kept} at once = {size(kept * checkpoint)}; "
-        f"free: {size(shutil.disk_usage(place).free)}"
+        f"checkpoint   {format_bytes(checkpoint)} each, at most {kept} at once = {format_bytes(kept * checkpoint)}; "
+        f"free: {format_bytes(shutil.disk_usage(place).free)}"
     )
+
+
+def folder_lines(
+    config: Trainer.Config, run_folder: Path, checkpoint: Path | None, changes: Sequence[str]
+) -> Iterator[str]:
+    """The run folder, the checkpoint that the run resumes from, what has changed since, and who uses the folder."""
+    yield f"run folder   {run_folder}{describe_start(config, checkpoint)}"
+    yield from (f"changed      {line}" for line in changes)
+    lost = None if checkpoint is None else gone_back(checkpoint, config.checkpoint.keep_latest_k)
+    if lost is not None:
+        yield f"note         {lost}"
+    user = in_use(run_folder)
+    if user is not None:
+        yield f"note         the run folder is in use now, and a start would be refused: {user}"
+
+
+def memory_notes(config: Trainer.Config, model: Model, processes: int) -> Iterator[str]:
+    """Reports that the states of a process do not fit into the memory of this machine."""
+    states = state_bytes(table_of(model), config, plan_degrees(config.model.config, processes))
+    lack = lack_of_memory(states, World(device=present_device()), min(processes, local_size()))
+    if lack is not None:
+        yield f"note         here the run would not start: {lack}"
 
 
 def decay_lines(optimizer: Optimizer) -> Iterator[str]:
@@ -120,3 +161,65 @@ def step_lines(
         f"{short_number(steps * packs * samples)} samples and {short_number(steps * packs * tokens)} tokens: "
         f"{passes:.1f} passes over the data",
     ]
+
+
+def weight_lines(
+    config: Trainer.Config, network: nn.Module, optimizer: Optimizer, *, is_new: bool
+) -> tuple[list[str], Path | None]:
+    """What would be loaded: names and shapes are compared, no tensor is read.
+
+    Also the checkpoint whose training state would be taken over, if it would.
+    """
+    from worldsmith.checkpoint.run.optimizer_state import empty_optimizer_state
+
+    settings, model, start = config.checkpoint, config.model.config, start_of(config)
+    if start is None:
+        return [], None
+    report = plan_loading(
+        start.path,
+        state_shapes(network, model.ema),
+        settings.keys_to_skip_loading,
+        spec=config.model,
+        average_as_live=settings.load_ema_to_reg,
+        field=start.field,
+    )
+    lines = [f"weights      {line}" for line in ([start.describe] if start.unread else []) + report.lines()]
+    if not is_new or not settings.load_training_state:
+        return lines, None
+    source = require_training_state(report, config)
+    empty_optimizer_state(network, optimizer, wanted_moments(source, report.skipped))
+    return [*lines, f"state        optimizer, schedule, step count and data position of {source}"], source
+
+
+def data_lines(
+    config: Trainer.Config,
+    task: Task,
+    loader: PackingDataLoader,
+    checkpoint: Path | None,
+    processes: int,
+    *,
+    may_change: bool,
+) -> list[str]:
+    """What the data set holds, and the next batch of a run that goes on from `checkpoint`, which was really read."""
+    lines, done = [], 0
+    if checkpoint is not None:
+        record = checkpoint.parent.parent / dataset_record.FILE
+        positions = load_positions(checkpoint)
+        changes = require_same_data(loader, checkpoint, positions, record, may=may_change)
+        lines += [f"changed      {line.strip()}" for line in changes.splitlines()]
+        done = steps_done(checkpoint)
+        if changes:
+            loader.start_next_pass(positions)
+        else:
+            loader.load_states(positions)
+    seen = task.preview(loader)
+    return [
+        f"data         {task.describe_data(loader)}",
+        *lines,
+        f"first pack   {describe_pack(seen)}",
+        *step_lines(config, loader, seen.samples, seen.tokens, done=done, processes=processes),
+    ]
+
+
+def describe_pack(seen: Preview) -> str:
+    return f"{seen.samples} sample{'s' * (seen.samples != 1)}, {seen.tokens} tokens; {seen.first}"

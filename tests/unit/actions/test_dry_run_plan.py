@@ -11,6 +11,7 @@ from toy_runs import make_world, toy_config
 from worldsmith.actions.dry_run import DryRun
 from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
+from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.tree.references import resolve
 
 
@@ -21,7 +22,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def lines_of(run: Any, **asked: Any) -> list[str]:
-    action: DryRun = DryRun.Config(run=run, **asked).build()
+    action: DryRun = DryRun.Config(**asked).build(run=Loaded(run))
     return list(action.lines())
 
 
@@ -42,7 +43,7 @@ def test_the_plan_of_a_step_follows_the_dry_run(run: Any) -> None:
 def test_the_gpu_of_the_machine_needs_no_word(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("worldsmith.actions.dry_run.present_device", lambda: "cuda:0")
     monkeypatch.setattr("worldsmith.actions.dry_run.word_of_device", lambda device: "l40s")
-    monkeypatch.setattr("worldsmith.actions.dry_run.lack_of_memory", lambda *about: None)
+    monkeypatch.setattr("worldsmith.training.start_lines.lack_of_memory", lambda *about: None)
     assert any(line.startswith("plan         a step without memory on 1 × l40s: ") for line in lines_of(run))
 
 
@@ -57,7 +58,7 @@ def test_a_step_that_cannot_be_planned_is_a_note(run: Any, monkeypatch: pytest.M
 
 def test_a_gpu_that_nobody_knows_is_refused_at_once(run: Any) -> None:
     with pytest.raises(UserError, match="there is no GPU 'h1000'"):
-        next(DryRun.Config(run=run, gpu="h1000").build().lines())
+        next(DryRun.Config(gpu="h1000").build(run=Loaded(run)).lines())
 
 
 def test_words_that_go_together(capsys: pytest.CaptureFixture[str]) -> None:

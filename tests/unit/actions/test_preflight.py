@@ -21,6 +21,7 @@ from hub_server import serving_hub
 from worldsmith.actions.datasets.check import CheckData
 from worldsmith.cli.main import main
 from worldsmith.config.errors import ConfigError
+from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.tree.plain import to_yaml
 from worldsmith.config.tree.references import resolve
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
@@ -56,9 +57,11 @@ def run_of(world: Path, folder: Path, change: Change) -> Any:
     return config
 
 
-def check(config: Any, **settings: Any) -> tuple[dict[str, Any], int, str]:
+def check(config: Any, sources: Any = None, **settings: Any) -> tuple[dict[str, Any], int, str]:
     """Facts, exit code, and what people read, in one line."""
-    result = CheckData.Config(run=resolve(config), **{"workers": 0, **settings}).build().run()
+    result = (
+        CheckData.Config(**{"workers": 0, **settings}).build(run=Loaded(resolve(config), sources=sources or {})).run()
+    )
     return json.loads(json.dumps(dict(result.facts))), result.code, " ".join(" ".join(result.lines).split())
 
 
@@ -188,15 +191,16 @@ def test_what_a_run_can_do_with_is_told(row: str, world: Path, tmp_path: Path) -
 def test_the_cap_that_is_said_is_the_one_that_does(world: Path, tmp_path: Path) -> None:
     """c12: with it nothing is left out, with one less the longest is; headers tell it without decoding."""
     config = run_of(world, tmp_path, lambda records, _: records[5].update(conversations=LONG))
-    by_headers, read = (check(config, decode=decode)[0]["data"]["train"] for decode in (False, True))
+    by_headers, read = (check(config, headers=headers)[0]["data"]["train"] for headers in (True, False))
     assert (by_headers["decoded"], read["decoded"]) == (False, True)
     for name in ("tokens", "needed_cap", "over_cap", "kept", "packs", "features"):
         assert by_headers[name] == read[name]
     for cap, over in ((read["needed_cap"], 0), (read["needed_cap"] - 1, 1)):
         config.dataloader_train.max_sequence_length = cap
-        assert check(config, decode=False)[0]["data"]["train"]["over_cap"] == over
+        assert check(config, headers=True)[0]["data"]["train"]["over_cap"] == over
     field = "data_setting.max_tokens"
-    assert f"set {field} to at least" in check(config, decode=False, cap_fields={"train": field})[2]
+    sources: Any = {("dataloader_train", "max_sequence_length"): [("data_setting", "max_tokens")]}
+    assert f"set {field} to at least" in check(config, headers=True, sources=sources)[2]
 
 
 def test_everything_is_in_one_report(world: Path, tmp_path: Path) -> None:
@@ -237,7 +241,7 @@ def test_folders_that_cannot_be_written(
         monkeypatch.setenv(ROOT_VARIABLES[0], str(tmp_path / "file"))
     else:
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
-    facts, code, _ = check(run_of(world, tmp_path, lambda *_: None), decode=False)
+    facts, code, _ = check(run_of(world, tmp_path, lambda *_: None), headers=True)
     assert code == 2
     assert "cannot be written" in facts["problems"][0]
 
@@ -247,15 +251,15 @@ def test_a_key_for_wandb(world: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     config = run_of(world, tmp_path, on("job.wandb_mode", "online"))
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    facts, code, text = check(config, decode=False)
+    facts, code, text = check(config, headers=True)
     assert (code, facts["credentials"]) == (2, {"WANDB_API_KEY": False})
     assert "there is no login: set WANDB_API_KEY" in facts["problems"][0]
     (tmp_path / "netrc").write_text("machine api.wandb.ai login user password hidden_word\n")
-    assert check(config, decode=False)[1] == 0
+    assert check(config, headers=True)[1] == 0
     (tmp_path / "netrc").write_text("machine example.org login user password hidden_word\n")
-    assert check(config, decode=False)[1] == 2
+    assert check(config, headers=True)[1] == 2
     monkeypatch.setenv("WANDB_API_KEY", "hidden_word")
-    facts, code, text = check(config, decode=False)
+    facts, code, text = check(config, headers=True)
     assert code == 0
     assert "WANDB_API_KEY is set" in text
     assert "hidden_word" not in text + json.dumps(facts)
@@ -266,7 +270,7 @@ def test_weights_of_the_hub(world: Path, tmp_path: Path, monkeypatch: pytest.Mon
     config = run_of(world, tmp_path, on("model.config.policy.backbone.safetensors_path", "hf://org/model"))
     repos = {"org/model": {"model.safetensors": b"12345678", "config.json": b"{}"}}
     with serving_hub(repos, monkeypatch, tmp_path / "cache") as hub:
-        facts, code, text = check(config, decode=False)
+        facts, code, text = check(config, headers=True)
         assert (code, facts["credentials"], facts["disk"]["download"]) == (0, {"HF_TOKEN": False}, 10)
         assert facts["hub"] == [
             {
@@ -277,13 +281,13 @@ def test_weights_of_the_hub(world: Path, tmp_path: Path, monkeypatch: pytest.Mon
             }
         ]
         hub.sizes = {"model.safetensors": 2**60}
-        facts, code, text = check(config, decode=False)
+        facts, code, text = check(config, headers=True)
         assert code == 2
         assert "1073741824.00 GiB are to be downloaded, and the disk of the Hugging Face cache" in facts["problems"][0]
         hub.gated, hub.asked = {"org/model"}, []
         monkeypatch.setenv("HF_TOKEN", "hf_hidden")
         hub.tokens = {"hf_hidden": set()}
-        facts, code, text = check(config, decode=False)
+        facts, code, text = check(config, headers=True)
         assert (code, facts["hub"][0]["state"], len(facts["problems"])) == (2, "not to be had", 1)
         assert "is gated, and the token has no access to it" in facts["problems"][0]
         assert "HF_TOKEN is set" in text
@@ -300,12 +304,12 @@ def test_a_run_that_is_too_large(world: Path, tmp_path: Path, monkeypatch: pytes
     change = on("model.config.policy.backbone.model_name", str(tmp_path / "model"), on("checkpoint.init", "scratch"))
     config = run_of(world, tmp_path, change)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    facts, code, _ = check(config, decode=False)
+    facts, code, _ = check(config, headers=True)
     assert (code, len(facts["problems"])) == (2, 1)
     assert "a checkpoint of this run takes" in facts["problems"][0]
     assert any("on this machine the run does not fit into memory" in remark for remark in facts["remarks"])
     monkeypatch.setenv("WORLD_SIZE", "1")
-    assert "on this machine the run does not fit into memory" in check(config, decode=False)[0]["problems"][1]
+    assert "on this machine the run does not fit into memory" in check(config, headers=True)[0]["problems"][1]
 
 
 @pytest.mark.slow
@@ -330,7 +334,7 @@ def test_a_hub_of_ones_own(world: Path, tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_what_the_machine_has(world: Path, tmp_path: Path) -> None:
     """c8, c9: figures of disk and memory, and a run that does not fit here."""
-    facts, _, text = check(run_of(world, tmp_path, lambda *_: None), decode=False)
+    facts, _, text = check(run_of(world, tmp_path, lambda *_: None), headers=True)
     assert 0 < facts["machine"]["needed"] < facts["machine"]["free"]
     assert 0 < facts["disk"]["checkpoint"] * facts["disk"]["checkpoints_kept"] < facts["disk"]["free"]
     assert "a process holds" in text

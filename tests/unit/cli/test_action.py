@@ -20,7 +20,7 @@ from toy_runs import make_world, toy_config
 
 from worldsmith.actions.action import Action, Result
 from worldsmith.actions.model_action import ModelAction
-from worldsmith.actions.registry import ACTIONS, Command, kinds_of
+from worldsmith.actions.registry import Command, commands, kinds_of
 from worldsmith.cli.action import OWN, run_action
 from worldsmith.cli.main import main
 from worldsmith.config import Configurable, UserError, field_docs
@@ -110,7 +110,7 @@ def entry_points(**commands: type[Action]) -> Callable[..., list[Any]]:
 
 @pytest.fixture
 def tries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ACTIONS, "try", Command("try something", {}))
+    monkeypatch.setitem(commands(), "try", Command("try something", {}))
     monkeypatch.setattr("importlib.metadata.entry_points", entry_points(try_=Try))
 
 
@@ -151,7 +151,7 @@ def test_text_stands_as_it_was_written_and_lists_take_a_flag_for_each_item(
 
 
 def test_a_list_in_the_last_place_takes_all_words_that_are_left() -> None:
-    from worldsmith.actions.reports.report import Report
+    from worldsmith.tools.reports.report import Report
 
     def read(*words: str) -> tuple[list[str], str | None]:
         sorted_words = sort_words(words, [unset_tree(Report.Config)], {}, Report.aliases)
@@ -375,7 +375,7 @@ def test_the_model_chooses_the_kind_and_one_that_nothing_is_known_for_is_refused
     assert "Measures what a generator has learned" in shown
 
 
-@pytest.mark.parametrize("name", list(ACTIONS))
+@pytest.mark.parametrize("name", list(commands()))
 def test_every_field_has_a_doc_and_a_name_of_its_own(name: str) -> None:
     """Kinds of a command agree on what a flag takes: the words are sorted before the kind is known."""
     taken: dict[str, Any] = {}

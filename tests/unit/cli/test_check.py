@@ -12,6 +12,7 @@ from damaged_data import damaged_chats
 
 from worldsmith.actions.datasets.check import CheckData
 from worldsmith.cli.main import main
+from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.tree.plain import to_yaml
 from worldsmith.config.tree.references import resolve
 
@@ -104,7 +105,7 @@ def test_a_data_set_is_held_against_the_limits_of_a_recipe(
 
 def test_a_family_that_says_nothing_of_its_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = toy_runs.validated(toy_runs.toy_config(toy_runs.make_world(tmp_path / "world")))
-    result = CheckData.Config(run=resolve(config), workers=0).build().run()
+    result = CheckData.Config(workers=0).build(run=Loaded(resolve(config))).run()
     assert result.code == 0
     assert {name: report["kept"] for name, report in result.facts["data"].items()} == {"train": 6, "val": 5}
     assert "kept         6" in list(result.lines)

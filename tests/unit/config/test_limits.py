@@ -91,10 +91,10 @@ def test_only_so_many_mistakes_are_shown_and_looked_into(
     calls = []
 
     def counted(real: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *given: calls.append(real) or real(*given)
+        return lambda *given, **options: calls.append(real) or real(*given, **options)
 
     for module in (check, reader):
-        monkeypatch.setattr(module, "nearest_path", counted(module.nearest_path))
+        monkeypatch.setattr(module, "did_you_mean_path", counted(module.did_you_mean_path))
     monkeypatch.setattr(stack, "starts_with", counted(stack.starts_with))
     error = mistakes(tmp_path / name, MANY[name](1000))
     assert len(error.problems) == 1000

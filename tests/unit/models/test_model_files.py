@@ -13,7 +13,6 @@ from huggingface_hub import constants
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worldsmith.families.cosmos3 import model  # noqa: F401 - makes its short names known
 from worldsmith.families.cosmos3.text_tokenizer import TextTokenizer, find_tokenizer
 from worldsmith.models.model_files import SCHEME, HubName, hub_name, local_folder
 from worldsmith.models.video_vae.wan import WanVAE
@@ -144,6 +143,23 @@ def test_every_hub_name_reads_back(org: str, name: str, revision: str | None, in
 def test_no_text_breaks_the_reader(text: str) -> None:
     found = hub_name(text)
     assert found is None or found.repo.count("/") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "repo"),
+    [
+        ("Cosmos3-Edge", "nvidia/Cosmos3-Edge"),
+        ("CogVideoX1.5-5B-I2V", "zai-org/CogVideoX1.5-5B-I2V"),
+        ("FLUX.1-schnell", "black-forest-labs/FLUX.1-schnell"),
+        ("LTX-Video", "Lightricks/LTX-Video"),
+        ("Wan2.2-TI2V-5B", "Wan-AI/Wan2.2-TI2V-5B-Diffusers"),
+        ("Wan2.2-TI2V", None),
+        ("", None),
+    ],
+)
+def test_short_names_are_declared_by_the_families(name: str, repo: str | None) -> None:
+    """They are known before a model of the family is imported."""
+    assert hub_name(name) == (None if repo is None else HubName(repo, None, ""))
 
 
 def test_a_short_name_leads_to_the_parts_of_a_pipeline(cache: Path, tmp_path: Path) -> None:

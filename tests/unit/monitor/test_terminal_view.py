@@ -13,7 +13,7 @@ import time
 import pytest
 from rich.console import Console
 
-from worldsmith.monitor.short_text import duration, short_number
+from worldsmith.monitor.short_text import format_bytes, format_duration, short_number
 from worldsmith.monitor.terminal_view import TerminalView
 from worldsmith.monitor.throughput import Throughput
 
@@ -102,10 +102,25 @@ def test_a_terminal_gets_one_line_that_is_redrawn_and_warnings_above_it():
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0.4, "0s"), (59.4, "59s"), (185, "3m05s"), (7620, "2h07m"), (3 * 86400 + 4 * 3600, "3d04h")]
+    ("seconds", "text", "spaced"),
+    [
+        (0.4, "0s", "0 s"),
+        (59.4, "59s", "59 s"),
+        (185, "3m05s", "3 min 5 s"),
+        (7620, "2h07m", "2 h 7 min"),
+        (3 * 86400 + 4 * 3600, "3d04h", "3 d 4 h"),
+    ],
 )
-def test_durations_are_short(seconds, text):
-    assert duration(seconds) == text
+def test_durations_are_short(seconds, text, spaced):
+    assert format_duration(seconds) == text
+    assert format_duration(seconds, spaced=True) == spaced
+
+
+def test_bytes_have_a_unit_and_the_digits_that_are_asked_for():
+    assert format_bytes(4.56 * 2**30) == "4.56 GiB"
+    assert format_bytes(600 * 2**20) == "600.0 MiB"
+    assert format_bytes(600 * 2**20, gib=",.1f", gib_from=2**29) == "0.6 GiB"
+    assert format_bytes(212 * 2**20, mib=",.0f", gib_from=2**29) == "212 MiB"
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+from worldsmith.models.local_part import local_part
 from worldsmith.planning.simulation.fake_world import without_memory
 from worldsmith.planning.simulation.memory_tracker import MemoryTracker
 from worldsmith.planning.simulation.timeline import Timeline, deeper_peaks
@@ -121,3 +125,25 @@ def test_the_peak_of_many_layers_may_be_at_another_moment_than_that_of_few(depth
     found = deeper_peaks(Timeline(few), {Timeline(more): depth - 3})
     assert {name: phase.peak for name, phase in found.items()} == {name: phase.peak for name, phase in exact.items()}
     assert found["backward"].kinds == exact["backward"].kinds
+
+
+class RefusedOperations(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise AssertionError(f"{func} is an operation")
+
+
+def test_the_local_shard_of_a_parameter_is_found_by_no_operation() -> None:
+    """A plan would note an operation as one of the run's."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import distribute_tensor
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        parameter = nn.Parameter(distribute_tensor(torch.ones(3), init_device_mesh("cpu", (1,))))
+        with RefusedOperations():
+            shard = local_part(parameter)
+        assert shard.data_ptr() == parameter.to_local().data_ptr()
+        assert not isinstance(shard, type(parameter.data))
+        assert local_part(shard) is shard
+    finally:
+        dist.destroy_process_group()

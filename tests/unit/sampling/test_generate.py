@@ -17,6 +17,8 @@ from torch.nn import functional
 from worldsmith.families.cosmos3.model import Cosmos3Generator
 from worldsmith.families.cosmos3.sampling.defaults import Cosmos3Defaults
 from worldsmith.families.cosmos3.sampling.sampler import seeded_noise
+from worldsmith.families.diffusers_pipeline.sampler import SchedulerSolver
+from worldsmith.families.wan.defaults import WanDefaults
 from worldsmith.sampling.generate import generate, generate_latents
 from worldsmith.sampling.requests import GenerationRequest, fit
 from worldsmith.sampling.texts import conditional_text, unconditional_text
@@ -224,3 +226,16 @@ def test_defaults_of_the_model_fill_what_the_call_leaves_open(generator: Cosmos3
         generate_latents(generator, [REQUEST], steps=2)
     known = Cosmos3Generator(generator.config, seed=0, defaults=Cosmos3Defaults(steps=4, guidance=3.0, shift=3.0))
     assert torch.equal(generate_latents(known, [REQUEST])[0], generate_latents(generator, [REQUEST], **SETTINGS)[0])
+
+
+@pytest.mark.parametrize(("steps", "shift"), [(1, 3.0), (50, 3.0), (400, 5.0), (1000, 1.0)])
+def test_unipc_solves_a_straight_flow_in_any_number_of_steps(steps: int, shift: float) -> None:
+    """Many steps begin with equal timesteps, because timesteps are whole numbers."""
+    scheduler = WanDefaults().make_scheduler(shift)
+    scheduler.set_timesteps(steps)
+    solver = SchedulerSolver(scheduler, torch.Generator().manual_seed(0))
+    target, noise = solver.noise((4, 1, 2, 2)), solver.noise((4, 1, 2, 2))
+    state = torch.lerp(target, noise, scheduler.sigmas[0])
+    for sigma in scheduler.sigmas[:-1]:
+        state = solver.step((state - target) / sigma, state)
+    torch.testing.assert_close(state, target)

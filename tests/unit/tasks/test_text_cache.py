@@ -10,6 +10,7 @@ import tiny_cogvideox
 import torch
 
 from worldsmith.actions.datasets.encode import Encode
+from worldsmith.config.tree.draft import Loaded
 from worldsmith.data.encoded_cache import TextCache
 from worldsmith.families.diffusers_pipeline.text_encoder import T5TextEncoder, UMT5TextEncoder
 from worldsmith.models.video_vae.cogvideox import CogVideoXVAE
@@ -42,7 +43,7 @@ def test_a_run_over_what_was_encoded_ahead_needs_no_encoder(
 ) -> None:
     plain = losses(config_of(world, "", dropped), tmp_path / "plain")
     config = config_of(world, str(tmp_path / "cache"), dropped)
-    Encode.Config(run=config).build().run()
+    Encode.Config().build(run=Loaded(config)).run()
     assert list((tmp_path / "cache" / "text").rglob("*.safetensors"))
     for encoder, method in ((T5TextEncoder, "load"), (CogVideoXVAE, "encode")):
         monkeypatch.setattr(encoder, method, lambda *_: pytest.fail("an encoder was needed"))
@@ -51,7 +52,7 @@ def test_a_run_over_what_was_encoded_ahead_needs_no_encoder(
 
 def test_a_run_over_a_complete_cache_holds_no_encoder_from_its_first_step_on(world: Path, tmp_path: Path) -> None:
     config = config_of(world, str(tmp_path / "cache"), "encoded")
-    Encode.Config(run=config).build().run()
+    Encode.Config().build(run=Loaded(config)).run()
     trainer = Trainer(config, run_folder=tmp_path / "run")
     batches, held = iter(trainer.state.loader), []
     for _ in range(3):
@@ -65,7 +66,7 @@ def test_clips_are_encoded_ahead_without_the_encoder_of_captions_and_these_witho
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encode, load, done = CogVideoXVAE.encode, T5TextEncoder.load, list[str]()
-    tasks = Encode.Config(run=config_of(world, str(tmp_path / "cache"), "encoded")).build()
+    tasks = Encode.Config().build(run=Loaded(config_of(world, str(tmp_path / "cache"), "encoded")))
     made: dict[str, Any] = {}
     plain = tasks.tasks
     monkeypatch.setattr(tasks, "tasks", lambda w: made.update(plain(w)) or dict(made))
@@ -96,7 +97,7 @@ def test_parts_that_are_not_needed_are_freed_and_come_back(
 ) -> None:
     monkeypatch.setattr(clip_task, "IDLE_STEPS", 2)
     config = config_of(world, str(tmp_path / "cache"), "zeros")
-    Encode.Config(run=config).build().run()
+    Encode.Config().build(run=Loaded(config)).run()
     trainer = Trainer(config, run_folder=tmp_path / "run")
     model: Any = trainer.state.model
     model.text_encoder.load("cpu")

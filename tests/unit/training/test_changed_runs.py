@@ -220,7 +220,7 @@ def test_training_state_that_is_not_there_is_refused_before_weights_are_read(
 def test_a_dry_run_beside_a_run_says_that_it_is_there(
     run: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worldsmith.actions.dry_run.in_use", lambda folder: f"process 7 is in {folder}")
+    monkeypatch.setattr("worldsmith.training.start_lines.in_use", lambda folder: f"process 7 is in {folder}")
     code, said = command("trainer.max_iter=3", dryrun=True)
     assert (code, f"a start would be refused: process 7 is in {run}" in said) == (0, True), said
 

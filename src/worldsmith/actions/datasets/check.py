@@ -1,25 +1,31 @@
-"""`worldsmith check`: reads the data of a run as the run would, and says what is in them."""
+"""`worldsmith check`: reads the data of a run, or a data set, as a run would.
+
+Exit codes: 0 the run could start, 2 it could not, or a mistake of the user.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from worldsmith.actions.action import Action, Result, share_done
+from worldsmith.actions.action import Result, share_done
 from worldsmith.actions.datasets.readiness import Needs, look_at_files, look_at_latents, look_at_machine
-from worldsmith.config import Configurable
+from worldsmith.actions.run_action import RunAction, RunWords
 from worldsmith.config.declare.ranges import Count, NotNegative
-from worldsmith.config.errors import UserError
+from worldsmith.config.errors import Place, UserError
+from worldsmith.config.tree.draft import Loaded
+from worldsmith.config.tree.paths import format_path
 from worldsmith.data.report.data_report import DataReport
 from worldsmith.data.report.inspect_data import Tally, larger_cap, read_data, report_of
 from worldsmith.data.report.text import counted, report_lines, titled, wrapped
 from worldsmith.data.stream.errors import DataError
 from worldsmith.distributed.world import world_size
 from worldsmith.models.hub import LOOKED
-from worldsmith.tasks.registry import task_of
+from worldsmith.tasks.registry import TASKS, task_of
 from worldsmith.training.parallel import plan_degrees
 from worldsmith.training.run_folder import run_path
 
@@ -30,6 +36,8 @@ if TYPE_CHECKING:
 
 WIDEST = 100
 """Columns of the report, at most."""
+SPEC_CAP = "policy.model_max_length"
+"""What a spec calls the most tokens of a sample."""
 
 
 @dataclass(slots=True)
@@ -54,43 +62,57 @@ class Finding:
             self.problems.append(problem)
 
 
-class CheckData(Action):
-    """Reads every sample of a run's data once, by the run's own code, and counts as the run counts. Writes nothing."""
+class CheckData(RunAction):
+    """Read the data of a run once, by the run's own code: what is kept and left out, with the reasons and counts of
+    training; tokens, packs, sizes, duplicates, steps of a pass, free disk. Nothing is written.
 
-    class Config(Action.Config):
-        run: Configurable.Config
-        """The run, with its references resolved."""
-        limits_of: str | None = None
-        """The recipe that `run` is, where only a data set was named."""
+    In place of FILE_OR_RECIPE, a data set will do: a folder or a file of one of our layouts.
+    """
+
+    metavars: ClassVar[Mapping[str, str]] = {"recipe": "NAME"}
+    limits_of: str | None = None
+    """The recipe whose limits hold, where only a data set was named."""
+
+    class Config(RunAction.Config):
+        recipe: str | None = None
+        """for a data set: the recipe whose limits hold"""
         processes: Count | None = None
-        """Processes that the run would have; null: as many as the launch has, else the fewest that its degrees take."""
+        """processes that the run would have (default: 1)"""
         workers: NotNegative | None = None
-        """Processes that read; 0: this one alone, null: one for each CPU."""
+        """processes that read (default: one for each CPU)"""
         sample: Count | None = None
-        """Look at so many samples only, evenly chosen; null: at all."""
-        decode: bool = True
-        """False: of images and videos headers alone are read, which is fast and tells tokens, sizes and rates."""
-        cap_fields: dict[str, str] = field(default_factory=dict)
-        """By split the field that limits the tokens of a sample, where it is written elsewhere."""
+        """look at N samples only, evenly chosen"""
+        headers: bool = False
+        """read headers only and decode nothing: fast, tells tokens and sizes"""
 
     config: Config
 
+    def load(self, words: RunWords) -> Loaded:
+        notes, source = words.leave_parent_out(), words.unknown_source()
+        found = None if source is None else find_dataset(source, self.config.recipe)
+        if found is not None:
+            dataset, recipe = found
+            self.limits_of = recipe
+            loaded = words.load_for_dataset(recipe, dataset)
+        elif self.config.recipe is not None:
+            raise UserError("--recipe goes with a data set; a recipe alone is `worldsmith check NAME`")
+        else:
+            loaded = words.load()
+        return replace(loaded, warnings=[*notes, *loaded.warnings])
+
     def run(self) -> Result:
+        self.print_warnings()
         found = self.look()
         needs = found.needs
         facts = {
-            "run": None if self.config.limits_of else str(run_path(self.tree.job)),
-            "limits_of": self.config.limits_of,
+            "run": None if self.limits_of else str(run_path(self.tree.job)),
+            "limits_of": self.limits_of,
             "data": {name: report.facts() for name, report in found.reports.items()},
             **{name: getattr(found, name) for name in ("overlap", "remarks", "problems")},
             **{name: getattr(needs, name) for name in ("disk", "machine", "hub", "credentials")},
             "can_start": not found.problems,
         }
         return Result(list(self.lines(found)), facts, code=2 if found.problems else 0)
-
-    @property
-    def tree(self) -> Any:
-        return self.config.run
 
     @property
     def workers(self) -> int:
@@ -109,8 +131,8 @@ class CheckData(Action):
         """Raises ValueError for processes that do not fit the run's degrees; what else is wrong is a problem."""
         tree, found = self.tree, Finding()
         degrees = plan_degrees(tree.model.config, self.processes)
-        if self.config.limits_of is None:
-            found.needs = look_at_files(tree)
+        if self.limits_of is None:
+            found.needs = look_at_files(tree, self.loaded.variables)
             found.problems += found.needs.problems
         elif (look := getattr(tree.dataloader_train.dataset, "check_files", None)) is not None:
             try:
@@ -124,13 +146,13 @@ class CheckData(Action):
             model: Model = tree.model.config.build(device="meta")
             tasks = self.read(found, model, degrees.data)
         except (DataError, UserError, OSError, ValueError) as error:
-            if self.config.limits_of is not None:
+            if self.limits_of is not None:
                 raise
             found.refuse(str(error))
             if not found.reports:
                 found.reports = self.records()
             return found
-        if self.config.limits_of is None:
+        if self.limits_of is None:
             self.look_at_run(found, model, degrees, tasks["train"])
         return found
 
@@ -152,8 +174,8 @@ class CheckData(Action):
             packs_a_step = tree.trainer.grad_accum_iter if split == "train" else 1
             found.reports[split] = report = read_data(
                 loader, tally, contents=task.contents(loader.dataset), workers=self.workers, ranks=ranks,
-                packs_a_step=packs_a_step, sample=self.config.sample, decode=self.config.decode,
-                cap_field=self.config.cap_fields.get(split, ""),
+                packs_a_step=packs_a_step, sample=self.config.sample, decode=not self.config.headers,
+                cap_field=cap_field(self.loaded, split),
                 shown=share_done(f"reading {split} data"),
             )  # fmt: skip
             report.flags = list(task.flags(loader.dataset if relaxed is data else kind.records(data)))
@@ -188,7 +210,7 @@ class CheckData(Action):
                 found.refuse(f"dataloader_{split}.on_overlong is 'error', and {long}: {larger_cap(report)}")
             else:
                 found.remarks.append(f"{split}: {long} and are left out: {larger_cap(report)}")
-        if not report.kept or self.config.limits_of is not None:
+        if not report.kept or self.limits_of is not None:
             return
         if split == "train" and report.ranks_that_work is not None:
             found.remarks.append(too_few_steps(report, self.tree.trainer.grad_accum_iter))
@@ -211,8 +233,8 @@ class CheckData(Action):
 
     def lines(self, found: Finding) -> Iterator[str]:
         width = min(WIDEST, shutil.get_terminal_size().columns)
-        if self.config.limits_of is not None:
-            yield titled("limits", f"those of the recipe {self.config.limits_of}; --recipe NAME chooses another one")
+        if self.limits_of is not None:
+            yield titled("limits", f"those of the recipe {self.limits_of}; --recipe NAME chooses another one")
         if self.config.processes is None and self.processes > world_size():
             yield titled(
                 "processes", f"{self.processes}, as model.config.parallelism asks; --processes N says otherwise"
@@ -241,3 +263,39 @@ def too_few_steps(report: DataReport, packs_a_step: int) -> str:
         "see samples twice in one step. What works: "
         f"{', '.join([*ways, 'smaller packs, or more data'])}"
     )
+
+
+def find_dataset(source: str, recipe: str | None) -> tuple[Any, str] | None:
+    """Returns the settings of a data set and the recipe whose limits hold; None for a word that names no file.
+
+    Raises UserError for a folder that is no data set.
+    """
+    if not os.path.exists(source) and not source.endswith(".tar"):  # shards may be a pattern or lie afar
+        return None
+    for task in map(task_of, TASKS.names()):
+        dataset = task.loader_class.dataset_at(source)
+        if dataset is not None and (recipe or task.small_recipe):
+            return dataset, recipe or task.small_recipe
+    if Path(source).is_dir():
+        raise UserError(
+            f"{source} is no run folder and no data set of ours: it would have video_dataset_file.jsonl or "
+            "*.tar, perhaps in train/, annotations.json, meta.json or messages.jsonl; `worldsmith dataset import` "
+            "makes one of others"
+        )
+    return None
+
+
+def cap_field(loaded: Loaded, split: str) -> str:
+    """The field, elsewhere in the config or in the spec, that limits the tokens of a sample; "" if there is none."""
+    section = f"dataloader_{split}"
+    path = (section, getattr(loaded.tree, section).sample_cap_field)
+    steps = [step for step in loaded.sources.get(path, []) if isinstance(step, tuple)]
+    place = loaded.places.get(path)
+    if steps:
+        return format_path(steps[0])
+    return SPEC_CAP if loaded.report and place is not None and not is_of_the_run(place, section) else ""
+
+
+def is_of_the_run(place: Place, section: str) -> bool:
+    """Whether a value is set by a flag or an override of the run, not by a spec and the words that follow it."""
+    return place.file == "flag" or (place.file == "override" and (place.source or "").lstrip("+").startswith(section))

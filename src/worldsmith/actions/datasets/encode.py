@@ -1,20 +1,27 @@
-"""`worldsmith encode`: fills the latent cache of a run before the run."""
+"""`worldsmith encode`: fills the latent cache of a run before the run.
+
+Every sample is encoded once, to the same bits as the run itself would. Several processes, of this command or of others,
+may fill one cache.
+
+Exit codes: 0 done, 1 a process was killed, 2 a mistake of the user.
+"""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.actions.action import Action, Result, share_done
+from worldsmith.actions.action import Result, share_done
 from worldsmith.actions.datasets.shares import do_shares
-from worldsmith.config import Configurable
+from worldsmith.actions.run_action import RunAction
 from worldsmith.config.declare.ranges import Count
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World, launched_as, take_device
 from worldsmith.files.writable import require_writable
-from worldsmith.monitor.short_text import duration
+from worldsmith.monitor.short_text import format_duration
 from worldsmith.tasks.registry import task_of
 
 if TYPE_CHECKING:
@@ -32,28 +39,26 @@ class Encoded:
     left_out: int = 0
 
 
-class Encode(Action):
-    """Encodes every sample of a run's data once and keeps it, to the same bits as the run itself would.
+class Encode(RunAction):
+    """Encode the clips of a run ahead of it, into dataloader_train.latent_cache: the run then only reads latents. The
+    same command goes on where it was ended; `worldsmith launch … encode …` shares the work among its processes."""
 
-    What the cache has is not encoded again, so that the same command goes on where it was ended. Several processes, of
-    this command or of others, may fill one cache.
-    """
-
-    class Config(Action.Config):
-        run: Configurable.Config
-        """The run, with its references resolved."""
+    class Config(RunAction.Config):
         processes: Count = 1
-        """Processes on this machine that share the work; under a launch, its own are shared."""
+        """processes here that share the work"""
         passes: Count = 1
-        """Passes over the data: more than one where each draws other frames or windows."""
+        """passes, where each draws other frames or windows"""
 
     config: Config
 
     def run(self) -> Result:
         """Raises UserError for a run that keeps no latents, and when some cannot be written."""
+        rank, size, local_rank = launched_as()
+        self.print_warnings()
+        if rank:  # the first process logs the warnings
+            logging.getLogger().setLevel(logging.ERROR)
         self.check()
-        start, (rank, size, local_rank) = time.monotonic(), launched_as()
-        count, here = self.config.processes, f"process {rank} of {size}: " if size > 1 else ""
+        start, count, here = time.monotonic(), self.config.processes, f"process {rank} of {size}: " if size > 1 else ""
         if size > 1 and count > 1:
             raise UserError(f"the launch has {size} processes, which share the work: leave --processes out")
         show, total, last = share_done(f"{here}encoding"), self.total(rank, size), 0
@@ -72,7 +77,7 @@ class Encode(Action):
         folders = ", ".join(dict.fromkeys(str(task.require_cache()) for task in self.tasks(World()).values()))
         said = (
             f"{here}{done.encoded} samples encoded, {done.found} were there, {done.left_out} left out; "
-            f"{duration(time.monotonic() - start)}; the cache is {folders}"
+            f"{format_duration(time.monotonic() - start)}; the cache is {folders}"
         )
         return Result([said], {**asdict(done), "processes": size * count, "cache": folders})
 
@@ -88,7 +93,7 @@ class Encode(Action):
 
     def tasks(self, world: World) -> dict[str, Task]:
         """That of the training data and, if the run validates on data that are kept, of these."""
-        tree: Any = self.config.run
+        tree = self.tree
         model: Model = tree.model.config.build(device="meta")
         model.device = device_of(world)  # the encoder goes there; the network stays without memory
         splits = ["train", *["val"] * bool(tree.trainer.run_validation and tree.dataloader_val)]
@@ -111,8 +116,7 @@ class Encode(Action):
         """Every `size`-th sample of the stream, from number `rank` on; `shown` is called with how many are done."""
         import torch
 
-        loop: Any = self.config.run.trainer  # type: ignore[attr-defined]
-        torch.set_num_threads(loop.cpu_threads or max(1, torch.get_num_threads() // self.config.processes))
+        torch.set_num_threads(self.tree.trainer.cpu_threads or max(1, torch.get_num_threads() // self.config.processes))
         place = rank if local_rank is None else local_rank
         done, before = Encoded(), 0
         for task in self.tasks(World(rank=rank, size=size, local_rank=place, device=take_device(place))).values():

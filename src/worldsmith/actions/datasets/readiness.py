@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from worldsmith.checkpoint.sources.weight_source import FILES as WEIGHTS
 from worldsmith.config.errors import UserError
 from worldsmith.config.sections import has_wandb_login
+from worldsmith.config.tree.paths import Path as Keys
 from worldsmith.data.report.text import titled
 from worldsmith.distributed.memory import free_memory
 from worldsmith.distributed.world import World, device_remarks, local_size, present_device
@@ -21,6 +22,7 @@ from worldsmith.files.writable import nearest_folder, require_writable
 from worldsmith.models.hub import LOOKED, HubName
 from worldsmith.models.model_files import cached, hub_name, is_local
 from worldsmith.models.weights.table import table_of
+from worldsmith.monitor.short_text import format_bytes
 from worldsmith.training.file_checks import check_files
 from worldsmith.training.preflight import (
     build_optimizer,
@@ -28,7 +30,6 @@ from worldsmith.training.preflight import (
     checkpoint_size,
     kept_checkpoints,
     lack_of_memory,
-    size,
     start_of,
 )
 from worldsmith.training.run_folder import run_path
@@ -68,27 +69,27 @@ class Needs:
         disk, machine = self.disk, self.machine
         if "checkpoint" in disk:
             kept = disk["checkpoints_kept"] * disk["checkpoint"]
-            sizes = f"checkpoints {size(disk['checkpoint'])} each, at most {size(kept)} at once"
-            yield titled("disk", f"{sizes}; free: {size(disk['free'])}")
+            sizes = f"checkpoints {format_bytes(disk['checkpoint'])} each, at most {format_bytes(kept)} at once"
+            yield titled("disk", f"{sizes}; free: {format_bytes(disk['free'])}")
         if "latent_cache" in disk:
-            free = size(disk["latent_cache_free"])
-            yield titled("", f"latents of a pass {size(disk['latent_cache'])}; free: {free}")
+            free = format_bytes(disk["latent_cache_free"])
+            yield titled("", f"latents of a pass {format_bytes(disk['latent_cache'])}; free: {free}")
         if machine:
             gpus = ", ".join(machine["gpus"]) or "no GPU"
-            needed = f"a process holds {size(machine['needed'])} before activations"
-            yield titled("machine", f"{gpus}; {needed}; free: {size(machine['free'])}")
+            needed = f"a process holds {format_bytes(machine['needed'])} before activations"
+            yield titled("machine", f"{gpus}; {needed}; free: {format_bytes(machine['free'])}")
         for place in self.hub:
-            there = f", {size(place['bytes'])} to download" if "bytes" in place else ""
+            there = f", {format_bytes(place['bytes'])} to download" if "bytes" in place else ""
             yield titled("hub", f"{place['name']} is {place['state']}{there} ({place['field']})")
         if self.credentials:
             said = (f"{name} {'is set' if there else 'is not set'}" for name, there in self.credentials.items())
             yield titled("credentials", ", ".join(said))
 
 
-def look_at_files(tree: Any) -> Needs:
+def look_at_files(tree: Any, variables: Mapping[Keys, str] | None = None) -> Needs:
     """Everything that the run names, before anything is built."""
     needs = Needs()
-    needs.problems += [f"{problem.path}: {problem.message}" for problem in check_files(tree)]
+    needs.problems += [f"{problem.path}: {problem.message}" for problem in check_files(tree, variables=variables)]
     needs.writable(Path(tempfile.gettempdir()), "the folder for temporary files ")
     cache = getattr(tree.dataloader_train, "latent_cache", "")
     if cache:
@@ -125,8 +126,8 @@ def look_at_hub(needs: Needs, tree: Any) -> None:
         needs.disk |= {"download": wanted, "download_free": free}
         if wanted > free:
             needs.problems.append(
-                f"{size(wanted)} are to be downloaded, and the disk of the Hugging Face cache {home} has {size(free)} "
-                "free. Make room, or set HF_HOME to a folder on another disk"
+                f"{format_bytes(wanted)} are to be downloaded, and the disk of the Hugging Face cache {home} has "
+                f"{format_bytes(free)} free. Make room, or set HF_HOME to a folder on another disk"
             )
 
 
@@ -169,8 +170,8 @@ def look_at_machine(needs: Needs, tree: Any, model: Model, degrees: Degrees, ran
     needs.remarks += device_remarks(ranks)
     if needs.machine["gpus"] and ranks > 1 and (shared := shared_memory()) < LEAST_SHARED:
         needs.remarks.append(
-            f"{SHARED_MEMORY} has {size(shared)}, in which NCCL's processes soon fail (bus error, no space left on "
-            "device): start the container with --ipc=host, or a larger --shm-size"
+            f"{SHARED_MEMORY} has {format_bytes(shared)}, in which NCCL's processes soon fail (bus error, no space "
+            "left on device): start the container with --ipc=host, or a larger --shm-size"
         )
 
 
@@ -180,8 +181,8 @@ def look_at_latents(needs: Needs, cache: str, needed: int) -> None:
     needs.disk |= {"latent_cache": needed, "latent_cache_free": free}
     if needed > free:
         needs.remarks.append(
-            f"the latents of a pass take {size(needed)}, and the disk of {cache} has {size(free)} free: clips "
-            "whose latents do not fit are encoded each time"
+            f"the latents of a pass take {format_bytes(needed)}, and the disk of {cache} has {format_bytes(free)} "
+            "free: clips whose latents do not fit are encoded each time"
         )
 
 

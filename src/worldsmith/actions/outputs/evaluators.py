@@ -39,7 +39,8 @@ class Evaluators:
     @property
     def skipped(self) -> dict[str, str]:
         """Why the others measure nothing."""
-        found = {name: f"it needs {of.advice}" for name, of in NETWORKS.items() if name not in self.folders}
+        missing = {name: network for name, network in NETWORKS.items() if name not in self.folders}
+        found = {name: f"its weights are not given: {network.advice}" for name, network in missing.items()}
         if self.mode in ("text2video", "text2image"):
             advice = "; --model-mode image2video compares them" if "image2video" in self.modes else ""
             found["continuation"] = f"what is generated from text need not look like the clip{advice}"

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from worldsmith.actions.lineage.parents import training_tree_of
 from worldsmith.actions.outputs.generate import load
 from worldsmith.actions.outputs.sample_order import Order
+from worldsmith.actions.parents import training_tree_of
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict

@@ -234,7 +234,7 @@ class MeasureVideos(VideoAction):
         file, signature = out / RESULT, self.signature(samples, losses)
         makes = any(samples.values())
         last = [*([f"contact sheet {out / SHEET}"] if makes else []), f"figures       {file}"]
-        notes = [*lines, *(f"skipped {name}: {reason}" for name, reason in self.evaluators.skipped.items())]
+        notes = [*lines, *(f"skipped the metric {name}: {reason}" for name, reason in self.evaluators.skipped.items())]
         known = {} if self.config.force else figures_of(file, signature)
         if known and (not makes or (out / SHEET).is_file()):
             line = f"{file} is complete for these videos; nothing to do (--force makes and measures them again)"

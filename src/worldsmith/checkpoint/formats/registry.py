@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from worldsmith.checkpoint.formats.family_formats import FamilyFormats, Naming
 from worldsmith.checkpoint.run.folders import best_of
-from worldsmith.models.families import FamilyRegistry
-from worldsmith.models.model_files import SHORT_NAMES, is_local
+from worldsmith.models.families import FamilyRegistry, find_released
+from worldsmith.models.model_files import is_local
 
 if TYPE_CHECKING:
     from worldsmith.checkpoint.sources.weight_source import WeightSource
@@ -62,5 +62,4 @@ def full_name(name: str) -> str:
     name = best_of(name)
     if is_local(name):
         return name
-    FORMATS.all()  # with a family its short names become known
-    return SHORT_NAMES.get(name, name)
+    return find_released(name) or name

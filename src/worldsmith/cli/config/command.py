@@ -81,6 +81,7 @@ def check(args: argparse.Namespace) -> int:
     """Prints OK; whatever is wrong is raised, with `--files` also of weights, VAE, tokenizer, data and run folder."""
     from worldsmith.cli.parent_words import leave_parent_out
     from worldsmith.config.errors import ConfigError, locate
+    from worldsmith.training.file_checks import check_files
 
     for note in leave_parent_out(args):
         print_warning(note)
@@ -89,14 +90,10 @@ def check(args: argparse.Namespace) -> int:
     except ConfigError as error:
         if not args.files or error.rest is None:
             raise
-        from worldsmith.training.file_checks import check_files
-
         missing = check_files(error.rest, mistakes=error.problems)
         raise ConfigError([*error.problems, *locate(missing, error.places)]) from None
-    if args.files:
-        from worldsmith.actions.check_files import CheckFiles
-
-        CheckFiles.Config(run=loaded.tree).build(written=loaded.places).run()
+    if args.files and (missing := check_files(loaded.tree, variables=loaded.variables)):
+        raise ConfigError(locate(missing, loaded.places))
     print_text(f"OK: {loaded.source}")
     return 0
 

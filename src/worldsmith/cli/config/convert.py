@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     from worldsmith.config.tree.draft import finish
     from worldsmith.config.tree.paths import format_path
     from worldsmith.config.words.overrides import parse_overrides
-    from worldsmith.config.write.convert import convert
+    from worldsmith.config.write.convert import convert, write_new
     from worldsmith.dialects.sat.recognise import is_change, is_sat_stack
 
     for option, needed in (("name", "python"), ("overrides", "toml"), ("print_overrides", "toml")):
@@ -79,15 +79,3 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(converted.text, end="")
     return 0
-
-
-def write_new(file: str, text: str, force: bool) -> None:
-    """Writes a file. Raises UserError if it is there already and `force` is not given."""
-    path = Path(file)
-    try:
-        with path.open("w" if force else "x", encoding="utf-8", newline="\n") as stream:
-            stream.write(text)
-    except FileExistsError:
-        raise UserError(f"{file} is there already; --force overwrites it") from None
-    except OSError as error:
-        raise UserError(f"{file} cannot be written: {error.strerror}") from None

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from worldsmith.cli.config.convert import write_new
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from worldsmith.cli.config.action_forms import NAMES
@@ -20,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Writes the file. Raises ConfigError for an unknown recipe, UserError if the file is there already."""
     from worldsmith.config.errors import UserError
+    from worldsmith.config.write.convert import write_new
     from worldsmith.config.write.new_file import new_recipe_toml
 
     if args.spec_action:

@@ -16,7 +16,7 @@ from worldsmith.config.toml.schema import REFUSED, TASKS, TomlField, remap, toml
 from worldsmith.config.tree.access import ABSENT, find
 from worldsmith.config.tree.paths import Path, flatten, format_path
 from worldsmith.config.tree.plain import MISSING, OPAQUE
-from worldsmith.config.tree.suggest import nearest_path
+from worldsmith.config.tree.suggest import did_you_mean_path
 from worldsmith.config.write.values import WORD, write
 
 _WORDS = {"true": "true", "false": "false", "yes": "true", "no": "false", "none": '"???"', "null": '"???"'}
@@ -105,8 +105,8 @@ class _Check:
         if len(self.problems) >= SHOWN:
             return Problem(format_path(path), message)
         siblings = [str(known[-1]) for known in [*self.sections, *self.fields] if known[:-1] == path[:-1]]
-        near = nearest_path(path, [*self.fields, *self.sections])
-        advice = f"did you mean '{format_path(near)}'?" if near else f"{where} takes: {', '.join(siblings)}"
+        near = did_you_mean_path(path, [*self.fields, *self.sections])
+        advice = near or f"{where} takes: {', '.join(siblings)}"
         if words := self.words(path, value):
             advice = f"it is a value of the tree, and this file has no key for it; write -- {' '.join(words)}"
         return Problem(format_path(path), message, hint=advice)

@@ -35,7 +35,7 @@ from worldsmith.config.errors import SHOWN, ConfigError, Place, Problem, locate
 from worldsmith.config.toml.positions import Span
 from worldsmith.config.tree.paths import Path, format_path, starts_with
 from worldsmith.config.tree.plain import MISSING, OPAQUE, TAG, class_defaults, required_fields
-from worldsmith.config.tree.suggest import nearest_path
+from worldsmith.config.tree.suggest import did_you_mean_path
 from worldsmith.config.yaml.text import advice_on, read_yaml
 
 UNSET = "${???}"
@@ -305,9 +305,8 @@ class Reader:
 
     def unknown_key(self, path: Path, cls: type[Config], source: Path) -> None:
         siblings = [(*path[:-1], name) for name in field_hints(cls)]
-        near = nearest_path(path, [*siblings, *self.known]) if len(self.problems) < SHOWN else None
-        listing = ", ".join(field_hints(cls)) or "no fields"
-        advice = f"did you mean '{format_path(near)}'?" if near else f"it has: {listing}"
+        near = did_you_mean_path(path, [*siblings, *self.known]) if len(self.problems) < SHOWN else None
+        advice = near or f"it has: {', '.join(field_hints(cls)) or 'no fields'}"
         span = self.spans.get(source)
         message = f"{cls.__qualname__} has no field '{path[-1]}'"
         self.problems.append(Problem(format_path(path), message, hint=advice, place=span.key if span else None))

@@ -23,13 +23,15 @@ from worldsmith.config.tree.checks import check_sections
 from worldsmith.config.tree.contradictions import contradictions
 from worldsmith.config.tree.paths import Path, format_path, parse_path
 from worldsmith.config.tree.plain import MISSING, OPAQUE
-from worldsmith.config.tree.suggest import nearest, nearest_path
+from worldsmith.config.tree.suggest import did_you_mean_path, nearest
 from worldsmith.config.words.literals import decode, read_text
 from worldsmith.config.write.values import WORD, write
 
 _Tree = TypeVar("_Tree", bound=Config)
 _FAILED: Any = object()
 RESOLVERS = ("oc.env", "now", "asset")
+VARIABLE = "environment variable "
+"""Start of the source of a value that an environment variable gave; its name follows."""
 Kept = bool | Literal["names"]
 """What becomes of a reference to an environment variable that is not set: a mistake, or it stays as it is, or $NAME
 stands for it, which is a mistake where no text may stand."""
@@ -220,7 +222,7 @@ class _Resolver:
         if found is not None:
             if "${" in found:
                 return self.fail(f"the environment variable '{name}' holds a reference itself ({found!r})")
-            self.came_from(f"environment variable {name}")
+            self.came_from(f"{VARIABLE}{name}")
             value = decode(found)
             problems: list[Problem] = []
             fit(found, hint, (), problems, references=False)
@@ -269,8 +271,7 @@ class _Resolver:
                 if raw is _FAILED:
                     return raw
             if (found := find(raw, (part,), ABSENT)) is ABSENT:
-                near = nearest_path(path, all_paths(self.tree))
-                advice = f"did you mean ${{{format_path(near)}}}?" if near else None
+                advice = did_you_mean_path(path, all_paths(self.tree), shown="${{{}}}")
                 if len(path) == 1 and (text in os.environ or text.isupper()):
                     advice = f"write ${{oc.env:{text}}} for the environment variable"
                 return self.fail(

@@ -21,7 +21,7 @@ from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_w
 from worldsmith.config.tree.plain import MISSING, OPAQUE
 from worldsmith.config.tree.provenance import remember
 from worldsmith.config.tree.reader import Reader
-from worldsmith.config.tree.suggest import nearest_path
+from worldsmith.config.tree.suggest import did_you_mean_path
 from worldsmith.config.words.class_choice import named_class, named_items
 from worldsmith.config.words.literals import Literal, Scalar, decode, fit_literal, read_text
 from worldsmith.config.write.values import WORD, write
@@ -212,11 +212,11 @@ def find_parent(tree: Config, path: Path, problems: list[Problem]) -> tuple[Any,
 def no_such_key(tree: Config, path: Path, depth: int | None = None) -> Problem:
     """The problem of a path that the tree does not have, with the nearest one that it has."""
     missing = path if depth is None else path[: depth + 1]
-    near = nearest_path(path, all_paths(tree)) or nearest_path(missing, all_paths(tree))
+    near = did_you_mean_path(path, all_paths(tree)) or did_you_mean_path(missing, all_paths(tree))
     parent = find(tree, missing[:-1])
     listing = ", ".join(str(name) for name, _ in children(parent))
     where = f"'{format_path(missing[:-1])}'" if len(missing) > 1 else "the tree"
-    advice = f"did you mean '{format_path(near)}'?" if near else f"{where} has: {listing or 'no keys'}"
+    advice = near or f"{where} has: {listing or 'no keys'}"
     return Problem(format_path(path), f"{where} has no key '{missing[-1]}'", hint=advice)
 
 

@@ -19,7 +19,7 @@ from worldsmith.config.declare.value_types import holds_sections, item_hint, nes
 from worldsmith.config.errors import Problem
 from worldsmith.config.tree.access import all_paths
 from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
-from worldsmith.config.tree.suggest import nearest, nearest_path
+from worldsmith.config.tree.suggest import did_you_mean, did_you_mean_path
 from worldsmith.config.words.class_choice import class_choices
 from worldsmith.config.words.flag_words import Flag
 from worldsmith.config.words.literals import Literal, Scalar, literal_list
@@ -213,11 +213,9 @@ class _Reader:
 
     def unknown(self, flag: Flag, parts: Path) -> None:
         known = tuple(part.replace("-", "_") if isinstance(part, str) else part for part in parts)
-        ours = nearest(f"--{flag.name}", self.own, limit=1) if len(parts) == 1 else []
-        near = nearest_path(known, all_paths(self.tree))
-        best = ours[0] if ours else f"--{format_path(near)}" if near else None
-        hint = f"did you mean {best}?" if best else "--help lists all flags"
-        self.problem(flag, f"there is no flag --{flag.name}", hint=hint)
+        ours = did_you_mean(f"--{flag.name}", self.own, shown="{}") if len(parts) == 1 else None
+        hint = ours or did_you_mean_path(known, all_paths(self.tree), shown="--{}")
+        self.problem(flag, f"there is no flag --{flag.name}", hint=hint or "--help lists all flags")
 
     def problem(self, flag: Flag, message: str, *, hint: str | None = None) -> Literal | None:
         """Notes a mistake; a flag that has one gives nothing."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from worldsmith.config.declare.configurable import Config, walk
@@ -155,3 +156,15 @@ def _require_form(data: dict[str, Any], syntax: Syntax) -> None:
             write([] if isinstance(value, (dict, list)) else value, syntax)
         except ValueError as error:
             raise ValueError(f"{format_path(path)}: {error}; write it as text, or choose another form") from None
+
+
+def write_new(file: str, text: str, force: bool) -> None:
+    """Writes a file. Raises UserError if it is there already and `force` is not given."""
+    path = Path(file)
+    try:
+        with path.open("w" if force else "x", encoding="utf-8", newline="\n") as stream:
+            stream.write(text)
+    except FileExistsError:
+        raise UserError(f"{file} is there already; --force overwrites it") from None
+    except OSError as error:
+        raise UserError(f"{file} cannot be written: {error.strerror}") from None

@@ -18,7 +18,7 @@ from worldsmith.config.tree.checks import check_sections
 from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
 from worldsmith.config.tree.plain import required_fields
 from worldsmith.config.tree.reader import Reader, unset_fields, unset_tree
-from worldsmith.config.tree.suggest import nearest_path
+from worldsmith.config.tree.suggest import did_you_mean_path, nearest_path
 from worldsmith.config.words.literals import read_text
 from worldsmith.config.words.overrides import Override, parse_overrides
 from worldsmith.config.yaml.text import Document, read_yaml
@@ -313,13 +313,12 @@ def _unknown(spec: Spec, path: Path, siblings: list[Path], span: Span | None) ->
     form, is_word = spec.form, span is not None and span.key.file == "override"
     others = [key for row in form.rows if row.outside and row.outcome != "dead" for key in row.keys]
     names = [*leaf_keys(form.spec), *form.aliases, *others, *([POLICY] if is_word else [])]
-    near = nearest_path(path, [*siblings, *map(parse_path, names)])
+    near = did_you_mean_path(path, [*siblings, *map(parse_path, names)])
     if siblings and siblings[0][:-1] != path[:-1]:
         siblings = [known for name in form.aliases if (known := parse_path(name))[:-1] == path[:-1]]
     listing = ", ".join(str(sibling[-1]) for sibling in siblings)
     where = f"[{format_path(path[:-1])}]" if path[:-1] else "the spec"
-    hint = f"did you mean '{format_path(near)}'?" if near else f"{where} takes: {listing}"
-    return Problem(format_path(path), f"{where} has no key '{path[-1]}'", hint=hint)
+    return Problem(format_path(path), f"{where} has no key '{path[-1]}'", hint=near or f"{where} takes: {listing}")
 
 
 def _refuse_references(spec: Spec) -> None:

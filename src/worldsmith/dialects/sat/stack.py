@@ -15,7 +15,7 @@ from worldsmith.config.errors import Place, Problem
 from worldsmith.config.toml.positions import Span
 from worldsmith.config.tree.access import ABSENT, find
 from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
-from worldsmith.config.tree.suggest import nearest_path
+from worldsmith.config.tree.suggest import did_you_mean_path
 from worldsmith.config.words.literals import read_text
 from worldsmith.config.words.overrides import Override, parse_overrides
 from worldsmith.config.yaml.text import Document, advice_on
@@ -234,11 +234,11 @@ def _place(stack: SatStack, document: Document, path: Path) -> Place:
 
 
 def _unknown(stack: SatStack, document: Document, path: Path, hint: str | None = None) -> None:
-    near = nearest_path(path, [*_PATHS, *_SECTION_PATHS])
+    near = did_you_mean_path(path, [*_PATHS, *_SECTION_PATHS])
     siblings = ", ".join(dict.fromkeys(str(p[len(path) - 1]) for p in _PATHS if p[: len(path) - 1] == path[:-1]))
     name = format_path(path)
     stack.places[name] = _place(stack, document, path)
-    advice = f"did you mean '{format_path(near)}'?" if near else hint or f"{format_path(path[:-1])} takes: {siblings}"
+    advice = near or hint or f"{format_path(path[:-1])} takes: {siblings}"
     stack.mistake(name, "SAT has no such key, and would drop it without a word", advice)
 
 

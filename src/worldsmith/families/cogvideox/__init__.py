@@ -7,4 +7,8 @@ FAMILY = Family(
     task="worldsmith.families.cogvideox.task:CogVideoXTask",
     formats="worldsmith.families.cogvideox.formats:CogVideoXFormats",
     recipes="worldsmith.families.cogvideox.recipes",
+    short_names={
+        name: f"zai-org/{name}"
+        for name in ("CogVideoX-2b", "CogVideoX-5b", "CogVideoX-5b-I2V", "CogVideoX1.5-5B", "CogVideoX1.5-5B-I2V")
+    },
 )

@@ -11,7 +11,6 @@ from worldsmith.families.cogvideox.defaults import CogVideoXDefaults, SamplingCo
 from worldsmith.families.cogvideox.image_input import ImageConfig
 from worldsmith.families.diffusers_pipeline.model import PipelineModel
 from worldsmith.families.diffusers_pipeline.text_encoder import T5TextEncoder
-from worldsmith.models.model_files import SHORT_NAMES
 from worldsmith.models.video_model import Mode, Sampling, VideoSampler
 from worldsmith.models.video_vae.cogvideox import DECODED_FRAMES, SPATIAL_FACTOR, TEMPORAL_FACTOR, CogVideoXVAE
 from worldsmith.models.weights.shapes import Shapes
@@ -19,8 +18,6 @@ from worldsmith.models.weights.shapes import Shapes
 if TYPE_CHECKING:
     from torch import Tensor
 
-for tier in ("CogVideoX-2b", "CogVideoX-5b", "CogVideoX-5b-I2V", "CogVideoX1.5-5B", "CogVideoX1.5-5B-I2V"):
-    SHORT_NAMES[tier] = f"zai-org/{tier}"
 IMAGE_OFS = 2.0
 """What CogVideoX 1.5 is told beside the timestep when there is an image."""
 

@@ -24,7 +24,6 @@ from worldsmith.families.cosmos3.network.parameter_shapes import LAYERS, adaptab
 from worldsmith.families.cosmos3.sampling.defaults import Cosmos3Defaults
 from worldsmith.families.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.models.model import Model, NetworkParts
-from worldsmith.models.model_files import SHORT_NAMES
 from worldsmith.models.video_model import MODES, GenerationDefaults, Mode
 from worldsmith.models.video_vae.wan import SPATIAL_FACTOR, TEMPORAL_FACTOR, WanVAE
 from worldsmith.models.weights.shapes import Shapes
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from worldsmith.models.video_model import SampleLayout, Sampling, VideoSampler
 
 logger = logging.getLogger(__name__)
-SHORT_NAMES.update({f"Cosmos3-{tier}": f"nvidia/Cosmos3-{tier}" for tier in ("Edge", "Nano", "Super")})
 
 
 class Cosmos3Generator(Model):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from worldsmith.models.video_model import GenerationDefaults
 
@@ -15,3 +16,11 @@ class PipelineDefaults(GenerationDefaults):
     @property
     def ends_captions(self) -> bool:
         return not self.captions_as_given
+
+
+def make_unipc_scheduler(shift: float) -> Any:
+    """The scheduler of the published Wan and Cosmos3 pipelines: UniPC of order 2 over the noise levels of a flow."""
+    import diffusers
+
+    library: Any = diffusers  # its classes carry no types
+    return library.UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=shift)

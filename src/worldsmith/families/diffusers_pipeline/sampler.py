@@ -123,6 +123,8 @@ class SchedulerSolver:
         self.scheduler, self.draws = scheduler, draws
         self.timesteps: Tensor = scheduler.timesteps[skipped:]
         self.index = 0
+        if hasattr(scheduler, "set_begin_index"):  # without it, a first timestep that occurs twice skips a step
+            scheduler.set_begin_index(skipped)
         draws_itself = "generator" in inspect.signature(scheduler.step).parameters
         self.arguments: dict[str, Any] = {"generator": draws} if draws_itself else {}
 

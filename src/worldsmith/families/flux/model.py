@@ -12,16 +12,12 @@ from worldsmith.families.diffusers_pipeline.model import PipelineModel
 from worldsmith.families.flux.architecture import PACKED, NetworkConfig
 from worldsmith.families.flux.defaults import FluxDefaults
 from worldsmith.families.flux.text_encoder import FluxTextEncoder
-from worldsmith.models.model_files import SHORT_NAMES
 from worldsmith.models.video_model import Mode, Sampling, VideoSampler
 from worldsmith.models.video_vae.moments import ImageVAE
 from worldsmith.models.weights.shapes import Shapes
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-for kind in ("dev", "schnell"):
-    SHORT_NAMES[f"FLUX.1-{kind}"] = f"black-forest-labs/FLUX.1-{kind}"
 
 CELL_PIXELS, TOKEN_CELLS = 8, 2
 ATTENTION = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")

@@ -7,4 +7,5 @@ FAMILY = Family(
     task="worldsmith.families.ltx_video.task:LTXVideoTask",
     formats="worldsmith.families.ltx_video.formats:LTXVideoFormats",
     recipes="worldsmith.families.ltx_video.recipes",
+    short_names={"LTX-Video": "Lightricks/LTX-Video"},
 )

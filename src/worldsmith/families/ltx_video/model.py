@@ -9,14 +9,12 @@ from worldsmith.families.diffusers_pipeline.flow_match import FlowMatchDefaults
 from worldsmith.families.diffusers_pipeline.model import PipelineModel
 from worldsmith.families.ltx_video.encoders import SPATIAL_FACTOR, TEMPORAL_FACTOR, LTXTextEncoder, LTXVideoVAE
 from worldsmith.families.ltx_video.network import NetworkConfig
-from worldsmith.models.model_files import SHORT_NAMES
 from worldsmith.models.video_model import Mode, Sampling, VideoSampler
 from worldsmith.models.weights.shapes import Shapes
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-SHORT_NAMES["LTX-Video"] = "Lightricks/LTX-Video"
 FPS = 25.0
 """Frames per second where a sample does not state any."""
 

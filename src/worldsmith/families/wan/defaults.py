@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from worldsmith.families.diffusers_pipeline.defaults import PipelineDefaults
+from worldsmith.families.diffusers_pipeline.defaults import PipelineDefaults, make_unipc_scheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +26,4 @@ class WanDefaults(PipelineDefaults):
 
     def make_scheduler(self, shift: float | None = None) -> Any:
         """That of the published pipelines, with this shift, or that of the training."""
-        import diffusers
-
-        library: Any = diffusers  # its classes carry no types
-        return library.UniPCMultistepScheduler(
-            prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=shift or self.shift or 1.0
-        )
+        return make_unipc_scheduler(shift or self.shift or 1.0)

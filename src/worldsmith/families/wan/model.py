@@ -16,7 +16,7 @@ from worldsmith.families.wan.architecture import MASK, NetworkConfig
 from worldsmith.families.wan.defaults import WanDefaults
 from worldsmith.families.wan.image_encoder import WanImageEncoder
 from worldsmith.files.model_folder import load_from_folder
-from worldsmith.models.model_files import SCHEME, SHORT_NAMES, hub_name, is_local, local_folder
+from worldsmith.models.model_files import SCHEME, hub_name, is_local, local_folder
 from worldsmith.models.real_values import in_simulation, without_values
 from worldsmith.models.video_model import Mode, Sampling, VideoSampler
 from worldsmith.models.video_vae.wan import WanFamilyVAE
@@ -26,16 +26,6 @@ from worldsmith.models.weights.shapes import Shapes
 if TYPE_CHECKING:
     from torch import Tensor
 
-RELEASED = (
-    "Wan2.1-T2V-1.3B",
-    "Wan2.1-T2V-14B",
-    "Wan2.1-I2V-14B-480P",
-    "Wan2.1-I2V-14B-720P",
-    "Wan2.2-TI2V-5B",
-    "Wan2.2-T2V-A14B",
-    "Wan2.2-I2V-A14B",
-)
-SHORT_NAMES.update({name: f"Wan-AI/{name}-Diffusers" for name in RELEASED})
 EXPERTS = {"high_noise": "transformer", "low_noise": "transformer_2"}
 """Where a pipeline has its two experts."""
 TEXT_TOKENS = 512

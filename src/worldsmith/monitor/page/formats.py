@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from markupsafe import Markup
+
+from worldsmith.monitor.short_text import format_bytes, format_duration
 
 
 def count(value: Any) -> str:
@@ -23,28 +26,15 @@ def figure(value: float | None) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes: 12.3 GiB, 812 MiB."""
-    unit, name = next(
-        ((2**power, name) for power, name in ((30, "GiB"), (20, "MiB")) if count >= 2**power / 2), (1, "B")
-    )
-    return f"{count / unit:,.3g} {name}" if count < 1000 * unit else f"{count / unit:,.0f} {name}"
+    """12.3 GiB, 212 MiB, 1,024 B."""
+    if count < 2**19:
+        return f"{count:,.0f} B"
+    return format_bytes(count, gib=",.3g" if count < 1000 * 2**30 else ",.0f", mib=".3g", gib_from=2**29)
 
 
 def seconds(value: float) -> str:
     """1.23 s, 45 ms."""
     return f"{value:.3g} s" if value >= 0.1 else f"{1000 * value:.3g} ms"
-
-
-def duration(seconds: float) -> str:
-    """The two largest units."""
-    seconds = max(0, round(seconds))
-    units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
-    parts: list[str] = []
-    for name, size in units:
-        amount, seconds = divmod(seconds, size)
-        if amount or (parts and len(parts) < 2):
-            parts.append(f"{amount} {name}")
-    return " ".join(parts[:2]) or "0 s"
 
 
 def time(moment: datetime) -> str:
@@ -60,6 +50,7 @@ def breakable(path: str) -> Markup:
     return Markup("<wbr>").join(f"{part}." for part in path.split("."))[:-1]
 
 
+duration = partial(format_duration, spaced=True)
 FILTERS = {
     **{"count": count, "figure": figure, "size": size, "duration": duration, "time": time},
     **{"words": words, "breakable": breakable},

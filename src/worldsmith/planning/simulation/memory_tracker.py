@@ -19,6 +19,7 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from worldsmith.models.local_part import local_part
 from worldsmith.models.real_values import real_values
 from worldsmith.planning.simulation.indices import BY_INDEX, has_values, with_places
 from worldsmith.planning.simulation.operations import OperationCounter
@@ -316,8 +317,3 @@ class Flag:
 
     def __exit__(self, *exception: Any) -> None:
         self.on = False
-
-
-def local_part(tensor: Any) -> Tensor:
-    """As that of `worldsmith.models.local_part`, but by no operation, which would be noted as one of the run's."""
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor

@@ -6,15 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from worldsmith.config.declare.configurable import field_names
-from worldsmith.config.errors import ConfigError, Place, Problem
+from worldsmith.config.errors import ConfigError, Place, Problem, UserError
 from worldsmith.config.recipes.registry import get_recipe, lineage
 from worldsmith.config.tree.draft import Draft, recipe_task
 from worldsmith.dialects.cosmos_rl import RECIPE, SUFFIXES
 from worldsmith.dialects.cosmos_rl.spec_file import Spec, read_document, read_spec
 from worldsmith.dialects.cosmos_rl.train.aliases import RL_KEYS, RL_TABLES
 from worldsmith.dialects.cosmos_rl.train.form import FORM, SFT
+from worldsmith.dialects.cosmos_rl.train.model import NAME as SPEC_MODEL
 from worldsmith.dialects.cosmos_rl.train.spec import Policy
 from worldsmith.dialects.cosmos_rl.train.training import Training
+from worldsmith.dialects.form import PARENT_KEY
 from worldsmith.dialects.translation import report, translate
 
 GENERATORS = "`worldsmith recipes` lists the recipes for generators"
@@ -40,6 +42,24 @@ def read_train_spec(file: str, words: Sequence[str] = ()) -> Draft:
     draft.warnings = translation.get_warnings()
     draft.report = report(translation)
     return draft
+
+
+def parent_of_spec(file: str, words: Sequence[str], parent: str | None) -> tuple[str | None, list[str]]:
+    """The parent of a training spec, given or named by it, and the words without the parent; None: it has none.
+
+    The parent's model replaces the model that the file of the spec names. Raises UserError if a word names one, and for
+    two parents.
+    """
+    spec = read_spec(FORM, file, words)
+    named = spec.outside.get(PARENT_KEY)
+    if named and parent not in (None, named):
+        raise UserError(f"{file}: {PARENT_KEY} is {named}, and --parent is {parent}; leave one of them out")
+    parent = parent or named
+    if parent is not None and spec.is_word(SPEC_MODEL):
+        raise UserError(f"{SPEC_MODEL} and --parent {parent} both name the model; leave one of them out")
+    rest = [word for word in words if word.partition("=")[0].lstrip("+~") != PARENT_KEY]
+    in_file = parent is not None and PARENT_KEY in read_spec(FORM, file, rest).outside
+    return parent, [*rest, *([f"~{PARENT_KEY}"] if in_file else [])]
 
 
 def find_other_training(spec: Spec) -> Problem | None:

@@ -42,7 +42,8 @@ def model(t: SpecTranslation) -> None:
 
 def describe_network(name: str) -> str:
     """As the family of the recipe knows it. Raises ValueError for one that cannot be trained."""
-    config: Any = get_recipe(RECIPE).model.config
+    tree: Any = get_recipe(RECIPE)
+    config = tree.model.config
     config.policy.backbone.model_name = name
     description: str = config.describe_network()
     return description

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from worldsmith.families.cosmos3.sampling.unipc import Schedule, UniPC, flow_schedule
-from worldsmith.models.video_model import Beginning, Predict, SampleLayout, VideoSampler
+from worldsmith.families.diffusers_pipeline.defaults import make_unipc_scheduler
+from worldsmith.families.diffusers_pipeline.sampler import SchedulerSolver
+from worldsmith.models.real_values import with_real_values
+from worldsmith.models.video_model import NOISE_LEVELS, Beginning, Predict, SampleLayout, VideoSampler
 
 if TYPE_CHECKING:
     from worldsmith.families.cosmos3.model import Cosmos3Generator
@@ -20,14 +22,23 @@ if TYPE_CHECKING:
 class Cosmos3Sampler(VideoSampler):
     model: Cosmos3Generator
 
-    @cached_property
-    def schedule(self) -> Schedule:
+    @with_real_values
+    def make_scheduler(self) -> Any:
+        """UniPC with the published noise levels: a grid from 0.999 down to 0, shifted, and then 0."""
         shift = self.sampling.shift
         if shift is None:
             raise ValueError(
                 "the model's noise-schedule shift is not known; give one (released models: 3 at 256, 10 at 720)"
             )
-        return flow_schedule(self.sampling.steps, shift)
+        scheduler = make_unipc_scheduler(shift)
+        scheduler.set_timesteps(sigmas=np.linspace(1 - 1 / NOISE_LEVELS, 0, self.sampling.steps + 1)[:-1])
+        return scheduler
+
+    @cached_property
+    def timesteps(self) -> list[int]:
+        """The network's timestep at each step: 1000·σ, rounded down."""
+        found: list[int] = self.make_scheduler().timesteps.tolist()
+        return found
 
     def text_ids(self, text: str, *, dropped: bool) -> Sequence[int]:
         return self.model.tokenize(text)
@@ -43,7 +54,7 @@ class Cosmos3Sampler(VideoSampler):
         start = seeded_noise(seed, shape).to(self.model.device)
         if condition is not None:
             start[:, : conditional.condition_frames] = self.model.encode(condition)
-        solver = SolverOfTheRest(self.schedule, start[:, : conditional.condition_frames].clone())
+        solver = SolverOfTheRest(self.make_scheduler(), start[:, : conditional.condition_frames].clone())
         return Beginning(start, solver, conditional, unconditional)
 
     def predictor(self, samples: Sequence[Beginning], branches: Sequence[int]) -> Predict:
@@ -52,7 +63,7 @@ class Cosmos3Sampler(VideoSampler):
         memory = self.model.network.read_text(pack)
 
         def velocities(states: list[Tensor], step: int) -> list[Tensor]:
-            timestep = float(self.schedule.timesteps[step])
+            timestep = float(self.timesteps[step])
             timesteps = torch.full((len(layouts),), timestep, device=self.model.device)
             found: list[Tensor] = self.model.network(pack, states, timesteps, memory)
             return found
@@ -60,15 +71,15 @@ class Cosmos3Sampler(VideoSampler):
         return velocities
 
 
-class SolverOfTheRest(UniPC):
+class SolverOfTheRest(SchedulerSolver):
     """Leaves the clean leading frames as they are."""
 
-    def __init__(self, schedule: Schedule, clean: Tensor) -> None:
-        super().__init__(schedule)
+    def __init__(self, scheduler: Any, clean: Tensor) -> None:
+        super().__init__(scheduler, torch.Generator())
         self.clean_frames = clean
 
-    def step(self, velocity: Tensor, sample: Tensor) -> Tensor:
-        state = super().step(velocity, sample)
+    def step(self, answer: Tensor, state: Tensor) -> Tensor:
+        state = super().step(answer, state)
         # The velocity is 0 there, so this only removes the solver's rounding.
         state[:, : self.clean_frames.shape[1]] = self.clean_frames
         return state

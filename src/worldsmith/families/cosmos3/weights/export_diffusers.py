@@ -27,6 +27,7 @@ from worldsmith.families.cosmos3.attention.modes import describe_modes
 from worldsmith.families.cosmos3.model import Cosmos3Generator, read_attention
 from worldsmith.families.cosmos3.weights.diffusers_keys import native_to_diffusers, transformer_config
 from worldsmith.families.cosmos3.weights.model_card import pipeline_card
+from worldsmith.families.diffusers_pipeline.defaults import make_unipc_scheduler
 from worldsmith.files.atomic import folder_aside
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.spec import ModelSpec
@@ -130,8 +131,11 @@ def exported_weights(generator: Cosmos3Generator, dtype: DType) -> dict[str, Ten
 
 
 def build_pipeline(generator: Cosmos3Generator, weights: dict[str, Tensor], dtype: DType) -> Any:
-    """The pipeline object. Its schedule is `flow_schedule`'s, its prompts have no system prompt, as in training."""
+    """The pipeline object. Its noise levels are those of `Cosmos3Sampler`; its prompts have no system prompt."""
     import diffusers
+
+    shift = generator.defaults.shift
+    assert shift is not None, "refused before"
 
     library: Any = diffusers  # its classes carry no types
     transformer = make_transformer(generator.config)
@@ -140,9 +144,7 @@ def build_pipeline(generator: Cosmos3Generator, weights: dict[str, Tensor], dtyp
         transformer=transformer,
         text_tokenizer=generator.text_tokenizer.tokenizer,
         vae=replace(generator.config.tokenizer, precision=dtype).build(device="cpu").model,
-        scheduler=library.UniPCMultistepScheduler(
-            prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=generator.defaults.shift
-        ),
+        scheduler=make_unipc_scheduler(shift),
         enable_safety_checker=False,
         default_use_system_prompt=False,
         use_native_flow_schedule=True,

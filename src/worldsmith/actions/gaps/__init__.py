@@ -1,1 +1,0 @@
-"""What a model gets wrong, from the results of an evaluation."""

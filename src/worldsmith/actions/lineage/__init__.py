@@ -1,1 +1,0 @@
-"""Where results come from: parents, and the chain of records."""

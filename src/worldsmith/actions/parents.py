@@ -1,0 +1,354 @@
+"""`find_parent`: the model that a run or a result stands for, by record and fingerprint, never by what is newest."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from worldsmith.checkpoint.run.folders import (
+    BEST,
+    NAME,
+    best_of,
+    checkpoint_folders,
+    folder_iteration,
+    folder_name,
+    read_best,
+    read_pointer,
+)
+from worldsmith.checkpoint.run.frozen_weights import is_partial
+from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT, RUN_CONFIG
+from worldsmith.config.errors import UserError
+from worldsmith.config.text_file import read_config_text
+from worldsmith.config.tree.suggest import did_you_mean_folder
+from worldsmith.config.yaml.text import read_yaml
+from worldsmith.files.adapter_folder import ADAPTER_CONFIG, base_of_adapter
+from worldsmith.files.fingerprint import LINEAGE, fingerprint, is_record
+from worldsmith.files.json_file import read_json_object
+from worldsmith.files.manifest import MANIFEST
+from worldsmith.monitor.lineage import Lineage, read_lineage, record_of
+from worldsmith.training.run_folder import flatten, output_root
+
+PARENT = "--parent"
+CHOICE = re.compile(r"(?P<place>.+):(?P<choice>best|last|iter=\d+)")
+MODEL_FILES = (ABOUT, ADAPTER_CONFIG, "config.json", "model_index.json")
+UNSEARCHED = ("checkpoints", "wandb", "metrics", "logs")
+"""Folders of a run that hold no result."""
+SHORTEST_ID = 6
+RESULT_DEPTH = 4
+"""Maximum depth of the search for runs below a given folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """A model, and what belongs to it."""
+
+    model: Path
+    """A run's checkpoint, a folder of a whole model, or one of adapters alone."""
+    base: str | None = None
+    """Where the weights are that adapters, or a checkpoint of trained weights only, belong to."""
+    is_adapter: bool = False
+    """Whether `model` is a folder of adapters alone."""
+    processor: Mapping[str, Any] | None = None
+    """How the run behind it reads pictures, as its config has it; None where no run is known."""
+    why: str = ""
+    """What chose it, for people."""
+
+
+def find_parent(name: str) -> Parent:
+    """The model that `name` stands for: a path, a run's name below the output root, or the id of a record there.
+
+    `:best`, `:last` and `:iter=N` choose one of a run's checkpoints. Without them it is the last one of a run that is
+    finished and does not know another as its best. A result that is a model stands for itself, another one for the
+    model that it was made with; what its record says of them is compared with what is there.
+
+    Raises UserError for what is not there, has changed, or could mean several models, which are listed.
+    """
+    match = CHOICE.fullmatch(name)
+    place, choice = (match["place"], match["choice"]) if match and not Path(name).exists() else (name, "")
+    parent = follow(find_place(place), choice, name)
+    return replace(parent, processor=processor_of(parent.model))
+
+
+def start_of(name: str) -> tuple[str, str]:
+    """The weights that a training with this parent starts from, and the model that a spec of it names.
+
+    Raises UserError for adapters alone, and as `find_parent`.
+    """
+    parent = find_parent(name)
+    if parent.is_adapter:
+        raise UserError(
+            f"{PARENT} {name}: {parent.model} holds adapters alone, which no run starts from; give the run that "
+            "trained them, or a folder in which they are merged"
+        )
+    start = str(parent.model)
+    return start, backbone_of(parent.model.parent.parent) or start
+
+
+def backbone_of(run: Path) -> str | None:
+    """The name of the model that a run of a reasoner trains; None for another folder."""
+    found: Any = read_tree(run / RUN_CONFIG) if (run / RUN_CONFIG).is_file() else {}
+    for name in ("model", "config", "policy", "backbone", "model_name"):
+        found = found.get(name) if isinstance(found, dict) else None
+    return found if isinstance(found, str) else None
+
+
+def find_place(name: str, label: str = PARENT) -> Path:
+    """The folder, or file with a record, that a name without a choice of a checkpoint stands for.
+
+    `label` is what the name was given for. Raises UserError for none, and for several.
+    """
+    path = Path(os.path.expanduser(name))
+    if path.is_dir() or (path.name == BEST and path.parent.name == "checkpoints"):
+        return Path(best_of(str(path)))
+    if path.exists():
+        if record_of(path) is None:
+            raise UserError(f"{label} {name}: this is a file; give the run's or the result's folder")
+        return path
+    root = output_root()
+    runs = [] if path.is_absolute() else [root / name, *root.glob(f"*/*/{glob.escape(name)}")]
+    found = [place for place in sorted(set(runs)) if place.is_dir()]
+    found = found or [folder for folder in folders_below(root) if folder.name == name and is_run(folder)]
+    if not found and re.fullmatch(rf"[0-9a-f]{{{SHORTEST_ID},}}", name):
+        found = [place_of(record) for record in map(read_lineage, records_below(root)) if record.id.startswith(name)]
+    if not found:
+        raise UserError(
+            f"{label} {name}: there is no such folder, no run of this name below {root}, and no record with this id "
+            f"there; give a path{did_you_mean_folder(path)}"
+        )
+    return one_of(found, f"{label} {name}", "call it by its path")
+
+
+def folders_below(root: Path, depth: int | None = None) -> Iterator[Path]:
+    """Folders below `root`, at most `depth` levels deep; without hidden ones and those of a run that hold no result."""
+    for folder, folders, _ in os.walk(root):
+        folders[:] = sorted(name for name in folders if name not in UNSEARCHED and not name.startswith("."))
+        yield from (Path(folder, name) for name in folders)
+        if depth is not None and len(Path(folder).relative_to(root).parts) + 1 >= depth:
+            folders.clear()
+
+
+def records_below(root: Path) -> Iterator[Path]:
+    """The records of runs and results below a folder."""
+    for folder in [root, *folders_below(root)] if root.is_dir() else []:
+        yield from (file for file in sorted(folder.iterdir()) if is_record(file.name) and file.is_file())
+
+
+def place_of(record: Lineage) -> Path:
+    """The folder or file that a record tells of."""
+    return record.folder if record.file.name == LINEAGE else record.file
+
+
+def one_of(found: list[Path], what: str, advice: str) -> Path:
+    if len(found) > 1:
+        listing = "".join(f"\n  {path}" for path in found)
+        raise UserError(f"{what} could mean {len(found)} models; {advice}:{listing}")
+    return found[0]
+
+
+def follow(folder: Path, choice: str, name: str, seen: tuple[Path, ...] = ()) -> Parent:
+    """The model that a folder stands for."""
+    if folder.resolve() in seen:
+        raise UserError(f"{PARENT} {name}: the records of {folder} lead back to it; give the model's own folder")
+    seen = (*seen, folder.resolve())
+    if folder.is_file():
+        record = folder if is_record(folder.name) else record_of(folder)
+        return of_result(read_lineage(record or folder), choice, name, seen)
+    if is_run(folder):
+        return of_checkpoint(*choose(folder, choice, name))
+    if choice and (is_model(folder) or (folder / "model").is_dir()):
+        raise UserError(f"{PARENT} {name}: only a run has several checkpoints to choose from; {folder} is none")
+    if NAME.fullmatch(folder.resolve().name) and (folder / "model").is_dir():
+        return of_checkpoint(folder, "named by its folder")
+    if (folder / LINEAGE).is_file():
+        return of_result(read_lineage(folder), choice, name, seen)
+    if is_adapter(folder):
+        return of_adapter(folder, None)
+    if is_model(folder):
+        return Parent(folder, why="named by its folder")
+    inside = [child for child in sorted(folder.iterdir()) if child.is_dir() and (is_model(child) or is_run(child))]
+    # A spec's results folder has its runs in results_dir/output_dir/TIME.
+    inside = inside or [child for child in folders_below(folder, RESULT_DEPTH) if is_run(child)]
+    if not inside:
+        raise UserError(f"{PARENT} {name}: {folder} holds no run, no checkpoint, no model and no {LINEAGE}")
+    return follow(one_of(inside, f"{PARENT} {name}", "name one"), choice, name, seen)
+
+
+def is_run(folder: Path) -> bool:
+    return (folder / RUN_CONFIG).is_file() and (folder / "checkpoints").is_dir()
+
+
+def is_adapter(folder: Path) -> bool:
+    return (folder / ADAPTER_CONFIG).is_file()
+
+
+def is_model(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in MODEL_FILES)
+
+
+def choose(run: Path, choice: str, name: str) -> tuple[Path, str]:
+    """The checkpoint of a run that is meant, and why."""
+    parent = run / "checkpoints"
+    found = [folder for folder in checkpoint_folders(parent) if (folder / MANIFEST).is_file()]
+    if not found:
+        raise UserError(f"{PARENT} {name}: {run} has no complete checkpoint")
+    best, named = read_best(parent), read_pointer(parent)[0]
+    last = named if named in found else found[0]
+
+    def refusal(reason: str) -> UserError:
+        steps = "".join(f"\n  {run}:iter={folder_iteration(f)}{remark(f, best, last)}" for f in reversed(found))
+        return UserError(f"{PARENT} {name}: {reason}; its checkpoints:{steps}")
+
+    if choice == "best":
+        if best is None:
+            raise refusal("the run knows none as its best (checkpoint.keep_best)")
+        return best, "the best by its validation"
+    if choice == "last":
+        return last, "the last"
+    if choice:
+        wanted = parent / folder_name(int(choice.removeprefix("iter=")))
+        if wanted not in found:
+            raise refusal("it has no complete checkpoint of that step")
+        return wanted, "chosen by its step"
+    if best is not None and best != last:
+        raise refusal("the run's best checkpoint is not its last; add :best or :last, or name a step")
+    if not is_finished(run, last):
+        raise refusal("the run is not finished; name the checkpoint that is meant")
+    return last, "the last of a finished run"
+
+
+def remark(folder: Path, best: Path | None, last: Path) -> str:
+    known = [word for word, place in (("best", best), ("last", last)) if folder == place]
+    return f"  ({' and '.join(known)})" if known else ""
+
+
+def is_finished(run: Path, last: Path) -> bool:
+    """Whether a run has ended by itself: by its status, or by its steps."""
+    status = run / "status.json"
+    if status.is_file() and read_json_object(status).get("state") == "finished":
+        return True
+    steps = read_tree(run / RUN_CONFIG).get("trainer", {}).get("max_iter")
+    return isinstance(steps, int) and folder_iteration(last) >= steps
+
+
+def of_checkpoint(folder: Path, why: str) -> Parent:
+    """A run's checkpoint. The base of one that holds trained weights only is where its config says, unless it moved."""
+    if not is_partial(folder) or (file := record_of(folder.resolve())) is None:
+        return Parent(folder, why=why)
+    record = read_lineage(file)
+    moved = [place for place in of_role(record, "base") if str(place) not in [e["path"] for e in record.inputs]]
+    return Parent(folder, base=str(moved[0].resolve()) if moved else None, why=why)
+
+
+def of_result(record: Lineage, choice: str, name: str, seen: tuple[Path, ...]) -> Parent:
+    """The model that a result is, else that it has made, else that it was made with."""
+    folder, made = record.folder, []
+    for entry in record.outputs:
+        place = folder / entry["path"]
+        if not is_model(place) and not is_run(place):
+            continue
+        problem = None if is_run(place) else record.change(entry, place, look())  # a run may have gone on
+        if problem is not None:
+            raise UserError(f"{PARENT} {name}: {place} {problem}: its {record.action} wrote {entry['fingerprint']}")
+        made.append(place)
+    if folder.resolve() in [place.resolve() for place in made]:
+        return of_adapter(folder, record) if is_adapter(folder) else Parent(folder, why="a result of its own")
+    if made:
+        return follow(one_of(made, f"{PARENT} {name}", "name one"), choice, name, seen)
+    if choice:
+        raise UserError(
+            f"{PARENT} {name}: {folder} stands for one model, that its {record.action} read; leave :{choice} out"
+        )
+    adapters, models = of_role(record, "adapter"), of_role(record, "model")
+    if adapters:
+        base = [*of_role(record, "base"), *models]
+        return Parent(adapters[0], base=str(base[0]) if base else None, is_adapter=True, why="adapters")
+    if not models:
+        raise UserError(f"{PARENT} {name}: {folder} was made by {record.action}, which read no model")
+    return follow(one_of(models, f"{PARENT} {name}", "name one"), "", name, seen)
+
+
+def of_adapter(folder: Path, record: Lineage | None) -> Parent:
+    """Adapters with the weights that they belong to, as the record says, else the folder itself."""
+    bases = [] if record is None else of_role(record, "base")
+    about = read_json_object(folder / ABOUT) if (folder / ABOUT).is_file() else {}
+    base = str(bases[0]) if bases else about.get("base_model") or base_of_adapter(folder)
+    if not base:
+        raise UserError(f"{folder} holds adapters and does not say to which weights they belong; give --model BASE too")
+    return Parent(folder, base=base, is_adapter=True, why="adapters")
+
+
+def of_role(record: Lineage, role: str) -> list[Path]:
+    """The inputs of a record in this role, where they are now. Raises UserError for one that is not what it was."""
+    places = []
+    for entry in record.inputs:
+        if entry["role"] == role:
+            place = record.locate(entry)
+            problem = record.change(entry, place, look())
+            if problem is not None:
+                was = f"it was {entry['path']} with {entry['fingerprint']} when {record.folder} was made"
+                raise UserError(f"the {role} {place} {problem}; {was}. Put it back, or name the model itself")
+            places.append(place if place.exists() else Path(entry["path"]))
+    return places
+
+
+def look() -> Callable[[Path], str] | None:
+    """What tells a change: one process of a launch reads the content for all."""
+    return fingerprint if os.environ.get("RANK", "0") == "0" else None
+
+
+def processor_of(folder: Path) -> Mapping[str, Any] | None:
+    """How the run behind a model reads pictures; None where no run is known."""
+    found = (training_data_of(folder) or {}).get("processor")
+    return found if isinstance(found, dict) else None
+
+
+def training_data_of(folder: Path) -> Mapping[str, Any] | None:
+    """Returns `dataloader_train` of the run that trained a model, or of the models that it was made from."""
+    found = (training_tree_of(folder) or {}).get("dataloader_train")
+    return found if isinstance(found, dict) else None
+
+
+def training_tree_of(folder: Path, depth: int = 20) -> Mapping[str, Any] | None:
+    """Returns the config of the run that trained a model, or one of the models that it was made from, as plain data."""
+    folder = folder.resolve()
+    run = folder.parent.parent if folder.parent.name == "checkpoints" else folder
+    if (run / RUN_CONFIG).is_file():
+        return read_tree(run / RUN_CONFIG)
+    record = record_of(folder)
+    if record is None or depth == 0:
+        return None
+    told = read_lineage(record)
+    places = [told.locate(entry) for entry in told.inputs if entry["role"] in ("adapter", "model")]
+    return next((found for place in places if (found := training_tree_of(place, depth - 1)) is not None), None)
+
+
+def read_tree(file: Path) -> dict[str, Any]:
+    tree = read_yaml(read_config_text(file), str(file)).data
+    return tree if isinstance(tree, dict) else {}
+
+
+def as_words(parent: Parent, fields: Collection[str]) -> dict[str, str]:
+    """The settings that a parent stands for, of those that an action has, as the texts of its flags."""
+    words = {"model": str(parent.model)}
+    if parent.is_adapter and "adapter" in fields:
+        words = {"model": str(parent.base), "adapter": str(parent.model)}
+    elif parent.base is not None and "base" in fields:
+        words["base"] = parent.base
+    if parent.processor is not None and "processor" in fields:
+        words |= {f"processor.{name}": text for name, text in leaves(parent.processor).items()}
+    return words
+
+
+def leaves(tree: Mapping[str, Any]) -> dict[str, str]:
+    """The values of a tree of plain data by their dotted names, as text; without classes, and what is left open."""
+    return {
+        name: value if isinstance(value, str) else json.dumps(value)
+        for name, value in flatten(dict(tree)).items()
+        if value is not None and name.rpartition(".")[2] != "type"
+    }

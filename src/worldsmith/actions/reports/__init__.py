@@ -1,1 +1,0 @@
-"""Actions that show runs."""

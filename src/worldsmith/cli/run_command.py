@@ -1,0 +1,131 @@
+"""The commands that are actions about a run: their flags, and the words that describe the run."""
+
+from __future__ import annotations
+
+import inspect
+from argparse import SUPPRESS, ArgumentParser, Namespace
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass
+from typing import Any, cast, get_args
+
+from worldsmith.actions.action import mistakes_of_the_user
+from worldsmith.actions.registry import kinds_of
+from worldsmith.actions.run_action import RunAction
+from worldsmith.cli import run_source
+from worldsmith.cli.action import JSON, OPTIONS, SETTINGS, is_first, load, show
+from worldsmith.cli.parent_words import leave_parent_out
+from worldsmith.config.declare.configurable import field_hints
+from worldsmith.config.declare.field_docs import field_docs
+from worldsmith.config.declare.ranges import Range, annotated_hints
+from worldsmith.config.declare.value_types import union_members
+from worldsmith.config.errors import ConfigError
+from worldsmith.config.tree.draft import Loaded, finish
+from worldsmith.config.tree.references import Kept
+from worldsmith.config.words.command_words import Words
+from worldsmith.config.words.flag_words import Flag
+from worldsmith.monitor.terminal_text import print_message, print_warning
+
+ABOUT_RUNS = "Every value of the run is a flag too, and words after -- are overrides, as for `worldsmith train`."
+SETTINGS_HELP = "TOML, YAML or JSON file with values of the flags below, which take precedence over it"
+
+
+class RunCommand:
+    """What `cli.main` needs of a command, from the component that a name of the registry stands for."""
+
+    read_words = staticmethod(run_source.read_words)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.kind = cast(type[RunAction], kinds_of(name)[""])
+        self.HELP, _, self.epilog = (inspect.getdoc(self.kind) or "").partition("\n\n")
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        run_source.add_arguments(parser)
+        parser.add_argument(SETTINGS, metavar="FILE", help=SETTINGS_HELP)
+        config = self.kind.Config
+        aliases = {name: alias for alias, name in self.kind.aliases.items()}
+        docs, hints = field_docs(config), annotated_hints(config)
+        for name, hint in hints.items():
+            flags = [*filter(None, [aliases.get(name)]), f"--{name.replace('_', '-')}"]
+            about: dict[str, Any] = {"help": " ".join(docs[name].split()), "default": SUPPRESS}
+            if hint is bool:
+                parser.add_argument(*flags, action="store_true", **about)
+                continue
+            limits = [limit for member in union_members(hint) for limit in get_args(member)[1:]]
+            least = next((limit.ge for limit in limits if isinstance(limit, Range)), None)
+            kind: Callable[[str], Any] = str if least is None else run_source.count_from(int(least))
+            parser.add_argument(*flags, type=kind, metavar=self.kind.metavars.get(name, "N"), **about)
+        parser.add_argument(JSON, action="store_true", help=OPTIONS[JSON])
+        parser.epilog = f"{self.epilog} {ABOUT_RUNS}".lstrip()
+
+    def action(self, args: Namespace) -> Any:
+        """The component with the settings of its flags. Raises ConfigError or UserError."""
+        given = {name: value for name, value in vars(args).items() if name in field_hints(self.kind.Config)}
+        flags = [Flag(name, () if value is True else (str(value),)) for name, value in given.items()]
+        words = Words(flags, own={SETTINGS: args.settings} if args.settings else {})
+        settings = load(f"worldsmith {self.name}", self.kind, words, [])
+        for warning in settings.warnings if is_first() else ():
+            print_warning(warning)
+        return settings.tree.build(run=GivenWords(args))
+
+    def check(self, args: Namespace) -> None:
+        """Reads the config as `run` does. Raises ConfigError or UserError for what the user can fix."""
+        with mistakes_of_the_user():
+            self.action(args).check()
+
+    def run(self, args: Namespace) -> int:
+        """Raises ConfigError or UserError for what the user can fix."""
+        from worldsmith.actions.datasets.shares import ShareError
+
+        try:
+            with mistakes_of_the_user():
+                return show(self.action(args).run(), as_json=args.json)
+        except ShareError as error:
+            print_message(f"worldsmith: error: {error}")
+            return 1
+
+
+@dataclass(frozen=True)
+class GivenWords:
+    """The words that describe a run, as `run_source` has read them; see `RunWords`."""
+
+    args: Namespace
+
+    def load(self, more: Sequence[str] = (), *, keep_unset: Kept = False) -> Loaded:
+        args = copy(self.args)
+        args.overrides = [*args.overrides, *more]
+        return run_source.load_run(args, keep_unset=keep_unset)[0]
+
+    def unknown_source(self) -> str | None:
+        source: str | None = self.args.source
+        return None if source is None or run_source.names_source(source) else source
+
+    def load_for_dataset(self, recipe: str, dataset: Any) -> Loaded:
+        args = copy(self.args)
+        args.source = recipe
+        draft, _, overrides = run_source.draft_run(args)
+        if draft.tree is None:
+            raise ConfigError(draft.problems)
+        loader = draft.tree.dataloader_train
+        if type(loader.dataset) is type(dataset):
+            loader.dataset.path = dataset.path
+        else:
+            loader.dataset = dataset
+        draft.tree.trainer.run_validation = False
+        return finish(draft, overrides)
+
+    def leave_parent_out(self) -> list[str]:
+        return leave_parent_out(self.args)
+
+    def repeat(self) -> list[str]:
+        args = self.args
+        _, words, _ = run_source.draft_run(args)
+        if args.base:
+            return ["--base", *args.base, "--", *words]
+        if args.module:
+            return ["--module", args.module, "--config", args.config, "--", *words]
+        if args.spec:
+            said = args.spec_words or []
+            return ["--spec", args.spec, *said, "--", *words[len(said) :]]
+        return [args.source or args.sft_toml, "--", *words]

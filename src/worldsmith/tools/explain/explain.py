@@ -1,0 +1,82 @@
+"""`worldsmith explain LOG|RUN|-`: what the errors of a log mean, and what to change."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from worldsmith.actions.action import Action, Result
+from worldsmith.config.errors import UserError
+from worldsmith.config.tree.suggest import did_you_mean_folder
+from worldsmith.tools.explain.causes import Cause, find_causes, last_error
+from worldsmith.tools.explain.explanation import as_data, cut, in_full
+from worldsmith.tools.explain.facts import Run, run_in
+from worldsmith.tools.explain.logs import FOLDER, Stream, read_log, read_logs_of, split
+
+
+class Explain(Action):
+    """Finds known errors in a log or a run folder, the cause first, and says what they mean and what to change.
+
+    Of a run folder it reads the last start: the logs of all ranks, messages.jsonl and status.json; what it advises are
+    override words with the values of that run.
+    """
+
+    places: ClassVar[tuple[str, ...]] = ("log",)
+
+    class Config(Action.Config):
+        log: str
+        """A log file of any program, a run folder, or - for what comes through a pipe."""
+        run: str | None = None
+        """The run folder that a log is of, for its values; null: of a file in its logs/ the folder above."""
+
+    config: Config
+
+    def run(self) -> Result:
+        streams, run = self.read()
+        causes = find_causes(streams)
+        error = last_error(streams)
+        facts = {
+            "causes": [as_data(cause, run) for cause in causes],
+            "error": error and {"text": error[0], "file": error[1].source, "line": error[1].line},
+            "lines": sum(len(stream.lines) for stream in streams),
+        }
+        return Result(list(lines(causes, run, streams)), facts)
+
+    def read(self) -> tuple[list[Stream], Run | None]:
+        """The log and the run that it is of. Raises UserError for what is neither, OSError."""
+        log = self.config.log
+        run = run_in(Path(self.config.run)) if self.config.run is not None else None
+        if log == "-":
+            return split(sys.stdin.buffer.read().decode(errors="replace"), "-"), run
+        path = Path(log)
+        if path.is_dir():
+            return read_logs_of(path), run or run_in(path)
+        if not path.exists():
+            raise UserError(f"{log}: there is no such log or run folder{did_you_mean_folder(log)}; - reads from a pipe")
+        above = path.absolute().parent.parent
+        if run is None and path.absolute().parent.name == FOLDER and (above / "config.yaml").exists():
+            run = run_in(above)
+        return read_log(path), run
+
+
+def lines(causes: Sequence[Cause], run: Run | None, streams: Sequence[Stream]) -> Iterator[str]:
+    """Causes in full, consequences beside a cause by name alone; what is not known as it stands in the log."""
+    known = [cause for cause in causes if not cause.pattern.consequence] or causes
+    for number, cause in enumerate(known):
+        yield from [""] * (number > 0)
+        yield from in_full(cause, run)
+    for cause in causes:
+        if cause not in known:
+            yield ""
+            yield f"in consequence: {cause.pattern.name} ({cause.place.source}:{cause.place.line})"
+    if causes:
+        return
+    if error := last_error(streams):
+        text, place = error
+        yield f"{place.source}:{place.line}: {cut(text)}"
+        yield "This error is not among those that are known here."
+        return
+    count = sum(len(stream.lines) for stream in streams)
+    yield f"No known error in {count} line{'s' * (count != 1)}."

@@ -1,0 +1,123 @@
+"""What a run says of itself where an error is explained."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from worldsmith.monitor.page.run_files import lookup, read_run
+from worldsmith.monitor.short_text import format_bytes
+
+ABSENT: Any = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run as far as it is known: its config as plain data, its folder if it has one yet, its processes."""
+
+    config: Mapping[str, Any] = field(default_factory=dict)
+    folder: Path | None = None
+    processes: int = 1
+
+    def has(self, path: str) -> bool:
+        return lookup(self.config, path, ABSENT) is not ABSENT
+
+    def value(self, path: str) -> Any:
+        return lookup(self.config, path)
+
+    @property
+    def task(self) -> str | None:
+        """vfm or vlm; None: not known."""
+        return self.value("job.task")
+
+
+def run_in(folder: Path) -> Run:
+    """The run of a folder. Raises UserError for a folder that is no run's."""
+    files = read_run(folder)
+    processes = lookup(files.environment, "world_size", 1)
+    return Run(files.config, folder, processes if isinstance(processes, int) else 1)
+
+
+def processes(run: Run) -> str:
+    return f"{run.processes} process{'es' * (run.processes > 1)}"
+
+
+def degrees(run: Run) -> str:
+    """The processes and how they share the work."""
+    names = {
+        "replicate": "data_parallel_replicate",
+        "shard": "data_parallel_shard",
+        "context": "context_parallel_shard",
+    }
+    values = {name: run.value(f"model.config.parallelism.{path}_degree") for name, path in names.items()}
+    shared = ", ".join(f"{name} {value}" for name, value in values.items() if value is not None)
+    return f"{processes(run)}{f' ({shared})' * bool(shared)}"
+
+
+def pack(run: Run) -> str | None:
+    caps = {"samples": "dataloader_train.max_samples_per_batch", "tokens": "dataloader_train.max_sequence_length"}
+    most = [f"{value} {what}" for what, path in caps.items() if isinstance(value := run.value(path), int)]
+    each = run.value("trainer.grad_accum_iter")
+    return f"packs of at most {' or '.join(most)}, {each} a step on each process" if most else None
+
+
+def workers(run: Run) -> str | None:
+    count = run.value("dataloader_train.num_workers")
+    return None if count is None else f"{count} loader workers beside each of {processes(run)}"
+
+
+def disk(run: Run) -> str | None:
+    folder = run.folder
+    while folder is not None and not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return None if folder is None else f"{format_bytes(shutil.disk_usage(folder).free)} free on the disk of {folder}"
+
+
+def memory(run: Run) -> str:
+    from worldsmith.distributed.memory import free_memory
+
+    return f"{format_bytes(free_memory('cpu'))} of main memory free on this machine now"
+
+
+def checkpoints(run: Run) -> str | None:
+    folders = sorted((run.folder / "checkpoints").glob("iter_*")) if run.folder else []
+    if not folders:
+        return None
+    newest = sum(path.stat().st_size for path in folders[-1].rglob("*") if path.is_file())
+    return f"{len(folders)} checkpoint{'s' * (len(folders) > 1)}, the newest of {format_bytes(newest)}"
+
+
+def quarantine(run: Run) -> str | None:
+    left_out = read_run(run.folder).left_out if run.folder and run.folder.is_dir() else {}
+    reasons = Counter(str(entry.get("reason")) for entries in left_out.values() for entry in entries)
+    return f"left out: {', '.join(f'{reason} {count}' for reason, count in reasons.most_common())}" if reasons else None
+
+
+def skipped(run: Run) -> str | None:
+    files = sorted((run.folder / "bad_batches").glob("step_*.json")) if run.folder else []
+    return f"{len(files)} skipped steps are described, the first in {files[0]}" if files else None
+
+
+def token(run: Run) -> str:
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    known = bool(os.environ.get("HF_TOKEN")) or (home / "token").exists()
+    return f"there is {'a' if known else 'no'} token of the hub here now"
+
+
+FACTS: Mapping[str, Callable[[Run], str | None]] = {
+    "ranks": degrees,
+    "pack": pack,
+    "workers": workers,
+    "disk": disk,
+    "memory": memory,
+    "checkpoints": checkpoints,
+    "quarantine": quarantine,
+    "skipped": skipped,
+    "token": token,
+}
+"""What a pattern may ask for; None: nothing to say."""

@@ -1,0 +1,7 @@
+"""`worldsmith gaps`: what a model answers wrongly, as a table."""
+
+from worldsmith.actions.registry import Command
+
+COMMANDS = {
+    "gaps": Command("list what a model answers wrongly, as a table", {"": "worldsmith.tools.gaps.find_gaps:FindGaps"}),
+}

@@ -1,0 +1,7 @@
+"""`worldsmith lineage`: what a result was made from."""
+
+from worldsmith.actions.registry import Command
+
+COMMANDS = {
+    "lineage": Command("draw what a result was made from", {"": "worldsmith.tools.lineage.draw:ShowLineage"}),
+}

@@ -1,0 +1,11 @@
+"""`worldsmith quantize`: a reasoner with fewer bits for each weight."""
+
+from worldsmith.actions.registry import Command
+
+COMMANDS = {
+    "quantize": Command(
+        "make a reasoner's folder with fewer bits for each weight, and judge it",
+        {"answers": "worldsmith.tools.quantize.quantize:Quantize"},
+        by="model",
+    ),
+}

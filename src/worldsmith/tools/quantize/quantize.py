@@ -1,0 +1,298 @@
+"""`worldsmith quantize MODEL`: a reasoner with fewer bits for each weight, checked against what it was made of."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from worldsmith.actions.action import Result, share_done
+from worldsmith.actions.answers.answering import AnswerAction
+from worldsmith.actions.model_action import WritingAction, find_device
+from worldsmith.checkpoint.formats.export_folder import publish_export, require_free, require_place
+from worldsmith.checkpoint.formats.quantizer import Method, Quantizer, Scheme
+from worldsmith.checkpoint.formats.stored_model import StoredModel
+from worldsmith.config import wrong
+from worldsmith.config.declare.ranges import Count, Range
+from worldsmith.config.errors import UserError
+from worldsmith.config.tree.plain import to_dict
+from worldsmith.config.tree.reader import from_dict
+from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
+from worldsmith.data.stream.errors import SampleError
+from worldsmith.files.atomic import folder_aside
+from worldsmith.monitor.lineage import write_lineage
+from worldsmith.tools.quantize.compare_answers import Asked, Said, ask, compare
+from worldsmith.training.records.lineage import data_of
+
+if TYPE_CHECKING:
+    from worldsmith.data.conversations.chat_processor import ChatSample
+    from worldsmith.sampling.answers import Answerer
+
+INDEX, FIGURES = "config.json", "quantization.json"
+
+
+class Quantize(AnswerAction, WritingAction):
+    """Writes a reasoner's folder with quantized weights, for transformers and vLLM, in the form of compressed-tensors.
+
+    The linear layers of the decoder are quantized; embeddings, head, vision tower and projector are in bfloat16. The
+    model and the result are asked the same questions: a result that is right less often than `tolerance` allows is put
+    aside as OUT.rejected, exit code 1.
+    """
+
+    class Config(AnswerAction.Config, WritingAction.Config):
+        out: str
+        """The new folder."""
+        scheme: Scheme = "FP8_DYNAMIC"
+        """Form of weights and activations, by the names of compressed-tensors. W4A16: weights of 4 bits, activations
+        of 16; FP8 and NVFP4 fix the range of activations beforehand, by the calibration data."""
+        group_size: Count | None = None
+        """How many weights of a row have a common scale (W4A16, W8A16); null: 128."""
+        method: Method = "nearest"
+        """How weights are rounded: each to the nearest number; or by GPTQ, whose later columns make up for the errors
+        of the earlier ones, as far as the calibration data show."""
+        dataset: ChatDataset.Config | None = None
+        """Conversations that activations are observed with, where scheme or method ask for it; null: the run's training
+        data."""
+        samples: Count = 512
+        """So many of them, evenly spread; all if there are fewer."""
+        max_sequence_length: Count | None = None
+        """A conversation of more tokens is left out and counted, never cut; null: none is."""
+        questions: ChatDataset.Config | None = None
+        """Questions with their answers, which model and result are asked; null: the run's validation data."""
+        max_questions: Count = 512
+        """So many of them, evenly spread; all if there are fewer."""
+        judge: bool = True
+        """Off: nothing is asked, and the result is not judged."""
+        tolerance: Annotated[float, Range(ge=0, le=100)] = 2.0
+        """Points of 100 by which the share of right answers may fall."""
+        batch_size: Count = 8
+        """Questions that are asked at once."""
+
+        def check(self) -> None:
+            super().check()
+            if not self.judge and self.questions is not None:
+                raise wrong(self, "questions", "judge", why="nothing is asked", remedy="leave one of them out")
+
+    config: Config
+
+    def plan(self) -> Iterator[str]:
+        model, quantizer, data, questions = self.prepare()
+        yield f"model     {model.folder} ({model.weights_in_words})"
+        yield f"scheme    {self.config.scheme}: {describe(quantizer)}"
+        yield f"observe   {share(data, self.config.samples)}"
+        yield f"judge     {share(questions, self.config.max_questions)}"
+        yield f"folder    {self.config.out}"
+
+    def run(self) -> Result:
+        from worldsmith.sampling.answers import Answerer
+
+        config, out = self.config, Path(self.config.out)
+        model, quantizer, data, questions = self.prepare()
+        asked = [] if questions is None else conversations(questions, config.max_questions)
+        device = find_device(config.device)
+        facts: dict[str, Any] = {
+            "scheme": config.scheme,
+            "method": config.method,
+            "model": str(model.folder),
+            "weights": model.weights,
+            **self.how(model),
+        }
+        before = None
+        if data is not None or asked:
+            answerer = self.answerer(model)
+            if data is not None:
+                facts["calibration"] = self.observe(quantizer, answerer, data)
+            if asked:
+                before = self.ask(answerer, asked, "asking the model")
+            del answerer
+        with folder_aside(out) as aside:
+            about = quantizer.fill(aside, out.name)
+            facts["size"] = sizes_of(quantizer, aside)
+            passed = True
+            if before is not None and questions is not None:
+                answerer = Answerer(model.formats.load_quantized(aside, device), self.settings(model))
+                check = compare(asked, before, self.ask(answerer, asked, "asking the result"))
+                check["left_out"] += min(config.max_questions, len(questions)) - len(asked)
+                passed = falls_by(check) <= config.tolerance / 100 + 1e-9
+                facts["check"] = {
+                    "dataset": questions.name,
+                    **check,
+                    "tolerance": config.tolerance / 100,
+                    "passed": passed,
+                }
+            (aside / FIGURES).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+            place = out if passed else out.with_name(f"{out.name}.rejected")
+            force = config.force or not passed
+            require_free(place, INDEX, force=force)
+            publish_export(aside, place, about, force=force)
+        read = (("calibration", data), ("questions", questions))
+        used = [entry for split, dataset in read if dataset is not None for entry in data_of(split, dataset)]
+        write_lineage(
+            place, action="quantize", settings=to_dict(config), inputs=[*self.inputs(model), *used], outputs=["."]
+        )
+        return Result(summary(facts, place), {**facts, "folder": str(place)}, code=0 if passed else 1)
+
+    def prepare(self) -> tuple[StoredModel, Quantizer, ChatDataset | None, ChatDataset | None]:
+        """The model, what quantizes it, and the data for calibration and questions where there are any.
+
+        After all checks that cost little. Raises UserError when something cannot be done, or is missing.
+        """
+        config, out = self.config, Path(self.config.out)
+        find_device(config.device)
+        require_place(out, INDEX)
+        require_free(out, INDEX, force=config.force)
+        model = self.find()
+        quantizer = model.formats.quantizer(model, config.scheme, config.group_size, config.method)
+        data = questions = None
+        if quantizer.needs_data:
+            data = dataset_of(model, config.dataset, "dataset", "dataloader_train", "observe activations with")
+        else:
+            for name in ("dataset", "max_sequence_length"):
+                if getattr(config, name) is not None:
+                    why = f"{config.scheme} needs no calibration without GPTQ"
+                    raise wrong(config, name, why=why, remedy=f"leave {name} out, or give the method gptq")
+        if config.judge:
+            purpose = "judge the result by (or give --no-judge)"
+            questions = dataset_of(model, config.questions, "questions", "dataloader_val", purpose)
+        return model, quantizer, data, questions
+
+    def ask(self, answerer: Answerer, asked: Asked, what: str) -> Said:
+        config = self.config
+        return ask(
+            answerer,
+            asked,
+            batch_size=config.batch_size,
+            max_new_tokens=config.max_new_tokens,
+            decoding=self.decoding,
+            what=what,
+        )
+
+    def observe(self, quantizer: Quantizer, answerer: Answerer, data: ChatDataset) -> dict[str, Any]:
+        """Runs the model over conversations as in training; what was used and left out. Raises UserError for none."""
+        left_out, longest, used = Counter[str](), 0, 0
+        indices, show = spread(data, self.config.samples), share_done("calibrating")
+        cap = self.config.max_sequence_length
+
+        def samples() -> Iterator[ChatSample]:
+            nonlocal longest, used
+            for done, index in enumerate(indices, start=1):
+                key = data.place(index)[0]
+                try:
+                    plan = answerer.processor.plan(data.turns(index))
+                    longest = max(longest, len(plan))
+                    if cap is not None and len(plan) > cap:
+                        raise SampleError("too_long", f"{len(plan)} tokens")
+                    yield answerer.processor.finish(plan, key=key, position=index)
+                    used += 1
+                except SampleError as error:
+                    left_out[error.reason] += 1
+                show(done, len(indices))
+            if not used:
+                advice = (
+                    f"; the longest has {longest} tokens, raise max_sequence_length" if "too_long" in left_out else ""
+                )
+                raise UserError(f"{data.name} has no conversation to calibrate with: {reasons(left_out)}{advice}")
+
+        media: Any = answerer.processor.media
+        quantizer.observe(answerer.model, samples(), normalize=lambda patches, kind: media.normalize(patches, kind))
+        return {"dataset": data.name, "used": used, "left_out": dict(left_out), "longest": longest}
+
+
+def dataset_of(
+    model: StoredModel, given: ChatDataset.Config | None, flag: str, loader: str, purpose: str
+) -> ChatDataset:
+    """The data set that is given, or that of the model's run. Raises UserError when there is neither, DataError."""
+    stated = ((model.tree or {}).get(loader) or {}).get("dataset")
+    if given is None and stated is None:
+        raise UserError(f"{model.folder} names no data to {purpose}; give --{flag} KIND --{flag}.path PATH")
+    config = from_dict(stated, ChatDataset.Config) if given is None else given
+    dataset: ChatDataset = config.build()
+    return dataset
+
+
+def share(dataset: ChatDataset | None, count: int) -> str:
+    return "nothing" if dataset is None else f"{len(spread(dataset, count))} of {len(dataset)} in {dataset.name}"
+
+
+def conversations(dataset: ChatDataset, count: int) -> Asked:
+    """Raises UserError when none can be asked."""
+    asked = []
+    for index in spread(dataset, count):
+        with suppress(SampleError):  # `run` counts them
+            asked.append((dataset.place(index)[0], dataset.turns(index)))
+    if not asked:
+        raise UserError(f"{dataset.name} has no conversation that can be asked")
+    return asked
+
+
+def spread(dataset: ChatDataset, count: int) -> list[int]:
+    """At most so many indices, evenly over the data set."""
+    count = min(count, len(dataset))
+    return [index * len(dataset) // count for index in range(count)]
+
+
+def sizes_of(quantizer: Quantizer, folder: Path) -> dict[str, Any]:
+    sizes = quantizer.sizes
+    return {
+        "numbers": sizes.numbers,
+        "quantized": sizes.quantized,
+        "bytes_before": sizes.bytes_before,
+        "bytes_after": sum(file.stat().st_size for file in folder.glob("*.safetensors")),
+        "expected_factor": sizes.factor,
+    }
+
+
+def falls_by(check: dict[str, Any]) -> float:
+    return float(check["accuracy_before"] - check["accuracy_after"])
+
+
+def describe(quantizer: Quantizer) -> str:
+    sizes = quantizer.sizes
+    return (
+        f"{sizes.quantized / sizes.numbers:.0%} of {sizes.numbers / 1e6:.1f} million numbers, {sizes.factor:.2f} times "
+        "smaller than in bfloat16"
+    )
+
+
+def reasons(left_out: Mapping[str, int]) -> str:
+    return ", ".join(f"{reason} {count}" for reason, count in sorted(left_out.items())) or "none"
+
+
+def summary(facts: dict[str, Any], place: Path) -> list[str]:
+    """For people; the last line says whether the result may be used."""
+    size = facts["size"]
+    lines = [
+        f"quantized    {place} ({facts['scheme']}): {size['quantized'] / size['numbers']:.0%} of the numbers",
+        f"size         {size['bytes_before'] / 1e6:.1f} MB in bfloat16, now {size['bytes_after'] / 1e6:.1f} MB: "
+        f"{size['bytes_before'] / size['bytes_after']:.2f} times smaller",
+    ]
+    if "calibration" in facts:
+        data = facts["calibration"]
+        lines.append(
+            f"calibration  {data['used']} conversations of {data['dataset']}, left out: {reasons(data['left_out'])}; "
+            f"the longest has {data['longest']} tokens"
+        )
+    if "check" not in facts:
+        return [*lines, "not judged: the result was asked nothing"]
+    check = facts["check"]
+    fall, allowed = 100 * falls_by(check), 100 * check["tolerance"]
+    lines += [
+        f"answers      {check['questions']} questions: {check['same_answers']:.0%} the same as before, "
+        f"{check['became_wrong']} became wrong, {check['became_right']} right "
+        f"(p {check['p_value']:.2g}); left out: {check['left_out']}",
+        f"latency      {1000 * check['seconds_per_answer_before']:.0f} ms an answer before, "
+        f"{1000 * check['seconds_per_answer_after']:.0f} ms now (here, through transformers)",
+    ]
+    if check["dataset"] == facts.get("calibration", {}).get("dataset"):
+        lines.append("warning      the questions are those that it was calibrated with; others would say more")
+    if not check["accuracy_before"]:
+        lines.append("warning      the model itself answers none of them right: this check says nothing of the result")
+    verdict = "passed" if check["passed"] else "REJECTED"
+    return [
+        *lines,
+        f"{verdict}: accuracy {check['accuracy_before']:.3f} before, {check['accuracy_after']:.3f} now: falls by "
+        f"{fall:.1f} points, {allowed:.1f} are allowed",
+    ]

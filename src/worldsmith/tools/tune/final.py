@@ -1,0 +1,139 @@
+"""The last word on a study: the figure of stored weights on data that no trial has seen."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from worldsmith.actions.datasets.shares import ShareError, do_shares
+from worldsmith.checkpoint.run.folders import read_best
+from worldsmith.config.declare.configurable import field_names
+from worldsmith.config.errors import UserError
+from worldsmith.config.tree.contradictions import PARALLELISM
+from worldsmith.config.tree.degrees import NAMES
+from worldsmith.config.tree.paths import format_path
+from worldsmith.distributed.world import World
+from worldsmith.tasks.registry import task_of
+from worldsmith.tools.tune.record import Record
+from worldsmith.tools.tune.source import Source, first_part, key_of_word
+from worldsmith.tools.tune.space import as_words
+from worldsmith.tools.tune.trial_run import TrialRun
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
+
+T = TypeVar("T")
+VALIDATION = "dataloader_val"
+
+
+@dataclass(frozen=True, slots=True)
+class FinalData:
+    """Words that change the validation data of a run, or what `evaluate` measures on, to data that no trial sees."""
+
+    source: Source
+    data: Sequence[str]
+    metric: str
+    evaluate: Sequence[str] = ()
+    """Settings of `worldsmith evaluate`, where that gives the figure."""
+
+    def check(self) -> None:
+        """Raises UserError for data that cannot be read, or that the trials see; what evaluate reads is not known."""
+        if not self.evaluate:
+            in_own_process(self.require_unseen)
+
+    def measure(self, record: Record, best: FrozenTrial) -> dict[str, Any]:
+        """The figure of the best trial, and that of the run as it is; None: not finite. Raises UserError."""
+        both: dict[str, float | None] = {}
+        for name, trial in (("best", best), ("as_it_is", record.finished[0])):
+            if trial.number == best.number and both:
+                both[name] = both["best"]
+                continue
+            run, folder = record.path(trial.number), record.folder / f"final_{trial.number:04d}"
+            settings = as_words(trial.user_attrs["settings"])
+            try:
+                if self.evaluate:
+                    figures: Mapping[str, float | None] = self.evaluated(run, folder)
+                else:
+                    figures = in_own_process(lambda: self.validated(settings, run, folder))  # noqa: B023
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+            value = figures.get(self.metric)
+            both[name] = value if value is not None and math.isfinite(value) else None
+        return {**both, "data": list(self.data)}
+
+    def require_unseen(self) -> None:
+        seen: Any = self.source.load().tree
+        final: Any = self.source.load(self.changes).tree
+        model = seen.model.config.build(device="meta")
+        task = task_of(seen.model.name)(model=model, objective=seen.objective, data=final.dataloader_val, world=World())
+        dataset = task.loader(dry=True).dataset
+        for split, what in (("train", "are trained"), ("val", "are judged")):
+            other = getattr(seen, f"dataloader_{split}").dataset.build()
+            if both := task.overlap(dataset, other):
+                raise UserError(
+                    f"--final-data: {both} of {dataset.num_samples} samples of {dataset.name} are in {other.name}, "
+                    f"too, on which the trials {what}; the final figure is of data that no trial has seen"
+                )
+
+    def validated(self, settings: Sequence[str], run: Path, folder: Path) -> dict[str, float]:
+        """All figures of a run's best weights, where it keeps them, or else of its last ones.
+
+        As a new run in one process would find them, which starts from these weights and validates before any step.
+        """
+        start = {
+            "load_path": str((read_best(run / "checkpoints") or run).absolute()),
+            "load_training_state": False,
+            "load_ema_to_reg": False,
+            "keys_to_skip_loading": [],
+        }
+        words = as_words({f"checkpoint.{name}": value for name, value in start.items()})
+        words += as_words({format_path((*PARALLELISM, name)): 1 for name in NAMES})
+        tree: Any = self.source.load([*settings, *self.changes, *words]).tree
+        trainer = tree.build(run_folder=folder)
+        try:
+            return dict(trainer.validator.run(trainer.state.ema).figures)
+        finally:
+            trainer.lock.release()
+
+    def evaluated(self, run: Path, folder: Path) -> dict[str, float | None]:
+        """All numbers of `worldsmith evaluate`."""
+        words = ["evaluate", str(run), "-o", str(folder), "--json", "--", *self.evaluate, *self.data]
+        folder.mkdir(exist_ok=True)
+        again = TrialRun(folder, [], self.metric, after=words)
+        try:
+            again.start_next(os.environ)
+            while again.code() is None:
+                time.sleep(0.1)
+            if again.code():
+                raise UserError(f"--final-data: {again.reason()}")
+            return again.facts()
+        finally:
+            again.kill()
+            for file in (again.log, again.measured):
+                file.unlink(missing_ok=True)
+
+    @property
+    def changes(self) -> list[str]:
+        """The words of the run. For a spec, a word that begins with no field of dataloader_val names a key of it."""
+        if not self.source.is_spec:
+            return [f"{VALIDATION}.{word}" for word in self.data]
+        fields = field_names(type(self.source.load().tree.dataloader_val))
+        return [f"{VALIDATION}.{word}" if first_part(key_of_word(word)) in fields else word for word in self.data]
+
+
+def in_own_process(work: Callable[[], T]) -> T:
+    """What `work` returns: this process imports no library of tensors, and shares no device with the trials.
+
+    Raises UserError.
+    """
+    try:
+        (found,) = do_shares(lambda *share: work(), 1, lambda done: None)
+        return found
+    except ShareError as error:
+        raise UserError(str(error)) from None

@@ -1,0 +1,203 @@
+"""The folder of a study: what it is, its trials, and the best of them.
+
+The trials are in Optuna's storage in SQLite: a transaction a trial, so that a process may be killed at any moment
+(Optuna's journal file is not read any more after a line that was cut off, and keeps a lock that nobody has). They go in
+when they have ended, in the order of their numbers; what is at work is known from its plan.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from worldsmith.config.errors import UserError
+from worldsmith.files.atomic import write_text
+from worldsmith.files.json_file import read_json_object
+from worldsmith.files.record_lock import FILE as LOCK
+from worldsmith.files.record_lock import try_lock
+from worldsmith.tools.tune.space import as_words
+from worldsmith.tools.tune.strategy import Direction, Plan
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.trial import FrozenTrial
+
+STUDY, DATABASE, TRIALS, BEST, PAGE = "study.json", "study.db", "trials.jsonl", "best.json", "tune.html"
+LEAST = 4
+"""Complete trials from which importances are told."""
+RUNS = "trials"
+"""The folder of the runs, each with its plan and its log beside it."""
+
+
+class Record:
+    """The study in `folder`, made if need be. `about` is what makes it this study, as plain data.
+
+    Raises UserError for a folder that has another study, or something else, in it.
+    """
+
+    def __init__(self, folder: Path, about: Mapping[str, Any], direction: str) -> None:
+        self.folder, self.runs = folder, folder / RUNS
+        require_same_study(folder, about)
+        self.runs.mkdir(parents=True, exist_ok=True)
+        if not (folder / STUDY).exists():
+            write_text(folder / STUDY, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
+        self.study: Study = open_study(folder / DATABASE, direction)
+        self.finished: list[FrozenTrial] = self.study.trials
+
+    def path(self, number: int, suffix: str = "") -> Path:
+        """The run folder of a trial; with a suffix the file beside it."""
+        return self.runs / f"{number:04d}{suffix}"
+
+    def plan(self, number: int) -> Plan | None:
+        """What a trial that has been started tries."""
+        path = self.path(number, ".json")
+        return Plan.from_json(path.read_text(encoding="utf-8")) if path.exists() else None
+
+    def keep_plan(self, plan: Plan) -> None:
+        write_text(self.path(plan.number, ".json"), plan.to_json())
+
+    def add(self, trial: FrozenTrial) -> None:
+        """Keeps a trial that has ended, whose number is the next one."""
+        self.study.add_trial(trial)
+        self.finished = self.study.trials
+
+    @property
+    def best(self) -> FrozenTrial | None:
+        """The trial with the best value; the first of equal ones."""
+        found = [trial for trial in self.finished if trial.state.name == "COMPLETE"]
+        sign = 1 if self.study.direction.name == "MINIMIZE" else -1
+        return min(found, key=lambda trial: (sign * value_of(trial), trial.number), default=None)
+
+    def lines(self) -> list[dict[str, Any]]:
+        """All trials that have ended, as plain data."""
+        return [line_of(trial, self.path(trial.number)) for trial in self.finished]
+
+    def write_lines(self) -> None:
+        lines = [json.dumps(line, ensure_ascii=False) + "\n" for line in self.lines()]
+        write_text(self.folder / TRIALS, "".join(lines))
+
+    def importances(self) -> dict[str, float]:
+        """The share of the differences in value that each dimension explains; empty while that cannot be told."""
+        values = [trial.value for trial in self.finished if trial.state.name == "COMPLETE"]
+        if len(values) < LEAST or len(set(values)) < 2:
+            return {}
+        from optuna.importance import get_param_importances
+
+        return get_param_importances(self.study)
+
+    def counts(self) -> dict[str, int]:
+        """How the trials have ended, and how many draws could not run."""
+        names = [STATES[trial.state.name] for trial in self.finished]
+        refused = sum(len(trial.user_attrs["refused"]) for trial in self.finished)
+        return {**{name: names.count(name) for name in STATES.values()}, "refused_draws": refused}
+
+
+STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
+
+
+def line_of(trial: FrozenTrial, run: Path) -> dict[str, Any]:
+    """A trial as plain data."""
+    about = trial.user_attrs
+    return {
+        "trial": trial.number,
+        "state": STATES[trial.state.name],
+        "value": trial.value if trial.value is None or math.isfinite(trial.value) else None,
+        "validations": [None if math.isnan(value) else value for value in trial.intermediate_values.values()],
+        "settings": about["settings"],
+        "words": as_words(about["settings"]),
+        "reason": about["reason"],
+        "refused": about["refused"],
+        "seconds": about["seconds"],
+        "run": f"{RUNS}/{run.name}",
+    }
+
+
+def value_of(trial: FrozenTrial) -> float:
+    assert trial.value is not None
+    return trial.value
+
+
+def ended(
+    plan: Plan,
+    state: str,
+    *,
+    value: float | None = None,
+    heard: Sequence[float] = (),
+    notes: Mapping[str, Any] | None = None,
+    reason: str | None = None,
+    seconds: float = 0.0,
+) -> FrozenTrial:
+    """A trial that has ended as a value of `STATES`. `heard` are its validations, `notes` those of the pruner."""
+    from optuna.trial import TrialState, create_trial
+
+    (name,) = (name for name, said in STATES.items() if said == state)
+    return create_trial(
+        state=TrialState[name],
+        value=value,
+        params=plan.drawn,
+        distributions=plan.distributions,
+        intermediate_values=dict(enumerate(heard, 1)),
+        system_attrs=dict(notes or {}),
+        user_attrs={
+            "settings": plan.settings,
+            "refused": plan.refused,
+            "reason": reason,
+            "seconds": round(seconds, 1),
+        },
+    )
+
+
+def open_study(path: Path, direction: str) -> Study:
+    from optuna import create_study
+    from optuna.storages import RDBStorage
+    from sqlalchemy import URL
+
+    storage = RDBStorage(str(URL.create("sqlite", database=str(path.absolute()))))
+    goal: Direction = "minimize" if direction == "min" else "maximize"
+    return create_study(study_name="tune", storage=storage, direction=goal, load_if_exists=True)
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Within the block no other command works on the study. Raises UserError while one does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT)  # a lock that processes forked from this one do not have
+    try:
+        if not try_lock(handle, fcntl.LOCK_EX, folder / LOCK):
+            raise UserError(
+                f"{folder}: another `worldsmith tune` works on this study; wait for it, or choose another -o"
+            )
+        yield
+    finally:
+        os.close(handle)
+
+
+def require_same_study(folder: Path, about: Mapping[str, Any]) -> None:
+    """Raises UserError for a folder of something else."""
+    if not folder.exists():
+        return
+    if not (folder / STUDY).exists():
+        if any(path.name != LOCK for path in folder.iterdir()):
+            raise UserError(f"{folder} is not empty and holds no study ({STUDY}); choose another -o")
+        return
+    before = read_json_object(folder / STUDY)
+    lines = [
+        f"  {name}: {before.get(name)!r} there, {about.get(name)!r} now"
+        for name in [*before, *(name for name in about if name not in before)]
+        if name != "run" and before.get(name) != about.get(name)
+    ]
+    lines += [f"  {line}" for line in run_differences(before.get("run", {}), about["run"])]
+    if lines:
+        raise UserError("\n".join([f"{folder} holds another study:", *lines, "Put that back, or choose another -o"]))
+
+
+def run_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Where two runs, as one level of paths, are not the same."""
+    paths = [*before, *(path for path in now if path not in before)]
+    return [f"{p}: {before.get(p)!r} there, {now.get(p)!r} now" for p in paths if before.get(p) != now.get(p)]

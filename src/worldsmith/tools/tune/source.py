@@ -1,0 +1,180 @@
+"""The run that is tuned: what describes it, in this process and on the command line of a trial."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from worldsmith.actions.parents import PARENT, start_of
+from worldsmith.checkpoint.sources.first_weights import LOAD_PATH
+from worldsmith.config.declare.search import Search, Searched, search_space
+from worldsmith.config.errors import UserError
+from worldsmith.config.load import load
+from worldsmith.config.tree.degrees import NAMES
+from worldsmith.config.tree.draft import Loaded
+from worldsmith.config.tree.paths import Path, parse_path, starts_with
+from worldsmith.config.words.literals import read_text
+from worldsmith.config.write.values import WORD, write
+from worldsmith.dialects.cosmos_rl.names import keys_of
+from worldsmith.dialects.cosmos_rl.spec_file import Spec, read_spec
+from worldsmith.dialects.cosmos_rl.train.draft import is_train_spec, parent_of_spec
+from worldsmith.dialects.cosmos_rl.train.form import FORM
+from worldsmith.dialects.cosmos_rl.train.job import RESUME
+from worldsmith.dialects.cosmos_rl.train.model import NAME as SPEC_MODEL
+from worldsmith.dialects.translation import translate
+from worldsmith.training.trainer import Trainer
+
+SECTIONS = tuple(name for name in Trainer.Config.__dataclass_fields__ if name != "custom")
+
+
+@dataclass(frozen=True)
+class SpecFields:
+    """The keys of the spec that describes a run, as a search names them."""
+
+    spec: Spec
+    targets: Mapping[str, Sequence[Path]]
+    """Fields of the run that each key sets."""
+    given: Sequence[Path] = ()
+    """Fields of the run that words set, whatever the spec says."""
+
+    def key(self, path: str) -> str | None:
+        """The full key of a name; None for the name of a field of the run."""
+        key = self.spec.form.aliases.get(path, path)
+        return None if first_part(key) in SECTIONS else key
+
+    def search_space(self) -> Iterator[Searched]:
+        """The marked fields under their keys, also in conditions and ratios."""
+        for found in search_space(self.spec.root):
+            marks = tuple(in_keys(mark) for mark in found.marks)
+            yield replace(found, path=keys_of(parse_path(found.path)), marks=marks)
+
+    def replaced_by(self, key: str, paths: Sequence[Path]) -> Path | None:
+        """The first of some fields of the run that sets what `key` sets; None if none does."""
+        targets = self.targets.get(key, ())
+        return next((path for path in paths for to in targets if starts_with(to, path) or starts_with(path, to)), None)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A recipe's name, a file or a run folder, and the words that change it.
+
+    Of a nested spec those words change the run that do not begin with a table of the spec.
+    """
+
+    name: str
+    words: Sequence[str] = ()
+    parent: str | None = None
+    """A run or a result whose weights the run starts from; a spec may name it, too."""
+
+    def with_parent_found(self) -> Source:
+        """The same run, with the parent's weights and model in words. Raises UserError for a parent that cannot be."""
+        of_spec, of_run = self.split()
+        parent = self.parent
+        if of_spec is not None:
+            parent, of_spec = parent_of_spec(self.name, of_spec, parent)
+        if parent is None:
+            return self
+        if LOAD_PATH in map(key_of_word, of_run):
+            raise UserError(
+                f"{LOAD_PATH} and {PARENT} {parent} both say what the run starts from; leave one of them out"
+            )
+        start, model = start_of(parent)
+        given = [] if of_spec is None else [*of_spec, word_of(SPEC_MODEL, model)]
+        return Source(self.name, [*given, *of_run, word_of(LOAD_PATH, start)])
+
+    def load(self, words: Sequence[str] = (), *, keep_unset: bool = False) -> Loaded:
+        """The run with further words. Raises ConfigError."""
+        of_spec, of_run = self.split(words)
+        return load(self.name, of_run, keep_unset=keep_unset, spec_words=of_spec)
+
+    def command(self, words: Sequence[str] = (), *, processes: int = 1) -> list[str]:
+        """The words of the `worldsmith` command that trains it, in so many processes of this machine."""
+        of_spec, of_run = self.split(words)
+        source = [self.name] if of_spec is None else ["--spec", self.name, *of_spec]
+        parent = [PARENT, self.parent] if self.parent else []
+        return launched(["train", *source, *parent, *(["--", *of_run] if of_run else [])], processes)
+
+    def as_new_run(self) -> Source:
+        """The same run, without resuming an earlier one. Raises ConfigError."""
+        if not self.resumes():
+            return self
+        kept = [word for word in self.words if key_of_word(word) not in RESUMES or not is_true(word)]
+        found = replace(self, words=kept)
+        return replace(found, words=[*kept, f"{RESUMES[not self.is_spec]}=false"]) if found.resumes() else found
+
+    def resumes(self) -> bool:
+        """Whether the run resumes the run of its folder that was saved last."""
+        return bool(self.load().tree.job.resume_newest)
+
+    def split(self, words: Sequence[str] = ()) -> tuple[list[str] | None, list[str]]:
+        """The words of a spec, None without one, and those of the run; `words` come after its own."""
+        every = [*self.words, *words]
+        if not self.is_spec:
+            return None, every
+        of_run = [word for word in every if first_part(key_of_word(word)) in SECTIONS]
+        return [word for word in every if word not in of_run], of_run
+
+    @cached_property
+    def is_spec(self) -> bool:
+        return is_train_spec(self.name)
+
+    @cached_property
+    def spec(self) -> SpecFields | None:
+        """What a search can name of a spec; None for another source. The spec has no mistakes: `load` would tell."""
+        of_spec, of_run = self.split()
+        if of_spec is None:
+            return None
+        translation = translate(spec := read_spec(FORM, self.name, of_spec))
+        targets: dict[str, list[Path]] = {}
+        for to, key in translation.sources.items():
+            targets.setdefault(key, []).append(to)
+        return SpecFields(spec, targets, [parse_path(key_of_word(word)) for word in of_run])
+
+    def output_folder(self) -> str | None:
+        """The folder that a spec names for its results; None where nothing names one."""
+        named = (self.spec.spec.get(key) for key in FOLDERS if self.spec.spec.is_stated(key)) if self.spec else ()
+        return next((folder.removeprefix("file://") for folder in named if folder), None)
+
+
+RESUMES = (RESUME, "job.resume_newest")
+"""The key of a spec and the field of a run that resume the run saved last."""
+FOLDERS = ("results_dir", "train.output_dir")
+"""Keys of a spec that name the folder of the results; the first counts."""
+
+
+def launched(words: Sequence[str], processes: int) -> list[str]:
+    """The words of a `worldsmith` command that does a command in so many processes of this machine."""
+    return [*(["launch", "--nproc-per-node", str(processes)] if processes > 1 else []), *words]
+
+
+def processes_of(tree: Trainer.Config) -> int:
+    """The number of processes that a run asks for by its parallel degrees; a degree of -1 asks for one."""
+    degrees = tree.model.config.parallelism
+    return math.prod(max(1, getattr(degrees, name)) for name in NAMES)
+
+
+def in_keys(mark: Search) -> Search:
+    """A mark that names keys of a spec instead of fields of its classes."""
+    path, value = mark.condition
+    when = f"{keys_of(parse_path(path))}={value}" if mark.when else ""
+    return replace(mark, ratio_of=keys_of(parse_path(mark.ratio_of)) if mark.ratio_of else "", when=when)
+
+
+def key_of_word(word: str) -> str:
+    """The name that an override word changes or removes."""
+    return word.lstrip("+~").partition("=")[0]
+
+
+def word_of(key: str, text: str) -> str:
+    """The override word that sets a key to a text, quoted only where it would be read as something else."""
+    return f"{key}={text if read_text(text, str | None) == text else write(text, WORD)}"
+
+
+def is_true(word: str) -> bool:
+    return word.partition("=")[2].strip().lower() == "true"
+
+
+def first_part(path: str) -> str:
+    return path.partition(".")[0]

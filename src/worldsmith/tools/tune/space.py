@@ -1,0 +1,298 @@
+"""What a search may change: the marked fields of a run, or of its spec, and what `--search` words say.
+
+train.optm_lr, learning_rate                   keys of a spec, also by their short names
+optimizer.lr                                   as the field's own mark says
+optimizer.lr=log:1e-6..1e-3                    every order of magnitude as likely as another
+optimizer.weight_decay=0..0.1                  a span
+model.config.lora_rank=pow2:4..64              powers of two
+scheduler=LambdaLinear|LambdaCosine@3          choices, the second three times as likely as the first
+model.config.lora_alpha=model.config.lora_rank*1|2|4    the other field's value times a choice
+… if model.config.lora_enabled=true            a condition
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, get_args, get_origin
+
+from worldsmith.config.declare.configurable import Config, owner_of
+from worldsmith.config.declare.ranges import Mark, annotated_hints
+from worldsmith.config.declare.search import Search, search_space
+from worldsmith.config.declare.value_types import describe, fits, nested_config_classes, union_members
+from worldsmith.config.errors import Problem, UserError
+from worldsmith.config.tree.access import ABSENT, find
+from worldsmith.config.tree.paths import Path, format_path, parse_path
+from worldsmith.config.words.class_choice import named_class
+from worldsmith.config.words.literals import decode, read_text
+from worldsmith.config.words.overrides import find_parent, no_such_key
+from worldsmith.config.write.values import WORD, write
+from worldsmith.dialects.cosmos_rl.names import fields_of, in_keys
+from worldsmith.tools.tune.dimension import Dimension
+from worldsmith.tools.tune.source import SpecFields
+
+if TYPE_CHECKING:
+    from optuna import Trial
+    from optuna.distributions import BaseDistribution
+
+_WORD_FORM = re.compile(r"([^=]+?)(?:=(.+?))?(?:\s+if\s+(.+=.*))?", re.DOTALL)
+_SPAN = re.compile(r"(?:(log|pow2):)?([^|]+?)\.\.([^|]+)")
+_RATIO = re.compile(r"([A-Za-z_][\w.]*)\s*\*\s*(.+)")
+FORMS = "LOW..HIGH, log:LOW..HIGH, pow2:LOW..HIGH, A|B|C (B@3: three times as likely) or OTHER*A|B"
+
+
+class Space:
+    """The dimensions of a search over the run `tree`, in an order in which each finds what it depends on.
+
+    With a `spec`, names are keys of the spec or fields of the run, and what is searched unasked are marked keys.
+    """
+
+    def __init__(
+        self,
+        tree: Config,
+        words: Sequence[str] = (),
+        *,
+        keep: Sequence[str] = (),
+        marked: bool = True,
+        spec: SpecFields | None = None,
+    ):
+        """`keep` are fields that stay as they are, although they are marked. Raises UserError."""
+        self.tree, self.spec = tree, spec
+        self.kept: list[str] = []
+        """Why marked fields are not searched, of those that nobody asked to keep."""
+        marks = {found.path: (found.marks, self.hint(found.path)) for found in search_space(tree)}
+        own = {found.path: (found.marks, self.hint(found.path)) for found in spec.search_space()} if spec else marks
+        marks |= own
+        chosen = {path: found for path, found in own.items() if marked and any(mark.on for mark in found[0])}
+        for word in keep:
+            path = self.full(word)
+            if path not in marks:
+                raise UserError(f"--keep {word}: the field is not marked for a search; {listed(chosen, 'searched')}")
+            chosen.pop(path, None)
+        given: dict[str, str] = {}
+        for word in words:
+            path, mark = self.read(word)
+            if path in given:
+                raise UserError(f"--search {word}: {path} is given twice")
+            given[path] = word
+            if mark is None and path not in marks:
+                raise UserError(f"--search {word}: the field has no mark of its own; write {path}=… with {FORMS}")
+            if mark is not None:
+                refuse_outside(word, mark, self.hint(path, declared=True))
+            chosen[path] = marks[path] if mark is None else ((mark,), self.hint(path))
+        self.leave_out(chosen, given)
+        found = [
+            Dimension(f"{path} if {mark.when}" if len(found) > 1 and mark.when else path, path, mark, hint)
+            for path, (found, hint) in ordered(chosen).items()
+            for mark in found
+        ]
+        found.sort(key=lambda dimension: not nested_config_classes(dimension.hint))  # a class before its fields
+        self.dimensions: list[Dimension] = []
+        settled: set[str] = set()  # fields of which one mark always holds, so that no later one counts
+        for dimension in found:
+            may_change, holds = dimension.mark.condition[0] in chosen, self.holds(dimension.mark, {})
+            if dimension.path not in settled and (holds or may_change):
+                self.dimensions.append(dimension)
+            if holds and not may_change:
+                settled.add(dimension.path)
+        for idle in (d for d in found if d.path in given and d.path not in {d.path for d in self.dimensions}):
+            raise UserError(f"--search {idle.path}: {idle.mark.when} holds never: it is not so, and is not searched")
+        if not self.dimensions:
+            raise UserError(
+                "there is nothing to search: no marked field of this run is left, and no --search says what to try, "
+                f"such as --search optimizer.lr=log:1e-6..1e-3; {listed(marks, 'marked')}"
+            )
+
+    def leave_out(self, chosen: dict[str, Any], given: Mapping[str, str]) -> None:
+        """Takes marked fields out that no number can stand for, and keys of a spec that a field of the run replaces.
+
+        Raises UserError for such a key that was asked for.
+        """
+        searched = [parse_path(path) for path in given if self.spec and self.spec.key(path) is None]
+        for path in list(chosen):
+            value = self.value(path, {})
+            to = self.spec.replaced_by(path, [*self.spec.given, *searched]) if self.spec else None
+            if to is not None and path in given:
+                raise UserError(
+                    f"--search {given[path]}: {format_path(to)} is given too, and counts; leave one of them out"
+                )
+            if to is not None:
+                self.kept.append(f"{path}: {format_path(to)} is given, and counts")
+            elif isinstance(value, dict | list) and path not in given:
+                self.kept.append(f"{path}: its value is no single one; --search {path}… says what to try")
+            else:
+                continue
+            del chosen[path]
+
+    def read(self, word: str) -> tuple[str, Search | None]:
+        """The path of a `--search` word, and what it says; None: what the field's mark says. Raises UserError."""
+        match = _WORD_FORM.fullmatch(word.strip())
+        if match is None:
+            raise UserError(f"--search {word}: expected PATH=RANGE, where RANGE is {FORMS}")
+        path, text, when = self.full(match[1].strip()), match[2], match[3]
+        hint = self.hint(path, word)
+        if text is None:
+            if when:
+                raise UserError(f"--search {word}: a condition goes with a range")
+            return path, None
+        if when:
+            other, _, value = when.partition("=")
+            self.hint(self.full(other.strip()), word)
+            when = f"{self.full(other.strip())}={value.strip()}"
+        try:
+            mark = self.range(text.strip(), hint, word)
+            return path, replace(mark, when=when or "")
+        except ValueError as error:
+            said = str(error).removeprefix("Search(").partition("): ")[2] or str(error)
+            raise UserError(f"--search {word}: {said}") from None
+
+    def range(self, text: str, hint: Any, word: str) -> Search:
+        """What stands right of the equals sign. Raises ValueError or UserError."""
+        if span := _SPAN.fullmatch(text):
+            low, high = (decode(end.strip()) for end in span.groups()[1:])
+            if not all(type(end) in (int, float) for end in (low, high)):
+                raise ValueError(f"the ends of a span are numbers, found '{span[2]}' and '{span[3]}'")
+            if not low < high:
+                raise ValueError(f"the low end {low:g} is not below the high end {high:g}")
+            if not any(fits(end, hint) for end in (1, 1.5)):
+                raise ValueError("the field takes no numbers; write choices as A|B|C")
+            if not fits(1.5, hint) and not all(float(end).is_integer() for end in (low, high)):
+                raise ValueError("the field takes whole numbers")
+            return Search(low=low, high=high, log=span[1] == "log", power_of_two=span[1] == "pow2")
+        ratio = _RATIO.fullmatch(text)
+        if ratio:
+            self.hint(self.full(ratio[1]), word)
+        parts = (ratio[2] if ratio else text).split("|")
+        pairs = [part.rpartition("@") if "@" in part else (part, "", "1") for part in parts]
+        choices = [self.choice(value.strip(), float | int if ratio else hint) for value, _, _ in pairs]
+        if len(choices) < 2 and not ratio:
+            raise ValueError(f"one choice alone is no search; expected {FORMS}")
+        try:
+            weights = [float(weight) for _, _, weight in pairs]
+        except ValueError:
+            raise ValueError("what follows @ is a weight, a number") from None
+        alike = len(set(weights)) == 1
+        return Search(choices=choices, weights=() if alike else weights, ratio_of=self.full(ratio[1]) if ratio else "")
+
+    def choice(self, text: str, hint: Any) -> Any:
+        """A value of a field; of a section the name of a class. Raises ValueError for one that it does not take."""
+        if nested_config_classes(hint):
+            found = named_class(text, hint, ())
+            if isinstance(found, Problem):
+                raise ValueError(found.hint or found.message)
+            return text
+        value = read_text(text, hint)
+        if not fits(value, hint):
+            raise ValueError(f"the field takes {describe(hint)}, and {text} is none")
+        return value
+
+    def hint(self, path: str, word: str = "", *, declared: bool = False) -> Any:
+        """The type of a field of the run, perhaps with what is declared about it. UserError if there is none."""
+        problems: list[Problem] = []
+        try:
+            root, keys = self.locate(path)
+        except ValueError as error:
+            raise UserError(f"--search {word or path}: {error}") from None
+        found = find_parent(root, keys, problems)
+        if found is None or find(root, keys, ABSENT) is ABSENT:
+            problem = in_keys(problems[0] if problems else no_such_key(root, keys))
+            raise UserError(f"--search {word or path}: {problem.message}{f'; {problem.hint}' if problem.hint else ''}")
+        parent, hint = found
+        return annotated_hints(type(parent))[str(keys[-1])] if declared and isinstance(parent, Config) else hint
+
+    def full(self, name: str) -> str:
+        """The name of a field without abbreviation."""
+        return (self.spec and self.spec.key(name)) or name
+
+    def locate(self, path: str) -> tuple[Config, Path]:
+        """The tree that has a field, that of the spec or of the run, and the path there. Raises ValueError."""
+        if self.spec is not None and self.spec.key(path) is not None:
+            return self.spec.spec.root, fields_of(path)
+        return self.tree, parse_path(path)
+
+    def suggest(self, trial: Trial) -> dict[str, Any]:
+        """The settings of a trial: values by path. What of them cannot be together is not looked at."""
+        settings: dict[str, Any] = {}
+        for dimension in self.active(settings):
+            settings[dimension.path] = dimension.value(dimension.suggest(trial), self.base(dimension, settings))
+        return settings
+
+    def active(self, settings: Mapping[str, Any]) -> Iterator[Dimension]:
+        """The dimensions whose condition holds; `settings` may be filled meanwhile."""
+        taken: set[str] = set()
+        for dimension in self.dimensions:
+            if dimension.path not in taken and self.holds(dimension.mark, settings):
+                taken.add(dimension.path)
+                yield dimension
+
+    def untouched(self) -> tuple[dict[str, Any], dict[str, BaseDistribution]]:
+        """What would have to be drawn for the run as it is, of the fields for which something can."""
+        drawn: dict[str, Any] = {}
+        distributions: dict[str, BaseDistribution] = {}
+        for dimension in self.active({}):
+            value = dimension.drawn(self.value(dimension.path, {}), self.base(dimension, {}))
+            if value is not None:
+                drawn[dimension.name], distributions[dimension.name] = value, dimension.distribution()
+        return drawn, distributions
+
+    def holds(self, mark: Search, settings: Mapping[str, Any]) -> bool:
+        """Whether the condition of a mark holds in the run with these settings."""
+        path, wanted = mark.condition
+        value = self.value(path, settings) if path else ""
+        return (value if isinstance(value, str) else write(value, WORD)) == wanted
+
+    def base(self, dimension: Dimension, settings: Mapping[str, Any]) -> Any:
+        return self.value(dimension.mark.ratio_of, settings) if dimension.mark.ratio_of else None
+
+    def value(self, path: str, settings: Mapping[str, Any]) -> Any:
+        """What a field is with these settings; of a section the name of its class."""
+        found = settings.get(path, find(*self.locate(path)))
+        return (owner_of(type(found)) or type(found)).__name__ if isinstance(found, Config) else found
+
+
+def ordered(fields: Mapping[str, tuple[Sequence[Search], Any]]) -> dict[str, tuple[Sequence[Search], Any]]:
+    """Each field after those of its marks' conditions and ratios. Raises UserError where they go in a circle."""
+    found: dict[str, tuple[Sequence[Search], Any]] = {}
+
+    def visit(path: str, above: tuple[str, ...]) -> None:
+        if path in above:
+            raise UserError(f"--search: {' depends on '.join([*above[above.index(path) :], path])}: that is a circle")
+        if path in fields and path not in found:
+            for mark in fields[path][0]:
+                for needed in mark.depends_on:
+                    visit(needed, (*above, path))
+            found[path] = fields[path]
+
+    for path in fields:
+        visit(path, ())
+    return found
+
+
+def refuse_outside(word: str, mark: Search, hint: Any) -> None:
+    """Raises UserError for a range that the field's declared limits do not allow."""
+    ends = [] if mark.ratio_of else [*mark.choices, *(end for end in (mark.low, mark.high) if end is not None)]
+    for limit in limits_of(hint):
+        for end in ends:
+            if not limit.allows(end):
+                raise UserError(f"--search {word}: the field must be {limit}, and {end!r} is not")
+
+
+def limits_of(hint: Any) -> Iterator[Any]:
+    """The declared limits of a field's type."""
+    if hasattr(hint, "__metadata__"):
+        yield from (limit for limit in hint.__metadata__ if not isinstance(limit, Mark))
+        yield from limits_of(get_args(hint)[0])
+        return
+    for member in union_members(hint) if get_origin(hint) is not None else ():
+        if member is not hint:
+            yield from limits_of(member)
+
+
+def as_words(settings: Mapping[str, Any]) -> list[str]:
+    """Settings as override words."""
+    return [f"{path}={write(value, WORD)}" for path, value in settings.items()]
+
+
+def listed(paths: Mapping[str, Any], what: str) -> str:
+    return f"{what}: {', '.join(paths)}" if paths else f"no field of this run is {what}"

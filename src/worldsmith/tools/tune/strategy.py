@@ -1,0 +1,184 @@
+"""What Optuna decides: what a trial tries, and whether it is worth its next steps.
+
+Each decision is made in a study in memory that holds what is known at that moment, by a sampler that is seeded for that
+one decision. So it depends on nothing but the seed, the number of the trial and what it may know, whatever was killed
+and started again between.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from worldsmith.config.errors import UserError
+from worldsmith.tools.tune.space import Space
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.distributions import BaseDistribution
+    from optuna.pruners import BasePruner
+    from optuna.samplers import BaseSampler
+    from optuna.trial import FrozenTrial
+
+SAMPLERS = Literal["tpe", "random"]
+Direction = Literal["minimize", "maximize"]
+"""As Optuna calls it."""
+PRUNERS = Literal["none", "asha", "hyperband", "median"]
+TRIES = 100
+"""Draws in a row that cannot run, or ran before, until nothing more is tried. The second half is drawn at random."""
+
+
+class ExhaustedError(Exception):
+    """Whatever can be drawn has been tried."""
+
+
+@dataclass(slots=True)
+class Plan:
+    """What a trial tries. `drawn` is what Optuna has drawn for it, by dimension."""
+
+    number: int
+    settings: dict[str, Any] = field(default_factory=dict)
+    drawn: dict[str, Any] = field(default_factory=dict)
+    distributions: dict[str, BaseDistribution] = field(default_factory=dict)
+    refused: list[dict[str, Any]] = field(default_factory=list)
+    """Draws before this one that cannot run: their settings, and why."""
+
+    def to_json(self) -> str:
+        from optuna.distributions import distribution_to_json
+
+        kinds = {name: distribution_to_json(kind) for name, kind in self.distributions.items()}
+        said = {"trial": self.number, "settings": self.settings, "drawn": self.drawn, "distributions": kinds}
+        return json.dumps({**said, "refused": self.refused}, indent=1, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        from optuna.distributions import json_to_distribution
+
+        said = json.loads(text)
+        kinds = {name: json_to_distribution(kind) for name, kind in said["distributions"].items()}
+        return cls(said["trial"], said["settings"], said["drawn"], kinds, said["refused"])
+
+    def at_work(self) -> FrozenTrial:
+        """As Optuna knows a trial that has no result yet."""
+        from optuna.trial import TrialState, create_trial
+
+        return create_trial(state=TrialState.RUNNING, params=self.drawn, distributions=self.distributions)
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """The rules of a study. `most`: validations of the run as it is."""
+
+    direction: Literal["min", "max"]
+    seed: int = 0
+    sampler: SAMPLERS = "tpe"
+    startup: int = 10
+    pruner: PRUNERS = "none"
+    reduction: int = 3
+    least: int = 1
+    most: int = 1
+
+    def plan(
+        self,
+        number: int,
+        space: Space,
+        known: Sequence[FrozenTrial],
+        tried: Mapping[int, Mapping[str, Any]],
+        refusal: Callable[[Mapping[str, Any]], str | None],
+    ) -> Plan:
+        """What trial `number` tries, from what is `known` of those before it, one entry for each.
+
+        `tried`: the settings of these, by number; `refusal` says why settings cannot run. Raises ExhaustedError when
+        nothing new is left, UserError when nothing that is drawn can run.
+        """
+        if number == 0:  # the run as it is
+            drawn, kinds = space.untouched()
+            return Plan(0, {}, drawn, kinds)
+        paths = list(dict.fromkeys(dimension.path for dimension in space.dimensions))
+
+        def whole(settings: Mapping[str, Any]) -> list[Any]:
+            return [space.value(path, settings) for path in paths]
+
+        before = {json.dumps(whole(settings)): number for number, settings in reversed(list(tried.items()))}
+        refused: list[dict[str, Any]] = []
+        for attempt in range(TRIES):
+            study = self._study(known, sampler=self._sampler(number, attempt))
+            trial = study.ask()
+            settings = space.suggest(trial)
+            same = before.get(json.dumps(whole(settings)))
+            reason = f"the same as trial {same}" if same is not None else refusal(settings)
+            if reason is None:
+                return Plan(number, settings, trial.params, trial.distributions, refused)
+            refused.append({"settings": settings, "reason": reason})
+        if all(draw["reason"].startswith("the same as trial") for draw in refused):
+            raise ExhaustedError
+        told = next(draw for draw in reversed(refused) if not draw["reason"].startswith("the same as trial"))
+        raise UserError(
+            f"trial {number}: none of {TRIES} draws can run; the last one, {told['settings']}: {told['reason']}. "
+            "Narrow the search to what goes together, with conditions where need be"
+        )
+
+    def judge(self, known: Sequence[FrozenTrial], most: int | None = None) -> Judge:
+        """Decides whether the next trial continues. `most`: its validations, if other than those of trial 0."""
+        return Judge(self._study(known, pruner=self._pruner()), most or self.most)
+
+    def _study(
+        self, known: Sequence[FrozenTrial], *, sampler: BaseSampler | None = None, pruner: BasePruner | None = None
+    ) -> Study:
+        from optuna import create_study
+        from optuna.samplers import RandomSampler
+
+        direction: Direction = "minimize" if self.direction == "min" else "maximize"
+        # Hyperband tells its brackets by the name and the number.
+        study = create_study(
+            study_name="tune", direction=direction, sampler=sampler or RandomSampler(seed=0), pruner=pruner
+        )
+        study.add_trials(known)
+        return study
+
+    def _sampler(self, number: int, attempt: int) -> BaseSampler:
+        from optuna.samplers import RandomSampler, TPESampler
+
+        seed = int.from_bytes(hashlib.sha256(f"{self.seed} {number} {attempt}".encode()).digest()[:4], "little")
+        if self.sampler == "random" or attempt >= TRIES // 2:
+            return RandomSampler(seed=seed)
+        return TPESampler(seed=seed, n_startup_trials=self.startup)
+
+    def _pruner(self) -> BasePruner:
+        """Resources are counted in validations."""
+        from optuna import pruners
+
+        if self.pruner == "asha":
+            return pruners.SuccessiveHalvingPruner(min_resource=self.least, reduction_factor=self.reduction)
+        if self.pruner == "hyperband":
+            most = max(self.most, self.least)
+            return pruners.HyperbandPruner(min_resource=self.least, max_resource=most, reduction_factor=self.reduction)
+        if self.pruner == "median":
+            return pruners.MedianPruner(n_startup_trials=self.startup, n_warmup_steps=self.least)
+        return pruners.NopPruner()
+
+
+class Judge:
+    """Hears the validations of one trial, in their order; after the last one there is nothing to save."""
+
+    def __init__(self, study: Study, most: int) -> None:
+        self.study, self.most = study, most
+        self.trial = study.ask()
+        self.heard: list[float] = []
+        self.has_hope = True
+
+    def hear(self, value: float | None) -> bool:
+        """Whether the trial is worth going on after its next validation."""
+        self.heard.append(math.nan if value is None else value)
+        self.trial.report(self.heard[-1], len(self.heard))
+        self.has_hope = len(self.heard) >= self.most or not self.trial.should_prune()
+        return self.has_hope
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        """What the pruner wants to find again when it judges others."""
+        return self.study.trials[-1].system_attrs

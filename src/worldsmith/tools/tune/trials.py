@@ -1,0 +1,228 @@
+"""The trials of a study, one after the other or several side by side, until there are enough of them.
+
+Trial k is drawn, and judged, from the trials up to k - N, where N may be at work at once: so it does not depend on
+which of the others ends first.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from worldsmith.config.errors import UserError
+from worldsmith.distributed.stop_signals import PREEMPTED
+from worldsmith.files.record_lock import in_use
+from worldsmith.monitor.terminal_text import print_message
+from worldsmith.tools.tune.record import Record, ended
+from worldsmith.tools.tune.space import Space
+from worldsmith.tools.tune.strategy import ExhaustedError, Judge, Plan, Strategy
+from worldsmith.tools.tune.trial_run import TrialRun
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
+
+POLL = 0.2
+"""Seconds between two looks at the runs."""
+NOT_FINITE = "the figure is not finite"
+FAILURES = 5
+"""Trials that fail in a row until the study is stopped."""
+
+
+@dataclass(slots=True)
+class AtWork:
+    """A trial that has a slot."""
+
+    plan: Plan
+    run: TrialRun
+    judge: Judge
+
+
+@dataclass(slots=True)
+class Trials:
+    """Gives slots to trials and keeps what becomes of them."""
+
+    record: Record
+    strategy: Strategy
+    space: Space
+    most: int
+    """Trials of the study, with the run as it is."""
+    parallel: int
+    make_run: Callable[[Plan, int], TrialRun]
+    """The run of a plan in a slot."""
+    refusal: Callable[[Mapping[str, Any]], str | None]
+    """Why settings cannot run."""
+    score: Callable[[TrialRun], float | None]
+    """The value of a run that has ended well; None for one that is not finite. Raises UserError where there is none."""
+    environment: Callable[[int], Mapping[str, str]]
+    """What the processes of a slot see."""
+    changed: Callable[[], None]
+    """Is called when a trial has been kept."""
+    validations: Callable[[Mapping[str, Any]], int | None] = lambda settings: None
+    """How often a run with these settings validates; None: as often as the run as it is."""
+    keep_all: bool = False
+    """Whether the checkpoints of all trials stay, and not those of the best and the first alone."""
+    at_work: dict[int, AtWork] = field(default_factory=dict)
+    waiting: dict[int, FrozenTrial] = field(default_factory=dict)
+    """Trials that have ended before one with a lower number."""
+    told: set[int] = field(default_factory=set)
+    """Trials of which it was said that they wait."""
+    failed: int = 0
+    """In a row, of this command."""
+
+    def work(self, asked: Callable[[], str | None], deadline: float = math.inf) -> str | None:
+        """Returns why it ended early, if it did: "stopped", "time" or "exhausted". Raises UserError."""
+        ending: str | None = None
+        try:
+            while True:
+                if asked():
+                    ending = "stopped"
+                    for trial in self.at_work.values():
+                        trial.run.ask_to_stop()
+                elif time.monotonic() > deadline:
+                    ending = ending or "time"
+                for trial in list(self.at_work.values()):
+                    ending = self.look(trial) or ending
+                try:
+                    while ending is None and self.may_start():
+                        self.start()
+                except ExhaustedError:
+                    ending = "exhausted"
+                if not self.at_work and (ending or self.next >= self.most):
+                    return ending if self.next < self.most else None
+                time.sleep(POLL)
+        finally:
+            for trial in self.at_work.values():
+                trial.run.kill()
+
+    @property
+    def next(self) -> int:
+        """The number of the next trial."""
+        return len(self.record.finished) + len(self.waiting) + len(self.at_work)
+
+    def may_start(self) -> bool:
+        return (
+            self.next < self.most
+            and len(self.at_work) < self.parallel
+            and self.next < len(self.record.finished) + self.parallel
+        )
+
+    def start(self) -> None:
+        """Gives a slot to the next trial. Raises ExhaustedError or UserError when there is none."""
+        number = self.next
+        tried = {n: plan.settings for n in range(number) if (plan := self.plan(n))}
+        known = self.known(number)
+        plan = self.record.plan(number) or self.strategy.plan(number, self.space, known, tried, self.refusal)
+        self.record.keep_plan(plan)
+        slot = next(n for n in range(self.parallel) if all(n != trial.run.slot for trial in self.at_work.values()))
+        judge = self.strategy.judge(known, self.validations(plan.settings))
+        self.at_work[number] = AtWork(plan, self.make_run(plan, slot), judge)
+
+    def plan(self, number: int) -> Plan | None:
+        return self.at_work[number].plan if number in self.at_work else self.record.plan(number)
+
+    def known(self, number: int) -> list[FrozenTrial]:
+        """What a trial may know of those before it."""
+        done = self.record.finished[: max(0, number - self.parallel + 1)]
+        plans = (self.plan(n) for n in range(len(done), number))
+        return [*done, *(plan.at_work() for plan in plans if plan)]
+
+    def look(self, trial: AtWork) -> str | None:
+        """Starts a trial that waits for its folder, asks one without hope to stop, and keeps one that has ended.
+
+        Returns "stopped" for one that somebody else has asked to stop.
+        """
+        number, run = trial.plan.number, trial.run
+        if run.process is None:
+            if run.asked:
+                del self.at_work[number]
+            elif (holder := in_use(run.folder)) is None:
+                run.start(self.environment(run.slot))
+            elif number not in self.told:
+                self.told.add(number)
+                print_message(f"trial {number} waits for its folder {run.folder}: {holder}")
+            return None
+        code = run.code()
+        self.listen(trial)
+        if code is None:
+            if not (number == 0 or trial.judge.has_hope):
+                run.ask_to_stop()
+            return None
+        has_hope = number == 0 or trial.judge.has_hope
+        if has_hope and code == PREEMPTED:
+            del self.at_work[number]
+            return "stopped"
+        if has_hope and code == 0 and run.start_next(self.environment(run.slot)):
+            return None
+        del self.at_work[number]
+        self.waiting[number] = self.outcome(trial, code, pruned=not has_hope)
+        self.keep()
+        return None
+
+    def listen(self, trial: AtWork) -> None:
+        """Lets the judge hear the validations that are new to it, up to the one that leaves no hope."""
+        judge = trial.judge
+        for value in trial.run.values()[len(judge.heard) :]:
+            if not judge.has_hope and trial.plan.number > 0:
+                return
+            judge.hear(value)
+
+    def outcome(self, trial: AtWork, code: int, *, pruned: bool) -> FrozenTrial:
+        """Raises UserError when the run as it is has failed; one whose figure is not finite has only no score."""
+        run, judge, value, reason = trial.run, trial.judge, None, None
+        if pruned:
+            reason = f"behind the others at validation {len(judge.heard)}"
+        elif code:
+            reason = run.reason()
+        else:
+            try:
+                value = self.score(run)
+            except UserError as error:
+                reason = str(error)
+        if reason and not pruned and trial.plan.number == 0:
+            raise UserError(f"trial 0, the run as it is, has failed: {reason}. Its log is {run.log}")
+        state = "pruned" if pruned else "failed" if value is None else "complete"
+        reason = NOT_FINITE if state == "failed" and reason is None else reason
+        heard = judge.heard
+        if pruned and not math.isfinite(heard[-1]):
+            state, reason = "failed", f"{NOT_FINITE} at validation {len(heard)}"
+        return ended(
+            trial.plan,
+            state,
+            value=value if state == "complete" else heard[-1] if state == "pruned" else None,
+            heard=heard,
+            notes=judge.notes,
+            reason=reason,
+            seconds=run.seconds,
+        )
+
+    def keep(self) -> None:
+        """Keeps what has ended and has no lower number to wait for. Raises UserError after many failures."""
+        while (number := len(self.record.finished)) in self.waiting:
+            trial = self.waiting.pop(number)
+            self.record.add(trial)
+            self.failed = self.failed + 1 if trial.state.name == "FAIL" else 0
+            self.tidy()
+            self.changed()
+            if self.failed >= FAILURES:
+                raise UserError(
+                    f"{FAILURES} trials in a row have failed, the last one: {trial.user_attrs['reason']}. "
+                    "The same command goes on with others when that is mended"
+                )
+
+    def tidy(self) -> None:
+        """Removes checkpoints that nobody asks for any more."""
+        best = self.record.best
+        for number in () if self.keep_all else range(1, len(self.record.finished)):
+            checkpoints = self.record.path(number) / "checkpoints"
+            if (best is None or number != best.number) and checkpoints.is_dir():
+                shutil.rmtree(checkpoints, ignore_errors=True)
+
+
+def last_or_best(values: Sequence[float | None], *, best: Callable[..., float] | None) -> float | None:
+    """The value of a run's validations: the last, or the best where the run keeps that one's weights."""
+    finite = [value for value in values if value is not None]
+    return best(finite) if best and finite else values[-1]
