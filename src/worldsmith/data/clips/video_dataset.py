@@ -15,9 +15,8 @@ from typing import Annotated, Any, Literal
 from worldsmith.config import Configurable, WrongValueError, wrong
 from worldsmith.config.declare.ranges import Count, Factor, NotNegative, Range, Share
 from worldsmith.data.clips.captions import CAPTION_KEYS, choose_caption
-from worldsmith.data.clips.clip_records import ClipRecord, find_file, has_file, line_records
+from worldsmith.data.clips.clip_records import LAST, ClipRecord, find_file, has_file, line_records, shard_records
 from worldsmith.data.clips.resolution import check_resolution
-from worldsmith.data.clips.shard_records import LAST, shard_records
 from worldsmith.data.content_mark import content_marks
 from worldsmith.data.shards.addresses import shard_pattern
 from worldsmith.data.stream.errors import SampleError

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from worldsmith.data.clips.shard_records import VIDEOS, ShardSample, samples_of, text_of
+from worldsmith.data.clips.clip_records import VIDEOS, ShardSample, samples_of, text_of
 from worldsmith.data.imports.found import TEXT_KEYS, Choices, Clip, Found, caption_of, files_below, split_of
 from worldsmith.data.json_records import parse_json, read_lines
-from worldsmith.data.shards.part import part_of
+from worldsmith.data.shards.addresses import part_address
 from worldsmith.data.shards.tar_index import index_of
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.stream.quarantine import Rejection
@@ -80,4 +80,4 @@ def clip_of(
         captions = caption_of(said[columns[0]])
     if not captions and "txt" in sample.members:
         captions = caption_of(text_of(sample.members["txt"]))
-    return Clip(Path(part_of(str(tar), video.start, video.size)), captions, split, key)
+    return Clip(Path(part_address(str(tar), video.start, video.size)), captions, split, key)
