@@ -17,7 +17,7 @@ from worldsmith.config import Configurable, recipe
 from worldsmith.config.declare.class_tags import trust
 from worldsmith.config.declare.ranges import Count
 from worldsmith.config.sections import JobConfig
-from worldsmith.data.assumed.batch import AssumedBatch
+from worldsmith.data.assumed_batches import AssumedBatch
 from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.data.stream.loader import PackingDataLoader
 from worldsmith.data.stream.maker import Made, SampleMaker

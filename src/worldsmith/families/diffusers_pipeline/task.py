@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.config import WrongValueError
-from worldsmith.data.assumed.texts import AssumedTexts
+from worldsmith.data.assumed_batches import AssumedTexts
 from worldsmith.data.clips.resolution import RESOLUTIONS, exact_size
-from worldsmith.data.text_cache import TextCache
+from worldsmith.data.encoded_cache import TextCache
 from worldsmith.families.diffusers_pipeline.model import PipelineModel
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.objectives.noise_objective import NoiseObjective
@@ -23,7 +23,7 @@ from worldsmith.tasks.clip_task import ClipTask
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from worldsmith.data.clips.sample import VideoSample
+    from worldsmith.data.clips.video_loader import VideoSample
 
 
 class PipelineTask(ClipTask):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from worldsmith.data.assumed.clips import assumed_clips
+from worldsmith.data.assumed_batches import assumed_clips
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.clips.video_loader import VideoLoader

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from worldsmith.assets import asset_path
-from worldsmith.data.assumed.chats import assumed_chats
+from worldsmith.data.assumed_batches import assumed_chats
 from worldsmith.data.conversations.chat_loader import ChatLoader
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.data.conversations.datasets.manifest import ManifestDataset
