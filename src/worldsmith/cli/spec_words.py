@@ -11,8 +11,7 @@ from worldsmith.dialects.cosmos_rl.forms import COMMANDS, MODULES, form_of
 from worldsmith.dialects.cosmos_rl.policy import KEY as POLICY
 from worldsmith.dialects.cosmos_rl.policy import route, take_policy
 from worldsmith.dialects.cosmos_rl.spec_file import read_spec
-from worldsmith.dialects.form import PARENT_KEY, SpecForm
-from worldsmith.dialects.translation import Line, SpecTranslation, require_translated
+from worldsmith.dialects.translation import PARENT_KEY, Line, SpecForm, SpecTranslation, require_translated
 
 SPEC = "--spec"
 HELP = (

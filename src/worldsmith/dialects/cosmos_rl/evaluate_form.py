@@ -22,8 +22,15 @@ from worldsmith.dialects.cosmos_rl.rules import (
     put_total_pixels,
     refuse_remote_output,
 )
-from worldsmith.dialects.form import SpecForm, approximated, computed, refused, renamed, unneeded
-from worldsmith.dialects.translation import SpecTranslation
+from worldsmith.dialects.translation import (
+    SpecForm,
+    SpecTranslation,
+    approximated,
+    computed,
+    refused,
+    renamed,
+    unneeded,
+)
 
 TASKS = {
     "": "auto",

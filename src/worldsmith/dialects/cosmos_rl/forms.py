@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-from worldsmith.dialects.form import SpecForm
+from worldsmith.dialects.translation import SpecForm
 
 MODULES = {
     "train": "worldsmith.dialects.cosmos_rl.train.form",

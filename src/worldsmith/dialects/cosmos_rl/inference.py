@@ -16,8 +16,7 @@ from worldsmith.dialects.cosmos_rl.rules import (
     refuse_remote,
     refuse_remote_output,
 )
-from worldsmith.dialects.form import SpecForm, computed, refused, renamed
-from worldsmith.dialects.translation import SpecTranslation
+from worldsmith.dialects.translation import SpecForm, SpecTranslation, computed, refused, renamed
 
 
 class InferenceSpec(Config):

@@ -9,8 +9,7 @@ from worldsmith.config.declare.configurable import Config
 from worldsmith.config.declare.ranges import Range, Share
 from worldsmith.config.declare.search import Example, Popular
 from worldsmith.dialects.cosmos_rl.rules import LLAVA, PARENT, put_model, refuse_remote, refuse_remote_output
-from worldsmith.dialects.form import SpecForm, computed, refused
-from worldsmith.dialects.translation import SpecTranslation, shown
+from worldsmith.dialects.translation import SpecForm, SpecTranslation, computed, refused, shown
 
 CALIBRATION, LENGTH = "calibration_dataset.", "max_sequence_length"
 VIDEO_TOKENS = 4096

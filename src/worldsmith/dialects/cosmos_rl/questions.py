@@ -6,8 +6,7 @@ from typing import Any, get_args
 
 from worldsmith.dialects.cosmos_rl.evaluate import RatePolicy
 from worldsmith.dialects.cosmos_rl.rules import LLAVA, move_if_any, refuse_remote
-from worldsmith.dialects.form import computed
-from worldsmith.dialects.translation import SpecTranslation, shown
+from worldsmith.dialects.translation import SpecTranslation, computed, shown
 
 ONE, SEVERAL = "dataset", "datasets"
 FIELDS = {"annotation_path": "path", "media_dir": "media_root", "system_prompt": "system_prompt"}

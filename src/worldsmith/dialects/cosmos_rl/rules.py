@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from worldsmith.dialects.form import unneeded
-from worldsmith.dialects.translation import SpecTranslation
+from worldsmith.dialects.translation import SpecTranslation, unneeded
 from worldsmith.files.adapter_folder import ADAPTER_CONFIG, base_of_adapter, is_adapter_folder
 
 PREFETCH = "hf_model://"

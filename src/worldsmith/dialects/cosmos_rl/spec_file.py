@@ -25,7 +25,7 @@ from worldsmith.config.yaml.text import Document, read_yaml
 from worldsmith.dialects.cosmos_rl import SUFFIXES
 from worldsmith.dialects.cosmos_rl.names import field_of, fields_of, hint_at, in_keys, key_of, keys_of, leaf_keys
 from worldsmith.dialects.cosmos_rl.policy import KEY as POLICY
-from worldsmith.dialects.form import Row, SpecForm, is_one_of
+from worldsmith.dialects.translation import Row, SpecForm, is_one_of
 
 
 @dataclass(slots=True)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from worldsmith.dialects.form import computed
 from worldsmith.dialects.sat.keys import DS, LORA, LOSS_SCALE, NETWORK, OPTIMIZER
-from worldsmith.dialects.translation import SpecTranslation, shown
+from worldsmith.dialects.translation import SpecTranslation, computed, shown
 
 EMA = "sat.ops.FusedEmaAdam"
 RATES = {True: (5e-5, 2e-3), False: (1e-6, 5e-5)}

@@ -13,10 +13,9 @@ from worldsmith.config.text_file import read_config_text
 from worldsmith.config.tree.draft import Draft, recipe_task
 from worldsmith.config.yaml.stack import merge_documents
 from worldsmith.config.yaml.text import read_yaml
-from worldsmith.dialects.form import Row
 from worldsmith.dialects.sat import RECIPE, model_rows, run_rows
 from worldsmith.dialects.sat.stack import SECTIONS, SatStack, read_sat, same_kind
-from worldsmith.dialects.translation import SpecTranslation, report, shown, translate
+from worldsmith.dialects.translation import Row, SpecTranslation, report, shown, translate
 
 SAMPLES = "the stack makes videos: expected finetune or pretrain, found inference"
 ROWS = (*model_rows.ROWS, *run_rows.ROWS)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from worldsmith.dialects.form import computed
 from worldsmith.dialects.sat.keys import DENOISER, LORA, LOSS, MODEL, MODULES, NETWORK, SAMPLER, SHIFTS, TEXT, VAE
 from worldsmith.dialects.sat.targets import DDIM, DPM, PLAIN, ROPE, SINCOS, TARGETS
-from worldsmith.dialects.translation import SpecTranslation, shown
+from worldsmith.dialects.translation import SpecTranslation, computed, shown
 
 NET, OURS_VAE, OURS_TEXT = "model.config.network.", "model.config.tokenizer.", "model.config.text_encoder."
 OURS_IMAGE = "model.config.image."

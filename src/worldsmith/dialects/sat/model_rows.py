@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from worldsmith.dialects.form import Row, approximated, dead, refused, renamed, unneeded
 from worldsmith.dialects.sat.keys import DENOISER, LORA, LOSS, MODEL, MODULES, NETWORK, SAMPLER, SHIFTS, TEXT, VAE
 from worldsmith.dialects.sat.model import (
     NET,
@@ -22,6 +21,7 @@ from worldsmith.dialects.sat.model import (
     text_length,
     trained,
 )
+from worldsmith.dialects.translation import Row, approximated, dead, refused, renamed, unneeded
 
 LATER = "only 0 can be had"
 _TABLES = tuple(key.removesuffix("shift_scale") for key in SHIFTS)

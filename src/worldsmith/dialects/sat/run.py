@@ -7,11 +7,10 @@ import re
 
 from worldsmith.data.clips.clip_records import ClipRecord, find_file, line_records
 from worldsmith.data.stream.errors import DataError
-from worldsmith.dialects.form import computed
 from worldsmith.dialects.sat.keys import ARGS, DATA, DS, NETWORK, TEXT, TWINS, VAE
 from worldsmith.dialects.sat.model import CHECKPOINTED, NET
 from worldsmith.dialects.sat.targets import FOLDER
-from worldsmith.dialects.translation import SpecTranslation
+from worldsmith.dialects.translation import SpecTranslation, computed
 
 DATASET = "dataloader_train.dataset."
 SIZE, FRAMES = f"{DATA}params.video_size", f"{DATA}params.max_num_frames"

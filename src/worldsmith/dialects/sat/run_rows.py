@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from worldsmith.dialects.form import Row, approximated, dead, refused, renamed, unneeded
 from worldsmith.dialects.sat.descent import clipping, loss_scale, optimizer, precision
 from worldsmith.dialects.sat.keys import ARGS, DATA, DS, INFERENCE, LOSS_SCALE, OPTIMIZER, PLUMBING, ZERO_TRAFFIC
 from worldsmith.dialects.sat.run import (
@@ -23,6 +22,7 @@ from worldsmith.dialects.sat.run import (
     twins,
     valid_data,
 )
+from worldsmith.dialects.translation import Row, approximated, dead, refused, renamed, unneeded
 
 
 def _refused(prefix: str, why: str, **names: Any) -> Sequence[Row]:

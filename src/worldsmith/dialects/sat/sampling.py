@@ -8,12 +8,11 @@ from typing import Any
 
 from worldsmith.config.errors import ConfigError
 from worldsmith.config.recipes.registry import get_recipe
-from worldsmith.dialects.form import Row, computed, dead, unneeded
 from worldsmith.dialects.sat import RECIPE, model_rows
 from worldsmith.dialects.sat.draft import read_stack
 from worldsmith.dialects.sat.keys import ARGS, KEYS, LOSS, MODEL, NETWORK, VAE
 from worldsmith.dialects.sat.run import encoders, is_missing, model_frames
-from worldsmith.dialects.translation import SpecTranslation, translate
+from worldsmith.dialects.translation import Row, SpecTranslation, computed, dead, translate, unneeded
 
 OURS = "generate."
 """Settings of the command, below the translation of the run."""

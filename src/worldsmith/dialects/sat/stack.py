@@ -19,9 +19,9 @@ from worldsmith.config.tree.suggest import did_you_mean_path
 from worldsmith.config.words.literals import read_text
 from worldsmith.config.words.overrides import Override, parse_overrides
 from worldsmith.config.yaml.text import Document, advice_on
-from worldsmith.dialects.form import Row
 from worldsmith.dialects.sat.keys import KEYS, OPTIONAL, REQUIRED
 from worldsmith.dialects.sat.targets import TARGETS, explain
+from worldsmith.dialects.translation import Row
 
 SECTIONS = ("model", "data", "args", "deepspeed")
 _PATHS = {parse_path(key) for key in KEYS}

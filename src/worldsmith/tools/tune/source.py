@@ -118,7 +118,7 @@ class Source:
 
     @cached_property
     def is_spec(self) -> bool:
-        return is_train_spec(self.name)
+        return is_train_spec([self.name])
 
     @cached_property
     def spec(self) -> SpecFields | None:

@@ -11,11 +11,10 @@ import pytest
 from worldsmith.config.declare.configurable import Config
 from worldsmith.config.declare.ranges import Count
 from worldsmith.config.errors import ConfigError, Place
-from worldsmith.dialects import form as rows
+from worldsmith.dialects import translation as rows
 from worldsmith.dialects.cosmos_rl.names import leaf_keys
 from worldsmith.dialects.cosmos_rl.spec_file import Spec, read_spec
-from worldsmith.dialects.form import SpecForm
-from worldsmith.dialects.translation import SpecTranslation, report, translate
+from worldsmith.dialects.translation import SpecForm, SpecTranslation, report, translate
 
 
 class Policy(Config):

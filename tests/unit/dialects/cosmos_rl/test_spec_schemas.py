@@ -34,8 +34,7 @@ from worldsmith.dialects.cosmos_rl.write.spec_folder import as_text, spec_files
 from worldsmith.dialects.cosmos_rl.write.spec_schema import defaults, spec_schema
 from worldsmith.dialects.cosmos_rl.write.spec_tao import tao_schema
 from worldsmith.dialects.cosmos_rl.write.spec_template import spec_template
-from worldsmith.dialects.form import SpecForm
-from worldsmith.dialects.translation import report, translate
+from worldsmith.dialects.translation import SpecForm, report, translate
 
 ACTIONS = list(MODULES)
 BROKEN: dict[str, list[tuple[str, Any]]] = {

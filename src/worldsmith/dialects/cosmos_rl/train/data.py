@@ -10,8 +10,7 @@ from typing import Any
 
 from worldsmith.dialects.cosmos_rl.rules import BOUNDS, CUT_FIRST, CUTS, PIXELS, RESIZED, UNCUT, drop_overruled
 from worldsmith.dialects.cosmos_rl.train.sources import TRAIN, put_caps
-from worldsmith.dialects.form import computed
-from worldsmith.dialects.translation import SpecTranslation, shown
+from worldsmith.dialects.translation import SpecTranslation, computed, shown
 
 VISION = "custom.vision"
 FALLBACK = {"fps": 1.0, "max_pixels": 81_920}

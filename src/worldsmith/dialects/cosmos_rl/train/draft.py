@@ -16,15 +16,18 @@ from worldsmith.dialects.cosmos_rl.train.form import FORM, SFT
 from worldsmith.dialects.cosmos_rl.train.model import NAME as SPEC_MODEL
 from worldsmith.dialects.cosmos_rl.train.spec import Policy
 from worldsmith.dialects.cosmos_rl.train.training import Training
-from worldsmith.dialects.form import PARENT_KEY
-from worldsmith.dialects.translation import report, translate
+from worldsmith.dialects.translation import PARENT_KEY, report, translate
 
 GENERATORS = "`worldsmith recipes` lists the recipes for generators"
 OUR_KEYS = {"job", "model", "recipe", "type", "dialect", "trainer", "optimizer"}
 
 
-def read_train_spec(file: str, words: Sequence[str] = ()) -> Draft:
-    """The draft of a spec that dotted words change; no tree where it has mistakes. ConfigError: it cannot be read."""
+def read_train_spec(files: Sequence[str], words: Sequence[str] = ()) -> Draft:
+    """The draft of a spec, a single file, that dotted words change; it has no tree if the spec has mistakes.
+
+    Raises ConfigError for a file that cannot be read.
+    """
+    file = files[0]
     if is_generator_rl(read_document(file).data):
         text = "reinforcement learning of a video generator is not supported: expected supervised fine-tuning"
         return Draft(file, problems=[Problem("", text, hint=GENERATORS, place=Place(file))])
@@ -82,15 +85,15 @@ def find_other_training(spec: Spec) -> Problem | None:
     return Problem(path, text, hint=way_out, place=spec.place(path))
 
 
-def is_train_spec(file: str) -> bool:
-    """Whether a file has the tables of a training spec and none of ours."""
-    if not file.lower().endswith(SUFFIXES):
+def is_train_spec(files: Sequence[str]) -> bool:
+    """Whether files are a single one that has the tables of a training spec and none of ours."""
+    if len(files) != 1 or not files[0].lower().endswith(SUFFIXES):
         return False
     try:
-        data = read_document(file).data
-        return has_spec_keys(data) or is_generator_rl(data)
-    except ConfigError:  # whoever reads it says so
+        data = read_document(files[0]).data
+    except ConfigError:  # it is reported when the file is read
         return False
+    return has_spec_keys(data) or is_generator_rl(data)
 
 
 def is_generator_rl(data: Mapping[str, Any]) -> bool:

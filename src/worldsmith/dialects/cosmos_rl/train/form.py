@@ -11,8 +11,16 @@ from worldsmith.dialects.cosmos_rl.train.model import adapters, learning_rates, 
 from worldsmith.dialects.cosmos_rl.train.sources import data_sets
 from worldsmith.dialects.cosmos_rl.train.spec import TrainSpec
 from worldsmith.dialects.cosmos_rl.train.steps import steps_of_the_run
-from worldsmith.dialects.form import SpecForm, approximated, computed, dead, refused, renamed, unneeded
-from worldsmith.dialects.translation import SpecTranslation
+from worldsmith.dialects.translation import (
+    SpecForm,
+    SpecTranslation,
+    approximated,
+    computed,
+    dead,
+    refused,
+    renamed,
+    unneeded,
+)
 
 FOR_RL = "it belongs to reinforcement learning; with type = sft nothing reads it"
 

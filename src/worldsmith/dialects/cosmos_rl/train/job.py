@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import PurePath
 
 from worldsmith.dialects.cosmos_rl.rules import refuse_remote_output
-from worldsmith.dialects.form import computed
-from worldsmith.dialects.translation import SpecTranslation, shown
+from worldsmith.dialects.translation import SpecTranslation, computed, shown
 
 OUTPUT, RESULTS, TIMESTAMP, RESUME = "train.output_dir", "results_dir", "train.timestamp", "train.resume"
 PROJECT, GROUP, EXPERIMENT = (f"logging.{name}_name" for name in ("project", "group", "experiment"))

@@ -9,8 +9,7 @@ from typing import Any
 
 from worldsmith.config.recipes.registry import get_recipe
 from worldsmith.dialects.cosmos_rl import RECIPE
-from worldsmith.dialects.form import computed
-from worldsmith.dialects.translation import SpecTranslation, shown
+from worldsmith.dialects.translation import SpecTranslation, computed, shown
 
 NAME, REVISION = "policy.model_name_or_path", "policy.model_revision"
 SCHEME = "hf_model://"

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from worldsmith.dialects.cosmos_rl.rules import ARCHIVES, refuse_remote
 from worldsmith.dialects.cosmos_rl.train.records import count_records
-from worldsmith.dialects.form import computed
-from worldsmith.dialects.translation import SpecTranslation, shown
+from worldsmith.dialects.translation import SpecTranslation, computed, shown
 
 TRAIN, OLD, VAL = "custom.train_dataset", "custom.dataset", "custom.val_dataset"
 PROMPTS = ("custom.system_prompt", "train.train_policy.system_prompt")

@@ -1,4 +1,4 @@
-"""Batches, epochs and steps of a training spec: the size of a step, their number, and the intervals in steps."""
+"""Batches, epochs and steps of a training spec: batch of a step, number of steps, schedule, intervals in steps."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from dataclasses import dataclass
 from worldsmith.config.errors import Problem
 from worldsmith.config.tree.paths import parse_path
 from worldsmith.dialects.cosmos_rl.train.records import count_records
-from worldsmith.dialects.cosmos_rl.train.schedule import put_schedule
-from worldsmith.dialects.form import computed
-from worldsmith.dialects.translation import Line, SpecTranslation
+from worldsmith.dialects.translation import Line, SpecTranslation, computed
 
 BATCH, MINI = "train.train_batch_per_replica", "train.train_policy.mini_batch"
 EPOCH, MOST = "train.epoch", "train.max_num_steps"
 LAST = "train.train_policy.dataloader_drop_last"
 SHARD, REPLICATE, CONTEXT = (f"policy.parallelism.{name}" for name in ("dp_shard_size", "dp_replicate_size", "cp_size"))
 DATA = "dataloader_train.dataset.path"
+SHAPES = {"linear": "LambdaLinear", "cosine": "LambdaCosine", "sqrt": "LambdaSqrt"}
+WARM_UP, WARM_UP_EPOCHS = "train.optm_warmup_steps", "train.optm_warmup_epochs"
+SHAPE, RATIO = "train.optm_decay_type", "train.optm_decay_ratio"
+START, END = "train.optm_warmup_start_factor", "train.optm_min_lr_factor"
 UNKNOWN = "the steps of an epoch are samples / (train_batch_per_replica x data-parallel ranks), rounded down"
 
 
@@ -144,6 +146,55 @@ def refuse_empty_epoch(t: SpecTranslation, samples: int, ranks: int) -> None:
 def put_total(t: SpecTranslation, total: int, key: str, more: str = "") -> None:
     t.put("trainer.max_iter", total, source=key)
     t.say(key, "renamed", f"trainer.max_iter = {total}{more}")
+
+
+def put_schedule(t: SpecTranslation, steps: Steps) -> None:
+    """The warm-up reaches 1 in its last step; the rate stays until the decay begins, and falls to the last step.
+
+    Where it stays, a cycle of its own ends with the factor 1.
+    """
+    total, shape = steps.total, t.get(SHAPE)
+    warm_up = warm_up_steps(t, total)
+    decay = total - warm_up
+    if t.get(RATIO) is not None:
+        decay = min(decay, round(total * t.get(RATIO)))
+    if shape in (None, "none"):
+        decay = 0
+    start, end = float(t.get(START)), float(t.get(END))
+    ramp = max(0, warm_up - 1)
+    cycles = [(total - decay, ramp, start, 1.0, 1.0), (decay, 0, 1.0, 1.0, end)]
+    found = [cycle for cycle in cycles if cycle[0]]
+    names = ("cycle_lengths", "warm_up_steps", "f_start", "f_max", "f_min")
+    t.put("scheduler.type", SHAPES.get(shape, "LambdaLinear"), source=SHAPE)
+    sources = (SHAPE, WARM_UP_EPOCHS if t.get(WARM_UP_EPOCHS) is not None else WARM_UP, START, SHAPE, END)
+    for name, values, source in zip(names, zip(*found), sources):
+        t.put(f"scheduler.{name}", list(values), source=source)
+    t.say(SHAPE, "renamed", f"{SHAPES.get(shape, 'no decay')} over {decay} of {total} steps")
+    t.say(START, "renamed", f"scheduler.f_start = {start}")
+    t.say(END, "renamed", f"scheduler.f_min = {end}" if decay else "nothing falls, so it has no effect")
+    if t.get(RATIO) is not None:
+        t.say(RATIO, "renamed", f"scheduler.cycle_lengths: the last {decay} steps")
+
+
+def warm_up_steps(t: SpecTranslation, total: int) -> int:
+    """Number of warm-up steps, at most `total`.
+
+    Epochs of warm-up are counted as in TAO's fork: total // epochs steps each, and up to 1.0 with a decimal point a
+    fraction of the run.
+    """
+    key, asked = (WARM_UP, t.get(WARM_UP)) if t.get(WARM_UP_EPOCHS) is None else (WARM_UP_EPOCHS, t.get(WARM_UP_EPOCHS))
+    each, whole = 1, total
+    if key == WARM_UP_EPOCHS:
+        each = total // t.get("train.epoch")
+        whole = each * t.get("train.epoch")
+        if t.is_stated(WARM_UP):
+            t.say(WARM_UP, "dead", f"{WARM_UP_EPOCHS} takes its place")
+    is_fraction = isinstance(asked, float) and asked <= 1
+    found = int(asked * (whole if is_fraction else each))
+    t.say(
+        key, "renamed", f"a warm-up of {min(found, total)} steps{f'; {found} are more than the run' * (found > total)}"
+    )
+    return min(found, total)
 
 
 def put_saves(t: SpecTranslation, steps: Steps) -> None:

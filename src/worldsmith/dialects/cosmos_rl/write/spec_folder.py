@@ -11,7 +11,7 @@ from worldsmith.dialects.cosmos_rl.policy import MANIFEST, SCHEMA, TEMPLATE
 from worldsmith.dialects.cosmos_rl.write.spec_schema import key_schema, spec_schema
 from worldsmith.dialects.cosmos_rl.write.spec_tao import popular, searched_keys, tao_schema
 from worldsmith.dialects.cosmos_rl.write.spec_template import spec_template
-from worldsmith.dialects.form import SpecForm
+from worldsmith.dialects.translation import SpecForm
 
 STYLES: Mapping[str, Callable[[SpecForm], Schema]] = {"json-schema": spec_schema, "tao": tao_schema}
 TRAIN = "train"

@@ -20,7 +20,7 @@ from worldsmith.config.tree.paths import Path, parse_path
 from worldsmith.config.tree.plain import class_defaults, plain, required_fields
 from worldsmith.config.write.json_schema import DRAFT, Schema, _Types, about
 from worldsmith.dialects.cosmos_rl.names import key_of, keys_of
-from worldsmith.dialects.form import SpecForm
+from worldsmith.dialects.translation import SpecForm
 
 NOTES = ("description", "default", "examples")
 """JSON Schema keywords that describe a field and do not restrict its values."""

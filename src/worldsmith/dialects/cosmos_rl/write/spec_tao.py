@@ -13,7 +13,7 @@ from typing import Any
 from worldsmith.config.declare.search import TIMES
 from worldsmith.config.write.json_schema import Schema
 from worldsmith.dialects.cosmos_rl.write.spec_schema import key_schema
-from worldsmith.dialects.form import SpecForm
+from worldsmith.dialects.translation import SpecForm
 
 KINDS = {"object": "dict", "array": "list", "integer": "int", "number": "float", "string": "string", "boolean": "bool"}
 CONDITIONS = {"power_of_two": "^ 2"}

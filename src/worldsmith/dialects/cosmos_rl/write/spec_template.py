@@ -18,7 +18,7 @@ from worldsmith.config.write.values import SHOWN, TOML, write
 from worldsmith.config.yaml.text import dump_yaml
 from worldsmith.dialects.cosmos_rl.names import key_of
 from worldsmith.dialects.cosmos_rl.write.spec_schema import bare, defaults
-from worldsmith.dialects.form import SpecForm
+from worldsmith.dialects.translation import SpecForm
 
 WIDTH = 118
 YAML_SUFFIXES = (".yaml", ".yml")
