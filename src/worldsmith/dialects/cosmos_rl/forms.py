@@ -8,7 +8,7 @@ from worldsmith.dialects.translation import SpecForm
 
 MODULES = {
     "train": "worldsmith.dialects.cosmos_rl.train.form",
-    "evaluate": "worldsmith.dialects.cosmos_rl.evaluate_form",
+    "evaluate": "worldsmith.dialects.cosmos_rl.evaluate",
     "quantize": "worldsmith.dialects.cosmos_rl.quantize",
     "inference": "worldsmith.dialects.cosmos_rl.inference",
     "gaps": "worldsmith.dialects.cosmos_rl.gaps",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from worldsmith.dialects.translation import SpecTranslation, unneeded
+from worldsmith.dialects.translation import SpecTranslation
 from worldsmith.files.adapter_folder import ADAPTER_CONFIG, base_of_adapter, is_adapter_folder
 
 PREFETCH = "hf_model://"
@@ -18,10 +18,8 @@ COPYING = {
     "https": "curl -LO {place}",
 }
 """Scheme -> the command that copies what is there to this machine."""
-PARENT = unneeded("parent_job_id", why="the model is that of this run or result, as --parent has it", outside=True)
 RESIZED, PIXELS = ("resized_height", "resized_width"), ("min_pixels", "max_pixels", "total_pixels")
-BOUNDS, CUTS = ("min_frames", "max_frames"), ("video_start", "video_end")
-UNCUT, CUT_FIRST = "every video is shown from its first frame to its last", "cut the clips beforehand"
+BOUNDS = ("min_frames", "max_frames")
 LLAVA = "LlavaDataset"
 """The kind of data set that the annotations are; the front door knows its whole name."""
 
@@ -71,7 +69,7 @@ def move_if_any(t: SpecTranslation, key: str, to: str, otherwise: str) -> None:
     if t.get(key):
         t.move(key, to, "renamed")
     else:
-        t.say(key, "unneeded", otherwise)
+        t.report(key, "unneeded", otherwise)
 
 
 def put_model(t: SpecTranslation, model: str, section: str) -> None:
@@ -85,8 +83,8 @@ def put_model(t: SpecTranslation, model: str, section: str) -> None:
             t.refuse(model, f"{name} is an adapter, and {lora} is false", f"set {lora} = true")
             return
         t.move(model, "model", "renamed", convert=model_place)
-        t.say(lora, "kept", "no adapter")
-        t.say(base, "unneeded", "without an adapter there is no base" if named else "no adapter")
+        t.report(lora, "kept", "no adapter")
+        t.report(base, "unneeded", "without an adapter there is no base" if named else "no adapter")
         return
     found = named or base_of_adapter(name)
     if not found:
@@ -95,13 +93,13 @@ def put_model(t: SpecTranslation, model: str, section: str) -> None:
         t.refuse(base, why, f"set {base} to the model that was fine-tuned")
         return
     t.move(model, "adapter", "renamed", convert=model_place)
-    t.say(lora, "kept", "the adapter is merged with its base")
+    t.report(lora, "kept", "the adapter is merged with its base")
     try:
         t.put("model", model_place(found), source=base)
     except ValueError as error:
         t.refuse(base, str(error))
         return
-    t.say(base, "renamed", f"model = {found}{'' if named else f', as {ADAPTER_CONFIG} says'}")
+    t.report(base, "renamed", f"model = {found}{'' if named else f', as {ADAPTER_CONFIG} says'}")
 
 
 def put_frames(t: SpecTranslation, section: str, *, count: str, default: int | None = None) -> None:
@@ -116,14 +114,14 @@ def put_frames(t: SpecTranslation, section: str, *, count: str, default: int | N
             )
             return
         t.move(frames, "processor.media.nframes", "renamed")
-        t.say(fps, "unneeded", f"{frames} says how many")
+        t.report(fps, "unneeded", f"{frames} says how many")
     elif t.get(fps) is not None:
         t.move(fps, "processor.media.fps", "renamed")
-        t.say(frames, "unneeded", f"{fps} says how many")
+        t.report(frames, "unneeded", f"{fps} says how many")
     elif default is not None:
         t.put("processor.media.nframes", default, source=frames)
-        t.say(frames, "renamed", f"processor.media.nframes = {default}, their default")
-        t.say(fps, "unneeded", f"{frames} says how many")
+        t.report(frames, "renamed", f"processor.media.nframes = {default}, their default")
+        t.report(fps, "unneeded", f"{frames} says how many")
 
 
 def put_total_pixels(t: SpecTranslation, section: str) -> None:
@@ -131,13 +129,13 @@ def put_total_pixels(t: SpecTranslation, section: str) -> None:
     pixels = t.get(f"{section}total_pixels")
     if pixels is not None:
         t.put("processor.media.total_pixels", 2 * pixels, source=f"{section}total_pixels")
-        t.say(
+        t.report(
             f"{section}total_pixels",
             "renamed",
             f"processor.media.total_pixels = {2 * pixels}: they count two frames once, and here each counts",
         )
     else:
-        t.say(f"{section}total_pixels", "unneeded", "as the model folder says")
+        t.report(f"{section}total_pixels", "unneeded", "as the model folder says")
 
 
 def drop_overruled(t: SpecTranslation, section: str, given: dict[str, Any], *, by_fps: bool) -> None:
@@ -157,4 +155,4 @@ def drop_overruled(t: SpecTranslation, section: str, given: dict[str, Any], *, b
     overruled += [(name, "it bounds what fps asks for; nframes takes its place") for name in BOUNDS if not by_fps]
     for name, why in overruled:
         if given.pop(name, None) is not None and t.is_stated(f"{section}{name}"):
-            t.say(f"{section}{name}", "dead", why)
+            t.report(f"{section}{name}", "dead", why)

@@ -13,12 +13,12 @@ from worldsmith.config.text_file import read_config_text
 from worldsmith.config.tree.draft import Draft, recipe_task
 from worldsmith.config.yaml.stack import merge_documents
 from worldsmith.config.yaml.text import read_yaml
-from worldsmith.dialects.sat import RECIPE, model_rows, run_rows
+from worldsmith.dialects.sat import RECIPE, model, run
 from worldsmith.dialects.sat.stack import SECTIONS, SatStack, read_sat, same_kind
-from worldsmith.dialects.translation import Row, SpecTranslation, report, shown, translate
+from worldsmith.dialects.translation import KeyRule, SpecTranslation, format_report, format_value, translate
 
 SAMPLES = "the stack makes videos: expected finetune or pretrain, found inference"
-ROWS = (*model_rows.ROWS, *run_rows.ROWS)
+RULES = (*model.RULES, *run.RULES)
 
 
 def read_sat_draft(files: Sequence[str], words: Sequence[str] = ()) -> Draft:
@@ -26,8 +26,8 @@ def read_sat_draft(files: Sequence[str], words: Sequence[str] = ()) -> Draft:
     translation = translate_sat(files, words)
     spec = translation.spec
     draft = Draft(spec.source, recipes=lambda: lineage(RECIPE), place=Place(spec.source))
-    tree = translation.onto(_with_held_out(get_recipe(RECIPE), translation.data), draft.places)
-    draft.report = report(translation)
+    tree = translation.apply_to(_with_held_out(get_recipe(RECIPE), translation.data), draft.places)
+    draft.report = format_report(translation)
     draft.problems = translation.problems
     if not draft.problems:
         draft.tree, draft.task = tree, recipe_task(tree)
@@ -38,7 +38,7 @@ def read_sat_draft(files: Sequence[str], words: Sequence[str] = ()) -> Draft:
 
 def translate_sat(files: Sequence[str], words: Sequence[str] = ()) -> SpecTranslation:
     """What a stack means here. Raises ConfigError for a file that cannot be read, and for a stack that only samples."""
-    spec = read_stack(files, words, ROWS)
+    spec = read_stack(files, words, RULES)
     if spec.get("args.mode") == "inference":
         way_out = f"worldsmith generate --spec {' '.join(files)}"
         raise ConfigError([Problem("args.mode", SAMPLES, hint=way_out, place=spec.place("args.mode"))])
@@ -46,14 +46,14 @@ def translate_sat(files: Sequence[str], words: Sequence[str] = ()) -> SpecTransl
 
 
 def read_stack(
-    files: Sequence[str], words: Sequence[str], rows: tuple[Row, ...], sections: Sequence[str] = SECTIONS
+    files: Sequence[str], words: Sequence[str], rules: tuple[KeyRule, ...], sections: Sequence[str] = SECTIONS
 ) -> SatStack:
     """The merged files with the words over them. Raises ConfigError for a file that cannot be read."""
     documents = [read_yaml(read_config_text(file), file) for file in files]
     for file, document in zip(files, documents):
         if not isinstance(document.data, dict):
             raise ConfigError([mismatch((), "sections with their keys", document.data).at(Place(file))])
-    spec = read_sat(", ".join(files), merge_documents(documents), words, rows, sections)
+    spec = read_sat(", ".join(files), merge_documents(documents), words, rules, sections)
     spec.problems += same_kind(documents)
     return spec
 
@@ -88,4 +88,7 @@ def _memory(tree: Any) -> str:
 def _winners(spec: SatStack) -> list[str]:
     """What a SAT user would not expect: there, a file wins over the command line."""
     told = "the command line wins here; SAT would have kept the file's"
-    return [f"{key} = {shown(spec.values.get(key))}, not {shown(old)}: {told}" for key, old in spec.won.items()]
+    return [
+        f"{key} = {format_value(spec.values.get(key))}, not {format_value(old)}: {told}"
+        for key, old in spec.won.items()
+    ]

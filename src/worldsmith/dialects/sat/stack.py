@@ -21,7 +21,7 @@ from worldsmith.config.words.overrides import Override, parse_overrides
 from worldsmith.config.yaml.text import Document, advice_on
 from worldsmith.dialects.sat.keys import KEYS, OPTIONAL, REQUIRED
 from worldsmith.dialects.sat.targets import TARGETS, explain
-from worldsmith.dialects.translation import Row
+from worldsmith.dialects.translation import KeyRule
 
 SECTIONS = ("model", "data", "args", "deepspeed")
 _PATHS = {parse_path(key) for key in KEYS}
@@ -35,10 +35,10 @@ _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 
 @dataclass(slots=True)
 class SatStack:
-    """A stack that was read: what its rows and its report ask for."""
+    """A stack that was read: what its rules and its report ask for."""
 
     source: str
-    rows: tuple[Row, ...]
+    rules: tuple[KeyRule, ...]
     values: dict[str, Any] = field(default_factory=dict)
     """The keys that are stated. A null section is left out."""
     places: dict[str, Place] = field(default_factory=dict)
@@ -59,8 +59,12 @@ class SatStack:
         """The value of a key, or SAT's default; None for one that is missing, True for a section that is stated."""
         if key not in KEYS:
             return self.is_stated(key) or None
+        return self.values.get(key, self.default(key))
+
+    def default(self, key: str) -> Any:
+        """The value that SAT uses for a key that is left out; None for one that is required."""
         default = KEYS[key].default
-        return self.values.get(key, None if default is REQUIRED else copy.deepcopy(default))
+        return None if default is REQUIRED else copy.deepcopy(default)
 
     def is_stated(self, key: str) -> bool:
         return any(_is_at_or_below(stated, key) for stated in self.values)
@@ -78,13 +82,13 @@ class SatStack:
 
 
 def read_sat(
-    source: str, merged: Document, words: Sequence[str], rows: tuple[Row, ...], sections: Sequence[str] = SECTIONS
+    source: str, merged: Document, words: Sequence[str], rules: tuple[KeyRule, ...], sections: Sequence[str] = SECTIONS
 ) -> SatStack:
     """The stack with its mistakes. A word sets a key of SAT, also with the number of a list's item in its path.
 
     `sections` are those that it must have.
     """
-    stack = SatStack(source, rows)
+    stack = SatStack(source, rules)
     document = Document(copy.deepcopy(merged.data), dict(merged.spans))
     for override in parse_overrides(words, stack.problems):
         _apply(document, override, stack)
@@ -101,7 +105,7 @@ def read_sat(
     _require(stack, sections)
     _check_targets(stack)
     _find_placeholders(stack)
-    never_read = {key for row in rows if row.outside for key in row.keys}
+    never_read = {key for rule in rules if rule.outside for key in rule.keys}
     stack.outside = {key: value for key, value in stack.values.items() if key in never_read}
     return stack
 

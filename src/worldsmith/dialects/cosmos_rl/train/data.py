@@ -8,9 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from worldsmith.dialects.cosmos_rl.rules import BOUNDS, CUT_FIRST, CUTS, PIXELS, RESIZED, UNCUT, drop_overruled
+from worldsmith.dialects.cosmos_rl.rules import BOUNDS, PIXELS, RESIZED, drop_overruled
 from worldsmith.dialects.cosmos_rl.train.sources import TRAIN, put_caps
-from worldsmith.dialects.translation import SpecTranslation, computed, shown
+from worldsmith.dialects.translation import SpecTranslation, computed, format_value
 
 VISION = "custom.vision"
 FALLBACK = {"fps": 1.0, "max_pixels": 81_920}
@@ -27,15 +27,16 @@ def longest(t: SpecTranslation) -> None:
     text = f"dataloader_train.max_sample_tokens = {longest}; a longer sample is left out, never cut"
     if mini > 1:
         text += f"; a pack of {mini} may have {mini * longest} tokens, as there"
-    t.say(source, "renamed", text)
+    t.report(source, "renamed", text)
 
 
 @computed(VISION)
-def frames(t: SpecTranslation) -> None:
+def training_frames(t: SpecTranslation) -> None:
     given = {name: t.get(f"{VISION}.{name}") for name in FRAMES if t.get(f"{VISION}.{name}") is not None}
-    for name in CUTS:
+    for name in ("video_start", "video_end"):
         if t.get(f"{VISION}.{name}") is not None:
-            t.refuse(f"{VISION}.{name}", UNCUT, CUT_FIRST)
+            why = "every video is shown from its first frame to its last"
+            t.refuse(f"{VISION}.{name}", why, "cut the clips beforehand")
     drop_overruled(t, f"{VISION}.", given, by_fps="nframes" not in given)
     if "fps" in given and "nframes" in given:
         why = "fps and nframes both say how many frames are taken"
@@ -45,23 +46,25 @@ def frames(t: SpecTranslation) -> None:
     script, default = default_frames(t)
     if not t.is_stated(VISION):
         put_frames(t, default)
-        text = f"left out: {shown(default)}, as the data script of {script} has it"
-        t.say(VISION, "approximated", text, loud=True)
+        text = f"left out: {format_value(default)}, as the data script of {script} has it"
+        t.report(VISION, "approximated", text, warn=True)
     elif "total_pixels" in default and not given.keys() & {"total_pixels", "resized_height"}:
         put_frames(t, {"total_pixels": default["total_pixels"]})
         text = (
             f"left out: dataloader_train.processor.media.total_pixels = {default['total_pixels']}, as {script} has it"
         )
-        t.say(f"{VISION}.total_pixels", "approximated", text)
+        t.report(f"{VISION}.total_pixels", "approximated", text)
     elif "total_pixels" in default and "total_pixels" in given:
         text = f"kept, where {script} replaces it by {default['total_pixels'] // 2} (0.9 x model_max_length x 1024)"
-        t.say(VISION, "approximated", text, loud=True)
+        t.report(VISION, "approximated", text, warn=True)
     if "total_pixels" in given:
         given["total_pixels"] *= 2
     put_frames(t, given)
     for name, value in given.items():
         text = "; there two frames count once, here each" if name == "total_pixels" else ""
-        t.say(f"{VISION}.{name}", "renamed", f"dataloader_train.processor.media.{name} = {shown(value)}{text}")
+        t.report(
+            f"{VISION}.{name}", "renamed", f"dataloader_train.processor.media.{name} = {format_value(value)}{text}"
+        )
 
 
 def default_frames(t: SpecTranslation) -> tuple[str, dict[str, Any]]:
@@ -101,7 +104,7 @@ def readers(t: SpecTranslation) -> None:
         if t.get(workers):
             t.move(ready, f"{loader}.prefetch_factor", "renamed")
         elif t.is_stated(ready):
-            t.say(ready, "dead", f"{workers} is 0: nobody reads ahead")
+            t.report(ready, "dead", f"{workers} is 0: nobody reads ahead")
 
 
 FRAMES = ("fps", "nframes", *BOUNDS, *PIXELS, *RESIZED)

@@ -11,14 +11,14 @@ from worldsmith.config.recipes.registry import get_recipe, lineage
 from worldsmith.config.tree.draft import Draft, recipe_task
 from worldsmith.dialects.cosmos_rl import RECIPE, SUFFIXES
 from worldsmith.dialects.cosmos_rl.spec_file import Spec, read_document, read_spec
-from worldsmith.dialects.cosmos_rl.train.aliases import RL_KEYS, RL_TABLES
-from worldsmith.dialects.cosmos_rl.train.form import FORM, SFT
+from worldsmith.dialects.cosmos_rl.train.form import FORM, RL_RULES
 from worldsmith.dialects.cosmos_rl.train.model import NAME as SPEC_MODEL
 from worldsmith.dialects.cosmos_rl.train.spec import Policy
 from worldsmith.dialects.cosmos_rl.train.training import Training
-from worldsmith.dialects.translation import PARENT_KEY, report, translate
+from worldsmith.dialects.translation import PARENT_KEY, format_report, translate
 
 GENERATORS = "`worldsmith recipes` lists the recipes for generators"
+SFT = "train.train_policy."
 OUR_KEYS = {"job", "model", "recipe", "type", "dialect", "trainer", "optimizer"}
 
 
@@ -38,12 +38,12 @@ def read_train_spec(files: Sequence[str], words: Sequence[str] = ()) -> Draft:
         draft.problems = [other]
         return draft
     translation = translate(spec)
-    tree = translation.onto(get_recipe(RECIPE), draft.places)
+    tree = translation.apply_to(get_recipe(RECIPE), draft.places)
     draft.problems = translation.problems
     if not draft.problems:  # else more would be wrong with it than was said
         draft.tree, draft.task = tree, recipe_task(tree)
     draft.warnings = translation.get_warnings()
-    draft.report = report(translation)
+    draft.report = format_report(translation)
     return draft
 
 
@@ -68,7 +68,7 @@ def parent_of_spec(file: str, words: Sequence[str], parent: str | None) -> tuple
 def find_other_training(spec: Spec) -> Problem | None:
     """The one reason why a spec does not ask for supervised fine-tuning of a reasoner; None if it does."""
     kind, trainer = spec.get(f"{SFT}type"), spec.get(f"{SFT}trainer_type")
-    keys = [key for key in (*(f"{SFT}{name}" for name in RL_KEYS), *RL_TABLES) if key in spec.outside]
+    keys = [key for rule in RL_RULES for key in rule.keys if key in spec.outside]
     way_out = f"{SFT}type=sft {SFT}trainer_type=sft custom.train_dataset.annotation_path=FILE"
     if spec.get("policy.is_diffusers"):
         path, text = "policy.is_diffusers", "the model is a diffusion model: expected a reasoner"

@@ -9,7 +9,7 @@ from typing import Any
 
 from worldsmith.config.recipes.registry import get_recipe
 from worldsmith.dialects.cosmos_rl import RECIPE
-from worldsmith.dialects.translation import SpecTranslation, computed, shown
+from worldsmith.dialects.translation import SpecTranslation, computed, format_value
 
 NAME, REVISION = "policy.model_name_or_path", "policy.model_revision"
 SCHEME = "hf_model://"
@@ -18,7 +18,7 @@ LR = "train.optm_lr"
 
 
 @computed(NAME, REVISION)
-def model(t: SpecTranslation) -> None:
+def trained_model(t: SpecTranslation) -> None:
     name, revision = t.get(NAME), t.get(REVISION)
     if not name:
         t.refuse(NAME, "it is empty", f"{NAME}=hf_model://nvidia/Cosmos-Reason2-8B, or a folder")
@@ -29,14 +29,14 @@ def model(t: SpecTranslation) -> None:
         return
     if revision:
         bare += f"@{revision}"
-        t.say(REVISION, "renamed", f"part of {BACKBONE}.model_name")
+        t.report(REVISION, "renamed", f"part of {BACKBONE}.model_name")
     try:
         network = describe_network(bare)
     except ValueError as error:
         t.refuse(NAME, str(error), f"{NAME}=hf_model://nvidia/Cosmos-Reason2-8B, or the folder of such a model")
         return
     t.put(f"{BACKBONE}.model_name", bare, source=NAME)
-    t.say(NAME, "renamed", f"{BACKBONE}.model_name = {shown(bare)}{f': {network}'}")
+    t.report(NAME, "renamed", f"{BACKBONE}.model_name = {format_value(bare)}{f': {network}'}")
 
 
 def describe_network(name: str) -> str:
@@ -70,11 +70,11 @@ def learning_rates(t: SpecTranslation) -> None:
         rest = {prefix: rates[name] / rates["global"] for name, prefix in prefixes.items()}
         t.put("optimizer.lr_multipliers", rest, source=LR)
         t.put("optimizer.lr", rates["global"], source=LR)
-        text = f"optimizer.lr = {rates['global']}, optimizer.lr_multipliers = {shown(rest)}"
-        t.say(LR, "approximated", f"{text}; the deepest module of a parameter decides, and each must have some")
+        text = f"optimizer.lr = {rates['global']}, optimizer.lr_multipliers = {format_value(rest)}"
+        t.report(LR, "approximated", f"{text}; the deepest module of a parameter decides, and each must have some")
         return
     t.put("optimizer.lr", rates, source=LR)
-    t.say(LR, "renamed", f"optimizer.lr = {rates}")
+    t.report(LR, "renamed", f"optimizer.lr = {rates}")
 
 
 def parameter_prefixes(modules: Iterable[str]) -> dict[str, str]:
@@ -87,7 +87,7 @@ def parameter_prefixes(modules: Iterable[str]) -> dict[str, str]:
 
 
 @computed("policy.freeze_pattern", "policy.trainable_pattern", "policy.trainable_map")
-def trained(t: SpecTranslation) -> None:
+def trained_weights(t: SpecTranslation) -> None:
     frozen, kept, table = (t.get(f"policy.{name}") for name in ("freeze_pattern", "trainable_pattern", "trainable_map"))
     if frozen and kept:
         why = "freeze_pattern and trainable_pattern cannot both be given"
@@ -100,7 +100,7 @@ def trained(t: SpecTranslation) -> None:
         t.move("policy.trainable_pattern", f"{FREEZE}.trainable_params", "renamed")
     if table:
         names = [re.escape(name) for name, on in table.items() if on] or ["…"]
-        way_out = f"policy.trainable_pattern={shown(names)}"
+        way_out = f"policy.trainable_pattern={format_value(names)}"
         t.refuse("policy.trainable_map", "modules by name are not looked up here", way_out)
 
 
@@ -108,7 +108,7 @@ def trained(t: SpecTranslation) -> None:
 def adapters(t: SpecTranslation) -> None:
     if t.get("policy.lora") is None:
         t.put("model.config.lora_enabled", False, source="policy.lora")
-        t.say("policy.lora", "renamed", "model.config.lora_enabled = false: all weights are trained")
+        t.report("policy.lora", "renamed", "model.config.lora_enabled = false: all weights are trained")
         return
     for name, off, way_out in OFF:
         _refuse_but(t, f"policy.lora.{name}", off, way_out)
@@ -121,9 +121,9 @@ def adapters(t: SpecTranslation) -> None:
     else:
         alpha = round(alpha) if math.isclose(alpha, round(alpha), rel_tol=1e-9) else alpha
         t.put("model.config.lora_alpha", alpha, source="policy.lora.lora_alpha")
-        t.say("policy.lora.lora_alpha", "renamed", f"model.config.lora_alpha = {alpha:.6g}: {scale}")
+        t.report("policy.lora.lora_alpha", "renamed", f"model.config.lora_alpha = {alpha:.6g}: {scale}")
         if t.is_stated("policy.lora.use_rslora"):
-            t.say("policy.lora.use_rslora", "kept", "in model.config.lora_alpha")
+            t.report("policy.lora.use_rslora", "kept", "in model.config.lora_alpha")
     t.put("model.config.lora_enabled", True, source="policy.lora")
     t.move("policy.lora.r", "model.config.lora_rank", "renamed")
     t.move("policy.lora.lora_dropout", "model.config.lora_dropout", "renamed")
@@ -137,11 +137,13 @@ def put_targets(t: SpecTranslation) -> None:
         t.refuse(key, "it names the layers that get an adapter", f"{key}=[q_proj,v_proj], or {key}=all-linear")
     elif targets == "all-linear" or targets == ["all-linear"]:
         t.put(to, "all-linear", source=key)
-        t.say(key, "renamed", f'{to} = "all-linear": all linear layers but the language head')
+        t.report(key, "renamed", f'{to} = "all-linear": all linear layers but the language head')
     else:
         t.put(to, ",".join(dict.fromkeys(targets)), source=key)
-        t.say(
-            key, "renamed", f"{to} = {shown(','.join(dict.fromkeys(targets)))}; whole names, where parts would do there"
+        t.report(
+            key,
+            "renamed",
+            f"{to} = {format_value(','.join(dict.fromkeys(targets)))}; whole names, where parts would do there",
         )
 
 
@@ -159,6 +161,6 @@ OFF: tuple[tuple[str, tuple[Any, ...], str], ...] = (
 
 def _refuse_but(t: SpecTranslation, key: str, off: tuple[Any, ...], way_out: str) -> None:
     if t.get(key) in off:
-        t.say(key, "kept", "as it is here")
+        t.report(key, "kept", "as it is here")
     else:
-        t.refuse(key, f"{shown(t.get(key))} cannot be had", way_out)
+        t.refuse(key, f"{format_value(t.get(key))} cannot be had", way_out)

@@ -46,9 +46,9 @@ def spec_schema(form: SpecForm) -> Schema:
 def key_schema(form: SpecForm) -> Schema:
     """The schema of specs that have each key by its own name."""
     root = _SpecTypes(form).section(form.spec, ())
-    for row in form.rows:
-        for key in row.keys if row.outside else ():
-            _place(root, key)[key.rpartition(".")[2]] = {"deprecated": True, "description": row.note}
+    for rule in form.rules:
+        for key in rule.keys if rule.outside else ():
+            _place(root, key)[key.rpartition(".")[2]] = {"deprecated": True, "description": rule.note}
     for path in sorted({path for schema in _leaves(root) for path in schema.get("x-depends-on", [])}):
         _place(root, path)[path.rpartition(".")[2]]["x-parent"] = True
     return {"$schema": DRAFT, "title": f"The spec of {form.name}", **root, "default": defaults(form.spec)}

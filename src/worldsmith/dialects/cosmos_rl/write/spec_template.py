@@ -41,7 +41,7 @@ def spec_template(form: SpecForm, file: str) -> str:
         raise UserError(f"{file}: the name of a spec ends in .toml, .yaml or .json")
     command = "infer" if form.name == "inference" else form.name
     first = next(iter(form.aliases), "") or _first_key(values)
-    way = WAYS[bool(form.rows)].format(command=command, key=first)
+    way = WAYS[bool(form.rules)].format(command=command, key=first)
     lines = _prose(f"{INTRODUCTION.format(name=form.name)}{way}", "")
     toml = name.endswith(".toml")
     body = _toml(form.spec, values, ()) if toml else _yaml(form.spec, values, "")
