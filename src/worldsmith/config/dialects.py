@@ -217,7 +217,7 @@ def find_run_dialect(files: Sequence[str], *, is_spec: bool = False) -> RunDiale
     return found or (next(dialect for dialect in shipped_dialects() if dialect.is_spec) if is_spec else None)
 
 
-def detect(data: dict[str, Any], chosen: Any = None) -> Dialect:
+def detect_dialect(data: dict[str, Any], chosen: Any = None) -> Dialect:
     """The dialect of merged files: the chosen one, else the only one that claims them. Raises ConfigError."""
     names = dialect_names()
     if chosen is not None:
@@ -238,7 +238,7 @@ def detect(data: dict[str, Any], chosen: Any = None) -> Dialect:
     raise ConfigError([Problem("", message, hint=advice), *_load_installed()])
 
 
-def translate(chosen: Dialect, source: Document) -> StackTranslation:
+def translate_stack(chosen: Dialect, source: Document) -> StackTranslation:
     """The source in terms of our tree. Mistakes are in `problems` of the result."""
     translation = StackTranslation(source)
     if chosen.read is not None:

@@ -285,7 +285,7 @@ def without_effect(
     Args:
         key: The dotted key.
         outcome: The outcome of values that are not accepted.
-        reason: Text of the report, of the warning or of the mistake.
+        reason: Text of the report, of the warning or of the mistake; ``{value}`` stands for a refused value.
         fix: Suggestion for a refused value; ``{key}`` stands for the key.
         accepted: Values, in addition to the default, that ask for what a run does anyway.
         accepts_default: The other system's default asks for what a run does anyway.
@@ -300,7 +300,8 @@ def without_effect(
         elif not outside and is_one_of(t.get(key), [*accepted, *([t.spec.default(key)] if accepts_default else [])]):
             t.report(key, "kept", "as it is here")
         elif outcome == "refused":
-            t.refuse(key, reason, fix.replace("{key}", key))
+            why = reason.replace("{value}", format_value(t.get(key))) if "{value}" in reason else reason
+            t.refuse(key, why, fix.replace("{key}", key))
         else:
             t.report(key, outcome, reason)
 

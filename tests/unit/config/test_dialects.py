@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from worldsmith.config import ConfigError, dialects
-from worldsmith.config.dialects import RunDialect, StackTranslation, detect, dialect, dialect_names
+from worldsmith.config.dialects import RunDialect, StackTranslation, detect_dialect, dialect, dialect_names
 from worldsmith.config.load import load
 
 
@@ -118,7 +118,7 @@ def test_files_of_two_dialects_or_of_none_are_refused_with_the_way_out(write: Wr
     ],
 )
 def test_detection_by_keys(data: dict[str, object], name: str) -> None:
-    assert detect(data).name == name
+    assert detect_dialect(data).name == name
 
 
 def test_a_name_is_taken_once() -> None:

@@ -286,8 +286,8 @@ def gpus(t: SpecTranslation) -> None:
     number = max(number, size)
     shards, launched = max(1, number // size), os.environ.get("WORLD_SIZE")
     if shard >= shards:
-        told = f"there are num_gpus / tp_size = {shards} shards, which count from 0, found {shard}"
-        t.refuse("evaluation.shard_id", told)
+        text = f"there are num_gpus / tp_size = {shards} shards, which count from 0, found {shard}"
+        t.refuse("evaluation.shard_id", text)
     elif shard:
         t.put("shard", f"{shard}/{shards}", source="evaluation.shard_id")
         t.report("evaluation.shard_id", "renamed", f"shard = {shard}/{shards}")

@@ -74,7 +74,7 @@ def device(t: SpecTranslation) -> None:
 
 
 @computed("media")
-def media(t: SpecTranslation) -> None:
+def asked_media(t: SpecTranslation) -> None:
     if not refuse_remote(t, "media"):
         t.move("media", "media", "renamed")
 
@@ -91,7 +91,7 @@ FORM = SpecForm(
     "inference",
     InferenceSpec,
     (
-        *(asked_model, inference_frames, device, media, answers_file),
+        *(asked_model, inference_frames, device, asked_media, answers_file),
         renamed("torch_dtype", "dtype", number_format),
         *read_key_rules("cosmos_rl", "inference", "any_result"),
     ),

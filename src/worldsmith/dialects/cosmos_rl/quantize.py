@@ -113,8 +113,8 @@ def calibration(t: SpecTranslation) -> None:
     folder = t.get(f"{CALIBRATION}media_dir")
     uses = ["dataset", *(["questions"] if judge else [])]
     t.put("judge", judge, source="quantization_method.skip_test_generation")
-    told = "questions to the model and to its parent take the place of a test sentence" if judge else "nothing is asked"
-    t.report("quantization_method.skip_test_generation", "approximated" if judge else "renamed", told)
+    text = "questions to the model and to its parent take the place of a test sentence" if judge else "nothing is asked"
+    t.report("quantization_method.skip_test_generation", "approximated" if judge else "renamed", text)
     if not t.get(file):
         scheme, text = (
             t.get("quantization_method.scheme"),
@@ -149,8 +149,8 @@ def hub(t: SpecTranslation) -> None:
     name, records = t.get(f"{CALIBRATION}dataset_id"), t.get(f"{CALIBRATION}annotation_path")
     if name and not records:
         why = "data sets of the hub are not read here"
-        way_out = f'give {CALIBRATION}annotation_path, and set {CALIBRATION}dataset_id = ""'
-        t.refuse(f"{CALIBRATION}dataset_id", why, way_out)
+        fix = f'give {CALIBRATION}annotation_path, and set {CALIBRATION}dataset_id = ""'
+        t.refuse(f"{CALIBRATION}dataset_id", why, fix)
         return
     text = "annotation_path has the records" if records else "no data set of the hub is named"
     t.report(f"{CALIBRATION}dataset_id", "approximated" if name else "unneeded", text)

@@ -1,4 +1,4 @@
-"""What becomes of keys that the specs of several actions share: the model, its adapter, the frames of a video."""
+"""Rules of keys that the specs of several actions share: the model, its adapter, the frames of a video."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def refuse_remote(t: SpecTranslation, *keys: str) -> bool:
             continue
         found = True
         command = COPYING.get(scheme, "copy {place} here")
-        way_out = f"{command.format(place=place, name=place.partition('://')[2])}, then {key}=FOLDER_OR_FILE"
-        t.refuse(key, f"{scheme}:// is not read yet: expected a path of this machine, found '{place}'", way_out)
+        fix = f"{command.format(place=place, name=place.partition('://')[2])}, then {key}=FOLDER_OR_FILE"
+        t.refuse(key, f"{scheme}:// is not read yet: expected a path of this machine, found '{place}'", fix)
     return found
 
 
@@ -65,7 +65,7 @@ def refuse_remote_output(t: SpecTranslation, *keys: str) -> bool:
 
 
 def move_if_any(t: SpecTranslation, key: str, to: str, otherwise: str) -> None:
-    """Takes a text that may be empty to ours; `otherwise` says what an empty one means."""
+    """Sets `to` from a text that may be empty; `otherwise` is reported for an empty one."""
     if t.get(key):
         t.move(key, to, "renamed")
     else:

@@ -11,5 +11,5 @@ DIALECT = RunDialect(
     recipe=RECIPE,
     suffixes=(".yaml", ".yml"),
     claims="worldsmith.dialects.sat.recognise:is_sat_stack",
-    read="worldsmith.dialects.sat.draft:read_sat_draft",
+    read="worldsmith.dialects.sat.run:read_sat_draft",
 )

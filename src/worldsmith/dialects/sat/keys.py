@@ -12,7 +12,7 @@ from worldsmith.config.declare.ranges import Count, DropoutRate, Factor, LayerCo
 from worldsmith.dialects.translation import read_key_rules
 
 REQUIRED: Any = object()
-"""There is no default: the files have to say it."""
+"""There is no default: the files must state the key."""
 MODEL, DATA, ARGS, DS = "model.", "data.", "args.", "deepspeed."
 NETWORK = f"{MODEL}network_config.params."
 MODULES = f"{NETWORK}modules."

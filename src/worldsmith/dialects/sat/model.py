@@ -16,7 +16,7 @@ PAIRS = {(1.15258426, 3.0), (0.7, 1.0)}
 """Scale of latents and shift of the noise table of the published models."""
 OURS_SAMPLING, GUIDER = "model.config.sampling.", f"{SAMPLER}params.guider_config."
 ELSEWHERE = (POSITIONS, LORA, f"{DENOISER}params.weighting_config.", SAMPLER, GUIDER, "data.")
-"""Components whose names are told with what they bring."""
+"""Components whose `target` is reported by the rule of the component."""
 PARTS = tuple(component for component in TARGETS if component not in ELSEWHERE)
 
 

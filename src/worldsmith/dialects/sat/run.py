@@ -1,7 +1,15 @@
-"""Rules of a training: steps, schedule, batches, sharding, number formats, optimizer and checkpoints."""
+"""Reads the SAT stack of a training as the draft of a run, on top of one recipe: the rules of its keys."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+from worldsmith.config.errors import ConfigError, Place, Problem
+from worldsmith.config.recipes.registry import get_recipe, lineage
+from worldsmith.config.tree.draft import Draft, recipe_task
+from worldsmith.dialects.sat import RECIPE, model
 from worldsmith.dialects.sat.data import (
     clips,
     count_clips,
@@ -13,7 +21,17 @@ from worldsmith.dialects.sat.data import (
 )
 from worldsmith.dialects.sat.keys import ARGS, DS, LORA, LOSS_SCALE, NETWORK, OPTIMIZER, TWINS
 from worldsmith.dialects.sat.model import CHECKPOINTED
-from worldsmith.dialects.translation import KeyRule, SpecTranslation, computed, format_value, read_key_rules, renamed
+from worldsmith.dialects.sat.stack import SatStack, read_stack
+from worldsmith.dialects.translation import (
+    KeyRule,
+    SpecTranslation,
+    computed,
+    format_report,
+    format_value,
+    read_key_rules,
+    renamed,
+    translate,
+)
 
 STEPS, EPOCHS = f"{ARGS}train_iters", f"{ARGS}epochs"
 MICRO, ACCUMULATED, WHOLE = (
@@ -25,6 +43,7 @@ WARM_STEPS = 100
 EMA = "sat.ops.FusedEmaAdam"
 RATES = {True: (5e-5, 2e-3), False: (1e-6, 5e-5)}
 """Learning rates that are usual with adapters, and without."""
+SAMPLES = "the stack makes videos: expected finetune or pretrain, found inference"
 
 
 @computed(STEPS, EPOCHS, f"{ARGS}lr_decay_style", f"{ARGS}lr_decay_ratio", f"{ARGS}warmup", f"{ARGS}lr_decay_iters")
@@ -32,15 +51,15 @@ def steps(t: SpecTranslation) -> None:
     if t.get(STEPS) and t.get(EPOCHS):
         t.refuse(EPOCHS, f"{STEPS} and {EPOCHS} both say how long it is", f"~{EPOCHS}")
         return
-    total = steps_of_passes(t) if t.get(EPOCHS) else t.get(STEPS) or 10000
+    total = steps_of_epochs(t) if t.get(EPOCHS) else t.get(STEPS) or 10000
     if total:
         t.put("trainer.max_iter", total, source=EPOCHS if t.get(EPOCHS) else STEPS)
         t.report(STEPS, "renamed", f"trainer.max_iter = {total}", warn=not t.is_stated(STEPS) and not t.get(EPOCHS))
         put_schedule(t, total)
 
 
-def steps_of_passes(t: SpecTranslation) -> int:
-    """Passes x clips / those of a step; 0, and a mistake, where they cannot be counted."""
+def steps_of_epochs(t: SpecTranslation) -> int:
+    """Number of steps: epochs x clips / clips of a step; 0, with a mistake, if they cannot be counted."""
     micro, accumulated, whole = batch_of(t)
     clips, size = sum(count_clips(path) for path in t.get(f"{ARGS}train_data")), whole or micro * accumulated
     total: int = t.get(EPOCHS) * clips // size
@@ -133,13 +152,13 @@ def batch(t: SpecTranslation) -> None:
 
 
 def batch_of(t: SpecTranslation) -> tuple[int, int, int | None]:
-    """Samples of a micro-batch, micro-batches of a step, and samples of a step on all processes if they are said."""
+    """Samples of a micro-batch, micro-batches of a step, and samples of a step on all processes if stated."""
     micro, accumulated, whole = (None if t.get(key) == "auto" else t.get(key) for key in (MICRO, ACCUMULATED, WHOLE))
     return micro or t.get(f"{ARGS}batch_size"), accumulated or 1, whole
 
 
 @computed(f"{ZERO}stage", f"{ZERO}cpu_offload", f"{ZERO}offload_optimizer.device", f"{ZERO}offload_param.device")
-def sharding(t: SpecTranslation) -> None:
+def zero_sharding(t: SpecTranslation) -> None:
     stage, key = t.get(f"{ZERO}stage"), f"{ZERO}stage"
     degrees = "model.config.parallelism.data_parallel_"
     if stage == 0:
@@ -214,7 +233,7 @@ def precision(t: SpecTranslation) -> None:
 
 @computed(*(f"{DS}fp16.{name}" for name in LOSS_SCALE))
 def loss_scale(t: SpecTranslation) -> None:
-    """DeepSpeed's scale; what it is there without a word is written too."""
+    """DeepSpeed's loss scale, of which the defaults are set too."""
     power, static, window, hysteresis, least = (f"{DS}fp16.{name}" for name in LOSS_SCALE)
     if not t.get(f"{DS}fp16.enabled"):
         for key in (power, static, window, hysteresis, least):
@@ -224,12 +243,12 @@ def loss_scale(t: SpecTranslation) -> None:
     first, after = fixed or 2.0 ** t.get(power), None if fixed else t.get(window)
     t.put("trainer.loss_scale.init_scale", first, source=static if fixed else power)
     t.put("trainer.loss_scale.growth_interval", after, source=static if fixed else window)
-    said = f"trainer.loss_scale.init_scale = {first:g}, growth_interval = {format_value(after)}"
-    t.report(static, "renamed", said if fixed else "0: the scale follows the overflows")
-    t.report(power, "unneeded" if fixed else "renamed", "loss_scale says it" if fixed else said)
-    t.report(window, "unneeded" if fixed else "renamed", "the scale stays" if fixed else said)
-    for key, text in ((hysteresis, "every overflow halves the scale"), (least, "the scale has no lower end")):
-        t.report(key, "unneeded" if fixed else "approximated", "the scale stays" if fixed else text)
+    text = f"trainer.loss_scale.init_scale = {first:g}, growth_interval = {format_value(after)}"
+    t.report(static, "renamed", text if fixed else "0: the scale follows the overflows")
+    t.report(power, "unneeded" if fixed else "renamed", "loss_scale says it" if fixed else text)
+    t.report(window, "unneeded" if fixed else "renamed", "the scale stays" if fixed else text)
+    for key, why in ((hysteresis, "every overflow halves the scale"), (least, "the scale has no lower end")):
+        t.report(key, "unneeded" if fixed else "approximated", "the scale stays" if fixed else why)
 
 
 @computed(
@@ -273,11 +292,75 @@ def clipping(t: SpecTranslation) -> None:
 
 
 RULES: tuple[KeyRule, ...] = (
-    *(model_frames, clips, train_data, valid_data, steps, start, encoders, batch, sharding, precision, loss_scale),
+    *model.RULES,
+    *(model_frames, clips, train_data, valid_data, steps, start, encoders, batch, zero_sharding, precision, loss_scale),
     *(optimizer, recomputation, twins, tracker, clipping),
     renamed(
         f"{ARGS}eval_iters", "trainer.max_val_iter", lambda count: count or None, why="no videos are drawn with it"
     ),
     *read_key_rules("sat", "training"),
 )
-"""Rules of the sections `data`, `args` and `deepspeed`."""
+"""Rules of the stack of a training."""
+
+
+def read_sat_draft(files: Sequence[str], words: Sequence[str] = ()) -> Draft:
+    """The draft of a stack that words change; it has no tree if the stack has mistakes.
+
+    Raises ConfigError for a file that cannot be read.
+    """
+    translation = translate_sat(files, words)
+    spec = translation.spec
+    draft = Draft(spec.source, recipes=lambda: lineage(RECIPE), place=Place(spec.source))
+    tree = translation.apply_to(_add_validation(get_recipe(RECIPE), translation.data), draft.places)
+    draft.report = format_report(translation)
+    draft.problems = translation.problems
+    if not draft.problems:
+        draft.tree, draft.task = tree, recipe_task(tree)
+    overruled = _list_overruled(spec) if isinstance(spec, SatStack) else []
+    draft.warnings = [*overruled, *translation.get_warnings(), _describe_memory(tree)]
+    return draft
+
+
+def translate_sat(files: Sequence[str], words: Sequence[str] = ()) -> SpecTranslation:
+    """Translates a stack. Raises ConfigError for a file that cannot be read, and for a stack that only samples."""
+    spec = read_stack(files, words, RULES)
+    if spec.get("args.mode") == "inference":
+        fix = f"worldsmith generate --spec {' '.join(files)}"
+        raise ConfigError([Problem("args.mode", SAMPLES, hint=fix, place=spec.place("args.mode"))])
+    return translate(spec)
+
+
+def _add_validation(below: Any, data: dict[str, Any]) -> Any:
+    """Returns the recipe; validation data of the stack are read with the settings of the training data."""
+    if "dataloader_val" in data:
+        below.dataloader_val = copy.deepcopy(below.dataloader_train)
+        below.dataloader_val.shuffle = False
+        training = data.get("dataloader_train", {})
+        own = data["dataloader_val"]["dataset"]
+        dataset = {**training.get("dataset", {}), "cfg_dropout_rate": 0.0, **own}
+        data["dataloader_val"] = {**training, "dataset": dataset}
+    return below
+
+
+def _describe_memory(tree: Any) -> str:
+    """Memory of the weights, gradients and optimizer state of a run, float32 between steps."""
+    model = tree.model.config
+    count = model.count_parameters()
+    each = 4 if model.lora_enabled else 20 if model.ema.enabled else 16
+    what = (
+        "frozen weights"
+        if each == 4
+        else f"weights, gradients{', moments and average' if each == 20 else ' and moments'}"
+    )
+    return (
+        f"the transformer has {count} parameters: {what} take {count * each / 2**30:.1f} GiB, shared by all processes"
+    )
+
+
+def _list_overruled(spec: SatStack) -> list[str]:
+    """Warnings for values of files that the command line overrules; in SAT, a file wins over the command line."""
+    told = "the command line wins here; SAT would have kept the file's"
+    return [
+        f"{key} = {format_value(spec.values.get(key))}, not {format_value(old)}: {told}"
+        for key, old in spec.won.items()
+    ]

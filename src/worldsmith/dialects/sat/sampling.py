@@ -10,8 +10,8 @@ from worldsmith.config.errors import ConfigError
 from worldsmith.config.recipes.registry import get_recipe
 from worldsmith.dialects.sat import RECIPE, model
 from worldsmith.dialects.sat.data import encoders, is_missing, model_frames
-from worldsmith.dialects.sat.draft import read_stack
 from worldsmith.dialects.sat.keys import ARGS, KEYS, LOSS, MODEL, NETWORK, VAE
+from worldsmith.dialects.sat.stack import read_stack
 from worldsmith.dialects.translation import (
     KeyRule,
     SpecTranslation,

@@ -10,15 +10,17 @@ from typing import Any
 
 from worldsmith.config.declare.configurable import walk
 from worldsmith.config.declare.ranges import outside
-from worldsmith.config.declare.value_types import fits, misfit
-from worldsmith.config.errors import Place, Problem
+from worldsmith.config.declare.value_types import fits, misfit, mismatch
+from worldsmith.config.errors import ConfigError, Place, Problem
+from worldsmith.config.text_file import read_config_text
 from worldsmith.config.toml.positions import Span
 from worldsmith.config.tree.access import ABSENT, find
 from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
 from worldsmith.config.tree.suggest import did_you_mean_path
 from worldsmith.config.words.literals import read_text
 from worldsmith.config.words.overrides import Override, parse_overrides
-from worldsmith.config.yaml.text import Document, advice_on
+from worldsmith.config.yaml.stack import merge_documents
+from worldsmith.config.yaml.text import Document, advice_on, read_yaml
 from worldsmith.dialects.sat.keys import KEYS, OPTIONAL, REQUIRED
 from worldsmith.dialects.sat.targets import TARGETS, explain
 from worldsmith.dialects.translation import KeyRule
@@ -79,6 +81,19 @@ class SatStack:
     def mistake(self, key: str, message: str, hint: str | None = None) -> None:
         self.problems.append(Problem(key, message, hint=hint, place=self.place(key)))
         self.broken.append(key)
+
+
+def read_stack(
+    files: Sequence[str], words: Sequence[str], rules: tuple[KeyRule, ...], sections: Sequence[str] = SECTIONS
+) -> SatStack:
+    """The merged files with the words over them. Raises ConfigError for a file that cannot be read."""
+    documents = [read_yaml(read_config_text(file), file) for file in files]
+    for file, document in zip(files, documents):
+        if not isinstance(document.data, dict):
+            raise ConfigError([mismatch((), "sections with their keys", document.data).at(Place(file))])
+    stack = read_sat(", ".join(files), merge_documents(documents), words, rules, sections)
+    stack.problems += same_kind(documents)
+    return stack
 
 
 def read_sat(

@@ -14,9 +14,9 @@ from worldsmith.config.errors import ConfigError
 from worldsmith.config.tree.access import find
 from worldsmith.config.tree.paths import parse_path
 from worldsmith.config.words.flag_words import Flag
-from worldsmith.dialects.sat.draft import RULES, translate_sat
 from worldsmith.dialects.sat.keys import KEYS, SHIFTS, TEXT
 from worldsmith.dialects.sat.recognise import is_sat_stack, take_words
+from worldsmith.dialects.sat.run import RULES, translate_sat
 from worldsmith.dialects.sat.targets import TARGETS
 from worldsmith.dialects.translation import SpecTranslation, format_report
 

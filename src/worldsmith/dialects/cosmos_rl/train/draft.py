@@ -40,7 +40,7 @@ def read_train_spec(files: Sequence[str], words: Sequence[str] = ()) -> Draft:
     translation = translate(spec)
     tree = translation.apply_to(get_recipe(RECIPE), draft.places)
     draft.problems = translation.problems
-    if not draft.problems:  # else more would be wrong with it than was said
+    if not draft.problems:  # otherwise more mistakes would follow from them
         draft.tree, draft.task = tree, recipe_task(tree)
     draft.warnings = translation.get_warnings()
     draft.report = format_report(translation)
@@ -69,20 +69,20 @@ def find_other_training(spec: Spec) -> Problem | None:
     """The one reason why a spec does not ask for supervised fine-tuning of a reasoner; None if it does."""
     kind, trainer = spec.get(f"{SFT}type"), spec.get(f"{SFT}trainer_type")
     keys = [key for rule in RL_RULES for key in rule.keys if key in spec.outside]
-    way_out = f"{SFT}type=sft {SFT}trainer_type=sft custom.train_dataset.annotation_path=FILE"
+    fix = f"{SFT}type=sft {SFT}trainer_type=sft custom.train_dataset.annotation_path=FILE"
     if spec.get("policy.is_diffusers"):
         path, text = "policy.is_diffusers", "the model is a diffusion model: expected a reasoner"
-        way_out = GENERATORS
+        fix = GENERATORS
     elif kind == "grpo" or (kind != "sft" and keys):
         path = f"{SFT}type" if kind == "grpo" else keys[0]
         named = "distillation" if "distillation" in keys else "grpo" if trainer == "sft" else trainer
         text = f"reinforcement learning ({named}) is not supported: expected supervised fine-tuning on given answers"
-        way_out = f"fine-tune this model with {way_out}, without the keys of reinforcement learning"
+        fix = f"fine-tune this model with {fix}, without the keys of reinforcement learning"
     elif trainer != "sft":
         path, text = f"{SFT}trainer_type", f"this trainer is not supported: expected sft, found {trainer}"
     else:
         return None
-    return Problem(path, text, hint=way_out, place=spec.place(path))
+    return Problem(path, text, hint=fix, place=spec.place(path))
 
 
 def is_train_spec(files: Sequence[str]) -> bool:

@@ -9,12 +9,14 @@ from typing import Any
 
 from worldsmith.config.recipes.registry import get_recipe
 from worldsmith.dialects.cosmos_rl import RECIPE
-from worldsmith.dialects.translation import SpecTranslation, computed, format_value
+from worldsmith.dialects.translation import SpecTranslation, computed, format_value, read_key_rules
 
 NAME, REVISION = "policy.model_name_or_path", "policy.model_revision"
 SCHEME = "hf_model://"
 BACKBONE, FREEZE = "model.config.policy.backbone", "model.config.policy.freeze"
 LR = "train.optm_lr"
+LORA_RULES = read_key_rules("cosmos_rl", "lora")
+"""Rules of the table `policy.lora`, where a spec has it."""
 
 
 @computed(NAME, REVISION)
@@ -56,8 +58,8 @@ def learning_rates(t: SpecTranslation) -> None:
             parts = ("model.visual.merger", "model.visual")
             table = ", ".join(f'"{part}" = {rate}' for part, rate in zip(parts, (rates[1:2] or [0]) + rates[:1]))
             why = "a list has one rate for each part of the model, and which part is which depends on the model"
-            way_out = f"write a table: {LR} = {{global = {rates[-1]}, {table}}}" if rates else "write one number"
-            t.refuse(LR, why, way_out)
+            fix = f"write a table: {LR} = {{global = {rates[-1]}, {table}}}" if rates else "write one number"
+            t.refuse(LR, why, fix)
             return
         rates = rates[0]
     if isinstance(rates, dict):
@@ -100,8 +102,8 @@ def trained_weights(t: SpecTranslation) -> None:
         t.move("policy.trainable_pattern", f"{FREEZE}.trainable_params", "renamed")
     if table:
         names = [re.escape(name) for name, on in table.items() if on] or ["…"]
-        way_out = f"policy.trainable_pattern={format_value(names)}"
-        t.refuse("policy.trainable_map", "modules by name are not looked up here", way_out)
+        fix = f"policy.trainable_pattern={format_value(names)}"
+        t.refuse("policy.trainable_map", "modules by name are not looked up here", fix)
 
 
 @computed("policy.lora")
@@ -110,8 +112,8 @@ def adapters(t: SpecTranslation) -> None:
         t.put("model.config.lora_enabled", False, source="policy.lora")
         t.report("policy.lora", "renamed", "model.config.lora_enabled = false: all weights are trained")
         return
-    for name, off, way_out in OFF:
-        _refuse_but(t, f"policy.lora.{name}", off, way_out)
+    for rule in LORA_RULES:
+        rule.apply(t)
     rank, alpha = t.get("policy.lora.r"), t.get("policy.lora.lora_alpha")
     scale = "lora_alpha"
     if t.get("policy.lora.use_rslora"):
@@ -145,22 +147,3 @@ def put_targets(t: SpecTranslation) -> None:
             "renamed",
             f"{to} = {format_value(','.join(dict.fromkeys(targets)))}; whole names, where parts would do there",
         )
-
-
-OFF: tuple[tuple[str, tuple[Any, ...], str], ...] = (
-    ("modules_to_save", (None, []), "~policy.lora.modules_to_save: beside adapters all weights are frozen here"),
-    ("init_lora_weights", (True, "true"), "policy.lora.init_lora_weights=true: A is drawn and B is 0, as PEFT does it"),
-    ("alpha_pattern", (None, {}), "~policy.lora.alpha_pattern: all adapters have one scale here"),
-    ("r_pattern", (None, {}), "~policy.lora.r_pattern: all adapters have one rank here"),
-    ("lora_names", (["default"],), "~policy.lora.lora_names: there is one adapter here"),
-    ("lora_path", (None, ""), "~policy.lora.lora_path, and -- checkpoint.load_path=RUN for a run of this program"),
-    ("primary_adapter", (None,), "~policy.lora.primary_adapter: there is one adapter here"),
-)
-"""Fields of the table that ask for something else, the values that do not, and the way out."""
-
-
-def _refuse_but(t: SpecTranslation, key: str, off: tuple[Any, ...], way_out: str) -> None:
-    if t.get(key) in off:
-        t.report(key, "kept", "as it is here")
-    else:
-        t.refuse(key, f"{format_value(t.get(key))} cannot be had", way_out)

@@ -178,11 +178,11 @@ def put_named(t: SpecTranslation, key: str, loader: str) -> None:
     if refuse_remote(t, source):
         return
     if not os.path.isdir(folder):
-        why, way_out = f"'{folder}' is no folder here, and a run downloads no data set", ADVICE
+        why, fix = f"'{folder}' is no folder here, and a run downloads no data set", ADVICE
         if re.fullmatch(r"[\w.-]+/[\w.-]+", folder):
             download = f"hf download {folder} --repo-type dataset --local-dir FOLDER"
-            way_out = f"{download}, then {key}.name=FOLDER; or {ADVICE}"
-        t.refuse(f"{TRAIN}.annotation_path" if key == NAMES else source, f"no data: {why}", way_out)
+            fix = f"{download}, then {key}.name=FOLDER; or {ADVICE}"
+        t.refuse(f"{TRAIN}.annotation_path" if key == NAMES else source, f"no data: {why}", fix)
         return
     put_saved(t, source, to, folder)
     t.report(source, "renamed", f"{to}.path = {format_value(folder)}")

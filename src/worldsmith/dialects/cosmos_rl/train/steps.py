@@ -82,9 +82,9 @@ def put_batch(t: SpecTranslation, processes: int) -> None:
     if batch % mini:
         fitting = max(n for n in range(1, min(batch, mini) + 1) if batch % n == 0)
         larger = -(-batch // mini) * mini
-        way_out = f"{MINI}={fitting} (the same step, {fitting} at once), or {BATCH}={larger}"
+        fix = f"{MINI}={fitting} (the same step, {fitting} at once), or {BATCH}={larger}"
         why = f"a step of {batch} samples cannot be made of mini-batches of {mini}"
-        t.refuse(MINI if t.is_stated(MINI) and not t.is_stated(BATCH) else BATCH, why, way_out)
+        t.refuse(MINI if t.is_stated(MINI) and not t.is_stated(BATCH) else BATCH, why, fix)
         return
     packs = batch // mini
     t.put("trainer.grad_accum_iter", packs, source=BATCH)
@@ -98,7 +98,7 @@ def count_steps(t: SpecTranslation, ranks: int) -> Steps | None:
     """Sets the number of steps. None, with a mistake, if it is unknown or 0."""
     epochs, most = t.get(EPOCH), t.get(MOST)
     if not t.data.get("dataloader_train", {}).get("dataset", {}).get("path"):
-        return Steps(most, None) if most else None  # what is missing has been said
+        return Steps(most, None) if most else None  # the missing data has been reported
     try:
         _, samples = count_records(t.data["dataloader_train"]["dataset"])
     except (ValueError, OSError) as error:
@@ -131,8 +131,8 @@ def refuse_uncounted(t: SpecTranslation, error: str) -> None:
     """A mistake at the key that names the data: epochs are counted in its samples."""
     key, text = t.sources[parse_path(DATA)], f"the samples of an epoch cannot be counted: {error}"
     t.lines.append(ReportLine(EPOCH, "refused", text, t.is_stated(EPOCH)))
-    way_out = f"{key}=PATH with data that is there, or {MOST}=N; {UNKNOWN}"
-    t.problems.append(Problem(key, text, hint=way_out, place=t.spec.place(key)))
+    fix = f"{key}=PATH with data that is there, or {MOST}=N; {UNKNOWN}"
+    t.problems.append(Problem(key, text, hint=fix, place=t.spec.place(key)))
 
 
 def refuse_empty_epoch(t: SpecTranslation, samples: int, ranks: int) -> None:
@@ -203,7 +203,7 @@ def put_saves(t: SpecTranslation, steps: Steps) -> None:
         t.put("checkpoint.save_iter", steps.total, source="train.ckpt.enable_checkpoint")
         text = f"checkpoint.save_iter = {steps.total}: the end of a run is always saved"
         t.report("train.ckpt.enable_checkpoint", "approximated", text)
-        say_unused(t, "train.ckpt.enable_checkpoint is false", key, in_epochs)
+        report_unused(t, "train.ckpt.enable_checkpoint is false", key, in_epochs)
         return
     t.report("train.ckpt.enable_checkpoint", "kept", "a run here always saves")
     put_interval(t, steps, key, in_epochs, "checkpoint.save_iter")
@@ -213,7 +213,7 @@ def put_validations(t: SpecTranslation, steps: Steps) -> None:
     if t.get("validation.enable"):
         put_interval(t, steps, "validation.freq", "validation.freq_in_epoch", "trainer.validation_iter")
     else:
-        say_unused(t, "validation.enable is false", "validation.freq", "validation.freq_in_epoch")
+        report_unused(t, "validation.enable is false", "validation.freq", "validation.freq_in_epoch")
 
 
 def put_interval(t: SpecTranslation, steps: Steps, key: str, in_epochs: str, to: str) -> None:
@@ -231,11 +231,11 @@ def put_interval(t: SpecTranslation, steps: Steps, key: str, in_epochs: str, to:
     else:
         t.put(to, every, source=key)
         t.report(key, "renamed", f"{to} = {every}")
-        say_unused(t, f"{key} gives it in steps", in_epochs)
+        report_unused(t, f"{key} gives it in steps", in_epochs)
 
 
-def say_unused(t: SpecTranslation, why: str, *keys: str) -> None:
-    """For keys that are stated although others make them say nothing."""
+def report_unused(t: SpecTranslation, why: str, *keys: str) -> None:
+    """Reports stated keys that other keys make ineffective."""
     for key in keys:
         if t.is_stated(key):
             t.report(key, "unneeded", why)

@@ -27,8 +27,9 @@ TRAIN = "train"
 
 
 def spec_files(forms: Mapping[str, Callable[[], SpecForm]], style: str) -> dict[str, str | None]:
-    """Name -> text of the files, the manifest last. None: of a form that could not be written, which the manifest says.
+    """Maps the names of the files to their texts, the manifest last. None: a form that could not be written.
 
+    The manifest has the reason of each failure.
     The texts depend on nothing but the forms and the style.
     """
     files: dict[str, str | None] = {}
@@ -118,12 +119,12 @@ def searched_keys(schema: Schema) -> tuple[list[str], list[str]]:
 
 
 def _live(schema: Schema) -> Iterator[tuple[str, Schema]]:
-    """The keys of a section that mean something, each without the choice of null."""
+    """The keys of a section that have an effect, each without the choice of null."""
     for key, field in schema["properties"].items():
         if not field.get("deprecated"):
             options = [option for option in field.get("anyOf", []) if option != {"type": "null"}]
             several = {"anyOf": options} if len(options) > 1 else options[0] if options else {}
-            yield key, {**{name: said for name, said in field.items() if name != "anyOf"}, **several}
+            yield key, {**{name: value for name, value in field.items() if name != "anyOf"}, **several}
 
 
 def _fields(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
@@ -134,18 +135,18 @@ def _fields(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
 
 
 def _property(key: str, field: Schema) -> Schema:
-    automl, told = field.get("x-automl", {}), {name: field[name] for name in COPIED if name in field}
+    automl, copied = field.get("x-automl", {}), {name: field[name] for name in COPIED if name in field}
     if ranges := _ranges(automl.get("cases", [])):
-        told["description"] = f"{told['description']} {ranges}"
+        copied["description"] = f"{copied['description']} {ranges}"
     if "properties" in field:
         inner = {name: _property(name, below) for name, below in _live(field)}
-        return {"title": key, "type": "collection", **told, "properties": inner, "automl_enabled": "FALSE"}
+        return {"title": key, "type": "collection", **copied, "properties": inner, "automl_enabled": "FALSE"}
     drawn = {} if TIMES in automl.get("cond", "") else automl  # what is drawn there is a factor, not the value
     choices = drawn.get("choices", field.get("enum", [field["const"]] if "const" in field else None))
     kind = "ordered_int" if drawn.get("choices") and field.get("type") == "integer" else _kind(field)
     limits = {name: drawn.get(name, field.get(name, field.get(f"exclusive{name.title()}"))) for name in ENDS}
     condition = CONDITIONS.get(drawn.get("scale", "")) or (f"> {limits['minimum']}" if _is_above(field) else None)
-    said = {
+    own = {
         **{name: limit for name, limit in limits.items() if limit != sys.float_info.max},
         "enum": choices,
         "option_weights": drawn.get("weights"),
@@ -156,7 +157,7 @@ def _property(key: str, field: Schema) -> Schema:
         "popular": "TRUE" if field.get("x-popular") else None,
         "anyOf": [{"type": _kind(option)} for option in field.get("anyOf", []) if "type" in option] or None,
     }
-    return {"title": key, "type": kind, **told, **{name: value for name, value in said.items() if value is not None}}
+    return {"title": key, "type": kind, **copied, **{name: value for name, value in own.items() if value is not None}}
 
 
 def _ranges(cases: list[Schema]) -> str:
