@@ -38,9 +38,9 @@ TASKS = {
 }
 LIMITS = (*BOUNDS, *PIXELS, *RESIZED)
 LETTER_TOKENS = 10
-"""Longest answer that the old evaluator lets a model give where letters are asked for."""
+"""Max tokens of an answer in Cosmos-RL's evaluator if letters are asked for."""
 TOP_P = 0.95
-"""What it draws from, where it draws."""
+"""`top_p` of Cosmos-RL's evaluator if it samples."""
 
 
 class DatasetTable(Config):

@@ -17,15 +17,15 @@ COPYING = {
     "http": "curl -LO {place}",
     "https": "curl -LO {place}",
 }
-"""Scheme -> the command that copies what is there to this machine."""
+"""Scheme of a URL -> the command that copies its files to this machine."""
 RESIZED, PIXELS = ("resized_height", "resized_width"), ("min_pixels", "max_pixels", "total_pixels")
 BOUNDS = ("min_frames", "max_frames")
 LLAVA = "LlavaDataset"
-"""The kind of data set that the annotations are; the front door knows its whole name."""
+"""Short class name of the data set of LLaVA annotations."""
 
 
 def model_place(text: str) -> str:
-    """A folder, or a hub name without the sign that asks for a download ahead. Raises ValueError for a mere sign."""
+    """Removes the prefix of a hub name. Raises ValueError if nothing but the prefix is given."""
     name = text.removeprefix(PREFETCH)
     if not name.strip() or (text != name and name.count("/") != 1):
         raise ValueError(f"expected a folder, ORG/NAME or {PREFETCH}ORG/NAME, found '{text}'")
@@ -33,14 +33,14 @@ def model_place(text: str) -> str:
 
 
 def number_format(name: str) -> str:
-    """Raises ValueError for one that nothing here computes in."""
+    """Returns the name of a number format. Raises ValueError for float16."""
     if name == "float16":
         raise ValueError("float16 loses what models of today need; write bfloat16, or float32")
     return name
 
 
 def refuse_remote(t: SpecTranslation, *keys: str) -> bool:
-    """Refuses paths on an object store or the hub, each with the command that copies it here; whether there are any."""
+    """Refuses paths on an object store or the hub, with the command that copies each. Returns whether there are any."""
     found = False
     for key in keys:
         place = t.get(key) or ""
@@ -73,7 +73,7 @@ def move_if_any(t: SpecTranslation, key: str, to: str, otherwise: str) -> None:
 
 
 def put_model(t: SpecTranslation, model: str, section: str) -> None:
-    """The model or, with `enable_lora`, an adapter and its base; keys of `section`, which ends in a dot."""
+    """Sets the model or, with `enable_lora`, an adapter and its base; keys of `section`, which ends in a dot."""
     lora, base = f"{section}enable_lora", f"{section}base_model_path"
     name, named = t.get(model), t.get(base)
     if refuse_remote(t, model, base):
@@ -103,7 +103,7 @@ def put_model(t: SpecTranslation, model: str, section: str) -> None:
 
 
 def put_frames(t: SpecTranslation, section: str, *, count: str, default: int | None = None) -> None:
-    """Frames of videos, below `processor.media`. `count`: the key of a fixed number of frames."""
+    """Sets the frames of videos, below `processor.media`. `count`: the key of a fixed number of frames."""
     fps, frames = f"{section}fps", f"{section}{count}"
     if t.get(frames) is not None:
         if t.get(fps) is not None and t.is_stated(fps):
@@ -125,7 +125,7 @@ def put_frames(t: SpecTranslation, section: str, *, count: str, default: int | N
 
 
 def put_total_pixels(t: SpecTranslation, section: str) -> None:
-    """The pixels of a whole video, below `processor.media`."""
+    """Sets the max pixels of a video, below `processor.media`."""
     pixels = t.get(f"{section}total_pixels")
     if pixels is not None:
         t.put("processor.media.total_pixels", 2 * pixels, source=f"{section}total_pixels")

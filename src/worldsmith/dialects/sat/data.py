@@ -52,7 +52,7 @@ def clips(t: SpecTranslation) -> None:
 
 
 def put_rate(t: SpecTranslation, folder: bool) -> None:
-    """SAT's two data sets have rules of their own for which frames of a clip are used."""
+    """Sets which frames of a clip are used; SAT's two data sets have different rules."""
     rate, skipped = t.get(RATE), t.get(SKIPPED)
     t.put(f"{DATASET}target_fps", float(rate), source=RATE)
     t.put(f"{DATASET}temporal_interval_mode", "sat" if folder else "target_fps", source=f"{DATA}target")
@@ -161,12 +161,12 @@ def encoders(t: SpecTranslation) -> None:
 
 
 def is_missing(place: str) -> bool:
-    """A path that is not there; a name of the hub is none."""
+    """Whether a path does not exist and is not the name of a repository on the hub."""
     return not os.path.exists(place) and not (HUB.fullmatch(place) and not place.startswith("."))
 
 
 def count_clips(path: str) -> int:
-    """Windows of the usable records of a data set; 0 if its list is not found or cannot be read."""
+    """Number of clip windows in the usable records of a data set; 0 if its list is not found or cannot be read."""
     try:
         records = line_records(find_file(path))
         return sum(len(record.facts["t2w_windows"]) for record in records if isinstance(record, ClipRecord))

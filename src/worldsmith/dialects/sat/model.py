@@ -144,7 +144,7 @@ def text_length(t: SpecTranslation) -> None:
 
 @computed(LORA_TRAIN, FROZEN, *(f"{LORA}{name}" for name in ("target", "params.r", "params.lora_alpha")))
 def trained(t: SpecTranslation) -> None:
-    """Adapters, or all weights of the transformer."""
+    """Sets what is trained: adapters, or all weights of the transformer."""
     adapted, frozen = t.get(LORA.rstrip(".")), t.get(FROZEN)
     if adapted:
         put_adapters(t)
@@ -266,7 +266,7 @@ def strata(t: SpecTranslation) -> None:
     *(f"{GUIDER}params.{name}" for name in ("exp", "scale", "num_steps")),
 )
 def sampling(t: SpecTranslation) -> None:
-    """How videos are made of the trained model, and what an exported pipeline samples with."""
+    """Sets how samples are generated, and the sampler of an exported pipeline."""
     steps, inner, exponent = f"{SAMPLER}params.num_steps", f"{GUIDER}params.num_steps", f"{GUIDER}params.exp"
     constant = t.get(f"{GUIDER}target") == PLAIN
     t.move(f"{SAMPLER}target", f"{OURS_SAMPLING}scheduler", "renamed", convert=lambda name: SOLVERS[name])

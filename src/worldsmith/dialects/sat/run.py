@@ -74,7 +74,7 @@ def steps_of_epochs(t: SpecTranslation) -> int:
 
 
 def put_schedule(t: SpecTranslation, total: int) -> None:
-    """SAT's factors: 5 % for 100 steps of a fine-tuning, then down a line, w = warmup x steps, to w / steps."""
+    """Sets SAT's schedule: 5 % of the rate for 100 steps of a fine-tuning, then a decay (linear: to warmup)."""
     style, warm = t.get(f"{ARGS}lr_decay_style"), t.get(f"{ARGS}warmup") * total
     if style not in ("linear", "cosine", "constant", "exponential"):
         t.refuse(f"{ARGS}lr_decay_style", f"there is no '{style}'", "write linear, cosine or constant")

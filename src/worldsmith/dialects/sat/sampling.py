@@ -63,7 +63,7 @@ def prompts(t: SpecTranslation) -> None:
 
 @computed(IMAGES, SIZE)
 def sampled_size(t: SpecTranslation) -> None:
-    """Height and width in pixels, which SAT takes from each image where there is one."""
+    """Sets height and width in pixels; SAT uses the size of the image if there is one."""
     images, wanted = bool(t.get(IMAGES)), bool(t.get(f"{MODEL}noised_image_input"))
     if images != wanted:
         why = f"the model was made {'with' if wanted else 'without'} an image beside the text (noised_image_input)"
@@ -91,7 +91,7 @@ def sampled_size(t: SpecTranslation) -> None:
 
 @computed(COUNT)
 def sampled_frames(t: SpecTranslation) -> None:
-    """Frames of the latents, in CogVideoX 1.5 with one more in front, which is not decoded."""
+    """Sets the frames from the latent frames; in CogVideoX 1.5 the first latent frame is not decoded."""
     newer = isinstance(t.get(f"{NETWORK}patch_size"), list)
     count = 32 if t.get(COUNT) is None else t.get(COUNT)
     found = t.get(f"{NETWORK}time_compressed_rate") * (count - 1 - newer) + 1 if type(count) is int else 0

@@ -37,7 +37,7 @@ _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 
 @dataclass(slots=True)
 class SatStack:
-    """A stack that was read: what its rules and its report ask for."""
+    """The values of a stack, with their places and mistakes."""
 
     source: str
     rules: tuple[KeyRule, ...]
@@ -45,13 +45,13 @@ class SatStack:
     """The keys that are stated. A null section is left out."""
     places: dict[str, Place] = field(default_factory=dict)
     outside: dict[str, Any] = field(default_factory=dict)
-    """Those of them that SAT never read."""
+    """Stated keys that SAT never read."""
     problems: list[Problem] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
     open: dict[str, Any] = field(default_factory=dict)
     """No key of a SAT file is left open."""
     won: dict[str, Any] = field(default_factory=dict)
-    """Keys that a word says as well as a file, with the file's value."""
+    """Keys that both a word and a file state, with the value of the file."""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -86,7 +86,7 @@ class SatStack:
 def read_stack(
     files: Sequence[str], words: Sequence[str], rules: tuple[KeyRule, ...], sections: Sequence[str] = SECTIONS
 ) -> SatStack:
-    """The merged files with the words over them. Raises ConfigError for a file that cannot be read."""
+    """Reads files, merges them in order, and applies words. Raises ConfigError for a file that cannot be read."""
     documents = [read_yaml(read_config_text(file), file) for file in files]
     for file, document in zip(files, documents):
         if not isinstance(document.data, dict):

@@ -163,7 +163,7 @@ def trackers(t: SpecTranslation) -> None:
 
 @computed("policy.model_max_length")
 def longest(t: SpecTranslation) -> None:
-    """The cap of a sample; a pack stays below its own, in which as many samples of that length have room."""
+    """Sets the max tokens of a sample, and of a pack, which has room for all samples of a mini-batch."""
     source, mini = "policy.model_max_length", t.get("train.train_policy.mini_batch")
     longest = t.get(source)
     put_caps(t, "dataloader_train", mini, source)
@@ -211,7 +211,7 @@ def training_frames(t: SpecTranslation) -> None:
 
 
 def default_frames(t: SpecTranslation) -> tuple[str, dict[str, Any]]:
-    """The data script that belongs to a spec, and its settings of videos.
+    """Returns the data script that belongs to a spec, and its video settings.
 
     That of Cosmos-Reason2 reads `custom.dataset` too and knows no limit of a frame, but one of a video: 0.9 x
     model_max_length tokens of 32 x 32 pixels in two frames.
@@ -251,7 +251,7 @@ def readers(t: SpecTranslation) -> None:
 
 
 def one_of(**names: str) -> Any:
-    """Reads a number format; ValueError for one that there is not."""
+    """Returns a function that maps a number format; it raises ValueError for an unknown one."""
 
     def read(value: str) -> str:
         if value not in names:

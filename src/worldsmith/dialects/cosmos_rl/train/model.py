@@ -1,4 +1,4 @@
-"""Model, adapters, learning rates and what is trained, of a training spec."""
+"""Rules of a training spec: model, adapters, learning rates, trained weights."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def trained_model(t: SpecTranslation) -> None:
 
 
 def describe_network(name: str) -> str:
-    """As the family of the recipe knows it. Raises ValueError for one that cannot be trained."""
+    """Describes the network of a model. Raises ValueError for a model that cannot be trained."""
     tree: Any = get_recipe(RECIPE)
     config = tree.model.config
     config.policy.backbone.model_name = name

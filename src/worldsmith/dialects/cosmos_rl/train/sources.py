@@ -59,7 +59,7 @@ def is_named(t: SpecTranslation, key: str) -> bool:
 
 
 def put_files(t: SpecTranslation, key: str, loader: str) -> None:
-    """The data of a table of files, in one of three layouts."""
+    """Sets the data set that a table of files names, in one of three layouts."""
     forms = [form for form in FORMS if t.get(f"{key}.{form}")]
     if len(forms) > 1:
         t.refuse(f"{key}.{forms[1]}", f"{key}.{forms[0]} names other data", f"~{key}.{forms[1]} or ~{key}.{forms[0]}")
@@ -112,7 +112,7 @@ def put_annotations(t: SpecTranslation, key: str, to: str, given: str) -> None:
 
 
 def put_media(t: SpecTranslation, key: str, to: str) -> bool:
-    """The media folder, which has two names; what the command line says takes the place of what the file says."""
+    """Sets the media folder, which has two names; the command line wins over the file."""
     files = {name: t.get(f"{key}.{name}") for name in MEDIA}
     words = [name for name in MEDIA if is_word(t, f"{key}.{name}")]
     if words:
@@ -172,7 +172,7 @@ def put_column(t: SpecTranslation, form: str) -> None:
 
 
 def put_named(t: SpecTranslation, key: str, loader: str) -> None:
-    """A data set by name, which must be a folder of this machine."""
+    """Sets a data set by its name, which must be a folder of this machine."""
     source = f"{key}.local_dir" if t.get(f"{key}.local_dir") else f"{key}.name"
     folder, to = t.get(source), f"{loader}.dataset"
     if refuse_remote(t, source):
@@ -209,7 +209,7 @@ def report_unused_names(t: SpecTranslation, key: str, why: str) -> None:
 
 
 def put_prompt(t: SpecTranslation, key: str, to: str) -> None:
-    """The first that is given: the data set's own, that of `custom`, that of the policy."""
+    """Sets the system prompt: the first of the data set's own, that of `custom`, and that of the policy."""
     keys = (*([f"{key}.system_prompt"] if key else []), *PROMPTS)
     given = [name for name in keys if t.is_stated(name) and t.get(name) is not None]
     for number, name in enumerate(given):
@@ -252,7 +252,7 @@ def put_validation(t: SpecTranslation) -> None:
 
 
 def put_caps(t: SpecTranslation, loader: str, samples: int, source: str) -> None:
-    """The caps of a sample, and of a pack of so many samples: each of them may be that long."""
+    """Sets the max tokens of a sample, and of a pack of `samples` samples of that length."""
     longest = t.get("policy.model_max_length")
     t.put(f"{loader}.max_sample_tokens", longest, source="policy.model_max_length")
     t.put(f"{loader}.max_sequence_length", samples * longest + 1, source=source)
@@ -289,7 +289,7 @@ def hold_out(t: SpecTranslation) -> None:
 
 
 def count_records(dataset: dict[str, Any]) -> tuple[int, int]:
-    """(records, those that can be used as far as their file tells, whether videos state their rate or not).
+    """Counts the records of a data set: (all, usable ones as far as the annotations tell; `video_fps` is not required).
 
     Args:
         dataset: The settings of the data set as plain data.

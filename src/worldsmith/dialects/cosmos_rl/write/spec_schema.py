@@ -62,7 +62,7 @@ def defaults(cls: type[Config], *, examples: bool = False) -> dict[str, Any]:
     """
     known, found = class_defaults(cls), {}
     for name, hint in annotated_hints(cls).items():
-        key, sections, given = key_of(name), nested_config_classes(strip_optional(hint)), known.get(name)
+        key, sections, given = key_of(name), nested_config_classes(strip_annotated(hint)), known.get(name)
         marks = [mark for mark in marks_of(hint) if isinstance(mark, Example)] if examples else []
         shown = [mark.value for mark in marks if mark.required or name not in known]
         if sections and (name not in known or given is not None or shown):
@@ -92,7 +92,7 @@ class _SpecTypes(_Types):
         for name, hint in annotated_hints(cls).items():
             self.path = (*path, name)
             described = {"description": " ".join(docs[name].split())} if name in docs else {}
-            leaf = not nested_config_classes(strip_optional(hint))
+            leaf = not nested_config_classes(strip_annotated(hint))
             default = {"default": copy.deepcopy(plain(known[name]))} if leaf and known.get(name) is not None else {}
             marks = marks_schema(hint)
             if needed := marks.get("x-depends-on"):
@@ -108,8 +108,8 @@ class _SpecTypes(_Types):
         }
 
 
-def strip_optional(hint: Any) -> Any:
-    """A type without its marks, as far as sections are concerned."""
+def strip_annotated(hint: Any) -> Any:
+    """Returns the type within an `Annotated` type, and any other type as it is."""
     return get_args(hint)[0] if hasattr(hint, "__metadata__") else hint
 
 

@@ -17,7 +17,7 @@ from worldsmith.config.write.toml import toml_pair
 from worldsmith.config.write.values import SHOWN, TOML, write
 from worldsmith.config.yaml.text import dump_yaml
 from worldsmith.dialects.cosmos_rl.names import key_of
-from worldsmith.dialects.cosmos_rl.write.spec_schema import defaults, strip_optional
+from worldsmith.dialects.cosmos_rl.write.spec_schema import defaults, strip_annotated
 from worldsmith.dialects.translation import SpecForm
 
 WIDTH = 118
@@ -88,7 +88,7 @@ def _fields(cls: type[Config]) -> list[tuple[str, str, type[Config] | None]]:
     docs = field_docs(cls)
     found = []
     for name, hint in annotated_hints(cls).items():
-        sections = nested_config_classes(strip_optional(hint))
+        sections = nested_config_classes(strip_annotated(hint))
         doc = " ".join(docs.get(name, "").split())
         words = "" if sections else describe(hint, null=False)
         for mark in marks_of(hint):
