@@ -157,7 +157,8 @@ def source_name(args: argparse.Namespace) -> str:
     if args.base:
         return ", ".join(args.base)
     if args.module:
-        from worldsmith.config.recipes.packages import adopt_function, import_recipes
+        from worldsmith.config.recipes.packages import import_recipes
+        from worldsmith.config.recipes.registry import adopt_function
 
         return adopt_function(import_recipes(args.module), args.config)
     return str(args.spec or args.sft_toml or args.source)

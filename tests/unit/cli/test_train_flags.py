@@ -16,7 +16,8 @@ import pytest
 
 from worldsmith.cli import main as cli
 from worldsmith.cli import train
-from worldsmith.config.recipes.registry import recipe_names, registered
+from worldsmith.config.recipes.packages import registered
+from worldsmith.config.recipes.registry import recipe_names
 
 MY_RUNS = """
 from worldsmith.config import recipe

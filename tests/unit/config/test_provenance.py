@@ -13,7 +13,8 @@ from recipe_environment import PLACES
 from worldsmith.config import recipe
 from worldsmith.config.declare.configurable import walk
 from worldsmith.config.load import Loaded, load, read_draft
-from worldsmith.config.recipes.registry import get_recipe, recipe_names, registered
+from worldsmith.config.recipes.packages import registered
+from worldsmith.config.recipes.registry import get_recipe, recipe_names
 from worldsmith.config.tree.access import find
 from worldsmith.config.tree.draft import finish
 from worldsmith.config.tree.paths import Path as TreePath
@@ -119,7 +120,7 @@ def test_a_reference_to_an_unset_variable_says_that_its_default_was_used(
 
 
 def test_each_recipe_of_a_chain_owns_what_it_changed(t: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worldsmith.config.recipes.registry._RECIPES", dict(registered()))
+    monkeypatch.setattr("worldsmith.config.recipes.packages._RECIPES", dict(registered()))
 
     @recipe("smaller", starts_from="small")
     def smaller(config):  # type: ignore[no-untyped-def]

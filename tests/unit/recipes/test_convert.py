@@ -14,8 +14,8 @@ import pytest
 from worldsmith.cli.main import main
 from worldsmith.config import ConfigError, UserError, get_recipe, recipe_names
 from worldsmith.config.load import load
-from worldsmith.config.recipes.packages import import_recipes
-from worldsmith.config.recipes.registry import find_recipe, registered
+from worldsmith.config.recipes.packages import import_recipes, registered
+from worldsmith.config.recipes.registry import find_recipe
 from worldsmith.config.tree.difference import changes
 from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.tree.plain import to_dict, to_yaml
