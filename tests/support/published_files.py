@@ -26,7 +26,7 @@ from worldsmith.cli.action import load as load_action
 from worldsmith.cli.spec_words import MODEL_KEYS
 from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.config.load import load
-from worldsmith.config.write.toml import write_toml
+from worldsmith.config.write.values import write_toml
 
 FACTS = Path(__file__).parents[1] / "oracles" / "published"
 OWNERS = {

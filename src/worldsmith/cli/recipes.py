@@ -8,11 +8,10 @@ import textwrap
 from typing import Any
 
 from worldsmith.config.declare.class_tags import tag_of
-from worldsmith.config.declare.configurable import Config, owner_of, walk
+from worldsmith.config.declare.configurable import ABSENT, Config, find, owner_of, walk
 from worldsmith.config.errors import ConfigError
 from worldsmith.config.recipes.packages import load_installed
 from worldsmith.config.recipes.registry import find_recipe, get_recipe, recipe_names
-from worldsmith.config.tree.access import ABSENT, find
 from worldsmith.config.tree.difference import differences as tree_differences
 from worldsmith.config.tree.paths import Path, format_path
 from worldsmith.config.tree.plain import TAG, to_yaml

@@ -25,7 +25,7 @@ from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.tree.plain import to_dict, to_yaml
 from worldsmith.config.tree.references import resolve
-from worldsmith.config.write.origins import describe_origins
+from worldsmith.config.write.annotate import describe_origins
 from worldsmith.data.stream.errors import DataError
 from worldsmith.distributed.launch_desk import is_said
 from worldsmith.distributed.peers import lost_partner

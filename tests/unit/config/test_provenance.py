@@ -11,11 +11,10 @@ import pytest
 from recipe_environment import PLACES
 
 from worldsmith.config import recipe
-from worldsmith.config.declare.configurable import walk
+from worldsmith.config.declare.configurable import find, walk
 from worldsmith.config.load import Loaded, load, read_draft
 from worldsmith.config.recipes.packages import registered
 from worldsmith.config.recipes.registry import get_recipe, recipe_names
-from worldsmith.config.tree.access import find
 from worldsmith.config.tree.draft import finish
 from worldsmith.config.tree.paths import Path as TreePath
 from worldsmith.config.tree.paths import format_path, parse_path
@@ -25,8 +24,7 @@ from worldsmith.config.tree.reader import from_yaml
 from worldsmith.config.words.flag_words import Flag
 from worldsmith.config.words.overrides import parse_overrides
 from worldsmith.config.words.typed_flags import read_flags
-from worldsmith.config.write.annotate import leaves, show_tree
-from worldsmith.config.write.origins import describe_origins
+from worldsmith.config.write.annotate import describe_origins, plain_leaves, show_tree
 
 FILE = """[job]
 experiment = "small"
@@ -102,7 +100,7 @@ def test_the_record_of_a_run_says_who_wrote_what_and_what_it_was(loaded: Loaded)
     assert found["optimizer.lr_multipliers.tail"] == {"origin": "run.toml:8", "changed": True}
     assert found["job.project"] == {"origin": "recipe small"}
     assert found["optimizer.eps"] == {"origin": "default"}
-    assert set(found) == {format_path(path) for path, _ in leaves(to_dict(loaded.tree))}
+    assert set(found) == {format_path(path) for path, _ in plain_leaves(to_dict(loaded.tree))}
 
 
 def test_a_reference_to_an_unset_variable_says_that_its_default_was_used(

@@ -13,8 +13,8 @@ import pytest
 
 from worldsmith.config import ConfigError, Configurable, Problem, get_recipe
 from worldsmith.config.declare import class_tags
+from worldsmith.config.declare.configurable import all_paths
 from worldsmith.config.load import read_draft
-from worldsmith.config.tree.access import all_paths
 from worldsmith.config.tree.draft import finish
 from worldsmith.config.tree.paths import format_path
 from worldsmith.config.tree.plain import to_yaml

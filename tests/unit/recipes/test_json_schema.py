@@ -25,7 +25,7 @@ from worldsmith.config.load import load
 from worldsmith.config.recipes.registry import find_recipe
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.config.write.new_file import new_recipe_toml
-from worldsmith.config.write.toml import write_toml
+from worldsmith.config.write.values import write_toml
 from worldsmith.config.yaml.text import dump_yaml
 
 ROOT = Path(__file__).parents[3]

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from worldsmith.config import ConfigError, get_recipe
+from worldsmith.config.declare.configurable import find
 from worldsmith.config.load import load
-from worldsmith.config.tree.access import find
 from worldsmith.config.tree.degrees import fit_degrees
 from worldsmith.config.tree.difference import differences
 from worldsmith.config.tree.paths import format_path

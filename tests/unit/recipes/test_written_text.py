@@ -20,10 +20,8 @@ from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.tree.plain import to_yaml
 from worldsmith.config.tree.references import resolve
 from worldsmith.config.words.literals import read_text
-from worldsmith.config.write.convert import convert
-from worldsmith.config.write.python import PythonWriter
-from worldsmith.config.write.toml import toml_pair, write_toml
-from worldsmith.config.write.values import JSON, PYTHON, TOML, WORD, Syntax, write
+from worldsmith.config.write.convert import PythonWriter, convert
+from worldsmith.config.write.values import JSON, PYTHON, TOML, WORD, Syntax, toml_pair, write, write_toml
 
 
 def same(a: Any, b: Any) -> bool:

@@ -100,8 +100,8 @@ def check(args: argparse.Namespace) -> int:
 
 def diff(args: argparse.Namespace) -> int:
     """Prints one line per difference. Variables that are not set are compared as they are written."""
+    from worldsmith.config.declare.configurable import ABSENT
     from worldsmith.config.load import load
-    from worldsmith.config.tree.access import ABSENT
     from worldsmith.config.tree.difference import differences
     from worldsmith.config.tree.paths import format_path
     from worldsmith.config.write.values import SHOWN, write

@@ -21,7 +21,7 @@ from typing import Any, TypeVar, cast, overload
 
 import worldsmith
 from worldsmith.config.declare.class_tags import trust
-from worldsmith.config.declare.configurable import Config, field_names, walk
+from worldsmith.config.declare.configurable import Config, field_names, find, walk
 from worldsmith.config.errors import ConfigError, Problem, code_problem, raise_interrupt
 from worldsmith.config.recipes.packages import Recipe, load_installed, registered
 from worldsmith.config.tree.suggest import did_you_mean
@@ -156,6 +156,12 @@ def lineage(name: str) -> list[tuple[str, Config]]:
         chain.insert(0, (found.name, get_recipe(current)))
         current = found.starts_from
     return chain
+
+
+def recipe_task(tree: Any) -> str | None:
+    """The task of a tree, which decides how TOML paths are translated; `None` if the tree states no task."""
+    task = getattr(find(tree, ("job",)), "task", None)
+    return task if isinstance(task, str) else None
 
 
 def import_shipped() -> None:

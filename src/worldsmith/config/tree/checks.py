@@ -10,9 +10,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 
-from worldsmith.config.declare.configurable import Config, walk
+from worldsmith.config.declare.configurable import ABSENT, Config, find, walk
 from worldsmith.config.errors import Problem, WrongValueError, code_problem
-from worldsmith.config.tree.access import ABSENT, find
 from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
 from worldsmith.config.tree.plain import class_defaults
 

@@ -6,9 +6,8 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from worldsmith.config.declare.configurable import walk
+from worldsmith.config.declare.configurable import find, walk
 from worldsmith.config.errors import Problem, WrongValueError
-from worldsmith.config.tree.access import find
 from worldsmith.config.tree.degrees import NAMES, fit_degrees, needed_processes
 from worldsmith.config.tree.paths import Path, format_path
 

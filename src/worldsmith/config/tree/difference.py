@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from worldsmith.config.declare.configurable import Config, children
-from worldsmith.config.tree.access import ABSENT
+from worldsmith.config.declare.configurable import ABSENT, OPAQUE, Config, children
 from worldsmith.config.tree.paths import Path, flatten
-from worldsmith.config.tree.plain import OPAQUE, plain
+from worldsmith.config.tree.plain import plain
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,9 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
-from worldsmith.config.declare.configurable import Config
+from worldsmith.config.declare.configurable import ABSENT, Config
 from worldsmith.config.errors import ConfigError, Place, Problem, locate
 from worldsmith.config.recipes.registry import variables_of
-from worldsmith.config.tree.access import ABSENT, find
 from worldsmith.config.tree.contradictions import alternatives, degree_problems, remarks
 from worldsmith.config.tree.difference import changes, differences
 from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
@@ -171,9 +170,3 @@ def give_way(draft: Draft) -> None:
 def _layer(place: Place | None) -> int:
     """The rank of what wrote a value: 0 recipe, 1 file, 2 flag, 3 override word."""
     return 0 if place is None else {"flag": 2, "override": 3}.get(place.file, 1)
-
-
-def recipe_task(tree: Any) -> str | None:
-    """The task that a tree says it is for, which chooses how TOML paths are translated."""
-    task = getattr(find(tree, ("job",)), "task", None)
-    return task if isinstance(task, str) else None

@@ -11,10 +11,9 @@ import dataclasses
 from typing import Any
 
 from worldsmith.config.declare.class_tags import tag_of
-from worldsmith.config.declare.configurable import Config, field_hints
+from worldsmith.config.declare.configurable import OPAQUE, Config, field_hints
 from worldsmith.config.declare.value_types import item_hint, nested_config_classes
 
-OPAQUE = "custom"
 TAG = "type"
 MISSING = "???"
 """Written as a value: it counts as left out."""

@@ -13,8 +13,7 @@ from worldsmith.config.declare.configurable import Config
 from worldsmith.config.dialects import Translation
 from worldsmith.config.errors import ConfigError, Place, Problem, UserError
 from worldsmith.config.text_file import read_config_text
-from worldsmith.config.toml.check import parse_toml
-from worldsmith.config.toml.positions import find_positions
+from worldsmith.config.toml.text import find_positions, parse_toml
 from worldsmith.config.tree.draft import Draft
 from worldsmith.config.tree.paths import format_path
 from worldsmith.config.tree.reader import Reader, unset_fields, unset_tree

@@ -14,10 +14,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_origin
 
-from worldsmith.config.declare.configurable import Config, field_hints
+from worldsmith.config.declare.configurable import Config, all_paths, field_hints
 from worldsmith.config.declare.value_types import holds_sections, item_hint, nested_config_classes, union_members
 from worldsmith.config.errors import Problem
-from worldsmith.config.tree.access import all_paths
 from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
 from worldsmith.config.tree.suggest import did_you_mean, did_you_mean_path
 from worldsmith.config.words.class_choice import class_choices

@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from worldsmith.config.declare.configurable import Config
+from worldsmith.config.declare.configurable import OPAQUE, Config, find
 from worldsmith.config.declare.ranges import annotated_hints
 from worldsmith.config.declare.value_types import holds_sections, union_members
+from worldsmith.config.recipes.registry import recipe_task
 from worldsmith.config.toml.schema import TASKS, TomlField, remap, toml_fields
-from worldsmith.config.tree.access import find
-from worldsmith.config.tree.draft import recipe_task
 from worldsmith.config.tree.paths import Path
-from worldsmith.config.tree.plain import MISSING, OPAQUE, TAG
+from worldsmith.config.tree.plain import MISSING, TAG
 from worldsmith.config.words.overrides import is_missing
 from worldsmith.config.write.json_schema import DRAFT, REFERENCE, Schema, value_schema, with_reference
 

@@ -5,17 +5,14 @@ from __future__ import annotations
 import textwrap
 from typing import Any
 
-from worldsmith.config.declare.configurable import Config
+from worldsmith.config.declare.configurable import OPAQUE, Config, find
 from worldsmith.config.declare.field_docs import field_docs
 from worldsmith.config.declare.value_types import describe
-from worldsmith.config.recipes.registry import find_recipe, get_recipe
+from worldsmith.config.recipes.registry import find_recipe, get_recipe, recipe_task
 from worldsmith.config.toml.schema import TASKS, TomlField
-from worldsmith.config.tree.access import find
-from worldsmith.config.tree.draft import recipe_task
-from worldsmith.config.tree.plain import MISSING, OPAQUE
+from worldsmith.config.tree.plain import MISSING
 from worldsmith.config.write.json_schema_toml import hint_at, keys_of
-from worldsmith.config.write.toml import toml_pair
-from worldsmith.config.write.values import TOML, write
+from worldsmith.config.write.values import TOML, toml_pair, write
 
 WIDTH = 118
 JOB = "job"

@@ -6,14 +6,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any, get_args, get_origin
 
 from worldsmith.config.declare.class_tags import tag_of
-from worldsmith.config.declare.configurable import Config, Configurable
+from worldsmith.config.declare.configurable import OPAQUE, Config, Configurable, find
 from worldsmith.config.declare.field_docs import field_docs
 from worldsmith.config.declare.ranges import annotated_hints
 from worldsmith.config.declare.value_types import describe, holds_sections, union_members
 from worldsmith.config.toml.schema import REFUSED, remap, toml_fields
-from worldsmith.config.tree.access import find
 from worldsmith.config.tree.paths import Path, format_path
-from worldsmith.config.tree.plain import MISSING, OPAQUE, class_defaults, required_fields
+from worldsmith.config.tree.plain import MISSING, class_defaults, required_fields
 from worldsmith.config.tree.reader import untagged_class
 from worldsmith.config.write.json_schema import about, has_sections, loadable_classes
 from worldsmith.config.write.json_schema_toml import hint_at, keys_of

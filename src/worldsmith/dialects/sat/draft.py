@@ -8,9 +8,9 @@ from typing import Any
 
 from worldsmith.config.declare.value_types import mismatch
 from worldsmith.config.errors import ConfigError, Place, Problem
-from worldsmith.config.recipes.registry import get_recipe, lineage
+from worldsmith.config.recipes.registry import get_recipe, lineage, recipe_task
 from worldsmith.config.text_file import read_config_text
-from worldsmith.config.tree.draft import Draft, recipe_task
+from worldsmith.config.tree.draft import Draft
 from worldsmith.config.yaml.stack import merge_documents
 from worldsmith.config.yaml.text import read_yaml
 from worldsmith.dialects.form import Row

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from sat_files import FILLED, write_stack
 
+from worldsmith.config.declare.configurable import find
 from worldsmith.config.errors import ConfigError
-from worldsmith.config.tree.access import find
 from worldsmith.config.tree.paths import parse_path
 from worldsmith.config.words.flag_words import Flag
 from worldsmith.dialects.sat.draft import ROWS, translate_sat

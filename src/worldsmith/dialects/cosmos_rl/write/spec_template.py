@@ -13,8 +13,7 @@ from worldsmith.config.declare.search import Example, marks_of
 from worldsmith.config.declare.value_types import describe, nested_config_classes
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import class_defaults
-from worldsmith.config.write.toml import toml_pair
-from worldsmith.config.write.values import SHOWN, TOML, write
+from worldsmith.config.write.values import SHOWN, TOML, toml_pair, write
 from worldsmith.config.yaml.text import dump_yaml
 from worldsmith.dialects.cosmos_rl.names import key_of
 from worldsmith.dialects.cosmos_rl.write.spec_schema import bare, defaults
