@@ -10,7 +10,7 @@ from worldsmith.actions.action import Action
 from worldsmith.config.declare.configurable import field_hints
 from worldsmith.config.errors import UserError
 from worldsmith.config.words.command_words import Words, read_settings
-from worldsmith.config.words.flag_words import Flag
+from worldsmith.config.words.typed_flags import TypedFlag
 from worldsmith.dialects.cosmos_rl.train.model import NAME as SPEC_MODEL
 from worldsmith.dialects.form import PARENT_KEY
 
@@ -44,7 +44,7 @@ def adopt_parent(name: str, words: Words, kinds: Sequence[type[Action]], file: s
         raise UserError(f"a model is named twice, also by {PARENT} {name}; leave one of them out")
     given |= RATES if given & RATES else set()
     filled = as_words(find_parent(name), fields)
-    words.flags += [Flag(field, (text,)) for field, text in filled.items() if field not in given]
+    words.flags += [TypedFlag(field, (text,)) for field, text in filled.items() if field not in given]
 
 
 def adopt_parent_run(args: argparse.Namespace) -> None:
@@ -66,7 +66,7 @@ def adopt_parent_run(args: argparse.Namespace) -> None:
     start, model = start_of_run_that_goes_on(args)
     if start is None:
         start, model = start_of(args.parent)
-    args.flags.append(Flag(LOAD_PATH, (start,)))
+    args.flags.append(TypedFlag(LOAD_PATH, (start,)))
     args.parent = None
     if takes_model:
         args.spec_words[-1] = f"{SPEC_MODEL}={model}"
@@ -125,7 +125,7 @@ def start_of_run_that_goes_on(args: argparse.Namespace) -> tuple[str | None, str
     from worldsmith.cli.run_source import load_run
     from worldsmith.training.run_folder import run_path
 
-    trial = argparse.Namespace(**{**vars(args), "flags": [*args.flags, Flag(LOAD_PATH, (args.parent,))]})
+    trial = argparse.Namespace(**{**vars(args), "flags": [*args.flags, TypedFlag(LOAD_PATH, (args.parent,))]})
     folder = run_path(load_run(trial)[0].tree.job)
     if not is_run(folder) or not checkpoint_folders(folder / "checkpoints"):
         return None, None

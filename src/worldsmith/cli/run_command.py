@@ -23,7 +23,7 @@ from worldsmith.config.errors import ConfigError
 from worldsmith.config.tree.draft import Loaded, finish
 from worldsmith.config.tree.references import Kept
 from worldsmith.config.words.command_words import Words
-from worldsmith.config.words.flag_words import Flag
+from worldsmith.config.words.typed_flags import TypedFlag
 from worldsmith.monitor.terminal_text import print_message, print_warning
 
 ABOUT_RUNS = "Every value of the run is a flag too, and words after -- are overrides, as for `worldsmith train`."
@@ -62,7 +62,7 @@ class RunCommand:
     def action(self, args: Namespace) -> Any:
         """The component with the settings of its flags. Raises ConfigError or UserError."""
         given = {name: value for name, value in vars(args).items() if name in field_hints(self.kind.Config)}
-        flags = [Flag(name, () if value is True else (str(value),)) for name, value in given.items()]
+        flags = [TypedFlag(name, () if value is True else (str(value),)) for name, value in given.items()]
         words = Words(flags, own={SETTINGS: args.settings} if args.settings else {})
         settings = load(f"worldsmith {self.name}", self.kind, words, [])
         for warning in settings.warnings if is_first() else ():

@@ -21,9 +21,8 @@ from worldsmith.config.tree.paths import format_path, parse_path
 from worldsmith.config.tree.plain import to_dict, to_yaml
 from worldsmith.config.tree.provenance import DEFAULT, Origin
 from worldsmith.config.tree.reader import from_yaml
-from worldsmith.config.words.flag_words import Flag
 from worldsmith.config.words.overrides import parse_overrides
-from worldsmith.config.words.typed_flags import read_flags
+from worldsmith.config.words.typed_flags import TypedFlag, read_flags
 from worldsmith.config.write.annotate import describe_origins, plain_leaves, show_tree
 
 FILE = """[job]
@@ -52,7 +51,7 @@ def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Loaded:
     path.write_text(FILE)
     words = ["trainer.max_iter=7", "model.ema.rate=0.3", "scheduler={f_min: [0.5]}", "optimizer.betas[1]=0.8"]
     draft, overrides = read_draft(str(path), parse_overrides(words, []))
-    typed = read_flags(draft.tree, [Flag("trainer.seed", ("3",))], draft.problems)
+    typed = read_flags(draft.tree, [TypedFlag("trainer.seed", ("3",))], draft.problems)
     return finish(draft, [*typed, *overrides])
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from worldsmith.config.declare.configurable import ABSENT, Config
 from worldsmith.config.errors import ConfigError, Place, Problem, locate
 from worldsmith.config.recipes.registry import variables_of
-from worldsmith.config.tree.contradictions import alternatives, degree_problems, remarks
+from worldsmith.config.tree.checks import alternatives, degree_problems, remarks
 from worldsmith.config.tree.difference import changes, differences
 from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
 from worldsmith.config.tree.provenance import Provenance, remember, trace

@@ -28,8 +28,7 @@ from worldsmith.config.declare.configurable import (
 from worldsmith.config.declare.value_types import fit, fits, is_reference, item_hint
 from worldsmith.config.errors import ConfigError, Problem
 from worldsmith.config.text_file import MAX_DEPTH
-from worldsmith.config.tree.checks import check_sections
-from worldsmith.config.tree.contradictions import contradictions
+from worldsmith.config.tree.checks import check_sections, contradictions
 from worldsmith.config.tree.paths import Path, format_path, parse_path
 from worldsmith.config.tree.plain import MISSING
 from worldsmith.config.tree.suggest import did_you_mean_path, nearest
