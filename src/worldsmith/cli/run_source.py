@@ -30,7 +30,7 @@ COMMAND_VARIABLE = "WORLDSMITH_COMMAND"
 MODULES = ("__main__.py", "main.py")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_source_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments that name what a run starts from."""
     parser.add_argument("source", nargs="?", metavar="FILE_OR_RECIPE", help="recipe TOML, YAML tree, or recipe's name")
     parser.add_argument("--sft-toml", metavar="FILE", help="recipe TOML (the same as giving it as FILE_OR_RECIPE)")

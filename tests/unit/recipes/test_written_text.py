@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from worldsmith.config import get_recipe
 from worldsmith.config.load import load
-from worldsmith.config.tree.difference import changes
+from worldsmith.config.tree.difference import find_changes
 from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.tree.plain import to_yaml
 from worldsmith.config.tree.references import resolve
@@ -25,7 +25,7 @@ from worldsmith.config.write.values import JSON, PYTHON, TOML, WORD, Syntax, tom
 
 
 def same(a: Any, b: Any) -> bool:
-    return type(a) is type(b) and not changes(a, b, custom=True)
+    return type(a) is type(b) and not find_changes(a, b, custom=True)
 
 
 def read_back(text: str, file: Path, words: list[str] | None = None) -> Any:

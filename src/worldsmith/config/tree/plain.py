@@ -49,7 +49,7 @@ def to_yaml(config: Config, *, custom: bool = False) -> str:
     return dump_yaml(to_dict(config, custom=custom))
 
 
-def plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """A value of a tree as plain data, with the class of every section."""
     return _to_plain(value, Any, custom=True)
 

@@ -80,7 +80,9 @@ def draft_settings(
     if words.spec is not None:
         draft.warnings += words.spec.get_warnings()
     if words.spec is not None or file is not None:
-        document = Document(words.spec.data, words.spec.spans) if words.spec is not None else read_settings(str(file))
+        document = (
+            Document(words.spec.data, words.spec.spans) if words.spec is not None else read_settings_file(str(file))
+        )
         reader = Reader(draft.problems, draft.warnings, merge=True, spans=document.spans, places=draft.places)
         found = reader.section([cls], draft.tree, document.data)
         draft.tree = found if isinstance(found, Config) else draft.tree
@@ -116,7 +118,7 @@ def _place(loose: Sequence[str], places: Sequence[str], *, takes_rest: bool) -> 
     return [TypedFlag(name, (word,)) for name, word in zip(places, loose)]
 
 
-def read_settings(file: str) -> Document:
+def read_settings_file(file: str) -> Document:
     """A TOML, YAML or JSON file of settings. Raises ConfigError for text that is none."""
     text, kind = read_config_text(file), file.lower().rpartition(".")[2]
     if kind == "toml":

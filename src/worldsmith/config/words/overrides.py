@@ -112,7 +112,7 @@ def apply_overrides(
     """
     for override in overrides:
         shown = override.place.source
-        target = translate(tree, override.path, task)
+        target = to_tree_path(tree, override.path, task)
         if target in REFUSED:
             if override.given != "false":
                 problem = Problem(format_path(override.path), f"this key is not supported: {REFUSED[target]}")
@@ -135,7 +135,7 @@ def apply_overrides(
             broken.append(target)
 
 
-def translate(tree: Config, path: Path, task: str | None) -> Path | None:
+def to_tree_path(tree: Config, path: Path, task: str | None) -> Path | None:
     """The tree path that a path of an override means: itself if the tree has it, else its published or TOML meaning."""
     if task not in TASKS or find(tree, path, ABSENT) is not ABSENT:
         return path

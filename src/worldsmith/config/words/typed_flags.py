@@ -21,7 +21,7 @@ from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_w
 from worldsmith.config.tree.suggest import did_you_mean, did_you_mean_path
 from worldsmith.config.words.class_choice import class_choices
 from worldsmith.config.words.literals import Literal, Scalar, literal_list
-from worldsmith.config.words.overrides import RECIPE_WORDS, Override, apply_overrides, translate
+from worldsmith.config.words.overrides import RECIPE_WORDS, Override, apply_overrides, to_tree_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ class _Reader:
                 return target, True
         task = getattr(getattr(self.tree, "job", None), "task", None)
         known = tuple(part.replace("-", "_") if isinstance(part, str) else part for part in parts)
-        meaning = translate(self.tree, known, task)
+        meaning = to_tree_path(self.tree, known, task)
         if meaning is None:
             return _Target(known, Any, unused=True), False
         return (self.walk(meaning) if meaning != known else None), False

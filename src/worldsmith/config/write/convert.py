@@ -14,12 +14,12 @@ from worldsmith.config.errors import UserError
 from worldsmith.config.recipes.registry import find_recipe, is_recipe, recipe_task
 from worldsmith.config.toml.recipe_toml import read_recipe_text
 from worldsmith.config.toml.schema import TASKS, TomlField
-from worldsmith.config.tree.difference import Change, changes, same_value
+from worldsmith.config.tree.difference import Change, find_changes, same_value
 from worldsmith.config.tree.draft import Loaded, give_way
 from worldsmith.config.tree.paths import Path, format_path
-from worldsmith.config.tree.plain import MISSING, class_defaults, plain, to_dict
+from worldsmith.config.tree.plain import MISSING, class_defaults, to_dict, to_plain
 from worldsmith.config.words.overrides import apply_overrides, is_missing, parse_overrides
-from worldsmith.config.write.json_schema_toml import keys_of
+from worldsmith.config.write.describe_toml import keys_of
 from worldsmith.config.write.values import (
     JSON,
     PYTHON,
@@ -93,7 +93,7 @@ def to_toml(loaded: Loaded) -> Converted:
     text = f"{comment}\n\n{write_toml(_table(loaded.raw, name, base))}"
     draft, _ = read_recipe_text(text, "<toml>", [])
     give_way(draft)
-    rest = changes(draft.tree, loaded.raw)
+    rest = find_changes(draft.tree, loaded.raw)
     words = [_word(change) for change in rest]
     _require_same(draft.tree, words, loaded.raw)
     return Converted(text, rest, words)
@@ -129,7 +129,7 @@ def _word(change: Change) -> str:
     path = format_path(change.path)
     if change.new is ABSENT:
         return f"~{path}"
-    return f"{'+' if change.old is ABSENT else ''}{path}={write(plain(change.new), WORD)}"
+    return f"{'+' if change.old is ABSENT else ''}{path}={write(to_plain(change.new), WORD)}"
 
 
 def _free_name(loaded: Loaded) -> str:
@@ -161,7 +161,7 @@ def _stated(value: Any, before: Any, entry: TomlField) -> Any:
     if isinstance(value, dict) and isinstance(before, dict):
         value = {key: item for key, item in value.items() if key not in before or not same_value(item, before[key])}
     if holds_sections(entry.type):
-        value = plain(value)
+        value = to_plain(value)
     if value == MISSING or value == {}:
         return None
     try:
@@ -175,8 +175,8 @@ def _require_same(tree: Config, words: list[str], wanted: Config) -> None:
     problems: list[Any] = []
     found = copy.deepcopy(tree)
     apply_overrides(found, parse_overrides(words, problems), problems, [])
-    if problems or changes(found, wanted, custom=True):
-        where = ", ".join(format_path(change.path) for change in changes(found, wanted, custom=True))
+    if problems or find_changes(found, wanted, custom=True):
+        where = ", ".join(format_path(change.path) for change in find_changes(found, wanted, custom=True))
         raise ValueError(f"the text would not lead back to the same tree ({where or problems[0].render()})")
 
 
@@ -244,7 +244,7 @@ class PythonWriter:
     def changes(self, old: Config, new: Config) -> list[str]:
         """The statements that turn the tree ``config`` from `old` into `new`."""
         lines: list[str] = []
-        for change in changes(old, new, custom=True):
+        for change in find_changes(old, new, custom=True):
             place = _place(change.path, old)
             if change.new is ABSENT:
                 lines.append(f"del {place}")
