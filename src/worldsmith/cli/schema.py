@@ -27,8 +27,8 @@ from worldsmith.config.write.values import SHOWN, write
 from worldsmith.dialects.cosmos_rl.forms import COMMANDS, MODULES, form_of
 from worldsmith.dialects.form import SpecForm
 
-HELP = "Print the JSON Schema of the recipe TOML, of the run tree or of an action's spec, or the reference page."
-DESCRIBED = ("toml", "tree", "reference")
+HELP = "Print a JSON Schema (recipe TOML, run tree, spec of an action), the reference page or the table of metrics."
+DESCRIBED = ("toml", "tree", "reference", "metrics")
 _TUNE = "tune"
 SPEC_ACTIONS = (*MODULES, *COMMANDS, _TUNE)
 """Actions whose specs have a schema and a template."""
@@ -114,6 +114,10 @@ def schema_text(what: str, recipe: str | None = None, *, style: str = "json-sche
 
     if what not in DESCRIBED:
         return as_text(STYLES[style](find_form(what)))
+    if what == "metrics":
+        from worldsmith.evaluation.metrics.registry import metrics_table
+
+        return "".join(f"{row}\n" for row in metrics_table())
     trees = {name: get_recipe(name) for name in ([recipe] if recipe else recipe_names())}
     if what == "reference":
         return reference_page(trees)

@@ -1,12 +1,12 @@
-"""Names of config classes in the files of earlier versions, where each room had a folder or a file for each family."""
+"""Module paths of config classes in earlier versions, which stored configs may contain, and the current ones."""
 
 NEW_NAMES = {
     f"worldsmith.models.{earlier}": f"worldsmith.families.{now}"
     for earlier, now in {
         "cogvideox.architecture.NetworkConfig": "cogvideox.architecture.NetworkConfig",
-        "cogvideox.defaults.SamplingConfig": "cogvideox.defaults.SamplingConfig",
+        "cogvideox.defaults.SamplingConfig": "cogvideox.sampling.SamplingConfig",
         "cogvideox.generator.CogVideoXGenerator": "cogvideox.model.CogVideoXGenerator",
-        "cogvideox.image_input.ImageConfig": "cogvideox.image_input.ImageConfig",
+        "cogvideox.image_input.ImageConfig": "cogvideox.architecture.ImageConfig",
         "cosmos3.architecture.NetworkConfig": "cosmos3.network.architecture.NetworkConfig",
         "cosmos3.attention.modes.NeighborhoodConfig": "cosmos3.attention.modes.NeighborhoodConfig",
         "cosmos3.generator.Cosmos3Generator": "cosmos3.model.Cosmos3Generator",
@@ -24,5 +24,14 @@ NEW_NAMES = {
         "wan.architecture.NetworkConfig": "wan.architecture.NetworkConfig",
         "wan.generator.WanGenerator": "wan.model.WanGenerator",
         "wan.image_encoder.WanImageEncoder": "wan.image_encoder.WanImageEncoder",
+    }.items()
+} | {
+    f"worldsmith.families.{earlier}": f"worldsmith.families.{now}"
+    for earlier, now in {
+        "cogvideox.defaults.SamplingConfig": "cogvideox.sampling.SamplingConfig",
+        "cogvideox.image_input.ImageConfig": "cogvideox.architecture.ImageConfig",
+        "ltx_video.encoders.LTXTextEncoder": "ltx_video.model.LTXTextEncoder",
+        "ltx_video.encoders.LTXVideoVAE": "ltx_video.model.LTXVideoVAE",
+        "ltx_video.network.NetworkConfig": "ltx_video.model.NetworkConfig",
     }.items()
 }
