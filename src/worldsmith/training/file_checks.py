@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 from worldsmith.checkpoint.run.folders import candidates
 from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.checkpoint.sources.weight_source import require_weights
-from worldsmith.config.declare.configurable import walk
+from worldsmith.config.declare.configurable import find, walk
 from worldsmith.config.errors import Problem, UserError
-from worldsmith.config.tree.access import find
 from worldsmith.config.tree.paths import Path as Keys
 from worldsmith.config.tree.paths import format_path
 from worldsmith.config.tree.references import resolve

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from worldsmith.checkpoint.sources.first_weights import FirstWeights, first_weights
 from worldsmith.config.errors import UserError, wrong
-from worldsmith.config.tree.contradictions import TRIAL_STEPS
+from worldsmith.config.tree.checks import TRIAL_STEPS
 from worldsmith.distributed.memory import free_memory
 from worldsmith.distributed.world import World, local_size
 from worldsmith.models.weights.table import table_of

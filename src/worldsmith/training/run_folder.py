@@ -73,7 +73,7 @@ class Launch:
     config_path: str | None = None
     overrides: Sequence[str] = ()
     origins: Mapping[str, Mapping[str, Any]] | None = None
-    """Who wrote each value of the config, as `worldsmith.config.write.origins` has it; None: not known."""
+    """Who wrote each value of the config, as `worldsmith.config.write.annotate` has it; None: not known."""
     variables: Mapping[Keys, str] | None = None
     """Names of the environment variables that gave values of the config; None: not known."""
 

@@ -1,15 +1,19 @@
-"""Where the keys and values of a TOML text are. The parser of the standard library says what a text means, not where.
+"""TOML text as plain data, with the position of every key and value.
 
-The scanner trusts that the text is valid TOML, which the parser has found before.
+The standard library parses the text but reports no positions, so a scanner finds them in the text once it is known to
+be valid.
 """
 
 from __future__ import annotations
 
 import re
+import tomllib
 from bisect import bisect_right
 from dataclasses import dataclass
+from typing import Any
 
-from worldsmith.config.errors import Place
+from worldsmith.config.errors import ConfigError, Place, Problem
+from worldsmith.config.text_file import check_extent
 from worldsmith.config.tree.paths import Path
 
 _KEY = re.compile(r"""[ \t]*(?:"((?:[^"\\]|\\.)*)"|'([^']*)'|([A-Za-z0-9_-]+))[ \t]*""")
@@ -22,6 +26,9 @@ _SCALAR = re.compile(r"[^,\]}#\r\n]*")
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))")
 _ESCAPED = {"b": "\b", "t": "\t", "n": "\n", "f": "\f", "r": "\r", "e": "\x1b"}
 
+_OTHER_LANGUAGES = {"true": "true", "false": "false", "yes": "true", "no": "false", "none": '"???"', "null": '"???"'}
+"""Constants of other languages, and how to write them in TOML."""
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -29,6 +36,25 @@ class Span:
 
     key: Place
     value: Place
+
+
+def parse_toml(text: str, file: str) -> dict[str, Any]:
+    """Parses TOML text with `tomllib`; raises ConfigError with the position for text that is not valid."""
+    check_extent(text, file)
+    try:
+        return tomllib.loads(text)
+    except ValueError as error:
+        message, place, hint = str(error), Place(file), None
+        if match := re.search(r" \(at (?:line (\d+), column (\d+)|end of document)\)$", message):
+            lines = text.split("\n")
+            line = int(match[1]) if match[1] else len(lines)
+            column = int(match[2]) if match[2] else len(lines[-1]) + 1
+            place = Place(file, line, column, 1, lines[line - 1] if line <= len(lines) else None)
+            message = message[: match.start()]
+            word = re.match(r"\w*", (place.source or "")[column - 1 :])
+            if word and (meant := _OTHER_LANGUAGES.get(word[0].lower())):
+                hint = f"write {meant}"
+        raise ConfigError([Problem("", f"not valid TOML: {message}", hint=hint, place=place)]) from None
 
 
 def find_positions(text: str, file: str) -> dict[Path, Span]:

@@ -12,8 +12,7 @@ import pytest
 from worldsmith.config import Config, ConfigError, Configurable, wrong
 from worldsmith.config.load import load
 from worldsmith.config.recipes.registry import get_recipe
-from worldsmith.config.tree.checks import check_sections
-from worldsmith.config.tree.contradictions import contradictions, degree_problems, remarks
+from worldsmith.config.tree.checks import check_sections, contradictions, degree_problems, remarks
 from worldsmith.config.tree.references import try_resolve
 
 

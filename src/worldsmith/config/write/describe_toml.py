@@ -1,26 +1,25 @@
-"""JSON Schema (draft 2020-12) of the recipe TOML, for editors: the keys, and what the recipe that a file names adds.
-
-Every key takes ``"???"``, which means left out. Ranges and narrower choices come from the trees of the recipes, chosen
-by `job.experiment`; a file for another recipe is held to the plain types only. What the tree's schema cannot say, this
-one cannot say either; that a recipe exists is left to the loader, since other packages bring recipes of their own.
-"""
+"""Describes every key of the recipe TOML: as a JSON Schema, and as a commented file to start from."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from worldsmith.config.declare.configurable import Config
+from worldsmith.config.declare.configurable import OPAQUE, Config, find
+from worldsmith.config.declare.field_docs import field_docs
 from worldsmith.config.declare.ranges import annotated_hints
-from worldsmith.config.declare.value_types import holds_sections, union_members
+from worldsmith.config.declare.value_types import describe_hint, holds_sections, union_members
+from worldsmith.config.recipes.registry import find_recipe, get_recipe, recipe_task
 from worldsmith.config.toml.schema import TASKS, TomlField, remap, toml_fields
-from worldsmith.config.tree.access import find
-from worldsmith.config.tree.draft import recipe_task
 from worldsmith.config.tree.paths import Path
-from worldsmith.config.tree.plain import MISSING, OPAQUE, TAG
+from worldsmith.config.tree.plain import MISSING, TAG
 from worldsmith.config.words.overrides import is_missing
 from worldsmith.config.write.json_schema import DRAFT, REFERENCE, Schema, value_schema, with_reference
+from worldsmith.config.write.values import TOML, toml_pair, write
 
+_WIDTH = 118
+_JOB = "job"
 LEFT_OUT = {"const": MISSING}
 SECTIONS: Schema = {
     "type": "array",
@@ -53,6 +52,42 @@ def toml_schema(recipes: Mapping[str, Config]) -> Schema:
         "allOf": [_for_recipes(names, narrow) for names, narrow in groups],
         "$defs": {"reference": REFERENCE},
     }
+
+
+def new_recipe_toml(name: str) -> str:
+    """Writes a recipe TOML that shows every key with its value in a recipe, as a comment.
+
+    The file leads to the tree of the recipe, with its keys commented or uncommented. Raises ConfigError for an unknown
+    recipe.
+    """
+    tree, doc = get_recipe(name), find_recipe(name).doc
+    task = recipe_task(tree) or TASKS[0]
+    lines = [
+        *_prose(f"A run of the recipe {name}: {doc}" if doc else f"A run of the recipe {name}."),
+        "#",
+        "# As it stands, this file is the recipe. To change a value, remove the # in front of its key. A key that is",
+        '# left out, or is "???", keeps the value of the recipe. Text may refer to another value, ${trainer.max_iter},',
+        "# or to the environment, ${oc.env:NAME} or ${oc.env:NAME,default}.",
+        "#",
+        "#   worldsmith config check FILE     worldsmith config show --changed FILE     worldsmith train FILE --dryrun",
+        "",
+        f"[{_JOB}]",
+        toml_pair("task", task),
+        toml_pair("experiment", name),
+    ]
+    section: tuple[str, ...] = (_JOB,)
+    for entry, target in keys_of(tree):
+        if entry.path[:-1] != section:
+            section = entry.path[:-1]
+            lines += ["", f"[{'.'.join(section)}]"]
+        lines += ["", *_prose(_key_comment(entry, tree, target)), f"#{entry.path[-1]} = {_toml_value(tree, target)}"]
+    lines += [
+        "",
+        "# [custom] holds the project's own data. It is kept with the run and read by nothing here.",
+        f"#[{OPAQUE}]",
+        *(f"#{toml_pair(key, value)}" for key, value in getattr(tree, OPAQUE, {}).items()),
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def _described(entry: TomlField) -> Schema:
@@ -136,3 +171,23 @@ def _put(root: Schema, path: tuple[str, ...], schema: Schema) -> None:
     for name in path[:-1]:
         node = node["properties"].setdefault(name, _table() if "additionalProperties" in root else {"properties": {}})
     node["properties"][path[-1]] = schema
+
+
+def _key_comment(entry: TomlField, tree: Config, target: tuple[Any, ...]) -> str:
+    """The description of a key: of the field that it sets, otherwise of the recipe TOML."""
+    hint = hint_at(tree, target)
+    doc = " ".join(field_docs(type(find(tree, target[:-1]))).get(str(target[-1]), entry.doc).split())
+    default = "" if entry.default in (None, MISSING, "") else f" Default: {write(entry.default, TOML)}."
+    return f"{doc} ({describe_hint(hint, null=False)}){default}"
+
+
+def _prose(text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent="# ", subsequent_indent="# ", break_long_words=False)
+
+
+def _toml_value(tree: Config, path: tuple[Any, ...]) -> str:
+    value = find(tree, path)
+    try:
+        return write(value, TOML)
+    except ValueError:  # null: TOML has no form for it, and a key that is left out keeps it
+        return f'"{MISSING}"'
