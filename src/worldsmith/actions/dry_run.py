@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -119,7 +120,8 @@ def plan_run(
     checkpoint = find_latest(run_folder / "checkpoints", World())
     changes = [] if checkpoint is None else require_same_run(run_folder, config, resume_changed=resume_changed)
     model: Model = config.model.config.build(device="meta")
-    task = task_of(config.model.name)(model=model, objective=config.objective, data=config.dataloader_train)
+    build_task = partial(task_of(config.model.name), model=model, objective=config.objective)
+    task = build_task(data=config.dataloader_train)
     yield from folder_lines(config, run_folder, checkpoint, changes)
     yield f"processes    {world_size} ({degrees})"
     yield from (f"note         {remark}" for remark in device_remarks(world_size))
@@ -145,7 +147,10 @@ def plan_run(
     processes = world_size // config.model.config.parallelism.context_parallel_shard_degree
     loader = task.loader(dry=True)
     yield from data_lines(config, task, loader, state, processes, may_change=may_change)
-    validator = Validator(config, model=model) if config.trainer.run_validation else None
+    validator = None
+    if config.trainer.run_validation:
+        validation_task = build_task(data=config.dataloader_val, split="val")
+        validator = Validator(validation_task, max_packs=config.trainer.max_val_iter)
     yield from validation_lines(config, validator)
     if validator is not None:
         yield f"             first pack: {describe_pack(validator.task.preview(validator.loader))}"

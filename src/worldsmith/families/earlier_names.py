@@ -25,4 +25,9 @@ NEW_NAMES = {
         "wan.generator.WanGenerator": "wan.model.WanGenerator",
         "wan.image_encoder.WanImageEncoder": "wan.image_encoder.WanImageEncoder",
     }.items()
+} | {
+    f"worldsmith.training.{earlier}": f"worldsmith.training.{now}"
+    for earlier, now in {
+        "loop_config.LoopConfig": "run_config.LoopConfig",
+    }.items()
 }

@@ -23,15 +23,14 @@ from worldsmith.config.tree.references import resolve
 from worldsmith.data.stream.errors import DataError
 from worldsmith.distributed.world import World
 from worldsmith.files.writable import require_writable
-from worldsmith.training.preflight import start_of
 from worldsmith.training.run_folder import run_path
 
 if TYPE_CHECKING:
-    from worldsmith.training.trainer import Trainer
+    from worldsmith.training.run_config import RunConfig
 
 
 def check_files(
-    config: Trainer.Config, run_folder: Path | None = None, *, mistakes: Sequence[Problem] = ()
+    config: RunConfig, run_folder: Path | None = None, *, mistakes: Sequence[Problem] = ()
 ) -> list[Problem]:
     """What is wrong with the files that a run reads and with its folder, in the order of the tree.
 
@@ -67,19 +66,19 @@ def check_files(
     return problems
 
 
-def lacks_text(config: Trainer.Config, section: Keys, wrong: Sequence[Keys]) -> bool:
+def lacks_text(config: RunConfig, section: Keys, wrong: Sequence[Keys]) -> bool:
     """Whether a text of a section, perhaps the name of a file, is not known because of a mistake."""
     return any(path[:-1] == section and isinstance(find(config, path), (str, NoneType)) for path in wrong)
 
 
-def require_start(config: Trainer.Config) -> None:
+def require_start(config: RunConfig) -> None:
     """Raises FileNotFoundError or UserError when there are no weights where a new run looks for them; reads none."""
-    start = start_of(config)
+    start = config.initial_weights()
     if start is not None:
         require_weights(start.path, field=start.field.removeprefix("checkpoint."), family=config.model.name)
 
 
-def require_files(config: Trainer.Config, run_folder: Path, world: World | None = None) -> None:
+def require_files(config: RunConfig, run_folder: Path, world: World | None = None) -> None:
     """Raises UserError, on all ranks, that lists all that `check_files` finds; process 0 looks."""
     world = world or World()
     problems = world.broadcast(check_files(config, run_folder) if world.is_main else None)

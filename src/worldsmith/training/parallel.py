@@ -10,7 +10,7 @@ from worldsmith.distributed.world import World, start_world, world_size
 
 if TYPE_CHECKING:
     from worldsmith.models.model import Model, NetworkParts
-    from worldsmith.training.loop_config import LoopConfig
+    from worldsmith.training.run_config import LoopConfig
 
 
 def plan_degrees(model: Model.Config, processes: int) -> Degrees:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from worldsmith.data.stream.loader import PackingDataLoader
     from worldsmith.distributed.world import World
     from worldsmith.tasks.task import Task
-    from worldsmith.training.trainer import Trainer
+    from worldsmith.training.run_config import RunConfig
 
 ROOT_VARIABLES = ("WORLDSMITH_OUTPUT_ROOT", "IMAGINAIRE_OUTPUT_ROOT")
 DEFAULT_ROOT = "outputs/train"
@@ -130,7 +130,7 @@ def newest_run(group: Path) -> Path | None:
     return max(pointers, key=lambda file: file.stat().st_mtime_ns).parents[1] if pointers else None
 
 
-def write_records(folder: Path, config: Trainer.Config, launch: Launch, *, world_size: int) -> None:
+def write_records(folder: Path, config: RunConfig, launch: Launch, *, world_size: int) -> None:
     """Writes config.yaml (and custom.yaml), config_origins.json, launch_info.yaml and job_env.yaml."""
     from worldsmith.config.yaml.text import dump_yaml
     from worldsmith.monitor.run_record import write_origins, write_run_record
@@ -150,9 +150,7 @@ def write_records(folder: Path, config: Trainer.Config, launch: Launch, *, world
     )
 
 
-def write_data_records(
-    folder: Path, config: Trainer.Config, data: Mapping[str, tuple[Task, PackingDataLoader]]
-) -> None:
+def write_data_records(folder: Path, config: RunConfig, data: Mapping[str, tuple[Task, PackingDataLoader]]) -> None:
     """Writes what the data are: their samples, data_report.json, and lineage.json. `data`: by "train" and "val"."""
     from worldsmith.data.stream import dataset_record
     from worldsmith.training.records.lineage import write_run_lineage
@@ -182,7 +180,7 @@ def write_on_main(world: World, folder: Path, write: Callable[[], object]) -> No
         raise UserError(problem)
 
 
-def require_same_run(folder: Path, config: Trainer.Config, *, resume_changed: bool) -> list[str]:
+def require_same_run(folder: Path, config: RunConfig, *, resume_changed: bool) -> list[str]:
     """Compares the config of a run that goes on with the one that it was started with; returns the differences.
 
     Raises UserError, with the differences, when one matters and `resume_changed` is not set.
@@ -196,7 +194,7 @@ def require_same_run(folder: Path, config: Trainer.Config, *, resume_changed: bo
     return changes
 
 
-def completion(folder: Path, config: Trainer.Config) -> str | None:
+def completion(folder: Path, config: RunConfig) -> str | None:
     """What to say of a run that has done all its steps, without building anything; None when there is more to do.
 
     Raises UserError when the config, or the data set, is not that of the run: there is no step left that it could
@@ -220,7 +218,7 @@ def completion(folder: Path, config: Trainer.Config) -> str | None:
     return f"the run in {folder} is complete: {done} of {config.trainer.max_iter} steps are done"
 
 
-def changed_settings(folder: Path, config: Trainer.Config) -> list[str]:
+def changed_settings(folder: Path, config: RunConfig) -> list[str]:
     """What in the config differs from the run's, and matters. Raises UserError when the run's cannot be read."""
     path = folder / "config.yaml"
     if not path.exists():
@@ -234,7 +232,7 @@ def changed_settings(folder: Path, config: Trainer.Config) -> list[str]:
     return differences(flatten(to_dict(before)), flatten(after))
 
 
-def changed_data(folder: Path, config: Trainer.Config) -> list[str]:
+def changed_data(folder: Path, config: RunConfig) -> list[str]:
     """Which samples of the data set are not those that the run was trained on; none where it is gone, which is said."""
     from worldsmith.data.stream.dataset_record import FILE, changed_samples
     from worldsmith.data.stream.errors import DataError

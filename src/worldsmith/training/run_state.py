@@ -24,7 +24,6 @@ from worldsmith.files.atomic import write_text
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.weight_sum import WeightSum
 from worldsmith.training.gradients.grad_clip import StepGuard
-from worldsmith.training.preflight import start_of
 from worldsmith.training.progress.best import BestSoFar
 from worldsmith.training.run_folder import write_on_main
 from worldsmith.training.scheduler import multiplier
@@ -43,9 +42,9 @@ if TYPE_CHECKING:
     from worldsmith.models.model import Model
     from worldsmith.training.gradients.loss_scale import LossScaler
     from worldsmith.training.optimizer import AdamW
+    from worldsmith.training.run_config import RunConfig
     from worldsmith.training.scheduler import LambdaSchedule
     from worldsmith.training.step import Step
-    from worldsmith.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +56,7 @@ class RunState:
     """
 
     def __init__(
-        self, config: Trainer.Config, *, model: Model, loader: Any, checkpointer: Checkpointer, run_folder: Path
+        self, config: RunConfig, *, model: Model, loader: Any, checkpointer: Checkpointer, run_folder: Path
     ) -> None:
         average: PowerEMA.Config = model.config.ema
         self.config, self.model, self.loader = config, model, loader
@@ -196,12 +195,14 @@ class RunState:
         return state
 
     def _start_weights(self, *, with_state: bool = False) -> LoadReport | None:
-        """The weights that a new run starts from: those of `start_of`, and drawn from the seed what they do not give.
+        """Loads the initial weights of a new run, draws the others from the seed, and logs which were loaded.
 
-        `with_state`: the training state is to come from there, too; before anything is read it must be there. Says what
-        was loaded and what was not. An average that is not loaded starts as a copy.
+        EMA weights that are not loaded start as a copy.
+
+        Args:
+            with_state: also require the training state next to the weights, before any weight is read.
         """
-        settings, seed, start = self.config.checkpoint, self.config.trainer.seed, start_of(self.config)
+        settings, seed, start = self.config.checkpoint, self.config.trainer.seed, self.config.initial_weights()
         report = None
         if start is None:
             self.model.draw_weights(seed)
@@ -324,7 +325,7 @@ class RunState:
         return self._frozen_record
 
     def _source(self) -> str:
-        start = start_of(self.config)
+        start = self.config.initial_weights()
         if start is None:
             return f"random weights from trainer.seed = {self.config.trainer.seed}"
         return f"{start.field} = {start.path}"

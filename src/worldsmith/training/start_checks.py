@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from worldsmith.data.stream.loader import PackingDataLoader
     from worldsmith.data.stream.maker import StreamDataset
     from worldsmith.models.ema import PowerEMA
-    from worldsmith.training.trainer import Trainer
+    from worldsmith.training.run_config import RunConfig
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ SHOWN = 5
 """Of many differences, so many are listed."""
 
 
-def require_same_config(world: World, config: Trainer.Config) -> None:
+def require_same_config(world: World, config: RunConfig) -> None:
     """Raises UserError on all ranks when they were started with different settings."""
     first, *others = world.gather(flatten(to_dict(config)))
     lines = [
@@ -105,7 +105,7 @@ def require_same_data(
     return lines
 
 
-def require_training_state(report: LoadReport, config: Trainer.Config) -> Path:
+def require_training_state(report: LoadReport, config: RunConfig) -> Path:
     """The checkpoint whose training state a new run takes over (`checkpoint.load_training_state`).
 
     `report` is of the weights from the same place. Raises UserError when it holds nothing else, or when no step is left

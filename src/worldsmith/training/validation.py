@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any
 from worldsmith.checkpoint.run.rng_state import untouched_rng
 from worldsmith.data.stream.dataset_record import VALIDATION, changed_samples
 from worldsmith.distributed.context_parallel import require_same_packs
-from worldsmith.distributed.world import World
-from worldsmith.tasks.registry import task_of
 from worldsmith.training.step import Means, means
 
 if TYPE_CHECKING:
@@ -27,9 +25,8 @@ if TYPE_CHECKING:
 
     from worldsmith.data.stream.maker import StreamDataset
     from worldsmith.models.ema import PowerEMA
-    from worldsmith.models.model import Model
     from worldsmith.objectives.objective import LossSum
-    from worldsmith.training.trainer import Trainer
+    from worldsmith.tasks.task import Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +47,16 @@ class Validation:
 class Validator:
     """Measures the network on the validation data. All ranks make it and call it together."""
 
-    def __init__(
-        self, config: Trainer.Config, *, model: Model, world: World | None = None, run_folder: Path | None = None
-    ) -> None:
-        """Without `run_folder` it is for a dry run, which only looks at the data."""
-        assert config.dataloader_val is not None
-        self.most, self.seed = config.trainer.max_val_iter, config.dataloader_val.seed
-        self.model, self.world = model, world or World()
-        self.task = task_of(config.model.name)(
-            model=model,
-            objective=config.objective,
-            data=config.dataloader_val,
-            world=self.world,
-            run_folder=run_folder,
-            split="val",
-        )
-        self.loader = self.task.loader(dry=run_folder is None)
+    def __init__(self, task: Task, *, max_packs: int | None) -> None:
+        """Builds the loader of the validation data; without a run folder one for a dry run.
+
+        Args:
+            task: the task of the validation data.
+            max_packs: max number of packs on each rank; None: all samples.
+        """
+        self.task, self.max_packs = task, max_packs
+        self.network, self.world, self.seed = task.model.network, task.world, task.data.seed
+        self.loader = task.loader(dry=task.run_folder is None)
 
     def run(
         self,
@@ -77,7 +68,7 @@ class Validator:
         """None when a rank is `asked` to stop meanwhile. `tell` is told which share is done, about."""
         import torch
 
-        start, network = time.perf_counter(), self.model.network
+        start, network = time.perf_counter(), self.network
         figures: dict[str, float] = {}
         with untouched_rng(), evaluating(network), torch.no_grad():
             passes = 1 if average is None else 2
@@ -119,7 +110,7 @@ class Validator:
             weights.append(float(self.task.weigh(batch)) if is_own else 0.0)
             samples += self.task.size(batch)[0] if is_own else 0
             by_samples = samples * self.world.data_size / max(1, self.loader.dataset.num_samples)
-            tell(min(1.0, max(by_samples, len(sums) / self.most if self.most else 0.0)))
+            tell(min(1.0, max(by_samples, len(sums) / self.max_packs if self.max_packs else 0.0)))
         return means(self.task, sums, weights)
 
     def batches(self, asked: Callable[[], bool]) -> Iterator[tuple[Any, bool]]:
@@ -130,7 +121,7 @@ class Validator:
         """
         batch: Any = None
         with contextlib.closing(self.loader.first_pass()) as stream:
-            own = islice(stream, self.most)
+            own = islice(stream, self.max_packs)
             while True:
                 found = next(own, None)
                 batch = batch if found is None else found

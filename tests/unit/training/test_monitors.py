@@ -25,7 +25,7 @@ from worldsmith.training.callbacks.manual_gc import ManualGC
 from worldsmith.training.callbacks.norm_monitor import NormMonitor
 from worldsmith.training.callbacks.param_count import ParamCount, part_of
 from worldsmith.training.callbacks.profiler import Profiler
-from worldsmith.training.loop_config import default_callbacks
+from worldsmith.training.run_config import default_callbacks
 from worldsmith.training.trainer import Outcome, Trainer
 
 

@@ -17,7 +17,7 @@ import toy_runs
 from worldsmith.training.callbacks import run_page
 from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.callbacks.run_page import RunPage
-from worldsmith.training.loop_config import default_callbacks
+from worldsmith.training.run_config import default_callbacks
 from worldsmith.training.trainer import Outcome, Trainer
 
 

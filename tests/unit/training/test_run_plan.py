@@ -21,7 +21,7 @@ from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.callbacks.metrics import Metrics
 from worldsmith.training.callbacks.run_page import RunPage
 from worldsmith.training.callbacks.run_plan import RunPlan, plan_words
-from worldsmith.training.loop_config import monitors
+from worldsmith.training.run_config import monitors
 from worldsmith.training.trainer import Outcome, Trainer
 
 

@@ -35,7 +35,6 @@ from worldsmith.planning.seconds import step_seconds
 from worldsmith.planning.simulation.short_run import least_layers
 from worldsmith.planning.work import BESIDE, StepWork
 from worldsmith.training.parallel import plan_degrees
-from worldsmith.training.preflight import check_tree
 
 if TYPE_CHECKING:
     from worldsmith.config.tree.draft import Loaded
@@ -269,7 +268,7 @@ class Fitting:
         self.told(", ".join([*setting.words, *[ENCODED] * setting.encoded]) or "as it is")
         try:
             config = self.read(setting.words).tree
-            check_tree(config)
+            config.check()
             memory = self.states_of(config)
             if memory.spare < 0:
                 return Tried(setting, memory)

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 from worldsmith.config.declare.ranges import Count
 from worldsmith.monitor.metrics_log import plain
-from worldsmith.training.callbacks.base import Callback
+from worldsmith.training.callbacks.base import Callback, TrainingRun
 
 if TYPE_CHECKING:
     from worldsmith.training.step import Step
-    from worldsmith.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +29,7 @@ class BadBatches(Callback):
     config: Config
     written = 0
 
-    def on_training_step_end(self, trainer: Trainer, step: Step) -> None:
+    def on_training_step_end(self, trainer: TrainingRun, step: Step) -> None:
         if not step.skipped or step.overflowed:  # which says nothing of the samples
             return
         self.written += 1

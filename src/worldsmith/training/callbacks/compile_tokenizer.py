@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from worldsmith.config import WrongValueError
 from worldsmith.config.declare.ranges import NotNegative
 from worldsmith.data.clips.resolution import check_tier
 from worldsmith.tasks.registry import task_of
-from worldsmith.training.callbacks.base import Callback
+from worldsmith.training.callbacks.base import Callback, TrainingRun
 
 if TYPE_CHECKING:
     from worldsmith.training.step import Step
-    from worldsmith.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 ENABLED = "trainer.callbacks.compile_tokenizer.enabled"
@@ -40,7 +39,7 @@ class CompileTokenizer(Callback):
             for index, tier in enumerate(self.warmup_resolutions or ()):
                 check_tier(tier, f"warmup_resolutions[{index}]")
 
-        def check_run(self, run: Trainer.Config) -> None:
+        def check_run(self, run: Any) -> None:
             if not self.enabled:
                 return
             family = run.model.config.family
@@ -58,7 +57,7 @@ class CompileTokenizer(Callback):
     config: Config
     done: bool = False
 
-    def on_training_step_start(self, trainer: Trainer, step: Step) -> None:
+    def on_training_step_start(self, trainer: TrainingRun, step: Step) -> None:
         if not self.config.enabled or self.done or step.index < self.config.compile_after_iterations:
             return
         self.done = True

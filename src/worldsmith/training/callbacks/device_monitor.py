@@ -8,12 +8,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.config.declare.ranges import Count
-from worldsmith.training.callbacks.base import Callback
+from worldsmith.training.callbacks.base import Callback, TrainingRun
 
 if TYPE_CHECKING:
     from worldsmith.monitor.sinks import Sinks
     from worldsmith.training.step import Step
-    from worldsmith.training.trainer import Trainer
 
 GREATEST = ("cpu_percent", "ram_bytes", "gpu_percent", "gpu_bytes")
 
@@ -33,7 +32,7 @@ class DeviceMonitor(Callback):
     config: Config
     file: Sinks | None = None
 
-    def on_train_start(self, trainer: Trainer) -> None:
+    def on_train_start(self, trainer: TrainingRun) -> None:
         import psutil
 
         self.process, self.last = psutil.Process(), dict[str, float]()
@@ -41,7 +40,7 @@ class DeviceMonitor(Callback):
         if trainer.world.is_main:
             self.file = self.records("devices.jsonl", trainer)
 
-    def on_training_step_end(self, trainer: Trainer, step: Step) -> None:
+    def on_training_step_end(self, trainer: TrainingRun, step: Step) -> None:
         if (step.index + 1) % self.config.every:
             return
         ranks = trainer.world.gather(self.read(trainer.world.device))
@@ -49,7 +48,7 @@ class DeviceMonitor(Callback):
         if self.file is not None:
             self.file.write(step.index + 1, {"processes": ranks})
 
-    def figures(self, trainer: Trainer, step: Step) -> Mapping[str, Any]:
+    def figures(self, trainer: TrainingRun, step: Step) -> Mapping[str, Any]:
         last, self.last = self.last, {}
         return {"devices": last} if last else {}
 
@@ -71,7 +70,7 @@ class DeviceMonitor(Callback):
                 found["gpu_percent"] = torch.cuda.utilization(device)
         return found
 
-    def on_train_end(self, trainer: Trainer) -> None:
+    def on_train_end(self, trainer: TrainingRun) -> None:
         if self.file is not None:
             self.file.close()
             self.file = None

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated
 
 from worldsmith.config.declare.ranges import Range
-from worldsmith.training.callbacks.base import Callback
+from worldsmith.training.callbacks.base import Callback, TrainingRun
 
 if TYPE_CHECKING:
     from worldsmith.training.step import Step
-    from worldsmith.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +34,7 @@ class FirstStepWatchdog(Callback):
     config: Config
     file: IO[str] | None = None
 
-    def on_run_start(self, trainer: Trainer) -> None:
+    def on_run_start(self, trainer: TrainingRun) -> None:
         path, seconds = self.folder / f"rank_{trainer.world.rank}.txt", self.config.after_seconds
         try:
             self.folder.mkdir(exist_ok=True)
@@ -50,10 +49,10 @@ class FirstStepWatchdog(Callback):
         self.timer.start()
         faulthandler.dump_traceback_later(seconds, file=self.file, exit=self.config.abort)
 
-    def on_training_step_end(self, trainer: Trainer, step: Step) -> None:
+    def on_training_step_end(self, trainer: TrainingRun, step: Step) -> None:
         self.leave()
 
-    def on_train_end(self, trainer: Trainer) -> None:
+    def on_train_end(self, trainer: TrainingRun) -> None:
         self.leave()
 
     def leave(self) -> None:

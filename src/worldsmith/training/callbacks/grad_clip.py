@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from worldsmith.config.declare.ranges import Range
-from worldsmith.training.callbacks.base import Callback
+from worldsmith.training.callbacks.base import Callback, TrainingRun
 from worldsmith.training.gradients.grad_clip import clip_gradients
 
 if TYPE_CHECKING:
     from worldsmith.training.step import Step
-    from worldsmith.training.trainer import Trainer
 
 
 class GradClip(Callback):
@@ -24,6 +23,6 @@ class GradClip(Callback):
 
     config: Config
 
-    def on_before_optimizer_step(self, trainer: Trainer, step: Step) -> None:
+    def on_before_optimizer_step(self, trainer: TrainingRun, step: Step) -> None:
         repair = self.config.force_finite and not step.overflowed
         step.gradient = clip_gradients(trainer.state.parameters, self.config.clip_norm, force_finite=repair)

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from worldsmith.config.declare.ranges import Range
 from worldsmith.monitor.sinks import describe
-from worldsmith.training.callbacks.base import Callback
+from worldsmith.training.callbacks.base import Callback, TrainingRun
 from worldsmith.training.progress.activity import activity
 
 if TYPE_CHECKING:
     from worldsmith.monitor.status_file import StatusFile
-    from worldsmith.training.trainer import Trainer
 
 
 class HeartBeat(Callback):
@@ -31,7 +30,7 @@ class HeartBeat(Callback):
     state = "starting"
     reason: str | None = None
 
-    def on_run_start(self, trainer: Trainer) -> None:
+    def on_run_start(self, trainer: TrainingRun) -> None:
         if not trainer.world.is_main:
             return
         from worldsmith.monitor.status_file import StatusFile, now
@@ -40,10 +39,10 @@ class HeartBeat(Callback):
         path = trainer.run_folder / "status.json"
         self.file = StatusFile(path, lambda: self.status(trainer), seconds=self.config.every_seconds)
 
-    def on_train_start(self, trainer: Trainer) -> None:
+    def on_train_start(self, trainer: TrainingRun) -> None:
         self.state = "running"
 
-    def on_train_end(self, trainer: Trainer) -> None:
+    def on_train_end(self, trainer: TrainingRun) -> None:
         if self.file is None:
             return
         error = sys.exc_info()[1]
@@ -52,7 +51,7 @@ class HeartBeat(Callback):
         self.file.close()
         self.file = None
 
-    def status(self, trainer: Trainer) -> dict[str, Any]:
+    def status(self, trainer: TrainingRun) -> dict[str, Any]:
         most = trainer.config.trainer.max_iter
         return {
             "state": self.state,

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from worldsmith.training.callbacks.base import Callback
+from worldsmith.training.callbacks.base import Callback, TrainingRun
 from worldsmith.training.progress.activity import activity
 
 if TYPE_CHECKING:
     from worldsmith.monitor.terminal_view import TerminalView
     from worldsmith.training.step import Step
-    from worldsmith.training.trainer import Trainer
 
 
 class IterSpeed(Callback):
@@ -21,7 +20,7 @@ class IterSpeed(Callback):
 
     view: TerminalView | None = None
 
-    def on_train_start(self, trainer: Trainer) -> None:
+    def on_train_start(self, trainer: TrainingRun) -> None:
         if not trainer.world.is_main:
             return
         from worldsmith.monitor.terminal_view import TerminalView
@@ -33,7 +32,7 @@ class IterSpeed(Callback):
         )
         self.view.__enter__()
 
-    def on_training_step_end(self, trainer: Trainer, step: Step) -> None:
+    def on_training_step_end(self, trainer: TrainingRun, step: Step) -> None:
         if self.view is None:
             return
         self.view.update(
@@ -43,7 +42,7 @@ class IterSpeed(Callback):
             remaining_seconds=trainer.pace.remaining_seconds(trainer.config.trainer.max_iter - step.index - 1),
         )
 
-    def on_train_end(self, trainer: Trainer) -> None:
+    def on_train_end(self, trainer: TrainingRun) -> None:
         if self.view is not None:
             self.view.__exit__(None, None, None)
             self.view = None

@@ -6,11 +6,10 @@ import gc
 from typing import TYPE_CHECKING, Annotated
 
 from worldsmith.config.declare.ranges import Count, Range
-from worldsmith.training.callbacks.base import Callback
+from worldsmith.training.callbacks.base import Callback, TrainingRun
 
 if TYPE_CHECKING:
     from worldsmith.training.step import Step
-    from worldsmith.training.trainer import Trainer
 
 
 class ManualGC(Callback):
@@ -28,15 +27,15 @@ class ManualGC(Callback):
     config: Config
     was_on = False
 
-    def on_train_start(self, trainer: Trainer) -> None:
+    def on_train_start(self, trainer: TrainingRun) -> None:
         self.was_on = gc.isenabled()
         gc.disable()
         gc.collect()
 
-    def on_training_step_end(self, trainer: Trainer, step: Step) -> None:
+    def on_training_step_end(self, trainer: TrainingRun, step: Step) -> None:
         if (step.index + 1) % self.config.every == 0:
             gc.collect(self.config.generation)
 
-    def on_train_end(self, trainer: Trainer) -> None:
+    def on_train_end(self, trainer: TrainingRun) -> None:
         if self.was_on:
             gc.enable()

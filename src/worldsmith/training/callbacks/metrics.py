@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.monitor.metrics_log import MetricsLog
 from worldsmith.monitor.sinks import Sinks
-from worldsmith.training.callbacks.base import Callback
+from worldsmith.training.callbacks.base import Callback, TrainingRun
 from worldsmith.training.progress.figures import nested, step_metrics
 
 if TYPE_CHECKING:
     from worldsmith.training.step import Step
-    from worldsmith.training.trainer import Trainer
     from worldsmith.training.validation import Validation
 
 FILE = "metrics.jsonl"
@@ -32,7 +31,7 @@ class Metrics(Callback):
     config: Config
     sinks: Sinks | None = None
 
-    def on_train_start(self, trainer: Trainer) -> None:
+    def on_train_start(self, trainer: TrainingRun) -> None:
         if not trainer.world.is_main:
             return
         done, config = trainer.iteration, trainer.config
@@ -50,7 +49,7 @@ class Metrics(Callback):
 
             sinks.add("Weights & Biases", lambda: WandbLog(trainer.run_folder, config.job, to_dict(config)))
 
-    def after_training_step(self, trainer: Trainer, step: Step) -> None:
+    def after_training_step(self, trainer: TrainingRun, step: Step) -> None:
         number, loop = step.index + 1, trainer.config.trainer
         if not (number % loop.logging_iter == 0 or number in (1, loop.max_iter) or step.skipped):
             return
@@ -59,7 +58,7 @@ class Metrics(Callback):
             metrics |= callback.figures(trainer, step)
         self._write(number, metrics)
 
-    def on_validation_end(self, trainer: Trainer, validation: Validation) -> None:
+    def on_validation_end(self, trainer: TrainingRun, validation: Validation) -> None:
         counts = {"samples": validation.samples, "tokens": validation.tokens, "seconds": validation.seconds}
         self._write(
             trainer.iteration, {**nested(validation.figures), **{f"val/{name}": n for name, n in counts.items()}}
@@ -74,6 +73,6 @@ class Metrics(Callback):
             metrics["unwritten_elsewhere"] = lost
         self.sinks.write(step, metrics)
 
-    def on_train_end(self, trainer: Trainer) -> None:
+    def on_train_end(self, trainer: TrainingRun) -> None:
         if self.sinks is not None:
             self.sinks.close(failed=trainer.outcome is None)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from worldsmith.config.declare.ranges import Count
 from worldsmith.models.local_part import local_part
-from worldsmith.training.callbacks.base import Callback
+from worldsmith.training.callbacks.base import Callback, TrainingRun
 from worldsmith.training.callbacks.param_count import part_of
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from worldsmith.monitor.sinks import Sinks
     from worldsmith.training.step import Step
-    from worldsmith.training.trainer import Trainer
 
 
 class NormMonitor(Callback):
@@ -36,7 +35,7 @@ class NormMonitor(Callback):
     config: Config
     file: Sinks | None = None
 
-    def on_train_start(self, trainer: Trainer) -> None:
+    def on_train_start(self, trainer: TrainingRun) -> None:
         from worldsmith.models.parameter_names import native_parameters
 
         trained = {name: p for name, p in native_parameters(trainer.model.network).items() if p.requires_grad}
@@ -47,7 +46,7 @@ class NormMonitor(Callback):
         if trainer.world.is_main:
             self.file = self.records("norms.jsonl", trainer)
 
-    def on_before_optimizer_step(self, trainer: Trainer, step: Step) -> None:
+    def on_before_optimizer_step(self, trainer: TrainingRun, step: Step) -> None:
         if (step.index + 1) % self.config.every:
             return
         weights = [parameter.detach() for parameter in self.parameters]
@@ -59,7 +58,7 @@ class NormMonitor(Callback):
         if self.config.updates:
             self.before = [weight.clone() for weight in weights]
 
-    def on_training_step_end(self, trainer: Trainer, step: Step) -> None:
+    def on_training_step_end(self, trainer: TrainingRun, step: Step) -> None:
         if (step.index + 1) % self.config.every or not self.found:
             return
         if self.before:
@@ -69,7 +68,7 @@ class NormMonitor(Callback):
         if self.file is not None:
             self.file.write(step.index + 1, {"parts": parts})
 
-    def figures(self, trainer: Trainer, step: Step) -> Mapping[str, Any]:
+    def figures(self, trainer: TrainingRun, step: Step) -> Mapping[str, Any]:
         found, self.found = self.found, {}
         return {"norms": {kind: whole(norms) for kind, norms in found.items()}} if found else {}
 
@@ -80,7 +79,7 @@ class NormMonitor(Callback):
             squares[part] += square
         return {part: square**0.5 for part, square in squares.items()}
 
-    def on_train_end(self, trainer: Trainer) -> None:
+    def on_train_end(self, trainer: TrainingRun) -> None:
         if self.file is not None:
             self.file.close()
             self.file = None

@@ -5,12 +5,8 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from typing import TYPE_CHECKING
 
-from worldsmith.training.callbacks.base import Callback
-
-if TYPE_CHECKING:
-    from worldsmith.training.trainer import Trainer
+from worldsmith.training.callbacks.base import Callback, TrainingRun
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +17,7 @@ class ParamCount(Callback):
     class Config(Callback.Config):
         """Has no settings."""
 
-    def on_run_start(self, trainer: Trainer) -> None:
+    def on_run_start(self, trainer: TrainingRun) -> None:
         from worldsmith.models.parameter_names import native_parameters
 
         total, trained = Counter[str](), Counter[str]()

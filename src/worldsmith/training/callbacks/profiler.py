@@ -7,11 +7,10 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.config.declare.ranges import Count, NotNegative
-from worldsmith.training.callbacks.base import Callback
+from worldsmith.training.callbacks.base import Callback, TrainingRun
 
 if TYPE_CHECKING:
     from worldsmith.training.step import Step
-    from worldsmith.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +38,7 @@ class Profiler(Callback):
     config: Config
     active: Any = None
 
-    def on_training_step_start(self, trainer: Trainer, step: Step) -> None:
+    def on_training_step_start(self, trainer: TrainingRun, step: Step) -> None:
         if trainer.world.rank not in self.config.ranks or not self.begins(step.index + 1):
             return
         import torch
@@ -50,11 +49,11 @@ class Profiler(Callback):
         self.active = profile(activities=kinds, record_shapes=self.config.shapes, profile_memory=self.config.memory)
         self.active.start()
 
-    def on_training_step_end(self, trainer: Trainer, step: Step) -> None:
+    def on_training_step_end(self, trainer: TrainingRun, step: Step) -> None:
         if self.active is not None and step.index + 2 - self.first >= self.config.steps:
             self.write()
 
-    def on_train_end(self, trainer: Trainer) -> None:
+    def on_train_end(self, trainer: TrainingRun) -> None:
         if self.active is not None:
             self.write()
 

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from worldsmith.config.declare.ranges import Count
 from worldsmith.monitor.message_log import describe
-from worldsmith.training.callbacks.base import Callback
+from worldsmith.training.callbacks.base import Callback, TrainingRun
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from worldsmith.training.step import Step
-    from worldsmith.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -43,21 +42,21 @@ class RunPage(Callback):
     has_failed = False
     due = 0.0
 
-    def on_run_start(self, trainer: Trainer) -> None:
+    def on_run_start(self, trainer: TrainingRun) -> None:
         if self.makes_page(trainer):
             self._write(trainer, {"state": "starting"})
 
-    def start_lines(self, trainer: Trainer) -> Iterator[str]:
+    def start_lines(self, trainer: TrainingRun) -> Iterator[str]:
         if self.makes_page(trainer):
             yield f"run page     {(trainer.run_folder / 'report.html').resolve()}"
 
-    def on_training_step_end(self, trainer: Trainer, step: Step) -> None:
+    def on_training_step_end(self, trainer: TrainingRun, step: Step) -> None:
         if self.child is not None:
             self._look_after(os.WNOHANG)
         elif self.makes_page(trainer) and time.monotonic() >= self.due:
             self._rebuild(trainer.run_folder)
 
-    def on_train_end(self, trainer: Trainer) -> None:
+    def on_train_end(self, trainer: TrainingRun) -> None:
         if not self.makes_page(trainer):
             return
         if self.child is not None:
@@ -67,10 +66,10 @@ class RunPage(Callback):
         state = "failed" if trainer.outcome is None else trainer.outcome.value
         self._write(trainer, {"state": state, "reason": reason})
 
-    def makes_page(self, trainer: Trainer) -> bool:
+    def makes_page(self, trainer: TrainingRun) -> bool:
         return self.config.enabled and trainer.world.is_main
 
-    def _write(self, trainer: Trainer, known: Mapping[str, Any]) -> None:
+    def _write(self, trainer: TrainingRun, known: Mapping[str, Any]) -> None:
         """Makes the page here, where no step waits."""
         from worldsmith.monitor.page.run_page import write_page
 

@@ -15,11 +15,10 @@ from worldsmith.config.declare.class_tags import trusted_packages
 from worldsmith.config.declare.ranges import NotNegative
 from worldsmith.distributed.gpus import GIB, word_of_device
 from worldsmith.monitor.run_record import DISTRIBUTED_VARIABLES
-from worldsmith.training.callbacks.base import Callback
+from worldsmith.training.callbacks.base import Callback, TrainingRun
 
 if TYPE_CHECKING:
     from worldsmith.training.step import Step
-    from worldsmith.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +43,7 @@ class RunPlan(Callback):
     config: Config
     child: subprocess.Popen[bytes] | None = None
 
-    def on_train_start(self, trainer: Trainer) -> None:
+    def on_train_start(self, trainer: TrainingRun) -> None:
         if not (self.config.enabled and trainer.world.is_main):
             return
         if sum(parameter.numel() for parameter in trainer.model.network.parameters()) < self.config.least_parameters:
@@ -61,11 +60,11 @@ class RunPlan(Callback):
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, self.child.pid, LOWEST)
 
-    def on_training_step_end(self, trainer: Trainer, step: Step) -> None:
+    def on_training_step_end(self, trainer: TrainingRun, step: Step) -> None:
         if self.child is not None and self.child.poll() is not None:
             self._take(trainer.run_folder, self.child.returncode)
 
-    def on_train_end(self, trainer: Trainer) -> None:
+    def on_train_end(self, trainer: TrainingRun) -> None:
         if not (self.config.enabled and trainer.world.is_main):
             return
         if self.child is not None:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from worldsmith.distributed.gpus import gpu_of_device
 
 if TYPE_CHECKING:
+    from worldsmith.training.callbacks.base import TrainingRun
     from worldsmith.training.step import Step
-    from worldsmith.training.trainer import Trainer
 
 
-def step_metrics(step: Step, trainer: Trainer) -> dict[str, Any]:
+def step_metrics(step: Step, trainer: TrainingRun) -> dict[str, Any]:
     """The figures of one step, over all ranks, which all ask for them; seconds and memory are this rank's."""
     rejected, loaded = data_counts(trainer)
     return {
@@ -53,7 +53,7 @@ def nested(figures: Mapping[str, float]) -> dict[str, Any]:
     return found
 
 
-def rates_by_group(step: Step, trainer: Trainer) -> dict[str, Any]:
+def rates_by_group(step: Step, trainer: TrainingRun) -> dict[str, Any]:
     """The learning rate of each group, named by its factor on `optimizer.lr`; nothing where all have the same."""
     base, groups = trainer.config.optimizer.lr, trainer.state.optimizer.param_groups
     starts = [group.get("initial_lr", base) for group in groups]
@@ -62,7 +62,7 @@ def rates_by_group(step: Step, trainer: Trainer) -> dict[str, Any]:
     return {"lr_groups": {f"x{start / base:g}": rate for start, rate in zip(starts, step.learning_rates, strict=True)}}
 
 
-def work_figures(step: Step, trainer: Trainer) -> dict[str, Any]:
+def work_figures(step: Step, trainer: TrainingRun) -> dict[str, Any]:
     """How much of the step's work was padding, and of what the devices could do at most was the model's.
 
     `model_flops_share` is left out where the peak of the device, or the model's need, is not known.
@@ -88,7 +88,7 @@ def peak_flops(device: str, precision: str) -> float | None:
     return None if gpu is None else gpu.peak_flops
 
 
-def data_counts(trainer: Trainer) -> tuple[dict[str, int], dict[str, int]]:
+def data_counts(trainer: TrainingRun) -> tuple[dict[str, int], dict[str, int]]:
     """(samples that are left out, per reason; what the loader counts otherwise), over all ranks of this process."""
     loader, world = trainer.state.loader, trainer.world
     rejected = Counter(r.reason for r in loader.dataset.rejections)  # every rank has read the whole list

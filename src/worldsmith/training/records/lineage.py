@@ -18,10 +18,10 @@ from worldsmith.monitor.redaction import redact_setting
 
 if TYPE_CHECKING:
     from worldsmith.data.stream.loader import PackingDataLoader
-    from worldsmith.training.trainer import Trainer
+    from worldsmith.training.run_config import RunConfig
 
 
-def write_run_lineage(folder: Path, config: Trainer.Config, loaders: Mapping[str, PackingDataLoader]) -> None:
+def write_run_lineage(folder: Path, config: RunConfig, loaders: Mapping[str, PackingDataLoader]) -> None:
     """Writes the record of a run at its start. One that goes on keeps what is known of its first weights."""
     inputs = [
         *weights_of(folder, config),
@@ -30,7 +30,7 @@ def write_run_lineage(folder: Path, config: Trainer.Config, loaders: Mapping[str
     write_lineage(folder, action="train", settings=without_secrets(to_dict(config)), inputs=inputs)
 
 
-def weights_of(folder: Path, config: Trainer.Config) -> list[Input | dict[str, Any]]:
+def weights_of(folder: Path, config: RunConfig) -> list[Input | dict[str, Any]]:
     """The weights that the run's first start has read; none for random ones."""
     if (folder / LINEAGE).is_file() and checkpoint_folders(folder / "checkpoints"):
         return [entry for entry in read_lineage(folder).inputs if entry["role"] == "base"]

@@ -19,7 +19,7 @@ from worldsmith.training.callbacks.samples.draw_samples import DrawingSize, Draw
 
 if TYPE_CHECKING:
     from worldsmith.sampling.answers import Answerer
-    from worldsmith.training.trainer import Trainer
+    from worldsmith.training.callbacks.base import TrainingRun
 
 logger = logging.getLogger(__name__)
 
@@ -60,13 +60,13 @@ class DrawAnswers(DrawSamples):
     config: Config
     answerer: Answerer | None = None
 
-    def obstacle(self, run: Trainer.Config) -> str:
+    def obstacle(self, run: Any) -> str:
         data: Any = run.dataloader_train
         if self.config.dataset or run.trainer.run_validation or data.num_workers or not is_streamed(data.dataset):
             return ""
         return "the training data are streamed by this process, and the first questions are at the start of the stream"
 
-    def prepare(self, trainer: Trainer) -> None:
+    def prepare(self, trainer: TrainingRun) -> None:
         if self.answerer is not None:
             return
         from worldsmith.sampling.answers import Answerer
@@ -80,7 +80,7 @@ class DrawAnswers(DrawSamples):
         self.asked = choose(dataset, self.num_prompts, answerer)
         self.answerer = answerer  # what fails before is tried again
 
-    def draw(self, trainer: Trainer) -> Iterator[list[Sample]]:
+    def draw(self, trainer: TrainingRun) -> Iterator[list[Sample]]:
         assert self.answerer is not None
         self.asked = trainer.world.broadcast(self.asked)  # whatever the other ranks can read
         chosen = self.asked[: self.decision.prompts or None]
@@ -96,7 +96,7 @@ class DrawAnswers(DrawSamples):
             yield [Sample(prompt=last.text.strip(), answer=answer.text, expected=truth, media=media_of(turns))]
 
     def write(
-        self, trainer: Trainer, folder: Path, samples: Mapping[Weights, Sequence[Sample]]
+        self, trainer: TrainingRun, folder: Path, samples: Mapping[Weights, Sequence[Sample]]
     ) -> Iterator[dict[str, Any]]:
         run = folder.parents[1]
         for weights, drawn in samples.items():
