@@ -28,6 +28,7 @@ NEW_NAMES = {
 } | {
     f"worldsmith.training.{earlier}": f"worldsmith.training.{now}"
     for earlier, now in {
+        "gradients.loss_scale.LossScaler": "loss_scale.LossScaler",
         "loop_config.LoopConfig": "run_config.LoopConfig",
     }.items()
 }

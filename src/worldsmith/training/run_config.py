@@ -33,7 +33,7 @@ from worldsmith.training.callbacks.param_count import ParamCount
 from worldsmith.training.callbacks.profiler import Profiler as Profiler
 from worldsmith.training.callbacks.run_page import RunPage
 from worldsmith.training.callbacks.run_plan import RunPlan
-from worldsmith.training.gradients.loss_scale import LossScaler
+from worldsmith.training.loss_scale import LossScaler
 from worldsmith.training.optimizer import AdamW
 from worldsmith.training.scheduler import AnySchedule, LambdaLinear
 

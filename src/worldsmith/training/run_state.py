@@ -23,7 +23,6 @@ from worldsmith.data.stream import dataset_record
 from worldsmith.files.atomic import write_text
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.weight_sum import WeightSum
-from worldsmith.training.gradients.grad_clip import StepGuard
 from worldsmith.training.progress.best import BestSoFar
 from worldsmith.training.run_folder import write_on_main
 from worldsmith.training.scheduler import multiplier
@@ -34,13 +33,14 @@ from worldsmith.training.start_checks import (
     require_training_state,
     wanted_moments,
 )
+from worldsmith.training.step import StepGuard
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from worldsmith.models.ema import PowerEMA
     from worldsmith.models.model import Model
-    from worldsmith.training.gradients.loss_scale import LossScaler
+    from worldsmith.training.loss_scale import LossScaler
     from worldsmith.training.optimizer import AdamW
     from worldsmith.training.run_config import RunConfig
     from worldsmith.training.scheduler import LambdaSchedule

@@ -24,8 +24,8 @@ from worldsmith.monitor.process_log import begin_log
 from worldsmith.monitor.throughput import Throughput
 from worldsmith.tasks.registry import task_of
 from worldsmith.training.callbacks.base import Callback, Outcome
+from worldsmith.training.callbacks.grad_clip import clip_gradients
 from worldsmith.training.file_checks import require_files
-from worldsmith.training.gradients.grad_clip import clip_gradients
 from worldsmith.training.parallel import build_model, join_world, prepare_process
 from worldsmith.training.preflight import check_space, require_memory, schedule_remarks
 from worldsmith.training.run_config import RunConfig
