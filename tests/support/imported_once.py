@@ -12,7 +12,7 @@ import torch.distributed.tensor
 import worldsmith.checkpoint.run.writer_process
 import worldsmith.distributed.compile
 import worldsmith.training.parallel
-import worldsmith.training.records.lineage
+import worldsmith.training.run_folder
 import worldsmith.training.run_state
 import worldsmith.training.start_lines
 import worldsmith.training.step

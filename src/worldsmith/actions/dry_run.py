@@ -29,8 +29,8 @@ from worldsmith.tasks.registry import task_of
 from worldsmith.training.file_checks import require_files
 from worldsmith.training.parallel import plan_degrees
 from worldsmith.training.preflight import build_optimizer, check_space, schedule_remarks
-from worldsmith.training.run_folder import completion, require_same_run, run_path
-from worldsmith.training.start_checks import require_fit, wanted_moments
+from worldsmith.training.run_folder import run_path
+from worldsmith.training.start_checks import completion, require_fit, require_same_run, wanted_moments
 from worldsmith.training.start_lines import (
     data_lines,
     describe_pack,

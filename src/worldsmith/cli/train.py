@@ -33,7 +33,8 @@ from worldsmith.distributed.process_signals import follow_launcher
 from worldsmith.distributed.stop_signals import PREEMPTED
 from worldsmith.distributed.world import world_size
 from worldsmith.monitor.terminal_text import print_message, print_text, terminal_handler
-from worldsmith.training.run_folder import Launch, completion, run_path
+from worldsmith.training.run_folder import Launch, run_path
+from worldsmith.training.start_checks import completion
 
 if TYPE_CHECKING:
     from worldsmith.training.trainer import Trainer

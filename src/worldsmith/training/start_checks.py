@@ -13,13 +13,16 @@ from typing import TYPE_CHECKING, Any
 from worldsmith.checkpoint.dcp.parts import METADATA, load_part, stored_shapes
 from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.checkpoint.sources.checkpoint_weights import AVERAGE, LIVE
+from worldsmith.checkpoint.sources.stored_config import with_classes_of, written_here
 from worldsmith.checkpoint.sources.warm_start import LoadReport, shorten
-from worldsmith.config.errors import UserError
-from worldsmith.config.tree.plain import to_dict
+from worldsmith.config.errors import ConfigError, UserError
+from worldsmith.config.text_file import read_config_text
+from worldsmith.config.tree.plain import flatten, to_dict
+from worldsmith.config.tree.reader import from_dict, from_yaml
+from worldsmith.config.yaml.text import read_yaml
 from worldsmith.data.stream import dataset_record
 from worldsmith.distributed.world import World
 from worldsmith.models.parameter_names import native_parameters
-from worldsmith.training.run_folder import ABSENT, flatten
 
 if TYPE_CHECKING:
     from torch import nn
@@ -33,6 +36,34 @@ logger = logging.getLogger(__name__)
 
 SHOWN = 5
 """Of many differences, so many are listed."""
+FREE_TO_CHANGE = (
+    "job.folder",
+    "job.resume_newest",
+    "trainer.max_iter",
+    "trainer.logging_iter",
+    "trainer.run_validation",
+    "trainer.validation_iter",
+    "trainer.max_val_iter",
+    "trainer.run_validation_on_start",
+    "trainer.early_stop_patience",
+    "trainer.max_consecutive_skipped",
+    *(
+        f"trainer.callbacks.{name}"
+        for name in (
+            *("iter_speed", "heart_beat", "first_step_watchdog", "param_count", "DeviceMonitor", "norm_monitor"),
+            *("bad_batches", "manual_gc", "profiler", "metrics", "plan", "run_page", "EveryNDrawSample"),
+        )
+    ),
+    "checkpoint",
+    "job.wandb_mode",
+    "dataloader_val",
+    "dataloader_train.num_workers",
+    "dataloader_train.prefetch_factor",
+    "dataloader_train.latent_cache",
+)
+"""Settings that a resumed run may change without being asked: they change no number of the training."""
+ABSENT = "(absent)"
+ADAPTERS = "model.config.lora_enabled"
 
 
 def require_same_config(world: World, config: RunConfig) -> None:
@@ -151,6 +182,92 @@ def state_shapes(network: nn.Module, average: PowerEMA.Config) -> dict[str, list
             if parameter.requires_grad or not average.trainable_only
         }
     return shapes
+
+
+def require_same_run(folder: Path, config: RunConfig, *, resume_changed: bool) -> list[str]:
+    """Compares the config of a run that goes on with the one that it was started with; returns the differences.
+
+    Raises UserError, with the differences, when one matters and `resume_changed` is not set.
+    """
+    changes = changed_settings(folder, config)
+    if changes and not resume_changed:
+        raise UserError(
+            f"the run in {folder} was started with other settings:\n{indented(changes)}\n"
+            "Give the run another job.name, put the settings back, or add --resume-changed to go on with the new ones."
+        )
+    return changes
+
+
+def completion(folder: Path, config: RunConfig) -> str | None:
+    """What to say of a run that has done all its steps, without building anything; None when there is more to do.
+
+    Raises UserError when the config, or the data set, is not that of the run: there is no step left that it could
+    change.
+    """
+    from worldsmith.checkpoint.run.folders import folder_iteration, read_pointer
+    from worldsmith.files.manifest import find_damage
+
+    newest, problem = read_pointer(folder / "checkpoints")
+    if newest is None or problem or folder_iteration(newest) < config.trainer.max_iter or find_damage(newest):
+        return None
+    done = folder_iteration(newest)
+    config.job.name = config.job.name or folder.name
+    changes = changed_settings(folder, config) or changed_data(folder, config)
+    if changes:
+        raise UserError(
+            f"the run in {folder} is complete ({done} steps) and was trained with other settings or data:\n"
+            f"{indented(changes)}\nPut them back, give the run another job.name, or raise trainer.max_iter and add "
+            "--resume-changed to go on with the new ones."
+        )
+    return f"the run in {folder} is complete: {done} of {config.trainer.max_iter} steps are done"
+
+
+def changed_settings(folder: Path, config: RunConfig) -> list[str]:
+    """What in the config differs from the run's, and matters. Raises UserError when the run's cannot be read."""
+    path = folder / "config.yaml"
+    if not path.exists():
+        raise UserError(f"{folder} has checkpoints but no config.yaml, so the run cannot be continued safely")
+    text, after = read_config_text(path), to_dict(config)
+    try:
+        before = from_yaml(text, type(config), file=str(path))
+    except ConfigError:  # another version's: its classes may have moved, or were not written where there was one only
+        with written_here(path):
+            before = from_dict(with_classes_of(read_yaml(text, str(path)).data, after), type(config))
+    return differences(flatten(to_dict(before)), flatten(after))
+
+
+def changed_data(folder: Path, config: RunConfig) -> list[str]:
+    """Which samples of the data set are not those that the run was trained on; none where it is gone, which is said."""
+    from worldsmith.data.stream.dataset_record import FILE, changed_samples
+    from worldsmith.data.stream.errors import DataError
+
+    data: Any = config.dataloader_train
+    try:
+        dataset = data.dataset.build()
+    except (DataError, OSError) as error:
+        logger.warning("the data cannot be compared with those of the run: %s", error)
+        return []
+    return changed_samples(folder / FILE, dataset)
+
+
+def indented(lines: Sequence[str]) -> str:
+    return "\n".join(f"  {line}" for line in lines)
+
+
+def differences(before: dict[str, object], after: dict[str, object]) -> list[str]:
+    """`path: old -> new` for every value that differs and matters."""
+    paths = [path for path in [*before, *(p for p in after if p not in before)] if not is_free(path)]
+    if not before.get(ADAPTERS) and not after.get(ADAPTERS):  # their settings have no effect
+        paths = [path for path in paths if not path.startswith(ADAPTERS.removesuffix("enabled"))]
+    return [
+        f"{path}: {before.get(path, ABSENT)!r} -> {after.get(path, ABSENT)!r}"
+        for path in paths
+        if before.get(path, ABSENT) != after.get(path, ABSENT)
+    ]
+
+
+def is_free(path: str) -> bool:
+    return any(path == free or path.startswith(f"{free}.") for free in FREE_TO_CHANGE)
 
 
 def bare(name: str) -> str:

@@ -31,15 +31,14 @@ from worldsmith.training.preflight import check_space, require_memory, schedule_
 from worldsmith.training.run_config import RunConfig
 from worldsmith.training.run_folder import (
     Launch,
+    RunLock,
     new_run_note,
-    require_same_run,
     run_path,
     write_data_records,
     write_on_main,
     write_records,
 )
-from worldsmith.training.run_lock import RunLock
-from worldsmith.training.start_checks import require_same_config, require_same_dataset
+from worldsmith.training.start_checks import require_same_config, require_same_dataset, require_same_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

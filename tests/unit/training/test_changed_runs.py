@@ -18,7 +18,7 @@ from worldsmith.checkpoint.run.checkpointer import Checkpointer
 from worldsmith.checkpoint.sources.checkpoint_weights import CheckpointWeights
 from worldsmith.cli.main import main
 from worldsmith.config.tree.plain import to_yaml
-from worldsmith.training.run_folder import differences
+from worldsmith.training.start_checks import differences
 from worldsmith.training.trainer import Trainer
 
 Command = Callable[..., tuple[int, str]]

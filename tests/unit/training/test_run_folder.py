@@ -11,9 +11,11 @@ from toy_runs import make_world, toy_config
 from worldsmith.cli.launch import named_run
 from worldsmith.config.errors import UserError
 from worldsmith.config.sections import JobConfig
+from worldsmith.config.tree.plain import flatten
 from worldsmith.config.tree.reader import from_yaml
 from worldsmith.config.tree.references import resolve
-from worldsmith.training.run_folder import completion, differences, flatten, output_root, run_path
+from worldsmith.training.run_folder import output_root, run_path
+from worldsmith.training.start_checks import completion, differences
 from worldsmith.training.trainer import Outcome, Trainer
 
 
