@@ -30,7 +30,7 @@ from worldsmith.training.file_checks import require_files
 from worldsmith.training.parallel import plan_degrees
 from worldsmith.training.preflight import build_optimizer, check_space, schedule_remarks
 from worldsmith.training.run_folder import run_path
-from worldsmith.training.start_checks import completion, require_fit, require_same_run, wanted_moments
+from worldsmith.training.start_checks import completion, require_same_run, require_same_shapes, wanted_moments
 from worldsmith.training.start_lines import (
     data_lines,
     describe_pack,
@@ -142,7 +142,7 @@ def plan_run(
         if taken_over is not None:
             state, may_change = taken_over, True
     if checkpoint is not None:
-        require_fit(checkpoint, model.network, model.config.ema, changes=changes)
+        require_same_shapes(checkpoint, model.network, model.config.ema, changes=changes)
         empty_optimizer_state(model.network, optimizer, wanted_moments(checkpoint))
     processes = world_size // config.model.config.parallelism.context_parallel_shard_degree
     loader = task.loader(dry=True)

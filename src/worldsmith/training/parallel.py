@@ -51,12 +51,12 @@ def build_model(config: Model.Config, world: World) -> Model:
     for converter in config.converters:
         converter.check_device(world.device)
     model: Model = config.build(device="meta")  # so that no process ever holds the whole network
-    cut(model, world)
+    prepare_network(model, world)
     model.materialize(world.device)
     return model
 
 
-def cut(model: Model, world: World) -> None:
+def prepare_network(model: Model, world: World) -> None:
     """Recomputes, compiles and shards the network of a model on the meta device, in place, as its config says."""
     from worldsmith.distributed.activation_checkpointing import recompute_methods
     from worldsmith.distributed.compile import compile_methods

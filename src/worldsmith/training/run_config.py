@@ -18,21 +18,17 @@ from worldsmith.data.stream.loader import PackingDataLoader
 from worldsmith.models.spec import ModelSpec
 from worldsmith.objectives.objective import Objective
 from worldsmith.tasks.registry import task_of
-from worldsmith.training.callbacks.bad_batches import BadBatches
 from worldsmith.training.callbacks.base import Callback
-from worldsmith.training.callbacks.compile_tokenizer import CompileTokenizer
-from worldsmith.training.callbacks.device_monitor import DeviceMonitor
-from worldsmith.training.callbacks.first_step_watchdog import FirstStepWatchdog
+from worldsmith.training.callbacks.failures import BadBatches, FirstStepWatchdog
 from worldsmith.training.callbacks.grad_clip import GradClip
-from worldsmith.training.callbacks.heart_beat import HeartBeat
-from worldsmith.training.callbacks.iter_speed import IterSpeed
-from worldsmith.training.callbacks.manual_gc import ManualGC as ManualGC
 from worldsmith.training.callbacks.metrics import Metrics
-from worldsmith.training.callbacks.norm_monitor import NormMonitor
-from worldsmith.training.callbacks.param_count import ParamCount
-from worldsmith.training.callbacks.profiler import Profiler as Profiler
-from worldsmith.training.callbacks.run_page import RunPage
-from worldsmith.training.callbacks.run_plan import RunPlan
+from worldsmith.training.callbacks.parameters import NormMonitor, ParamCount
+from worldsmith.training.callbacks.profiling import DeviceMonitor
+from worldsmith.training.callbacks.profiling import Profiler as Profiler
+from worldsmith.training.callbacks.progress import HeartBeat, IterSpeed
+from worldsmith.training.callbacks.run_reports import RunPage, RunPlan
+from worldsmith.training.callbacks.step_speed import CompileTokenizer
+from worldsmith.training.callbacks.step_speed import ManualGC as ManualGC
 from worldsmith.training.loss_scale import LossScaler
 from worldsmith.training.optimizer import AdamW
 from worldsmith.training.scheduler import AnySchedule, LambdaLinear

@@ -23,17 +23,17 @@ from worldsmith.data.stream import dataset_record
 from worldsmith.files.atomic import write_text
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.weight_sum import WeightSum
-from worldsmith.training.progress.best import BestSoFar
 from worldsmith.training.run_folder import write_on_main
 from worldsmith.training.scheduler import multiplier
 from worldsmith.training.start_checks import (
-    bare,
-    require_fit,
     require_same_data,
+    require_same_shapes,
     require_training_state,
+    strip_weight_prefix,
     wanted_moments,
 )
 from worldsmith.training.step import StepGuard
+from worldsmith.training.validation import BestSoFar
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -145,7 +145,7 @@ class RunState:
         `changes` are the settings that have changed since. Raises UserError when the network does not fit, when frozen
         weights are no longer what they were, or when the data set has changed and `resume_changed` is not set.
         """
-        require_fit(checkpoint, self.network, self.model.config.ema, changes=changes)
+        require_same_shapes(checkpoint, self.network, self.model.config.ema, changes=changes)
         model = self.weights()
         if frozen_weights.is_partial(checkpoint):
             self._start_weights()
@@ -212,7 +212,7 @@ class RunState:
                 if with_state:
                     require_training_state(report, self.config)
                 if report.left:
-                    self.model.draw_weights(seed, {bare(name) for name in report.left})
+                    self.model.draw_weights(seed, {strip_weight_prefix(name) for name in report.left})
 
             report = load_weights(
                 start.path,
@@ -310,7 +310,7 @@ class RunState:
     def _trained_part(self, model: dict[str, Tensor]) -> dict[str, Tensor]:
         """The weights that training changes, and their average."""
         parameters = native_parameters(self.network)
-        return {name: tensor for name, tensor in model.items() if parameters[bare(name)].requires_grad}
+        return {name: tensor for name, tensor in model.items() if parameters[strip_weight_prefix(name)].requires_grad}
 
     def _frozen(self) -> dict[str, Tensor | WeightSum]:
         """The live weights that training does not change, by native name; of those in another form what they were."""

@@ -1,6 +1,6 @@
-"""What the start of a run compares before it reads a tensor: with its other processes, and with what was saved.
+"""Comparisons at the start of a run, before a tensor is read: of all ranks, and of the run with what it has saved.
 
-A dry run compares the same.
+A dry run makes the same comparisons.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SHOWN = 5
-"""Of many differences, so many are listed."""
+"""Max number of differences in a message."""
 FREE_TO_CHANGE = (
     "job.folder",
     "job.resume_newest",
@@ -67,7 +67,7 @@ ADAPTERS = "model.config.lora_enabled"
 
 
 def require_same_config(world: World, config: RunConfig) -> None:
-    """Raises UserError on all ranks when they were started with different settings."""
+    """Raises UserError on all ranks if their configs differ."""
     first, *others = world.gather(flatten(to_dict(config)))
     lines = [
         f"  {path}: {first.get(path, ABSENT)!r} for process 0, {other.get(path, ABSENT)!r} for process {rank}"
@@ -76,20 +76,22 @@ def require_same_config(world: World, config: RunConfig) -> None:
         if first.get(path, ABSENT) != other.get(path, ABSENT)
     ]
     if lines:
-        raise UserError("\n".join(["the processes of this run have different settings:", *listed(lines)]))
+        raise UserError("\n".join(["the processes of this run have different settings:", *shorten_lines(lines)]))
 
 
 def require_same_dataset(world: World, dataset: StreamDataset) -> None:
-    """Raises UserError on all ranks when they have read different data."""
+    """Raises UserError on all ranks if their data sets differ."""
     found = world.gather((dataset.fingerprint, f"{len(dataset)} samples in {Path(dataset.name).absolute()}"))
     lines = [f"  process {rank}: {what}" for rank, (mark, what) in enumerate(found) if mark != found[0][0]]
     if lines:
         lines = [f"  process 0: {found[0][1]}", *lines]
-        raise UserError("\n".join(["the processes of this run see different data:", *listed(lines)]))
+        raise UserError("\n".join(["the processes of this run see different data:", *shorten_lines(lines)]))
 
 
-def require_fit(checkpoint: Path, network: nn.Module, average: PowerEMA.Config, *, changes: Sequence[str] = ()) -> None:
-    """Compares names and shapes of a checkpoint with those of the network that is to go on from it.
+def require_same_shapes(
+    checkpoint: Path, network: nn.Module, average: PowerEMA.Config, *, changes: Sequence[str] = ()
+) -> None:
+    """Compares names and shapes of a checkpoint with those of the network that resumes from it.
 
     Raises UserError when something is missing, has another shape, or would be dropped; `changes` are the settings that
     have changed, which explain it. An average that the run no longer keeps may be dropped, which is said.
@@ -97,12 +99,12 @@ def require_fit(checkpoint: Path, network: nn.Module, average: PowerEMA.Config, 
     wanted, stored = state_shapes(network, average), stored_shapes(checkpoint / "model")
     if is_partial(checkpoint):
         trained = {name for name, parameter in native_parameters(network).items() if parameter.requires_grad}
-        wanted = {name: shape for name, shape in wanted.items() if bare(name) in trained}
+        wanted = {name: shape for name, shape in wanted.items() if strip_weight_prefix(name) in trained}
     missing = [name for name in wanted if name not in stored]
     other = [f"{n}: {stored[n]} there, {wanted[n]} here" for n in wanted if n in stored and stored[n] != wanted[n]]
     unused = [name for name in stored if name not in wanted]
     if missing or other or any(name.startswith(LIVE) for name in unused):
-        lines = [*listed([f"  of another shape: {line}" for line in other])]
+        lines = [*shorten_lines([f"  of another shape: {line}" for line in other])]
         lines += [f"  not in the checkpoint: {shorten(missing)}"] if missing else []
         lines += [f"  in the checkpoint only: {shorten(unused)}"] if unused else []
         lines += [f"  changed since the run was started: {line}" for line in changes]
@@ -157,7 +159,7 @@ def require_training_state(report: LoadReport, config: RunConfig) -> Path:
 
 
 def steps_done(checkpoint: Path) -> int:
-    """After how many steps a checkpoint was saved, whatever its folder is called."""
+    """Number of steps after which a checkpoint was saved, whatever the name of its folder is."""
     import torch
 
     state = {"iteration": torch.tensor(0)}
@@ -185,9 +187,9 @@ def state_shapes(network: nn.Module, average: PowerEMA.Config) -> dict[str, list
 
 
 def require_same_run(folder: Path, config: RunConfig, *, resume_changed: bool) -> list[str]:
-    """Compares the config of a run that goes on with the one that it was started with; returns the differences.
+    """Compares the config of a resumed run with the saved one and returns the differences that matter.
 
-    Raises UserError, with the differences, when one matters and `resume_changed` is not set.
+    Raises UserError with the differences unless `resume_changed` is set.
     """
     changes = changed_settings(folder, config)
     if changes and not resume_changed:
@@ -199,9 +201,9 @@ def require_same_run(folder: Path, config: RunConfig, *, resume_changed: bool) -
 
 
 def completion(folder: Path, config: RunConfig) -> str | None:
-    """What to say of a run that has done all its steps, without building anything; None when there is more to do.
+    """Message about a run whose steps are all done, without building anything; None if steps are left.
 
-    Raises UserError when the config, or the data set, is not that of the run: there is no step left that it could
+    Raises UserError if the config or the data set differs from that of the run, since no step is left that it could
     change.
     """
     from worldsmith.checkpoint.run.folders import folder_iteration, read_pointer
@@ -223,7 +225,7 @@ def completion(folder: Path, config: RunConfig) -> str | None:
 
 
 def changed_settings(folder: Path, config: RunConfig) -> list[str]:
-    """What in the config differs from the run's, and matters. Raises UserError when the run's cannot be read."""
+    """The settings that differ from the saved config of the run and matter. UserError if that cannot be read."""
     path = folder / "config.yaml"
     if not path.exists():
         raise UserError(f"{folder} has checkpoints but no config.yaml, so the run cannot be continued safely")
@@ -233,11 +235,11 @@ def changed_settings(folder: Path, config: RunConfig) -> list[str]:
     except ConfigError:  # another version's: its classes may have moved, or were not written where there was one only
         with written_here(path):
             before = from_dict(with_classes_of(read_yaml(text, str(path)).data, after), type(config))
-    return differences(flatten(to_dict(before)), flatten(after))
+    return changed_values(flatten(to_dict(before)), flatten(after))
 
 
 def changed_data(folder: Path, config: RunConfig) -> list[str]:
-    """Which samples of the data set are not those that the run was trained on; none where it is gone, which is said."""
+    """The samples of the data set that have changed since the run was trained; for a missing one it only warns."""
     from worldsmith.data.stream.dataset_record import FILE, changed_samples
     from worldsmith.data.stream.errors import DataError
 
@@ -254,8 +256,8 @@ def indented(lines: Sequence[str]) -> str:
     return "\n".join(f"  {line}" for line in lines)
 
 
-def differences(before: dict[str, object], after: dict[str, object]) -> list[str]:
-    """`path: old -> new` for every value that differs and matters."""
+def changed_values(before: dict[str, object], after: dict[str, object]) -> list[str]:
+    """One line `path: old -> new` for every value that differs and matters."""
     paths = [path for path in [*before, *(p for p in after if p not in before)] if not is_free(path)]
     if not before.get(ADAPTERS) and not after.get(ADAPTERS):  # their settings have no effect
         paths = [path for path in paths if not path.startswith(ADAPTERS.removesuffix("enabled"))]
@@ -270,9 +272,9 @@ def is_free(path: str) -> bool:
     return any(path == free or path.startswith(f"{free}.") for free in FREE_TO_CHANGE)
 
 
-def bare(name: str) -> str:
+def strip_weight_prefix(name: str) -> str:
     return name.removeprefix(LIVE).removeprefix(AVERAGE)
 
 
-def listed(lines: Sequence[str]) -> list[str]:
+def shorten_lines(lines: Sequence[str]) -> list[str]:
     return [*lines[:SHOWN], *([f"  … and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else [])]

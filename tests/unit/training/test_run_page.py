@@ -16,7 +16,7 @@ import toy_runs
 
 from worldsmith.training.callbacks import run_page
 from worldsmith.training.callbacks.base import Callback
-from worldsmith.training.callbacks.run_page import RunPage
+from worldsmith.training.callbacks.run_reports import RunPage
 from worldsmith.training.run_config import default_callbacks
 from worldsmith.training.trainer import Outcome, Trainer
 
