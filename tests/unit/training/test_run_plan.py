@@ -16,7 +16,7 @@ import toy_runs
 from worldsmith.distributed.gpus import find_gpu
 from worldsmith.monitor.page.plan_check import plan_checks
 from worldsmith.monitor.page.run_files import read_run
-from worldsmith.training.callbacks import run_plan
+from worldsmith.training.callbacks import run_reports
 from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.callbacks.metrics import Metrics
 from worldsmith.training.callbacks.run_reports import RunPage, RunPlan, plan_command
@@ -49,7 +49,7 @@ def start(tmp_path: Path) -> Trainer:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_plan, "LOWEST", 1)
+    monkeypatch.setattr(run_reports, "LOWEST", 1)
 
 
 def said_of_the_plan(caplog: pytest.LogCaptureFixture) -> list[str]:
