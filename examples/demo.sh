@@ -26,4 +26,4 @@ step worldsmith dataset moving-shapes $data_folder "${data[@]}"
 step worldsmith train --sft-toml=examples/toml/sft_config/moving_shapes.toml "${train[@]}"
 step worldsmith export $run_folder --dtype float32 -o $run_folder/pipeline
 step worldsmith report $run_folder
-step worldsmith evaluate $run_folder/pipeline --untrained $run_folder --prompts $data_folder/prompts.jsonl --guidance 3 "${measure[@]}" -o $run_folder/evaluation
+step worldsmith evaluate $run_folder/pipeline --untrained $run_folder --prompts $data_folder/prompts.jsonl "${measure[@]}" -o $run_folder/evaluation

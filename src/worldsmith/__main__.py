@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import sys
+import time
 
 COLLECTED = (10_000, 10, 10)
 """Of `gc.set_threshold`: what is imported stays, and looking for garbage in it takes a sixth of the start of a run."""
@@ -16,6 +17,13 @@ def program() -> None:
         message = f"Python is too old: expected 3.11 or newer, found {found} ({sys.executable})."
         fix = "Run `make install` in the clone, or `python3.11 -m venv DIR` and `DIR/bin/pip install WHEEL`."
         print(f"worldsmith: error: {message} {fix}", file=sys.stderr)
+        sys.exit(2)
+    try:
+        time.time()
+    except OverflowError as error:  # each library that reads the time would end with a traceback
+        message = "the system clock is wrong: expected a date from 1678 to 2261, found one that Python cannot read"
+        fix = "Set the clock of this machine; `date` shows it."
+        print(f"worldsmith: error: {message} ({error}). {fix}", file=sys.stderr)
         sys.exit(2)
     gc.set_threshold(*COLLECTED)
     # Threads of torch that wait for each other sleep: spinning costs a busy machine several times the work itself.

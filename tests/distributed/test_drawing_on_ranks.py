@@ -55,7 +55,7 @@ def test_videos_are_those_of_one_process(folder: Path, tmp_path: Path, name: str
         assert examine(str(run / sample["file"]))[1].num_frames == common["num_frames"]
 
 
-@pytest.mark.parametrize("name", ["videos", "without_interval", "undecodable"])
+@pytest.mark.parametrize("name", ["videos", "without_interval", "undecodable", "failing"])
 def test_two_ranks_train_as_without(folder: Path, name: str) -> None:
     require_same_end(folder / name, folder / "without", step=2)
 
@@ -71,6 +71,22 @@ def test_what_fails_on_rank_0_alone_ends_no_run(folder: Path) -> None:
     assert read(folder / "undecodable") == []
     said = (folder / "undecodable/messages.jsonl").read_text()
     assert "no samples are drawn after step 0, the run goes on without them: OutOfMemoryError" in said
+
+
+def test_forward_passes_that_fail_end_no_run(folder: Path) -> None:
+    """In the middle of a layer on both ranks, then on rank 1 after the last layer."""
+    assert read(folder / "failing") == []
+    said = (folder / "failing/messages.jsonl").read_text()
+    assert (
+        "no samples are drawn after step 1, the run goes on without them: OutOfMemoryError: no memory is left" in said
+    )
+    assert "2 drawings of samples have failed" in said
+
+
+def test_a_rank_that_fails_while_the_other_waits_for_it_ends_the_run(folder: Path) -> None:
+    launch(Path(drawing_ranks.__file__), 2, [str(folder), "alone"], timeout=60)
+    assert (folder / "alone_1.txt").read_text() == "OutOfMemoryError: no memory is left on rank 1"
+    assert (folder / "alone_0.txt").read_text().startswith("RuntimeError")
 
 
 @pytest.mark.parametrize("name", ["answers", "answers_bfloat16"])

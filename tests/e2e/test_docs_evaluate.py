@@ -13,7 +13,7 @@ import torch
 from generator_run import write_generator_run
 from PIL import Image
 
-from worldsmith.actions.outputs.evaluation_file import figures_of
+from worldsmith.actions.outputs.evaluation_file import read_known
 from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
 from worldsmith.sampling.video_writer import read_image, write_mp4
@@ -130,10 +130,10 @@ def test_what_cannot_be_measured_is_refused_before_anything_is_made(
 
 def test_figures_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     file = tmp_path / "evaluation.json"
-    assert figures_of(file, "s") == {}
+    assert read_known(file, "s") == {}
     known = {"signature": "s", "figures": {}}
     damaged = {"signature": "s", "figures": {"psnr": {"not_measured": {"a": 1}}}}
     for text in ("{", "[1]", '{"signature": "s"}', json.dumps(known), json.dumps(damaged)):
         file.write_text(text)
         with pytest.raises(UserError, match=r"evaluation.json.* remove it, and the videos are measured again"):
-            figures_of(file, "s")
+            read_known(file, "s")

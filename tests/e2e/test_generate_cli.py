@@ -68,7 +68,7 @@ def test_export_then_generate(run_folder: Path, tmp_path: Path, capsys: pytest.C
     assert [first["sources"][name] for name in ("seed", "num_frames", "guidance")] == [
         "flag",
         "as trained",
-        "text2video",
+        "as trained",
     ]
 
 

@@ -89,7 +89,7 @@ def test_one_ctrl_c_is_acknowledged_and_the_last_line_resumes_the_run(tmp_path: 
         finally:
             process.kill()
     assert process.returncode == PREEMPTED
-    assert STOP_NOTICE in said.splitlines()
+    assert f"\n{STOP_NOTICE}\n" in said
     (run,) = (tmp_path / "out/tests/tiny").iterdir()
     resume = said.splitlines()[-1]
     assert shlex.split(resume) == [*command, "--job.name", run.name, "--", "trainer.max_iter=200000"]

@@ -102,3 +102,7 @@ def test_the_make_targets_that_it_names_exist() -> None:
 def test_links_lead_somewhere() -> None:
     for link in re.findall(r"\]\((?!http)([^)]+)\)", README):
         assert (ROOT / link.partition("#")[0]).exists(), link
+
+
+def test_the_cpu_build_of_torch_is_named_before_the_first_command_that_installs_it() -> None:
+    assert README.index("PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu") < README.index("```bash\nmake demo")

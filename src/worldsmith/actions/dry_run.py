@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.config.declare.ranges import Count
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.draft import Loaded
+from worldsmith.config.tree.paths import Path as Keys
 from worldsmith.config.tree.references import resolve
 from worldsmith.distributed.gpus import Gpu, find_gpu, word_of_device
 from worldsmith.distributed.world import World, device_remarks, launched_as, present_device
@@ -70,7 +71,8 @@ class DryRun(RunAction):
         if complete is not None:
             yield complete
         else:
-            yield from plan_run(tree, folder, world_size=processes, resume_changed=self.config.resume_changed)
+            changed, variables = self.config.resume_changed, self.loaded.variables
+            yield from plan_run(tree, folder, world_size=processes, resume_changed=changed, variables=variables)
             yield from step_plan_lines(tree, processes, gpu)
 
 
@@ -104,7 +106,12 @@ class Rehearse(RunAction):
 
 
 def plan_run(
-    config: Trainer.Config, run_folder: Path, *, world_size: int, resume_changed: bool = False
+    config: Trainer.Config,
+    run_folder: Path,
+    *,
+    world_size: int,
+    resume_changed: bool = False,
+    variables: Mapping[Keys, str] | None = None,
 ) -> Iterator[str]:
     """The lines of the plan, as they become known. Raises what the run itself would raise before its first step.
 
@@ -115,7 +122,7 @@ def plan_run(
     from worldsmith.training.validation import Validator
 
     degrees = plan_degrees(config.model.config, world_size)
-    require_files(config, run_folder)
+    require_files(config, run_folder, variables=variables)
     place = nearest_folder(run_folder)
     checkpoint = find_latest(run_folder / "checkpoints", World())
     changes = [] if checkpoint is None else require_same_run(run_folder, config, resume_changed=resume_changed)

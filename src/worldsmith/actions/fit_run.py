@@ -70,17 +70,16 @@ class Progress:
     every few seconds."""
 
     def __init__(self, clock: Clock) -> None:
-        self.clock, self.tried, self.said_at = clock, 0, -EVERY
+        self.clock, self.said_at = clock, -EVERY
 
     def __call__(self, text: str) -> None:
-        self.tried += 1
-        line = f"{self.tried}, {self.clock.spent:.0f} of {self.clock.budget:.0f} s: {text}"
+        line = f"trying, {self.clock.spent:.0f} of {self.clock.budget:.0f} s of processor time: {text}"
         if sys.stderr.isatty():
             width = terminal_width(sys.stderr) or WIDTH
             print(f"\r\033[K{line[: width - 1]}", end="", file=sys.stderr, flush=True)
         elif time.monotonic() - self.said_at >= EVERY:
             self.said_at = time.monotonic()
-            print(f"trying setting {line}", file=sys.stderr, flush=True)
+            print(line, file=sys.stderr, flush=True)
 
     def end(self) -> None:
         """Clears the line of a terminal."""

@@ -47,7 +47,7 @@ class VideoAction(WritingAction):
         steps: Annotated[int, Range(ge=1, le=NOISE_LEVELS)] | None = None
         """Sampling steps; null: the model's own, such as 35."""
         guidance: Factor | None = None
-        """Scale of classifier-free guidance, 1 = off; null: the model's own, such as 6."""
+        """Scale of classifier-free guidance, 1 = off; null: the scale of the run's samples, else the family's."""
         dynamic_guidance: DynamicGuidance | None = None
         """How the scale changes from step to step; null: the model's own. Not all families have it."""
         shift: PositiveFactor | None = None

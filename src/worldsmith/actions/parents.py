@@ -26,6 +26,7 @@ from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT, RUN_CONFIG
 from worldsmith.config.errors import UserError
 from worldsmith.config.text_file import read_config_text
 from worldsmith.config.tree.plain import flatten
+from worldsmith.config.tree.suggest import did_you_mean_folder
 from worldsmith.config.yaml.text import read_yaml
 from worldsmith.files.adapter_folder import ADAPTER_CONFIG, base_of_adapter
 from worldsmith.files.fingerprint import LINEAGE, fingerprint, is_record
@@ -119,7 +120,7 @@ def find_place(name: str, label: str = PARENT) -> Path:
     if not found:
         raise UserError(
             f"{label} {name}: there is no such folder, no run of this name below {root}, and no record with this id "
-            "there; give a path"
+            f"there; give a path{did_you_mean_folder(path)}"
         )
     return one_of(found, f"{label} {name}", "call it by its path")
 

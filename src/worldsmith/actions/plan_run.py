@@ -48,7 +48,7 @@ class PlanRun(RunAction):
         """all clips and captions are in the latent cache before the run, by `worldsmith encode`: no encoder is on its
         GPUs"""
         fit: bool = False
-        """look for settings with which it fits, or is faster, and print the three best as override words:
+        """look for settings with which it fits, or is faster, and print up to three, the best first, as override words:
         recomputation, packs, degrees, encoding first, formats, adapters, smaller clips; takes a minute"""
         output: str | None = None
         """with --fit: write the best as a run, .yaml or .json"""

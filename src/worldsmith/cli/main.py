@@ -47,16 +47,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command. Returns its exit code: 0 done, 2 a mistake of the user, 130 interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        return dispatch(words)
+        try:
+            code = dispatch(words)
+        except SystemExit as stop:  # argparse: help is 0, a wrong flag is 2
+            code = stop.code if isinstance(stop.code, int) else 2
+        print(end="", flush=True)
+        return code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader, such as `head`, has gone: nothing is left to say, also not at interpreter exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader, such as `head`, has gone: nothing is left to say
+        discard_output()
         return 141
-    except SystemExit as stop:  # argparse: help is 0, a wrong flag is 2
-        return stop.code if isinstance(stop.code, int) else 2
+    except OSError as error:
+        discard_output()
+        return fail(f"standard output: {file_error(error)}")
+
+
+def discard_output() -> None:
+    """What is still buffered for standard output must not fail when the interpreter exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def dispatch(words: list[str]) -> int:

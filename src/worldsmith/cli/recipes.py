@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import textwrap
 from typing import Any
 
@@ -21,10 +20,10 @@ from worldsmith.config.write.values import LAUNCH_WORD, write
 from worldsmith.models.model import Model
 from worldsmith.monitor.terminal_text import print_text, print_warning, text_width
 
-HELP = "List the recipes with task, model, size, data and what they start from; or show one and what it changes."
-_ENVIRONMENT = re.compile(r"\$\{oc\.env:(\w+)[^}]*\}")
-SIZE = 3
-"""The column of numbers."""
+HELP = "List the recipes with model, task, size and what they start from; or one with data and changes."
+UNBROKEN = "\N{NO-BREAK SPACE}"
+DETAILS = " " * 6
+"""Indentation of the description of a recipe."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -116,24 +115,33 @@ def _shown(tree: Config, path: Path) -> str:
 
 
 def print_list(found: list[dict[str, Any]]) -> None:
-    """A line of facts and one of words for each recipe. Lines break between words, so that names can be copied."""
-    width = text_width()
-    rows = [
-        (
-            *(entry["name"], entry["task"], entry["model"], short(entry["parameters"])),
-            f"from {entry['starts_from']}" if entry["starts_from"] else "",
-            _ENVIRONMENT.sub(r"$\1", entry["data"] or ""),
-        )
-        for entry in found
-    ]
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    for row, entry in zip(rows, found):
-        cells = [cell.rjust(size) if n == SIZE else cell.ljust(size) for n, (cell, size) in enumerate(zip(row, widths))]
-        for text in ("  ".join(cells).rstrip(), f"    {entry['doc']}"):
-            wrapped = textwrap.wrap(
-                text, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
-            )
-            print(*wrapped, sep="\n")
+    """Prints the recipes by model: a line with name, size and parent, and the description below it.
+
+    Lines break between words, and never between `from` and the name of the parent.
+    """
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for entry in found:
+        groups.setdefault((entry["model"], entry["task"]), []).append(entry)
+    for number, ((model, task), entries) in enumerate(groups.items()):
+        print(*[""] * (number > 0), f"{model}, task {task}:", sep="\n")
+        names, sizes = [entry["name"] for entry in entries], [short(entry["parameters"]) for entry in entries]
+        for entry, name, size in zip(entries, names, sizes):
+            row = f"{name:<{max(map(len, names))}}  {size:>{max(map(len, sizes))}}"
+            parent = f"  from{UNBROKEN}{entry['starts_from']}" if entry["starts_from"] else ""
+            print(*wrap(row + parent, "  "), *wrap(entry["doc"], DETAILS), sep="\n")
+
+
+def wrap(text: str, indent: str) -> list[str]:
+    """The lines of a text, as wide as the terminal; words are not broken."""
+    lines = textwrap.wrap(
+        text.rstrip(),
+        text_width(),
+        initial_indent=indent,
+        subsequent_indent=DETAILS,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [line.replace(UNBROKEN, " ") for line in lines]
 
 
 def short(number: int | None) -> str:

@@ -97,9 +97,10 @@ def run(args: argparse.Namespace) -> int:
         logging.getLogger("worldsmith").info("note: this trains once; `%s` searches for settings", command)
     if args.dryrun:
         asked = {"resume_changed": args.resume_changed, "gpus": args.gpus, "gpu": args.gpu}
-        return dryrun(loaded.tree, show_tree=args.show_tree, **asked)
+        return dryrun(loaded, show_tree=args.show_tree, **asked)
     follow_launcher()
-    launch = Launch(config_path=loaded.source, overrides=words, origins=describe_origins(loaded) if is_main else None)
+    origins = describe_origins(loaded) if is_main else None
+    launch = Launch(config_path=loaded.source, overrides=words, origins=origins, variables=loaded.variables)
     return train(loaded.tree, launch, resume_changed=args.resume_changed)
 
 
@@ -127,7 +128,7 @@ def refuse_ignored(args: argparse.Namespace) -> None:
         )
 
 
-def dryrun(tree: Trainer.Config, *, show_tree: bool, **asked: Any) -> int:
+def dryrun(loaded: Loaded, *, show_tree: bool, **asked: Any) -> int:
     """Prints the plan, or why the run would not start, and with `show_tree` the resolved tree after the plan.
 
     `asked` are settings of the dry run.
@@ -135,8 +136,8 @@ def dryrun(tree: Trainer.Config, *, show_tree: bool, **asked: Any) -> int:
     from worldsmith.actions.dry_run import DryRun
 
     with mistakes_of_the_user():
-        code = show(DryRun.Config(**asked).build(run=Loaded(tree)).run())
-    print(f"---\n{to_yaml(tree)}" if show_tree else "", end="")
+        code = show(DryRun.Config(**asked).build(run=loaded).run())
+    print(f"---\n{to_yaml(loaded.tree)}" if show_tree else "", end="")
     return code
 
 

@@ -176,6 +176,13 @@ def blamed_line(error: BaseException) -> Place | None:
     return Place(own[-1].filename, own[-1].lineno, 1, len(line), line or None)
 
 
+def raise_interrupt(error: BaseException) -> None:
+    """Raises `error` again if it is Ctrl-C. Any other error of a user's code is a mistake in that code, a SystemExit or
+    an own subclass of KeyboardInterrupt included."""
+    if type(error) is KeyboardInterrupt:
+        raise error
+
+
 def code_problem(what: str, error: BaseException, path: str = "") -> Problem:
     """What a user reads of an error in such code, in place of a traceback."""
     return Problem(path, f"{what}: {type(error).__name__}: {error}", place=blamed_line(error))

@@ -8,11 +8,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
 
 from worldsmith.distributed.world import ensure_process_group
 
@@ -81,3 +83,30 @@ def reduce_gradients(network: nn.Module, *, last: bool, every_pack: bool) -> Non
     if isinstance(network, FSDPModule):
         network.set_requires_gradient_sync(last or every_pack)
         network.set_requires_all_reduce(last)
+
+
+def forget_failed_forward(network: nn.Module) -> None:
+    """Brings a network back to its sharded weights after an exception in a forward pass.
+
+    Without that, the layer in which the pass has failed keeps the weights that it had there, and the next backward pass
+    leaves out its gradients.
+    """
+    if isinstance(network, FSDPModule) and network._get_fsdp_state()._is_root is not None:  # None before the first pass
+        network.reset_iter_state()
+
+
+def count_collectives(network: nn.Module, world: World) -> int:
+    """Number of collectives that this process has started, in all groups that take part in forward passes.
+
+    After a failure, ranks with other numbers cannot go on: their next collectives would not be the same ones.
+    """
+    mesh = next((p.device_mesh for p in network.parameters() if isinstance(p, DTensor)), None)
+    groups = {dist.group.WORLD, world.context_group, *(mesh.get_all_groups() if mesh is not None else ())}
+    backends: list[Any] = [
+        group._get_backend(device)
+        for group in groups
+        if group is not None
+        for device in group._device_types
+        if device.type in ("cpu", torch.device(world.device).type)
+    ]
+    return sum(backend._get_sequence_number_for_group() for backend in backends)

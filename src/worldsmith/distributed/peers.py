@@ -102,13 +102,13 @@ class SideGroup(Peers):
     All ranks build it together.
     """
 
-    def __init__(self, rank: int, size: int) -> None:
+    def __init__(self, rank: int, size: int, *, patience: timedelta = PATIENCE) -> None:
         super().__init__(rank, size)
         self._group: ProcessGroup | None = None
         if size > 1:
             import torch.distributed as dist
 
-            self._group = dist.new_group(backend="gloo", timeout=PATIENCE)
+            self._group = dist.new_group(backend="gloo", timeout=patience)
 
     def exchange(self, kind: Kind, payload: bytes | list[bytes] | None, error: Exception | None) -> Any:
         import torch.distributed as dist

@@ -18,8 +18,8 @@ logger = logging.getLogger(__name__)
 
 PREEMPTED = 75
 """Exit code of a run that was asked to stop and has saved: start the same command again to go on (EX_TEMPFAIL)."""
-STOP_NOTICE = "Stopping after this step, saving a checkpoint. Press Ctrl-C again to quit without saving."
-"""Answer of a run to Ctrl-C."""
+STOP_NOTICE = "Stopping after this step, saving a checkpoint.\nPress Ctrl-C again to quit without saving."
+"""Answer of a run to Ctrl-C, in lines that fit any terminal: the signal handler wraps nothing."""
 SAME_PRESS = 1.0
 """Seconds within which a second SIGINT is the same one: a terminal sends it to all processes, and torchrun again."""
 
@@ -32,7 +32,7 @@ class StopSignals:
     """
 
     def __init__(self, file: Path | None = None, *, notice: str = "") -> None:
-        """`notice` is printed as one line as soon as the first SIGINT arrives."""
+        """`notice` is printed as soon as the first SIGINT arrives."""
         self.file = file
         self.notice = notice
         self.received: str | None = None

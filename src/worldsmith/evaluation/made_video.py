@@ -31,6 +31,8 @@ class MadeVideo:
     """Frames at the beginning that the sample was given."""
     source: Path | None
     """The real video, from the same first frame on."""
+    is_real: bool = False
+    """Whether `video` is the real video."""
 
     @property
     def name(self) -> str:
@@ -40,9 +42,16 @@ class MadeVideo:
         """The same, of which nothing is in memory; what is read through it goes with it."""
         return replace(self)
 
+    def as_real(self) -> MadeVideo | None:
+        """The real video as a sample of its own; None if it is not known or cannot be compared."""
+        sample = replace(self, is_real=True)
+        return None if isinstance(sample.real, str) else sample
+
     @cached_property
     def video(self) -> Tensor:
         """uint8 [3, T, H, W]."""
+        if self.is_real and not isinstance(self.real, str):
+            return self.real
         return read_condition(str(self.file), self.args["num_frames"])
 
     @cached_property

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
-from worldsmith.evaluation.video_figures import luma
+from worldsmith.evaluation.image_quality import luma
 
 BLOCK, REACH, LARGEST = 8, 8, 256
 """Side of a block and the farthest match, in pixels of frames whose short side is below 2·LARGEST after shrinking."""

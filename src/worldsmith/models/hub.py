@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from worldsmith.config.tree.suggest import did_you_mean_folder
+
 SECONDS = 5.0
 """How long the hub may take for each answer."""
 TOKEN = "HF_TOKEN"
@@ -88,8 +90,9 @@ def explained(hub: HubName, field: str) -> Iterator[None]:
         reason, cause = str(error), None  # no cause: the repository was reached
     except (HTTPError, OSError) as error:
         reason, cause = why_refused(hub, error), error
+    none = f"none in {os.getcwd()}{did_you_mean_folder(hub.repo)}"
     raise FileNotFoundError(
-        f"{field} {hub}: {LOOKED} '{hub.repo}' (none in {os.getcwd()}), for the Hugging Face cache "
+        f"{field} {hub}: {LOOKED} '{hub.repo}' ({none}), for the Hugging Face cache "
         f"(not in {constants.HF_HUB_CACHE}), and for the hub: {reason}"
     ) from cause
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from worldsmith.assets import asset_path
+from worldsmith.config.tree.suggest import did_you_mean_folder
 from worldsmith.files.errors import UserError
 from worldsmith.files.json_file import kind_of, read_json_object
 from worldsmith.files.model_folder import listed_files
@@ -91,7 +92,8 @@ def find_local(name: str, *, file_patterns: Sequence[str], field: str) -> Path |
             )  # fmt: skip
         return path
     if hub is None:
-        raise FileNotFoundError(f"{field} {name}: no such folder{_why_not_on_the_hub(name)}")
+        advice = did_you_mean_folder(path) or _why_not_on_the_hub(name)
+        raise FileNotFoundError(f"{field} {name}: no such folder{advice}")
     return cached(hub, file_patterns) or hub
 
 

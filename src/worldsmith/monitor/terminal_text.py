@@ -47,7 +47,8 @@ def text_width() -> int:
 def fit_width(text: str, width: int | None) -> str:
     """The text with all lines wrapped that are wider than `width`, between words; None: as it is.
 
-    The text of a second column stays in it. Words that are wider, lines of files and commands are not broken.
+    The text of a second column stays in it. Words that are wider, lines of files and commands are not broken. A word
+    that fits a line but not its column is indented less.
     """
     if width is None:
         return text
@@ -62,16 +63,23 @@ def _wrap(line: str, width: int) -> list[str]:
     hanging = found.end() if found["plain"] is None else len(found["plain"]) + 4
     if hanging > width // 2:
         hanging = len(found["indent"] or found["plain"] or "") + 4
+    hanging = min(hanging, width // 2)
     wrapped = textwrap.wrap(
         line,
         width,
-        subsequent_indent=" " * min(hanging, width // 2),
+        subsequent_indent=" " * hanging,
         expand_tabs=False,
         replace_whitespace=False,
         break_long_words=False,
         break_on_hyphens=False,
     )
-    return [part.rstrip() for part in wrapped] or [line]
+    return [_fit_word(part.rstrip(), width, hanging) for part in wrapped] or [line]
+
+
+def _fit_word(line: str, width: int, hanging: int) -> str:
+    """The line; one that is too wide, which is a single word such as a path, with as little indentation as it needs."""
+    word = line.strip()
+    return line if len(line) <= width else word.rjust(min(width, hanging + len(word)))
 
 
 def print_text(text: str) -> None:

@@ -1,6 +1,7 @@
 """`quick_plan`: what a process holds of the weights and their states, and the size of a checkpoint: by arithmetic.
 
-Nothing here imports torch, unless the model's family does not know the shapes of its parameters without a network.
+Nothing here imports torch, unless the model's family does not know the shapes of its parameters without a network, or a
+setting of the optimizer may change its state (`training.optimizer:parameter_state`).
 """
 
 from __future__ import annotations

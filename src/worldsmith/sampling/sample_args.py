@@ -207,7 +207,7 @@ def decided(
         fps=float(fps),
         seed=chooser.pick("seed", (0, "default")),
         num_steps=chooser.pick("num_steps", (own.steps, mode)),
-        guidance=chooser.pick("guidance", (own.guidance, mode)),
+        guidance=chooser.pick("guidance", (own.guidance, told_by if told is defaults else mode)),
         shift=None if shift is None else float(shift),
         image_save_quality=chooser.pick("image_save_quality", (95, "default")),
         scheduler=chooser.pick("scheduler", (own.scheduler, told_by)),

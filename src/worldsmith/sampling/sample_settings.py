@@ -55,7 +55,7 @@ class SampleSettings(Config):
     num_steps: Annotated[int, Range(ge=1, le=NOISE_LEVELS)] | None = None
     """Sampling steps; null: the family's, such as 35 or 50."""
     guidance: Factor | None = None
-    """Scale of classifier-free guidance, 1 = off; null: the family's, such as 6."""
+    """Scale of classifier-free guidance, 1 = off; null: the scale of the run's samples, else the family's."""
     dynamic_guidance: DynamicGuidance | None = None
     """How the scale changes: off, by_timestep (as published: it swings between 1 and 1 + guidance), or by_step (it
     grows from 1 to there); null: the family's. Not all families have it."""

@@ -5,7 +5,7 @@ A component says so itself: `check_files` of its Config raises for what is missi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import NoneType
@@ -30,12 +30,17 @@ if TYPE_CHECKING:
 
 
 def check_files(
-    config: RunConfig, run_folder: Path | None = None, *, mistakes: Sequence[Problem] = ()
+    config: RunConfig,
+    run_folder: Path | None = None,
+    *,
+    mistakes: Sequence[Problem] = (),
+    variables: Mapping[Keys, str] | None = None,
 ) -> list[Problem]:
     """What is wrong with the files that a run reads and with its folder, in the order of the tree.
 
     A run that goes on from a checkpoint with all its weights does not need those that it started from. `mistakes` are
-    those of a tree that is resolved apart from them: what they leave unsaid is not looked for.
+    those of a tree that is resolved apart from them: what they leave unsaid is not looked for. `variables` are the
+    environment variables that gave values of the config, which messages about these values name.
     """
     config = config if mistakes else resolve(config)
     wrong = [problem.keys for problem in mistakes if problem.path]
@@ -59,11 +64,20 @@ def check_files(
         try:
             look()
         except (UserError, DataError, OSError, ValueError) as error:
-            problems.append(Problem(format_path(path), str(error)))
+            problems.append(Problem(format_path(path), name_variable(str(error), config, path, variables or {})))
         except Exception:
             if not mistakes:  # it was not made for values that are wrong
                 raise
     return problems
+
+
+def name_variable(message: str, config: RunConfig, section: Keys, variables: Mapping[Keys, str]) -> str:
+    """The message about a section, with the environment variable that gave the value in the message."""
+    for path, name in variables.items():
+        value = find(config, path) if path[: len(section)] == section else None
+        if isinstance(value, str) and value and value in message:
+            return f"{message} ({format_path(path)} is the value of the environment variable {name})"
+    return message
 
 
 def lacks_text(config: RunConfig, section: Keys, wrong: Sequence[Keys]) -> bool:
@@ -78,10 +92,15 @@ def require_start(config: RunConfig) -> None:
         require_weights(start.path, field=start.field.removeprefix("checkpoint."), family=config.model.name)
 
 
-def require_files(config: RunConfig, run_folder: Path, world: World | None = None) -> None:
+def require_files(
+    config: RunConfig,
+    run_folder: Path,
+    world: World | None = None,
+    variables: Mapping[Keys, str] | None = None,
+) -> None:
     """Raises UserError, on all ranks, that lists all that `check_files` finds; process 0 looks."""
     world = world or World()
-    problems = world.broadcast(check_files(config, run_folder) if world.is_main else None)
+    problems = world.broadcast(check_files(config, run_folder, variables=variables) if world.is_main else None)
     lines = [f"{problem.path}: {problem.message}" for problem in problems]
     if len(lines) > 1:
         lines = [f"{len(lines)} things are missing or wrong:", *(f"  {line}" for line in lines)]

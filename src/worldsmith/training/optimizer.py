@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import logging
 from collections.abc import Iterable
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from worldsmith.config import Configurable, wrong
 from worldsmith.config.declare.ranges import DecayRate, Factor, Length
 from worldsmith.config.declare.search import Popular, Search
+from worldsmith.config.tree.plain import class_defaults
 from worldsmith.models.lora import is_adapter
 from worldsmith.models.parameter_names import native_parameters
 
@@ -20,6 +22,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+PATTERNS = ("keys_to_select", "lr_multipliers", "keys_without_decay")
+"""Fields that hold substrings of parameter names."""
+STATE_UNCHANGED = ("lr", "betas", "eps", "weight_decay", "decay_vectors", "fused", *PATTERNS)
+"""Fields that do not change which state the optimizer keeps. torch is asked about all others."""
+
 
 @dataclass(frozen=True, slots=True)
 class ParameterGroup:
@@ -28,6 +35,16 @@ class ParameterGroup:
     lr: float
     weight_decay: float
     names: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterState:
+    """Optimizer state of one parameter after its first step."""
+
+    element_bytes: tuple[int, ...]
+    """Bytes per element of each tensor that has the parameter's shape, such as `exp_avg`."""
+    other_bytes: tuple[int, ...]
+    """Bytes of each other tensor, such as `step`."""
 
 
 class AdamW(Configurable):
@@ -62,7 +79,7 @@ class AdamW(Configurable):
         """Factor of `lr` for parameters whose name contains the substring; the first that fits decides."""
 
         def check(self) -> None:
-            for name in ("keys_to_select", "lr_multipliers", "keys_without_decay"):
+            for name in PATTERNS:
                 if "" in getattr(self, name):
                     raise wrong(self, name, why="an empty pattern fits every parameter", remedy="remove it")
 
@@ -164,6 +181,32 @@ def build_adamw(groups: list[dict[str, Any]], config: AdamW.Config) -> Any:
     if config.fused and lacking:
         logger.warning("optimizer.fused: there is no fused AdamW for %s; the plain one is used", ", ".join(lacking))
     return torch.optim.AdamW(groups, fused=config.fused and not lacking, **options)
+
+
+def parameter_state(config: AdamW.Config, bytes_per_element: int) -> ParameterState:
+    """Which state the optimizer keeps of a parameter in float32 or bfloat16.
+
+    Imports torch only if a setting differs from its default that may change the state: a parameter of 64 elements makes
+    one step then.
+    """
+    defaults = class_defaults(type(config))
+    if all(getattr(config, name) == defaults[name] for name in defaults.keys() - STATE_UNCHANGED):
+        return ParameterState((bytes_per_element,) * 2, (4,))
+    import torch
+
+    settings = copy.deepcopy(config)
+    settings.fused = False
+    for name in PATTERNS:
+        setattr(settings, name, type(getattr(settings, name))())
+    network = torch.nn.Linear(8, 8, False, "cpu", torch.float32 if bytes_per_element == 4 else torch.bfloat16)
+    network.weight.grad = torch.zeros_like(network.weight)
+    optimizer = settings.build(network=network).optimizer
+    optimizer.step()
+    state = [value for value in optimizer.state[network.weight].values() if torch.is_tensor(value)]
+    return ParameterState(
+        tuple(value.element_size() for value in state if value.shape == network.weight.shape),
+        tuple(value.nbytes for value in state if value.shape != network.weight.shape),
+    )
 
 
 def has_fused_kernel(device: torch.device, dtype: torch.dtype) -> bool:

@@ -23,6 +23,7 @@ from worldsmith.checkpoint.run.folders import POINTER, checkpoint_folders
 from worldsmith.checkpoint.run.frozen_weights import LOAD_REPORT
 from worldsmith.checkpoint.run.save_error import SaveError
 from worldsmith.config.errors import UserError
+from worldsmith.config.tree.paths import Path as Keys
 from worldsmith.config.tree.plain import to_dict, to_yaml
 from worldsmith.distributed.world import World
 from worldsmith.files.atomic import write_text
@@ -58,6 +59,8 @@ class Launch:
     overrides: Sequence[str] = ()
     origins: Mapping[str, Mapping[str, Any]] | None = None
     """Who wrote each value of the config, as `worldsmith.config.write.origins` has it; None: not known."""
+    variables: Mapping[Keys, str] | None = None
+    """Names of the environment variables that gave values of the config; None: not known."""
 
 
 def output_root() -> Path:

@@ -1,23 +1,25 @@
 """What a process holds of weights, gradients, moments and average, to the byte, and a checkpoint: by arithmetic alone.
 
 Sharding cuts the first axis of each weight into equal chunks, the last ones shorter or empty. FSDP2 keeps chunks of
-weights and gradients padded to the first one's size; moments and averages are not padded. Nothing here imports torch.
+weights and gradients padded to the first one's size; optimizer states and averages are not padded. torch is imported
+only for settings of the optimizer that may change its state.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from worldsmith.config.tree.degrees import Degrees
 from worldsmith.models.weights.table import Weight
+from worldsmith.training.optimizer import ParameterState, parameter_state
 from worldsmith.training.parallel import is_sharded
 
 if TYPE_CHECKING:
     from worldsmith.models.model import Model
-    from worldsmith.training.trainer import Trainer
+    from worldsmith.training.run_config import RunConfig
 
 FLOAT32 = 4
 """Bytes of a number: of averages, of adapters, and of all that is reduced over processes."""
@@ -60,7 +62,7 @@ class StateBytes:
         return sum(self.parts.values())
 
 
-def state_bytes(table: Mapping[str, Weight], run: Trainer.Config, degrees: Degrees, rank: int = 0) -> StateBytes:
+def state_bytes(table: Mapping[str, Weight], run: RunConfig, degrees: Degrees, rank: int = 0) -> StateBytes:
     """Of one process; the first has the most. `table`: see `models.weights.table`."""
     model: Model.Config = run.model.config
     size = degrees.replicate * degrees.weights
@@ -71,7 +73,11 @@ def state_bytes(table: Mapping[str, Weight], run: Trainer.Config, degrees: Degre
         share(weight, shares) * bytes_per_number(weight, model) if weight.held is None else weight.held
         for weight in table.values()
     )
-    moments = sum(2 * share(weight, shares, place) * bytes_per_number(weight, model) + FLOAT32 for weight in moved)
+    states = optimizer_states(moved, run)
+    moments = sum(
+        share(weight, shares, place) * sum(state.element_bytes) + sum(state.other_bytes)
+        for weight, state in zip(moved, states, strict=True)
+    )
     accumulated = 0
     if run.trainer.grad_accum_iter > 1:
         if not is_sharded(model, size):
@@ -99,6 +105,13 @@ def share(weight: Weight, shares: int, place: int = 0) -> int:
 
 def bytes_per_number(weight: Weight, model: Model.Config) -> int:
     return FLOAT32 if weight.exact or model.parallelism.fsdp_master_dtype == "float32" else 2
+
+
+def optimizer_states(weights: Sequence[Weight], run: RunConfig) -> list[ParameterState]:
+    """Optimizer state of each of the trained weights."""
+    sizes = [bytes_per_number(weight, run.model.config) for weight in weights]
+    states = {size: parameter_state(run.optimizer, size) for size in set(sizes)}
+    return [states[size] for size in sizes]
 
 
 def is_averaged(weight: Weight, model: Model.Config) -> bool:
@@ -129,27 +142,28 @@ class CheckpointBytes:
 
 
 def checkpoint_bytes(
-    table: Mapping[str, Weight], run: Trainer.Config, degrees: Degrees, *, gpus: bool = True
+    table: Mapping[str, Weight], run: RunConfig, degrees: Degrees, *, gpus: bool = True
 ) -> CheckpointBytes:
     """Of a run that has made a step. `gpus`: its processes have one each, whose random states are saved."""
     model: Model.Config = run.model.config
     saved = [weight for weight in table.values() if weight.trained or run.checkpoint.save_weights == "all"]
     averaged = [weight for weight in saved if is_averaged(weight, model)]
     moved = [weight for weight in table.values() if weight.trained and weight.reached]
+    states = list(zip(moved, optimizer_states(moved, run), strict=True))
     processes, shares = degrees.replicate * degrees.weights, degrees.weights
     best, scaler = 4 * (run.checkpoint.keep_best is not None), 0
     if model.precision == "float16" and run.trainer.loss_scale.growth_interval:
         scaler = 2
-    states = 5 + gpus
+    random_states = 5 + gpus
     return CheckpointBytes(
         weights=sum(weight.numbers * bytes_per_number(weight, model) for weight in saved),
         average=FLOAT32 * sum(weight.numbers for weight in averaged),
-        moments=sum(2 * weight.numbers * bytes_per_number(weight, model) + FLOAT32 for weight in moved),
+        moments=sum(weight.numbers * sum(state.element_bytes) + sum(state.other_bytes) for weight, state in states),
         other=COUNTER * (5 + best + scaler) + processes * (RANDOM + RANDOM_GPU * gpus),
-        pieces=sum(chunks(weight, shares) for weight in [*saved, *averaged, *moved, *moved])
-        + len(moved)
+        pieces=sum(chunks(weight, shares) for weight in [*saved, *averaged])
+        + sum(len(state.element_bytes) * chunks(weight, shares) + len(state.other_bytes) for weight, state in states)
         + (5 + best + scaler)
-        + processes * states,
+        + processes * random_states,
     )
 
 

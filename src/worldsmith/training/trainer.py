@@ -87,7 +87,7 @@ class Trainer(Configurable):
                 self._warn("%s", note)
             config.job.name, config.job.resume_newest = self.run_folder.name, False
         require_same_config(self.world, config)
-        require_files(config, self.run_folder, self.world)
+        require_files(config, self.run_folder, self.world, launch.variables if launch else None)
         require_memory(config, self.world)
         self.lock = RunLock(self.run_folder, self.world)
         self.failed_saves = 0

@@ -81,6 +81,23 @@ def test_what_was_measured_is_added_and_the_export_stays_whole(tmp_path: Path) -
         export_native(StartWeights(spec, 1), spec, out, defaults=LARGE)
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_changed_byte_makes_an_export_incomplete(tmp_path: Path, name: str) -> None:
+    out = tmp_path / "out"
+    export(out, SMALL)
+    spec = spec_of(QWEN)
+    spec.config.text_tokenizer.path = str(asset_path("tiny_tokenizer"))
+    spec.config.tokenizer.vae_path = str(asset_path("tiny_vae"))
+    assert not export_native(StartWeights(spec, 0), spec, out, defaults=SMALL)
+    content = bytearray((out / name).read_bytes())
+    content[-3] ^= 1
+    (out / name).write_bytes(content)
+    with pytest.raises(FileExistsError, match=rf"damaged \(.*{name}.*\); use --force to replace it"):
+        export_native(StartWeights(spec, 0), spec, out, defaults=SMALL)
+    assert export_native(StartWeights(spec, 0), spec, out, defaults=SMALL, force=True)
+    assert not export_native(StartWeights(spec, 0), spec, out, defaults=SMALL)
+
+
 def test_a_card_that_somebody_has_edited_is_left_alone(tmp_path: Path) -> None:
     out = tmp_path / "out"
     export(out, SMALL)

@@ -75,6 +75,17 @@ def test_a_second_export_does_nothing_and_another_one_needs_force(folder):
     assert json.loads((folder / "adapter_config.json").read_text())["lora_alpha"] == 7
 
 
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_config.json", "manifest.json"])
+def test_an_export_with_a_changed_byte_is_not_called_complete(folder, name):
+    content = bytearray((folder / name).read_bytes())
+    content[-3] ^= 1
+    (folder / name).write_bytes(content)
+    with pytest.raises(FileExistsError, match=rf"missing or changed files \(.*{name}.*\); use --force to replace it"):
+        export_adapter(adapters(), folder, alpha=6)
+    assert export_adapter(adapters(), folder, alpha=6, force=True)
+    assert not export_adapter(adapters(), folder, alpha=6)
+
+
 @pytest.mark.parametrize(
     ("base", "name", "revision"),
     [

@@ -200,3 +200,28 @@ def test_check_of_files_tells_all_that_is_missing_in_one_report(
     for found in ("'lrr'", "keys_to_skip_loading", "encode_window", "WS_NONE", "checkpoint: ", str(tmp_path / "file")):
         assert found in err
     assert "/data" not in err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["config", "check", "moving_shapes", "--files"],
+        ["check", "moving_shapes"],
+        ["train", "moving_shapes", "--dryrun"],
+        ["train", "moving_shapes"],
+    ],
+    ids=" ".join,
+)
+def test_a_path_that_does_not_exist_is_reported_with_the_variable_that_gave_it(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DATASET_PATH", "gone")
+    assert main(words) == 2
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert "gone does not exist" in said
+    assert "dataloader_train.dataset.path is the value of the environment variable DATASET_PATH" in said
+    assert main([*words, "--", "dataloader_train.dataset.path=away"]) == 2
+    said = "".join(capsys.readouterr())
+    assert "away does not exist" in said
+    assert "DATASET_PATH" not in said

@@ -245,3 +245,50 @@ def test_an_older_python_gets_one_line(tmp_path: Path) -> None:
         (line,) = done.stderr.splitlines()
         assert line.startswith("worldsmith: error: Python is too old: expected 3.11 or newer, found 3.10."), line
         assert "python3.11 -m venv" in line
+
+
+def test_a_clock_that_python_cannot_read_gets_one_line() -> None:
+    """As `time.time()` ends where the system clock is after the year 2262."""
+    script = (
+        "import time\n\n"
+        "def after_2262():\n    raise OverflowError('timestamp too large to convert to C _PyTime_t')\n\n"
+        "time.time = after_2262\nfrom worldsmith.__main__ import program\nprogram()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("worldsmith: error: the system clock is wrong: expected a date from 1678 to 2261,"), line
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--version"], ["--help"], ["recipes"], ["recipes", "--json"], ["recipes", "--help"], ["train", "--help"],
+        ["schema", "toml"], ["config", "show", "moving_shapes"], ["plan", "moving_shapes", "--quick"],
+        ["generate", "--help"], ["launch", "--help"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_reader_that_has_gone_ends_a_command_quietly(words: list[str]) -> None:
+    """As in `worldsmith recipes | head -1`, however much of the output is still buffered."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "src"), "DATASET_PATH": "clips"}
+    environment.pop("PYTHONUNBUFFERED", None)
+    command = [sys.executable, "-m", "worldsmith", *words]
+    try:
+        done = subprocess.run(command, env=environment, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
+    finally:
+        os.close(writer)
+    assert done.stderr == ""
+    assert done.returncode == 141 or (done.returncode == 0 and words[-1] == "--help")  # argparse ignores the error
+
+
+def test_a_full_disk_under_the_output_is_an_error() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "src")}
+    environment.pop("PYTHONUNBUFFERED", None)
+    command = [sys.executable, "-m", "worldsmith", "--version"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, env=environment, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.stderr == "worldsmith: error: standard output: No space left on device\n"
+    assert done.returncode == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -138,7 +139,7 @@ def test_an_interrupted_search_prints_what_it_found(
     assert code == 130
     assert "1. fits" in out
     assert "from a few layers" in out or "worldsmith train cogvideox_2b_tiny" in out
-    assert err.splitlines()[0].startswith("trying setting 1, ")
+    assert re.match(r"trying, \d+ of \d+ s of processor time: as it is$", err.splitlines()[0])
 
 
 def test_progress_through_a_pipe_is_a_line_every_few_seconds(capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,7 +147,7 @@ def test_progress_through_a_pipe_is_a_line_every_few_seconds(capsys: pytest.Capt
     for number in range(50):
         progress(f"setting {number}")
     progress.end()
-    assert capsys.readouterr().err == "trying setting 1, 0 of 60 s: setting 0\n"
+    assert capsys.readouterr().err == "trying, 0 of 60 s of processor time: setting 0\n"
 
 
 @pytest.mark.slow
@@ -156,7 +157,7 @@ def test_what_fits_best_is_a_command_and_a_file_to_train_from(
     best, words = tmp_path / "best.yaml", ["wan21_t2v_tiny", "--gpus", "2", "--gpu", "80GB", "--fit"]
     out, err, code = said(capsys, *words, "-o", str(best), "--", "dataloader_train.max_samples_per_batch=3")
     assert code == 0
-    assert err.startswith("trying setting 1, ")
+    assert err.startswith("trying, ")
     assert "worldsmith launch --nproc-per-node 2 train wan21_t2v_tiny -- \\ dataloader_train.max_samples" in out
     assert f"written: {best}; worldsmith launch --nproc-per-node 2 train {best}" in out
     assert "${oc.env:DATASET_PATH}" in best.read_text()

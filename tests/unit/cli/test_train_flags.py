@@ -250,15 +250,20 @@ def test_recipes_fit_a_terminal_and_have_a_json_form(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("columns", ["20", "60", "100", "300"])
-def test_no_name_is_broken_over_two_lines(
+@pytest.mark.parametrize("columns", ["20", "60", "80", "100", "200", "300"])
+def test_the_list_of_recipes_keeps_names_and_parents_together(
     columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A recipe takes a line for its name, size and parent, and one for its description, from 80 columns on."""
     monkeypatch.setenv("COLUMNS", columns)
     assert cli.main(["recipes"]) == 0
     shown = capsys.readouterr().out
-    assert all(re.search(rf"^{name}\b", shown, re.MULTILINE) for name in recipe_names())
-    assert "from vision_sft_nano" in " ".join(shown.split())
+    assert all(re.search(rf"^  {name}\b", shown, re.MULTILINE) for name in recipe_names())
+    parents = {registered()[name].starts_from for name in recipe_names()} - {None}
+    assert all(f"from {parent}\n" in shown for parent in parents)
+    groups = len(re.findall(r"^\S", shown, re.MULTILINE))
+    wrapped = len(shown.splitlines()) - 2 * len(recipe_names()) - 2 * groups + 1
+    assert int(columns) < 80 or wrapped < len(recipe_names()) / 2
     assert columns == "20" or max(map(len, shown.splitlines())) <= int(columns)
 
 

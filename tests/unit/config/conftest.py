@@ -103,12 +103,19 @@ class ModelSpec(Config):
 class AdamW(Configurable):
     class Config(Configurable.Config):
         lr: float = 2e-4
+        """Learning rate."""
         betas: list[float] = field(default_factory=lambda: [0.9, 0.99])
+        """Decay rates."""
         eps: float = 1e-8
+        """Added to the denominator."""
         fused: bool = True
+        """Use the fused kernel."""
         keys_to_select: list[str] = field(default_factory=list)
+        """Parameters to train."""
         lr_multipliers: dict[str, float] = field(default_factory=dict)
+        """Factors of the learning rate."""
         weight_decay: float = 0.0
+        """Decoupled weight decay."""
 
         def check(self) -> None:
             if self.lr <= 0:
@@ -251,6 +258,7 @@ def small_keys() -> dict[Any, schema.TomlField]:
     names = ("enabled", "compile_after_iterations", "warmup_resolutions")
     toml_keys("trainer.callbacks.compile_tokenizer", CompileTokenizer.Config, *names, only="vfm")
     toml_keys("dataloader_train", Loader.Config, "max_caption_tokens", only="vfm")
+    toml_keys("optimizer", AdamW.Config)
     return dict(schema._ADDED)
 
 

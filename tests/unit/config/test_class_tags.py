@@ -23,6 +23,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / name).mkdir()
     (tmp_path / name / "__init__.py").write_text("from worldsmith.config import Config\nclass Own(Config): ...\n")
     (tmp_path / name / "broken.py").write_text("raise RuntimeError('half installed')\n")
+    (tmp_path / name / "leaves.py").write_text("raise SystemExit('half installed')\n")
     (tmp_path / name / "needs.py").write_text("import no_such_package_anywhere\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     yield name
@@ -63,6 +64,8 @@ def test_an_import_that_fails_says_why(package: str) -> None:
     trust(package)
     with pytest.raises(ValueError, match="RuntimeError: half installed"):
         class_of(f"{package}.broken.X")
+    with pytest.raises(ValueError, match=r"importing .*\.leaves failed: SystemExit: half installed"):
+        class_of(f"{package}.leaves.X")
     with pytest.raises(ValueError, match="no_such_package_anywhere"):
         class_of(f"{package}.needs.X")
     with pytest.raises(ValueError, match="has no 'nothing'"):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import builtins
 import importlib
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -152,6 +154,13 @@ def test_import_finds_modules_of_the_working_directory_and_trusts_them(tmp_path:
         ("typo", "def f(:\n    pass\n", r"SyntaxError: .*, at .*typo.py:1"),
         ("needs", "import not_there_at_all\n", r"No module named 'not_there_at_all', at .*needs.py:1"),
         ("taken", GOOD.format(name="small"), r"recipe 'small' of taken is already registered by"),
+        ("leaving", "raise GeneratorExit\n", r"'leaving' cannot be imported: GeneratorExit: , at .*leaving.py:1"),
+        (
+            "own",
+            "class Own(BaseException): ...\nraise Own('no')\n",
+            r"'own' cannot be imported: Own: no, at .*own.py:2",
+        ),
+        ("like", "class Like(KeyboardInterrupt): ...\nraise Like('no')\n", r"'like' cannot be imported: Like: no, at"),
         ("runs/mine.py", None, "write runs.mine"),
         ("json", None, "belongs to Python itself"),
     ],
@@ -163,6 +172,22 @@ def test_a_module_that_cannot_be_imported_says_why(tmp_path: Path, name: str, co
     with pytest.raises(ConfigError, match=words):
         import_recipes(name)
     assert registered() == before, "the recipes registered before the mistake are taken back"
+
+
+def test_ctrl_c_while_a_module_is_imported_stays_ctrl_c(tmp_path: Path) -> None:
+    (tmp_path / "interrupted.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    with pytest.raises(KeyboardInterrupt):
+        import_recipes("interrupted")
+
+
+@pytest.mark.parametrize("error", ["SystemExit", "GeneratorExit"])
+def test_a_recipe_that_leaves_the_program_is_named(error: str) -> None:
+    @recipe("leaving")
+    def leaving() -> Any:
+        raise getattr(builtins, error)("no")
+
+    with pytest.raises(ConfigError, match=rf"the recipe 'leaving' cannot be made: {error}: no"):
+        get_recipe("leaving")
 
 
 def test_what_starts_from_another_recipe_gets_its_fresh_tree(t: ModuleType) -> None:

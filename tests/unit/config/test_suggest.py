@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
+from worldsmith.cli.main import main
 from worldsmith.config.toml.schema import FIELDS
-from worldsmith.config.tree.suggest import did_you_mean, did_you_mean_path, distance, nearest, nearest_path
+from worldsmith.config.tree.suggest import (
+    did_you_mean,
+    did_you_mean_folder,
+    did_you_mean_path,
+    distance,
+    nearest,
+    nearest_path,
+)
 
 PATHS = [entry.path for entry in FIELDS]
 
@@ -61,3 +70,37 @@ def test_the_right_key_is_the_first_suggestion_for_nearly_all_slips() -> None:
         right += nearest_path(wrong, PATHS) == path
     assert total > 250
     assert right / total >= 0.95, f"{right} of {total}"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("outputs/demo/moving_shpes", "outputs/demo/moving_shapes"),
+        ("outputs/dmeo/moving_shape", "outputs/demo/moving_shapes"),
+        ("outputs/demo/moving_shapes/iter_00000003", "outputs/demo/moving_shapes/iter_000000003"),
+        ("outputs/demo/quite_another_name", None),
+        ("outputs/demo/moving_shapes", None),
+        ("outputs/demo/notes.txt/x", None),
+    ],
+)
+def test_a_mistyped_folder_is_suggested(
+    name: str, expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "outputs/demo/moving_shapes/iter_000000003").mkdir(parents=True)
+    (tmp_path / "outputs/demo/notes.txt").touch()
+    monkeypatch.chdir(tmp_path)
+    assert did_you_mean_folder(name) == (f"; did you mean '{expected}'?" if expected else "")
+    absolute = f"; did you mean '{tmp_path}/{expected}'?" if expected else ""
+    assert did_you_mean_folder(tmp_path / name) == absolute
+
+
+@pytest.mark.parametrize("command", ["generate --prompt x -o v", "export -o x", "report", "explain", "lineage"])
+def test_a_mistyped_run_folder_is_an_error_with_the_nearest_one(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path("outputs/train/worldsmith/demo/moving_shapes")
+    (tmp_path / run).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    name, *words = command.split()
+    assert main([name, f"{run.parent}/moving_shpes", *words]) == 2
+    assert f"did you mean '{run}'?" in capsys.readouterr().err

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from worldsmith.config import ConfigError, toml_keys
+from worldsmith.config.declare.configurable import field_names
 from worldsmith.config.load import load
 from worldsmith.config.toml import schema
 from worldsmith.config.toml.schema import remap, toml_fields
@@ -42,6 +43,15 @@ def test_one_line_adds_a_key_with_the_type_doc_and_default_of_its_field(t: Modul
     assert "model.rate has no effect for task 'vlm'" in load(file("[model]\nrate = 0.3\n", vlm)).warnings[0]
 
 
+def test_all_fields_of_a_class_are_keys_except_those_that_are_excluded(
+    t: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(schema.EXCLUDED, ("job", "more", "enabled"), "for a test")
+    toml_keys("job.more", t.Ema.Config, at="model.config.ema")
+    added = [entry.path[-1] for entry in toml_fields() if entry.path[:2] == ("job", "more")]
+    assert added == [name for name in field_names(t.Ema.Config) if name != "enabled"]
+
+
 def test_keys_stand_with_their_section(t: ModuleType) -> None:
     toml_keys("job.more", t.Cosine.Config, "power", at="scheduler")
     toml_keys("optimizer", t.Ema.Config, "rate", at="model.config.ema")
@@ -55,8 +65,8 @@ def test_several_families_may_add_one_key_but_only_in_the_same_place(t: ModuleTy
     toml_keys("model", t.Reasoner.Config, "lora_target_modules", at="model.config")
     with pytest.raises(ValueError, match=r"has a key model.lora_target_modules already"):
         toml_keys("model", t.Reasoner.Config, "lora_target_modules", at="model.config", only="vlm")
-    with pytest.raises(ValueError, match=r"has a key optimizer.lr already"):
-        toml_keys("optimizer", t.AdamW.Config, "lr")
+    with pytest.raises(ValueError, match=r"has a key scheduler.f_max already"):
+        toml_keys("scheduler", t.Linear.Config, "f_max")
     with pytest.raises(TypeError, match="did you mean 'power'"):
         toml_keys("scheduler", t.Cosine.Config, "powr")
     assert remap(("model", "lora_target_modules"), "vlm") == ("model", "config", "lora_target_modules")

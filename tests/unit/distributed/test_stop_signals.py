@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from worldsmith.distributed import stop_signals
-from worldsmith.distributed.stop_signals import PREEMPTED, StopSignals
+from worldsmith.distributed.stop_signals import PREEMPTED, STOP_NOTICE, StopSignals
 
 
 def send(number: int) -> None:
@@ -136,3 +136,7 @@ def test_ctrl_c_is_acknowledged_at_once_and_once(capfd: pytest.CaptureFixture[st
     with StopSignals(notice="Stopping."):
         send(signal.SIGTERM)
     assert capfd.readouterr().err == ""
+
+
+def test_the_answer_to_ctrl_c_fits_a_narrow_terminal() -> None:
+    assert max(map(len, STOP_NOTICE.splitlines())) <= 60

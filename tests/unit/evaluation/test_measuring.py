@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,22 +15,17 @@ import torch
 from pretrained_folders import make_clip, make_videomae
 from torch import Tensor
 
-from worldsmith.actions.outputs.measure import Evaluator
+from worldsmith.actions.outputs.evaluation_file import measure_all, values_of
 from worldsmith.config.errors import UserError
 from worldsmith.data.moving_shapes import DatasetPlan, make_dataset
 from worldsmith.data.shape_captions import COLOURS, DIRECTIONS, SHAPES
 from worldsmith.evaluation.made_video import MadeVideo, find_real
-from worldsmith.evaluation.measuring import (
-    EVALUATORS,
-    Measured,
-    groups_of_seeds,
-    measure,
-    measure_distances,
-    measure_real,
-    summarize,
-    table,
-)
-from worldsmith.evaluation.pretrained import ClipScorer, VideoFeatures, frechet_distance
+from worldsmith.evaluation.measuring import Scores, measure, summarize, table
+from worldsmith.evaluation.metric import Metric, Output, Values
+from worldsmith.evaluation.metrics.clip_score import ClipScore
+from worldsmith.evaluation.metrics.frechet_distance import FrechetVideoDistance, frechet_distance
+from worldsmith.evaluation.metrics.pixels import groups_of_seeds
+from worldsmith.evaluation.metrics.registry import METRICS
 from worldsmith.sampling.video_writer import write_mp4
 
 
@@ -49,20 +45,31 @@ def made(folder: Path, name: str, video: Tensor, source: Path | None = None, **a
     return MadeVideo({"name": name, "seed": 0, "extra": {}, **form, **args}, folder / f"{name}.mp4", 1, source)
 
 
+def values(samples: Sequence[MadeVideo], *names: str) -> dict[str, Values]:
+    """What metrics without weights measure, by sample."""
+    return values_of(measure(samples, [METRICS[name].Config().build() for name in names]))
+
+
+def distances(samples: Mapping[str, list[MadeVideo]], metric: Metric) -> dict[str, Any]:
+    """The entry of the Fréchet distance in evaluation.json."""
+    found: dict[str, Any] = measure_all(samples, {}, [metric])[0]["fvd_videomae"]
+    return found
+
+
 def test_a_video_is_compared_with_the_real_one_after_what_was_given(tmp_path: Path) -> None:
     real = clip(40)
     write_mp4(tmp_path / "real.mp4", real, 8)
     worse = clip(40)
     worse[:, 1:] = 255 - worse[:, 1:]
     same, other = (made(tmp_path, name, v, tmp_path / "real.mp4") for name, v in (("same", real), ("other", worse)))
-    values = measure([same, other], ["continuation"], lambda *_: None).by_sample
-    assert values["same"] == {
+    found = values([same, other], "continuation")
+    assert found["same"] == {
         "psnr": "it equals the real one, where PSNR has no bound", "ssim": 1.0, "motion_error": 0.0,
     }  # fmt: skip
-    assert values["other"]["psnr"] < 10  # type: ignore[operator]
-    assert values["other"]["ssim"] < 0.2  # type: ignore[operator]
+    assert found["other"]["psnr"] < 10  # type: ignore[operator]
+    assert found["other"]["ssim"] < 0.2  # type: ignore[operator]
     upside = made(tmp_path, "first_frame", torch.cat([255 - real[:, :1], real[:, 1:]], 1), tmp_path / "real.mp4")
-    assert measure([upside], ["continuation"], lambda *_: None).by_sample["first_frame"]["psnr"] > 20  # type: ignore[operator]
+    assert values([upside], "continuation")["first_frame"]["psnr"] > 20  # type: ignore[operator]
 
 
 def test_real_videos_that_tell_nothing_are_said(tmp_path: Path) -> None:
@@ -73,8 +80,8 @@ def test_real_videos_that_tell_nothing_are_said(tmp_path: Path) -> None:
         ("short", "is shorter"), ("fast", "has another rate"), ("broken", "broken.mp4: "), ("", "no real video"),
     ):  # fmt: skip
         sample = made(tmp_path, "x", clip(40), tmp_path / f"{name}.mp4" if name else None)
-        values = measure([sample], ["continuation"], lambda *_: None).by_sample["x"]
-        assert all(reason in str(value) for value in values.values()), values
+        found = values([sample], "continuation")["x"]
+        assert all(reason in str(value) for value in found.values()), found
 
 
 def test_the_real_video_is_named_or_that_which_goes_on(tmp_path: Path) -> None:
@@ -92,10 +99,10 @@ def test_the_real_video_is_named_or_that_which_goes_on(tmp_path: Path) -> None:
 
 
 def test_an_image_does_not_move_and_is_sharp(tmp_path: Path) -> None:
-    values = measure([made(tmp_path, "x", clip(40, 1))], EVALUATORS, lambda *_: None).by_sample["x"]
-    assert values["motion"] == values["flicker"] == "it is an image"
-    assert values["sharpness"] > 0  # type: ignore[operator]
-    assert values["adherence"] == "no notes (extra) of a moving shape"
+    found = values([made(tmp_path, "x", clip(40, 1))], "motion", "sharpness", "shapes")["x"]
+    assert found["motion"] == found["flicker"] == "it is an image"
+    assert found["sharpness"] > 0  # type: ignore[operator]
+    assert found["adherence"] == "no notes (extra) of a moving shape"
 
 
 def test_shapes_are_looked_for_where_the_notes_name_them(tmp_path: Path) -> None:
@@ -112,16 +119,12 @@ def test_shapes_are_looked_for_where_the_notes_name_them(tmp_path: Path) -> None
         ({"colour": ["red"], "shape": shape, "direction": direction}, "no notes (extra) of a moving shape"),
     ):
         sample = MadeVideo({**form, "extra": notes}, file, 0, None)
-        assert measure([sample], ["shapes"], lambda *_: None).by_sample["x"] == {"adherence": expected}
+        assert values([sample], "shapes")["x"] == {"adherence": expected}
 
 
 def attributes_in(text: str) -> list[str]:
     """The words of a caption that name a colour, a shape and a direction."""
     return [next(word for word in words if f" {word}" in text) for words in (COLOURS, SHAPES, DIRECTIONS)]
-
-
-def test_the_flag_takes_every_evaluator() -> None:
-    assert set(get_args(Evaluator)) == set(EVALUATORS)
 
 
 def test_diversity_is_of_samples_that_differ_in_their_seed_alone(tmp_path: Path) -> None:
@@ -130,14 +133,14 @@ def test_diversity_is_of_samples_that_differ_in_their_seed_alone(tmp_path: Path)
     assert groups_of_seeds(args) == [["a/0", "a/1"], ["b"]]
     videos = [made(tmp_path, name, clip(40), seed=seed) for name, seed in (("c", 0), ("d", 1))]
     other = made(tmp_path, "e", clip(40), seed=0, prompt="another")
-    groups = measure([*videos, other], ["diversity"], lambda *_: None).by_group
+    groups = values([*videos, other], "diversity")
     assert groups == {"c": {"diversity": 0}, "e": {"diversity": "one seed only (num_outputs makes several)"}}
 
 
 def test_figures_of_models_are_compared_by_pairs() -> None:
-    trained = Measured({"a": {"psnr": 20.0}, "b": {"psnr": 24.0}, "c": {"psnr": "why"}})
-    untrained = Measured({"a": {"psnr": 10.0}, "b": {"psnr": 14.5}, "c": {"psnr": 99.0}})
-    figure = summarize({"trained": trained, "untrained": untrained})["psnr"]
+    trained = {"psnr": Scores({"a": 20.0, "b": 24.0, "c": "why"})}
+    untrained = {"psnr": Scores({"a": 10.0, "b": 14.5, "c": 99.0})}
+    figure = summarize({"psnr": "dB"}, {"trained": trained, "untrained": untrained})["psnr"]
     assert figure["trained"] == {"mean": 22.0, "interval": (20.0, 24.0), "samples": 2}
     assert figure["difference"]["untrained"] == {"mean": 9.75, "interval": (9.5, 10.0), "samples": 2}
     assert figure["not_measured"] == {"trained": {"why": 1}, "untrained": {}}
@@ -148,52 +151,104 @@ def test_figures_of_models_are_compared_by_pairs() -> None:
 
 
 def test_a_share_has_the_interval_of_a_share() -> None:
-    seen = Measured({name: {"adherence": 1.0} for name in "abcd"})
-    assert summarize({"trained": seen})["adherence"]["trained"]["interval"][0] == pytest.approx(0.51, abs=0.01)
+    seen = {"adherence": Scores(dict.fromkeys("abcd", 1.0))}
+    figure = summarize({"adherence": "share"}, {"trained": seen})["adherence"]
+    assert figure["trained"]["interval"][0] == pytest.approx(0.51, abs=0.01)
+
+
+def test_the_mean_of_a_metric_is_that_of_its_samples(tmp_path: Path) -> None:
+    metric = METRICS["motion"].Config().build()
+    samples = [made(tmp_path, "a", clip(40)), made(tmp_path, "b", clip(90)), made(tmp_path, "c", clip(90, 1))]
+    for batch in (samples[:1], samples[1:]):
+        metric.update(batch)
+    found = summarize({"motion": ""}, {"trained": measure(samples, [metric])})["motion"]["trained"]
+    assert metric.compute()["motion"] == pytest.approx(found["mean"])
+    assert found["samples"] == 2
+    metric.reset()
+    assert metric.compute() == {}
+
+
+class MeanLevel(Metric):
+    """A metric of all videos together, of which it keeps only a sum."""
+
+    outputs = {"level": Output("grey levels", "mean brightness")}
+    measures_real = True
+
+    def reset(self) -> None:
+        super().reset()
+        self.sum = self.count = 0.0
+
+    def update(self, batch: Sequence[MadeVideo]) -> None:
+        self.sum += sum(float(sample.video.float().mean()) for sample in batch)
+        self.count += len(batch)
+
+    def compute(self) -> dict[str, float]:
+        return {"level": self.sum / self.count} if self.count else {}
+
+
+def test_a_metric_of_all_videos_together_has_one_value_for_each_model(tmp_path: Path) -> None:
+    write_mp4(tmp_path / "real.mp4", clip(90), 8)
+    dark = [made(tmp_path, name, clip(level), tmp_path / "real.mp4") for name, level in (("a", 10), ("b", 30))]
+    light = [made(tmp_path, name, clip(90), tmp_path / "real.mp4") for name in "cd"]
+    metric: Metric = MeanLevel.Config().build()
+    figures, models, real = measure_all({"trained": dark, "untrained": light}, {}, [metric])
+    level = figures["level"]
+    means = [sum(float(sample.video.float().mean()) for sample in of) / 2 for of in (dark, light)]
+    assert level["trained"] == {"mean": pytest.approx(means[0]), "interval": None, "samples": 2}
+    assert level["difference"]["untrained"] == {
+        "mean": pytest.approx(means[0] - means[1]), "interval": None, "samples": 2,
+    }  # fmt: skip
+    assert level["real"]["mean"] == pytest.approx(means[1], abs=2)
+    assert level["not_measured"] == {"trained": {}, "untrained": {}, "real": {}}
+    assert real == {}
+    assert values_of(models["trained"]) == {}
 
 
 def test_real_videos_stand_beside_those_that_were_made(tmp_path: Path) -> None:
     write_mp4(tmp_path / "real.mp4", clip(40), 8)
     samples = [made(tmp_path, "a", clip(40, height=64), tmp_path / "real.mp4"), made(tmp_path, "b", clip(40))]
-    real = measure_real(samples, EVALUATORS)
-    assert list(real.by_sample) == ["a"]  # in the form of what was made
-    assert real.by_sample["a"].keys() == {"motion", "flicker", "sharpness"}
-    trained = measure(samples, ["motion"], lambda *_: None)
-    figure = summarize({"trained": trained, "real": real})["motion"]
+    metrics = [METRICS[name].Config().build() for name in ("motion", "sharpness", "shapes")]
+    figures, models, real = measure_all({"trained": samples}, {}, metrics)
+    assert list(real) == ["a"]  # in the form of what was made
+    assert real["a"].keys() == {"motion", "flicker", "sharpness"}
+    figure = figures["motion"]
     assert (figure["trained"]["samples"], figure["real"]["samples"]) == (2, 1)
-    difference = trained.by_sample["a"]["motion"] - real.by_sample["a"]["motion"]  # type: ignore[operator]
+    difference = models["trained"]["motion"].values["a"] - real["a"]["motion"]  # type: ignore[operator]
     assert figure["difference"]["real"] == {"mean": difference, "interval": None, "samples": 1}
-    assert measure_real(samples, ["shapes"]).by_sample == {"a": {}}
+    assert figures["adherence"]["real"]["samples"] == 0
+    assert measure_all({"trained": samples}, {}, metrics[2:])[2] == {}
 
 
 def test_a_video_made_from_text_alone_is_not_compared_with_a_real_one(tmp_path: Path) -> None:
     write_mp4(tmp_path / "real.mp4", clip(40), 8)
     sample = made(tmp_path, "a", clip(40), tmp_path / "real.mp4", vision_path=None)
-    values = measure([replace(sample, kept=0)], ["continuation"], lambda *_: None).by_sample["a"]
-    assert values.keys() == {"psnr", "ssim", "motion_error"}
-    assert all("it was generated from text alone" in str(value) for value in values.values())
+    found = values([replace(sample, kept=0)], "continuation")["a"]
+    assert found.keys() == {"psnr", "ssim", "motion_error"}
+    assert all("it was generated from text alone" in str(value) for value in found.values())
 
 
 def test_captions_are_held_against_generated_and_real_videos(tmp_path: Path) -> None:
     write_mp4(tmp_path / "real.mp4", clip(90), 8)
-    scorer = ClipScorer(make_clip(tmp_path / "clip"), "cpu")
+    scorer: ClipScore = ClipScore.Config(clip=str(make_clip(tmp_path / "clip"))).build()
     sample = made(tmp_path, "a", clip(40), tmp_path / "real.mp4", prompt="a red square")
-    trained = measure([sample], ["clip"], lambda *_: None, scorer)
-    assert trained.by_sample["a"] == {"clip_score": scorer.score("a red square", sample.video)}
-    real = measure_real([sample], ["clip"], scorer)
-    assert real.by_sample["a"] == {"clip_score": scorer.score("a red square", cast(Tensor, sample.real))}
-    assert summarize({"trained": trained, "real": real})["clip_score"]["trained"]["samples"] == 1
+    figures, models, real = measure_all({"trained": [sample]}, {}, [scorer])
+    assert models["trained"]["clip_score"].values == {"a": scorer.score("a red square", sample.video)}
+    assert real["a"] == {"clip_score": scorer.score("a red square", cast(Tensor, sample.real))}
+    assert figures["clip_score"]["trained"]["samples"] == 1
 
 
 def test_the_distance_is_of_all_videos_and_says_how_many(tmp_path: Path) -> None:
-    features = VideoFeatures(make_videomae(tmp_path / "videomae"), "cpu")
+    folder = make_videomae(tmp_path / "videomae")
+    metric: FrechetVideoDistance = FrechetVideoDistance.Config(videomae=str(folder)).build()
     videos, real = [clip(level, height=64) for level in (0, 40, 90)], [clip(level, height=64) for level in (20, 60, 70)]
     for place, video in enumerate(real):
         write_mp4(tmp_path / f"real{place}.mp4", video, 8)
     samples = [made(tmp_path, f"a{place}", video, tmp_path / f"real{place}.mp4") for place, video in enumerate(videos)]
     same = [made(tmp_path, f"b{place}", video, tmp_path / f"real{place}.mp4") for place, video in enumerate(real)]
-    figure = measure_distances({"trained": samples, "same": same}, features)
-    expected = frechet_distance(*(np.stack([features(v) for v in of]) for of in (decoded(samples), decoded(same))))
+    figure = distances({"trained": samples, "same": same}, metric)
+    expected = frechet_distance(
+        *(np.stack([metric.features_of(v) for v in of]) for of in (decoded(samples), decoded(same)))
+    )
     assert figure["trained"] == {"mean": pytest.approx(expected), "interval": None, "samples": 3}
     assert figure["same"]["mean"] == pytest.approx(0, abs=1e-6)
     assert figure["difference"]["same"]["mean"] == pytest.approx(expected)
@@ -208,10 +263,18 @@ def decoded(samples: list[MadeVideo]) -> list[Tensor]:
 
 
 def test_images_and_single_videos_have_no_distance(tmp_path: Path) -> None:
-    features = VideoFeatures(make_videomae(tmp_path / "videomae"), "cpu")
+    folder = make_videomae(tmp_path / "videomae")
+    metric: FrechetVideoDistance = FrechetVideoDistance.Config(videomae=str(folder)).build()
     write_mp4(tmp_path / "real.mp4", clip(40), 8)
     for video, reason in ((clip(40, 1), "they are images"), (clip(40), "fewer than two videos have a real one")):
         sample = made(tmp_path, f"x{video.shape[1]}", video, tmp_path / "real.mp4")
-        figure = measure_distances({"trained": [sample]}, features)
+        figure = distances({"trained": [sample], "same": [sample]}, metric)
         assert figure["trained"]["mean"] is None
-        assert figure["not_measured"] == {"trained": {reason: 1}}
+        assert figure["not_measured"] == {"trained": {reason: 1}, "same": {reason: 1}}
+        assert list(table({"fvd_videomae": figure}))[1].split() == [
+            "fvd_videomae",
+            "-",
+            "-",
+            "-",
+            str(int(video.shape[1] > 1)),
+        ]

@@ -15,7 +15,9 @@ from scipy.linalg import sqrtm
 from torch import Tensor
 
 from worldsmith.config.errors import UserError
-from worldsmith.evaluation.pretrained import CLIP, VIDEOMAE, ClipScorer, VideoFeatures, frechet_distance
+from worldsmith.evaluation.metrics.clip_score import ClipScore
+from worldsmith.evaluation.metrics.frechet_distance import FrechetVideoDistance, frechet_distance
+from worldsmith.evaluation.pretrained import PretrainedWeights
 
 
 def video(seed: int, frames: int = 5) -> Tensor:
@@ -35,7 +37,7 @@ def test_the_clip_score_is_that_of_transformers(tmp_path: Path) -> None:
         image = model.visual_projection(model.vision_model(pixels).pooler_output)
         text = model.text_projection(model.text_model(ids).pooler_output)
     expected = (100 * torch.nn.functional.cosine_similarity(image, text)).clamp(min=0).mean()
-    scorer = ClipScorer(folder, "cpu")
+    scorer = ClipScore.Config(clip=str(folder)).build()
     assert scorer.score(prompt, frames) == pytest.approx(float(expected), abs=1e-4)
     assert scorer.score("another thing", frames) != pytest.approx(float(expected), abs=1e-4)
     assert scorer.truncated == set()
@@ -45,7 +47,7 @@ def test_a_caption_beyond_the_limit_of_clip_is_cut_and_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    scorer, long = ClipScorer(make_clip(tmp_path / "clip"), "cpu"), "a red square moves left " * 20
+    scorer, long = ClipScore.Config(clip=str(make_clip(tmp_path / "clip"))).build(), "a red square moves left " * 20
     assert scorer.score(long, video(0)) == scorer.score(long, video(0)) == scorer.score(long + "up", video(0))
     assert scorer.truncated == {long, long + "up"}
     assert "Token indices" not in caplog.text
@@ -61,7 +63,7 @@ def test_video_features_are_those_before_the_classifier(tmp_path: Path) -> None:
     pixels = VideoMAEImageProcessorPil.from_pretrained(folder)(pictures, return_tensors="pt")["pixel_values"]
     with torch.no_grad():
         expected = model.fc_norm(model.videomae(pixels).last_hidden_state.mean(1))[0]
-    features = VideoFeatures(folder, "cpu")
+    features = FrechetVideoDistance.Config(videomae=str(folder)).build().features_of
     np.testing.assert_allclose(features(frames), expected.numpy(), atol=1e-5)
     assert not np.allclose(features(video(1, 7)), expected.numpy(), atol=1e-5)
     assert features(video(0, 2)).shape == (16,)  # its frames are repeated
@@ -81,17 +83,29 @@ def test_the_distance_is_that_of_scipy(samples: int) -> None:
 
 def test_a_folder_that_does_not_hold_the_weights_is_refused(tmp_path: Path) -> None:
     clip, videomae = make_clip(tmp_path / "clip"), make_videomae(tmp_path / "videomae")
-    CLIP.require(str(clip))
-    VIDEOMAE.require(str(videomae))
+    weights = ClipScore.weights
+    assert weights is not None
+    weights.require(str(clip))
+    PretrainedWeights("videomae", "a/b", "videomae").require(str(videomae))
     with pytest.raises(UserError, match=r"--clip .*none: there is no such folder.*hf download openai/clip-vit-large"):
-        CLIP.require(str(tmp_path / "none"))
+        weights.require(str(tmp_path / "none"))
     with pytest.raises(UserError, match=r"--clip .*: expected a model of type clip, found videomae"):
-        CLIP.require(str(videomae))
+        weights.require(str(videomae))
     shutil.copytree(clip, tmp_path / "cut")
     (tmp_path / "cut/model.safetensors").unlink()
     with pytest.raises(UserError, match=r"cut: \*.safetensors or \*.bin is missing"):
-        CLIP.require(str(tmp_path / "cut"))
+        weights.require(str(tmp_path / "cut"))
     config = json.loads((videomae / "config.json").read_text())
     (videomae / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
     with pytest.raises(UserError, match=r"videomae: its weights lack .*layer\.2"):
-        VideoFeatures(videomae, "cpu")
+        FrechetVideoDistance.Config(videomae=str(videomae)).build()
+
+
+def test_weights_of_no_known_type_are_any_weights_of_the_folder(tmp_path: Path) -> None:
+    weights = PretrainedWeights("lpips_vgg", "a/b")
+    with pytest.raises(
+        UserError, match=r"--lpips-vgg .*\*.safetensors or .* is missing. Give --lpips-vgg lpips-vgg, after"
+    ):
+        weights.require(str(tmp_path))
+    (tmp_path / "vgg.pth").touch()
+    weights.require(str(tmp_path))

@@ -168,6 +168,16 @@ def test_lines_end_between_words_in_the_column_of_their_text(width: int) -> None
     assert fit_width(text, None) == text
 
 
+@pytest.mark.parametrize(("length", "indent"), [(40, 13), (67, 13), (70, 10), (80, 0), (120, 0)])
+def test_a_path_has_a_line_of_its_own_that_fits_the_terminal_where_it_can(length: int, indent: int) -> None:
+    """A path that is wider than the terminal begins in the first column, where the terminal itself continues it."""
+    path = "/" + "p" * (length - 1)
+    lines = fit_width(f"run folder   {'word ' * 13}{path} (new, random weights)", 80).split("\n")
+    (line,) = [line for line in lines if path in line]
+    assert line.startswith(" " * indent + path)
+    assert len(line) <= max(80, length)
+
+
 def test_lines_of_files_with_their_marks_and_commands_are_not_wrapped() -> None:
     command = f"next: worldsmith export {'folder' * 9} -o DIR"
     assert fit_width(command, 60) == command

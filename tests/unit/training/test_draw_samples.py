@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from worldsmith.sampling.training_data import read_clip
 from worldsmith.sampling.video_writer import few_frames
 from worldsmith.training.callbacks.samples import drawing_budget
 from worldsmith.training.callbacks.samples.draw_answers import DrawAnswers
-from worldsmith.training.callbacks.samples.draw_samples import DrawSamples
+from worldsmith.training.callbacks.samples.draw_samples import DrawSamples, Sample
 from worldsmith.training.callbacks.samples.draw_videos import SAME_FOR_ALL, DrawVideos, write_clip
 from worldsmith.training.callbacks.samples.drawing_budget import Decision, DrawingBudget
 from worldsmith.training.trainer import Outcome, Trainer
@@ -320,11 +321,14 @@ def test_without_an_interval_a_run_draws_at_both_ends_and_trains_as_without(
 
 
 def test_a_run_that_goes_on_without_an_interval_keeps_its_first_samples(
-    world: Path, whole: Path, tmp_path: Path
+    world: Path, whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     Trainer(auto_run(world, steps=2), run_folder=tmp_path).train()
     assert [s["step"] for s in read(tmp_path)] == [0, 2]
+    caplog.set_level(logging.INFO)
     Trainer(auto_run(world), run_folder=tmp_path).train()
+    assert "samples      after the last step and in between, in at most 0.03 of the time" in caplog.text
+    assert "before the first step" not in caplog.text
     assert [s["step"] for s in read(tmp_path)] == [0, 2, 4]
     require_same_end(tmp_path, whole, step=4)
 
@@ -375,6 +379,38 @@ def test_what_fails_in_decoding_ends_no_run(
     assert "no samples are drawn after step 0, the run goes on without them: OutOfMemoryError: no memory" in caplog.text
     assert read(tmp_path) == []
     require_same_end(tmp_path, whole, step=4)
+
+
+def test_a_forward_pass_that_fails_leaves_no_trace_in_the_training(
+    world: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before the first forward pass, and in the middle of a layer while FSDP holds its EMA weights for the pass."""
+
+    def run(name: str, **settings: Any) -> Trainer:
+        config = video_run(world, **settings)
+        config.model.config.precision = "bfloat16"
+        return Trainer(config, run_folder=tmp_path / name)
+
+    run("without", enabled=False).train()
+    failing = run("failing", on_start=True)
+    drawing: Any = failing.callbacks[NAME]
+    draw = drawing.draw
+
+    def fails_at_the_start(trainer: Trainer) -> Iterator[list[Sample]]:
+        if not trainer.iteration:
+            raise ValueError("there is nothing to draw")
+        yield from draw(trainer)
+
+    def fails(module: torch.nn.Module, args: Any) -> None:
+        if failing.doing == "sampling" and drawing.parts_done == 1:
+            raise torch.OutOfMemoryError("no memory is left")
+
+    drawing.draw = fails_at_the_start
+    next(iter(failing.model.parts().layers)).register_forward_pre_hook(fails)
+    assert failing.train() is Outcome.FINISHED
+    assert "no samples are drawn after step 0, the run goes on without them: ValueError: there is" in caplog.text
+    assert drawing.failed == 3
+    require_same_end(tmp_path / "failing", tmp_path / "without", step=4)
 
 
 @pytest.mark.parametrize(

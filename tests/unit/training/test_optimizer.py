@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from worldsmith.config.declare.configurable import field_names
+from worldsmith.config.toml.schema import EXCLUDED, toml_fields
+from worldsmith.config.tree.plain import class_defaults
 from worldsmith.models.lora import inject_adapters
 from worldsmith.models.parameter_names import native_parameters
-from worldsmith.training.optimizer import AdamW, trainable_parameters
+from worldsmith.training.optimizer import AdamW, ParameterState, parameter_state, trainable_parameters
 
 
 class TwoTowers(nn.Module):
@@ -222,3 +226,54 @@ class TestAdapters:
         train(network, AdamW.Config(lr=1e-2).build(network=network).optimizer)
         for name, parameter in native_parameters(network).items():
             assert torch.equal(parameter, before[name]) == ("lora_" not in name), name
+
+
+def test_every_field_is_a_key_of_the_toml_in_its_section() -> None:
+    keys = [entry.path[-1] for entry in toml_fields() if entry.path[0] == "optimizer"]
+    excluded = [path[-1] for path in EXCLUDED if path[0] == "optimizer"]
+    assert keys == [name for name in field_names(AdamW.Config) if name not in excluded]
+
+
+def altered_configs() -> dict[str, AdamW.Config]:
+    """The default and, for each switch and number, a config with another value."""
+    configs = {"default": AdamW.Config(keys_to_select=["layer"], lr_multipliers={"layer": 2.0})}
+    for name, value in class_defaults(AdamW.Config).items():
+        if isinstance(value, (bool, float)):
+            other: Any = not value if isinstance(value, bool) else value / 2
+            configs[name] = AdamW.Config(**{name: other})
+    return configs
+
+
+@pytest.mark.parametrize("name", altered_configs())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_stated_state_is_what_the_optimizer_keeps_after_a_step(name: str, dtype: torch.dtype) -> None:
+    config = altered_configs()[name]
+    network = nn.ModuleDict({"layer": nn.Linear(3, 5, dtype=dtype)})
+    optimizer = config.build(network=network).optimizer
+    for parameter in network.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    stated = parameter_state(config, dtype.itemsize)
+    for parameter in network.parameters():
+        tensors = optimizer.state[parameter].values()
+        alike = [tensor for tensor in tensors if tensor.shape == parameter.shape]
+        assert stated.element_bytes == tuple(tensor.element_size() for tensor in alike)
+        assert stated.other_bytes == tuple(t.nbytes for t in tensors if t.shape != parameter.shape)
+
+
+class WithMaximum(AdamW):
+    class Config(AdamW.Config):
+        amsgrad: bool = False
+
+    def __init__(self, config: Config, *, network: nn.Module) -> None:
+        super().__init__(config, network=network)
+        for group in self.optimizer.param_groups:
+            group["amsgrad"] = config.amsgrad
+
+
+def test_the_state_of_an_unknown_setting_is_that_of_a_step() -> None:
+    assert parameter_state(WithMaximum.Config(), 2) == parameter_state(AdamW.Config(), 2)
+    named: dict[str, Any] = {"keys_to_select": ["q"], "lr_multipliers": {"q": 2.0}, "keys_without_decay": ["k"]}
+    for patterns in ({}, named):
+        assert parameter_state(WithMaximum.Config(amsgrad=True, **patterns), 2) == ParameterState((2, 2, 2), (4,))
+        assert parameter_state(WithMaximum.Config(amsgrad=True, **patterns), 4) == ParameterState((4, 4, 4), (4,))

@@ -132,7 +132,7 @@ class CheckData(RunAction):
         tree, found = self.tree, Finding()
         degrees = plan_degrees(tree.model.config, self.processes)
         if self.limits_of is None:
-            found.needs = look_at_files(tree)
+            found.needs = look_at_files(tree, self.loaded.variables)
             found.problems += found.needs.problems
         elif (look := getattr(tree.dataloader_train.dataset, "check_files", None)) is not None:
             try:

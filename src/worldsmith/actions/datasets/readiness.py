@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from worldsmith.checkpoint.sources.weight_source import FILES as WEIGHTS
 from worldsmith.config.errors import UserError
 from worldsmith.config.sections import has_wandb_login
+from worldsmith.config.tree.paths import Path as Keys
 from worldsmith.data.report.text import titled
 from worldsmith.distributed.memory import free_memory
 from worldsmith.distributed.world import World, device_remarks, local_size, present_device
@@ -84,10 +85,10 @@ class Needs:
             yield titled("credentials", ", ".join(said))
 
 
-def look_at_files(tree: Any) -> Needs:
+def look_at_files(tree: Any, variables: Mapping[Keys, str] | None = None) -> Needs:
     """Everything that the run names, before anything is built."""
     needs = Needs()
-    needs.problems += [f"{problem.path}: {problem.message}" for problem in check_files(tree)]
+    needs.problems += [f"{problem.path}: {problem.message}" for problem in check_files(tree, variables=variables)]
     needs.writable(Path(tempfile.gettempdir()), "the folder for temporary files ")
     cache = getattr(tree.dataloader_train, "latent_cache", "")
     if cache:

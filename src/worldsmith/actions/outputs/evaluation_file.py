@@ -1,65 +1,51 @@
-"""What `worldsmith evaluate` writes of generated videos: figures of each model, and a contact sheet."""
+"""What `worldsmith evaluate` writes about generated videos: metrics of each model, and a contact sheet."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from worldsmith.actions.action import share_done
 from worldsmith.actions.outputs.held_out import HeldOutLoss
 from worldsmith.actions.outputs.sample_order import SHEET_SAMPLES
 from worldsmith.config.errors import UserError
 from worldsmith.evaluation.made_video import MadeVideo
-from worldsmith.evaluation.measuring import (
-    CLIP_SCORE,
-    DISTANCE,
-    LOSS,
-    REAL,
-    Measured,
-    measure,
-    measure_distances,
-    measure_real,
-    summarize,
-    table,
-)
+from worldsmith.evaluation.measuring import LOSS, REAL, Scores, measure, summarize, table
+from worldsmith.evaluation.metric import Metric, Values
 from worldsmith.files.json_file import read_json_object
-
-if TYPE_CHECKING:
-    from worldsmith.evaluation.pretrained import ClipScorer, VideoFeatures
 
 RESULT = "evaluation.json"
 
 
 def measure_all(
-    samples: Mapping[str, Sequence[MadeVideo]],
-    losses: Mapping[str, HeldOutLoss],
-    chosen: Collection[str],
-    clip: ClipScorer | None,
-    features: VideoFeatures | None,
-) -> tuple[dict[str, Any], dict[str, Measured], Measured]:
-    """All figures, what was measured of the samples of each model, and of the real videos."""
-    measured = {}
-    for name, of in samples.items():
-        measured[name] = measure(of, chosen, share_done(f"measuring {len(of)} videos ({name})"), clip)
-        found = losses[name].losses if name in losses else {}
-        measured[name].by_clip = {key: {LOSS: value} for key, value in found.items()}
-    real = measure_real(next(iter(samples.values())), chosen, clip)
-    columns = {**measured, REAL: real} if any(real.by_sample.values()) else measured
-    figures = summarize(columns)
-    if clip is not None and clip.truncated:
-        figures[CLIP_SCORE]["notes"] = [f"{len(clip.truncated)} captions were cut to CLIP's {clip.limit} tokens"]
-    if features is not None:
-        figures[DISTANCE] = measure_distances(samples, features)
-        if REAL in columns:
-            nothing = {"mean": None, "interval": None, "samples": 0}
-            figures[DISTANCE][REAL] = figures[DISTANCE]["difference"][REAL] = nothing
-            figures[DISTANCE]["not_measured"][REAL] = {}
-    return figures, measured, real
+    samples: Mapping[str, Sequence[MadeVideo]], losses: Mapping[str, HeldOutLoss], metrics: Collection[Metric]
+) -> tuple[dict[str, Any], dict[str, dict[str, Scores]], dict[str, Values]]:
+    """Results of all metrics, the scores of each model, and the values of each real video."""
+    models = {name: measure(show_progress(of, name), metrics) for name, of in samples.items()}
+    found = (video for sample in next(iter(samples.values())) if (video := sample.as_real()) is not None)
+    real = measure(found, [metric for metric in metrics if metric.measures_real])
+    columns = {name: {**of, LOSS: Scores(losses[name].losses if name in losses else {})} for name, of in models.items()}
+    units = {output: metric.unit(output) for metric in metrics for output in metric.outputs}
+    if any(scores.values for scores in real.values()):
+        columns[REAL] = real
+    results = summarize({LOSS: "", **units}, columns)
+    for metric in metrics:
+        if (notes := metric.notes()) and (output := next(iter(metric.outputs))) in results:
+            results[output]["notes"] = notes
+    return results, models, values_of(real)
 
 
-def figures_of(file: Path, signature: str) -> dict[str, Any]:
-    """What an earlier command measured of the same videos; nothing if there is no such."""
+def show_progress(samples: Sequence[MadeVideo], name: str) -> Iterator[MadeVideo]:
+    """Yields samples whose videos are not kept in memory afterwards, and shows how many are done."""
+    show = share_done(f"measuring {len(samples)} videos ({name})")
+    for number, sample in enumerate(samples, start=1):
+        yield sample.unread()
+        show(number, len(samples))
+
+
+def read_known(file: Path, signature: str) -> dict[str, Any]:
+    """Reads what an earlier command measured of the same videos; empty if it measured other ones."""
     if not file.is_file():
         return {}
     try:
@@ -89,9 +75,17 @@ def draw(sheet: Path, samples: Mapping[str, Sequence[MadeVideo]]) -> None:
     contact_sheet(sheet, rows, [str(sample.args["prompt"]) for sample in first])
 
 
-def record(sample: MadeVideo, measured: Measured, out: Path) -> dict[str, Any]:
+def values_of(scores: Mapping[str, Scores]) -> dict[str, Values]:
+    """Values of all outputs that have one for each sample or group, by sample."""
+    found: dict[str, Values] = {}
+    for output, of in scores.items():
+        for name, value in of.values.items() if of.samples is None else ():
+            found.setdefault(name, {})[output] = value
+    return found
+
+
+def record(sample: MadeVideo, values: Values, out: Path) -> dict[str, Any]:
     """A sample in evaluation.json."""
-    values = {**measured.by_sample[sample.name], **measured.by_group.get(sample.name, {})}
     return {
         **{name: sample.args[name] for name in ("name", "seed", "model_mode", "prompt")},
         "file": str(sample.file.relative_to(out)),

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field, fields
+from dataclasses import field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -14,27 +14,24 @@ from worldsmith.actions.action import Result, share_done
 from worldsmith.actions.model_action import VideoAction, find_device, require_outside
 from worldsmith.actions.outputs.adherence import MeasureAdherence
 from worldsmith.actions.outputs.clip_samples import SAMPLES, choose_mode, write_samples
-from worldsmith.actions.outputs.evaluation_file import RESULT, draw, figures_of, measure_all, record
-from worldsmith.actions.outputs.evaluators import NETWORKS, Evaluators
+from worldsmith.actions.outputs.evaluation_file import RESULT, draw, measure_all, read_known, record, values_of
+from worldsmith.actions.outputs.evaluators import Evaluators, metric_configs
 from worldsmith.actions.outputs.generate import GenerateVideos
 from worldsmith.actions.outputs.held_out import HeldOutClips, HeldOutLoss
 from worldsmith.actions.outputs.sample_order import SHEET, Order, mark_of, order_of
 from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.config import wrong
+from worldsmith.config.declare.configurable import field_names
 from worldsmith.config.declare.ranges import Count
 from worldsmith.config.errors import UserError
-from worldsmith.config.tree.plain import to_dict
+from worldsmith.config.tree.plain import class_defaults, to_dict
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.stream.errors import DataError
 from worldsmith.distributed.world import world_size
 from worldsmith.evaluation.made_video import MadeVideo, find_real
-from worldsmith.evaluation.measuring import (
-    EVALUATORS,
-    LOSS,
-    REAL,
-    table,
-)
+from worldsmith.evaluation.measuring import LOSS, REAL, table
+from worldsmith.evaluation.metrics.registry import METRICS, Evaluator, MetricOptions
 from worldsmith.files.atomic import write_text
 from worldsmith.files.fingerprint import fingerprint
 from worldsmith.files.writable import require_writable
@@ -48,9 +45,6 @@ logger = logging.getLogger(__name__)
 
 SAME_FORM = ("height", "width", "num_frames", "fps")
 """What the samples of two models must share to be compared."""
-Evaluator = Literal["loss", "continuation", "motion", "sharpness", "diversity", "shapes", "clip", "fvd"]
-OF_CLIPS = ("loss", "continuation", "motion", "sharpness", "clip", "fvd")
-"""What is measured on a data set of clips if nothing is chosen."""
 
 
 class MeasureVideos(VideoAction):
@@ -65,7 +59,7 @@ class MeasureVideos(VideoAction):
 
     aliases: ClassVar[Mapping[str, str]] = {**VideoAction.aliases, "-i": "input_files"}
 
-    class Config(VideoAction.Config):
+    class Config(MetricOptions, VideoAction.Config):
         dataset: str | None = None
         """A data set of clips, read as the training data were: its video_dataset_file.jsonl, the folder of it, or .tar
         shards."""
@@ -88,17 +82,14 @@ class MeasureVideos(VideoAction):
         """auto: averaged (ema) if there are any."""
         evaluators: list[Evaluator] = field(default_factory=list)
         """What is measured; empty: all that can be."""
-        clip: str | None = None
-        """Folder of a CLIP model for the evaluator clip, such as openai/clip-vit-large-patch14."""
-        videomae: str | None = None
-        """Folder of a VideoMAE classifier for the evaluator fvd, such as MCG-NJU/videomae-base-finetuned-ssv2."""
 
         def check(self) -> None:
             if sum((self.prompts is not None, bool(self.input_files), self.dataset is not None)) != 1:
                 raise wrong(self, "dataset", "input_files", "prompts", why="one of them says what is measured on",
                             remedy="give one")  # fmt: skip
-            for name in ("baseline", "evaluators", "clip", "videomae"):
-                if self.prompts is not None and getattr(self, name):
+            defaults = class_defaults(type(self))
+            for name in ("baseline", "evaluators", *field_names(MetricOptions)):
+                if self.prompts is not None and getattr(self, name) != defaults[name]:
                     raise wrong(self, name, "prompts", why="the former needs files of samples, or a data set",
                                 remedy="give these with --input-files, and what they show in their extra")  # fmt: skip
             if self.dataset is None and "loss" in self.evaluators:
@@ -234,14 +225,14 @@ class MeasureVideos(VideoAction):
         file, signature = out / RESULT, self.signature(samples, losses)
         makes = any(samples.values())
         last = [*([f"contact sheet {out / SHEET}"] if makes else []), f"figures       {file}"]
-        notes = [*lines, *(f"skipped {name}: {reason}" for name, reason in self.evaluators.skipped.items())]
-        known = {} if self.config.force else figures_of(file, signature)
+        notes = [*lines, *(f"skipped the metric {name}: {reason}" for name, reason in self.evaluators.skipped.items())]
+        known = {} if self.config.force else read_known(file, signature)
         if known and (not makes or (out / SHEET).is_file()):
             line = f"{file} is complete for these videos; nothing to do (--force makes and measures them again)"
             return Result([line, *table(known["figures"]), *notes, *last], known)
-        figures, measured, real = measure_all(
-            samples, losses, self.evaluators.active, *self.evaluators.load_networks(find_device(self.config.device))
-        )
+        metrics = self.evaluators.build(find_device(self.config.device))
+        figures, models, real = measure_all(samples, losses, metrics)
+        values = {name: values_of(scores) for name, scores in models.items()}
         if not any(figure[name]["samples"] for figure in figures.values() for name in samples):
             raise UserError(f"nothing could be measured: {'; '.join([*table(figures)][1 + len(figures) :])}")
         if makes:
@@ -255,8 +246,10 @@ class MeasureVideos(VideoAction):
             "fingerprints": {name: fingerprint(order.model.folder) for name, order in orders.items()},
             "versions": package_versions(),
             "figures": figures,
-            "samples": {name: [record(one, measured[name], out) for one in of] for name, of in samples.items()},
-            REAL: real.by_sample,
+            "samples": {
+                name: [record(one, values[name].get(one.name, {}), out) for one in of] for name, of in samples.items()
+            },
+            REAL: real,
             "losses": {name: of.losses for name, of in losses.items()},
         }
         write_text(file, json.dumps(facts, ensure_ascii=False, indent=1) + "\n")
@@ -276,10 +269,14 @@ class MeasureVideos(VideoAction):
     def evaluators(self) -> Evaluators:
         """What is measured."""
         config = self.config
-        folders = {name: folder for name, folder in (("clip", config.clip), ("fvd", config.videomae)) if folder}
-        others = [name for name in EVALUATORS if name != LOSS and (name not in NETWORKS or name in folders)]
-        chosen = config.evaluators or (others if config.dataset is None else OF_CLIPS)
-        return Evaluators(list(chosen), folders, self.mode, self.modes)
+        found = Evaluators(config.evaluators, metric_configs(config), self.mode, self.modes)
+        if config.evaluators:
+            return found
+        if config.dataset is not None:
+            chosen = [LOSS, *(name for name, kind in METRICS.items() if kind.by_default)]
+        else:
+            chosen = [name for name, kind in METRICS.items() if kind.weights is None or name in found.folders]
+        return replace(found, chosen=chosen)
 
     def models(self) -> dict[str, StoredModel]:
         """The models that are measured."""
@@ -345,10 +342,11 @@ class MeasureVideos(VideoAction):
         return found
 
     def signature(self, samples: Mapping[str, Sequence[MadeVideo]], losses: Mapping[str, HeldOutLoss]) -> str:
-        """Changes with what is measured, the networks that measure, every loss, every video, and every real one."""
+        """Changes with the metrics, their weights and settings, every loss, every video, and every real one."""
         networks = [fingerprint(folder) for folder in self.evaluators.folders.values()]
         found = [[name, of.losses, of.left_out] for name, of in losses.items()]
-        digest = hashlib.sha256(repr([self.evaluators.active, networks, found]).encode())
+        settings = [to_dict(self.evaluators.configs[name]) for name in METRICS if name in self.evaluators.active]
+        digest = hashlib.sha256(repr([self.evaluators.active, settings, networks, found]).encode())
         for name, sample in ((name, sample) for name, of in samples.items() for sample in of):
             files = [sample.file, *([] if sample.source is None else [sample.source])]
             digest.update(f"{name} {json.dumps(sample.args, sort_keys=True)} {mark_of(files)}\n".encode())

@@ -19,7 +19,7 @@ from worldsmith.files.fingerprint import LINEAGE
 from worldsmith.files.foreign import require_only
 from worldsmith.files.json_file import read_json_object, section
 from worldsmith.files.lines import read_lines
-from worldsmith.files.manifest import list_files, summarize, write_manifest
+from worldsmith.files.manifest import find_change, find_damage, list_files, summarize, summary, write_manifest
 from worldsmith.files.writable import require_writable
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 WEIGHT_FILES = (".safetensors", ".distcp", ".pt", METADATA)
 """Suffixes, or names, of files that are verified when an export is opened; others may be edited."""
-LOOSE = ("files", "versions", "worldsmith", "base_model", "card")
+LOOSE = ("files", "checksums", "versions", "worldsmith", "base_model", "card")
 """Parts of what a folder says about itself that do not make another export."""
 
 
@@ -63,13 +63,13 @@ def may_write(out: Path, about: Mapping[str, Any], force: bool, *, index: str) -
     present = read_about(out, index)
     if present is None:
         return True
-    complete = is_whole(out, present)
-    if complete and same_export(present, about):
+    damage = find_export_damage(out, present)
+    if damage is None and same_export(present, about):
         return False
     if force:
         require_only(out, {ABOUT, LINEAGE, *present["files"]})
         return True
-    state = "another export" if complete else "an export with missing or changed files"
+    state = "another export" if damage is None else f"an export with missing or changed files ({damage})"
     raise FileExistsError(f"{out} is {state}; use --force to replace it, or choose another folder")
 
 
@@ -147,13 +147,31 @@ def add_to_card(folder: Path, measured: Mapping[str, float], frames: Path) -> bo
         shutil.copyfile(frames, aside)
     atomic.write_text(card, formats.card(folder.name, about))
     about["files"] |= {name: (folder / name).stat().st_size for name in (card.name, frames.name)}
+    if "checksums" in about:  # an export of an earlier version has none
+        about["checksums"] |= {name: summary(folder / name)[1] for name in (card.name, frames.name)}
     atomic.write_text(file, json.dumps(about, indent=2) + "\n")
     return True
 
 
+def find_export_damage(out: Path, about: Mapping[str, Any]) -> str | None:
+    """Which file of an export is missing or changed, in words; None if all files have their sizes and checksums.
+
+    The manifest has the checksums of weight files, `about` those of the others; an export of an earlier version has
+    only the sizes of these.
+    """
+    for name, size in about["files"].items():
+        if not (out / name).is_file():
+            return f"{name} is missing"
+        if (found := (out / name).stat().st_size) != size:
+            return f"{name} has {found} bytes, not {size}"
+    expected = {name: [about["files"][name], crc] for name, crc in about.get("checksums", {}).items()}
+    changes = (find_change(out, name, entry) for name, entry in expected.items())
+    return next((change for change in changes if change is not None), None) or find_damage(out)
+
+
 def is_whole(out: Path, about: Mapping[str, Any]) -> bool:
-    """Whether every file of an export is there and has its size."""
-    return all((out / n).is_file() and (out / n).stat().st_size == size for n, size in about["files"].items())
+    """Whether every file of an export is there and unchanged."""
+    return find_export_damage(out, about) is None
 
 
 def same_export(present: Mapping[str, Any], about: Mapping[str, Any]) -> bool:
@@ -161,7 +179,7 @@ def same_export(present: Mapping[str, Any], about: Mapping[str, Any]) -> bool:
 
 
 def publish_export(aside: Path, out: Path, about: dict[str, Any], *, force: bool) -> None:
-    """Writes checksums of the weight files and `about` with a list of all, and makes the folder visible as `out`.
+    """Writes checksums of the weight files and `about` with a list of all files, and makes the folder visible as `out`.
 
     Raises FileExistsError for an export that has appeared there meanwhile, unless `force` lets it be replaced.
     Weight files get the permissions of an ordinary file: safetensors makes them readable by their owner only.
@@ -169,6 +187,8 @@ def publish_export(aside: Path, out: Path, about: dict[str, Any], *, force: bool
     weights = [file for file in list_files(aside) if file.suffix in WEIGHT_FILES or file.name in WEIGHT_FILES]
     write_manifest(aside, summarize(aside, weights))
     about["files"] = {str(p.relative_to(aside)): p.stat().st_size for p in sorted(aside.rglob("*")) if p.is_file()}
+    others = [aside / name for name in about["files"] if aside / name not in weights]
+    about["checksums"] = {name: crc for name, (_, crc) in summarize(aside, others).items()}
     (aside / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
     ordinary = (aside / ABOUT).stat().st_mode
     for name in about["files"]:

@@ -14,7 +14,7 @@ from worldsmith.checkpoint.formats.export_folder import (
     ExportSource,
     count_numbers,
     facts_of,
-    is_whole,
+    find_export_damage,
     origin_of,
     publish_export,
     read_about,
@@ -151,8 +151,9 @@ def export_weights(
         "model": formats.exported_config(spec),
         "card": {"parameters": count_numbers(source.shapes), **layout.facts(spec), **(card or {})},
     }
-    if present is not None and not force and not (same_export(present, about) and is_whole(out, present)):
-        raise another_export(out)
+    damage = None if present is None else find_export_damage(out, present)
+    if present is not None and not force and (damage is not None or not same_export(present, about)):
+        raise another_export(out, damage)
     if present is not None and force:
         require_only(out, {ABOUT, *present["files"]})
     with folder_aside(out) as aside:
@@ -161,10 +162,10 @@ def export_weights(
         about["weights_sha256"] = write_safetensors(
             aside, STEM, source, keys, dtype_of, average=average, max_shard_size=max_shard_size
         )
-        if present is not None and same_export(present, about) and is_whole(out, present):
+        if present is not None and same_export(present, about) and damage is None:
             return False
         if present is not None and not force:
-            raise another_export(out)
+            raise another_export(out, damage)
         formats.pack_components(spec.config, aside)
         if tree is not None:
             formats.pack_run(tree, aside)
@@ -174,5 +175,6 @@ def export_weights(
     return True
 
 
-def another_export(out: Path) -> FileExistsError:
-    return FileExistsError(f"{out} is another export or damaged; use --force to replace it, or choose another folder")
+def another_export(out: Path, damage: str | None) -> FileExistsError:
+    state = "another export" if damage is None else f"damaged ({damage})"
+    return FileExistsError(f"{out} is {state}; use --force to replace it, or choose another folder")

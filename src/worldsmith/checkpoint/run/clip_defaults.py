@@ -18,7 +18,17 @@ def clip_defaults(tree: Mapping[str, Any]) -> dict[str, Any]:
         "caption_suffix": dataset["caption_suffix"],
         "unconditional_keeps_metadata": dataset["cfg_dropout_keep_metadata"],
         "max_caption_tokens": loader["max_caption_tokens"],
+        **sample_guidance(tree),
     }
+
+
+def sample_guidance(tree: Mapping[str, Any]) -> dict[str, float]:
+    """The guidance scale of the samples that a run generates while it trains.
+
+    Empty if the run generates no samples, or at several scales: then the default of the model family applies.
+    """
+    scales = tree.get("trainer", {}).get("callbacks", {}).get("EveryNDrawSample", {}).get("guidance", [])
+    return {"guidance": float(scales[0])} if len(scales) == 1 else {}
 
 
 def shift_of(tree: Mapping[str, Any]) -> float | None:

@@ -92,7 +92,7 @@ def check(args: argparse.Namespace) -> int:
             raise
         missing = check_files(error.rest, mistakes=error.problems)
         raise ConfigError([*error.problems, *locate(missing, error.places)]) from None
-    if args.files and (missing := check_files(loaded.tree)):
+    if args.files and (missing := check_files(loaded.tree, variables=loaded.variables)):
         raise ConfigError(locate(missing, loaded.places))
     print_text(f"OK: {loaded.source}")
     return 0

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from worldsmith.config.errors import UserError
 
-HELP = "Print the JSON Schema of the recipe TOML, of the run tree or of an action's spec, or the reference page."
-DESCRIBED = ("toml", "tree", "reference")
+HELP = "Print a JSON Schema (recipe TOML, run tree, spec of an action), the reference page or the table of metrics."
+DESCRIBED = ("toml", "tree", "reference", "metrics")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,6 +76,10 @@ def render(what: str, recipe: str | None = None, *, style: str = "json-schema") 
         from worldsmith.cli.config.action_forms import find_form
 
         return as_text(STYLES[style](find_form(what)))
+    if what == "metrics":
+        from worldsmith.evaluation.metrics.registry import metrics_table
+
+        return "".join(f"{row}\n" for row in metrics_table())
     from worldsmith.config.recipes.registry import get_recipe, recipe_names
 
     trees = {name: get_recipe(name) for name in ([recipe] if recipe else recipe_names())}

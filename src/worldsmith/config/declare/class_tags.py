@@ -13,6 +13,7 @@ from typing import Any
 
 import worldsmith
 from worldsmith.config.declare.configurable import Config, Configurable, owner_of
+from worldsmith.config.errors import raise_interrupt
 from worldsmith.config.tree.suggest import did_you_mean
 
 _TRUSTED = {"worldsmith"}
@@ -103,7 +104,8 @@ def _import(name: str, tag: str) -> Any:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             return None
         raise ValueError(f"'{tag}': importing {name} failed: {error}") from error
-    except Exception as error:
+    except BaseException as error:
+        raise_interrupt(error)
         raise ValueError(f"'{tag}': importing {name} failed: {type(error).__name__}: {error}") from error
 
 
@@ -114,7 +116,8 @@ def _attribute(module: ModuleType, names: list[str], tag: str) -> Any:
             inner = getattr(found, name)
         except AttributeError:
             raise ValueError(_missing(found, name, tag)) from None
-        except Exception as error:  # modules that import on first use fail here
+        except BaseException as error:  # modules that import on first use fail here
+            raise_interrupt(error)
             raise ValueError(f"'{tag}': importing it failed: {type(error).__name__}: {error}") from error
         # A module that another one happens to import is no way out of the allow-list.
         if isinstance(inner, ModuleType) and inner.__name__.partition(".")[0] != tag.partition(".")[0]:

@@ -19,7 +19,7 @@ from types import ModuleType
 
 from worldsmith.config.declare.class_tags import trust
 from worldsmith.config.declare.configurable import Config
-from worldsmith.config.errors import ConfigError, Problem, blamed_line
+from worldsmith.config.errors import ConfigError, Problem, blamed_line, raise_interrupt
 from worldsmith.config.recipes.registry import Recipe, check_shape, registered
 from worldsmith.config.tree.suggest import did_you_mean
 
@@ -75,7 +75,8 @@ def import_module(name: str, what: str) -> ModuleType:
     try:
         module = importlib.import_module(name)
         trust(name)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        raise_interrupt(error)
         registered().clear()
         registered().update(before)
         raise ConfigError([_import_problem(name, what, error)]) from error

@@ -22,7 +22,7 @@ from typing import Any, TypeVar, cast, overload
 import worldsmith
 from worldsmith.config.declare.class_tags import trust
 from worldsmith.config.declare.configurable import Config, field_names, walk
-from worldsmith.config.errors import ConfigError, Problem, code_problem
+from worldsmith.config.errors import ConfigError, Problem, code_problem, raise_interrupt
 from worldsmith.config.tree.suggest import did_you_mean
 
 Tree = TypeVar("Tree", bound=Config)
@@ -146,7 +146,8 @@ def get_recipe(name: str) -> Config:
         tree = found.make()
     except ConfigError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        raise_interrupt(error)
         raise ConfigError([code_problem(f"the recipe '{name}' cannot be made", error)]) from error
     finally:
         _ACTIVE.pop()

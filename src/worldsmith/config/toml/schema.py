@@ -9,7 +9,6 @@ recipes, ours and those of other packages, add keys of their own:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -49,12 +48,13 @@ class TomlField:
 def toml_keys(section: str, config: type[Config], *names: str, at: str | None = None, only: str | None = None) -> None:
     """Adds keys to a section of the recipe TOML: fields of `config`, which is at `at` in the tree (None: `section`).
 
-    Type, default and doc of a key are those of the field. With `only`, it has an effect for that task alone. Several
-    families may add the same key in the same place; their types are joined. Raises TypeError for a name that is no
-    field, ValueError for a key that there is already, in another place.
+    Without names all fields are keys, except those of `EXCLUDED`. Type, default and doc of a key are those of the
+    field. With `only`, it has an effect for that task alone. Several families may add the same key in the same place;
+    their types are joined. Raises TypeError for a name that is no field, ValueError for a key that there is already, in
+    another place.
     """
     hints, defaults = field_hints(config), class_defaults(config)
-    for name in names:
+    for name in names or _reachable(section, config):
         if name not in hints:
             raise TypeError(unknown_field(config, name))
         path, target = (*section.split("."), name), (*(at or section).split("."), name)
@@ -69,7 +69,7 @@ def toml_fields() -> list[TomlField]:
     """All keys, by section, in the order in which files are written."""
     entries = [*FIELDS, *_added().values()]
     sections = [entry.path[:-1] for entry in entries]
-    roots = [entry.path[:1] for entry in entries]
+    roots = [*((name,) for name in SECTIONS), *(entry.path[:1] for entry in entries)]
     return sorted(entries, key=lambda e: (e.path == (OPAQUE,), roots.index(e.path[:1]), sections.index(e.path[:-1])))
 
 
@@ -85,12 +85,26 @@ def _section(name: str, *rows: tuple[str, Any, Any, str]) -> list[TomlField]:
     return [TomlField((*name.split("."), key), kind, default, doc) for key, kind, default, doc in rows]
 
 
-def _fields(section: str, config: type[Config], leave_out: Sequence[str] = (), **defaults: Any) -> list[TomlField]:
-    """The fields of a class, with the defaults that they have in a file where these are others."""
-    defaults = {**class_defaults(config), **defaults}
-    hints = {name: hint for name, hint in field_hints(config).items() if name not in leave_out}
-    return [TomlField((*section.split("."), name), hint, defaults[name], config) for name, hint in hints.items()]
+EXCLUDED: dict[Path, str] = {
+    ("model", "parallelism", "reduce_every_pack"): "it came after the format, and an override sets it",
+}
+"""Fields that are no keys of the file although all others of their class are, and why."""
 
+
+def _reachable(section: str, config: type[Config]) -> list[str]:
+    """Names of the fields that are keys of a section which has all fields of a class."""
+    return [name for name in field_hints(config) if (*section.split("."), name) not in EXCLUDED]
+
+
+def _fields(section: str, config: type[Config], **defaults: Any) -> list[TomlField]:
+    """The fields of a class, with the defaults that they have in a file where these are others."""
+    defaults, hints = {**class_defaults(config), **defaults}, field_hints(config)
+    names = _reachable(section, config)
+    return [TomlField((*section.split("."), name), hints[name], defaults[name], config) for name in names]
+
+
+SECTIONS = ("job", "model", "optimizer", "scheduler", "trainer", "checkpoint", "dataloader_train")
+"""The order in which files are written; sections of other packages come last."""
 
 FIELDS: tuple[TomlField, ...] = (
     *_fields("job", JobConfig),
@@ -113,23 +127,13 @@ FIELDS: tuple[TomlField, ...] = (
         ("rate", float, 0.1, "Width of the average as a share of the run so far."),
         ("iteration_shift", int, 0, "Steps added to the iteration counter of the average."),
     ),
-    *_fields("model.parallelism", ParallelismConfig, leave_out=("reduce_every_pack",)),
+    *_fields("model.parallelism", ParallelismConfig),
     *_fields("model.compile", CompileConfig),
     *_fields("model.activation_checkpointing", ActivationCheckpointingConfig, mode="full"),
     *_section(
         "model.backbone",
         ("model_name", str, MISSING, "Hub name or folder of the backbone. vlm only."),
         ("safetensors_path", str, MISSING, "Weights to load instead of the backbone's own. vlm only."),
-    ),
-    *_section(
-        "optimizer",
-        ("betas", list[float], [0.9, 0.99], "AdamW's two decay rates."),
-        ("eps", float, 1e-8, "AdamW's epsilon. vfm only."),
-        ("fused", bool, True, "Use the fused kernel."),
-        ("keys_to_select", list[str], [], "Name parts of the parameters to train; empty trains all."),
-        ("lr", float, 2e-4, "Base learning rate."),
-        ("lr_multipliers", dict[str, float], {}, "Name part of a parameter = factor on the learning rate."),
-        ("weight_decay", float, 0.0, "Decoupled weight decay."),
     ),
     *_section(
         "scheduler",
@@ -230,9 +234,10 @@ def remap(path: Path, task: str) -> Path | None:
     """The tree path of a TOML path (longest matching prefix wins), or None if the key has no effect for the task."""
     rules, added = REMAPS[task], _added()
     for length in range(len(path), 0, -1):
+        if rules.get(path[:length], path) is None:
+            return None
         if entry := added.get(path[:length]):
             return None if entry.only not in (None, task) else (*(entry.at or ()), *path[length:])
-        if path[:length] in rules:
-            target = rules[path[:length]]
-            return None if target is None else (*target, *path[length:])
+        if target := rules.get(path[:length]):
+            return (*target, *path[length:])
     return path

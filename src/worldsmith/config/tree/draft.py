@@ -16,7 +16,7 @@ from worldsmith.config.tree.contradictions import alternatives, degree_problems,
 from worldsmith.config.tree.difference import changes, differences
 from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
 from worldsmith.config.tree.provenance import Provenance, remember, trace
-from worldsmith.config.tree.references import Kept, try_resolve
+from worldsmith.config.tree.references import VARIABLE, Kept, try_resolve
 from worldsmith.config.words.overrides import Override, apply_overrides
 
 Recipes = list[tuple[str, Config]]
@@ -65,6 +65,22 @@ class Loaded:
     def provenance(self) -> Provenance:
         """The origin of every section, table, list and leaf, by path. Worked out when it is asked for."""
         return trace(self.raw, self.recipes(), self.places, self.sources)
+
+    @property
+    def variables(self) -> dict[Path, str]:
+        """Name of the environment variable that gave a value, by the path of the value."""
+        found = {path: self._variable(path) for path in self.sources}
+        return {path: name for path, name in found.items() if name is not None}
+
+    def _variable(self, path: Path) -> str | None:
+        for step in self.sources.get(path, []):
+            if not isinstance(step, str):
+                name = self._variable(step)
+            else:
+                name = step.removeprefix(VARIABLE) if step.startswith(VARIABLE) else None
+            if name is not None:
+                return name
+        return None
 
     @cached_property
     def changed(self) -> set[Path]:

@@ -30,6 +30,8 @@ from worldsmith.config.write.values import WORD, write
 _Tree = TypeVar("_Tree", bound=Config)
 _FAILED: Any = object()
 RESOLVERS = ("oc.env", "now", "asset")
+VARIABLE = "environment variable "
+"""Start of the source of a value that an environment variable gave; its name follows."""
 Kept = bool | Literal["names"]
 """What becomes of a reference to an environment variable that is not set: a mistake, or it stays as it is, or $NAME
 stands for it, which is a mistake where no text may stand."""
@@ -220,7 +222,7 @@ class _Resolver:
         if found is not None:
             if "${" in found:
                 return self.fail(f"the environment variable '{name}' holds a reference itself ({found!r})")
-            self.came_from(f"environment variable {name}")
+            self.came_from(f"{VARIABLE}{name}")
             value = decode(found)
             problems: list[Problem] = []
             fit(found, hint, (), problems, references=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Iterable
 from difflib import SequenceMatcher
 
@@ -72,6 +73,25 @@ def did_you_mean_path(path: Path, candidates: Iterable[Path], *, shown: str = "'
     """`did you mean 'a.b'?` with the nearest valid path in the format `shown`, or None if nothing is near."""
     near = nearest_path(path, candidates)
     return f"did you mean {shown.format(format_path(near))}?" if near else None
+
+
+def did_you_mean_folder(path: str | pathlib.Path) -> str:
+    """`; did you mean 'outputs/train/…'?` for a folder that does not exist, or "" if no folder has a similar path.
+
+    Each part of the path that does not exist is compared with the folders next to where it would be.
+    """
+    given = pathlib.Path(path)
+    found = pathlib.Path(given.anchor)
+    for part in given.relative_to(given.anchor).parts:
+        if not (found / part).is_dir():
+            try:
+                part = next(iter(nearest(part, (one.name for one in found.iterdir() if one.is_dir()), limit=1)), "")
+            except OSError:
+                return ""
+            if not part:
+                return ""
+        found /= part
+    return "" if found == given else f"; did you mean '{found}'?"
 
 
 def tolerance(name: str) -> int:

@@ -12,7 +12,7 @@ from worldsmith.data.json_records import parse_json
 from worldsmith.data.shards.addresses import find_shards, short_names
 from worldsmith.data.shards.part import part_of
 from worldsmith.data.shards.tar_index import Member, TarIndex, index_all
-from worldsmith.data.stream.errors import SampleError
+from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.data.stream.quarantine import Rejection
 
 VIDEOS = ("mp4", "mov", "mkv", "webm", "avi", "m4v", "mpg", "mpeg", "gif")
@@ -34,9 +34,18 @@ class ShardSample:
 
 
 def shard_records(pattern: str) -> Iterator[ClipRecord | Rejection]:
-    """One for each sample, and a rejection for what is damaged. Raises DataError when a shard cannot be reached."""
+    """One for each sample, and a rejection for what is damaged.
+
+    Raises DataError when a shard cannot be reached, or none of them can be read.
+    """
     files = find_shards(pattern)
-    for index, name in zip(index_all(files), short_names(files)):
+    indices = index_all(files)
+    faults = [f"{index.file}: {index.fault[1]}" for index in indices if index.fault and not index.members]
+    if len(faults) == len(files):
+        raise DataError(
+            f"{pattern}: no shard can be read ({len(files)} found): {faults[0]}. Copy or download the shards anew"
+        )
+    for index, name in zip(indices, short_names(files)):
         seen: set[str] = set()
         for sample in samples_of(index):
             uuid, first = f"{name}/{sample.key}", next(iter(sample.members.values()))

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
+import lzma
 import os
+import struct
 import tarfile
 import time
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Self
 
 from worldsmith.data.content_mark import content_mark
 from worldsmith.data.stream.errors import DataError
@@ -24,6 +28,39 @@ USUAL = tuple(f"{stem}{suffix}" for stem in ("videos", "images") for suffix in (
 """What an archive is called in the folder of a data set whose media are packed."""
 WAIT = 0.5
 """Seconds between two looks while another process unpacks."""
+DAMAGE = ".damage.jsonl"
+"""File in an unpacked folder that lists what of its archive could not be unpacked."""
+DAMAGED = (
+    *(tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError, struct.error),
+    *(ValueError, OverflowError, RuntimeError),  # the last one: an encrypted member, or an unknown compression
+)
+"""Errors of the libraries for archives whose bytes are wrong; OSError without a number is one, too."""
+BAD_HEADERS = ("InvalidHeaderError", "TruncatedHeaderError")
+"""Names of the errors of `tarfile` for damaged headers; the others mark the end of a tar."""
+
+
+class DamagedArchiveError(DataError):
+    """Nothing of an archive can be unpacked, since its bytes are wrong."""
+
+
+class CheckedMember(tarfile.TarInfo):
+    """A member of a `CheckedTar`."""
+
+    @classmethod
+    def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
+        try:
+            return super().fromtarfile(archive)
+        except tarfile.HeaderError as error:
+            if isinstance(archive, CheckedTar) and type(error).__name__ in BAD_HEADERS:
+                archive.fault = f"a damaged header: {error}"
+            raise
+
+
+class CheckedTar(tarfile.TarFile):
+    """A tar that remembers a damaged header, at which `TarFile` ends as if that were the end of the archive."""
+
+    tarinfo = CheckedMember
+    fault = ""
 
 
 def is_archive(path: str | Path) -> bool:
@@ -38,11 +75,14 @@ def archives_in(folder: Path) -> list[Path]:
 def unpacked(archive: Path) -> Path:
     """The folder with the files of an archive, which is unpacked when it is not there yet.
 
+    Members that are damaged are left out, listed in `DAMAGE` of the folder, and reported at each call.
+
     It lies next to the archive, or below the user's cache where nothing can be written there, and is named by the
     archive's content. Several processes may call this at once: one of them unpacks, and the others wait.
 
     Raises:
-        DataError: The archive is missing or damaged, or a member would be written outside the folder.
+        DataError: The archive is missing, a member would be written outside the folder, or the disk is full.
+        DamagedArchiveError: Nothing of the archive can be unpacked.
     """
     mark = content_mark(archive)
     if not mark:
@@ -57,7 +97,22 @@ def unpacked(archive: Path) -> Path:
                 log.warning("unpacked %d files of %s", count, archive)
         except FileExistsError:
             time.sleep(WAIT)
+    report_damage(archive, target)
     return target
+
+
+def report_damage(archive: Path, folder: Path) -> None:
+    """Warns of members that could not be unpacked."""
+    listing = folder / DAMAGE
+    if not listing.is_file():
+        return
+    entries = [json.loads(line) for line in listing.read_text(encoding="utf-8").splitlines()]
+    log.warning(
+        "the archive %s is damaged: %d error%s, unpacked files: %d; first error: %s: %s; listed in %s. "
+        "Copy or download the archive anew",
+        *(archive, len(entries), "s" * (len(entries) != 1), count_files(folder) - 1),
+        *(entries[0]["member"], entries[0]["why"], listing),
+    )
 
 
 def home_of(archive: Path) -> Path:
@@ -70,24 +125,84 @@ def home_of(archive: Path) -> Path:
 
 
 def unpack(archive: Path, folder: Path) -> int:
-    """Writes the members into `folder`; returns the number of files. Raises DataError."""
+    """Writes the members into `folder`, those that are damaged into the list `DAMAGE`; returns the number of files.
+
+    Raises DataError.
+    """
+    is_zip = archive.name.lower().endswith(".zip")
     try:
-        if archive.name.lower().endswith(".zip"):
-            with zipfile.ZipFile(archive) as packed:
-                outside = [name for name in packed.namelist() if leaves(name)]
-                if outside:
-                    raise DataError(f"{archive}: the member '{outside[0]}' lies outside the archive's folder")
-                packed.extractall(folder)
-        else:
-            with tarfile.open(archive) as packed:
-                packed.extractall(folder, filter="data")
+        damaged = list((unpack_zip if is_zip else unpack_tar)(archive, folder))
     except tarfile.FilterError as error:
         raise DataError(f"{archive}: {error}. Nothing was unpacked") from None
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
+    except OSError as error:
+        if not is_damage(error):
             words = error.strerror or error
             raise DataError(f"{archive} cannot be unpacked into {folder.parent}: {words}") from None
-        raise DataError(f"{archive} is damaged and cannot be unpacked: {error}. Copy or download it anew") from None
+        raise damaged_archive(archive, error) from None
+    except DataError:
+        raise
+    except DAMAGED as error:
+        raise damaged_archive(archive, error) from None
+    count = count_files(folder)
+    if damaged and not count:
+        raise damaged_archive(archive, damaged[0][1])
+    if damaged:
+        lines = [json.dumps({"member": member, "why": why}) + "\n" for member, why in damaged]
+        (folder / DAMAGE).write_text("".join(lines), encoding="utf-8")
+    return count
+
+
+def unpack_zip(archive: Path, folder: Path) -> Iterator[tuple[str, str]]:
+    """Yields the name of each damaged member, and why it is left out."""
+    with zipfile.ZipFile(archive) as packed:
+        outside = [name for name in packed.namelist() if leaves(name)]
+        if outside:
+            raise DataError(f"{archive}: the member '{outside[0]}' lies outside the archive's folder")
+        for member in packed.infolist():
+            try:
+                packed.extract(member, folder)
+            except Exception as error:
+                if not is_damage(error):
+                    raise
+                (folder / member.filename).unlink(missing_ok=True)
+                yield member.filename, describe(error)
+
+
+def unpack_tar(archive: Path, folder: Path) -> Iterator[tuple[str, str]]:
+    """Yields the member at which the archive is damaged, and why: nothing can be read after it."""
+    with CheckedTar.open(archive) as packed:
+        name = ""
+        try:
+            while (member := packed.next()) is not None:
+                name = member.name
+                packed.extract(member, folder, filter="data")
+                name = f"after {member.name}"
+            if packed.fault:
+                yield name, packed.fault
+        except Exception as error:
+            if not is_damage(error):
+                raise
+            if not name.startswith("after "):
+                (folder / name.lstrip("/")).unlink(missing_ok=True)
+            yield name, describe(error)
+
+
+def is_damage(error: Exception) -> bool:
+    """Whether an error is about the bytes of an archive, and not about this machine or members outside the folder."""
+    if isinstance(error, OSError):
+        return error.errno is None
+    return isinstance(error, DAMAGED) and not isinstance(error, tarfile.FilterError)
+
+
+def describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def damaged_archive(archive: Path, why: object) -> DamagedArchiveError:
+    return DamagedArchiveError(f"{archive} is damaged and cannot be unpacked: {why}. Copy or download it anew")
+
+
+def count_files(folder: Path) -> int:
     return sum(len(files) for _, _, files in os.walk(folder))
 
 
@@ -98,5 +213,19 @@ def leaves(name: str) -> bool:
 
 
 def media_folders(root: Path) -> Sequence[Path]:
-    """The folders of the archives that `root` is or holds, unpacked. Raises DataError."""
-    return [unpacked(archive) for archive in ([root] if is_archive(root) else archives_in(root))]
+    """The folders of the archives that `root` is or holds, unpacked, except for those of which nothing can be read.
+
+    Raises DataError, for damage only if it is in all of them.
+    """
+    folders: list[Path] = []
+    damaged: list[DamagedArchiveError] = []
+    for archive in [root] if is_archive(root) else archives_in(root):
+        try:
+            folders.append(unpacked(archive))
+        except DamagedArchiveError as error:
+            damaged.append(error)
+    if damaged and not folders:
+        raise damaged[0]
+    for left_out in damaged:
+        log.warning("the run goes on without an archive: %s", left_out)
+    return folders

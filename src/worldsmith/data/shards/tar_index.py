@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from worldsmith.data.shards.part import read_range
-from worldsmith.data.stream.errors import DataError
+from worldsmith.data.stream.errors import READ_ERRORS, DataError
 from worldsmith.files.atomic import replacing
 
 FORMAT_VERSION = 1
@@ -53,13 +53,16 @@ class TarIndex:
 
 
 def index_all(files: Sequence[str]) -> list[TarIndex]:
-    """Raises DataError for a shard that cannot be reached."""
+    """Raises DataError for a shard that does not exist or whose storage cannot be reached."""
     with ThreadPoolExecutor(READERS) as pool:
         return list(pool.map(index_of, files))
 
 
 def index_of(file: str) -> TarIndex:
-    """From the cache, if the tar is still the one that was read."""
+    """From the cache, if the tar is still the one that was read.
+
+    A tar that the operating system cannot read has no members and a fault, and is read again at the next start.
+    """
     import fsspec
 
     try:
@@ -80,10 +83,18 @@ def index_of(file: str) -> TarIndex:
         raise
     except FileNotFoundError:
         raise DataError(f"the shard {file} does not exist") from None
+    except OSError as error:
+        if error.errno not in READ_ERRORS:
+            raise unreachable(file, error) from None
+        return TarIndex(file, [], (0, f"the shard cannot be read: {error.strerror}"))
     except Exception as error:  # each storage has errors of its own, a missing library among them
-        raise DataError(f"the shard {file} cannot be read: {type(error).__name__}: {error}") from None
+        raise unreachable(file, error) from None
     keep(cached, index)
     return index
+
+
+def unreachable(file: str, error: Exception) -> DataError:
+    return DataError(f"the shard {file} cannot be read: {type(error).__name__}: {error}")
 
 
 def unseekable(file: str) -> str:
@@ -107,12 +118,14 @@ def read_headers(file: str, raw: BinaryIO, size: int) -> TarIndex:
         with tarfile.open(fileobj=raw, mode="r:") as tar:
             while (header := tar.next()) is not None:
                 tar.members = []  # type: ignore[attr-defined]  # it would keep them all
+                if header.size < 0:
+                    return damaged(end, f"{printable(header.name)} has a negative size")
                 if header.offset_data + header.size > size:
                     return damaged(end, f"{printable(header.name)} is cut off")
                 if header.isreg() and not header.issparse() and not META.match(header.name):
                     members.append(member_of(raw, header))
                 end = tar.offset
-    except (tarfile.TarError, ValueError, EOFError) as error:
+    except (tarfile.TarError, ValueError, EOFError, OverflowError, MemoryError) as error:
         return damaged(end, f"no tar can be read ({error})")
     raw.seek(end)  # a damaged header ends the tar in silence
     ending = raw.read(tarfile.BLOCKSIZE)

@@ -76,7 +76,7 @@ class CogVideoXFormats(PipelineFormats):
         model = tree["model"]["config"]
         said = {name: value for name, value in model.get("sampling", {}).items() if name != TAG and value is not None}
         sampled = sampled_as(model["network"]["use_rotary_positional_embeddings"], said)
-        return CogVideoXDefaults(captions_as_given=False, **clip_defaults(tree), **table, **sampled)
+        return CogVideoXDefaults(captions_as_given=False, **{**clip_defaults(tree), **table, **sampled})
 
     def published_defaults(self, config: Any, folder: Path) -> CogVideoXDefaults:
         """What its scheduler says; without one the table of the published weights."""

@@ -27,7 +27,7 @@ class FluxFormats(PipelineFormats):
     def defaults_of_run(self, tree: Mapping[str, Any]) -> FluxDefaults:
         """The schedule is that of the published weights, whatever noise they were trained further with."""
         told = tree["model"]["config"]["network"]["guidance_embeds"]
-        return FluxDefaults(captions_as_given=False, **clip_defaults(tree), **({} if told else SCHNELL))
+        return FluxDefaults(captions_as_given=False, **{**clip_defaults(tree), **({} if told else SCHNELL)})
 
     def published_defaults(self, config: Any, folder: Path) -> FluxDefaults:
         """What its scheduler says."""

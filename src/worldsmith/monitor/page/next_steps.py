@@ -12,6 +12,8 @@ from typing import Any
 from worldsmith.monitor.page.run_files import RunFiles, lookup
 from worldsmith.monitor.page.status import Status
 
+OTHER_CLIPS, OTHER_DATA = "VAL_CLIPS", "VAL_DATA"
+"""Placeholders for data that the run was not trained on."""
 PACKAGES = ("--import", "--trust")
 """Options of a start that every other command on the run needs too."""
 
@@ -88,6 +90,10 @@ def using_it(run: RunFiles) -> Iterator[Advice]:
             text = "Measures what the videos show, beside those of the untrained network."
             judged = ("--untrained", folder, "--prompts", prompts, "-o", folder / "evaluation")
             yield Advice("Evaluate", text, command("evaluate", folder, *judged, of=run))
+        else:
+            text = "Measures the loss on clips that were not trained on, and videos generated for their captions."
+            data = ("--dataset", validation_clips(run) or OTHER_CLIPS, "-o", folder / "held_out")
+            yield Advice("Evaluate", text, command("evaluate", folder, *data, of=run))
     elif task == "vlm":
         video = run.samples[0].get("media") if run.samples else None
         asked = (
@@ -98,10 +104,10 @@ def using_it(run: RunFiles) -> Iterator[Advice]:
         )
         yield Advice("Ask it", "Answers one question.", command("infer", folder, *asked, of=run))
         kind, path = judged_data(run)
-        if kind and path:
-            data = ("--dataset", kind, "--dataset.path", path, "-o", folder / "evaluation")
+        if kind:
+            questions = ("--dataset", kind, "--dataset.path", path or OTHER_DATA, "-o", folder / "evaluation")
             text = "Asks all questions of a data set and compares the answers with those expected."
-            yield Advice("Evaluate", text, command("evaluate", folder, *data, of=run))
+            yield Advice("Evaluate", text, command("evaluate", folder, *questions, of=run))
 
 
 def resume_command(run: RunFiles) -> str | None:
@@ -143,14 +149,32 @@ def packages(run: RunFiles) -> list[str]:
 
 def prompts_file(run: RunFiles) -> Path | None:
     """Prompts that lie beside the training data."""
-    data = lookup(run.config, "dataloader_train.dataset.path")
-    there = Path(str(run.launch.get("working_directory") or "."))
-    folders = [there / str(data), (there / str(data)).parent] if data else []
+    folders = data_folders(run)
     return next((file for folder in folders if (file := folder / "prompts.jsonl").is_file()), None)
 
 
+def validation_clips(run: RunFiles) -> Path | None:
+    """The data set that the run validates on, or a folder `val` in its training data or next to them."""
+    path = lookup(run.config, "dataloader_val.dataset.path")
+    folders = [working_directory(run) / path] if isinstance(path, str) and path and "$" not in path else []
+    folders += [folder / "val" for folder in data_folders(run)]
+    return next((folder for folder in folders if folder.is_dir()), None)
+
+
+def data_folders(run: RunFiles) -> list[Path]:
+    """The folder of the training data and the one above it; empty if the config names no path."""
+    data = lookup(run.config, "dataloader_train.dataset.path")
+    folder = working_directory(run) / str(data)
+    return [folder, folder.parent] if data else []
+
+
+def working_directory(run: RunFiles) -> Path:
+    return Path(str(run.launch.get("working_directory") or "."))
+
+
 def judged_data(run: RunFiles) -> tuple[str | None, Any]:
-    """Name and path of the data that a reasoner is validated on."""
-    dataset = lookup(run.config, "dataloader_val.dataset", {})
-    kind = dataset.get("type") if isinstance(dataset, dict) else None
-    return (kind.rpartition(".")[2], dataset.get("path")) if isinstance(kind, str) else (None, None)
+    """Class and path of the data that a reasoner is validated on; without them, class of its training data and None."""
+    kind, path = (lookup(run.config, f"dataloader_val.dataset.{name}") for name in ("type", "path"))
+    if not kind or not path:
+        kind, path = lookup(run.config, "dataloader_train.dataset.type"), None
+    return (kind.rpartition(".")[2], path) if isinstance(kind, str) else (None, None)

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from worldsmith.config.errors import UserError
+from worldsmith.config.tree.suggest import did_you_mean_folder
 from worldsmith.files.lines import read_lines, require_regular
 from worldsmith.monitor.page.series import MetricsReader
 
@@ -117,7 +118,7 @@ def read_run(folder: Path, metrics: MetricsReader | None = None) -> RunFiles:
 def require_run(folder: Path) -> Path:
     """The folder, if it is a run's. Raises UserError for another one."""
     if not folder.is_dir():
-        raise UserError(f"{folder}: there is no such run folder")
+        raise UserError(f"{folder}: there is no such run folder{did_you_mean_folder(folder)}")
     if not any((folder / name).exists() for name in ("config.yaml", "metrics.jsonl", "status.json")):
         raise UserError(f"{folder}: this is no run folder: expected config.yaml or metrics.jsonl in it")
     return folder

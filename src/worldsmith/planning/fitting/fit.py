@@ -265,7 +265,8 @@ class Fitting:
 
         Where these are all layers, it is always carried out as a plan does.
         """
-        self.told(", ".join([*setting.words, *[ENCODED] * setting.encoded]) or "as it is")
+        words = ", ".join([*setting.words, *[ENCODED] * setting.encoded]) or "as it is"
+        self.told(f"{words}, with all layers" if whole else words)
         try:
             config = self.read(setting.words).tree
             config.check()

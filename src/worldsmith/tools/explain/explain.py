@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from worldsmith.actions.action import Action, Result
 from worldsmith.config.errors import UserError
+from worldsmith.config.tree.suggest import did_you_mean_folder
 from worldsmith.tools.explain.causes import Cause, find_causes, last_error
 from worldsmith.tools.explain.explanation import as_data, cut, in_full
 from worldsmith.tools.explain.facts import Run, run_in
@@ -53,7 +54,7 @@ class Explain(Action):
         if path.is_dir():
             return read_logs_of(path), run or run_in(path)
         if not path.exists():
-            raise UserError(f"{log}: there is no such log or run folder; - reads from a pipe")
+            raise UserError(f"{log}: there is no such log or run folder{did_you_mean_folder(log)}; - reads from a pipe")
         above = path.absolute().parent.parent
         if run is None and path.absolute().parent.name == FOLDER and (above / "config.yaml").exists():
             run = run_in(above)

@@ -68,10 +68,8 @@ def test_loss_videos_and_metrics(folder: Path, capsys: pytest.CaptureFixture[str
         ("loss", "motion", "flicker", "sharpness", "clip_score", "fvd_videomae"), 2
     )
     assert facts["figures"]["clip_score"]["real"]["mean"] > 0
-    assert (
-        "skipped continuation: what is generated from text need not look like the clip; --model-mode image2video"
-        in said
-    )
+    reason = "what is generated from text need not look like the clip; --model-mode image2video"
+    assert f"skipped the metric continuation: {reason}" in said
     assert "fvd_videomae: 2 videos are too few" in said
     assert facts["skipped"].keys() == {"continuation"}
     assert facts["held_out"]["in_training_data"] == 0
@@ -149,13 +147,13 @@ def test_mistakes_are_said_before_anything_is_generated(folder: Path, capsys: py
     before = sorted(folder.iterdir())
     for words, reason in (
         ("--dataset none", "none"),
-        ("--dataset val --clip data", "--clip data: config.json is missing. Give --clip clip, after `hf download"),
+        ("--dataset val --clip data", "--clip data: config.json is missing. Add --clip FOLDER; `hf download"),
         ("--dataset val --model-mode text2speech", "text2image"),
         ("--dataset val --prompts p.jsonl", "one of them says what is measured on"),
         ("-i a.txt --evaluators loss", "the loss is measured on a data set of clips"),
         ("-i a.txt --model-mode image2video", "samples of files say it themselves"),
-        ("-i a.txt --evaluators fvd", "nothing can be measured: fvd: it needs --videomae videomae"),
-        ("--dataset val --evaluators clip", "nothing can be measured: clip: it needs --clip clip"),
+        ("-i a.txt --evaluators fvd", "nothing can be measured: fvd: its weights are not given: add --videomae FOLDER"),
+        ("--dataset val --evaluators clip", "clip: its weights are not given: add --clip FOLDER; `hf"),
     ):
         for dry in ("", " --dryrun"):
             assert reason in evaluate(f"run {words} -o out{dry}", capsys, 2), words

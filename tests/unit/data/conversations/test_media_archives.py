@@ -117,18 +117,71 @@ def test_links_out_of_the_folder_are_refused(tmp_path: Path) -> None:
         unpacked(tmp_path / "v.tar")
 
 
-def test_a_damaged_or_missing_archive_is_said(tmp_path: Path) -> None:
-    whole = pack(tmp_path / "v.tar.gz", tuple(f"{n}.png" for n in range(500))).read_bytes()
-    (tmp_path / "v.tar.gz").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DataError, match=r"v\.tar\.gz is damaged"):
-        unpacked(tmp_path / "v.tar.gz")
-    (tmp_path / "v.zip").write_bytes(b"no archive")
-    with pytest.raises(DataError, match=r"v\.zip is damaged"):
-        unpacked(tmp_path / "v.zip")
+def test_an_unreadable_or_missing_archive_is_said(tmp_path: Path) -> None:
+    for name in ("v.zip", "v.tar", "v.tar.gz"):
+        (tmp_path / name).write_bytes(b"no archive" * 100)
+        with pytest.raises(DataError, match=rf"{name} is damaged and cannot be unpacked"):
+            unpacked(tmp_path / name)
     with pytest.raises(DataError, match=r"gone\.tar cannot be read"):
         build(tmp_path, str(tmp_path / "gone.tar")).turns(0)
     assert not list(tmp_path.glob(".unpacked_*"))
     assert not list(tmp_path.glob(".saving_*"))
+
+
+def damage(archive: Path, member: str) -> None:
+    """Makes one member unreadable: the bytes of a zip's member, the header of a tar's."""
+    data = bytearray(archive.read_bytes())
+    place = data.index(member.encode())
+    data[place + len(member) if archive.suffix == ".zip" else place + 100] ^= 0xFF
+    archive.write_bytes(data)
+
+
+@pytest.mark.parametrize(("name", "kept"), [("v.zip", [NAMES[0], NAMES[2]]), ("v.tar", [NAMES[0]])])
+def test_a_damaged_member_is_left_out_and_said_at_each_start(
+    tmp_path: Path, name: str, kept: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A tar ends with a damaged header, since the next one cannot be found."""
+    damage(pack(tmp_path / name), NAMES[1])
+    for _ in range(2):
+        caplog.clear()
+        dataset = build(tmp_path, str(tmp_path / name))
+        sources = [Path(str(dataset.turns(index)[0].parts[0].source)) for index in range(3)]
+        assert [file.read_bytes() for file in sources if file.exists()] == [kept_name.encode() for kept_name in kept]
+        (line,) = [line for line in caplog.messages if "is damaged:" in line]
+        start = f"the archive {tmp_path / name} is damaged: 1 error, unpacked files: {len(kept)};"
+        assert line.startswith(start), line
+    (listing,) = tmp_path.glob(".unpacked_*/.damage.jsonl")
+    assert str(listing) in line
+    (entry,) = map(json.loads, listing.read_text().splitlines())
+    assert entry["why"]
+    assert NAMES[1] in entry["member"] or name == "v.tar"
+
+
+@pytest.mark.parametrize("name", ["v.tar.gz", "v.tar"])
+def test_a_cut_archive_gives_what_is_before_the_cut(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    archive = pack(tmp_path / name, tuple(f"{n}.png" for n in range(500)))
+    archive.write_bytes(archive.read_bytes()[: archive.stat().st_size // 2 // 512 * 512 + 514])
+    folder = unpacked(archive)
+    files = {file.name: file.read_bytes() for file in folder.glob("*.png")}
+    assert 0 < len(files) < 500
+    assert all(data == name.encode() for name, data in files.items()), "no file is cut"
+    assert f"is damaged: 1 error, unpacked files: {len(files)};" in caplog.text
+
+
+def test_one_archive_of_several_that_cannot_be_read_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pack(tmp_path / "images.tar.gz", NAMES[:2])
+    (tmp_path / "videos.tar.gz").write_bytes(b"no archive")
+    dataset = build(tmp_path, "")
+    found = [Path(str(dataset.turns(index)[0].parts[0].source)) for index in range(3)]
+    assert [file.exists() for file in found] == [True, True, False]
+    assert "videos.tar.gz is damaged and cannot be unpacked" in caplog.text
+    (tmp_path / "images.tar.gz").write_bytes(b"no archive")
+    with pytest.raises(DataError, match=r"videos\.tar\.gz is damaged and cannot be unpacked"):
+        build(tmp_path, "").turns(0)
 
 
 def test_a_folder_that_takes_no_files_sends_them_to_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -19,6 +21,8 @@ from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.sample import VideoSample
 from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.clips.video_loader import VideoLoader
+from worldsmith.data.shards import tar_index
+from worldsmith.data.stream.errors import DataError
 from worldsmith.data.video_file import examine
 
 from .conftest import tar_bytes
@@ -176,6 +180,35 @@ def test_what_cannot_be_used_is_counted_with_shard_and_place(tmp_path: Path, cli
     (rejection,) = [r for r in load(file).rejections if r.reason == "damaged_shard"]
     assert rejection.path == str(file)
     assert "list.json is cut off at byte" in rejection.detail
+
+
+def test_a_shard_that_cannot_be_read_is_left_out_and_tried_again(
+    shards: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shards(6, of=3)
+    blocked = str(folder / "clips-000.tar")
+    read = tar_index.read_range
+
+    def fails(file: str, start: int, stop: int) -> bytes:
+        if file == blocked:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(file, start, stop)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tar_index, "read_range", fails)
+        dataset = load(folder)
+    assert {window.key.partition("/")[0] for window in dataset.windows} == {"clips-001"}
+    (rejection,) = dataset.rejections
+    assert (rejection.reason, rejection.path) == ("damaged_shard", blocked)
+    assert "Input/output error" in rejection.detail
+    assert len(load(folder).windows) == 6, "an index that could not be read is not kept"
+
+
+def test_shards_of_which_none_can_be_read_are_one_error(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"x-{number}.tar").write_bytes(b"no tar" * 200)
+    with pytest.raises(DataError, match=r"\*\.tar: no shard can be read \(3 found\): .*x-0\.tar: no tar can"):
+        load(tmp_path)
 
 
 def test_damage_inside_a_clip_is_found_when_it_is_read(tmp_path: Path, clip_bytes: Callable) -> None:

@@ -82,6 +82,21 @@ def test_a_damaged_header_ends_the_tar_and_says_where() -> None:
     assert found.fault == (2048, f"a damaged header at byte 2048 of {len(content)}; 2 files before it")
 
 
+@pytest.mark.parametrize("size", [b"\x80" + b"\x7f" * 11, b"\xff" * 10 + b"\xf0\x00", b"\xff" * 12])
+@pytest.mark.parametrize("kind", [b"0", b"x", b"L"])
+def test_a_header_with_an_impossible_size_ends_the_tar(size: bytes, kind: bytes) -> None:
+    """More than memory can address, or less than nothing, of a file, a pax header and a long name of GNU tar."""
+    content = bytearray(tar_bytes([(f"{n}.txt", b"text") for n in range(4)], tarfile.GNU_FORMAT))
+    header = content[2048:2560]
+    header[124:136], header[156:157], header[148:156] = size, kind, b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    content[2048:2560] = header
+    found = index(bytes(content))
+    assert [member.name for member in found.members] == ["0.txt", "1.txt"]
+    assert found.fault is not None
+    assert found.fault[0] == 2048
+
+
 def test_a_tar_without_its_end_may_have_lost_files() -> None:
     content = tar_bytes([("0.txt", b"text")])[:1024]
     found = index(content)

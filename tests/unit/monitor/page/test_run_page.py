@@ -250,20 +250,42 @@ def test_next_steps_fit_the_state(tmp_path: Path) -> None:
     resume = f"cd {there} && WORLDSMITH_OUTPUT_ROOT={there} worldsmith train {{}}/config.yaml"
     finished = write_run(tmp_path)
     found = commands(finished)
-    assert list(found) == ["Train longer", "Export it", "Generate"]
+    assert list(found) == ["Train longer", "Export it", "Generate", "Evaluate"]
     assert found["Train longer"] == f"{resume.format(finished)} -- trainer.max_iter=80"
     assert found["Export it"] == f"cd {there} && worldsmith export {finished} -o {finished}/export"
     now = datetime.now(UTC).isoformat()
     running = write_run(tmp_path, "second", steps=3, status={"state": "running", "updated": now})
-    assert list(commands(running)) == ["Watch it live", "Stop it", "Export it", "Generate"]
+    assert list(commands(running)) == ["Watch it live", "Stop it", "Export it", "Generate", "Evaluate"]
     failed = write_run(tmp_path, "third", steps=3, status={"state": "failed", "reason": "no room"})
-    assert list(commands(failed)) == ["Explain it", "Check the start", "Resume it", "Export it", "Generate"]
+    assert list(commands(failed))[:4] == ["Explain it", "Check the start", "Resume it", "Export it"]
     assert commands(failed)["Resume it"] == resume.format(failed)
     sections = [section.name for section in page_of(read_run(failed), Place(failed)).sections]
     assert sections[:2] == ["overview", "next"]
     assert "no room" in text_of(failed, "overview")
     moved = failed.rename(tmp_path / "elsewhere")
     assert "Resume it" not in commands(moved)
+
+
+def test_a_finished_run_is_evaluated_on_other_data(tmp_path: Path) -> None:
+    """On the prompts next to its data, else on its validation clips, else on a placeholder for such clips."""
+    folder, clips = write_run(tmp_path), tmp_path / "clips"
+    evaluate = f"cd {shlex.quote(str(tmp_path))} && worldsmith evaluate {folder} "
+    assert commands(folder)["Evaluate"] == f"{evaluate}--dataset VAL_CLIPS -o {folder}/held_out"
+    with (folder / "config.yaml").open("a") as file:
+        file.write(f"dataloader_train: {{dataset: {{path: {clips}/train}}}}\n")
+        file.write("dataloader_val: {dataset: {path: ''}}\n")
+    (clips / "val").mkdir(parents=True)
+    assert commands(folder)["Evaluate"] == f"{evaluate}--dataset {clips}/val -o {folder}/held_out"
+    (clips / "prompts.jsonl").touch()
+    assert f"--prompts {clips}/prompts.jsonl" in commands(folder)["Evaluate"]
+
+
+def test_a_reasoner_without_validation_data_is_evaluated_on_data_to_name(tmp_path: Path) -> None:
+    folder = write_run(tmp_path)
+    text = (folder / "config.yaml").read_text().replace("task: vfm", "task: vlm")
+    data = "dataloader_train: {dataset: {type: worldsmith.data.chats.dataset.LlavaDataset, path: chats}}\n"
+    (folder / "config.yaml").write_text(text + data)
+    assert f"evaluate {folder} --dataset LlavaDataset --dataset.path VAL_DATA -o" in commands(folder)["Evaluate"]
 
 
 def test_a_run_of_several_processes_with_packages_resumes_as_such(tmp_path: Path) -> None:

@@ -59,6 +59,14 @@ def test_a_run_that_is_made_to_fit() -> None:
     assert [tried.order for tried in found.best] == sorted(tried.order for tried in found.best)
 
 
+def test_progress_says_which_setting_is_simulated_with_all_layers() -> None:
+    search, texts = fitting("cogvideox_2b_tiny", WORDS, Gpu("made up", 1)), list[str]()
+    search.told = texts.append
+    for whole in (False, True):
+        search.evaluate(search.settings[0], whole)
+    assert texts[1] == f"{texts[0]}, with all layers"
+
+
 CASES: dict[str, tuple[str, int, list[str], float]] = {
     "packs": ("cogvideox_2b_tiny", 1, ["dataloader_train.max_samples_per_batch=16"], 0.2),
     "all fits": ("cogvideox_2b_tiny", 1, ["dataloader_train.max_samples_per_batch=12"], 1.0),

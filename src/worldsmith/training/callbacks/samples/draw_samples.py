@@ -9,12 +9,14 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Count, Range
 from worldsmith.config.errors import UserError
+from worldsmith.distributed.peers import SideGroup
 from worldsmith.monitor.metrics_log import MetricsLog
 from worldsmith.training.callbacks.base import Callback, TrainingRun
 from worldsmith.training.callbacks.samples.drawing_budget import Decision, DrawingBudget
@@ -30,6 +32,8 @@ Weights = Literal["live", "ema"]
 FILE = "samples.jsonl"
 DRAWINGS = 5
 """Number of drawings of a run for which the size of one is chosen where no interval is set; the first takes longer."""
+AGREEMENT = timedelta(minutes=5)
+"""How long a rank waits, after the forward passes, for the other ranks to say whether theirs have failed."""
 STEP_PASSES = 3
 """Cost of training on a sample in forward passes of a sample."""
 
@@ -69,9 +73,11 @@ class DrawSamples(Callback):
     What belongs to a step lies in a folder of that step. The training is the same to the bit with and without; its
     random generators, its throughput and its weights are left as they were. All ranks take part in the forward passes,
     rank 0 decodes and writes. Without an interval, rank 0 also decides when to draw, by measured times. A drawing that
-    fails is said once and counted, and the run goes on; with several processes that holds for what goes wrong before
-    and after the forward passes, which none of them could leave alone. A stop does not wait. A run that goes on removes
-    what was drawn of later steps; with an interval it draws that of its first step again.
+    fails is said once and counted, and the run goes on. With several processes that holds for failures before and after
+    the forward passes, and in these where all processes fail at the same collective, as without memory or with a bad
+    prompt, or have none left. A process that fails alone while the others wait for it in a collective of FSDP cannot
+    reach them: it ends the run, after `AGREEMENT`. A stop does not wait. A run that goes on removes what was drawn of
+    later steps; with an interval it draws that of its first step again.
     """
 
     class Config(Callback.Config):
@@ -123,6 +129,8 @@ class DrawSamples(Callback):
     """Kinds of weights that are drawn with, of those of this drawing."""
     preparing = 0.0
     """Seconds of this drawing in `prepare`."""
+    peers: SideGroup | None = None
+    """All ranks of the run, in a group of its own: a rank that fails may not disturb the collectives of the others."""
     failed = 0
     """Drawings of which something is missing."""
 
@@ -153,8 +161,9 @@ class DrawSamples(Callback):
         if reason := self.obstacle(trainer.config):
             yield f"samples      none: {reason}; trainer.callbacks.{self.folder.name}.every=N draws them nevertheless"
             return
+        when = "after the last step" if trainer.iteration else "before the first step, after the last"
         yield (
-            f"samples      before the first step, after the last and in between, in at most "
+            f"samples      {when} and in between, in at most "
             f"{self.config.max_time_fraction:.3g} of the time: {self.folder / FILE}"
         )
 
@@ -162,6 +171,7 @@ class DrawSamples(Callback):
         if not self.is_on(trainer.config):
             return
         done = trainer.iteration
+        self.peers = SideGroup(trainer.world.rank, trainer.world.size, patience=AGREEMENT)
         if self.config.every is None:
             self.size = trainer.world.broadcast(self._fit(trainer))
             self.budget = self._make_budget(trainer, self.size) if trainer.world.is_main else None
@@ -283,6 +293,7 @@ class DrawSamples(Callback):
         """The samples of each kind of weights; None, on all ranks, when the drawing has failed."""
         import torch
 
+        from worldsmith.distributed.fsdp import forget_failed_forward
         from worldsmith.training.validation import evaluating
 
         problem: Exception | None = None
@@ -310,11 +321,41 @@ class DrawSamples(Callback):
         except GivesWayError:
             raise
         except Exception as error:
-            if trainer.world.size > 1:
+            problem = error
+        failure = self._find_failure(trainer, problem)
+        if failure is None:
+            return found
+        forget_failed_forward(network)
+        if trainer.world.is_main:
+            self._fail(trainer.iteration, problem or failure)
+        else:  # rank 0 reports it
+            self.failed += 1
+        return None
+
+    def _find_failure(self, trainer: TrainingRun, problem: Exception | None) -> str | None:
+        """Error of the first rank whose forward passes have failed; None, on all ranks, if there is none.
+
+        Raises the error, or RuntimeError on a rank without one, if the ranks have stopped at other collectives.
+        """
+        from worldsmith.distributed.fsdp import count_collectives
+
+        assert self.peers is not None
+        if trainer.world.size == 1:
+            return None if problem is None else str(problem)
+        text = None if problem is None else f"{type(problem).__name__}: {problem}"
+        try:
+            reports = self.peers.run(lambda: text)
+        except RuntimeError:  # they wait in a collective of the forward pass, or have ended
+            if problem is None:
                 raise
-            self._fail(trainer.iteration, error)
+            raise problem  # noqa: B904
+        failures = [f"rank {rank}: {text}" for rank, text in enumerate(reports) if text is not None]
+        if not failures:
             return None
-        return found
+        counts = self.peers.run(lambda: count_collectives(trainer.model.network, trainer.world))
+        if len(set(counts)) > 1:
+            raise problem or RuntimeError(f"samples have failed at another collective than here: {failures[0]}")
+        return failures[0]
 
     def _write(self, trainer: TrainingRun, samples: Mapping[Weights, Sequence[Sample]]) -> Path:
         step = trainer.iteration

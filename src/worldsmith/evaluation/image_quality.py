@@ -1,4 +1,4 @@
-"""Figures of videos, uint8 [3, T, H, W], that need no network: what they show, and how near they come to a real one."""
+"""Image quality and diversity of videos, uint8 [3, T, H, W]: PSNR, SSIM and sharpness, without a network."""
 
 from __future__ import annotations
 

@@ -1,0 +1,67 @@
+"""CLIP score: how well frames fit their caption."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from worldsmith.evaluation.made_video import MadeVideo
+from worldsmith.evaluation.metric import Output, SampleMetric, Values
+from worldsmith.evaluation.pretrained import PretrainedWeights, load_network, pictures_of
+from worldsmith.files.model_folder import load_from_folder
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FRAMES_AT_ONCE = 32
+
+
+class ClipScore(SampleMetric):
+    outputs = {
+        "clip_score": Output(
+            "0 to 100", "100 · max(cosine, 0) of caption and frame, mean over frames (CLIPScore, Hessel et al. 2021)"
+        )
+    }
+    weights = PretrainedWeights("clip", "openai/clip-vit-large-patch14", "clip")
+    measures_real = True
+
+    class Config(SampleMetric.Config):
+        clip: str | None = None
+        """Folder of a CLIP model for the evaluator clip, such as openai/clip-vit-large-patch14."""
+
+    def __init__(self, config: Config, *, device: str = "cpu") -> None:
+        from transformers import AutoTokenizer, CLIPImageProcessorPil, CLIPModel
+
+        super().__init__(config, device=device)
+        folder = Path(str(config.clip))
+        self.model = load_network(CLIPModel, folder, device)
+        self.tokenizer = load_from_folder(AutoTokenizer, folder)
+        self.processor = load_from_folder(CLIPImageProcessorPil, folder)
+        self.limit: int = self.model.config.text_config.max_position_embeddings
+        self.truncated: set[str] = set()
+        """Captions of any model with more tokens than CLIP reads, of which only the beginning counts."""
+
+    def measure(self, sample: MadeVideo) -> Values:
+        return {"clip_score": self.score(str(sample.args["prompt"]), sample.video)}
+
+    def score(self, prompt: str, video: Tensor) -> float:
+        """100 · max(cosine of frame and caption, 0), mean over the frames.
+
+        Source: Hessel et al. 2021, with the factor 100 of torchmetrics.
+        """
+        import torch
+
+        ids = self.tokenizer(prompt, return_tensors="pt", truncation=True, max_length=self.limit)["input_ids"]
+        if len(self.tokenizer(prompt, verbose=False)["input_ids"]) > self.limit:
+            self.truncated.add(prompt)
+        scores = []
+        with torch.inference_mode():
+            for frames in video.split(FRAMES_AT_ONCE, dim=1):
+                pixels = self.processor(pictures_of(frames), return_tensors="pt")["pixel_values"]
+                found = self.model(input_ids=ids.to(self.model.device), pixel_values=pixels.to(self.model.device))
+                scores.append((100 * found.image_embeds @ found.text_embeds[0]).clamp(min=0))
+        return float(torch.cat(scores).double().mean())
+
+    def notes(self) -> list[str]:
+        count = len(self.truncated)
+        return [f"{count} captions were cut to CLIP's {self.limit} tokens"] if count else []

@@ -1,0 +1,149 @@
+"""Metrics of videos that need no network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from worldsmith.evaluation.adherence import ATTRIBUTES, KNOWN
+from worldsmith.evaluation.made_video import MadeVideo
+from worldsmith.evaluation.metric import Metric, Output, SampleMetric, Values
+from worldsmith.models.video_model import Mode
+
+DIFFERENT = "seed", "name", "sources"
+"""Arguments in which samples may differ whose diversity is measured."""
+
+
+class Continuation(SampleMetric):
+    """Compares the frames that were not given with the real ones; their motion begins at the last one given."""
+
+    outputs = {
+        "psnr": Output("dB", "peak signal-to-noise ratio against the real video, dB"),
+        "ssim": Output(
+            "0 to 1",
+            "structural similarity of the brightness (Wang et al. 2004), as scikit-image computes it with Gaussian "
+            "weights",
+        ),
+        "motion_error": Output(
+            "pixels/frame", "distance of the motions of blocks, pixels a frame (endpoint error, Baker et al. 2011)"
+        ),
+    }
+
+    @classmethod
+    def skip_reason(cls, config: Metric.Config, mode: Mode | None, modes: Sequence[Mode]) -> str:
+        if mode in ("text2video", "text2image"):
+            advice = "; --model-mode image2video compares them" if "image2video" in modes else ""
+            return f"what is generated from text need not look like the clip{advice}"
+        return super().skip_reason(config, mode, modes)
+
+    def measure(self, sample: MadeVideo) -> Values:
+        from worldsmith.evaluation.image_quality import psnr, ssim
+        from worldsmith.evaluation.motion import measure_motion
+
+        if sample.source is not None and not sample.kept and sample.args["vision_path"] is None:
+            reason = "it was generated from text alone, which the real video need not look like"
+            return dict.fromkeys(self.outputs, reason)
+        real = sample.real
+        if isinstance(real, str):
+            return dict.fromkeys(self.outputs, real)
+        video, first = sample.video, sample.kept
+        values = psnr(video[:, first:], real[:, first:]), ssim(video[:, first:], real[:, first:])
+        motions = [measure_motion(frames[:, max(0, first - 1) :]) for frames in (video, real)]
+        error = motions[0].error(motions[1]) if motions[0] and motions[1] else None
+        small = "the frames are too small"
+        reasons = "it equals the real one, where PSNR has no bound", small, small
+        found = zip(self.outputs, (*values, error), reasons)
+        return {name: reason if value is None else value for name, value, reason in found}
+
+
+class MotionStrength(SampleMetric):
+    """Measures how fast blocks move, and what their motion does not explain."""
+
+    outputs = {
+        "motion": Output(
+            "pixels/frame",
+            "mean length of the motions of blocks, pixels a frame (8×8 blocks, full search over 8 pixels)",
+        ),
+        "flicker": Output(
+            "grey levels", "what that motion leaves unexplained, grey levels (warping error, Lai et al. 2018)"
+        ),
+    }
+    for_images = False
+    measures_real = True
+
+    def measure(self, sample: MadeVideo) -> Values:
+        from worldsmith.evaluation.motion import measure_motion
+
+        motion = measure_motion(sample.video)
+        if motion is None:
+            reason = "it is an image" if sample.video.shape[1] == 1 else "the frames are too small"
+            return dict.fromkeys(self.outputs, reason)
+        return {"motion": motion.magnitude, "flicker": motion.flicker}
+
+
+class Sharpness(SampleMetric):
+    outputs = {"sharpness": Output("grey levels²", "variance of the Laplacian (Pech-Pacheco et al. 2000)")}
+    measures_real = True
+
+    def measure(self, sample: MadeVideo) -> Values:
+        from worldsmith.evaluation.image_quality import sharpness
+
+        return {"sharpness": sharpness(sample.video)}
+
+
+class Diversity(Metric):
+    """Compares samples that differ only in their seed, without the frames that were given."""
+
+    outputs = {
+        "diversity": Output(
+            "0 to 1", "1 − mean SSIM of the pairs of a sample's seeds (`num_outputs`), 0: all are equal"
+        )
+    }
+    by_default = False
+
+    def reset(self) -> None:
+        super().reset()
+        self.seen: dict[str, MadeVideo] = {}
+
+    def update(self, batch: Sequence[MadeVideo]) -> None:
+        self.seen |= {sample.name: sample.unread() for sample in batch}
+
+    def compute(self) -> dict[str, float]:
+        from worldsmith.evaluation.image_quality import diversity
+
+        for group in groups_of_seeds([sample.args for sample in self.seen.values()]):
+            value: float | str | None = "one seed only (num_outputs makes several)"
+            if len(group) > 1:
+                value = diversity([self.seen[name].unread().video[:, self.seen[name].kept :] for name in group])
+            self.by_sample[group[0]] = {"diversity": "the frames are too small" if value is None else value}
+        return self.means()
+
+
+class Shapes(SampleMetric):
+    """Compares what the detector of moving shapes sees with the sample's notes (`extra`)."""
+
+    outputs = {
+        "adherence": Output(
+            "share", "share of the videos that show the `colour`, `shape` and `direction` of their `extra`"
+        )
+    }
+    by_default = False
+
+    def measure(self, sample: MadeVideo) -> Values:
+        from worldsmith.evaluation.shape_detector import detect
+
+        notes = sample.args["extra"]
+        if any(str(notes.get(name)) not in KNOWN[name] for name in ATTRIBUTES):
+            return {"adherence": "no notes (extra) of a moving shape"}
+        seen = detect(sample.video.permute(1, 2, 3, 0).numpy())
+        return {"adherence": float(all(getattr(seen, name) == notes[name] for name in ATTRIBUTES))}
+
+
+def groups_of_seeds(args: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Names of the samples that differ only in their seed."""
+    groups: dict[str, dict[int, str]] = {}
+    for one in args:
+        key = json.dumps({name: value for name, value in one.items() if name not in DIFFERENT}, sort_keys=True)
+        groups.setdefault(key, {}).setdefault(one["seed"], one["name"])
+    return [list(group.values()) for group in groups.values()]

@@ -1,0 +1,49 @@
+"""The metrics of generated videos: those that `worldsmith evaluate` has, its flags for them, and their table."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
+
+from worldsmith.evaluation.measuring import LOSS
+from worldsmith.evaluation.metric import Metric
+
+PLACES = {
+    "continuation": "pixels:Continuation",
+    "motion": "pixels:MotionStrength",
+    "sharpness": "pixels:Sharpness",
+    "diversity": "pixels:Diversity",
+    "shapes": "pixels:Shapes",
+    "clip": "clip_score:ClipScore",
+    "fvd": "frechet_distance:FrechetVideoDistance",
+}
+"""Module of this folder and class of each metric, by the name of its evaluator, in the order of results."""
+
+
+def _find(place: str) -> type[Metric]:
+    module, _, name = place.partition(":")
+    found: type[Metric] = getattr(importlib.import_module(f"{__package__}.{module}"), name)
+    return found
+
+
+METRICS: dict[str, type[Metric]] = {name: _find(place) for name, place in PLACES.items()}
+
+if TYPE_CHECKING:
+    Evaluator = str
+    MetricOptions = Metric.Config
+else:
+    Evaluator = Literal[(LOSS, *METRICS)]
+
+    class MetricOptions(*(kind.Config for kind in reversed(METRICS.values()))):
+        """The settings of all metrics, as fields of one Config."""
+
+
+def metrics_table() -> Iterator[str]:
+    """The Markdown table of `docs/evaluate.md`."""
+    yield from ("| evaluator | metric | what it is |", "|---|---|---|")
+    yield f"| `{LOSS}` | `{LOSS}` | held-out loss, with `--dataset` |"
+    for name, kind in METRICS.items():
+        needs = "" if kind.weights is None else f", with `{kind.weights.flag} FOLDER`"
+        for index, (key, output) in enumerate(kind.outputs.items()):
+            yield f"| {'' if index else f'`{name}` '}| `{key}` | {output.description}{needs} |"
