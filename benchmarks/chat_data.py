@@ -27,8 +27,7 @@ from transformers.image_utils import load_image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from worldsmith.data.conversations.media.media_processor import MediaProcessor
-from worldsmith.data.stream.packing import SequentialPacker
-from worldsmith.data.stream.pool_packing import PoolPacker
+from worldsmith.data.stream.packing import PoolPacker, SequentialPacker
 
 SIDES = {"patch_size": 16, "merge_size": 2, "temporal_patch_size": 2}
 LIMITS = {**SIDES, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}

@@ -30,7 +30,7 @@ from side_by_side import medians
 from worldsmith.actions.datasets.encode import Encode
 from worldsmith.actions.datasets.shares import do_shares
 from worldsmith.config.tree.references import resolve
-from worldsmith.models.video_vae.wan_files import find_vae, read_settings
+from worldsmith.models.video_vae.wan_files import find_vae, read_vae_config
 from worldsmith.training.trainer import Trainer
 
 
@@ -84,7 +84,7 @@ def main() -> int:
 
 def make_vae(config: Trainer.Config, folder: Path, width: int) -> str:
     """A VAE like that of the run but for its width, and with random weights."""
-    settings = read_settings(find_vae(resolve(config).model.config.tokenizer.vae_path))
+    settings = read_vae_config(find_vae(resolve(config).model.config.tokenizer.vae_path))
     torch.manual_seed(0)
     AutoencoderKLWan.from_config(settings | {"base_dim": width}).save_pretrained(folder)
     return str(folder)

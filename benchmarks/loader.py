@@ -27,11 +27,10 @@ import av
 import numpy as np
 import torch
 
-from worldsmith.data.clips.framing import SCALING, cover_and_crop
-from worldsmith.data.clips.latent_cache import LatentCache
 from worldsmith.data.clips.latent_grid import LatentGrid
-from worldsmith.data.clips.sample import VideoSample
-from worldsmith.data.clips.video_loader import VideoLoader
+from worldsmith.data.clips.video_loader import VideoLoader, VideoSample
+from worldsmith.data.clips.video_reader import SCALING, cover_and_crop
+from worldsmith.data.encoded_cache import LatentCache
 from worldsmith.data.video_writer import write_video
 
 LATENT_CHANNELS = 48

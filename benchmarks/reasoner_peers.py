@@ -44,7 +44,7 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer
 
 from worldsmith.config.sections import JobConfig
 from worldsmith.data.conversations.chat_loader import ChatLoader
-from worldsmith.data.conversations.chat_sample import IGNORED, ChatSample
+from worldsmith.data.conversations.chat_processor import IGNORED, ChatSample
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.families.vision_language.model import VisionLanguageModel
 from worldsmith.families.vision_language.policy import BackboneConfig, PolicyConfig

@@ -26,7 +26,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForImageTextToText, Qwen3VLConfig
 
 from worldsmith.data.conversations.chat_loader import ChatLoader
-from worldsmith.data.conversations.chat_sample import IGNORED, ChatSample
+from worldsmith.data.conversations.chat_processor import IGNORED, ChatSample
 from worldsmith.families.vision_language.model import VisionLanguageModel
 from worldsmith.families.vision_language.policy import BackboneConfig, FreezeConfig, PolicyConfig
 from worldsmith.families.vision_language.task import VisionLanguageTask

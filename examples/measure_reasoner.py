@@ -20,8 +20,7 @@ from pathlib import Path
 import torch
 from transformers import Qwen3VLForConditionalGeneration
 
-from worldsmith.data.conversations.chat_processor import ChatProcessor
-from worldsmith.data.conversations.chat_sample import ChatSample
+from worldsmith.data.conversations.chat_processor import ChatProcessor, ChatSample
 from worldsmith.data.conversations.conversation import Turn, question
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.data.conversations.datasets.manifest import ManifestDataset

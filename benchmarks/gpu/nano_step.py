@@ -30,13 +30,11 @@ import torch
 
 from worldsmith.assets import asset_path
 from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig, ParallelismConfig
-from worldsmith.data.clips.sample import VideoSample
-from worldsmith.data.clips.video_loader import VideoLoader
+from worldsmith.data.clips.video_loader import VideoLoader, VideoSample
 from worldsmith.distributed.world import World, start_world, stop_world
 from worldsmith.families.cosmos3.model import Cosmos3Generator
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig, nano, tiny
-from worldsmith.families.cosmos3.network.step_flops import StepCounter
-from worldsmith.families.cosmos3.task import Cosmos3Task
+from worldsmith.families.cosmos3.task import Cosmos3Task, StepCounter
 from worldsmith.families.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.models.ema import PowerEMA
 from worldsmith.models.local_part import local_part

@@ -15,8 +15,7 @@ from worldsmith.assets import asset_path
 from worldsmith.data.conversations.chat_processor import ChatProcessor
 from worldsmith.data.conversations.conversation import Part, Turn, say
 from worldsmith.data.conversations.media.media_processor import MediaProcessor
-from worldsmith.data.conversations.media.patches import normalize
-from worldsmith.data.conversations.media.video_frames import read_video
+from worldsmith.data.conversations.media.pixels import normalize, read_video
 from worldsmith.data.video_writer import write_video
 
 FOLDER = asset_path("tiny_reasoner")

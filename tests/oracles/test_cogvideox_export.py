@@ -27,11 +27,10 @@ from worldsmith.checkpoint.formats.registry import formats_of
 from worldsmith.checkpoint.sources.warm_start import load_weights
 from worldsmith.checkpoint.sources.weight_source import open_weights
 from worldsmith.config.errors import UserError
-from worldsmith.families.cogvideox.architecture import cogvideox1_5_5b, cogvideox_5b
+from worldsmith.families.cogvideox.architecture import ImageConfig, cogvideox1_5_5b, cogvideox_5b
 from worldsmith.families.cogvideox.formats import CogVideoXFormats
-from worldsmith.families.cogvideox.image_input import ImageConfig
 from worldsmith.families.cogvideox.model import CogVideoXGenerator
-from worldsmith.families.diffusers_pipeline.export import build_pipeline
+from worldsmith.families.diffusers_pipeline.formats import build_pipeline
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.spec import ModelSpec
 from worldsmith.objectives.v_prediction import VPrediction

@@ -14,10 +14,9 @@ import tiny_cogvideox
 import torch
 from diffusers import CogVideoXImageToVideoPipeline, CogVideoXPipeline, CogVideoXVideoToVideoPipeline
 
-from worldsmith.families.cogvideox.defaults import CogVideoXDefaults
-from worldsmith.families.cogvideox.image_input import ImageConfig
+from worldsmith.families.cogvideox.architecture import ImageConfig
 from worldsmith.families.cogvideox.model import CogVideoXGenerator
-from worldsmith.families.cogvideox.sampler import dynamic_scale
+from worldsmith.families.cogvideox.sampling import CogVideoXDefaults, dynamic_scale
 from worldsmith.families.diffusers_pipeline.text_encoder import T5TextEncoder
 from worldsmith.models.video_vae.cogvideox import CogVideoXVAE
 from worldsmith.sampling.generate import BranchShare, generate, generate_latents

@@ -13,9 +13,8 @@ from diffusers import FluxPipeline
 from torch.nn.functional import pixel_shuffle
 
 from worldsmith.families.flux.architecture import tiny
-from worldsmith.families.flux.defaults import FluxDefaults
 from worldsmith.families.flux.formats import SCHNELL
-from worldsmith.families.flux.model import FluxGenerator
+from worldsmith.families.flux.model import FluxDefaults, FluxGenerator
 from worldsmith.families.flux.text_encoder import FluxTextEncoder
 from worldsmith.models.video_vae.moments import ImageVAE
 from worldsmith.sampling.generate import generate, generate_latents

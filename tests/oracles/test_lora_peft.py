@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,16 +15,22 @@ from diffusers import Cosmos3OmniTransformer
 from peft import PeftModel
 from safetensors import safe_open
 
+from worldsmith.checkpoint.formats import peft_adapter
 from worldsmith.families.cosmos3.model import Cosmos3Generator
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig
 from worldsmith.families.cosmos3.network.network import Cosmos3Network
 from worldsmith.families.cosmos3.network.sequence import pack_samples
+from worldsmith.families.cosmos3.sampling import Cosmos3Defaults
 from worldsmith.families.cosmos3.weights.diffusers_keys import native_to_diffusers, transformer_config
-from worldsmith.families.cosmos3.weights.peft_adapter import export_adapter, load_adapter, read_adapter
+from worldsmith.families.cosmos3.weights.formats import ADAPTER_LAYOUT
 from worldsmith.models.lora import adapter_state, merge_adapters
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.video_model import SampleLayout
 from worldsmith.training.optimizer import AdamW
+
+export_adapter = partial(peft_adapter.export_adapter, ADAPTER_LAYOUT, defaults=Cosmos3Defaults())
+load_adapter = partial(peft_adapter.load_adapter, ADAPTER_LAYOUT)
+read_adapter = partial(peft_adapter.read_adapter, ADAPTER_LAYOUT)
 
 EOS, VISION_START, VOCAB = 94, 95, 96
 QWEN = NetworkConfig(

@@ -20,8 +20,7 @@ from transformers import AutoTokenizer, T5EncoderModel
 from worldsmith.actions.weights.export import Export
 from worldsmith.checkpoint.formats.find_model import find_model, load_model
 from worldsmith.distributed.world import World
-from worldsmith.families.ltx_video.model import LTXVideoGenerator
-from worldsmith.families.ltx_video.network import NetworkConfig
+from worldsmith.families.ltx_video.model import LTXVideoGenerator, NetworkConfig
 from worldsmith.families.ltx_video.task import LTXVideoTask
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.objectives.noise_schedule import POSTERIOR_STREAM, random_noise, sample_noise

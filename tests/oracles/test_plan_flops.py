@@ -11,7 +11,7 @@ import worldsmith.families.recipes  # noqa: F401 (registers them)
 from worldsmith.config.recipes.registry import get_recipe
 from worldsmith.config.tree.references import resolve
 from worldsmith.families.cosmos3.network.sequence import token_grid
-from worldsmith.families.cosmos3.network.step_flops import StepCounter
+from worldsmith.families.cosmos3.task import StepCounter
 from worldsmith.planning.batches import assumed_batches, task_for
 from worldsmith.planning.published_parts import with_published_parts
 from worldsmith.planning.simulation.simulated_run import simulate

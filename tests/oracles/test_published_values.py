@@ -12,18 +12,18 @@ import pytest
 import torch
 
 from worldsmith.data.clips.captions import CAPTION_KEYS, LEGACY_STYLES, Caption, render_caption
-from worldsmith.data.clips.conditioning import draw_condition_frames
-from worldsmith.data.clips.frame_selection import select_frames
-from worldsmith.data.clips.framing import cover_and_crop
+from worldsmith.data.clips.inspect_clips import select_frames
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.resolution import RESOLUTIONS, TIERS, aspect_bucket, check_tier, target_size
+from worldsmith.data.clips.sample_maker import draw_condition_frames
+from worldsmith.data.clips.video_reader import cover_and_crop
 from worldsmith.data.stream.packing import SequentialPacker
 from worldsmith.families.cosmos3.network.architecture import edge, nano, super_
 from worldsmith.families.cosmos3.network.rope import video_positions
-from worldsmith.families.cosmos3.sampling.sampler import Cosmos3Sampler
+from worldsmith.families.cosmos3.sampling import Cosmos3Sampler
 from worldsmith.models.ema import PowerEMA, exponent
 from worldsmith.models.video_model import Sampling
-from worldsmith.models.video_vae.wan_pth import LATENTS_MEAN, LATENTS_STD, diffusers_name
+from worldsmith.models.video_vae.wan_files import LATENTS_MEAN, LATENTS_STD, released_to_diffusers
 from worldsmith.models.video_vae.windows import window_frames
 from worldsmith.objectives.noise_schedule import ltx2, shift_sigma, waver
 from worldsmith.objectives.rectified_flow import RectifiedFlow
@@ -339,7 +339,7 @@ class TestVideoVae:
             table[f"decoder.upsamples.2.upsamples.2.{part}.x"] = f"decoder.up_blocks.2.resnets.2.{name}.x"
             table[f"decoder.middle.0.{part}.x"] = f"decoder.mid_block.resnets.0.{name}.x"
             table[f"encoder.middle.2.{part}.x"] = f"encoder.mid_block.resnets.1.{name}.x"
-        assert {name: diffusers_name(name) for name in table} == table
+        assert {name: released_to_diffusers(name) for name in table} == table
 
     def test_latent_statistics(self) -> None:
         """Ends of the two published lists, their lengths, and sums that every number enters."""

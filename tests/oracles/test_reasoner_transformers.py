@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from worldsmith.config.sections import CompileConfig
 from worldsmith.families.vision_language.inputs import make_inputs
-from worldsmith.families.vision_language.network import attention_by_sample
+from worldsmith.families.vision_language.network import forward
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.objectives.next_token import NextToken
 from worldsmith.training.step import Step, forward_backward
@@ -110,7 +110,7 @@ def test_samples_of_a_row_that_attend_one_by_one_need_no_mask(tmp_path: Path, mo
     model = model_config(write_folder(tmp_path)).build(seed=1)
     whole = model_config(write_folder(tmp_path), compile=CompileConfig(enabled=True)).build(seed=1)
     made: list[Any] = []
-    monkeypatch.setattr(attention_by_sample, "sdpa_mask", lambda *_, **settings: made.append(settings))
+    monkeypatch.setattr(forward, "sdpa_mask", lambda *_, **settings: made.append(settings))
     loss, gradients = one_step(model, mixed_batch())
     monkeypatch.undo()
     assert not made

@@ -24,7 +24,7 @@ from worldsmith.checkpoint.sources.weight_source import open_weights
 from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
 from worldsmith.families.cogvideox.sat_keys import pieces, sat_keys
-from worldsmith.models.video_vae.cogvideox_pt import read_pt
+from worldsmith.models.video_vae.cogvideox import read_pt
 from worldsmith.training.trainer import Trainer
 
 LEARNED = "patch_embed.pos_embedding"

@@ -25,7 +25,7 @@ def import_for_reasoners() -> None:
     import transformers.models.auto.tokenization_auto
 
     import worldsmith.checkpoint.formats.convert
-    import worldsmith.data.conversations.chat_maker
+    import worldsmith.data.conversations.chat_loader
     import worldsmith.families.cogvideox.task
     import worldsmith.families.cosmos3.task
     import worldsmith.families.flux.task

@@ -23,7 +23,7 @@ from torch.distributed.fsdp import fully_shard  # noqa: F401
 from torch.distributed.tensor import DTensor
 
 from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig, ParallelismConfig
-from worldsmith.data.conversations.chat_sample import ChatSample
+from worldsmith.data.conversations.chat_processor import ChatSample
 from worldsmith.distributed.world import World, stop_world
 from worldsmith.families.vision_language.policy import FreezeConfig
 from worldsmith.models.parameter_names import native_parameters

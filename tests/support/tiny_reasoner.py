@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig
 
 from worldsmith.data.conversations.chat_loader import ChatLoader
-from worldsmith.data.conversations.chat_sample import IGNORED, ChatSample
+from worldsmith.data.conversations.chat_processor import IGNORED, ChatSample
 from worldsmith.distributed.world import World
 from worldsmith.families.vision_language.model import VisionLanguageModel
 from worldsmith.families.vision_language.policy import BackboneConfig, PolicyConfig

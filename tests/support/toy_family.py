@@ -17,7 +17,7 @@ from worldsmith.config import Configurable, recipe
 from worldsmith.config.declare.class_tags import trust
 from worldsmith.config.declare.ranges import Count
 from worldsmith.config.sections import JobConfig
-from worldsmith.data.assumed.batch import AssumedBatch
+from worldsmith.data.assumed_batches import AssumedBatch
 from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.data.stream.loader import PackingDataLoader
 from worldsmith.data.stream.maker import Made, SampleMaker
@@ -27,7 +27,7 @@ from worldsmith.models.fill import fill
 from worldsmith.models.model import Model, NetworkParts
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.spec import ModelSpec
-from worldsmith.models.weights.shapes import Shapes, repeated
+from worldsmith.models.weights.shapes import Shapes, repeat_shapes
 from worldsmith.objectives.objective import LossSum, Objective
 from worldsmith.tasks.registry import TASKS
 from worldsmith.tasks.task import Task
@@ -58,7 +58,7 @@ class ToyModel(Model):
         """Layers."""
 
         def shapes(self) -> Shapes:
-            return repeated("layers", self.depth, {"weight": (self.width, self.width), "bias": (self.width,)})
+            return repeat_shapes("layers", self.depth, {"weight": (self.width, self.width), "bias": (self.width,)})
 
     config: Config
 

@@ -1,4 +1,4 @@
-"""Tensors on disk that a frozen encoder made, so that it makes each of them once."""
+"""Caches on disk for the outputs of frozen encoders: latents of clips and hidden states of captions."""
 
 from __future__ import annotations
 
@@ -9,38 +9,45 @@ import logging
 import tempfile
 import time
 import zlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from worldsmith.data.content_mark import content_mark
 from worldsmith.files.atomic import replacing
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from worldsmith.data.clips.video_loader import VideoSample
+    from worldsmith.data.video_file import Status
+
 log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 STALE_SECONDS = 3600
+TEXT_FOLDER = "text"
+"""Subfolder of a latent cache that holds the text cache."""
 
 
 class EncodedCache:
     """A folder of safetensors files of one tensor each.
 
-    The key is a SHA-256 over everything that changes the tensor; a changed input gets another key, so that nothing is
-    ever invalidated. Writing is atomic (a file appears whole or not at all). A damaged file is a miss: it is counted in
-    `corrupt`, removed, and written anew. What cannot be read is a miss, what cannot be written is counted in
-    `unwritten`, and either is said once: it only costs time, since the encoder runs again.
+    The key is a SHA-256 over everything that changes the tensor; a changed input gets another key, so no entry is ever
+    invalidated. Writing is atomic (a file appears complete or not at all). A damaged file is a miss: it is counted in
+    `corrupt`, removed and written again. An unreadable file is a miss, a failed write is counted in `unwritten`. Both
+    are logged once; they only cost time, since the encoder runs again.
     """
 
     encoder: ClassVar[str]
-    """What the fingerprint stands for, in keys."""
+    """Kind of the encoder, used in keys."""
     tensor: ClassVar[str]
-    """The tensor's name in its file."""
+    """Name of the tensor in its file."""
     what: ClassVar[str]
-    """What is encoded, for people."""
+    """Name of the encoded input, for messages."""
 
     def __init__(self, folder: Path, fingerprint: str) -> None:
-        """`fingerprint` stands for the encoder: weights, config and precision."""
+        """`fingerprint`: checksum of the encoder's weights, config and precision."""
         self.folder = Path(folder)
         self.fingerprint = fingerprint
         self.corrupt = 0
@@ -54,20 +61,20 @@ class EncodedCache:
 
     @property
     def incoming(self) -> Path:
-        """Where files are written before they get their name."""
+        """Folder in which files are written before their atomic rename."""
         return self.folder / "incoming"
 
     def key_for(self, **everything: Any) -> str:
-        """Key over the given JSON-able facts, the encoder's fingerprint and the format version."""
+        """Returns the key of the given JSON values, the encoder's fingerprint and the format version."""
         facts = {"facts": everything, self.encoder: self.fingerprint, "format": FORMAT_VERSION}
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
     def path_for(self, key: str) -> Path:
-        # 256 sub-folders: a single folder with millions of entries is slow on most file systems.
+        # 256 subfolders: a single folder with millions of entries is slow on most file systems.
         return self.folder / key[:2] / f"{key}.safetensors"
 
     def get(self, key: str, shape: tuple[int, ...] | None = None) -> Tensor | None:
-        """What was stored, or None. With `shape`, another one behind the first axis counts as damage."""
+        """Returns the stored tensor or None. With `shape`, another shape behind the first axis counts as damage."""
         from safetensors import SafetensorError, safe_open
 
         path = self.path_for(key)
@@ -94,13 +101,13 @@ class EncodedCache:
         return found
 
     def look_up(self, key: str, shape: tuple[int, ...]) -> tuple[Tensor | None, Literal["hit", "miss", "corrupt"]]:
-        """What `get` finds, and what happened."""
+        """Returns the result of `get` and its outcome."""
         damaged = self.corrupt
         found = self.get(key, shape)
         return found, "hit" if found is not None else "miss" if self.corrupt == damaged else "corrupt"
 
     def put(self, key: str, encoded: Tensor) -> None:
-        """Stores a tensor, if that is possible."""
+        """Stores a tensor; a failed write is counted and logged once."""
         from safetensors.torch import save
 
         encoded = encoded.detach().cpu().contiguous()
@@ -114,12 +121,12 @@ class EncodedCache:
         path = self.path_for(key)
         for folder in (self.incoming, path.parent):
             folder.mkdir(parents=True, exist_ok=True)
-        # Not durable: after a power cut the file may be empty, which the next get() notices.
+        # Not durable: after a power cut the file may be empty, which the next get() detects.
         with replacing(path, within=self.incoming, durable=False) as incoming:
             incoming.write_bytes(data)
 
     def _probe(self) -> None:
-        """Raises OSError when nothing can be written, before there is something to write."""
+        """Raises OSError if the folder is not writable, before the first tensor is encoded."""
         self.incoming.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=self.incoming) as file:
             file.write(b"probe")
@@ -139,15 +146,65 @@ class EncodedCache:
             path.unlink()
 
 
+class LatentCache(EncodedCache):
+    """Latents [C, t, h, w] of windows of clips; the fingerprint is that of the VAE."""
+
+    encoder, tensor, what = "vae", "latents", "clip"
+
+    def put(self, key: str, encoded: Tensor) -> None:
+        """Stores latents [C, t, h, w] as float32."""
+        super().put(key, encoded.float())
+
+
+class TextCache(EncodedCache):
+    """Hidden states [tokens, d] of captions, in the precision of the text encoder; encoders may share a folder."""
+
+    encoder, tensor, what = "text_encoder", "states", "caption"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder / TEXT_FOLDER, "")
+
+    def key(self, fingerprint: str, ids: Sequence[int], length: int) -> str:
+        """Returns the key of an encoder and the padded ids of a caption; the first `length` ids are text."""
+        return self.key_for(by=fingerprint, ids=list(ids), length=length)
+
+
+def latents_of(sample: VideoSample, encode: Callable[[Tensor], Tensor], cache: LatentCache | None) -> Tensor:
+    """Returns the latents [C, t, h, w] of a sample: its own, or encoded now and then stored in the cache."""
+    if sample.latents is not None:
+        return sample.latents
+    if sample.video is None:
+        raise ValueError(f"sample {sample.key} has neither latents nor a video")
+    latents = encode(sample.video)
+    if cache is not None and sample.cache_key is not None:
+        cache.put(sample.cache_key, latents)
+    return latents
+
+
+def file_identity(status: Status, path: str, relative_path: str, mark: str = "") -> list[Any]:
+    """Returns the part of a key that identifies a file: relative path, size, modification time (ns) and fingerprint.
+
+    The full content is not hashed: that would read every clip at each access, which the cache avoids. A rewritten file
+    has a new time; a dataset that is moved as a whole keeps its entries.
+
+    Args:
+        status: Size and modification time of the file.
+        path: Path of the file.
+        relative_path: Path of the file in the dataset.
+        mark: Fingerprint of the content; "" = computed by `content_mark`.
+    """
+    return [relative_path, status.st_size, status.st_mtime_ns, mark or content_mark(path)]
+
+
 def checksum(tensor: Tensor) -> str:
-    """CRC-32 of the values; safetensors files have no checksum of their own."""
+    """Returns the CRC-32 of the values; safetensors files have no checksum."""
     import torch
 
     return f"{zlib.crc32(tensor.contiguous().view(-1).view(torch.uint8).numpy().data):08x}"
 
 
 def remove_stale(incoming: Path) -> None:
-    """Removes what killed processes left half-written."""
+    """Removes incomplete files of killed processes."""
     if incoming.is_dir():
         for path in incoming.iterdir():
             try:

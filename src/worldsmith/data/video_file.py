@@ -22,7 +22,7 @@ from av.stream import Disposition
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
-from worldsmith.data.shards.part import is_part, read_part
+from worldsmith.data.shards.addresses import is_part, read_part
 from worldsmith.data.stream.errors import READ_ERRORS, SampleError, read_error
 
 CONTAINERS = (

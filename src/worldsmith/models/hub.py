@@ -53,10 +53,10 @@ def ask_hub(hub: HubName, file_patterns: Sequence[str]) -> Offer:
     info = HfApi().model_info(hub.repo, revision=hub.revision, timeout=SECONDS, files_metadata=True)
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
     first, *_ = patterns = wanted(hub, file_patterns)
-    found = [file for file in sizes if matches(file, patterns)]
-    if not any(matches(file, (first, hub.inner)) for file in found):
+    found = [file for file in sizes if matches_pattern(file, patterns)]
+    if not any(matches_pattern(file, (first, hub.inner)) for file in found):
         raise MissingPartError(f"the repository lacks '{first}'")
-    largest = max(found, key=lambda file: (sizes[file], matches(file, (first,))))
+    largest = max(found, key=lambda file: (sizes[file], matches_pattern(file, (first,))))
     get_hf_file_metadata(hf_hub_url(hub.repo, largest, revision=hub.revision), timeout=SECONDS)
     return Offer(len(found), sum(sizes[file] for file in found))
 
@@ -66,7 +66,7 @@ def wanted(hub: HubName, file_patterns: Sequence[str]) -> list[str]:
     return [*(f"{hub.inner}/{pattern}" for pattern in file_patterns), hub.inner] if hub.inner else list(file_patterns)
 
 
-def matches(file: str, file_patterns: Sequence[str]) -> bool:
+def matches_pattern(file: str, file_patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(file, pattern) for pattern in file_patterns)
 
 

@@ -17,7 +17,7 @@ from worldsmith.files.errors import UserError
 from worldsmith.files.json_file import kind_of, read_json_object
 from worldsmith.files.model_folder import listed_files
 from worldsmith.models.families import find_released
-from worldsmith.models.hub import SECONDS, HubName, MissingPartError, ask_hub, explained, matches, wanted
+from worldsmith.models.hub import SECONDS, HubName, MissingPartError, ask_hub, explained, matches_pattern, wanted
 
 logger = logging.getLogger(__name__)
 
@@ -145,7 +145,7 @@ def is_complete(folder: Path, file_patterns: Sequence[str]) -> bool:
         shards = listed_files(folder / index)
         home = Path(index).parent
         needed = {str(home / shard) for shard in shards}
-        if any(matches(shard, file_patterns) for shard in needed - set(files)):
+        if any(matches_pattern(shard, file_patterns) for shard in needed - set(files)):
             return False
     return True
 

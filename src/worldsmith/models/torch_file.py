@@ -31,11 +31,11 @@ def read_torch_file(path: Path, *, field: str, advice: str) -> dict[str, Tensor]
     except pickle.UnpicklingError as error:
         raise ValueError(
             f"{field}: '{path}' holds more than tensors (a pickled object that would run code when read), and is not "
-            f"read; {advice} ({first_line(error)})"
+            f"read; {advice} ({short_error(error)})"
         ) from None
     except (RuntimeError, EOFError, OSError) as error:
         raise ValueError(
-            f"{field}: '{path}' cannot be read as PyTorch weights ({first_line(error)}); it may be cut off, or be "
+            f"{field}: '{path}' cannot be read as PyTorch weights ({short_error(error)}); it may be cut off, or be "
             "in the format from before PyTorch 1.6, which torch.save in a newer one converts"
         ) from None
     while isinstance(content, Mapping) and (inner := next((c for c in CONTAINERS if _is_table(content, c)), None)):
@@ -59,7 +59,9 @@ def harmless() -> list[Any]:
     ]
 
 
-def require_fit(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], path: Path, *, field: str) -> None:
+def require_expected_tensors(
+    state: Mapping[str, Tensor], expected: Mapping[str, Tensor], path: Path, *, field: str
+) -> None:
     """Raises ValueError unless `state` has exactly the names and shapes of `expected`."""
     missing, extra = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
     other = [name for name in sorted(state.keys() & expected.keys()) if state[name].shape != expected[name].shape]
@@ -73,7 +75,7 @@ def require_fit(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], pat
         )
 
 
-def first_line(error: Exception) -> str:
+def short_error(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:160]
 
 

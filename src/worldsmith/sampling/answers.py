@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from worldsmith.data.conversations.chat_sample import ChatSample
+    from worldsmith.data.conversations.chat_processor import ChatSample
     from worldsmith.data.conversations.conversation import Turn
 
 

@@ -150,7 +150,7 @@ def fit(video: Tensor, height: int, width: int) -> Tensor:
     """uint8 [3, T, H, W] of any size to the given one, as the published sampling treats conditions."""
     from av.video.frame import VideoFrame
 
-    from worldsmith.data.clips.framing import Framing
+    from worldsmith.data.clips.video_reader import Framing
 
     framing = Framing((width, height), "inference")
     pictures = video.permute(1, 2, 3, 0).contiguous().cpu().numpy()

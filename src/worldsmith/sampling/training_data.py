@@ -18,7 +18,7 @@ from worldsmith.data.stream.errors import DataError, SampleError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from worldsmith.data.clips.sample_maker import Part
+    from worldsmith.data.clips.inspect_clips import InspectedClip
     from worldsmith.models.video_model import GenerationDefaults
 
 logger = logging.getLogger(__name__)
@@ -68,10 +68,10 @@ def first_frame(window: Window, dataset: VideoDataset, grid: tuple[int, ...]) ->
     """The first frame of a window that training uses, uint8 [3, 1, H, W]. Raises SampleError when it cannot be read."""
     import torch
 
-    from worldsmith.data.clips.sample_maker import look_at
+    from worldsmith.data.clips.inspect_clips import inspect_window
     from worldsmith.data.clips.video_reader import read_upright
 
-    part = look_at(window, dataset.config, LatentGrid(*grid), random.Random(0))
+    part = inspect_window(window, dataset.config, LatentGrid(*grid), random.Random(0))
     return torch.from_numpy(read_upright(window.path, part.info, part.selection.indices[:1]))
 
 
@@ -84,20 +84,19 @@ def read_clip(
     """
     import torch
 
-    from worldsmith.data.clips.framing import Framing
-    from worldsmith.data.clips.sample_maker import look_at
-    from worldsmith.data.clips.video_reader import read_frames
+    from worldsmith.data.clips.inspect_clips import inspect_window
+    from worldsmith.data.clips.video_reader import Framing, read_frames
 
-    part = look_at(window, dataset.config, LatentGrid(*grid), random.Random(0))
+    part = inspect_window(window, dataset.config, LatentGrid(*grid), random.Random(0))
     framing = Framing((size[1], size[0]), "training")
     return torch.from_numpy(read_frames(window.path, part.info, part.selection.indices, framing)), part.fps
 
 
-def first_part(dataset: VideoDataset, grid: LatentGrid) -> Part:
+def first_part(dataset: VideoDataset, grid: LatentGrid) -> InspectedClip:
     """What training uses of the first usable clip. Raises DataError when the first few cannot be read."""
-    from worldsmith.data.clips.sample_maker import look_at
+    from worldsmith.data.clips.inspect_clips import inspect_window
 
     for window in dataset.windows[:CLIPS_TO_TRY]:
         with suppress(SampleError):
-            return look_at(window, dataset.config, grid, random.Random(0))
+            return inspect_window(window, dataset.config, grid, random.Random(0))
     raise DataError(f"none of the first clips of {dataset.name} can be read")

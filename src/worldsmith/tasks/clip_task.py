@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.config.errors import UserError
-from worldsmith.data.assumed.batch import AssumedBatch
-from worldsmith.data.assumed.clips import assumed_clips, with_contents
-from worldsmith.data.clips.latent_cache import LatentCache, latents_of
+from worldsmith.data.assumed_batches import AssumedBatch, assumed_clips, with_contents
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.video_loader import VideoLoader
+from worldsmith.data.encoded_cache import LatentCache, latents_of
 from worldsmith.tasks.task import Task
 
 logger = logging.getLogger(__name__)
@@ -33,10 +32,10 @@ SAY_EVERY = 5.0
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from worldsmith.data.clips.sample import FirstFrames, VideoSample
-    from worldsmith.data.clips.summary import DatasetSummary
+    from worldsmith.data.clips.inspect_clips import DatasetSummary
     from worldsmith.data.clips.video_dataset import VideoDataset
-    from worldsmith.data.report.report import DataReport
+    from worldsmith.data.clips.video_loader import FirstFrames, VideoSample
+    from worldsmith.data.report.data_report import DataReport
 
 
 class ClipTask(Task):
@@ -217,9 +216,9 @@ class ClipTask(Task):
         return report
 
     def summary(self, loader: VideoLoader) -> DatasetSummary:
-        from worldsmith.data.clips.summary import summarize
+        from worldsmith.data.clips.inspect_clips import summarize_dataset
 
-        return summarize(loader.dataset, self.grid, max_tokens=loader.config.max_sequence_length)
+        return summarize_dataset(loader.dataset, self.grid, max_tokens=loader.config.max_sequence_length)
 
     def traces(self, dataset: VideoDataset) -> Iterator[str]:
         return (str(Path(window.path).resolve()) for window in dataset.windows)

@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 
 from worldsmith.config import UserError, WrongValueError
 from worldsmith.config.declare.configurable import owner_of
-from worldsmith.data.assumed.batch import AssumedBatch
-from worldsmith.data.report.flag import Flag
-from worldsmith.data.report.report import DataReport, start_report
+from worldsmith.data.assumed_batches import AssumedBatch
+from worldsmith.data.report.data_report import DataFlag, DataReport
+from worldsmith.data.report.inspect_data import start_report
 from worldsmith.data.stream.dataset_record import digest
 from worldsmith.data.stream.loader import PackingDataLoader
 from worldsmith.data.stream.quarantine import Quarantine, Split
@@ -236,7 +236,7 @@ class Task(ABC):
         """The data set of a loader's settings, where it can be made without a model; else None."""
         return None
 
-    def flags(self, dataset: Any) -> Iterable[Flag]:
+    def flags(self, dataset: Any) -> Iterable[DataFlag]:
         """What is to be said of the records before a sample is read."""
         return ()
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from worldsmith.families.vision_language.weights.gptq import DAMPING, round_columns
+from worldsmith.families.vision_language.weights.calibration import DAMPING, round_columns
 
 SCALE = 0.3
 

@@ -15,6 +15,7 @@ from worldsmith.assets import asset_path
 from worldsmith.checkpoint.formats.family_formats import ExportOptions
 from worldsmith.checkpoint.formats.find_model import find_model, load_model
 from worldsmith.checkpoint.formats.native_export import export_native
+from worldsmith.checkpoint.formats.registry import formats_of
 from worldsmith.checkpoint.run import frozen_weights
 from worldsmith.checkpoint.run.checkpointer import Checkpointer
 from worldsmith.checkpoint.sources.start_weights import StartWeights
@@ -26,9 +27,8 @@ from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.families.cosmos3.model import Cosmos3Generator
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig
-from worldsmith.families.cosmos3.sampling.defaults import Cosmos3Defaults
+from worldsmith.families.cosmos3.sampling import Cosmos3Defaults
 from worldsmith.families.cosmos3.text_tokenizer import TextTokenizer
-from worldsmith.families.cosmos3.weights.peft_adapter import ADAPTER
 from worldsmith.models.lora import is_adapter
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.spec import ModelSpec
@@ -263,7 +263,7 @@ class TestMovedBase:
 
     def test_its_adapters_need_no_base(self, lora: Path, tmp_path: Path) -> None:
         """They are exported from the checkpoint alone."""
-        assert ADAPTER.write(find_model(lora), tmp_path / "adapter", ExportOptions())
+        assert formats_of("cosmos3").exports()["adapter"].write(find_model(lora), tmp_path / "adapter", ExportOptions())
         assert (tmp_path / "adapter" / "adapter_model.safetensors").is_file()
 
     def test_a_base_for_what_has_all_its_weights_is_refused(

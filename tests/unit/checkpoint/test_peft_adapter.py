@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from worldsmith.checkpoint.formats import peft_adapter
 from worldsmith.config.errors import UserError
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig
 from worldsmith.families.cosmos3.network.network import Cosmos3Network
-from worldsmith.families.cosmos3.weights.peft_adapter import LAYOUT, export_adapter, load_adapter
+from worldsmith.families.cosmos3.sampling import Cosmos3Defaults
+from worldsmith.families.cosmos3.weights.formats import ADAPTER_LAYOUT as LAYOUT
 from worldsmith.files.adapter_folder import base_of_adapter
 from worldsmith.models.lora import adapter_state, inject_adapters
+
+export_adapter = partial(peft_adapter.export_adapter, LAYOUT, defaults=Cosmos3Defaults())
+load_adapter = partial(peft_adapter.load_adapter, LAYOUT)
 
 NETWORK = NetworkConfig(
     vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,

@@ -15,7 +15,7 @@ from tiny_runs import moving_gradient
 
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.data.conversations.media.media_processor import MediaProcessor
-from worldsmith.families.vision_language.weights.picture_settings import write_picture_settings
+from worldsmith.families.vision_language.weights.model_folder import write_picture_settings
 from worldsmith.sampling.video_writer import write_mp4
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from stored_models import spec_of
 
+from worldsmith.checkpoint.formats import peft_adapter
 from worldsmith.checkpoint.formats.convert import convert
 from worldsmith.checkpoint.sources.start_weights import StartWeights
 from worldsmith.checkpoint.sources.warm_start import load_weights
@@ -21,7 +23,11 @@ from worldsmith.checkpoint.sources.weight_source import open_weights
 from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig
-from worldsmith.families.cosmos3.weights.peft_adapter import export_adapter, read_adapter
+from worldsmith.families.cosmos3.sampling import Cosmos3Defaults
+from worldsmith.families.cosmos3.weights.formats import ADAPTER_LAYOUT
+
+export_adapter = partial(peft_adapter.export_adapter, ADAPTER_LAYOUT, defaults=Cosmos3Defaults())
+read_adapter = partial(peft_adapter.read_adapter, ADAPTER_LAYOUT)
 
 NETWORK = NetworkConfig(
     vocab_size=20, hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,

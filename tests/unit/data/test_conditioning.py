@@ -5,7 +5,8 @@ from collections import Counter
 
 import pytest
 
-from worldsmith.data.clips.conditioning import check_conditioning, draw_condition_frames
+from worldsmith.data.clips.sample_maker import draw_condition_frames
+from worldsmith.data.clips.video_dataset import check_conditioning
 
 
 def test_frames_are_drawn_by_weight_whatever_their_sum() -> None:

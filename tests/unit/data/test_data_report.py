@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from worldsmith.data.report.numbers import histogram, spread
-from worldsmith.data.report.report import DataReport
-from worldsmith.data.report.text import lines_of
+from worldsmith.data.report.data_report import DataReport, distribution, histogram
+from worldsmith.data.report.text import report_lines
 from worldsmith.data.stream.quarantine import Rejection
 
 
 def test_percentiles_are_values_that_are_there() -> None:
-    found = spread([*range(1, 101)])
+    found = distribution([*range(1, 101)])
     assert (found.count, found.total, found.p50, found.p95, found.max) == (100, 5050, 50, 95, 100)
-    one = spread([7.5])
+    one = distribution([7.5])
     assert (one.p50, one.p95, one.max) == (7.5, 7.5, 7.5)
-    assert spread([]) is None
+    assert distribution([]) is None
 
 
 @pytest.mark.parametrize(
@@ -40,13 +39,13 @@ def test_lines_fit_the_terminal(width: int) -> None:
     report = DataReport("data.jsonl", 300, 300, 300, looked_at=300, decoded=True, kept=280, cap=500)
     long = "a very long reason why this clip cannot be used, with\nline breaks " * 9
     report.leave_out([Rejection(f"clip{n}", "truncated", long, "clip.mp4", n) for n in range(20)])
-    report.tokens, report.seconds = spread(range(300)), spread([0.01] * 300)
+    report.tokens, report.seconds = distribution(range(300)), distribution([0.01] * 300)
     report.notes, report.said = {"captions_truncated": 3}, {"captions_truncated": [long, "short"]}
     report.count_features([{"size": [f"{n % 11}x{n}"], "seconds": [n / 7]} for n in range(300)])
     report.duplicates = [[f"clip{n}" for n in range(100)]]
     report.packer, report.fill = "pool", {"pool": 0.987, "sequential": 0.9}
     report.packs, report.steps = [9, 9, 9, 8] * 5, [4.5] * 20
-    lines = list(lines_of(report, width=width, workers=4))
+    lines = list(report_lines(report, width=width, workers=4))
     assert max(map(len, lines)) <= width
     assert all(line == line.rstrip() and "\n" not in line for line in lines)
     text = "\n".join(lines)

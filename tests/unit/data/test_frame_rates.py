@@ -11,7 +11,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from worldsmith.config import WrongValueError
-from worldsmith.data.clips.frame_selection import FrameSelection, select_frames
+from worldsmith.data.clips.inspect_clips import FrameSelection, select_frames
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.stream.errors import SampleError

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worldsmith.data.clips.frame_selection import FrameSelection, select_frames
+from worldsmith.data.clips.inspect_clips import FrameSelection, select_frames
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.stream.errors import SampleError
 

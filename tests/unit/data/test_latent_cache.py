@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from worldsmith.data.clips.latent_cache import LatentCache, file_identity
+from worldsmith.data.encoded_cache import LatentCache, file_identity
 
 
 @pytest.fixture

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.resolution import target_size
-from worldsmith.data.stream.packing import SequentialPacker
-from worldsmith.data.stream.pool_packing import AlikePacker, PaddedPacker, PoolPacker, fullest
+from worldsmith.data.stream.packing import AlikePacker, PaddedPacker, PoolPacker, SequentialPacker, fullest
 
 Sample = tuple[int, int]
 """(number, tokens)"""

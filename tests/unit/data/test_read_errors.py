@@ -16,7 +16,6 @@ from PIL import Image
 from read_errors import CODES, break_file, fail
 
 from worldsmith.assets import asset_path
-from worldsmith.data.clips.latent_cache import LatentCache
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.data.conversations.chat_loader import ChatLoader
@@ -24,10 +23,11 @@ from worldsmith.data.conversations.chat_processor import ChatProcessor
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.data.conversations.datasets.manifest import ManifestDataset
 from worldsmith.data.conversations.media_archives import unpacked
+from worldsmith.data.encoded_cache import LatentCache
+from worldsmith.data.imports.caption_files import read_sidecars
 from worldsmith.data.imports.found import Choices, Clip
-from worldsmith.data.imports.sidecar import read as read_sidecar
 from worldsmith.data.json_records import read_lines, read_list
-from worldsmith.data.shards.part import part_of, read_part
+from worldsmith.data.shards.addresses import part_address, read_part
 from worldsmith.data.stream.errors import DataError
 from worldsmith.data.stream.quarantine import Quarantine, Rejection
 
@@ -131,7 +131,7 @@ def test_a_part_of_a_shard_that_cannot_be_read_is_left_out(
     shard.write_bytes(bytes(1024))
     fail(monkeypatch, shard, code, "open")
     with pytest.raises(ValueError, match="exist" if code == errno.ENOENT else os.strerror(code)) as caught:
-        read_part(part_of(str(shard), 0, 512))
+        read_part(part_address(str(shard), 0, 512))
     assert caught.value.reason == REASONS.get(code, "unreadable")
 
 
@@ -184,7 +184,7 @@ def test_a_caption_file_that_cannot_be_read_is_left_out_of_an_import(
     for name in ("a.mp4", "a.txt", "b.mp4", "b.txt"):
         (tmp_path / name).write_text("a caption")
     fail(monkeypatch, tmp_path / "b.txt", code, call)
-    found = list(read_sidecar(tmp_path, Choices()))
+    found = list(read_sidecars(tmp_path, Choices()))
     (rejection,) = (item for item in found if isinstance(item, Rejection))
     assert [item.path for item in found if isinstance(item, Clip)] == [tmp_path / "a.mp4"]
     assert rejection.key == "b"

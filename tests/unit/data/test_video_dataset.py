@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from worldsmith.data.clips.inspect_clips import summarize_dataset
 from worldsmith.data.clips.latent_grid import LatentGrid
-from worldsmith.data.clips.summary import summarize
 from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.stream.dataset_record import changed_samples, record_text
 from worldsmith.data.stream.errors import DataError
@@ -186,11 +186,11 @@ def test_summary_counts_records_windows_and_reasons_without_decoding_all(
 ) -> None:
     write_clip(tmp_path / "videos/good.mp4")
     file = write_jsonl(tmp_path, [record("good"), record("absent"), "{"])
-    summary = summarize(load(file), GRID)
+    summary = summarize_dataset(load(file), GRID)
     assert (summary.records, summary.windows, summary.probed) == (3, 2, 2)
     assert summary.drops == {"bad_json": 1, "missing_file": 1}
     assert str(summary) == "3 records, 2 windows; left out: bad_json 1, missing_file 1 (2 clips opened)"
-    assert summarize(load(file), GRID, probe=1).probed == 1
+    assert summarize_dataset(load(file), GRID, probe=1).probed == 1
 
 
 def test_summary_foretells_clips_that_are_too_long_for_a_pack(
@@ -198,7 +198,7 @@ def test_summary_foretells_clips_that_are_too_long_for_a_pack(
 ) -> None:
     write_clip(tmp_path / "videos/good.mp4")
     dataset = load(write_jsonl(tmp_path, [record("good")]))
-    assert summarize(dataset, GRID, max_tokens=1000).drops == {}
-    (found,) = summarize(dataset, GRID, max_tokens=20).rejections
+    assert summarize_dataset(dataset, GRID, max_tokens=1000).drops == {}
+    (found,) = summarize_dataset(dataset, GRID, max_tokens=20).rejections
     assert (found.key, found.reason) == ("good_w0", "over_token_cap")
     assert "a pack holds 20" in found.detail

@@ -22,7 +22,7 @@ import pytest
 from worldsmith.data.clips import sample_maker
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.video_loader import VideoLoader
-from worldsmith.data.stream import fetch, worker
+from worldsmith.data.stream import workers
 from worldsmith.data.stream.errors import DataError
 from worldsmith.data.stream.quarantine import Quarantine
 
@@ -99,7 +99,7 @@ def test_a_clip_that_kills_its_reader_is_left_out_and_named(
     folder = clips(6)
     expected = [s.key for (s,) in islice(make(folder, 0), 24) if s.key != "c2_w0"]
     monkeypatch.setattr(sample_maker, "read_frames", read_or_die)
-    monkeypatch.setattr(fetch, "PAUSE", 0.01)
+    monkeypatch.setattr(workers, "PAUSE", 0.01)
     loader = make(folder, 2, prefetch=prefetch, quarantine=Quarantine(tmp_path / "run"))
     assert [sample.key for (sample,) in islice(loader, len(expected))] == expected
     (line,) = (tmp_path / "run" / "quarantine.jsonl").read_text().splitlines()
@@ -110,9 +110,9 @@ def test_a_clip_that_kills_its_reader_is_left_out_and_named(
 
 def test_killed_a_few_times_at_one_sample_is_not_the_sample(clips: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever takes the memory: the kernel kills the workers. Only the fifth death at a sample is held against it."""
-    monkeypatch.setattr(fetch, "PAUSE", 0.01)
+    monkeypatch.setattr(workers, "PAUSE", 0.01)
     loader = make(clips(3), 1)
-    monkeypatch.setattr(worker.Worker, "receive", dying(worker.Worker.receive, 4))
+    monkeypatch.setattr(workers.Worker, "receive", dying(workers.Worker.receive, 4))
     assert len(list(islice(loader, 3))) == 3
     assert loader.counts["workers_died"] == 4
     assert not loader.quarantine.keys
@@ -122,7 +122,7 @@ def dying(receive: Callable, times: int) -> Callable:
     """Kills the worker the first times that it is asked."""
     left = iter(range(times))
 
-    def kill_and_receive(self: worker.Worker) -> object:
+    def kill_and_receive(self: workers.Worker) -> object:
         if next(left, None) is not None:
             self._process.kill()
             self._process.join()
@@ -178,14 +178,14 @@ def test_an_error_that_cannot_travel_is_told_as_another_one() -> None:
     try:
         raise LocalError("here")
     except LocalError as error:
-        told = worker.portable(error)
+        told = workers.portable(error)
     assert type(told) is RuntimeError
     assert "LocalError: here" in str(told)
 
 
 def test_every_end_has_words() -> None:
     """Also a signal without a name."""
-    said = [str(worker.DeadWorkerError(7, code)) for code in (-11, -40, 3)]
+    said = [str(workers.DeadWorkerError(7, code)) for code in (-11, -40, 3)]
     ends = ("was killed by SIGSEGV", "ended with exit code -40", "ended with exit code 3")
     assert said == [f"loader worker 7 {end}" for end in ends]
 

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask
 
-from worldsmith.families.cosmos3.attention.flex import block_diagonal_mask, plan_flex
+from worldsmith.families.cosmos3.attention.kernels import block_diagonal_mask, plan_flex
 from worldsmith.families.cosmos3.attention.modes import attention_modes
 from worldsmith.families.cosmos3.attention.packed import SegmentPlan, latent_attention
-from worldsmith.families.cosmos3.attention.three_way import plan_latents
+from worldsmith.families.cosmos3.attention.plans import plan_latents
 
 
 @settings(max_examples=25)

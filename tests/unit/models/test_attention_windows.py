@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 
 from worldsmith.config.errors import UserError
 from worldsmith.families.cosmos3.attention import packed as attention
-from worldsmith.families.cosmos3.attention import three_way
+from worldsmith.families.cosmos3.attention import plans
+from worldsmith.families.cosmos3.attention.kernels import run_natten
 from worldsmith.families.cosmos3.attention.modes import AxisWindow, NeighborhoodConfig, Pattern, attention_modes
-from worldsmith.families.cosmos3.attention.natten_windows import run_natten
-from worldsmith.families.cosmos3.attention.neighborhood import axis_mask
 from worldsmith.families.cosmos3.attention.packed import latent_attention
-from worldsmith.families.cosmos3.attention.three_way import plan_latents, plan_masked, plan_natten
+from worldsmith.families.cosmos3.attention.plans import axis_mask, plan_latents, plan_masked, plan_natten
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig
 from worldsmith.families.cosmos3.network.initialization import init_weights
 from worldsmith.families.cosmos3.network.network import Cosmos3Network
@@ -143,13 +142,13 @@ def packs_with_profiles(draw):
 def test_any_windows_equal_a_mask_filled_in_pair_by_pair(case, entries, gathered):
     """Outputs and all gradients, for any grids, windows, strides, dilations and causal axes, however it is cut up."""
     grids, text_lengths, profiles = case
-    saved = three_way.MASK_ENTRIES, attention.GATHERED_KEYS
-    three_way.MASK_ENTRIES, attention.GATHERED_KEYS = entries, gathered
+    saved = plans.MASK_ENTRIES, attention.GATHERED_KEYS
+    plans.MASK_ENTRIES, attention.GATHERED_KEYS = entries, gathered
     try:
         windows = [Pattern(profiles).windows(grid) for grid in grids]
         plan = plan_masked(windows, grids, text_lengths, CPU)
     finally:
-        three_way.MASK_ENTRIES, attention.GATHERED_KEYS = saved
+        plans.MASK_ENTRIES, attention.GATHERED_KEYS = saved
     tensors = draw_tensors(grids, text_lengths)
     expected = softmax_attention(*tensors, allowed_pairs(grids, text_lengths, profiles))
     assert_equal_with_gradients(latent_attention(*tensors, plan), expected, tensors)

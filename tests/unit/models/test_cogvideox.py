@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from worldsmith.families.cogvideox.architecture import (
+    ImageConfig,
     NetworkConfig,
     cogvideox1_5_5b,
     cogvideox1_5_5b_i2v,
@@ -21,7 +22,6 @@ from worldsmith.families.cogvideox.architecture import (
     cogvideox_5b_i2v,
     tiny,
 )
-from worldsmith.families.cogvideox.image_input import ImageConfig
 from worldsmith.families.cogvideox.model import CogVideoXGenerator
 from worldsmith.families.diffusers_pipeline.text_encoder import T5TextEncoder, read_caption
 from worldsmith.models.video_vae.cogvideox import CogVideoXVAE

@@ -11,8 +11,7 @@ import tiny_cogvideox
 import torch
 from diffusers import AutoencoderKLCogVideoX
 
-from worldsmith.models.video_vae.cogvideox import CogVideoXVAE
-from worldsmith.models.video_vae.cogvideox_pt import diffusers_name, sat_name
+from worldsmith.models.video_vae.cogvideox import CogVideoXVAE, diffusers_to_sat, sat_to_diffusers
 
 BACKWARDS = [
     (r"mid_block\.resnets\.0\.", "mid.block_1."),
@@ -52,8 +51,8 @@ def test_every_tensor_of_the_published_vae_has_its_name() -> None:
         names = list(AutoencoderKLCogVideoX().state_dict())
     native = {as_sat_calls_it(name): name for name in names}
     assert len(native) == len(names)
-    assert {name: diffusers_name(name) for name in native} == native
-    assert {name: sat_name(name) for name in names} == {name: sat for sat, name in native.items()}
+    assert {name: sat_to_diffusers(name) for name in native} == native
+    assert {name: diffusers_to_sat(name) for name in names} == {name: sat for sat, name in native.items()}
 
 
 def test_the_file_is_the_vae_of_the_folder(small: Path) -> None:

@@ -11,8 +11,7 @@ import torch
 
 from worldsmith.config import WrongValueError
 from worldsmith.families.flux.architecture import NetworkConfig, tiny
-from worldsmith.families.flux.defaults import FluxDefaults
-from worldsmith.families.flux.model import FluxGenerator
+from worldsmith.families.flux.model import FluxDefaults, FluxGenerator
 from worldsmith.families.flux.text_encoder import CLIP_TOKENS, FluxTextEncoder
 
 

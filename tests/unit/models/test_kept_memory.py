@@ -9,9 +9,8 @@ import pytest
 
 PROGRAM = """
 import ctypes, resource, sys
-sys.path.insert(0, sys.argv[1])
-from kept_memory import keep_freed_memory
-kept = keep_freed_memory() if sys.argv[2] == "kept" else None
+from worldsmith.models.video_vae.frozen import keep_freed_memory
+kept = keep_freed_memory() if sys.argv[1] == "kept" else None
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
 for turn in range(5):
@@ -25,12 +24,7 @@ print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 def faults(way: str) -> tuple[str, int]:
-    from worldsmith.models.video_vae import kept_memory
-
-    folder = kept_memory.__file__.rpartition("/")[0]
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", PROGRAM, folder, way], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", PROGRAM, way], capture_output=True, text=True, check=True)
     kept, count = done.stdout.split()
     return kept, int(count)
 

@@ -15,9 +15,8 @@ from torch import nn
 from worldsmith.config import WrongValueError
 from worldsmith.config.sections import ActivationCheckpointingConfig
 from worldsmith.families.cosmos3.model import Cosmos3Generator
-from worldsmith.families.cosmos3.network.architecture import NetworkConfig
+from worldsmith.families.cosmos3.network.architecture import NetworkConfig, adaptable_layers, parameter_shapes
 from worldsmith.families.cosmos3.network.network import Cosmos3Network
-from worldsmith.families.cosmos3.network.parameter_shapes import adaptable_layers, parameter_shapes
 from worldsmith.families.cosmos3.network.sequence import pack_samples
 from worldsmith.models.lora import adapted_layers, adapter_state, inject_adapters, match_targets, merge_adapters
 from worldsmith.models.parameter_names import native_parameters

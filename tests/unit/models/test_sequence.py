@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from worldsmith.families.cosmos3.attention import packed as attention
 from worldsmith.families.cosmos3.attention.packed import packed_attention, plan_segments
 from worldsmith.families.cosmos3.network.architecture import tiny
-from worldsmith.families.cosmos3.network.heads import patchify, unpatchify
+from worldsmith.families.cosmos3.network.network import patchify, unpatchify
 from worldsmith.families.cosmos3.network.sequence import pack_samples
 from worldsmith.models.video_model import SampleLayout
 

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig
 from worldsmith.families.cosmos3.network.network import Cosmos3Network
 from worldsmith.families.cosmos3.network.sequence import pack_samples
-from worldsmith.families.cosmos3.network.step_flops import StepCounter
+from worldsmith.families.cosmos3.task import StepCounter
 from worldsmith.models.lora import inject_adapters
 from worldsmith.models.video_model import SampleLayout
 from worldsmith.training.optimizer import select_parameters

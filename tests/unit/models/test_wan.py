@@ -23,7 +23,7 @@ from worldsmith.families.wan.architecture import (
     wan_14b,
 )
 from worldsmith.families.wan.image_encoder import WanImageEncoder
-from worldsmith.families.wan.model import WanGenerator, part_of
+from worldsmith.families.wan.model import WanGenerator, pipeline_part_name
 
 CLIP = replace(tiny(), in_channels=12, image_dim=8, added_kv_proj_dim=24)
 CLIP_ENCODER, SHORT = WanImageEncoder.Config(path="pipeline"), UMT5TextEncoder.Config(max_length=16)
@@ -123,6 +123,6 @@ def test_what_does_not_go_together_is_refused_by_name(change: dict[str, Any], na
 
 def test_the_default_network_is_the_largest_and_parts_of_pipelines_have_names(tmp_path: Path) -> None:
     assert NetworkConfig() == wan_14b()
-    assert part_of(str(tmp_path), "transformer_2") == f"{tmp_path}/transformer_2"
-    assert part_of("Wan-AI/Wan2.2@main", "transformer_2") == "hf://Wan-AI/Wan2.2@main/transformer_2"
-    assert part_of("Wan2.2-T2V-A14B", "transformer") == "hf://Wan-AI/Wan2.2-T2V-A14B-Diffusers/transformer"
+    assert pipeline_part_name(str(tmp_path), "transformer_2") == f"{tmp_path}/transformer_2"
+    assert pipeline_part_name("Wan-AI/Wan2.2@main", "transformer_2") == "hf://Wan-AI/Wan2.2@main/transformer_2"
+    assert pipeline_part_name("Wan2.2-T2V-A14B", "transformer") == "hf://Wan-AI/Wan2.2-T2V-A14B-Diffusers/transformer"

@@ -13,8 +13,7 @@ import torch
 from diffusers import AutoencoderKLWan
 
 from worldsmith.models.video_vae.wan import WanVAE
-from worldsmith.models.video_vae.wan_files import find_vae
-from worldsmith.models.video_vae.wan_pth import RELEASED, diffusers_name
+from worldsmith.models.video_vae.wan_files import RELEASED, find_vae, released_to_diffusers
 
 # The map backwards, in an order in which earlier rules cannot spoil later ones; written against the layout of both
 # classes and not with the map under test.
@@ -71,7 +70,7 @@ def test_every_tensor_of_the_released_vae_has_its_name_and_704_million_parameter
     assert sum(p.numel() for p in vae.parameters()) == pytest.approx(704.69e6, abs=0.01e6)
     native = {native_name(name, 2): name for name in names}
     assert len(native) == len(names)
-    assert {name: diffusers_name(name) for name in native} == native
+    assert {name: released_to_diffusers(name) for name in native} == native
 
 
 @pytest.mark.parametrize(
@@ -97,7 +96,7 @@ def test_every_tensor_of_the_released_vae_has_its_name_and_704_million_parameter
     ],
 )
 def test_names_of_the_published_table(native, diffusers):
-    assert diffusers_name(native) == diffusers
+    assert released_to_diffusers(native) == diffusers
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

@@ -15,10 +15,9 @@ from tiny_generator import WIDER, generator_config
 from torch.nn import functional
 
 from worldsmith.families.cosmos3.model import Cosmos3Generator
-from worldsmith.families.cosmos3.sampling.defaults import Cosmos3Defaults
-from worldsmith.families.cosmos3.sampling.sampler import seeded_noise
-from worldsmith.families.diffusers_pipeline.sampler import SchedulerSolver
-from worldsmith.families.wan.defaults import WanDefaults
+from worldsmith.families.cosmos3.sampling import Cosmos3Defaults, seeded_noise
+from worldsmith.families.diffusers_pipeline.sampling import SchedulerSolver
+from worldsmith.families.wan.sampling import WanDefaults
 from worldsmith.sampling.generate import generate, generate_latents
 from worldsmith.sampling.requests import GenerationRequest, fit
 from worldsmith.sampling.texts import conditional_text, unconditional_text

@@ -10,7 +10,7 @@ import pytest
 
 from worldsmith.config.errors import UserError
 from worldsmith.data.clips.latent_grid import LatentGrid
-from worldsmith.families.cosmos3.sampling.defaults import Cosmos3Defaults
+from worldsmith.families.cosmos3.sampling import Cosmos3Defaults
 from worldsmith.sampling.sample_args import SampleArgs, decide, settings_lines
 from worldsmith.sampling.sample_files import Entry, Layer
 from worldsmith.sampling.sample_settings import Sample, SampleSettings

@@ -16,8 +16,7 @@ import torch
 from worldsmith.config import WrongValueError
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.distributed.world import World
-from worldsmith.families.cogvideox.architecture import tiny
-from worldsmith.families.cogvideox.image_input import ImageConfig
+from worldsmith.families.cogvideox.architecture import ImageConfig, tiny
 from worldsmith.families.cogvideox.model import CogVideoXGenerator
 from worldsmith.families.cogvideox.task import CogVideoXTask
 from worldsmith.training.trainer import Trainer

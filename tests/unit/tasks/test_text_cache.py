@@ -11,7 +11,7 @@ import torch
 
 from worldsmith.actions.datasets.encode import Encode
 from worldsmith.config.tree.draft import Loaded
-from worldsmith.data.text_cache import TextCache
+from worldsmith.data.encoded_cache import TextCache
 from worldsmith.families.diffusers_pipeline.text_encoder import T5TextEncoder, UMT5TextEncoder
 from worldsmith.models.video_vae.cogvideox import CogVideoXVAE
 from worldsmith.tasks import clip_task

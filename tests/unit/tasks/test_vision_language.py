@@ -11,7 +11,7 @@ import torch
 from tiny_reasoner import DECODERS, conversation, decoder, make_task, mixed_batch, model_config, qwen3_vl, write_folder
 
 from worldsmith.config.errors import UserError
-from worldsmith.data.conversations.chat_sample import IGNORED
+from worldsmith.data.conversations.chat_processor import IGNORED
 from worldsmith.distributed.world import World
 from worldsmith.families.vision_language.policy import FreezeConfig
 from worldsmith.families.vision_language.task import VisionLanguageTask

@@ -18,7 +18,7 @@ from worldsmith.data.conversations.annotate import Annotated, annotate
 from worldsmith.data.conversations.datasets.chat_dataset import ChatFile
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.data.conversations.datasets.messages import MessagesDataset
-from worldsmith.data.report.flag import EXAMPLES
+from worldsmith.data.report.data_report import EXAMPLES
 from worldsmith.files.atomic import write_text
 
 PROVENANCE = ".provenance.json"

@@ -19,9 +19,9 @@ from worldsmith.config.declare.ranges import Count, NotNegative
 from worldsmith.config.errors import Place, UserError
 from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.tree.paths import format_path
-from worldsmith.data.report.inspector import Tally
-from worldsmith.data.report.report import DataReport, larger_cap, read_data, report_of
-from worldsmith.data.report.text import counted, lines_of, titled, wrapped
+from worldsmith.data.report.data_report import DataReport
+from worldsmith.data.report.inspect_data import Tally, larger_cap, read_data, report_of
+from worldsmith.data.report.text import counted, report_lines, titled, wrapped
 from worldsmith.data.stream.errors import DataError
 from worldsmith.distributed.world import world_size
 from worldsmith.models.hub import LOOKED
@@ -242,7 +242,7 @@ class CheckData(RunAction):
         for split, report in found.reports.items():
             if len(found.reports) > 1:
                 yield titled(split, "-" * (width - 13))
-            yield from lines_of(report, width=width, workers=self.workers)
+            yield from report_lines(report, width=width, workers=self.workers)
         yield from found.needs.lines()
         for remark in found.remarks:
             yield from wrapped("note", remark, width)

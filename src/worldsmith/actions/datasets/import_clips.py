@@ -14,9 +14,8 @@ from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Count, Range
 from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.imports.found import Choices
-from worldsmith.data.imports.importer import LEFT_OUT, NAME, Import, gather, write
+from worldsmith.data.imports.importer import LEFT_OUT, NAME, THRESHOLD, Cut, Import, gather, write_import
 from worldsmith.data.imports.layouts import CHOICES, LAYOUTS, find_layout
-from worldsmith.data.imports.windows import THRESHOLD, Cut
 from worldsmith.data.stream.errors import DataError
 
 SHOWN = 3
@@ -87,7 +86,7 @@ class ImportClips(Action):
         layout, why, made = self.gather()
         settings = {name: value for name, value in asdict(config).items() if name not in ("out", "layout", "force")}
         header = {"dataset": "import", "format_version": 1, "layout": layout, "settings": settings}
-        write(made, out, header, force=config.force)
+        write_import(made, out, header, force=config.force)
         lines = [*self.describe(layout, why, made), *self.next_steps(made)]
         return Result(lines, {"folder": str(out), "layout": layout, "why": why, **made.facts()})
 

@@ -69,12 +69,11 @@ def write_sample(
     import torch
     from PIL import Image
 
-    from worldsmith.data.clips.framing import Framing
-    from worldsmith.data.clips.sample_maker import look_at
-    from worldsmith.data.clips.video_reader import read_frames
+    from worldsmith.data.clips.inspect_clips import inspect_window
+    from worldsmith.data.clips.video_reader import Framing, read_frames
     from worldsmith.sampling.video_writer import write_mp4
 
-    part = look_at(window, config, grid, random.Random(0))
+    part = inspect_window(window, config, grid, random.Random(0))
     caption = choose_caption(window.captions, config.caption_keys, random.Random(0))
     assert caption is not None  # the data set leaves such windows out
     (height, width), frames, name = part.size, part.selection.count, file_name(window.key)

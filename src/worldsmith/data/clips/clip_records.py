@@ -1,14 +1,16 @@
-"""Where the records of clips come from: a file of lines, or shards (`shard_records`)."""
+"""Records of clips, read from a file with one JSON object per line or from WebDataset shards."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from worldsmith.data.json_records import first_record, parse_json, read_lines
-from worldsmith.data.shards.addresses import shard_pattern
+from worldsmith.data.shards.addresses import find_shards, part_address, shard_pattern, short_names
+from worldsmith.data.shards.tar_index import Member, TarIndex, index_all
 from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.data.stream.quarantine import Rejection
 
@@ -18,11 +20,17 @@ FILE_NAMES = [
     for name in ("video_dataset_file.jsonl",)
     for ending in ("", ".gz")
 ]
+VIDEOS = ("mp4", "mov", "mkv", "webm", "avi", "m4v", "mpg", "mpeg", "gif")
+MEMBER_NAME = re.compile(r"((?:.*/|)[^.]+)\.([^/]*)", re.DOTALL)
+"""Key and suffix of a member, split at the first dot as WebDataset does."""
+SHARD_FACTS = ("uuid", "duration", "width", "height", "nb_frames")
+LAST = -1
+"""Value of end_frame for a window up to the last frame of the clip."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClipRecord:
-    """What is known of a clip before it is opened."""
+    """Record of a clip, read before the clip is opened."""
 
     facts: dict[str, Any]
     """`uuid` and `t2w_windows`, perhaps `duration`, `width`, `height`, `nb_frames`; their types are checked."""
@@ -30,26 +38,11 @@ class ClipRecord:
     relative_path: str
     line: int | None = None
     mark: str = ""
-    """Of what the clip holds; "" = to be made from the file."""
-
-
-def line_records(file: Path) -> Iterator[ClipRecord | Rejection]:
-    """One for each line. Raises DataError when the file cannot be read."""
-    seen: set[str] = set()
-    for number, line in read_lines(file):
-        try:
-            record = check_record(parse_json(line))
-            if record["uuid"] in seen:
-                raise SampleError("bad_record", f"the uuid '{record['uuid']}' was used before")
-        except SampleError as error:
-            yield Rejection(f"{file.name}:{number}", error.reason, error.detail, str(file), number)
-            continue
-        seen.add(record["uuid"])
-        yield ClipRecord(record, str(file.parent / record["vision_path"]), record["vision_path"], number)
+    """Fingerprint of the content of the clip; "" = to be computed from the file."""
 
 
 def is_clips(path: str) -> bool:
-    """Whether shards, a folder, or a file of lines hold such a data set."""
+    """Returns whether a path is a dataset of clips: shards, a folder, or a file with a record per line."""
     if has_file(path) or shard_pattern(path):
         return True
     return isinstance(first := first_record(Path(path)), dict) and "vision_path" in first
@@ -60,7 +53,7 @@ def has_file(folder: str) -> bool:
 
 
 def find_file(path: str) -> Path:
-    """The data set file at `path`, or in the folder `path`."""
+    """Returns the dataset file at `path` or in the folder `path`. Raises DataError if there is none."""
     if not path:
         raise DataError("dataset.path is empty; give the .jsonl file or its folder (recipes read DATASET_PATH)")
     given = Path(path)
@@ -74,8 +67,23 @@ def find_file(path: str) -> Path:
     raise DataError(f"{given} has no data set file; looked for {', '.join(FILE_NAMES)}, *.tar")
 
 
+def line_records(file: Path) -> Iterator[ClipRecord | Rejection]:
+    """Yields a record or a rejection per line. Raises DataError if the file cannot be read."""
+    seen: set[str] = set()
+    for number, line in read_lines(file):
+        try:
+            record = check_record(parse_json(line))
+            if record["uuid"] in seen:
+                raise SampleError("bad_record", f"the uuid '{record['uuid']}' was used before")
+        except SampleError as error:
+            yield Rejection(f"{file.name}:{number}", error.reason, error.detail, str(file), number)
+            continue
+        seen.add(record["uuid"])
+        yield ClipRecord(record, str(file.parent / record["vision_path"]), record["vision_path"], number)
+
+
 def check_record(record: Any) -> dict[str, Any]:
-    """The record, its types checked. Raises SampleError: bad_record, remote_path."""
+    """Checks the types of a record and returns it. Raises SampleError: bad_record, remote_path."""
     if not isinstance(record, dict):
         raise SampleError("bad_record", f"expected an object, found {type(record).__name__}")
     for name in ("uuid", "vision_path"):
@@ -98,3 +106,95 @@ def check_record(record: Any) -> dict[str, Any]:
             f"'{record['vision_path']}' is remote; copy the clip beside the data set file and name its relative path",
         )
     return record
+
+
+@dataclass(slots=True)
+class ShardSample:
+    """Consecutive members with the same key; the first member of each suffix."""
+
+    key: str
+    members: dict[str, Member] = field(default_factory=dict)
+    repeated: str = ""
+    """A suffix that occurs twice; "" = none."""
+
+
+def shard_records(pattern: str) -> Iterator[ClipRecord | Rejection]:
+    """Yields a record per sample of WebDataset shards, and rejections of damaged samples and shards.
+
+    A sample has the members `KEY.mp4` and `KEY.json` or `KEY.txt`, one after the other.
+
+    Raises:
+        DataError: A shard cannot be reached, or no shard can be read.
+    """
+    files = find_shards(pattern)
+    indices = index_all(files)
+    faults = [f"{index.file}: {index.fault[1]}" for index in indices if index.fault and not index.members]
+    if len(faults) == len(files):
+        raise DataError(
+            f"{pattern}: no shard can be read ({len(files)} found): {faults[0]}. Copy or download the shards anew"
+        )
+    for index, name in zip(indices, short_names(files)):
+        seen: set[str] = set()
+        for sample in samples_of(index):
+            uuid, first = f"{name}/{sample.key}", next(iter(sample.members.values()))
+            place = part_address(index.file, first.start, first.size)
+            try:
+                if sample.key in seen:
+                    raise SampleError("bad_record", f"the key '{sample.key}' was used before in this shard")
+                yield record_of(sample, uuid, index.file, name)
+            except SampleError as error:
+                again = f"@{first.start}" if sample.key in seen else ""
+                yield Rejection(uuid + again, error.reason, error.detail, place)
+            seen.add(sample.key)
+        if index.fault is not None:
+            offset, why = index.fault
+            yield Rejection(f"{name}@{offset}", "damaged_shard", why, index.file)
+
+
+def samples_of(index: TarIndex) -> Iterator[ShardSample]:
+    """Yields the samples of a shard; members without a suffix belong to no sample."""
+    sample: ShardSample | None = None
+    for member in index.members:
+        if (parts := MEMBER_NAME.fullmatch(member.name)) is None:
+            continue
+        key, ending = parts[1], parts[2].lower()
+        if sample is None or sample.key != key:
+            if sample is not None:
+                yield sample
+            sample = ShardSample(key)
+        if ending in sample.members:
+            sample.repeated = ending
+        sample.members.setdefault(ending, member)
+    if sample is not None:
+        yield sample
+
+
+def record_of(sample: ShardSample, uuid: str, file: str, name: str) -> ClipRecord:
+    """Returns the record of a sample. Raises SampleError: missing_file, no_caption, bad_json, bad_record."""
+    endings = ", ".join(sample.members)
+    if sample.repeated:
+        raise SampleError("bad_record", f"there are two members {sample.key}.{sample.repeated}")
+    video = next((sample.members[ending] for ending in VIDEOS if ending in sample.members), None)
+    if video is None:
+        raise SampleError("missing_file", f"there is no video under this key ({', '.join(VIDEOS)}); found {endings}")
+    facts: dict[str, Any] = {}
+    if "json" in sample.members:
+        facts = parse_json(text_of(sample.members["json"]).encode())
+        if not isinstance(facts, dict):
+            raise SampleError("bad_record", f"{sample.key}.json: expected an object, found {type(facts).__name__}")
+    if "txt" in sample.members and "t2w_windows" not in facts:
+        facts = {"caption": text_of(sample.members["txt"]), **facts}
+    if not facts:
+        raise SampleError("no_caption", f"there is no {sample.key}.json or .txt; found {endings}")
+    record = {fact: facts[fact] for fact in SHARD_FACTS if fact in facts}
+    captions = {key: value for key, value in facts.items() if key not in SHARD_FACTS and isinstance(value, (str, dict))}
+    windows = facts.get("t2w_windows", [{"start_frame": 0, "end_frame": LAST, **captions}])
+    record = check_record({**record, "uuid": uuid, "vision_path": video.name, "t2w_windows": windows})
+    path = part_address(file, video.start, video.size)
+    return ClipRecord(record, path, f"{name}/{video.name}", mark=video.mark)
+
+
+def text_of(member: Member) -> str:
+    if member.text is None:
+        raise SampleError("bad_record", f"{member.name} is no UTF-8 text or too long ({member.size} bytes)")
+    return member.text

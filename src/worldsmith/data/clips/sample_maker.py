@@ -1,33 +1,26 @@
-"""From a stream position to a sample of a clip: the work of a loader process."""
+"""Makes the sample of a clip for a stream position, in a loader process."""
 
 from __future__ import annotations
 
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 import torch
 
 from worldsmith.data.clips.captions import choose_caption, render_caption
-from worldsmith.data.clips.conditioning import draw_condition_frames
-from worldsmith.data.clips.frame_selection import FrameSelection, select_frames
-from worldsmith.data.clips.framing import Framing
-from worldsmith.data.clips.latent_cache import LatentCache, file_identity
+from worldsmith.data.clips.inspect_clips import InspectedClip, features_of, inspect_window
 from worldsmith.data.clips.latent_grid import LatentGrid
-from worldsmith.data.clips.resolution import target_size
-from worldsmith.data.clips.sample import FirstFrames, VideoSample
 from worldsmith.data.clips.video_dataset import VideoDataset, Window
-from worldsmith.data.clips.video_reader import read_frames
+from worldsmith.data.clips.video_loader import FirstFrames, VideoLoader, VideoSample
+from worldsmith.data.clips.video_reader import Framing, read_frames
+from worldsmith.data.encoded_cache import LatentCache, file_identity
 from worldsmith.data.stream.errors import SampleError, check_text
 from worldsmith.data.stream.maker import Features, Made, SampleMaker
-from worldsmith.data.stream.order import sample_rng
+from worldsmith.data.stream.positions import sample_rng
 from worldsmith.data.stream.quarantine import Rejection
-from worldsmith.data.video_file import Status, VideoInfo, examine
-
-if TYPE_CHECKING:
-    from worldsmith.data.clips.video_loader import VideoLoader
+from worldsmith.data.video_file import examine
 
 
 class ClipMaker(SampleMaker[VideoSample]):
@@ -74,7 +67,7 @@ class ClipMaker(SampleMaker[VideoSample]):
 
     def make(self, position: int) -> Made[VideoSample]:
         config, window = self.dataset.config, self.window(position)
-        part = look_at(window, config, self.grid, sample_rng(self.seed, position, "frames"))
+        part = inspect_window(window, config, self.grid, sample_rng(self.seed, position, "frames"))
         if self.only_shape not in (None, part.latent_shape):
             raise SampleError("other_shape", f"{part}: the network has positions for latents {self.only_shape} alone")
         notes: dict[str, str] = {}
@@ -117,8 +110,8 @@ class ClipMaker(SampleMaker[VideoSample]):
             sample.image = self._image(sample, window, part)
         return Made(sample, notes)
 
-    def _image(self, sample: VideoSample, window: Window, part: Part) -> VideoSample:
-        """The first frame alone. Where the clip's latents are cached it is read again: a frame, not the clip."""
+    def _image(self, sample: VideoSample, window: Window, part: InspectedClip) -> VideoSample:
+        """Makes a sample of the first frame; with cached latents of the clip, only this frame is decoded again."""
         count = part.selection.count if self.first_frames.startswith("opening") else 1
         shape = part.latent_shape if count > 1 else (1, *part.latent_shape[1:])
         kept = [1] if count == 1 else [1, count]
@@ -129,8 +122,8 @@ class ClipMaker(SampleMaker[VideoSample]):
             video = self._read(window, part, 1) if sample.video is None else sample.video[:, :1].clone()
         return replace(sample, video=video, latents=latents, latent_shape=shape, num_frames=count, cache_key=key)
 
-    def _key(self, window: Window, part: Part, *counts: int) -> str | None:
-        """Under which the cache keeps the first of the frames that are used: so many, and so many with what follows."""
+    def _key(self, window: Window, part: InspectedClip, *counts: int) -> str | None:
+        """Returns the cache key of the first used frames; `counts`: their number, and that of a clip they begin."""
         if self.latent_cache is None:
             return None
         frames = [part.selection.start, part.selection.interval, *counts]
@@ -138,8 +131,8 @@ class ClipMaker(SampleMaker[VideoSample]):
         file = file_identity(part.status, window.path, window.relative_path, window.mark)
         return self.latent_cache.key_for(file=file, window=source, frames=frames, size=list(part.size))
 
-    def _read(self, window: Window, part: Part, count: int) -> torch.Tensor:
-        """The first `count` of the frames that are used, uint8 [3, count, H, W]; decodes none after them."""
+    def _read(self, window: Window, part: InspectedClip, count: int) -> torch.Tensor:
+        """Reads the first `count` used frames as uint8 [3, count, H, W]; decodes no later frame."""
         height, width = part.size
         framing = Framing((width, height), "training")
         return torch.from_numpy(read_frames(window.path, part.info, part.selection.indices[:count], framing))
@@ -150,7 +143,7 @@ class ClipMaker(SampleMaker[VideoSample]):
             notes["captions_truncated"] = f"caption of {window.key} has {len(ids)} tokens, cut to {most}"
         return list(ids[:most])
 
-    def _caption(self, window: Window, position: int, part: Part) -> str:
+    def _caption(self, window: Window, position: int, part: InspectedClip) -> str:
         config = self.dataset.config
         rng = sample_rng(self.seed, position, "caption")
         caption = choose_caption(window.captions, config.caption_keys, rng)
@@ -171,60 +164,10 @@ class ClipMaker(SampleMaker[VideoSample]):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """What is used of a clip, and how training sees it."""
-
-    status: Status
-    info: VideoInfo
-    selection: FrameSelection
-    size: tuple[int, int]
-    """(H, W) in pixels."""
-    latent_shape: tuple[int, int, int]
-    fps: float
-
-    def __str__(self) -> str:
-        return f"{self.size[1]}x{self.size[0]}, {self.selection.count} frames"
-
-
-def features_of(info: VideoInfo, frames: int, size: tuple[int, int], fps: float) -> Features:
-    """Facts of a file, and what is used of it: frames, (H, W), and frames a second of those that are used."""
-    height, width = size
-    return {
-        "frames a second": [round(info.fps, 3)],
-        "size": [f"{info.width}x{info.height}"],
-        "seconds": [round(info.duration, 2)],
-        "frames used": [frames],
-        "frames used a second": [round(fps, 3)],
-        "size used": [f"{width}x{height}"],
-    }
-
-
-def look_at(window: Window, config: VideoDataset.Config, grid: LatentGrid, rng: random.Random) -> Part:
-    """What is to be read of a window's clip, of which one frame is decoded now.
-
-    The limits of the config are held against the file itself: what the data set file states may be wrong or absent.
-    Raises SampleError for a clip or a window outside of them.
-    """
-    status, info = examine(window.path)
-    if info.duration > config.max_duration:
-        raise SampleError("too_long", f"{info.duration:.2f} s; max_duration is {config.max_duration} s")
-    if min(info.width, info.height) < config.min_short_edge:
-        raise SampleError("too_small", f"{info.width}x{info.height} px; min_short_edge is {config.min_short_edge}")
-    selection = select_frames(
-        (window.start_frame, window.end_frame, window.temporal_interval),
-        total=info.num_frames,
-        fps=info.fps,
-        min_frames=config.min_frames,
-        num_video_frames=config.num_video_frames,
-        temporal_interval_mode=config.temporal_interval_mode,
-        frame_selection_mode=config.frame_selection_mode,
-        grid=grid,
-        rng=rng,
-        target_fps=config.target_fps,
-        skip_frames=config.skip_frames,
-        frame_buckets=config.frame_buckets,
-    )
-    fps = config.conditioning_fps if config.conditioning_fps > 0 else info.fps / selection.interval
-    width, height = target_size(config.resolution, info.width, info.height)
-    return Part(status, info, selection, (height, width), grid.latent_shape(selection.count, height, width), fps)
+def draw_condition_frames(weights: dict[str, float], latent_frames: int, rng: random.Random) -> int:
+    """Draws the number of clean latent frames by weight, at most `latent_frames - 1`; 0 without weights."""
+    if not weights:
+        return 0
+    frames = sorted(int(n) for n in weights)
+    drawn = rng.choices(frames, weights=[sum(w for n, w in weights.items() if int(n) == f) for f in frames])[0]
+    return min(drawn, latent_frames - 1)

@@ -1,9 +1,10 @@
-"""A data set of clips: a file with one JSON object per clip, or shards; one or more captioned windows per clip."""
+"""A dataset of captioned windows of clips, read from a file with one JSON object per clip, or from shards."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,17 +12,15 @@ from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from worldsmith.config import Configurable, wrong
+from worldsmith.config import Configurable, WrongValueError, wrong
 from worldsmith.config.declare.ranges import Count, Factor, NotNegative, Range, Share
 from worldsmith.data.clips.captions import CAPTION_KEYS, choose_caption
-from worldsmith.data.clips.clip_records import ClipRecord, find_file, has_file, line_records
-from worldsmith.data.clips.conditioning import check_conditioning
+from worldsmith.data.clips.clip_records import LAST, ClipRecord, find_file, has_file, line_records, shard_records
 from worldsmith.data.clips.resolution import check_resolution
-from worldsmith.data.clips.shard_records import LAST, shard_records
 from worldsmith.data.content_mark import content_marks
 from worldsmith.data.shards.addresses import shard_pattern
 from worldsmith.data.stream.errors import SampleError
-from worldsmith.data.stream.order import sample_rng
+from worldsmith.data.stream.positions import sample_rng
 from worldsmith.data.stream.quarantine import Rejection
 
 WINDOW_NUMBERS = ("start_frame", "end_frame", "temporal_interval")
@@ -236,3 +235,19 @@ class VideoDataset(Configurable):
 
 def uuid_of(window: Window) -> str:
     return window.key.rpartition("_w")[0]
+
+
+def check_conditioning(weights: dict[str, float]) -> None:
+    """Raises WrongValueError unless `weights` maps numbers of frames (as text) to valid sampling weights."""
+    for frames, weight in weights.items():
+        if not (frames.isascii() and frames.isdigit()):
+            raise WrongValueError(
+                {"conditioning_config": weights},
+                why=f"the key '{frames}' is not a number of frames",
+                remedy="write e.g. {'0': 0.7, '1': 0.3}",
+            )
+        if not (math.isfinite(weight) and weight >= 0):
+            raise WrongValueError({f"conditioning_config.{frames}": weight}, why="a weight must be zero or more")
+    if weights and sum(weights.values()) <= 0:
+        remedy = "give at least one a positive weight, or leave it empty"
+        raise WrongValueError({"conditioning_config": weights}, why="all weights are zero", remedy=remedy)

@@ -10,7 +10,7 @@ from typing import Any
 
 from worldsmith.data.conversations.datasets.chat_dataset import ChatFile, Entry
 from worldsmith.data.conversations.datasets.llava import TURNS, WRAPPERS, LlavaDataset
-from worldsmith.data.conversations.media.frames import rates_differ
+from worldsmith.data.conversations.media.frames_and_sizes import rates_differ
 from worldsmith.data.json_records import read_lines, records_in
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.video_file import VideoInfo, examine
@@ -53,7 +53,7 @@ def annotate(dataset: ChatFile, *, replace: bool, shown: Callable[[int, int], No
         looks = pool.map(lambda entry: rate_of(dataset, entry), dataset.entries)
         for number, (entry, found) in enumerate(zip(dataset.entries, looks), start=1):
             record = entry.record if isinstance(entry.record, dict) else {"messages": entry.record}
-            rate = choose(done, entry, record, found, replace=replace)
+            rate = choose_rate(done, entry, record, found, replace=replace)
             if rate is not None:
                 changed[entry.number] = {**record, FPS: rate, ORIGIN: STREAM}
             if shown is not None:
@@ -71,7 +71,7 @@ def rate_of(dataset: ChatFile, entry: Entry) -> list[VideoInfo] | str:
         return str(error)
 
 
-def choose(
+def choose_rate(
     done: Annotated, entry: Entry, record: dict[str, Any], found: Sequence[VideoInfo] | str, *, replace: bool
 ) -> float | None:
     """The rate that a record is given, if any; counts why."""

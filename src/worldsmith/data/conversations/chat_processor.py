@@ -1,4 +1,4 @@
-"""`ChatProcessor`: a conversation to ids, labels and patches, by the files of a model folder."""
+"""`ChatProcessor`: encodes conversations as ids, labels and patches, with the files of a model folder."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.config import Configurable
-from worldsmith.data.conversations.chat_sample import IGNORED, ChatSample
 from worldsmith.data.conversations.conversation import Part, Turn
 from worldsmith.data.conversations.media.limits import has_limits
 from worldsmith.data.conversations.media.media_processor import ImagePlan, MediaProcessor, VideoPlan
 from worldsmith.data.stream.errors import DataError, SampleError
+from worldsmith.data.stream.maker import ThroughPipe
 from worldsmith.files.model_folder import load_from_folder
 
 if TYPE_CHECKING:
@@ -23,36 +23,16 @@ if TYPE_CHECKING:
 
 KINDS = {"image": 1, "video": 2}
 """Token types of the placeholders; text is 0."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChatPlan:
-    """A conversation as tokens, before any of its pictures is decoded."""
-
-    input_ids: np.ndarray
-    labels: np.ndarray
-    token_types: np.ndarray
-    media: list[ImagePlan | VideoPlan]
-    """In the order of their placeholders."""
-
-    def __len__(self) -> int:
-        return len(self.input_ids)
-
-    def __str__(self) -> str:
-        """What makes it long: the pictures and the text."""
-        text = int((self.token_types == 0).sum())
-        shown = [
-            f"{'video' if isinstance(m, VideoPlan) else 'image'} {m.grid} of {m.tokens} tokens" for m in self.media
-        ]
-        return ", ".join([*shown, f"{text} of text"])
+IGNORED = -100
+"""The label of a token that is not supervised."""
 
 
 class ChatProcessor(Configurable):
-    """Tokenizer, chat template and picture limits of a model folder at work.
+    """Applies tokenizer, chat template and image limits of a model folder to conversations.
 
-    A placeholder of an image becomes as many as the image has tokens. That of a video becomes, for each time, the text
-    `<1.5 seconds>` and the frame between its own vision tokens, or, for a network to which positions give the time
-    (Qwen2.5-VL), as many as all its frames have. A text that holds a special token is refused.
+    The placeholder of an image is repeated once per token of the image. The placeholder of a video becomes, for each
+    time, the text `<1.5 seconds>` and the frame between its own vision tokens; for a network that gets the time from
+    positions (Qwen2.5-VL), it is repeated once per token of all frames. A text with a special token is rejected.
     """
 
     class Config(Configurable.Config):
@@ -62,7 +42,7 @@ class ChatProcessor(Configurable):
         """One more pair of vision tokens around all frames of a video, as transformers 5 has it; vLLM has none."""
 
     def __init__(self, config: Config, *, folder: Path) -> None:
-        """Raises DataError when the folder lacks a tokenizer, a chat template or, for a model that sees, the limits."""
+        """Raises DataError if the folder lacks a tokenizer, a chat template or, for a vision model, the limits."""
         from transformers import AutoTokenizer
 
         from worldsmith.data.conversations.chat_template import ChatTemplate
@@ -89,19 +69,19 @@ class ChatProcessor(Configurable):
 
     @property
     def patch(self) -> tuple[int, int]:
-        """Pixels of a side of a patch, and its frames; (0, 0) of a model that does not see."""
+        """(pixels per side, frames) of a patch; (0, 0) for a model without vision."""
         return (self.media.images.patch, self.media.images.temporal) if self.media is not None else (0, 0)
 
     def encode(self, turns: Sequence[Turn], *, key: str = "", position: int = 0) -> ChatSample:
-        """The conversation for training: labels are the answers with their end tokens. Raises SampleError."""
+        """Encodes a conversation for training: labels are the answers with their end tokens. Raises SampleError."""
         return self.finish(self.plan(turns), key=key, position=position)
 
     def prompt(self, turns: Sequence[Turn], *, key: str = "", position: int = 0) -> ChatSample:
-        """The conversation with the header of the answer that is to be generated; no labels. Raises SampleError."""
+        """Encodes a conversation up to the header of the answer to generate, without labels. Raises SampleError."""
         return self.finish(self.plan(turns, generation_prompt=True), key=key, position=position)
 
     def plan(self, turns: Sequence[Turn], *, generation_prompt: bool = False) -> ChatPlan:
-        """The tokens of a conversation; of its pictures only headers are read. Raises SampleError."""
+        """Tokenizes a conversation; reads only the headers of its images and videos. Raises SampleError."""
         import numpy as np
 
         media: list[ImagePlan | VideoPlan] = []
@@ -130,17 +110,17 @@ class ChatProcessor(Configurable):
             for kind, token_id in self._pads.items():
                 places = np.flatnonzero(ids == token_id)
                 types[places] = KINDS[kind]
-                repeats[places] = [n for m in media if kind_of(m) == kind for n in self._tokens_by_pad(m)]
+                repeats[places] = [n for m in media if media_kind(m) == kind for n in self._tokens_by_pad(m)]
         ids, labels, types = (np.repeat(values, repeats) for values in (ids, labels, types))
         return ChatPlan(ids, labels, types, media)
 
     def finish(self, plan: ChatPlan, *, key: str, position: int, read: bool = True) -> ChatSample:
-        """Decodes the pictures, unless they are not to be `read`. Raises SampleError."""
+        """Makes the sample; decodes its images and videos if `read`. Raises SampleError."""
         import torch
 
         shown: dict[str, Tensor | None] = {}
         for kind in KINDS:
-            plans = [medium for medium in plan.media if kind_of(medium) == kind]
+            plans = [medium for medium in plan.media if media_kind(medium) == kind]
             patches = [self._read(medium) for medium in plans] if read else []
             shown[f"{kind}_patches"] = torch.cat(patches) if patches else None
             shown[f"{kind}_grids"] = torch.tensor([medium.grid for medium in plans]) if plans else None
@@ -166,9 +146,9 @@ class ChatProcessor(Configurable):
         return self.media.plan_video(part.source, part.fps, part.resized)
 
     def _show_times(self, text: str, media: Sequence[ImagePlan | VideoPlan]) -> str:
-        """The text with, for each video, its times and a placeholder for each of them. Raises SampleError.
+        """Writes the times of each video, with a placeholder for each time, into the text. Raises SampleError.
 
-        For a network to which positions give the time it is the text as it is.
+        The text is unchanged for a network that gets the time from positions.
         """
         assert self.media is not None
         image, video, start, end = self._vision_tokens
@@ -187,14 +167,14 @@ class ChatProcessor(Configurable):
         return re.sub(f"(?:{re.escape(start)})?{re.escape(video)}(?:{re.escape(end)})?", written, text)
 
     def _tokens_by_pad(self, medium: ImagePlan | VideoPlan) -> list[int]:
-        """Tokens of each placeholder in the text: one of an image, one of each time of a video, or of all of it."""
+        """Returns the tokens of each placeholder: one per image, and one per time of a video or one per video."""
         assert self.media is not None
         if isinstance(medium, VideoPlan) and self.media.videos.style.times_as_text:
             return [medium.frame_tokens] * len(medium.times)
         return [medium.tokens]
 
     def _check_special(self, text: str, ids: np.ndarray) -> None:
-        """Raises SampleError when the tokenizer finds other special tokens than the template has written."""
+        """Raises SampleError if the tokenizer finds other special tokens than the template has written."""
         expected = self.tokenizer.convert_tokens_to_ids(self.template.special.findall(text))
         special = set(self.tokenizer.convert_tokens_to_ids(self.template.special_tokens))
         if [token for token in ids.tolist() if token in special] != expected:
@@ -216,9 +196,65 @@ class ChatProcessor(Configurable):
         self._pads = {"image": ids[0], "video": ids[1]}
 
 
+@dataclass(frozen=True, slots=True)
+class ChatPlan:
+    """A conversation as tokens, before any of its images and videos is decoded."""
+
+    input_ids: np.ndarray
+    labels: np.ndarray
+    token_types: np.ndarray
+    media: list[ImagePlan | VideoPlan]
+    """In the order of their placeholders."""
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+    def __str__(self) -> str:
+        """Tokens of each image and video, and of the text."""
+        text = int((self.token_types == 0).sum())
+        shown = [
+            f"{'video' if isinstance(m, VideoPlan) else 'image'} {m.grid} of {m.tokens} tokens" for m in self.media
+        ]
+        return ", ".join([*shown, f"{text} of text"])
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSample(ThroughPipe):
+    """One complete conversation as ids and patches. The sequence tensors are int64 [N].
+
+    `labels` are not shifted: the label of a token is its own id, or `IGNORED`. Patches are uint8, before
+    normalization, as rows of 3·frames·side·side values (Qwen3-VL: 1536, Qwen2.5-VL: 1176). Images, and videos, are in
+    the order of their placeholders.
+    """
+
+    key: str
+    position: int
+    """Position in the endless stream of samples (epoch * len(dataset) + i)."""
+    num_tokens: int
+    """N, the tokens that count toward the cap of a pack."""
+    input_ids: Tensor
+    labels: Tensor
+    token_types: Tensor
+    """0 text, 1 image, 2 video placeholder."""
+    image_patches: Tensor | None = None
+    """uint8 [patches, values]."""
+    image_grids: Tensor | None = None
+    """int64 [images, 3]: frames (t), rows, columns, in patches."""
+    video_patches: Tensor | None = None
+    video_grids: Tensor | None = None
+    """int64 [videos, 3]."""
+    video_seconds: Tensor | None = None
+    """float32 [videos]: seconds between two times of a grid."""
+
+    @property
+    def num_supervised(self) -> int:
+        """Tokens that count in the loss; the first token is never predicted, so it never counts."""
+        return int((self.labels[1:] != IGNORED).sum())
+
+
 @contextmanager
 def naming(source: str | bytes) -> Iterator[None]:
-    """Adds to a SampleError which file it is about."""
+    """Adds the name of the file to a SampleError."""
     try:
         yield
     except SampleError as error:
@@ -226,12 +262,12 @@ def naming(source: str | bytes) -> Iterator[None]:
         raise SampleError(error.reason, f"{name}: {error.detail}") from None
 
 
-def kind_of(medium: ImagePlan | VideoPlan) -> str:
+def media_kind(medium: ImagePlan | VideoPlan) -> str:
     return "video" if isinstance(medium, VideoPlan) else "image"
 
 
 def model_settings(folder: Path) -> dict[str, Any]:
-    """config.json, where there is one."""
+    """Returns the content of config.json, if the folder has one."""
     from worldsmith.files.json_file import read_json_object
 
     return read_json_object(folder / "config.json") if (folder / "config.json").is_file() else {}

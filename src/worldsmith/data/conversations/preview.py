@@ -11,8 +11,8 @@ import numpy as np
 from PIL import Image
 
 from worldsmith.config.write.values import escape_controls
-from worldsmith.data.conversations.chat_sample import IGNORED, ChatSample
-from worldsmith.data.conversations.media.patches import unpatchify
+from worldsmith.data.conversations.chat_processor import IGNORED, ChatSample
+from worldsmith.data.conversations.media.pixels import unpatchify
 
 if TYPE_CHECKING:
     from worldsmith.data.conversations.media.media_processor import MediaProcessor

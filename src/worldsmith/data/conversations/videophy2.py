@@ -1,4 +1,4 @@
-"""VideoPhy-2 from its tables and clips on the web: the layout that `ManifestDataset` reads."""
+"""Prepares VideoPhy-2 from its tables and clips on the web, in the layout that `ManifestDataset` reads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from worldsmith.data.conversations.videophy2_prompt import PROMPTS, answer, ask
 from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.files.atomic import write_text
 from worldsmith.files.download import download
@@ -22,34 +21,54 @@ from worldsmith.files.json_file import read_json_object
 TABLES = {"train": "videophy2_training.csv", "test": "videophy2_test.csv"}
 FOLDERS = {"train": "videophy2_train", "test": "videophy2_val"}
 SETTINGS, TABLE, FAILED = "settings.json", "table.csv", "failed.jsonl"
+JUDGE = "You watch videos closely and judge them fairly. "
+SCALE = """Give a whole number:
+1 = {none}
+2 = {little}
+3 = {partly}
+4 = {mostly}
+5 = {fully}
 
+Answer with [one number from 1 to 5] and nothing else. An answer looks like this:
+2"""
+PHYSICS = (
+    JUDGE
+    + """Decide how well this video keeps to physical common sense.
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What the conversations of a split are made from; a folder holds those of one such choice."""
+Look at:
+- **Objects**: solid things keep their shape and size; liquids flow, spread and settle.
+- **Motion and forces**: what is not held falls, what moves keeps moving until something slows it, weight shows.
+- **Contacts**: things do not pass through each other; a hit has an effect that fits its force.
+- **Lasting**: nothing appears, vanishes or turns into something else without a cause.
 
-    repo: str
-    score_field: Literal["pc", "sa", "joint"]
-    caption_field: str
-    """Column of the caption that the question ends with; "" = without."""
-    media_name: str
-
-    def check(self) -> None:
-        """Raises ValueError for a question that lacks what it asks about."""
-        if self.score_field != "pc" and not self.caption_field:
-            raise ValueError(
-                f"score_field '{self.score_field}' is about the caption, which the question lacks; set include_caption"
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    """A prepared split."""
-
-    folder: Path
-    records: int
-    downloaded: int
-    failed: list[dict[str, str]]
+"""
+    + SCALE.format(
+        none="physical sense is broken nearly everywhere",
+        little="much of it is broken, little holds",
+        partly="some of it holds, with clear mistakes",
+        mostly="it holds, with slight mistakes",
+        fully="it holds throughout",
+    )
+)
+MEANING = (
+    JUDGE
+    + "Decide how well this video shows what its caption says: the things, what they do, and in which order.\n\n"
+    + SCALE.format(
+        none="it shows something else",
+        little="little of the caption is seen",
+        partly="some of it is seen, important parts are not",
+        mostly="nearly all of it is seen",
+        fully="all of it is seen",
+    )
+)
+BOTH = (
+    JUDGE
+    + "Does this video show what its caption says, and does it keep to physical common sense in doing so? Answer yes "
+    "if it does both, otherwise no. Write the one word and nothing else."
+)
+PROMPTS = {"pc": PHYSICS, "sa": MEANING, "joint": BOTH}
+"""Prompts by the column of the score: physical common sense, semantic adherence, both."""
+JOINT = {"1": "yes", "0": "no", "1.0": "yes", "0.0": "no", "true": "yes", "false": "no", "yes": "yes", "no": "no"}
 
 
 def prepare(
@@ -63,10 +82,13 @@ def prepare(
     progress: Callable[[int, int], None] | None = None,
     pause: float = 1.0,
 ) -> Made:
-    """Downloads the clips that are not there yet, and writes conversations and the manifest. Can be run again.
+    """Downloads the missing clips of a split, and writes conversations and the manifest. Can be repeated.
 
-    Rows whose clip or score cannot be had are left out and listed in `failed.jsonl`. Raises DataError for a folder that
-    was made with other settings, UserError when the table cannot be downloaded.
+    Rows without an available clip or score are skipped and listed in `failed.jsonl`.
+
+    Raises:
+        DataError: The folder was written with other settings.
+        UserError: The table cannot be downloaded.
     """
     wanted.check()
     folder = out_root / FOLDERS[split]
@@ -83,9 +105,9 @@ def prepare(
             text = json.dumps(conversation(row, wanted), ensure_ascii=False, indent=1)
             if number not in before:
                 download(row["video_url"].strip(), media_file(folder, number), pause=pause)
-            write_text(folder / "text" / f"{name(number)}.json", text)
+            write_text(folder / "text" / f"{record_id(number)}.json", text)
         except (SampleError, UserError) as error:
-            return {"id": name(number), "url": row["video_url"], "error": str(error)}
+            return {"id": record_id(number), "url": row["video_url"], "error": str(error)}
         return None
 
     (folder / "text").mkdir(parents=True, exist_ok=True)
@@ -96,15 +118,43 @@ def prepare(
             if progress:
                 progress(done, len(rows))
     bad = {failure["id"] for failure in failed}
-    records = [record(number) for number, _ in rows if name(number) not in bad]
+    records = [manifest_record(number) for number, _ in rows if record_id(number) not in bad]
     write_text(folder / FAILED, "".join(json.dumps(failure) + "\n" for failure in failed))
     write_text(folder / "meta.json", json.dumps(records, indent=1))
-    downloaded = sum(name(number) not in bad and number not in before for number, _ in rows)
+    downloaded = sum(record_id(number) not in bad and number not in before for number, _ in rows)
     return Made(folder, len(records), downloaded, failed)
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Settings of the conversations of a split. A folder contains conversations of one choice of settings."""
+
+    repo: str
+    score_field: Literal["pc", "sa", "joint"]
+    caption_field: str
+    """Column of the caption at the end of the question; "" = no caption."""
+    media_name: str
+
+    def check(self) -> None:
+        """Raises ValueError if the question is about a caption that it does not contain."""
+        if self.score_field != "pc" and not self.caption_field:
+            raise ValueError(
+                f"score_field '{self.score_field}' is about the caption, which the question lacks; set include_caption"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A prepared split."""
+
+    folder: Path
+    records: int
+    downloaded: int
+    failed: list[dict[str, str]]
+
+
 def record_settings(folder: Path, wanted: Wanted) -> None:
-    """Writes down what the folder is made from. Raises DataError when that was something else."""
+    """Writes the settings into the folder. Raises DataError if it has other settings."""
     digest = hashlib.sha256(PROMPTS[wanted.score_field].encode()).hexdigest()[:16]
     settings = {**asdict(wanted), "prompt": digest}
     if (folder / SETTINGS).exists():
@@ -120,7 +170,7 @@ def record_settings(folder: Path, wanted: Wanted) -> None:
 
 
 def read_table(table: Path, wanted: Wanted) -> Iterator[dict[str, str]]:
-    """The rows. The published tables have bytes that are no UTF-8. Raises DataError for a table without the columns."""
+    """Yields the rows. Bytes that are not UTF-8 are replaced. Raises DataError if the table lacks a column."""
     reader = csv.DictReader(io.StringIO(table.read_bytes().decode("utf-8", "replace"), newline=""))
     needed = ["video_url", wanted.score_field, *([wanted.caption_field] if wanted.caption_field else [])]
     missing = [column for column in needed if column not in (reader.fieldnames or [])]
@@ -131,7 +181,7 @@ def read_table(table: Path, wanted: Wanted) -> Iterator[dict[str, str]]:
 
 
 def conversation(row: dict[str, str], wanted: Wanted) -> dict[str, object]:
-    """Question and answer of a row. Raises SampleError for a score or a caption that is not there."""
+    """Returns question and answer of a row. Raises SampleError if it lacks the score or the caption."""
     caption = ""
     if wanted.caption_field:
         caption = row[wanted.caption_field].strip() or row.get("caption", "").strip()
@@ -139,13 +189,30 @@ def conversation(row: dict[str, str], wanted: Wanted) -> dict[str, object]:
             raise SampleError("no_caption", f"column {wanted.caption_field} is empty")
     question = [
         {"type": "video", "video": wanted.media_name},
-        {"type": "text", "text": ask(wanted.score_field, caption)},
+        {"type": "text", "text": prompt_text(wanted.score_field, caption)},
     ]
-    said = [{"type": "text", "text": answer(wanted.score_field, row[wanted.score_field])}]
+    said = [{"type": "text", "text": answer_text(wanted.score_field, row[wanted.score_field])}]
     return {"conversations": [{"role": "user", "content": question}, {"role": "assistant", "content": said}]}
 
 
-def name(number: int) -> str:
+def prompt_text(score_field: str, caption: str) -> str:
+    """Returns the text of the question; `caption`: "" = none."""
+    return PROMPTS[score_field] + (f"\n\nCaption: {caption}" if caption else "")
+
+
+def answer_text(score_field: str, value: str) -> str:
+    """Returns the answer for a score: a digit from 1 to 5, or yes or no. Raises SampleError for other values."""
+    value = value.strip().lower()
+    if score_field == "joint":
+        found = JOINT.get(value)
+    else:
+        found = next((digit for digit in "12345" if value in (digit, f"{digit}.0")), None)
+    if found is None:
+        raise SampleError("bad_score", f"column {score_field} holds {value!r:.40}")
+    return found
+
+
+def record_id(number: int) -> str:
     return f"conversation_{number:04d}"
 
 
@@ -153,6 +220,6 @@ def media_file(folder: Path, number: int) -> Path:
     return folder / "media" / f"video_{number:04d}.mp4"
 
 
-def record(number: int) -> dict[str, str]:
+def manifest_record(number: int) -> dict[str, str]:
     media = f"media/{media_file(Path(), number).name}"
-    return {"id": name(number), "media": media, "conversation": f"text/{name(number)}.json"}
+    return {"id": record_id(number), "media": media, "conversation": f"text/{record_id(number)}.json"}

@@ -1,1 +1,1 @@
-"""What people have becomes the data set file of `data/clips/`: a file a layout, one that cuts, one that writes."""
+"""Import of videos and captions in common layouts into dataset files of `data/clips/`."""

@@ -21,7 +21,6 @@ SPLITS = {
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
 """Folder names of splits, as Hugging Face's `datasets` knows them, and what they are called here."""
-
 STRUCTURED = {
     *("subjects", "background_setting", "lighting", "aesthetics", "cinematography", "style_medium", "artistic_style"),
     *("context", "actions", "text_and_signage_elements", "segments", "transitions", "temporal_caption"),
@@ -82,25 +81,6 @@ def files_below(folder: Path) -> Iterator[Path]:
 
 def is_media(path: Path) -> bool:
     return path.suffix.lower() in (*VIDEOS, *IMAGES)
-
-
-def read_caption_file(path: Path) -> dict[str, Any]:
-    """The captions of a .txt or .json file; none where it is blank.
-
-    Raises SampleError: unreadable, bad_json, bad_caption.
-    """
-    try:
-        if not path.is_file():  # reading from a FIFO would wait for ever
-            raise SampleError("bad_caption", f"{path.name} is no file, or leads to none")
-        content = path.read_bytes()
-    except OSError as error:
-        raise SampleError("unreadable", str(error)) from None
-    if path.suffix.lower() == ".json":
-        return caption_of(parse_json(content))
-    try:
-        return caption_of(content.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise SampleError("bad_caption", f"{path.name} is not UTF-8 text: {error}") from None
 
 
 def caption_of(value: Any) -> dict[str, Any]:

@@ -35,12 +35,12 @@ SAME_TIME = 0.25
 """How far, in frames, the first frame of an episode may be from the time that is stated for it."""
 
 
-def recognise(source: Path) -> str:
+def recognise_lerobot(source: Path) -> str:
     version = read_json_object(source / INFO).get("codebase_version") if (source / INFO).is_file() else None
     return f"{INFO} states codebase_version {version}" if version else ""
 
 
-def read(source: Path, choices: Choices) -> Iterator[Found]:
+def read_lerobot(source: Path, choices: Choices) -> Iterator[Found]:
     """Raises ValueError for a dataset that lacks what its version has, UserError without pyarrow."""
     try:
         dataset = open_dataset(source, choices.camera)
@@ -144,7 +144,7 @@ def clips_of(dataset: Dataset, episode: dict[str, Any]) -> Iterator[Clip | Rejec
         video = dataset.file("video_path", episode, f"videos/{camera}", video_key=camera)
         key = f"episode_{index:06d}/{camera}"
         try:
-            split, start = dataset.split(episode), first_frame(dataset, episode, camera, str(video))
+            split, start = dataset.split(episode), first_episode_frame(dataset, episode, camera, str(video))
             row, tasks = episode_rows(dataset, episode, data)
             for number, (task, part) in enumerate(stretches(tasks)):
                 extra = {"episode": index, "camera": camera}
@@ -163,7 +163,7 @@ def clips_of(dataset: Dataset, episode: dict[str, Any]) -> Iterator[Clip | Rejec
             yield Rejection(key, error.reason, error.detail, str(video))
 
 
-def first_frame(dataset: Dataset, episode: dict[str, Any], camera: str, video: str) -> int:
+def first_episode_frame(dataset: Dataset, episode: dict[str, Any], camera: str, video: str) -> int:
     """Where an episode begins in its file. Raises SampleError: rate_differs, times_differ, or as `examine` does."""
     status, info = examine(video)
     fps = dataset.info["fps"]

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from worldsmith.data.clips.shard_records import VIDEOS, ShardSample, samples_of, text_of
+from worldsmith.data.clips.clip_records import VIDEOS, ShardSample, samples_of, text_of
 from worldsmith.data.imports.found import TEXT_KEYS, Choices, Clip, Found, caption_of, files_below, split_of
 from worldsmith.data.json_records import parse_json, read_lines
-from worldsmith.data.shards.part import part_of
+from worldsmith.data.shards.addresses import part_address
 from worldsmith.data.shards.tar_index import index_of
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.stream.quarantine import Rejection
@@ -19,13 +19,13 @@ COPY = "-$#%@&"
 """What SAT cuts a key at before it looks for it."""
 
 
-def recognise(source: Path) -> str:
+def recognise_sat_shards(source: Path) -> str:
     shards = shards_of(source)
     return f"{meta_of(shards[0]).name} belongs to {shards[0].name}" if shards else ""
 
 
 def shards_of(source: Path) -> list[Path]:
-    """The tars that have such a file beside them: the source itself, or those below it."""
+    """Returns the tars with a .meta.jsonl file next to them: the source itself, or tars below it."""
     tars = [source] if source.is_file() else [source / path for path in files_below(source)]
     return [tar for tar in tars if tar.suffix == ".tar" and meta_of(tar).is_file()]
 
@@ -34,7 +34,7 @@ def meta_of(tar: Path) -> Path:
     return tar.with_name(tar.name.split(".")[0] + META)
 
 
-def read(source: Path, choices: Choices) -> Iterator[Found]:
+def read_sat_shards(source: Path, choices: Choices) -> Iterator[Found]:
     """Clips stay in their tars. Damaged lines and samples are left out with their numbers and names."""
     columns = [choices.caption_column] if choices.caption_column else ["caption_json", *TEXT_KEYS]
     for tar in shards_of(source):
@@ -80,4 +80,4 @@ def clip_of(
         captions = caption_of(said[columns[0]])
     if not captions and "txt" in sample.members:
         captions = caption_of(text_of(sample.members["txt"]))
-    return Clip(Path(part_of(str(tar), video.start, video.size)), captions, split, key)
+    return Clip(Path(part_address(str(tar), video.start, video.size)), captions, split, key)

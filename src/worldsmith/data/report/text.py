@@ -5,8 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from worldsmith.data.report.numbers import Histogram, Spread, short
-from worldsmith.data.report.report import DataReport
+from worldsmith.data.report.data_report import DataReport, Distribution, Histogram, format_number
 
 INDENT = " " * 13
 BAR, LONGEST = "█", 32
@@ -15,7 +14,7 @@ RANKS = 8
 """Processes that have a line of their own, when not all are alike."""
 
 
-def lines_of(report: DataReport, *, width: int, workers: int) -> Iterator[str]:
+def report_lines(report: DataReport, *, width: int, workers: int) -> Iterator[str]:
     """The report in lines of at most `width` columns, file names apart. `workers`: processes that a run reads with."""
     yield titled("data", report.dataset)
     looked = "all of them" if report.looked_at >= report.positions else f"{report.looked_at} of them, evenly chosen,"
@@ -86,7 +85,7 @@ def packing_lines(report: DataReport, width: int) -> Iterator[str]:
 
 
 def pass_of(packs: int, steps: float) -> str:
-    return f"{counted(packs, 'pack')}, {short(steps)} step{'s' * (steps != 1)}"
+    return f"{counted(packs, 'pack')}, {format_number(steps)} step{'s' * (steps != 1)}"
 
 
 def drawn(name: str, bars: Histogram, width: int) -> Iterator[str]:
@@ -99,8 +98,9 @@ def drawn(name: str, bars: Histogram, width: int) -> Iterator[str]:
         yield f"{INDENT}{label:>{labels}}  {count:>{counts}}  {bar}".rstrip()
 
 
-def percentiles(values: Spread) -> str:
-    return f"half up to {short(values.p50)}, 95 % up to {short(values.p95)}, most {short(values.max)}"
+def percentiles(values: Distribution) -> str:
+    p50, p95, largest = (format_number(value) for value in (values.p50, values.p95, values.max))
+    return f"half up to {p50}, 95 % up to {p95}, most {largest}"
 
 
 def wrapped(word: str, message: str, width: int) -> list[str]:

@@ -1,14 +1,16 @@
-"""Which shards a pattern names: `clips-{000..003}.tar`, `s3://bucket/clips-*.tar`, a folder of tars."""
+"""Addresses of tar shards, by patterns, and of the members in them: `FILE.tar#START+SIZE`."""
 
 from __future__ import annotations
 
 import itertools
 import posixpath
 import re
+import time
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 
-from worldsmith.data.stream.errors import DataError
+from worldsmith.data.stream.errors import DataError, SampleError
 
 TAR = ".tar"
 COMPRESSED = re.compile(r"\.(tgz|tar\.[a-z0-9]+)$", re.IGNORECASE)
@@ -18,10 +20,14 @@ MAX_SHARDS = 1_000_000
 MAX_DIGITS = 18
 """Digits of a number in braces."""
 RANGE = re.compile(r"(\d+)\.\.(\d+)")
+PART = re.compile(r"(.+\.tar)#(\d+)\+(\d+)", re.DOTALL)
+ATTEMPTS = 4
+PAUSE = 1.0
+"""Seconds before the second attempt to read from remote storage; doubled for each further attempt."""
 
 
 def shard_pattern(path: str) -> str | None:
-    """The pattern when `path` names shards, or is a folder that has some in [train/]; None for everything else."""
+    """Returns the pattern if `path` names shards, or is a folder with shards (also in train/); None otherwise."""
     if path.endswith(TAR) or COMPRESSED.search(path):
         return path
     if path and Path(path).is_dir():
@@ -32,19 +38,20 @@ def shard_pattern(path: str) -> str | None:
 
 
 def find_shards(pattern: str) -> list[str]:
-    """The addresses in order, each once. Raises DataError for none, for too many and for compressed tars."""
+    """Returns the addresses in order, without duplicates. Raises DataError for none, too many or compressed tars."""
     if COMPRESSED.search(pattern):
         raise DataError(f"{pattern}: a compressed tar has no random access; unpack it to {TAR} (video gains nothing)")
-    found = list(dict.fromkeys(file for one in limited(braces(pattern), pattern) for file in matches(one)))
+    found = list(dict.fromkeys(file for one in limited(braces(pattern), pattern) for file in list_matches(one)))
     if not found:
         raise DataError(f"no shard matches {pattern}")
     return found
 
 
 def braces(pattern: str) -> Iterator[str]:
-    """Expands brace patterns such as `a{1,2}` and `a{00..12}` as a shell does; leading zeros are kept.
+    """Expands brace patterns such as `a{1,2}` and `a{00..12}` like a shell; leading zeros are kept.
 
-    Raises DataError for a range of too many.
+    Raises:
+        DataError: A range is too large.
     """
     group = BRACES.search(pattern)
     if group is None:
@@ -63,7 +70,7 @@ def braces(pattern: str) -> Iterator[str]:
 
 
 def limited(files: Iterator[str], pattern: str) -> Iterator[str]:
-    """The files. Raises DataError after `MAX_SHARDS` of them."""
+    """Yields the files. Raises DataError after `MAX_SHARDS` files."""
     yield from itertools.islice(files, MAX_SHARDS)
     if next(files, None) is not None:
         raise too_many(pattern)
@@ -76,8 +83,8 @@ def too_many(pattern: str) -> DataError:
     )
 
 
-def matches(pattern: str) -> list[str]:
-    """The files that `*` and `[…]` stand for, sorted by name; one without them as it is."""
+def list_matches(pattern: str) -> list[str]:
+    """Returns the files that match `*` and `[…]`, sorted by name; a pattern without them is returned as it is."""
     import fsspec
 
     if not any(sign in pattern for sign in "*["):
@@ -92,7 +99,51 @@ def matches(pattern: str) -> list[str]:
 
 
 def short_names(files: Sequence[str]) -> list[str]:
-    """The addresses from where they part, without the ending: what samples are called by, wherever the data lie."""
+    """Returns the addresses without their common folder and suffix: prefixes of keys, whatever the storage."""
     folders = [posixpath.dirname(file).split("/") for file in files]
     common = len(list(itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*folders))))
     return ["/".join(file.split("/")[common:]).removesuffix(TAR) for file in files]
+
+
+def part_address(file: str, start: int, size: int) -> str:
+    return f"{file}#{start}+{size}"
+
+
+def is_part(path: str) -> bool:
+    return PART.fullmatch(path) is not None
+
+
+def read_range(file: str, start: int, stop: int) -> bytes:
+    """Reads bytes of a file. The file system is looked up at each call: fsspec keeps one per process."""
+    import fsspec
+
+    system, path = fsspec.url_to_fs(file)
+    return bytes(system.cat_file(path, start=start, end=stop))
+
+
+@lru_cache(maxsize=1)
+def read_part(path: str) -> bytes:
+    """Reads a member of a tar by its address, in one request; the last result is cached.
+
+    Requests to remote storage are repeated, since networks fail temporarily.
+
+    Raises:
+        SampleError: missing_file, unreadable or truncated.
+    """
+    if (found := PART.fullmatch(path)) is None:
+        raise ValueError(f"{path} is no part of a tar")
+    file, start, size = found[1], int(found[2]), int(found[3])
+    attempts = ATTEMPTS if "://" in file else 1
+    for attempt in range(1, attempts + 1):
+        try:
+            data = read_range(file, start, start + size)
+            break
+        except FileNotFoundError:
+            raise SampleError("missing_file", f"{file} does not exist") from None
+        except Exception as error:  # each storage has errors of its own
+            if attempt == attempts:
+                raise SampleError("unreadable", f"{type(error).__name__}: {error} ({attempt} attempts)") from None
+            time.sleep(PAUSE * 2 ** (attempt - 1))
+    if len(data) != size:
+        raise SampleError("truncated", f"{len(data)} bytes of {size} are there; {file} has changed under the run")
+    return data

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from worldsmith.data.shards.part import read_range
+from worldsmith.data.shards.addresses import read_range
 from worldsmith.data.stream.errors import READ_ERRORS, DataError
 from worldsmith.files.atomic import replacing
 

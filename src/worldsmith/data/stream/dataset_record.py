@@ -35,12 +35,12 @@ def changed_samples(record: Path, dataset: StreamDataset) -> list[str]:
         ("new", [key for key in now if key not in before]),
         ("with other content", [key for key in now if before.get(key, now[key]) != now[key]]),
     )
-    return [f"samples {kind} ({len(keys)}): {shown(keys)}" for kind, keys in kinds if keys]
+    return [f"samples {kind} ({len(keys)}): {list_keys(keys)}" for kind, keys in kinds if keys]
 
 
 def digest(facts: Any) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
 
 
-def shown(keys: Sequence[str], limit: int = 3) -> str:
+def list_keys(keys: Sequence[str], limit: int = 3) -> str:
     return ", ".join(sorted(keys)[:limit]) + (", …" if len(keys) > limit else "")

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from worldsmith.config import Configurable, wrong
 from worldsmith.config.declare.ranges import Count, NotNegative, Share
 from worldsmith.data.stream.errors import DataError
-from worldsmith.data.stream.packing import Packer, SequentialPacker, check_caps
-from worldsmith.data.stream.pool_packing import AlikePacker, PaddedPacker, PoolPacker
+from worldsmith.data.stream.packing import AlikePacker, Packer, PaddedPacker, PoolPacker, SequentialPacker, check_caps
 from worldsmith.data.stream.positions import Cursor, merge_positions
 from worldsmith.data.stream.quarantine import Quarantine, Rejection
 
@@ -183,7 +182,9 @@ class PackingDataLoader(Configurable):
         }
         now = self._identity()
         changed = [name for name in names if state[name] != now[name]]
-        return [f"{names[name]}: {short(state[name])} -> {short(now[name])}" for name in changed]
+        return [
+            f"{names[name]}: {format_state_value(state[name])} -> {format_state_value(now[name])}" for name in changed
+        ]
 
     def _go_on(self, next_position: int, set_aside: Sequence[int]) -> None:
         self._state = self._snapshot(next_position, list(set_aside))
@@ -212,7 +213,7 @@ class PackingDataLoader(Configurable):
 
     def _samples(self, cursor: Cursor, stop: int | None = None) -> Iterator[Any]:
         """The samples of this rank in order; those that cannot be used are quarantined here."""
-        from worldsmith.data.stream.fetch import fetch
+        from worldsmith.data.stream.workers import fetch
 
         unusable: set[str] = set()
         rejected_in_a_row = 0
@@ -253,6 +254,6 @@ class PackingDataLoader(Configurable):
         )
 
 
-def short(value: Any) -> str:
-    """A fingerprint is known by its beginning."""
+def format_state_value(value: Any) -> str:
+    """Formats a value of the state; a fingerprint is cut to its first 12 characters."""
     return value[:12] if isinstance(value, str) else str(value)

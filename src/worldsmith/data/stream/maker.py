@@ -1,22 +1,25 @@
-"""What a loader asks of its data: a data set that is known before it is read, and a maker of its samples."""
+"""Interfaces between a loader and its data: dataset, sample maker, and transfer of samples between processes."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from worldsmith.data.stream.errors import READ_ERRORS, SampleError, read_error
-from worldsmith.data.stream.order import sample_index
+from worldsmith.data.stream.positions import sample_index
 from worldsmith.data.stream.quarantine import Rejection
 
 if TYPE_CHECKING:
     from worldsmith.data.stream.loader import PackingDataLoader
 
+Features = Mapping[str, Sequence[float | str]]
+"""By name numbers, or words such as a size; of some there are several in a sample, or none."""
+
 
 class StreamSample(Protocol):
-    """What a loader must know of a sample."""
+    """Attributes of a sample that a loader needs."""
 
     @property
     def key(self) -> str: ...
@@ -31,49 +34,47 @@ class StreamSample(Protocol):
 
 
 class StreamDataset(Protocol):
-    """What a loader must know of a data set; `len` is the number of positions in a pass."""
+    """Attributes of a dataset that a loader needs; `len` is the number of positions in an epoch."""
 
     @property
     def name(self) -> str:
-        """What messages call it: a file or a folder."""
+        """Name in messages: a file or a folder."""
 
     @property
     def num_records(self) -> int: ...
 
     @property
     def num_samples(self) -> int:
-        """Different samples that all passes together can give."""
+        """Number of different samples in all epochs together."""
 
     @property
     def rejections(self) -> Sequence[Rejection]:
-        """What is left out already."""
+        """Records that are skipped before any sample is made."""
 
     @property
     def fingerprint(self) -> str:
-        """Changes with everything that makes it another stream."""
+        """Checksum that changes whenever the stream of samples changes."""
 
     @property
     def limits(self) -> str:
-        """The settings that leave samples out, with their values; "" = none."""
+        """The settings that skip samples, with their values; "" = none."""
 
     def listing(self) -> Iterable[tuple[str, Any]]:
-        """Key and, as plain data, all that makes up each sample, in the order of the data set."""
+        """Key and content (as plain data) of each sample, in the order of the dataset."""
 
     def __len__(self) -> int: ...
 
 
 S = TypeVar("S", bound=StreamSample)
-Features = Mapping[str, Sequence[float | str]]
-"""By name numbers, or words such as a size; of some there are several in a sample, or none."""
 
 
 @dataclass(slots=True)
 class Made(Generic[S]):
-    """What a worker returns: a complete sample or a rejection, and what is to be counted of it."""
+    """Result of a worker for one position: a complete sample or a rejection, with its counters."""
 
     item: S | Rejection
     notes: dict[str, str] = field(default_factory=dict)
-    """Counter -> what is said when it counts for the first time; "" = nothing."""
+    """Counter -> message that is logged at its first count; "" = no message."""
 
 
 class SampleMaker(ABC, Generic[S]):
@@ -84,28 +85,28 @@ class SampleMaker(ABC, Generic[S]):
         self.seed, self.shuffle, self.max_tokens = config.seed, config.shuffle, config.sample_cap
         self.cap_text = f"{config.sample_cap_field} is {getattr(config, config.sample_cap_field)}"
         self.decodes = True
-        """Whether pictures are decoded; without, a sample has its tokens and sizes alone."""
+        """Whether images and videos are decoded; if not, a sample has only its tokens and sizes."""
         self.measured: int | None = None
-        """Tokens of what was held against the cap last."""
+        """Tokens of the sample that was last compared with the cap."""
 
     @abstractmethod
     def make(self, position: int) -> Made[S]:
-        """The sample, with all that training needs of it. Raises SampleError for one that cannot be used."""
+        """Makes the complete sample. Raises SampleError if it cannot be used."""
 
     @abstractmethod
     def reject(self, position: int, reason: str, detail: str) -> Rejection:
-        """The rejection of the sample, with its name and place."""
+        """Returns the rejection of the sample, with its key and path."""
 
     def features(self, sample: S) -> Features:
-        """What a report on the data counts of a sample."""
+        """Returns the values of a sample that a data report collects."""
         return {}
 
     def shape(self, sample: S) -> Any:
-        """What samples that are stacked must have in common."""
+        """Returns what stacked samples must have in common."""
         return sample.num_tokens
 
     def cells(self, sample: S) -> int:
-        """Latent cells of a sample, of which a cache keeps some numbers each; 0 = nothing is kept of it."""
+        """Returns the number of latent cells of a sample that a cache stores; 0 = none."""
         return 0
 
     def __getitem__(self, position: int) -> Made[S]:
@@ -123,12 +124,31 @@ class SampleMaker(ABC, Generic[S]):
         return Made(self.reject(position, fault.reason, fault.detail))
 
     def index(self, position: int) -> int:
-        """Which sample of the data set stands at a position."""
+        """Returns the index in the dataset of the sample at a position."""
         return sample_index(position, len(self.dataset), seed=self.seed, shuffle=self.shuffle)
 
     def check_size(self, num_tokens: int, what: str = "") -> None:
-        """Raises SampleError for a sample that is too long for its loader; may be called before it is read."""
+        """Raises SampleError if a sample is too long for its loader; may be called before the sample is read."""
         self.measured = num_tokens
         if self.max_tokens is not None and num_tokens >= self.max_tokens:
             size = f" ({what})" if what else ""
             raise SampleError("over_token_cap", f"{num_tokens} tokens{size}; {self.cap_text}")
+
+
+class ThroughPipe:
+    """Base of dataclasses whose tensors are pickled as numpy arrays.
+
+    Tensors would be sent through shared memory, which is tiny in many containers.
+    """
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        values = [getattr(self, field.name) for field in fields(self)]  # type: ignore[arg-type]
+        return rebuild, (type(self), [value.numpy() if hasattr(value, "numpy") else value for value in values])
+
+
+def rebuild(kind: type[Any], values: list[Any]) -> Any:
+    import torch
+
+    return kind(*(torch.from_numpy(value) if hasattr(value, "__array__") else value for value in values))

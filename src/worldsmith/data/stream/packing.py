@@ -1,10 +1,11 @@
-"""Greedy packing of a stream of samples under a token cap or a sample count."""
+"""Packers: group a stream of samples into packs, under a token cap or a sample count."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 from worldsmith.config import WrongValueError
@@ -13,7 +14,7 @@ T = TypeVar("T")
 
 
 class Packer(ABC, Generic[T]):
-    """Makes packs of a stream of samples, and keeps those of them that are for later."""
+    """Groups the samples of a stream into packs; samples for later packs wait in `buffer`."""
 
     def __init__(
         self,
@@ -24,7 +25,7 @@ class Packer(ABC, Generic[T]):
         lookahead: int = 10,
         shape: Callable[[T], Any] | None = None,
     ) -> None:
-        """`shape`: what samples that are stacked must have in common; None: their number of tokens."""
+        """`shape`: what the samples of a stacked pack have in common; None: their number of tokens."""
         check_caps(max_sequence_length, max_samples_per_batch, lookahead)
         self.num_tokens = num_tokens
         self.max_sequence_length = max_sequence_length
@@ -32,17 +33,18 @@ class Packer(ABC, Generic[T]):
         self.lookahead = lookahead
         self.shape = shape or num_tokens
         self.buffer: deque[T] = deque()
-        """Samples that were taken from the stream and are in no pack yet, the next one first."""
+        """Samples that were read from the stream and are in no pack yet, the next one first."""
 
     @abstractmethod
     def pack(self, source: Iterator[T]) -> list[T]:
-        """The next pack, from the buffer and from `source`; empty when both are exhausted.
+        """Returns the next pack, from the buffer and from `source`; empty when both are exhausted.
 
-        Raises ValueError for a sample that fits into none.
+        Raises:
+            ValueError: A sample fits into no pack.
         """
 
     def require_fit(self, sample: T) -> int:
-        """The tokens of a sample. Raises ValueError for one that no pack can hold."""
+        """Returns the tokens of a sample. Raises ValueError if no pack can hold it."""
         tokens = self.num_tokens(sample)
         if self.max_sequence_length is not None and tokens >= self.max_sequence_length:
             raise ValueError(f"a sample of {tokens} tokens fits into no pack of {self.max_sequence_length}")
@@ -52,9 +54,10 @@ class Packer(ABC, Generic[T]):
 class SequentialPacker(Packer[T]):
     """Fills packs from a stream, in order.
 
-    Token mode: a sample is taken while packed + sample < `max_sequence_length` (strictly below). One that does not fit
-    is set aside; after `lookahead` of them the pack is closed and they return to the head of the buffer, in order.
-    Count mode: every pack has `max_samples_per_batch` samples. With both caps a pack ends at the one it meets first.
+    Token mode: a sample is added while packed + sample < `max_sequence_length` (strictly below). A sample that does not
+    fit is set aside; after `lookahead` such samples the pack is closed and they return to the head of the buffer, in
+    order. Count mode: every pack has `max_samples_per_batch` samples. With both caps, the first cap that is reached
+    ends a pack.
     """
 
     def pack(self, source: Iterator[T]) -> list[T]:
@@ -79,7 +82,7 @@ class SequentialPacker(Packer[T]):
 def check_caps(
     max_sequence_length: int | None, max_samples_per_batch: int | None, lookahead: int, *, both: bool = True
 ) -> None:
-    """Raises WrongValueError unless a cap is set, one alone where not `both` may be, and all values are positive."""
+    """Raises WrongValueError unless a cap is set (exactly one if not `both`) and all values are positive."""
     caps = {"max_sequence_length": max_sequence_length, "max_samples_per_batch": max_samples_per_batch}
     if not both and (max_sequence_length is None) == (max_samples_per_batch is None):
         raise WrongValueError(
@@ -94,3 +97,110 @@ def check_caps(
     for name, value in {**caps, "lookahead": lookahead}.items():
         if value is not None and value < 1:
             raise WrongValueError({name: value}, allowed="at least 1")
+
+
+class PoolPacker(Packer[T]):
+    """Chooses each pack from a pool of `lookahead` samples: the oldest one and those that fill the pack best.
+
+    A pack stays strictly below `max_sequence_length` tokens. The oldest sample is always used, so no sample waits
+    forever. The rest of the pool keeps its order, so a resumed run reads it again from the positions of its samples.
+    """
+
+    def pack(self, source: Iterator[T]) -> list[T]:
+        room = math.inf if self.max_sequence_length is None else self.max_sequence_length - 1
+        pack: list[T] = []
+        self._refill(source)
+        while self.buffer and self._may_grow(pack) and (not pack or self._has_room(room)):
+            pack.append(self.buffer.popleft())
+            room -= self.num_tokens(pack[-1])
+            self._refill(source)
+        if self.buffer and self._may_grow(pack):
+            most = len(self.buffer) if self.max_samples_per_batch is None else self.max_samples_per_batch - len(pack)
+            chosen = fullest([self.num_tokens(sample) for sample in self.buffer], int(room), most)
+            pack += [self.buffer[number] for number in chosen]
+            for number in reversed(chosen):
+                del self.buffer[number]
+        return pack
+
+    def _has_room(self, room: float) -> bool:
+        """Whether the next oldest sample is added without a choice: a pool below twice the room leaves few choices."""
+        lengths = [self.num_tokens(sample) for sample in self.buffer]
+        return lengths[0] <= room and sum(lengths) <= 2 * room
+
+    def _may_grow(self, pack: Sequence[T]) -> bool:
+        return len(pack) != self.max_samples_per_batch
+
+    def _refill(self, source: Iterator[T]) -> None:
+        while len(self.buffer) < self.lookahead and (sample := next(source, None)) is not None:
+            self.require_fit(sample)
+            self.buffer.append(sample)
+
+
+class PaddedPacker(PoolPacker[T]):
+    """Chooses packs for padded batches, whose cost is the longest sample times the number of samples.
+
+    After the oldest sample, each step adds the sample with the smallest resulting cost, the longest one among equals.
+    """
+
+    def pack(self, source: Iterator[T]) -> list[T]:
+        self._refill(source)
+        if not self.buffer:
+            return []
+        pack = [self.buffer.popleft()]
+        longest = self.num_tokens(pack[0])
+        while self._may_grow(pack):
+            self._refill(source)
+            lengths = [self.num_tokens(sample) for sample in self.buffer]
+            most = math.inf if self.max_sequence_length is None else (self.max_sequence_length - 1) // (len(pack) + 1)
+            fitting = [number for number, length in enumerate(lengths) if max(longest, length) <= most]
+            if not fitting:
+                break
+            best = min(fitting, key=lambda number: (max(longest, lengths[number]), -lengths[number]))
+            pack.append(self.buffer[best])
+            longest = max(longest, lengths[best])
+            del self.buffer[best]
+        return pack
+
+
+class AlikePacker(PoolPacker[T]):
+    """Chooses packs for stacked batches: the oldest sample and samples of the pool that have its shape."""
+
+    def pack(self, source: Iterator[T]) -> list[T]:
+        room = math.inf if self.max_sequence_length is None else self.max_sequence_length - 1
+        pack: list[T] = []
+        while self._may_grow(pack):
+            self._refill(source)
+            alike = (n for n, sample in enumerate(self.buffer) if not pack or self.shape(sample) == self.shape(pack[0]))
+            found = next((n for n in alike if self.num_tokens(self.buffer[n]) <= room), None)
+            if found is None:
+                break
+            pack.append(self.buffer[found])
+            room -= self.num_tokens(pack[-1])
+            del self.buffer[found]
+        return pack
+
+
+def fullest(lengths: Sequence[int], room: int, most: int) -> list[int]:
+    """Returns the ascending indices of at most `most` lengths with the largest sum that does not exceed `room`.
+
+    Among equal sums, the fewest lengths. Subset sum by dynamic programming: one pass over `room` for each length.
+    """
+    import numpy as np
+
+    fewest = np.full(room + 1, len(lengths) + 1)
+    """For each sum, the min number of lengths seen so far that add up to it."""
+    fewest[0] = 0
+    order = sorted((number for number, length in enumerate(lengths) if length <= room), key=lambda n: -lengths[n])
+    taken = np.zeros((len(order), room + 1), bool)
+    for row, number in enumerate(order):
+        length = lengths[number]
+        with_it = fewest[: room + 1 - length] + 1
+        taken[row, length:] = with_it < fewest[length:]
+        fewest[length:] = np.minimum(fewest[length:], with_it)
+    left = int(np.flatnonzero(fewest <= min(most, len(lengths)))[-1])
+    chosen = []
+    for row, number in reversed(list(enumerate(order))):
+        if taken[row, left]:
+            chosen.append(number)
+            left -= lengths[number]
+    return sorted(chosen)

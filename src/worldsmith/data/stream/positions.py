@@ -1,16 +1,41 @@
-"""Where a rank stands in the endless stream of samples."""
+"""Positions in the endless stream of samples: their order, their randomness, and how ranks share them."""
 
 from __future__ import annotations
 
 import itertools
+import random
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+def sample_index(position: int, length: int, *, seed: int, shuffle: bool) -> int:
+    """Returns the index in the dataset of stream position `position` = epoch * length + i."""
+    epoch, i = divmod(position, length)
+    return int(epoch_order(length, seed, epoch)[i]) if shuffle else i
+
+
+@lru_cache(maxsize=2)
+def epoch_order(length: int, seed: int, epoch: int) -> np.ndarray:
+    """Returns the permutation of one epoch. Two are cached: set-aside samples may belong to the previous epoch."""
+    import numpy as np
+
+    # RandomState is numpy's frozen generator: the same order in every release.
+    return np.random.RandomState([seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF, epoch]).permutation(length)
+
+
+def sample_rng(seed: int, position: int, subject: str) -> random.Random:
+    """Returns the random generator of one subject ("caption", "frames", …) of one sample, independent of the others."""
+    return random.Random(f"{seed}/{position}/{subject}")
 
 
 class Cursor:
-    """Where a stream stands: set-aside positions that are still to be read again, then `next_position` and on."""
+    """State of a stream: set-aside positions to read again, followed by `next_position` and later positions."""
 
     def __init__(self, set_aside: deque[int], next_position: int) -> None:
         self.set_aside = set_aside
@@ -40,19 +65,19 @@ class Positions:
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """What several ranks together have not handed out yet: `earlier` (ascending), and all from `next_position` on."""
+    """Positions that no rank has handed out yet: `earlier` (ascending), and all from `next_position` on."""
 
     next_position: int
     earlier: list[int]
 
     def share(self, rank: int, size: int) -> tuple[int, list[int]]:
-        """(next position, set-aside positions) with which one of `size` ranks goes on; together they read all, once."""
+        """Returns (next position, set-aside positions) of one of `size` ranks; all ranks together read each once."""
         first = self.next_position + (rank - self.next_position) % size
         return first, self.earlier[rank::size]
 
 
 def merge_positions(states: Sequence[Mapping[str, Any]]) -> Unread:
-    """Joins the positions of all ranks of a run. Raises ValueError when they are not those of one run, complete."""
+    """Merges the positions of all ranks of a run. Raises ValueError if they are not one from each rank of one run."""
     size = len(states)
     found = [(state["rank"], state["world_size"]) for state in states]
     if found != [(rank, size) for rank in range(size)]:

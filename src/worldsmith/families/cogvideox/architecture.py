@@ -1,13 +1,16 @@
-"""Sizes of CogVideoX transformers, by the names of diffusers' `CogVideoXTransformer3DModel`."""
+"""Sizes of CogVideoX transformers, by the names of diffusers' `CogVideoXTransformer3DModel`, and their image input."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from worldsmith.config import Config, wrong
-from worldsmith.config.declare.ranges import Count, LayerCount, PositiveFactor, Range, Share
-from worldsmith.models.weights.shapes import Shapes, linear, norm, repeated
+from worldsmith.config.declare.ranges import Count, Factor, LayerCount, PositiveFactor, Range, Share
+from worldsmith.models.weights.shapes import Shapes, linear, norm, repeat_shapes
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class NetworkConfig(Config):
@@ -139,7 +142,7 @@ class NetworkConfig(Config):
         if self.ofs_embed_dim:
             for layer in ("linear_1", "linear_2"):
                 shapes |= linear(f"ofs_embedding.{layer}", self.ofs_embed_dim, self.ofs_embed_dim)
-        shapes |= repeated("transformer_blocks", self.num_layers, self._block()) | self._norm("norm_final")
+        shapes |= repeat_shapes("transformer_blocks", self.num_layers, self._block()) | self._norm("norm_final")
         shapes |= linear("norm_out.linear", time, 2 * d) | self._norm("norm_out.norm")
         return shapes | linear("proj_out", d, patch**2 * (self.patch_size_t or 1) * self.out_channels)
 
@@ -155,6 +158,40 @@ class NetworkConfig(Config):
 
     def _norm(self, path: str) -> Shapes:
         return norm(path, self.inner_dim, bias=True) if self.norm_elementwise_affine else {}
+
+
+class ImageConfig(Config):
+    """A clip's first frame, encoded alone; its latents follow the noisy video's on the channels."""
+
+    noise: bool = True
+    """Whether pixels get noise before they are encoded, drawn anew in every step. Without, the cache keeps latents."""
+    noise_log_mean: float = -3.0
+    """Mean of the logarithm of the noise's standard deviation, where pixels go from -1 to 1."""
+    noise_log_std: Factor = 0.5
+    """Standard deviation of that logarithm, which each sample draws."""
+    dropout: Share = 0.05
+    """Probability that a sample is trained without its image, which is zeros then."""
+    repeat: bool = False
+    """Whether the image stands beside every latent frame; otherwise beside the first, and zeros beside the others."""
+    latent_scale: PositiveFactor | None = None
+    """What its latents are multiplied by; None: as diffusers' pipeline does, by the VAE's scaling_factor, or by its
+    inverse where the VAE's config says invert_scale_latents (CogVideoX 1.5)."""
+
+    def check(self) -> None:
+        """Raises WrongValueError for a noise that is described and turned off."""
+        idle = [
+            name for name in ("noise_log_mean", "noise_log_std") if getattr(self, name) != getattr(ImageConfig, name)
+        ]
+        if idle and not self.noise:
+            raise wrong(self, "noise", *idle, why="there is no noise to describe", remedy="leave these settings out")
+
+    def place(self, image: Tensor, frames: int) -> Tensor:
+        """Extends latents [n, C, 1, h, w] of an image to [n, C, frames, h, w]."""
+        from torch.nn.functional import pad
+
+        if self.repeat:
+            return image.expand(-1, -1, frames, -1, -1)
+        return pad(image, (0, 0, 0, 0, 0, frames - 1))
 
 
 def cogvideox_2b() -> NetworkConfig:

@@ -12,9 +12,9 @@ from worldsmith.checkpoint.formats.family_formats import DType, Export
 from worldsmith.checkpoint.run.clip_defaults import clip_defaults
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import TAG
-from worldsmith.families.cogvideox.defaults import SCHEDULERS, CogVideoXDefaults
-from worldsmith.families.cogvideox.image_input import ImageConfig
+from worldsmith.families.cogvideox.architecture import ImageConfig
 from worldsmith.families.cogvideox.model import CogVideoXGenerator
+from worldsmith.families.cogvideox.sampling import SCHEDULERS, CogVideoXDefaults
 from worldsmith.families.diffusers_pipeline.formats import PipelineFormats
 from worldsmith.files.json_file import read_json_object
 from worldsmith.models.spec import ModelSpec
@@ -142,12 +142,12 @@ class CogVideoXFormats(PipelineFormats):
         dtype_of: Callable[[str], torch.dtype],
         vae: str | None = None,
     ) -> None:
-        from worldsmith.families.cogvideox.write_sat import sat_tensors, save, write_vae
+        from worldsmith.families.cogvideox.write_sat import sat_tensors, save_sat_folder, write_vae
 
         if format != "sat":
             raise self.not_converted(format)
         config: Any = spec.config
-        save(folder, sat_tensors(config.network, source, dtype_of))
+        save_sat_folder(folder, sat_tensors(config.network, source, dtype_of))
         if vae is not None:
             write_vae(folder, vae)
 

@@ -6,9 +6,8 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from worldsmith.config import wrong
-from worldsmith.families.cogvideox.architecture import NetworkConfig
-from worldsmith.families.cogvideox.defaults import CogVideoXDefaults, SamplingConfig
-from worldsmith.families.cogvideox.image_input import ImageConfig
+from worldsmith.families.cogvideox.architecture import ImageConfig, NetworkConfig
+from worldsmith.families.cogvideox.sampling import CogVideoXDefaults, CogVideoXSampler, SamplingConfig
 from worldsmith.families.diffusers_pipeline.model import PipelineModel
 from worldsmith.families.diffusers_pipeline.text_encoder import T5TextEncoder
 from worldsmith.models.video_model import Mode, Sampling, VideoSampler
@@ -81,8 +80,6 @@ class CogVideoXGenerator(PipelineModel):
     defaults: CogVideoXDefaults
 
     def sampler(self, sampling: Sampling) -> VideoSampler:
-        from worldsmith.families.cogvideox.sampler import CogVideoXSampler
-
         return CogVideoXSampler(self, sampling)
 
     def make_network(self) -> Any:

@@ -9,16 +9,15 @@ from worldsmith.config import recipe, ref
 from worldsmith.config.sections import ActivationCheckpointingConfig
 from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.families.cogvideox import architecture
-from worldsmith.families.cogvideox.architecture import NetworkConfig
-from worldsmith.families.cogvideox.image_input import ImageConfig
+from worldsmith.families.cogvideox.architecture import ImageConfig, NetworkConfig
 from worldsmith.families.cogvideox.model import CogVideoXGenerator
 from worldsmith.families.diffusers_pipeline.base_recipe import (
-    clips,
+    clip_loader_settings,
     make_demo,
-    make_tiny,
-    named,
+    make_tiny_pipeline,
     pipeline_run,
-    with_adapters,
+    rename_run,
+    train_adapters,
 )
 from worldsmith.families.diffusers_pipeline.text_encoder import T5TextEncoder
 from worldsmith.families.variables import CLIPS, hub_repository
@@ -34,12 +33,12 @@ PIPELINE = "${oc.env:COGVIDEOX_PATH}"
 """A diffusers pipeline: its transformer, VAE, text encoder and tokenizer."""
 
 
-def published(name: str) -> dict[str, str]:
+def cogvideox_weights_advice(name: str) -> dict[str, str]:
     """Advice for the variable of the weights."""
     return hub_repository("COGVIDEOX_PATH", f"zai-org/{name}")
 
 
-@recipe("cogvideox_2b", variables={**CLIPS, **published("CogVideoX-2b")})
+@recipe("cogvideox_2b", variables={**CLIPS, **cogvideox_weights_advice("CogVideoX-2b")})
 def cogvideox_2b() -> Trainer.Config:
     """CogVideoX-2B, all weights; clips of 49 frames at tier 480."""
     return pipeline_run(
@@ -62,15 +61,15 @@ def cogvideox_2b() -> Trainer.Config:
         ),
         callbacks={"EveryNDrawSample": DrawVideos.Config(steps=50, guidance=[6.0])},
         dataloader_train=VideoLoader.Config(
-            max_samples_per_batch=2, **clips("480", 49, temporal_interval_mode="entire_chunk")
+            max_samples_per_batch=2, **clip_loader_settings("480", 49, temporal_interval_mode="entire_chunk")
         ),
     )
 
 
-@recipe("cogvideox_5b", starts_from="cogvideox_2b", variables=published("CogVideoX-5b"))
+@recipe("cogvideox_5b", starts_from="cogvideox_2b", variables=cogvideox_weights_advice("CogVideoX-5b"))
 def cogvideox_5b(config: Trainer.Config) -> Trainer.Config:
     """CogVideoX-5B, all weights."""
-    named(config, "cogvideox_5b")
+    rename_run(config, "cogvideox_5b")
     cast(CogVideoXGenerator.Config, config.model.config).network = architecture.cogvideox_5b()
     config.objective.shift_scale = 1.0
     return config
@@ -79,14 +78,14 @@ def cogvideox_5b(config: Trainer.Config) -> Trainer.Config:
 @recipe(
     "cogvideox_5b_i2v",
     starts_from="cogvideox_5b",
-    variables=published("CogVideoX-5b-I2V"),
+    variables=cogvideox_weights_advice("CogVideoX-5b-I2V"),
 )
 def cogvideox_5b_i2v(config: Trainer.Config) -> Trainer.Config:
     """CogVideoX-5B-I2V, all weights and the learned table of positions; clips of 49 frames of 720x480."""
     return change_network(config, "cogvideox_5b_i2v", architecture.cogvideox_5b_i2v(), "720x480")
 
 
-@recipe("cogvideox1_5_5b", starts_from="cogvideox_5b", variables=published("CogVideoX1.5-5B"))
+@recipe("cogvideox1_5_5b", starts_from="cogvideox_5b", variables=cogvideox_weights_advice("CogVideoX1.5-5B"))
 def cogvideox1_5_5b(config: Trainer.Config) -> Trainer.Config:
     """CogVideoX-1.5-5B, all weights; clips of 81 frames of 1360x768."""
     return change_network(config, "cogvideox1_5_5b", architecture.cogvideox1_5_5b(), "1360x768")
@@ -95,7 +94,7 @@ def cogvideox1_5_5b(config: Trainer.Config) -> Trainer.Config:
 @recipe(
     "cogvideox1_5_5b_i2v",
     starts_from="cogvideox1_5_5b",
-    variables=published("CogVideoX1.5-5B-I2V"),
+    variables=cogvideox_weights_advice("CogVideoX1.5-5B-I2V"),
 )
 def cogvideox1_5_5b_i2v(config: Trainer.Config) -> Trainer.Config:
     """CogVideoX-1.5-5B-I2V, all weights; clips of 81 frames of 1360x768."""
@@ -177,7 +176,7 @@ def cogvideox_demo(config: Trainer.Config) -> Trainer.Config:
 
 def change_network(config: Trainer.Config, name: str, network: NetworkConfig, size: str) -> Trainer.Config:
     """Another network, on clips of one size and of the frames that it was made for."""
-    named(config, name)
+    rename_run(config, name)
     model = cast(CogVideoXGenerator.Config, config.model.config)
     model.network = network
     model.image = ImageConfig() if network.in_channels > network.out_channels else None
@@ -189,13 +188,13 @@ def change_network(config: Trainer.Config, name: str, network: NetworkConfig, si
 
 def adapted(config: Trainer.Config, name: str, *, rank: int = 128) -> Trainer.Config:
     """Trains adapters alone, at the published rank, scale and learning rate of the diffusers trainer."""
-    return with_adapters(config, name, rank=rank, alpha=rank // 2, lr=2e-5)
+    return train_adapters(config, name, rank=rank, alpha=rank // 2, lr=2e-5)
 
 
 def make_twin(config: Trainer.Config, name: str) -> Trainer.Config:
     """With the shipped VAE and text encoder."""
     model = cast(CogVideoXGenerator.Config, config.model.config)
-    make_tiny(config, name, tiny_twin(model.network), frames=9)
+    make_tiny_pipeline(config, name, tiny_twin(model.network), frames=9)
     model.tokenizer.vae_path, model.text_encoder.path = "${asset:tiny_cogvideox_vae}", "${asset:tiny_t5}"
     if model.network.use_learned_positional_embeddings:
         cast(VideoLoader.Config, config.dataloader_train).dataset.resolution = "64x64"

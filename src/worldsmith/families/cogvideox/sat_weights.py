@@ -51,7 +51,7 @@ class SatWeights(WeightSource):
         self.shapes = self.live.shapes()
         self.average_shapes = self.averaged.shapes() if self.averaged else {}
         self.copies, self.unknown = {}, self.live.unknown
-        self.settings = settings_of(self.live.stored)
+        self.settings = settings_from_shapes(self.live.stored)
         if self.live.left:
             parts = [f"{count} tensors of {what}" for what, count in self.live.left.items()]
             logger.warning("%s: left out, since they are not trained: %s", self.describe, ", ".join(parts))
@@ -91,7 +91,7 @@ class SatTensors:
         prefix = NETWORK if any(key.startswith(NETWORK) for key in content) else ""
         own = {key.removeprefix(prefix): tensor for key, tensor in content.items() if key.startswith(prefix)}
         others = [key for key in content if not key.startswith(prefix)]
-        self.left = Counter(kind for key in others if (kind := kind_of(key)))
+        self.left = Counter(kind for key in others if (kind := excluded_component(key)))
         self.pieces = pieces(own)
         used = {piece.key for piece in self.pieces.values()}
         derived = {*FREQUENCIES, SAT_TABLE} if is_sine_table(own) else set(FREQUENCIES)
@@ -99,7 +99,7 @@ class SatTensors:
             self.pieces.pop(TABLE, None)
         self.stored = own
         self.unknown = [key for key in own if key not in used | derived and "embed_tokens" not in key]
-        self.unknown += [key for key in others if not kind_of(key)]
+        self.unknown += [key for key in others if not excluded_component(key)]
         if "mixins.patch_embed.proj.weight" not in own:
             raise UserError(
                 f"SAT checkpoint: '{file}' holds {len(content)} tensors and no CogVideoX network among them "
@@ -118,7 +118,7 @@ class SatTensors:
         return piece.cut(self.stored[piece.key])
 
 
-def kind_of(key: str) -> str:
+def excluded_component(key: str) -> str:
     """Which part beside the network a tensor belongs to; empty for the network's own and for unknown ones."""
     return next((what for prefix, what in LEFT.items() if key.startswith(prefix)), "")
 
@@ -134,7 +134,7 @@ def _takes_an_image(own: Mapping[str, Tensor]) -> bool:
     return proj.dim() == 4 and proj.shape[1:].numel() == 2 * len(end)
 
 
-def settings_of(own: Mapping[str, Tensor]) -> dict[str, Any]:
+def settings_from_shapes(own: Mapping[str, Tensor]) -> dict[str, Any]:
     """What the shapes of SAT's tensors show of the network."""
     patches, end = own["mixins.patch_embed.proj.weight"], own["mixins.final_layer.linear.weight"]
     newer = patches.dim() == 2

@@ -17,8 +17,8 @@ from worldsmith.objectives.v_prediction import VPrediction
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from worldsmith.data.clips.sample import FirstFrames, VideoSample
-    from worldsmith.families.cogvideox.image_input import ImageConfig
+    from worldsmith.data.clips.video_loader import FirstFrames, VideoSample
+    from worldsmith.families.cogvideox.architecture import ImageConfig
 
 DROPOUT_STREAM, LEVEL_STREAM, PIXEL_STREAM, IMAGE_STREAM = 16, 17, 18, 19
 """Streams of draws for the image: whether it is dropped, its noise's level, its noise, and its posterior."""

@@ -24,8 +24,7 @@ from worldsmith.families.cogvideox.architecture import NetworkConfig
 from worldsmith.families.cogvideox.sat_keys import FREQUENCIES, NETWORK, SAT_TABLE, join, sat_keys
 from worldsmith.families.cogvideox.sat_weights import LATEST, STATES
 from worldsmith.files.atomic import folder_aside
-from worldsmith.models.video_vae.cogvideox import CogVideoXVAE
-from worldsmith.models.video_vae.cogvideox_pt import sat_name
+from worldsmith.models.video_vae.cogvideox import CogVideoXVAE, diffusers_to_sat
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +34,7 @@ RELEASE = "release"
 """The name of an iteration's folder where nobody counted."""
 
 
-def export_stored(model: StoredModel, out: Path, options: ExportOptions) -> bool:
+def export_stored_sat(model: StoredModel, out: Path, options: ExportOptions) -> bool:
     """Writes a trained model as the folder `out`; False when the same export is there already.
 
     Without `merge` a LoRA run's adapters stay beside the weights, as SAT has them. Raises ValueError for adapters that
@@ -61,7 +60,7 @@ def export_stored(model: StoredModel, out: Path, options: ExportOptions) -> bool
     if not may_write(out, about, options.force, index=LATEST):
         return False
     with folder_aside(out) as aside:
-        save(aside, tensors, iteration=model.iteration)
+        save_sat_folder(aside, tensors, iteration=model.iteration)
         (aside / "README.md").write_text(model.formats.card(out.name, about), encoding="utf-8")
         publish_export(aside, out, about, force=options.force)
     return True
@@ -76,7 +75,7 @@ def stored_tensors(model: StoredModel, options: ExportOptions) -> dict[str, Tens
     return sat_tensors(model.config.network, source, lambda name: dtype, average=model.average)
 
 
-SAT = Export("export_sat", LATEST, "SAT checkpoint", export_stored, stored_tensors, keeps_adapters=True)
+SAT = Export("export_sat", LATEST, "SAT checkpoint", export_stored_sat, stored_tensors, keeps_adapters=True)
 
 
 def sat_tensors(
@@ -97,7 +96,7 @@ def sat_tensors(
     return {NETWORK + key: tensor for key, tensor in tensors.items()}
 
 
-def save(folder: Path, tensors: Mapping[str, Tensor], iteration: int = 0) -> None:
+def save_sat_folder(folder: Path, tensors: Mapping[str, Tensor], iteration: int = 0) -> None:
     """Writes `latest` and `ITERATION/mp_rank_00_model_states.pt`."""
     import torch
 
@@ -112,7 +111,7 @@ def write_vae(folder: Path, name: str) -> int:
     import torch
 
     vae = CogVideoXVAE.Config(vae_path=name, precision="float32", scaling_factor=1.0).build()
-    state = {sat_name(key): tensor for key, tensor in vae.model.state_dict().items()}
+    state = {diffusers_to_sat(key): tensor for key, tensor in vae.model.state_dict().items()}
     (folder / "vae").mkdir()
     torch.save({"state_dict": state}, folder / "vae" / "3d-vae.pt")
     return len(state)

@@ -19,9 +19,14 @@ from worldsmith.families.cosmos3.attention.modes import (
     check_device,
     describe_modes,
 )
-from worldsmith.families.cosmos3.network.architecture import NetworkConfig
-from worldsmith.families.cosmos3.network.parameter_shapes import LAYERS, adaptable_layers, parameter_shapes, unreached
-from worldsmith.families.cosmos3.sampling.defaults import Cosmos3Defaults
+from worldsmith.families.cosmos3.network.architecture import (
+    LAYERS,
+    NetworkConfig,
+    adaptable_layers,
+    parameter_shapes,
+    unreached,
+)
+from worldsmith.families.cosmos3.sampling import Cosmos3Defaults, Cosmos3Sampler
 from worldsmith.families.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.models.model import Model, NetworkParts
 from worldsmith.models.video_model import MODES, GenerationDefaults, Mode
@@ -202,8 +207,6 @@ class Cosmos3Generator(Model):
         return len(layout.text_ids) + 2 + math.prod(token_grid(layout.latent_shape, self.config.network))
 
     def sampler(self, sampling: Sampling) -> VideoSampler:
-        from worldsmith.families.cosmos3.sampling.sampler import Cosmos3Sampler
-
         return Cosmos3Sampler(self, sampling)
 
     @property

@@ -194,13 +194,13 @@ def vision_sft_edge(config: Trainer.Config) -> Trainer.Config:
 @recipe("vision_sft_nano_tiny", starts_from="vision_sft_nano")
 def vision_sft_nano_tiny(config: Trainer.Config) -> Trainer.Config:
     """The tiny twin of vision_sft_nano: a network of 9.9M parameters, on a CPU."""
-    return make_tiny(config, "vision_sft_nano_tiny")
+    return make_tiny_generator(config, "vision_sft_nano_tiny")
 
 
 @recipe("vision_sft_super_tiny", starts_from="vision_sft_super")
 def vision_sft_super_tiny(config: Trainer.Config) -> Trainer.Config:
     """The tiny twin of vision_sft_super: a network of 10.7M parameters, on a CPU."""
-    make_tiny(config, "vision_sft_super_tiny")
+    make_tiny_generator(config, "vision_sft_super_tiny")
     # As in Super, the heads together are wider than the residual stream.
     cast(Cosmos3Generator.Config, config.model.config).network.num_attention_heads = 6
     return config
@@ -209,10 +209,10 @@ def vision_sft_super_tiny(config: Trainer.Config) -> Trainer.Config:
 @recipe("vision_sft_edge_tiny", starts_from="vision_sft_edge")
 def vision_sft_edge_tiny(config: Trainer.Config) -> Trainer.Config:
     """The tiny twin of vision_sft_edge: a network of 7.6M parameters, on a CPU."""
-    return make_tiny(config, "vision_sft_edge_tiny")
+    return make_tiny_generator(config, "vision_sft_edge_tiny")
 
 
-def make_tiny(config: Trainer.Config, name: str) -> Trainer.Config:
+def make_tiny_generator(config: Trainer.Config, name: str) -> Trainer.Config:
     """Changes the sizes of `config` to those of a CPU and its paths to what is shipped; weights and data stay paths.
 
     Numbers that say how the run trains (schedule, learning rate, conditioning, loss, what is trained) stay.

@@ -43,7 +43,9 @@ def pipeline_run(
     )
 
 
-def clips(resolution: str, frames: int, *, max_caption_tokens: Any = None, **dataset: Any) -> dict[str, Any]:
+def clip_loader_settings(
+    resolution: str, frames: int, *, max_caption_tokens: Any = None, **dataset: Any
+) -> dict[str, Any]:
     """Fields of a loader of captioned clips of one shape in a batch, with nothing added to their captions."""
     return {
         "dataset": VideoDataset.Config(
@@ -63,22 +65,22 @@ def clips(resolution: str, frames: int, *, max_caption_tokens: Any = None, **dat
     }
 
 
-def named(config: Trainer.Config, name: str) -> Trainer.Config:
+def rename_run(config: Trainer.Config, name: str) -> Trainer.Config:
     config.job.experiment = config.job.name = name
     return config
 
 
-def with_adapters(config: Trainer.Config, name: str, *, rank: int, alpha: int, lr: float) -> Trainer.Config:
+def train_adapters(config: Trainer.Config, name: str, *, rank: int, alpha: int, lr: float) -> Trainer.Config:
     """Trains adapters alone. The frozen weights are held as the network computes in them, once, and are not saved."""
     model = cast(PipelineModel.Config, config.model.config)
     model.lora_enabled, model.lora_rank, model.lora_alpha = True, rank, alpha
     model.parallelism.fsdp_master_dtype, model.ema.trainable_only = "bfloat16", True
     config.checkpoint.save_weights = "trained"
     config.optimizer.lr = lr
-    return named(config, name)
+    return rename_run(config, name)
 
 
-def make_tiny(config: Trainer.Config, name: str, network: Any, *, frames: int = 1) -> Trainer.Config:
+def make_tiny_pipeline(config: Trainer.Config, name: str, network: Any, *, frames: int = 1) -> Trainer.Config:
     """Sizes for a CPU and random weights; VAE and text encoder stay where they are."""
     model: Any = config.model.config
     model.precision = model.tokenizer.precision = model.text_encoder.precision = "float32"
@@ -88,7 +90,7 @@ def make_tiny(config: Trainer.Config, name: str, network: Any, *, frames: int = 
     data = cast(VideoLoader.Config, config.dataloader_train)
     data.dataset.resolution, data.dataset.num_video_frames, data.dataset.min_frames = "64", frames, frames
     data.num_workers = 0
-    return named(config, name)
+    return rename_run(config, name)
 
 
 def make_demo(config: Trainer.Config, name: str) -> Trainer.Config:
@@ -102,4 +104,4 @@ def make_demo(config: Trainer.Config, name: str) -> Trainer.Config:
     data.dataset.num_video_frames = data.dataset.min_frames = 17
     data.dataset.caption_keys, data.max_samples_per_batch = ["caption"], 16
     config.job.group = "demo"
-    return named(config, name)
+    return rename_run(config, name)

@@ -1,4 +1,4 @@
-"""`PipelineFormats`: all that `checkpoint/` asks of a family whose network is a class of diffusers."""
+"""Reading weights of diffusers, and exporting a model as a folder that its diffusers pipeline loads."""
 
 from __future__ import annotations
 
@@ -6,25 +6,45 @@ import copy
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
+from importlib.metadata import version
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+from worldsmith import __version__
 from worldsmith.checkpoint.formats import peft_adapter
-from worldsmith.checkpoint.formats.family_formats import DType, Export, FamilyFormats, Naming, NetworkDifference
+from worldsmith.checkpoint.formats.export_folder import (
+    count_numbers,
+    facts_of,
+    may_write,
+    origin_of,
+    publish_export,
+    weights_digest,
+)
+from worldsmith.checkpoint.formats.family_formats import (
+    DType,
+    Export,
+    ExportOptions,
+    FamilyFormats,
+    Naming,
+    NetworkDifference,
+)
 from worldsmith.checkpoint.formats.peft_adapter import AdapterLayout, diffusers_header
+from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.config import Configurable
 from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.config.tree.plain import TAG, to_dict
 from worldsmith.config.tree.reader import from_dict
 from worldsmith.families.diffusers_pipeline.model import PipelineModel
+from worldsmith.files.atomic import folder_aside
 from worldsmith.files.json_file import read_json_object, section
 from worldsmith.models.model_files import lasting_name
+from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
+    from torch import Tensor, nn
 
     from worldsmith.checkpoint.formats.stored_adapter import StoredAdapter
     from worldsmith.checkpoint.sources.weight_source import WeightSource
@@ -141,8 +161,6 @@ class PipelineFormats(FamilyFormats):
         return network
 
     def exports(self) -> dict[str, Export]:
-        from worldsmith.families.diffusers_pipeline.export import DIFFUSERS
-
         return {"diffusers": DIFFUSERS, **super().exports(), "adapter": peft_adapter.export_of(self.adapter_layout)}
 
     def stored_dtype(self, dtype: DType, config: Configurable.Config | None = None) -> Callable[[str], torch.dtype]:
@@ -207,10 +225,95 @@ class PipelineFormats(FamilyFormats):
 
 
 def without_numbers(path: str) -> str:
-    """The same for the layers of all blocks."""
+    """Replaces the numbers in a module path, so that layers of all blocks share one path."""
     return ".".join("N" if part.isdecimal() else part for part in path.split("."))
 
 
 def set_field(config: Any, path: str, value: str) -> None:
+    """Sets the field of a config that a dotted path names."""
     *sections, name = path.split(".")
     setattr(attrgetter(".".join(sections))(config) if sections else config, name, value)
+
+
+def export_stored_pipeline(model: StoredModel, out: Path, options: ExportOptions) -> bool:
+    """Writes the pipeline folder `out`.
+
+    Returns:
+        False if `out` already holds the same export.
+
+    Raises:
+        ValueError: no pipeline can hold the model.
+    """
+    formats = cast(PipelineFormats, model.formats)
+    check_stored(model)
+    model.require_effect()
+    generator = model.load(full_precision=True)
+    weights = exported_weights(formats, generator, options.dtype)
+    about = {
+        "worldsmith": __version__,
+        "versions": {name: version(name) for name in ("torch", "diffusers", "transformers")},
+        "format": "diffusers",
+        "pipeline": formats.pipeline_class(model.config),
+        "source": asdict(origin_of(model, merge=True)),
+        "dtype": options.dtype,
+        "weights_sha256": weights_digest(weights),
+        "vae": generator.latent_fingerprint,
+        "generation": asdict(generator.defaults),
+        "model": describe_model(formats, model),
+        "card": {"parameters": count_numbers({name: w.shape for name, w in weights.items()}), **facts_of(model)},
+    }
+    if not may_write(out, about, options.force, index=PIPELINE_INDEX):
+        return False
+    with folder_aside(out) as aside:
+        build_pipeline(formats, generator, weights, options.dtype).save_pretrained(aside)
+        formats.finish(generator, aside)
+        (aside / "README.md").write_text(formats.card(out.name, about), encoding="utf-8")
+        publish_export(aside, out, about, force=options.force)
+    return True
+
+
+def check_stored(model: StoredModel) -> None:
+    """Raises ValueError for a model that no pipeline can hold."""
+    cast(PipelineFormats, model.formats).check_exportable(model.config)
+
+
+def stored_weights(model: StoredModel, options: ExportOptions) -> dict[str, Tensor]:
+    """Returns the exported weights of a model on disk."""
+    return exported_weights(cast(PipelineFormats, model.formats), model.load(full_precision=True), options.dtype)
+
+
+def exported_weights(formats: PipelineFormats, generator: Any, dtype: DType) -> dict[str, Tensor]:
+    """Returns the network's weights in the exported dtypes; they have diffusers' names already."""
+    dtype_of = formats.stored_dtype(dtype, generator.config)
+    return {name: p.detach().cpu().to(dtype_of(name)) for name, p in native_parameters(generator.network).items()}
+
+
+DIFFUSERS = Export(
+    "export", PIPELINE_INDEX, "pipeline", export_stored_pipeline, stored_weights, check_stored, of_library=True
+)
+
+
+def describe_model(formats: PipelineFormats, model: StoredModel) -> dict[str, Any]:
+    """Returns the model's config as it is recorded in the folder, which contains the other components."""
+    config = copy.deepcopy(model.merged_spec.config)
+    for path in formats.component_names(config):
+        set_field(config, path, ".")
+    return to_dict(replace(model.merged_spec, config=config))
+
+
+def build_pipeline(formats: PipelineFormats, generator: Any, weights: dict[str, Tensor], dtype: DType) -> Any:
+    """Builds the pipeline object with these weights."""
+    import diffusers
+    import torch
+
+    config = generator.config
+    with torch.device("meta"):
+        transformer = generator.make_network()
+    # Tables that are saved with the weights, without being any, stay as they are.
+    transformer.load_state_dict({**generator.network.state_dict(), **weights}, assign=True)
+    text = replace(config.text_encoder, precision=dtype).build()
+    text.load("cpu")
+    vae = replace(config.tokenizer, precision=dtype).build(device="cpu").library_model
+    parts = {"transformer": transformer, "vae": vae, **text.parts}
+    scheduler, pipeline = formats.scheduler(generator), getattr(diffusers, formats.pipeline_class(config))
+    return pipeline(**formats.arrange(generator, parts, dtype), scheduler=scheduler)

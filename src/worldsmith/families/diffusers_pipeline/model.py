@@ -9,7 +9,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from worldsmith.config import wrong
+from worldsmith.models.fill import chosen, fill, seed_of
 from worldsmith.models.model import Model, NetworkParts
+from worldsmith.models.parameter_names import native_parameters
 
 if TYPE_CHECKING:
     import torch
@@ -78,9 +80,17 @@ class PipelineModel(Model):
         return NetworkParts(layers=layers, full_precision=[m for m in found if next(m.parameters(), None) is not None])
 
     def init_weights(self, seed: int, names: Collection[str] | None = None) -> None:
-        from worldsmith.families.diffusers_pipeline.initialization import init_weights
+        """Fills the parameters with these native names (None: all) in place, sharded or not.
 
-        init_weights(self.network, seed, names)
+        A value depends only on the seed and the parameter's name. Raises ValueError for an unknown name.
+        """
+        import torch
+
+        parameters = native_parameters(self.network)
+        with torch.no_grad():
+            for name, parameter in chosen(parameters, names).items():
+                weight = parameters.get(f"{name.rpartition('.')[0]}.weight", parameter)
+                fill(parameter, draw_parameter(name, parameter.shape, weight.shape, seed))
 
     def materialize(self, device: str | torch.device) -> None:
         super().materialize(device)
@@ -151,3 +161,28 @@ class PipelineModel(Model):
         """Changes with everything in the VAE that changes what a cache keeps."""
         fingerprint: str = self.vae.fingerprint
         return fingerprint
+
+
+def draw_parameter(name: str, shape: torch.Size, weight: torch.Size, seed: int) -> Tensor:
+    """Draws the float32 value of a parameter.
+
+    Weights and biases are uniform within ±1/sqrt(inputs), as in torch's linear layers and convolutions. Norms start
+    with ones and zeros, an adapter's B with zeros. Tables are normal with standard deviation 1/sqrt(channels).
+
+    Args:
+        name: native name of the parameter.
+        shape: shape of the parameter.
+        weight: shape of the weight of the parameter's layer.
+        seed: seed of the run; together with `name` it decides the value.
+    """
+    import torch
+
+    if name.endswith(".lora_B.weight"):
+        return torch.zeros(shape)
+    if len(weight) == 1:
+        return torch.full(shape, float(name.endswith(".weight")))
+    stream = torch.Generator().manual_seed(seed_of(seed, name))
+    if not name.endswith((".weight", ".bias")):
+        return torch.empty(shape).normal_(0.0, shape[-1] ** -0.5, generator=stream)
+    limit = weight[1:].numel() ** -0.5
+    return torch.empty(shape).uniform_(-limit, limit, generator=stream)

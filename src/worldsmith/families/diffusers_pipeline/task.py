@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.config import WrongValueError
-from worldsmith.data.assumed.texts import AssumedTexts
+from worldsmith.data.assumed_batches import AssumedTexts
 from worldsmith.data.clips.resolution import RESOLUTIONS, exact_size
-from worldsmith.data.text_cache import TextCache
+from worldsmith.data.encoded_cache import TextCache
 from worldsmith.families.diffusers_pipeline.model import PipelineModel
+from worldsmith.models.parameter_names import native_parameters
 from worldsmith.objectives.noise_objective import NoiseObjective
 from worldsmith.objectives.objective import LossSum
 from worldsmith.tasks.clip_task import ClipTask
@@ -22,7 +23,7 @@ from worldsmith.tasks.clip_task import ClipTask
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from worldsmith.data.clips.sample import VideoSample
+    from worldsmith.data.clips.video_loader import VideoSample
 
 
 class PipelineTask(ClipTask):
@@ -175,18 +176,17 @@ class PipelineTask(ClipTask):
 
     def note_work(self, batch: Sequence[VideoSample], given: tuple[Sequence[Tensor], dict[str, Any]]) -> None:
         """Remembers the shapes of what the network is given, once for each kind of batch."""
-        from worldsmith.families.diffusers_pipeline.step_flops import without_memory
+        import torch
+        from torch.utils._pytree import tree_map_only
 
         if shape_of(batch) not in self.work:
-            self.work[shape_of(batch)] = without_memory(given)
+            self.work[shape_of(batch)] = tree_map_only(torch.Tensor, lambda x: x.detach().to("meta"), given)
 
     def count_flops(self, batch: Sequence[VideoSample]) -> int | None:
         """Of the network, for a batch of which `loss` has seen the like; VAE and text encoder have no part in it."""
-        from worldsmith.families.diffusers_pipeline.step_flops import step_flops
-
         found = self.work.get(shape_of(batch))
         if isinstance(found, tuple):
-            found = self.work[shape_of(batch)] = step_flops(self.model, *found)
+            found = self.work[shape_of(batch)] = count_step_flops(self.model, *found)
         return found
 
     def is_dropped(self, sample: VideoSample) -> bool:
@@ -195,6 +195,27 @@ class PipelineTask(ClipTask):
     def tokens(self, batch: Sequence[VideoSample]) -> int:
         """What the network reads, padding of the texts included."""
         return len(batch) * (self.model.config.text_encoder.max_length + self.grid.vision_tokens(batch[0].latent_shape))
+
+
+def count_step_flops(model: PipelineModel, arguments: Sequence[Any], beside: Mapping[str, Any]) -> int:
+    """Counts the operations of the matmuls of `predict` and of its backward pass, without recomputation.
+
+    PyTorch counts them on a copy of the network on the meta device, in which the same parameters are trained.
+
+    Args:
+        model: the model.
+        arguments: positional arguments of `predict`, on the meta device.
+        beside: keyword arguments of `predict`, on the meta device.
+    """
+    from torch.utils.flop_counter import FlopCounterMode
+
+    copy = replace(model.config, precision="float32", converters=[]).build(device="meta")
+    trained = {name for name, parameter in native_parameters(model.network).items() if parameter.requires_grad}
+    for name, parameter in native_parameters(copy.network).items():
+        parameter.requires_grad_(name in trained)
+    with FlopCounterMode(display=False) as counter:
+        copy.predict(*arguments, **beside).sum().backward()
+    return int(counter.get_total_flops())
 
 
 def shape_of(batch: Sequence[VideoSample]) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from worldsmith.config import Config, wrong
 from worldsmith.config.declare.ranges import Count, LayerCount, Range
-from worldsmith.models.weights.shapes import Shapes, linear, norm, repeated
+from worldsmith.models.weights.shapes import Shapes, linear, norm, repeat_shapes
 
 PACKED = 4
 """Latent cells of a token, whose channels follow each other: 2 in height, 2 in width."""
@@ -64,8 +64,8 @@ class NetworkConfig(Config):
             path = f"time_text_embed.{what}_embedder"
             shapes |= linear(f"{path}.linear_1", channels, d) | linear(f"{path}.linear_2", d, d)
         shapes |= linear("context_embedder", self.joint_attention_dim, d) | linear("x_embedder", self.in_channels, d)
-        shapes |= repeated("transformer_blocks", self.num_layers, self._double())
-        shapes |= repeated("single_transformer_blocks", self.num_single_layers, self._single())
+        shapes |= repeat_shapes("transformer_blocks", self.num_layers, self._double())
+        shapes |= repeat_shapes("single_transformer_blocks", self.num_single_layers, self._single())
         return shapes | linear("norm_out.linear", d, 2 * d) | linear("proj_out", d, self.in_channels)
 
     def _double(self) -> Shapes:

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from worldsmith.checkpoint.run.clip_defaults import clip_defaults
-from worldsmith.families.diffusers_pipeline.flow_match import read_schedule
 from worldsmith.families.diffusers_pipeline.formats import PipelineFormats
-from worldsmith.families.flux.defaults import FluxDefaults
-from worldsmith.families.flux.model import FluxGenerator
+from worldsmith.families.diffusers_pipeline.sampling import read_schedule
+from worldsmith.families.flux.model import FluxDefaults, FluxGenerator
 from worldsmith.families.flux.text_encoder import CLIP_TOKENS
 
 SIZE: Mapping[str, Any] = {"height": 1024, "width": 1024, "fps": 24.0}

@@ -1,18 +1,18 @@
-"""FLUX.1: diffusers' transformer, its image VAE and its two text encoders in one component."""
+"""FLUX.1: the model (transformer, image VAE, two text encoders) and how it is sampled."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Factor
 from worldsmith.families.diffusers_pipeline.model import PipelineModel
+from worldsmith.families.diffusers_pipeline.sampling import FlowMatchDefaults, FlowMatchSampler
 from worldsmith.families.flux.architecture import PACKED, NetworkConfig
-from worldsmith.families.flux.defaults import FluxDefaults
 from worldsmith.families.flux.text_encoder import FluxTextEncoder
-from worldsmith.models.video_model import Mode, Sampling, VideoSampler
+from worldsmith.models.video_model import Beginning, Mode, Sampling, VideoSampler
 from worldsmith.models.video_vae.moments import ImageVAE
 from worldsmith.models.weights.shapes import Shapes
 
@@ -23,8 +23,17 @@ CELL_PIXELS, TOKEN_CELLS = 8, 2
 ATTENTION = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
 TARGETS = (*(f"attn.{layer}" for layer in ATTENTION), "ff.net.0.proj", "ff.net.2",
            "ff_context.net.0.proj", "ff_context.net.2")  # fmt: skip
-"""What diffusers' example adapts."""
+"""Layers that get adapters in the training example of diffusers."""
 UNTOLD = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class FluxDefaults(FlowMatchDefaults):
+    """Generation settings where the user gives none: those of FLUX.1-dev."""
+
+    num_frames: int | None = 1
+    steps: int = 28
+    guidance: float = 3.5
 
 
 class FluxGenerator(PipelineModel):
@@ -69,13 +78,11 @@ class FluxGenerator(PipelineModel):
     defaults: FluxDefaults
 
     def sampler(self, sampling: Sampling) -> VideoSampler:
-        from worldsmith.families.flux.sampler import FluxSampler
-
         return FluxSampler(self, sampling)
 
     @property
     def text_shape(self) -> tuple[int, int]:
-        """With a row for the pooled state."""
+        """Tokens and channels of the encoded text: one row holds the pooled CLIP embedding, the others T5's states."""
         tokens, channels = super().text_shape
         return 1 + tokens, channels
 
@@ -84,7 +91,7 @@ class FluxGenerator(PipelineModel):
         return self.config.network.in_channels // PACKED
 
     def predict(self, noisy: Tensor, timesteps: Tensor, text: Tensor, **beside: Any) -> Tensor:
-        """`guidance`: the scale that the network is told; that of training where it is not said."""
+        """Predicts the velocity; `guidance` is the guidance scale for the network, by default that of training."""
         import torch
         from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 
@@ -102,3 +109,22 @@ class FluxGenerator(PipelineModel):
             return_dict=False,
         )[0]
         return pixel_shuffle(answers.transpose(1, 2).unflatten(2, grid), TOKEN_CELLS)[:, :, None]
+
+
+class FluxSampler(FlowMatchSampler):
+    """Samples with Euler's method; the guidance scale is an input of the network."""
+
+    model: FluxGenerator
+
+    def __init__(self, model: FluxGenerator, sampling: Sampling) -> None:
+        if not model.config.network.guidance_embeds and sampling.guidance != 1:
+            raise ValueError(f"guidance: expected 1, found {sampling.guidance:g}; this network has no input for it")
+        super().__init__(model, sampling)
+
+    @property
+    def scales(self) -> Sequence[float]:
+        """1 at every step: the network runs once per step, without an unconditional branch."""
+        return [1.0] * self.sampling.steps
+
+    def beside(self, samples: Sequence[Beginning]) -> dict[str, Any]:
+        return {"guidance": self.sampling.guidance}

@@ -7,7 +7,13 @@ from typing import cast
 from worldsmith.config import recipe
 from worldsmith.config.sections import ActivationCheckpointingConfig
 from worldsmith.data.clips.video_loader import VideoLoader
-from worldsmith.families.diffusers_pipeline.base_recipe import clips, make_tiny, named, pipeline_run, with_adapters
+from worldsmith.families.diffusers_pipeline.base_recipe import (
+    clip_loader_settings,
+    make_tiny_pipeline,
+    pipeline_run,
+    rename_run,
+    train_adapters,
+)
 from worldsmith.families.flux.architecture import flux_dev as network_dev
 from worldsmith.families.flux.architecture import flux_schnell as network_schnell
 from worldsmith.families.flux.architecture import tiny
@@ -26,12 +32,12 @@ PIPELINE = "${oc.env:FLUX_PATH}"
 """A diffusers pipeline: its transformer, VAE, text encoders and tokenizers."""
 
 
-def published(name: str) -> dict[str, str]:
+def flux_weights_advice(name: str) -> dict[str, str]:
     """Advice for the variable of the weights."""
     return hub_repository("FLUX_PATH", f"black-forest-labs/{name}")
 
 
-@recipe("flux_dev", variables={**CLIPS, **published("FLUX.1-dev")})
+@recipe("flux_dev", variables={**CLIPS, **flux_weights_advice("FLUX.1-dev")})
 def flux_dev() -> Trainer.Config:
     """FLUX.1-dev, all weights; images of a megapixel."""
     return pipeline_run(
@@ -51,7 +57,7 @@ def flux_dev() -> Trainer.Config:
         scheduler=LambdaLinear.Config(cycle_lengths=[500], warm_up_steps=[0], f_start=[1.0], f_max=[1.0], f_min=[1.0]),
         dataloader_train=VideoLoader.Config(
             max_samples_per_batch=4,
-            **clips("768", 1, max_caption_tokens=CLIP_TOKENS + 512, cfg_dropout_rate=0.0),
+            **clip_loader_settings("768", 1, max_caption_tokens=CLIP_TOKENS + 512, cfg_dropout_rate=0.0),
         ),
     )
 
@@ -59,7 +65,7 @@ def flux_dev() -> Trainer.Config:
 @recipe("flux_dev_lora", starts_from="flux_dev")
 def flux_dev_lora(config: Trainer.Config) -> Trainer.Config:
     """FLUX.1-dev, adapters of rank 16 in all blocks, on smaller images."""
-    with_adapters(config, "flux_dev_lora", rank=16, alpha=16, lr=1e-4)
+    train_adapters(config, "flux_dev_lora", rank=16, alpha=16, lr=1e-4)
     cast(VideoLoader.Config, config.dataloader_train).dataset.resolution = "512x512"
     return config
 
@@ -67,11 +73,11 @@ def flux_dev_lora(config: Trainer.Config) -> Trainer.Config:
 @recipe(
     "flux_schnell_lora",
     starts_from="flux_dev_lora",
-    variables=published("FLUX.1-schnell"),
+    variables=flux_weights_advice("FLUX.1-schnell"),
 )
 def flux_schnell_lora(config: Trainer.Config) -> Trainer.Config:
     """FLUX.1-schnell, which is told no guidance and shorter captions, adapters of rank 16 in all blocks."""
-    named(config, "flux_schnell_lora")
+    rename_run(config, "flux_schnell_lora")
     model = cast(FluxGenerator.Config, config.model.config)
     model.network, model.text_encoder.max_length = network_schnell(), 256
     config.dataloader_train.max_caption_tokens = CLIP_TOKENS + 256
@@ -82,7 +88,7 @@ def flux_schnell_lora(config: Trainer.Config) -> Trainer.Config:
 @recipe("flux_tiny", starts_from="flux_dev")
 def flux_tiny(config: Trainer.Config) -> Trainer.Config:
     """The tiny twin of flux_dev: a network of 81 thousand parameters on images of 64 pixels, on a CPU."""
-    make_tiny(config, "flux_tiny", tiny())
+    make_tiny_pipeline(config, "flux_tiny", tiny())
     model = cast(FluxGenerator.Config, config.model.config)
     model.tokenizer.vae_path = model.text_encoder.path = "${asset:tiny_flux}"
     model.training_guidance, model.text_encoder.max_length = 3.5, 16

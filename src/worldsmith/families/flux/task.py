@@ -10,7 +10,7 @@ from worldsmith.objectives.rectified_flow import RectifiedFlow
 
 
 class FluxTask(PipelineTask):
-    """Text to image; of a clip one frame is taken."""
+    """Learns the velocity of rectified flow from images; a clip contributes one frame."""
 
     objective_class = RectifiedFlow
 

@@ -1,27 +1,141 @@
-"""LTX-Video: diffusers' transformer, its video VAE and its text encoder in one component."""
+"""LTX-Video: the network's sizes, its video VAE, its text encoder, and the model that joins them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from worldsmith.families.diffusers_pipeline.flow_match import FlowMatchDefaults
+from worldsmith.config import Config, wrong
+from worldsmith.config.declare.ranges import Count, LayerCount
 from worldsmith.families.diffusers_pipeline.model import PipelineModel
-from worldsmith.families.ltx_video.encoders import SPATIAL_FACTOR, TEMPORAL_FACTOR, LTXTextEncoder, LTXVideoVAE
-from worldsmith.families.ltx_video.network import NetworkConfig
+from worldsmith.families.diffusers_pipeline.sampling import FlowMatchDefaults, FlowMatchSampler
+from worldsmith.families.diffusers_pipeline.text_encoder import T5TextEncoder
+from worldsmith.models.model_files import PublishedPart
 from worldsmith.models.video_model import Mode, Sampling, VideoSampler
-from worldsmith.models.weights.shapes import Shapes
+from worldsmith.models.video_vae.moments import MomentsVAE
+from worldsmith.models.video_vae.vae_folder import vae_part
+from worldsmith.models.weights.shapes import Shapes, linear, norm, repeat_shapes
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 FPS = 25.0
 """Frames per second where a sample does not state any."""
+TIME_CHANNELS = 256
+"""Channels of the sine embedding of a timestep."""
+TEMPORAL_FACTOR, SPATIAL_FACTOR = 8, 32
+
+
+class NetworkConfig(Config):
+    """The defaults are those of LTX-Video 2B."""
+
+    in_channels: Count = 128
+    """Channels of a latent; a token is one latent cell."""
+    out_channels: Count = 128
+    """Channels of the prediction: those of a latent."""
+    num_attention_heads: Count = 32
+    """Attention heads of a block."""
+    attention_head_dim: Count = 64
+    """Channels of a head."""
+    cross_attention_dim: Count = 2048
+    """Channels of the projected text: those of all heads."""
+    num_layers: LayerCount = 28
+    """Transformer blocks."""
+    caption_channels: Count = 4096
+    """Channels of the text encoder."""
+
+    @property
+    def inner_dim(self) -> int:
+        """Channels of the residual stream."""
+        return self.num_attention_heads * self.attention_head_dim
+
+    def check(self) -> None:
+        """Raises WrongValueError for sizes that do not fit together."""
+        if self.in_channels != self.out_channels:
+            raise wrong(self, "in_channels", "out_channels", why="the network predicts the velocity of a latent")
+        if self.cross_attention_dim != self.inner_dim:
+            why = f"the text is projected to the channels of all heads, {self.inner_dim}"
+            raise wrong(self, "cross_attention_dim", why=why, remedy=f"write {self.inner_dim}")
+
+    def shapes(self) -> Shapes:
+        """Names and shapes of the parameters, by arithmetic."""
+        d, block = self.inner_dim, Shapes()
+        for attention in ("attn1", "attn2"):
+            block |= norm(f"{attention}.norm_q", d) | norm(f"{attention}.norm_k", d)
+            for layer in ("to_q", "to_k", "to_v", "to_out.0"):
+                block |= linear(f"{attention}.{layer}", d, d)
+        block |= linear("ff.net.0.proj", d, 4 * d) | linear("ff.net.2", 4 * d, d) | {"scale_shift_table": (6, d)}
+        shapes = linear("proj_in", self.in_channels, d) | {"scale_shift_table": (2, d)}
+        shapes |= linear("time_embed.emb.timestep_embedder.linear_1", TIME_CHANNELS, d)
+        shapes |= linear("time_embed.emb.timestep_embedder.linear_2", d, d) | linear("time_embed.linear", d, 6 * d)
+        shapes |= linear("caption_projection.linear_1", self.caption_channels, d)
+        shapes |= linear("caption_projection.linear_2", d, d)
+        shapes |= repeat_shapes("transformer_blocks", self.num_layers, block)
+        return shapes | linear("proj_out", d, self.out_channels)
+
+
+class LTXVideoVAE(MomentsVAE):
+    """diffusers' `AutoencoderKLLTXVideo`: clips of 8k+1 frames become k+1 latent frames, 32x32 px a latent cell.
+
+    Latents are normalized per channel. A decoder that is conditioned on a timestep gets 0, without added noise: the
+    default of diffusers' pipeline.
+    """
+
+    recipe = "ltx-video-moments-1"
+
+    class Config(MomentsVAE.Config):
+        class_name: ClassVar[str] = "AutoencoderKLLTXVideo"
+
+        def published(self) -> PublishedPart:
+            """The released VAE, for plans."""
+            return vae_part("LTX-Video", {"_class_name": self.class_name})
+
+    statistics: tuple[Tensor, Tensor]
+    """Mean and standard deviation of each latent channel; they stay when the weights are released."""
+
+    def load(self) -> Any:
+        model = super().load()
+        self.statistics = model.latents_mean.clone(), model.latents_std.clone()
+        return model
+
+    def normalize(self, raw: Tensor) -> Tensor:
+        mean, std = (values.to(raw.device, raw.dtype).view(-1, 1, 1, 1) for values in self.statistics)
+        return (raw - mean) * self.scaling_factor / std
+
+    def denormalize(self, latents: Tensor) -> Tensor:
+        mean, std = (values.to(latents.device, latents.dtype).view(-1, 1, 1, 1) for values in self.statistics)
+        return latents * std / self.scaling_factor + mean
+
+    def decode_raw(self, raw: Tensor) -> Tensor:
+        timestep = raw.new_zeros(1) if self.settings["timestep_conditioning"] else None
+        video: Tensor = self.model.decode(raw[None], timestep).sample[0]
+        return video
+
+
+class LTXTextEncoder(T5TextEncoder):
+    """T5, which reads the padding as well; states behind the text become zeros, which the network masks out."""
+
+    class Config(T5TextEncoder.Config):
+        max_length: Count = 128
+        """Tokens of every caption, end and padding included."""
+        dropped_captions: Literal["zeros", "encoded"] = "encoded"
+        """What a caption becomes that was emptied for guidance: zeros, or what the encoder makes of the empty text."""
+
+    def encode(self, sample: Sequence[int]) -> Tensor:
+        states = super().encode(sample)
+        states[self.text_length(sample) or 1 :] = 0
+        return states
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return f"{super().fingerprint} zeros behind the text"
 
 
 @dataclass(frozen=True, slots=True)
 class LTXVideoDefaults(FlowMatchDefaults):
-    """The released values."""
+    """Generation settings where the user gives none: the released ones."""
 
     steps: int = 50
     guidance: float = 3.0
@@ -65,8 +179,6 @@ class LTXVideoGenerator(PipelineModel):
     defaults: LTXVideoDefaults
 
     def sampler(self, sampling: Sampling) -> VideoSampler:
-        from worldsmith.families.diffusers_pipeline.sampler import FlowMatchSampler
-
         return FlowMatchSampler(self, sampling)
 
     def predict(self, noisy: Tensor, timesteps: Tensor, text: Tensor, **beside: Any) -> Tensor:

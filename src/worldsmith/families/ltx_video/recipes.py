@@ -5,10 +5,13 @@ from __future__ import annotations
 from worldsmith.config import recipe
 from worldsmith.config.sections import ActivationCheckpointingConfig
 from worldsmith.data.clips.video_loader import VideoLoader
-from worldsmith.families.diffusers_pipeline.base_recipe import clips, make_tiny, pipeline_run, with_adapters
-from worldsmith.families.ltx_video.encoders import LTXTextEncoder, LTXVideoVAE
-from worldsmith.families.ltx_video.model import LTXVideoGenerator
-from worldsmith.families.ltx_video.network import NetworkConfig
+from worldsmith.families.diffusers_pipeline.base_recipe import (
+    clip_loader_settings,
+    make_tiny_pipeline,
+    pipeline_run,
+    train_adapters,
+)
+from worldsmith.families.ltx_video.model import LTXTextEncoder, LTXVideoGenerator, LTXVideoVAE, NetworkConfig
 from worldsmith.families.variables import CLIPS, hub_repository
 from worldsmith.objectives.rectified_flow import RectifiedFlow
 from worldsmith.training.callbacks.samples.draw_videos import DrawVideos
@@ -39,7 +42,7 @@ def ltx_video_2b() -> Trainer.Config:
             cycle_lengths=[1000], warm_up_steps=[50], f_start=[0.01], f_max=[1.0], f_min=[1.0]
         ),
         dataloader_train=VideoLoader.Config(
-            max_samples_per_batch=1, **clips("480", 97, temporal_interval_mode="entire_chunk")
+            max_samples_per_batch=1, **clip_loader_settings("480", 97, temporal_interval_mode="entire_chunk")
         ),
     )
 
@@ -47,7 +50,7 @@ def ltx_video_2b() -> Trainer.Config:
 @recipe("ltx_video_2b_lora", starts_from="ltx_video_2b")
 def ltx_video_2b_lora(config: Trainer.Config) -> Trainer.Config:
     """LTX-Video 2B, text to video, adapters of rank 64 in all attention layers."""
-    return with_adapters(config, "ltx_video_2b_lora", rank=64, alpha=64, lr=2e-4)
+    return train_adapters(config, "ltx_video_2b_lora", rank=64, alpha=64, lr=2e-4)
 
 
 @recipe("ltx_video_tiny", starts_from="ltx_video_2b")
@@ -57,7 +60,7 @@ def ltx_video_tiny(config: Trainer.Config) -> Trainer.Config:
         in_channels=8, out_channels=8, num_attention_heads=2, attention_head_dim=12, cross_attention_dim=24,
         num_layers=2, caption_channels=32,
     )  # fmt: skip
-    make_tiny(config, "ltx_video_tiny", network, frames=9)
+    make_tiny_pipeline(config, "ltx_video_tiny", network, frames=9)
     config.model.config.text_encoder.max_length, config.objective.shift = 16, 1  # type: ignore[attr-defined]
     config.dataloader_train.max_samples_per_batch = 4
     return config

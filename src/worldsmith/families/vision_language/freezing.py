@@ -17,7 +17,7 @@ PROJECTOR = ("merger.", "deepstack_merger_list.")
 FLAGS = {"vision": "freeze_vision_encoder", "projector": "freeze_mm_projector", LANGUAGE: "freeze_llm"}
 
 
-def part_of(name: str) -> str:
+def backbone_part(name: str) -> str:
     """The part of the backbone that a parameter belongs to."""
     if not name.startswith(VISUAL):
         return LANGUAGE
@@ -40,7 +40,7 @@ def frozen_names(names: Sequence[str], aliases: Mapping[str, Sequence[str]], con
     """
     parts = [part for part, flag in FLAGS.items() if getattr(config, flag)]
     for part in parts:
-        if not any(part_of(name) == part for name in names):
+        if not any(backbone_part(name) == part for name in names):
             raise ValueError(f"model.config.policy.freeze.{FLAGS[part]}: this backbone has no such part")
 
     def fit(field: str) -> set[str]:
@@ -56,7 +56,7 @@ def frozen_names(names: Sequence[str], aliases: Mapping[str, Sequence[str]], con
     trainable, frozen = fit("trainable_params"), fit("frozen_params")
     if config.trainable_params:
         frozen |= set(names) - trainable
-    return frozen | {name for name in names if part_of(name) in parts}
+    return frozen | {name for name in names if backbone_part(name) in parts}
 
 
 def tied_names(network: Any) -> dict[str, list[str]]:
@@ -74,7 +74,7 @@ def describe_parts(network: Any, rates: Mapping[str, float]) -> Iterable[tuple[s
     """A line for each part: how much of it is trained, and at which learning rates. `rates`: by native name."""
     parameters = native_parameters(network)
     for part in PARTS:
-        own = {name: parameter for name, parameter in parameters.items() if part_of(name) == part}
+        own = {name: parameter for name, parameter in parameters.items() if backbone_part(name) == part}
         if not own:
             continue
         groups: dict[float | None, list[int]] = {}

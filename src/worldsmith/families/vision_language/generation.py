@@ -18,7 +18,7 @@ NAMES = {"image": ("pixel_values", "image_grid_thw"), "video": ("pixel_values_vi
 
 
 @torch.no_grad()
-def generate(
+def generate_tokens(
     network: Any,
     prompts: Sequence[Conversation],
     *,
@@ -46,7 +46,7 @@ def generate(
     }
     if visual_of(network) is not None:
         given["mm_token_type_ids"] = rows([prompt.token_types for prompt in prompts], 0)
-        given |= media(prompts, normalize=normalize, dtype=network.dtype, device=device)
+        given |= media_inputs(prompts, normalize=normalize, dtype=network.dtype, device=device)
         seconds = [prompt.video_seconds for prompt in prompts if prompt.video_seconds is not None]
         if seconds and hasattr(network.config.vision_config, "tokens_per_second"):
             given["second_per_grid_ts"] = torch.cat(seconds).to(device)
@@ -81,7 +81,7 @@ class Drawn:
         return scores - torch.log(-torch.log(even.clamp(1e-20, 1 - 1e-7))).to(scores.device)
 
 
-def media(
+def media_inputs(
     prompts: Sequence[Conversation],
     *,
     normalize: Callable[[Tensor, str], Tensor],

@@ -81,7 +81,7 @@ def make_inputs(
     """`normalize` turns uint8 patches of an "image" or a "video" into the encoder's float32, on the device."""
     with real_values():
         rows = arrange(samples, network, packed=packed, device=device)
-    shown = {} if visual_of(network) is None else media(samples, network, normalize=normalize, device=device)
+    shown = {} if visual_of(network) is None else collate_media(samples, network, normalize=normalize, device=device)
     return Inputs(**rows, **shown)
 
 
@@ -128,7 +128,7 @@ def positions_of(sample: Conversation, network: Any) -> Tensor:
     return torch.cat((plain, axes[:, 0]))
 
 
-def media(
+def collate_media(
     samples: Sequence[Conversation], network: Any, *, normalize: Callable[[Tensor, str], Tensor], device: torch.device
 ) -> dict[str, Any]:
     """What `Inputs` says of images and videos. Without any the encoder still gets a picture, of which nothing is taken.

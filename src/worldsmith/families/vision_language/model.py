@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from worldsmith.config import wrong
 from worldsmith.config.errors import UserError
-from worldsmith.families.vision_language.freezing import frozen_names
-from worldsmith.families.vision_language.network.parameter_shapes import HEAD, linear_layers, parameter_shapes
-from worldsmith.families.vision_language.policy import FILES, PolicyConfig
+from worldsmith.families.vision_language.freezing import freeze, frozen_names
+from worldsmith.families.vision_language.network.arithmetic import HEAD, linear_layers, parameter_shapes
+from worldsmith.families.vision_language.policy import FILES, PolicyConfig, check_device
 from worldsmith.families.vision_language.published import find_config, published_config, why_not_trained
 from worldsmith.models.decoding import GREEDY, Decoding
 from worldsmith.models.model import Model, NetworkParts
@@ -62,8 +62,6 @@ class VisionLanguageModel(Model):
             yield "model.config.policy.backbone.model_name", self.policy.backbone.model_name, FILES
 
         def check_device(self, device: str) -> None:
-            from worldsmith.families.vision_language.network.attention import check_device
-
             check_device(self.policy.attn_implementation, device)
 
         def shapes(self) -> Shapes | None:
@@ -124,19 +122,17 @@ class VisionLanguageModel(Model):
         return make_network(self.folder, self.config.policy.attn_implementation, by_sample=by_sample)
 
     def choose_trained(self) -> None:
-        from worldsmith.families.vision_language.freezing import freeze
-
         freeze(self.network, self.config.policy.freeze)
 
     def parts(self) -> NetworkParts:
-        from worldsmith.families.vision_language.network.backbone import parts_of
+        from worldsmith.families.vision_language.network.backbone import network_parts
 
-        return parts_of(self.network)
+        return network_parts(self.network)
 
     def init_weights(self, seed: int, names: Collection[str] | None = None) -> None:
-        from worldsmith.families.vision_language.network.initialization import init_weights
+        from worldsmith.families.vision_language.network.initialization import initialize_backbone
 
-        init_weights(self.network, seed, names)
+        initialize_backbone(self.network, seed, names)
 
     def materialize(self, device: str | torch.device) -> None:
         from worldsmith.families.vision_language.network.initialization import compute_buffers
@@ -170,9 +166,9 @@ class VisionLanguageModel(Model):
         seeds: Sequence[int] = (),
     ) -> list[list[int]]:
         """The tokens that follow each prompt; see `generation.generate`."""
-        from worldsmith.families.vision_language.generation import generate
+        from worldsmith.families.vision_language.generation import generate_tokens
 
-        return generate(
+        return generate_tokens(
             self.network,
             prompts,
             normalize=normalize,

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Literal
+from importlib.util import find_spec
+from typing import Any, Literal
 
 from worldsmith.config import Config, wrong
+from worldsmith.config.errors import UserError
 from worldsmith.config.sections import check_patterns
 from worldsmith.families.vision_language.published import pictures_of, published_config
 from worldsmith.models.model_files import PublishedPart, look_for, tokenizer_files
 
 FILES = ("config.json", "*.json", "*.jinja", "*.txt", "*.model")
-"""What is read of a model folder beside its weights."""
+"""Files of a model folder that are read in addition to its weights."""
+NEEDS = {"flash_attention_2": "_supports_flash_attn", "sdpa": "_supports_sdpa"}
+"""Attribute by which a model class of transformers declares an attention; all classes support eager attention."""
 
 
 class BackboneConfig(Config):
@@ -68,3 +72,44 @@ class PolicyConfig(Config):
     """Samples of a batch in one row without padding; false, and where the backbone cannot: one row each, padded."""
     freeze: FreezeConfig = field(default_factory=FreezeConfig)
     """What is not trained."""
+
+
+def choose_attention(asked: str, kind: Any) -> str:
+    """Returns transformers' name of the attention to use; `cosmos` selects the best one that is available.
+
+    Args:
+        asked: value of `attn_implementation`.
+        kind: model class of transformers.
+
+    Raises:
+        ValueError: the class does not support the attention.
+    """
+    if asked == "cosmos":
+        quick = [] if why_not_flash() else ["flash_attention_2"]
+        return next((name for name in (*quick, "sdpa") if getattr(kind, NEEDS[name], False)), "eager")
+    if asked in NEEDS and not getattr(kind, NEEDS[asked], False):
+        raise ValueError(
+            f"model.config.policy.attn_implementation = {asked!r}: transformers' {kind.__name__} lacks this attention; "
+            "use 'cosmos' for the best that it has"
+        )
+    return asked
+
+
+def check_device(asked: str, device: str) -> None:
+    """Raises UserError if the attention does not run on the device."""
+    reason = why_not_flash(device) if asked == "flash_attention_2" else None
+    if reason is not None:
+        raise UserError(
+            f"model.config.policy.attn_implementation = 'flash_attention_2': {reason}; use 'sdpa', or 'cosmos' for the "
+            "best that is available"
+        )
+
+
+def why_not_flash(device: str = "") -> str | None:
+    """Returns why flash attention cannot be used (on `device`, or on any if empty); None if it can."""
+    import torch
+
+    if find_spec("flash_attn") is None:
+        return "the package flash-attn is not installed"
+    on_gpu = device.startswith("cuda") if device else torch.cuda.is_available()
+    return None if on_gpu else "it needs a GPU"

@@ -20,7 +20,6 @@ from worldsmith.data.conversations.datasets.manifest import ManifestDataset
 from worldsmith.data.conversations.datasets.mixed import MixedDataset
 from worldsmith.data.conversations.media.media_processor import MediaProcessor
 from worldsmith.families.variables import merged_reasoner
-from worldsmith.families.vision_language import cosmos_rl as cosmos_rl
 from worldsmith.families.vision_language.model import VisionLanguageModel
 from worldsmith.families.vision_language.policy import BackboneConfig, FreezeConfig, PolicyConfig
 from worldsmith.models.ema import PowerEMA
@@ -169,16 +168,16 @@ def llava_ov_tiny(config: Trainer.Config) -> Trainer.Config:
     """The tiny twin of pre_exp012_llava_ov: a network of 1.5M parameters and local files, on a CPU."""
     loader = cast(ChatLoader.Config, config.dataloader_train)
     loader.dataset = LlavaOneVision.Config(path="${oc.env:DATASET_PATH}", subset="")
-    return make_tiny(config, "llava_ov_tiny")
+    return make_tiny_reasoner(config, "llava_ov_tiny")
 
 
 @recipe("videophy2_nano_tiny", starts_from="videophy2_sft_nano")
 def videophy2_nano_tiny(config: Trainer.Config) -> Trainer.Config:
     """The tiny twin of videophy2_sft_nano: a network of 1.5M parameters, on a CPU."""
-    return make_tiny(config, "videophy2_nano_tiny")
+    return make_tiny_reasoner(config, "videophy2_nano_tiny")
 
 
-def make_tiny(config: Trainer.Config, name: str) -> Trainer.Config:
+def make_tiny_reasoner(config: Trainer.Config, name: str) -> Trainer.Config:
     """Changes the backbone of `config` to the shipped one with random weights, and its precision to a CPU's.
 
     Numbers that say how the run trains (schedule, learning rate, accumulation, what is trained) stay.
@@ -252,3 +251,31 @@ def falling_questions(config: Trainer.Config) -> Trainer.Config:
     config.trainer.validation_iter = config.checkpoint.save_iter = 50
     config.trainer.callbacks["EveryNDrawSample"] = DrawAnswers.Config(dataset=val)
     return config
+
+
+@recipe("cosmos_rl")
+def cosmos_rl() -> Trainer.Config:
+    """A reasoner on LLaVA annotations, as a nested spec of Cosmos-RL or TAO starts; the spec says the rest."""
+    return Trainer.Config(
+        job=JobConfig(task="vlm", project="cosmos_rl", group="sft"),
+        model=ModelSpec(
+            name="vision_language",
+            config=VisionLanguageModel.Config(
+                ema=PowerEMA.Config(enabled=False),
+                policy=PolicyConfig(backbone=BackboneConfig(model_name="nvidia/Cosmos-Reason2-8B")),
+            ),
+        ),
+        objective=NextToken.Config(),
+        optimizer=AdamW.Config(lr=1e-6, betas=[0.9, 0.999], eps=1e-6, weight_decay=0.01),
+        scheduler=LambdaCosine.Config(),
+        trainer=LoopConfig(callbacks={"grad_clip": GradClip.Config(force_finite=False), **monitors()}),
+        checkpoint=Checkpointer.Config(),
+        dataloader_train=llava("DATASET_PATH"),
+        dataloader_val=llava("VAL_DATASET_PATH", shuffle=False),
+    )
+
+
+def llava(variable: str, *, shuffle: bool = True) -> ChatLoader.Config:
+    """Builds a loader of the LLaVA annotations that an environment variable names, one sample per batch."""
+    dataset = LlavaDataset.Config(path=f"${{oc.env:{variable},}}")
+    return ChatLoader.Config(dataset=dataset, max_samples_per_batch=1, shuffle=shuffle)

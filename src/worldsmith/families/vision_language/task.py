@@ -11,13 +11,12 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.config.errors import UserError
-from worldsmith.data.assumed.batch import AssumedBatch
-from worldsmith.data.assumed.chats import assumed_chats, with_patches
+from worldsmith.data.assumed_batches import AssumedBatch, assumed_chats, with_patches
 from worldsmith.data.conversations.chat_loader import ChatLoader
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset, ChatFile
 from worldsmith.data.conversations.datasets.mixed import MixedDataset
-from worldsmith.data.report.flag import Flag
-from worldsmith.families.vision_language.freezing import LANGUAGE, PARTS, describe_parts, part_of
+from worldsmith.data.report.data_report import DataFlag
+from worldsmith.families.vision_language.freezing import LANGUAGE, PARTS, backbone_part, describe_parts
 from worldsmith.families.vision_language.model import VisionLanguageModel
 from worldsmith.models.real_values import real_values
 from worldsmith.objectives.next_token import NextToken
@@ -26,7 +25,7 @@ from worldsmith.tasks.first_gradients import FirstGradients
 from worldsmith.tasks.task import Task
 
 if TYPE_CHECKING:
-    from worldsmith.data.conversations.chat_sample import ChatSample
+    from worldsmith.data.conversations.chat_processor import ChatSample
     from worldsmith.data.conversations.conversation import Turn
     from worldsmith.data.conversations.media.media_processor import MediaProcessor
 
@@ -88,7 +87,7 @@ class VisionLanguageTask(Task):
 
     def count_flops(self, batch: Sequence[ChatSample]) -> int | None:
         """Without padding; None for a model type whose layers are not known here."""
-        from worldsmith.families.vision_language.network.step_flops import step_flops
+        from worldsmith.families.vision_language.network.arithmetic import step_flops
 
         grids = [grid for sample in batch for grid in (sample.image_grids, sample.video_grids) if grid is not None]
         with real_values():
@@ -116,7 +115,7 @@ class VisionLanguageTask(Task):
 
     @cached_property
     def first_gradients(self) -> FirstGradients:
-        return FirstGradients(self.model.network, part_of)
+        return FirstGradients(self.model.network, backbone_part)
 
     def describe_weights(self, rates: Mapping[str, float]) -> Iterable[tuple[str, str]]:
         return describe_parts(self.model.network, rates)
@@ -141,7 +140,7 @@ class VisionLanguageTask(Task):
     def records(cls, data: ChatLoader.Config) -> ChatDataset | None:
         return data.dataset.build() if isinstance(data.dataset, (ChatFile.Config, MixedDataset.Config)) else None
 
-    def flags(self, dataset: ChatDataset) -> Iterable[Flag]:
+    def flags(self, dataset: ChatDataset) -> Iterable[DataFlag]:
         return dataset.flags()
 
     def remarks(self) -> Iterator[tuple[str, str]]:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from worldsmith.config import Config, wrong
 from worldsmith.config.declare.ranges import Count, LayerCount, PositiveFactor, Range
-from worldsmith.models.weights.shapes import Shapes, linear, norm, repeated
+from worldsmith.models.weights.shapes import Shapes, linear, norm, repeat_shapes
 
 MASK = 4
 """Channels that say of each frame of a latent frame whether it is given."""
@@ -90,7 +90,7 @@ class NetworkConfig(Config):
             inner |= linear("image_embedder.ff.net.0.proj", states, states)
             inner |= linear("image_embedder.ff.net.2", states, d)
         shapes |= {f"condition_embedder.{name}": shape for name, shape in inner.items()}
-        shapes |= repeated("blocks", self.num_layers, self._block())
+        shapes |= repeat_shapes("blocks", self.num_layers, self._block())
         return shapes | linear("proj_out", d, self.out_channels * math.prod(self.patch_size))
 
     def _block(self) -> Shapes:

@@ -13,8 +13,8 @@ from worldsmith.config.declare.ranges import Range
 from worldsmith.families.diffusers_pipeline.model import PipelineModel
 from worldsmith.families.diffusers_pipeline.text_encoder import UMT5TextEncoder
 from worldsmith.families.wan.architecture import MASK, NetworkConfig
-from worldsmith.families.wan.defaults import WanDefaults
 from worldsmith.families.wan.image_encoder import WanImageEncoder
+from worldsmith.families.wan.sampling import TIMESTEPS, WanDefaults, WanSampler, replace_first_frames
 from worldsmith.files.model_folder import load_from_folder
 from worldsmith.models.model_files import SCHEME, hub_name, is_local, local_folder
 from worldsmith.models.real_values import in_simulation, without_values
@@ -30,8 +30,6 @@ EXPERTS = {"high_noise": "transformer", "low_noise": "transformer_2"}
 """Where a pipeline has its two experts."""
 TEXT_TOKENS = 512
 """Before so many tokens of text, diffusers finds the states of an image."""
-TIMESTEPS = 1000
-"""The timestep of noise alone."""
 WEIGHTS = ("config.json", "*.safetensors", "*.safetensors.index.json")
 
 
@@ -89,7 +87,9 @@ class WanGenerator(PipelineModel):
 
         def own_weights(self) -> tuple[str, str] | None:
             where = EXPERTS.get(self.expert or "")
-            return ("model.config.pipeline", part_of(self.pipeline, where)) if where and self.pipeline else None
+            if not where or not self.pipeline:
+                return None
+            return "model.config.pipeline", pipeline_part_name(self.pipeline, where)
 
         @property
         def sampling_network(self) -> str:
@@ -122,8 +122,6 @@ class WanGenerator(PipelineModel):
     defaults: WanDefaults
 
     def sampler(self, sampling: Sampling) -> VideoSampler:
-        from worldsmith.families.wan.sampler import WanSampler
-
         return WanSampler(self, sampling)
 
     def restore_buffers(self) -> None:
@@ -148,7 +146,7 @@ class WanGenerator(PipelineModel):
     @property
     def other_folder(self) -> Path:
         (other,) = (where for name, where in EXPERTS.items() if name != self.config.expert)
-        name = part_of(self.config.pipeline, other)
+        name = pipeline_part_name(self.config.pipeline, other)
         return local_folder(name, file_patterns=WEIGHTS, field="model.config.pipeline")
 
     def predict(
@@ -175,7 +173,8 @@ class WanGenerator(PipelineModel):
         network = self.network_at(float(timesteps[0])) if both else self.network
         if self.config.expand_timesteps:
             given = given or [0 if frame is None else 1 for frame in first]
-            timesteps, states = self.token_timesteps(timesteps, given, noisy.shape[2:]), begin_with(first, states)
+            timesteps = self.token_timesteps(timesteps, given, noisy.shape[2:])
+            states = replace_first_frames(first, states)
         answers: Tensor = network(
             hidden_states=states.to(self.dtype),
             timestep=timesteps,
@@ -211,16 +210,7 @@ class WanGenerator(PipelineModel):
         return torch.cat([mask, latents])
 
 
-def begin_with(first: Sequence[Tensor | None], states: Tensor) -> Tensor:
-    """States [n, C, t, h, w] whose first latent frames are these, where they are given."""
-    states = states.clone()
-    for state, frame in zip(states, first):
-        if frame is not None:
-            state[:, :1] = frame
-    return states
-
-
-def part_of(pipeline: str, part: str) -> str:
+def pipeline_part_name(pipeline: str, part: str) -> str:
     """The name of a pipeline's subfolder: a path, or a folder of a repository of the hub."""
     hub = None if is_local(pipeline) else hub_name(pipeline)
     return f"{pipeline.rstrip('/')}/{part}" if hub is None else f"{SCHEME}{hub}/{part}"

@@ -8,12 +8,12 @@ from worldsmith.config import recipe
 from worldsmith.config.sections import ActivationCheckpointingConfig
 from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.families.diffusers_pipeline.base_recipe import (
-    clips,
+    clip_loader_settings,
     make_demo,
-    make_tiny,
-    named,
+    make_tiny_pipeline,
     pipeline_run,
-    with_adapters,
+    rename_run,
+    train_adapters,
 )
 from worldsmith.families.diffusers_pipeline.text_encoder import UMT5TextEncoder
 from worldsmith.families.variables import CLIPS, hub_repository
@@ -32,12 +32,12 @@ PIPELINE = "${oc.env:WAN_PATH}"
 ADAPTERS: Any = {"rank": 32, "alpha": 32, "lr": 1e-4}
 
 
-def published(name: str) -> dict[str, str]:
+def wan_weights_advice(name: str) -> dict[str, str]:
     """Advice for the variable of the weights."""
     return hub_repository("WAN_PATH", f"Wan-AI/{name}-Diffusers")
 
 
-@recipe("wan21_t2v_1b", variables={**CLIPS, **published("Wan2.1-T2V-1.3B")})
+@recipe("wan21_t2v_1b", variables={**CLIPS, **wan_weights_advice("Wan2.1-T2V-1.3B")})
 def wan21_t2v_1b() -> Trainer.Config:
     """Wan 2.1 1.3B, text to video, all weights; clips of 81 frames at tier 480."""
     return pipeline_run(
@@ -56,97 +56,97 @@ def wan21_t2v_1b() -> Trainer.Config:
             cycle_lengths=[1000], warm_up_steps=[50], f_start=[0.01], f_max=[1.0], f_min=[1.0]
         ),
         dataloader_train=VideoLoader.Config(
-            max_samples_per_batch=1, **clips("480", 81, temporal_interval_mode="entire_chunk")
+            max_samples_per_batch=1, **clip_loader_settings("480", 81, temporal_interval_mode="entire_chunk")
         ),
     )
 
 
-@recipe("wan21_t2v_14b", starts_from="wan21_t2v_1b", variables=published("Wan2.1-T2V-14B"))
+@recipe("wan21_t2v_14b", starts_from="wan21_t2v_1b", variables=wan_weights_advice("Wan2.1-T2V-14B"))
 def wan21_t2v_14b(config: Trainer.Config) -> Trainer.Config:
     """Wan 2.1 14B, text to video, all weights."""
-    model_of(config).network = architecture.wan_14b()
-    return named(config, "wan21_t2v_14b")
+    model_config(config).network = architecture.wan_14b()
+    return rename_run(config, "wan21_t2v_14b")
 
 
 @recipe(
     "wan21_i2v_14b",
     starts_from="wan21_t2v_1b",
-    variables=published("Wan2.1-I2V-14B-480P"),
+    variables=wan_weights_advice("Wan2.1-I2V-14B-480P"),
 )
 def wan21_i2v_14b(config: Trainer.Config) -> Trainer.Config:
     """Wan 2.1 14B, image to video, all weights."""
-    model = model_of(config)
+    model = model_config(config)
     model.network, model.image_encoder.path = architecture.wan21_i2v_14b(), PIPELINE
-    return named(config, "wan21_i2v_14b")
+    return rename_run(config, "wan21_i2v_14b")
 
 
-@recipe("wan22_ti2v_5b", starts_from="wan21_t2v_1b", variables=published("Wan2.2-TI2V-5B"))
+@recipe("wan22_ti2v_5b", starts_from="wan21_t2v_1b", variables=wan_weights_advice("Wan2.2-TI2V-5B"))
 def wan22_ti2v_5b(config: Trainer.Config) -> Trainer.Config:
     """Wan 2.2 5B, text and image to video, all weights; clips of 121 frames at tier 704, half of them from an image."""
-    model, data = model_of(config), cast(VideoLoader.Config, config.dataloader_train).dataset
+    model, data = model_config(config), cast(VideoLoader.Config, config.dataloader_train).dataset
     model.network, model.expand_timesteps, model.tokenizer.spatial_factor = architecture.wan22_5b(), True, 16
     data.resolution, data.num_video_frames, data.min_frames = "704", 121, 121
     data.conditioning_config = {"0": 0.5, "1": 0.5}
     config.objective.shift, config.objective.normalize_loss_by_active = 5, True
-    return named(config, "wan22_ti2v_5b")
+    return rename_run(config, "wan22_ti2v_5b")
 
 
 @recipe(
     "wan22_t2v_a14b",
     starts_from="wan21_t2v_1b",
-    variables=published("Wan2.2-T2V-A14B"),
+    variables=wan_weights_advice("Wan2.2-T2V-A14B"),
 )
 def wan22_t2v_a14b(config: Trainer.Config) -> Trainer.Config:
     """Wan 2.2 A14B, text to video, all weights of an expert: that for high noise, or with model.expert the other."""
-    model_of(config).network, config.objective.shift = architecture.wan_14b(), 5
+    model_config(config).network, config.objective.shift = architecture.wan_14b(), 5
     return with_expert(config, "wan22_t2v_a14b", 0.875)
 
 
 @recipe(
     "wan22_i2v_a14b",
     starts_from="wan22_t2v_a14b",
-    variables=published("Wan2.2-I2V-A14B"),
+    variables=wan_weights_advice("Wan2.2-I2V-A14B"),
 )
 def wan22_i2v_a14b(config: Trainer.Config) -> Trainer.Config:
     """Wan 2.2 A14B, image to video, all weights of an expert."""
-    model_of(config).network = architecture.wan22_i2v_14b()
+    model_config(config).network = architecture.wan22_i2v_14b()
     return with_expert(config, "wan22_i2v_a14b", 0.9)
 
 
 @recipe("wan21_t2v_1b_lora", starts_from="wan21_t2v_1b")
 def wan21_t2v_1b_lora(config: Trainer.Config) -> Trainer.Config:
     """Wan 2.1 1.3B, text to video, adapters of rank 32."""
-    return with_adapters(config, "wan21_t2v_1b_lora", **ADAPTERS)
+    return train_adapters(config, "wan21_t2v_1b_lora", **ADAPTERS)
 
 
 @recipe("wan21_t2v_14b_lora", starts_from="wan21_t2v_14b")
 def wan21_t2v_14b_lora(config: Trainer.Config) -> Trainer.Config:
     """Wan 2.1 14B, text to video, adapters of rank 32."""
-    return with_adapters(config, "wan21_t2v_14b_lora", **ADAPTERS)
+    return train_adapters(config, "wan21_t2v_14b_lora", **ADAPTERS)
 
 
 @recipe("wan21_i2v_14b_lora", starts_from="wan21_i2v_14b")
 def wan21_i2v_14b_lora(config: Trainer.Config) -> Trainer.Config:
     """Wan 2.1 14B, image to video, adapters of rank 32."""
-    return with_adapters(config, "wan21_i2v_14b_lora", **ADAPTERS)
+    return train_adapters(config, "wan21_i2v_14b_lora", **ADAPTERS)
 
 
 @recipe("wan22_ti2v_5b_lora", starts_from="wan22_ti2v_5b")
 def wan22_ti2v_5b_lora(config: Trainer.Config) -> Trainer.Config:
     """Wan 2.2 5B, text and image to video, adapters of rank 32."""
-    return with_adapters(config, "wan22_ti2v_5b_lora", **ADAPTERS)
+    return train_adapters(config, "wan22_ti2v_5b_lora", **ADAPTERS)
 
 
 @recipe("wan22_t2v_a14b_lora", starts_from="wan22_t2v_a14b")
 def wan22_t2v_a14b_lora(config: Trainer.Config) -> Trainer.Config:
     """Wan 2.2 A14B, text to video, adapters of rank 32 on an expert."""
-    return with_adapters(config, "wan22_t2v_a14b_lora", **ADAPTERS)
+    return train_adapters(config, "wan22_t2v_a14b_lora", **ADAPTERS)
 
 
 @recipe("wan22_i2v_a14b_lora", starts_from="wan22_i2v_a14b")
 def wan22_i2v_a14b_lora(config: Trainer.Config) -> Trainer.Config:
     """Wan 2.2 A14B, image to video, adapters of rank 32 on an expert."""
-    return with_adapters(config, "wan22_i2v_a14b_lora", **ADAPTERS)
+    return train_adapters(config, "wan22_i2v_a14b_lora", **ADAPTERS)
 
 
 @recipe("wan21_t2v_tiny", starts_from="wan21_t2v_1b")
@@ -159,7 +159,7 @@ def wan21_t2v_tiny(config: Trainer.Config) -> Trainer.Config:
 def wan21_i2v_tiny(config: Trainer.Config) -> Trainer.Config:
     """The tiny twin of wan21_i2v_14b: an image beside the noisy video, and its states beside the text."""
     make_twin(config, "wan21_i2v_tiny")
-    model = model_of(config)
+    model = model_config(config)
     model.network.in_channels, model.network.image_dim, model.network.added_kv_proj_dim = 12, 16, 24
     model.text_encoder.max_length, model.image_encoder.precision = 512, "float32"
     return config
@@ -175,14 +175,14 @@ def wan22_ti2v_tiny(config: Trainer.Config) -> Trainer.Config:
 def wan22_i2v_a14b_tiny(config: Trainer.Config) -> Trainer.Config:
     """The tiny twin of wan22_i2v_a14b: an expert, with an image beside the noisy video."""
     make_twin(config, "wan22_i2v_a14b_tiny")
-    model_of(config).network.in_channels = 12
+    model_config(config).network.in_channels = 12
     return config
 
 
 @recipe("wan_demo", starts_from="wan21_t2v_tiny")
 def wan_demo(config: Trainer.Config) -> Trainer.Config:
     """The demo of Wan: 64-pixel clips of moving coloured shapes with one-sentence captions."""
-    model = model_of(config)
+    model = model_config(config)
     model.tokenizer.vae_path, model.tokenizer.spatial_factor = "${asset:tiny_vae}", 16
     model.text_encoder.path = "${asset:tiny_umt5}"
     network = model.network
@@ -192,20 +192,20 @@ def wan_demo(config: Trainer.Config) -> Trainer.Config:
     return make_demo(config, "wan_demo")
 
 
-def model_of(config: Trainer.Config) -> WanGenerator.Config:
+def model_config(config: Trainer.Config) -> WanGenerator.Config:
     return cast(WanGenerator.Config, config.model.config)
 
 
 def with_expert(config: Trainer.Config, name: str, boundary: float) -> Trainer.Config:
     """One of two networks, which starts as the pipeline has it."""
-    model, config.checkpoint.load_path = model_of(config), None
+    model, config.checkpoint.load_path = model_config(config), None
     model.expert, model.boundary_ratio, model.pipeline = "high_noise", boundary, PIPELINE
-    return named(config, name)
+    return rename_run(config, name)
 
 
 def make_twin(config: Trainer.Config, name: str) -> Trainer.Config:
     """On clips of 9 frames; the pipeline's VAE has 4 latent channels, and its text encoder 32."""
-    make_tiny(config, name, architecture.tiny(), frames=9)
-    model_of(config).text_encoder.max_length, config.objective.shift = 16, 1
+    make_tiny_pipeline(config, name, architecture.tiny(), frames=9)
+    model_config(config).text_encoder.max_length, config.objective.shift = 16, 1
     config.dataloader_train.max_samples_per_batch = 4
     return config

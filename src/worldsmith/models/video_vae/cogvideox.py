@@ -1,23 +1,33 @@
-"""`CogVideoXVAE`: diffusers' video VAE of CogVideoX (8× in space, 4× in time)."""
+"""The video VAE of CogVideoX (8× in space, 4× in time), from a diffusers folder or from a file of SAT.
+
+A file of SAT (`3d-vae.pt`) has no config: it is read with the released one, unless a JSON file of the same stem lies
+beside it (`3d-vae.json`), which a VAE of another size needs.
+"""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from worldsmith.files.json_file import read_json_object
 from worldsmith.models.model_files import SCHEME, PublishedPart, local_path
 from worldsmith.models.real_values import in_simulation
-from worldsmith.models.torch_file import FILE_ENDINGS, require_fit
-from worldsmith.models.video_vae.cogvideox_pt import FIELD, read_pt, read_settings
+from worldsmith.models.torch_file import FILE_ENDINGS, read_torch_file, require_expected_tensors
 from worldsmith.models.video_vae.moments import MomentsVAE
-from worldsmith.models.video_vae.published import COGVIDEOX, vae_part
+from worldsmith.models.video_vae.vae_folder import COGVIDEOX, vae_part
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+FIELD = "model.config.tokenizer.vae_path"
+LOSS = "loss."
+"""Name prefix of the discriminator and the other parts of the VAE's training loss."""
+STAGES = 4
+MIDDLE = {"block_1": "resnets.0", "block_2": "resnets.1"}
 TEMPORAL_FACTOR, SPATIAL_FACTOR = 4, 8
 DECODED_FRAMES = 2
-"""Latent frames that diffusers decodes together: clips of 8k+1 frames alone come out as long as they went in."""
+"""Latent frames that diffusers decodes together: only clips of 8k+1 frames keep their length."""
 
 
 class CogVideoXVAE(MomentsVAE):
@@ -40,7 +50,7 @@ class CogVideoXVAE(MomentsVAE):
             file = self.sat_file()
             if file is None:
                 super().check_files()
-            elif "scaling_factor" not in read_settings(file) and self.scaling_factor is None:
+            elif "scaling_factor" not in read_sat_config(file) and self.scaling_factor is None:
                 raise ValueError(
                     f"{FIELD}: '{file}' does not say what latents are multiplied by; set "
                     "model.config.tokenizer.scaling_factor (1.15258426 for CogVideoX-2B, 0.7 for 5B)"
@@ -66,14 +76,14 @@ class CogVideoXVAE(MomentsVAE):
 
         state = read_pt(self.source)
         with torch.device("meta"):
-            model = self.library_class.from_config(read_settings(self.source), trust_remote_code=False)
-        require_fit(state, model.state_dict(), self.source, field=FIELD)
+            model = self.library_class.from_config(read_sat_config(self.source), trust_remote_code=False)
+        require_expected_tensors(state, model.state_dict(), self.source, field=FIELD)
         own = {name: tensor.to(self.device, self.dtype, copy=True) for name, tensor in state.items()}
         model.load_state_dict(own, assign=True)
         return model
 
     def library_settings(self) -> dict[str, Any]:
-        return super().library_settings() if self.config.sat_file() is None else read_settings(self.source)
+        return super().library_settings() if self.config.sat_file() is None else read_sat_config(self.source)
 
     @property
     def image_scaling_factor(self) -> float:
@@ -83,3 +93,57 @@ class CogVideoXVAE(MomentsVAE):
     def image_latents(self, moments: Tensor, noise: Tensor, scale: float | None = None) -> Tensor:
         """Those of a conditioning image, times `scale`; None: image_scaling_factor."""
         return self.latents(moments, noise) * ((scale or self.image_scaling_factor) / self.scaling_factor)
+
+
+def sat_to_diffusers(name: str) -> str | None:
+    """Maps a name of SAT's file to `AutoencoderKLCogVideoX`; None for a name that the file cannot have."""
+    match = re.fullmatch(r"(encoder|decoder)\.(.+)", name)
+    if match is None:
+        return None
+    tower, rest = match.groups()
+    if middle := re.fullmatch(r"mid\.(block_[12])\.(.+)", rest):
+        return f"{tower}.mid_block.{MIDDLE[middle[1]]}.{_inner(middle[2])}"
+    stage = re.fullmatch(r"(down|up)\.([0-3])\.(?:block\.(\d+)\.(.+)|(downsample|upsample)\.(.+))", rest)
+    if stage is None:
+        return name if re.match(r"(conv_in|conv_out|norm_out)\.", rest) else None
+    side, number, block, inner, sampler, leaf = stage.groups()
+    place = f"{tower}.{side}_blocks.{number if side == 'down' else STAGES - 1 - int(number)}"
+    return f"{place}.resnets.{block}.{_inner(inner)}" if block else f"{place}.{sampler}rs.0.{leaf}"
+
+
+def _inner(path: str) -> str:
+    return path.replace("nin_shortcut.", "conv_shortcut.")
+
+
+def diffusers_to_sat(name: str) -> str:
+    """Inverts `sat_to_diffusers`: maps a name of `AutoencoderKLCogVideoX` to SAT's file."""
+    name = name.replace("conv_shortcut.", "nin_shortcut.")
+    for block, resnet in MIDDLE.items():
+        name = name.replace(f".mid_block.{resnet}.", f".mid.{block}.")
+    name = re.sub(r"\.up_blocks\.(\d)\.", lambda m: f".up.{STAGES - 1 - int(m[1])}.", name)
+    name = re.sub(r"\.down_blocks\.(\d)\.", r".down.\1.", name)
+    return re.sub(r"\.(down|up)samplers\.0\.", r".\1sample.", name).replace(".resnets.", ".block.")
+
+
+def read_sat_config(file: Path) -> dict[str, Any]:
+    """Reads the JSON file beside a VAE's file; empty if there is none (the released VAE). Raises FileNotFoundError."""
+    if not file.is_file():
+        raise FileNotFoundError(f"{FIELD}: there is no file '{file}'")
+    config = file.with_suffix(".json")
+    return read_json_object(config) if config.is_file() else {}
+
+
+def read_pt(file: Path) -> dict[str, Tensor]:
+    """The tensors of the file under diffusers' names, mapped from disk; those of its loss are left.
+
+    Raises ValueError for a file that is damaged, holds code, or is no such VAE.
+    """
+    content = read_torch_file(file, field=FIELD, advice="get it anew from its publisher, or give a diffusers folder")
+    names = {name: sat_to_diffusers(name) for name in content if not name.startswith(LOSS)}
+    unknown = [name for name, found in names.items() if found is None]
+    if unknown or not names:
+        raise ValueError(
+            f"{FIELD}: '{file}' is no VAE of CogVideoX: {len(unknown)} of {len(names)} names are unknown"
+            + (f", such as '{unknown[0]}'" if unknown else "")
+        )
+    return {found: content[name] for name, found in names.items() if found is not None}

@@ -10,10 +10,8 @@ from worldsmith.config.declare.ranges import PositiveFactor
 from worldsmith.files.model_folder import load_from_folder
 from worldsmith.models.model_files import PublishedPart
 from worldsmith.models.real_values import in_simulation, without_values
-from worldsmith.models.video_vae.frozen import FrozenVAE
-from worldsmith.models.video_vae.published import FLUX, vae_part
-from worldsmith.models.video_vae.vae_folder import find_folder, require_folder
-from worldsmith.models.video_vae.weights_digest import weights_digest
+from worldsmith.models.video_vae.frozen import FrozenVAE, weights_digest
+from worldsmith.models.video_vae.vae_folder import FLUX, find_vae_folder, require_vae_folder, vae_part
 
 if TYPE_CHECKING:
     import torch
@@ -46,11 +44,11 @@ class MomentsVAE(FrozenVAE):
 
         def check_files(self) -> None:
             """Raises FileNotFoundError or ValueError when vae_path names no VAE; downloads none."""
-            require_folder(self.vae_path, self.class_name)
+            require_vae_folder(self.vae_path, self.class_name)
 
         def find(self) -> Path:
             """Where the weights are; raises like `check_files`."""
-            return find_folder(self.vae_path, self.class_name)
+            return find_vae_folder(self.vae_path, self.class_name)
 
     config: Config
 

@@ -1,19 +1,71 @@
-"""Where a VAE of diffusers lies: in a folder, in a pipeline's folder, or in a repository of the hub that is either."""
+"""Folders of diffusers VAEs: in a pipeline, in a folder of their own or on the hub; and configs of released VAEs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from worldsmith.files.json_file import read_json_object
-from worldsmith.models.model_files import find_layout, look_for_layout
+from worldsmith.models.model_files import PublishedPart, find_layout, look_for_layout
 
 FIELD = "model.config.tokenizer.vae_path"
 SUBFOLDER, WEIGHTS = "vae", "diffusion_pytorch_model*.safetensors"
 IN_PIPELINE = (f"{SUBFOLDER}/config.json", f"{SUBFOLDER}/{WEIGHTS}*")
 ALONE = ("config.json", f"{WEIGHTS}*")
 PLACES: Sequence[Sequence[str]] = (IN_PIPELINE, ALONE)
-"""Where a repository has its VAE."""
+"""File patterns of a VAE in a repository."""
+
+WAN21: dict[str, Any] = {
+    "_class_name": "AutoencoderKLWan",
+    "base_dim": 96,
+    "z_dim": 16,
+    "dim_mult": [1, 2, 4, 4],
+    "num_res_blocks": 2,
+    "attn_scales": [],
+    "temperal_downsample": [False, True, True],
+    "dropout": 0.0,
+    "scale_factor_spatial": 8,
+    "scale_factor_temporal": 4,
+    "latents_mean": [
+        -0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508,
+        0.4134, -0.0715, 0.5517, -0.3632, -0.1922, -0.9497, 0.2503, -0.2921,
+    ],
+    "latents_std": [
+        2.8184, 1.4541, 2.3275, 2.6558, 1.2196, 1.7708, 2.6052, 2.0743,
+        3.2687, 2.1526, 2.8652, 1.5579, 1.6382, 1.1253, 2.8251, 1.9160,
+    ],
+}  # fmt: skip
+"""Config of the VAE of Wan 2.1 and of the experts of Wan 2.2 A14B (127 M parameters)."""
+
+COGVIDEOX: dict[str, Any] = {
+    "_class_name": "AutoencoderKLCogVideoX",
+    "block_out_channels": [128, 256, 256, 512],
+    "latent_channels": 16,
+    "layers_per_block": 3,
+    "norm_num_groups": 32,
+    "temporal_compression_ratio": 4,
+    "sample_height": 480,
+    "sample_width": 720,
+    "scaling_factor": 0.7,
+}
+"""Config of the VAE of CogVideoX-5B; that of 2B differs in its scale (215 M parameters)."""
+
+FLUX: dict[str, Any] = {
+    "_class_name": "AutoencoderKL",
+    "block_out_channels": [128, 256, 512, 512],
+    "down_block_types": ["DownEncoderBlock2D"] * 4,
+    "up_block_types": ["UpDecoderBlock2D"] * 4,
+    "latent_channels": 16,
+    "layers_per_block": 2,
+    "norm_num_groups": 32,
+    "sample_size": 1024,
+    "scaling_factor": 0.3611,
+    "shift_factor": 0.1159,
+    "use_quant_conv": False,
+    "use_post_quant_conv": False,
+}
+"""Config of the VAE of FLUX.1 (84 M parameters)."""
 
 
 def holds_vae(folder: Path, class_name: str) -> bool:
@@ -22,21 +74,32 @@ def holds_vae(folder: Path, class_name: str) -> bool:
     return config.is_file() and read_json_object(config).get("_class_name") == class_name
 
 
-def find_folder(name: str, class_name: str) -> Path:
-    """The folder of the VAE that `vae_path` names. Raises FileNotFoundError, ValueError for another class."""
-    return inside(find_layout(name, PLACES, field=FIELD), class_name)
+def find_vae_folder(name: str, class_name: str) -> Path:
+    """Returns the folder of the VAE that `vae_path` names; downloads it if needed.
+
+    Raises:
+        FileNotFoundError: there is no VAE of that name.
+        ValueError: the folder contains another class.
+    """
+    return find_vae_within(find_layout(name, PLACES, field=FIELD), class_name)
 
 
-def require_folder(name: str, class_name: str) -> None:
-    """Like `find_folder`, but nothing is downloaded."""
+def require_vae_folder(name: str, class_name: str) -> None:
+    """Raises the errors of `find_vae_folder` without downloading anything."""
     found = look_for_layout(name, PLACES, field=FIELD)
     if found is not None:
-        inside(found, class_name)
+        find_vae_within(found, class_name)
 
 
-def inside(path: Path, class_name: str) -> Path:
-    """Within a folder the VAE: the folder itself, or a pipeline's subfolder. Raises ValueError for neither."""
+def find_vae_within(path: Path, class_name: str) -> Path:
+    """Returns the VAE's folder: `path` or its subfolder `vae`. Raises ValueError if neither has the class."""
     for folder in (path, path / SUBFOLDER):
         if holds_vae(folder, class_name):
             return folder
     raise ValueError(f"{FIELD}: '{path}' holds no {class_name} (config.json says what it is)")
+
+
+def vae_part(model: str, settings: dict[str, Any], *, places: tuple[Any, ...] = (IN_PIPELINE, ALONE)) -> PublishedPart:
+    """Describes the released VAE of `model`, with this config, for plans."""
+    contents = {"config.json": settings, WEIGHTS.replace("*", ""): None}
+    return PublishedPart("vae_path", f"the VAE of {model}", places, contents)

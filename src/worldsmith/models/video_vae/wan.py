@@ -9,19 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Range
 from worldsmith.models.model_files import PublishedPart
-from worldsmith.models.video_vae.frozen import FrozenVAE
-from worldsmith.models.video_vae.published import WAN21, vae_part
+from worldsmith.models.video_vae.frozen import FrozenVAE, weights_digest
+from worldsmith.models.video_vae.vae_folder import WAN21, vae_part
 from worldsmith.models.video_vae.wan_files import (
     PLACES,
+    RELEASED,
     SPATIAL_FACTOR,
     TEMPORAL_FACTOR,
     find_vae,
     load_model,
-    read_settings,
+    read_vae_config,
     require_vae,
 )
-from worldsmith.models.video_vae.wan_pth import RELEASED
-from worldsmith.models.video_vae.weights_digest import weights_digest
 
 if TYPE_CHECKING:
     import torch
@@ -82,7 +81,7 @@ class WanVAE(FrozenVAE):
     def __init__(self, config: Config, *, device: str | torch.device = "cpu") -> None:
         config.check()
         self.source = find_vae(config.vae_path)
-        self.stated = read_settings(self.source, config.cell)
+        self.stated = read_vae_config(self.source, config.cell)
 
         import torch
 

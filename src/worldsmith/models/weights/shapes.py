@@ -9,17 +9,17 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def linear(path: str, inputs: int, outputs: int, *, bias: bool = True) -> Shapes:
-    """Of a linear layer."""
+    """Returns the shapes of a linear layer."""
     return {f"{path}.weight": (outputs, inputs), **({f"{path}.bias": (outputs,)} if bias else {})}
 
 
 def norm(path: str, channels: int, *, bias: bool = False) -> Shapes:
-    """Of a norm with weights."""
+    """Returns the shapes of a norm with weights."""
     return {f"{path}.weight": (channels,), **({f"{path}.bias": (channels,)} if bias else {})}
 
 
-def repeated(path: str, count: int, shapes: Mapping[str, tuple[int, ...]]) -> Shapes:
-    """Of so many parts that are alike, in a list."""
+def repeat_shapes(path: str, count: int, shapes: Mapping[str, tuple[int, ...]]) -> Shapes:
+    """Returns the shapes of `count` equal modules in a list."""
     return {f"{path}.{index}.{name}": shape for index in range(count) for name, shape in shapes.items()}
 
 

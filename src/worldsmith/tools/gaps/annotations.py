@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from worldsmith.config.errors import UserError
-from worldsmith.data.conversations.datasets.chat_dataset import name_of, unique
+from worldsmith.data.conversations.datasets.chat_dataset import record_name, unique
 from worldsmith.files.places import join, read_bytes
 
 WRAPPERS = ("annotations", "data", "samples", "items")
@@ -27,7 +27,7 @@ class Annotations:
         for number, record in enumerate(read_records(place)):
             if not isinstance(record, Mapping):
                 continue
-            name = name_of(record) or f"{place.rpartition('/')[2]}[{number}]"
+            name = record_name(record) or f"{place.rpartition('/')[2]}[{number}]"
             key = unique(name, seen)
             self.by_key[key] = record
             self.by_name.setdefault(name, []).append(key)

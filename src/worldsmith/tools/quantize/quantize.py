@@ -28,7 +28,7 @@ from worldsmith.tools.quantize.compare_answers import Asked, Said, ask, compare
 from worldsmith.training.run_folder import dataset_inputs
 
 if TYPE_CHECKING:
-    from worldsmith.data.conversations.chat_sample import ChatSample
+    from worldsmith.data.conversations.chat_processor import ChatSample
     from worldsmith.sampling.answers import Answerer
 
 INDEX, FIGURES = "config.json", "quantization.json"

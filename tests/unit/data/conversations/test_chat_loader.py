@@ -21,8 +21,7 @@ from worldsmith.assets import asset_path
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.config.tree.reader import from_dict
 from worldsmith.data.conversations.chat_loader import ChatLoader
-from worldsmith.data.conversations.chat_processor import ChatProcessor
-from worldsmith.data.conversations.chat_sample import ChatSample
+from worldsmith.data.conversations.chat_processor import ChatProcessor, ChatSample
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.data.conversations.datasets.llava_onevision import LlavaOneVision
@@ -264,7 +263,7 @@ def test_whoever_has_the_loader_can_choose_every_data_set() -> None:
     """Files and words name a class shortly only if its module is imported."""
     from worldsmith.data.conversations import datasets
 
-    shipped = {path.stem for path in Path(datasets.__path__[0]).glob("*.py")} - {"__init__", "typed_content"}
+    shipped = {path.stem for path in Path(datasets.__path__[0]).glob("*.py")} - {"__init__"}
     code = "import sys, worldsmith.data.conversations.chat_loader; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert {f"{datasets.__name__}.{name}" for name in shipped} <= set(loaded)

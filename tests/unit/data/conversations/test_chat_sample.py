@@ -7,7 +7,7 @@ from dataclasses import fields
 
 import torch
 
-from worldsmith.data.conversations.chat_sample import IGNORED, ChatSample
+from worldsmith.data.conversations.chat_processor import IGNORED, ChatSample
 
 
 def sample(labels: list[int]) -> ChatSample:

@@ -11,8 +11,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from worldsmith.assets import asset_path
-from worldsmith.data.conversations.chat_processor import ChatProcessor
-from worldsmith.data.conversations.chat_sample import IGNORED, ChatSample
+from worldsmith.data.conversations.chat_processor import IGNORED, ChatProcessor, ChatSample
 from worldsmith.data.conversations.conversation import Part, Turn, say
 from worldsmith.data.stream.errors import DataError, SampleError
 

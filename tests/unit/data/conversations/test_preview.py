@@ -16,7 +16,7 @@ from worldsmith.assets import asset_path
 from worldsmith.cli.main import main
 from worldsmith.config.load import load
 from worldsmith.config.tree.plain import to_yaml
-from worldsmith.data.conversations.media.patches import patchify, unpatchify
+from worldsmith.data.conversations.media.pixels import patchify, unpatchify
 from worldsmith.data.conversations.preview import Stretch, contact_sheet, in_terminal, written
 
 MODEL = str(asset_path("tiny_reasoner"))

@@ -12,8 +12,7 @@ from web_server import Web, serving
 
 from worldsmith.cli.main import main
 from worldsmith.data.conversations.datasets.manifest import ManifestDataset
-from worldsmith.data.conversations.videophy2 import Made, Wanted, prepare
-from worldsmith.data.conversations.videophy2_prompt import PHYSICS, answer, ask
+from worldsmith.data.conversations.videophy2 import PHYSICS, Made, Wanted, answer_text, prepare, prompt_text
 from worldsmith.data.stream.errors import DataError, SampleError
 
 TABLE = "/datasets/videophysics/videophy2_train/resolve/main/videophy2_training.csv"
@@ -109,13 +108,13 @@ def test_a_table_without_the_column_is_named(tmp_path: Path, web: Web) -> None:
 
 
 def test_scores() -> None:
-    assert [answer("pc", value) for value in ("3", " 5 ", "1.0")] == ["3", "5", "1"]
-    assert [answer("joint", value) for value in ("1", "0.0", "Yes")] == ["yes", "no", "yes"]
+    assert [answer_text("pc", value) for value in ("3", " 5 ", "1.0")] == ["3", "5", "1"]
+    assert [answer_text("joint", value) for value in ("1", "0.0", "Yes")] == ["yes", "no", "yes"]
     for field, value in (("pc", "0"), ("sa", "6"), ("pc", "2.5"), ("joint", "3"), ("pc", "")):
         with pytest.raises(SampleError, match="bad_score"):
-            answer(field, value)
-    assert ask("pc", "") == PHYSICS
-    assert ask("pc", "it falls") == f"{PHYSICS}\n\nCaption: it falls"
+            answer_text(field, value)
+    assert prompt_text("pc", "") == PHYSICS
+    assert prompt_text("pc", "it falls") == f"{PHYSICS}\n\nCaption: it falls"
 
 
 def test_the_command(tmp_path: Path, web: Web, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -104,11 +104,11 @@ def test_what_is_wrong_is_counted_with_the_reason_that_training_would_give(tmp_p
     # The reader of training, given the same files, says the same.
     lines_ = [{**records(out)[0], "uuid": name, "vision_path": str(source / name)} for name in names[2:6]]
     write(tmp_path / "set/video_dataset_file.jsonl", "".join(json.dumps(line) + "\n" for line in lines_))
+    from worldsmith.data.clips.inspect_clips import summarize_dataset
     from worldsmith.data.clips.latent_grid import LatentGrid
-    from worldsmith.data.clips.summary import summarize
 
     dataset = VideoDataset.Config(path=str(tmp_path / "set"), min_frames=1).build()
-    drops = {r.path: r.reason for r in summarize(dataset, LatentGrid(frames=4, pixels=16, patch=2)).rejections}
+    drops = {r.path: r.reason for r in summarize_dataset(dataset, LatentGrid(frames=4, pixels=16, patch=2)).rejections}
     ours = {entry["path"]: entry["reason"] for entry in listed}
     assert drops == {path: ours[path] for path in drops}
     assert len(drops) == 4

@@ -14,9 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from import_sources import SOURCES, STRUCTURED, captions, clip, lines, pictures, sat_shards, sidecar, table, write
 
-from worldsmith.data.imports.found import Choices, Clip, caption_of, read_caption_file, split_of
+from worldsmith.data.imports.caption_files import read_caption_file
+from worldsmith.data.imports.found import Choices, Clip, caption_of, split_of
 from worldsmith.data.imports.layouts import LAYOUTS, find_layout
-from worldsmith.data.imports.table import rows_of
+from worldsmith.data.imports.tables import rows_of
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.stream.quarantine import Rejection
 from worldsmith.data.video_file import examine

@@ -13,7 +13,7 @@ from mp4 import read_mp4
 from pyarrow import parquet as pq
 
 from worldsmith.data.imports.found import Choices, Clip
-from worldsmith.data.imports.lerobot import read
+from worldsmith.data.imports.lerobot import read_lerobot
 from worldsmith.data.stream.quarantine import Rejection
 from worldsmith.files.errors import UserError
 
@@ -21,11 +21,11 @@ BOTH = pytest.mark.parametrize("make", [lerobot_v2, lerobot_v3])
 
 
 def clips(source: Path, *cameras: str) -> dict[str, Clip]:
-    return {item.key: item for item in read(source, Choices(camera=cameras)) if isinstance(item, Clip)}
+    return {item.key: item for item in read_lerobot(source, Choices(camera=cameras)) if isinstance(item, Clip)}
 
 
 def reasons(source: Path) -> dict[str, str]:
-    return {item.key: item.reason for item in read(source, Choices()) if isinstance(item, Rejection)}
+    return {item.key: item.reason for item in read_lerobot(source, Choices()) if isinstance(item, Rejection)}
 
 
 def change_info(source: Path, **changes: object) -> None:
@@ -69,7 +69,7 @@ def test_a_depth_camera_is_left_out_unless_it_is_asked_for(tmp_path: Path) -> No
     features = json.loads((tmp_path / "meta/info.json").read_bytes())["features"]
     change_info(tmp_path, features={**features, CAMERAS[0]: {"dtype": "video", "info": {"video.is_depth_map": True}}})
     assert {key.split("/")[1] for key in clips(tmp_path)} == {CAMERAS[1]}
-    assert next(read(tmp_path, Choices())) == f"cameras that are left out: {CAMERAS[0]}"
+    assert next(read_lerobot(tmp_path, Choices())) == f"cameras that are left out: {CAMERAS[0]}"
     assert {key.split("/")[1] for key in clips(tmp_path, CAMERAS[0])} == {CAMERAS[0]}
 
 
@@ -214,4 +214,4 @@ def test_a_value_of_another_type_is_an_error_that_names_the_file_and_the_key(
     lerobot_v2(tmp_path)
     change_info(tmp_path, **{name: value})
     with pytest.raises(ValueError, match=f"{tmp_path}/meta/info.json: {name}: {words}"):
-        list(read(tmp_path, Choices()))
+        list(read_lerobot(tmp_path, Choices()))

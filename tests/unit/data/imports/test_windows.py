@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from import_sources import bars
 from PIL import Image
 
-from worldsmith.data.imports.windows import Cut, by_length, scene_starts, split_at, windows_of
+from worldsmith.data.imports.importer import Cut, by_length, scene_starts, split_at, windows_of
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.video_file import examine
 from worldsmith.data.video_writer import write_video

@@ -16,11 +16,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from worldsmith.data.clips.latent_cache import LatentCache
 from worldsmith.data.clips.latent_grid import LatentGrid
-from worldsmith.data.clips.sample import VideoSample
 from worldsmith.data.clips.video_dataset import VideoDataset
-from worldsmith.data.clips.video_loader import VideoLoader
+from worldsmith.data.clips.video_loader import VideoLoader, VideoSample
+from worldsmith.data.encoded_cache import LatentCache
 from worldsmith.data.shards import tar_index
 from worldsmith.data.stream.errors import DataError
 from worldsmith.data.video_file import examine
@@ -226,12 +225,12 @@ def test_damage_inside_a_clip_is_found_when_it_is_read(tmp_path: Path, clip_byte
 
 
 def test_a_clip_is_read_in_one_request(shards: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    from worldsmith.data.shards import part
+    from worldsmith.data.shards import addresses
 
     requests = []
-    read = part.read_range
-    monkeypatch.setattr(part, "read_range", lambda *place: requests.append(place) or read(*place))
-    part.read_part.cache_clear()
+    read = addresses.read_range
+    monkeypatch.setattr(addresses, "read_range", lambda *place: requests.append(place) or read(*place))
+    addresses.read_part.cache_clear()
     examine.__globals__["probe"].cache_clear()
     loader = make(shards(3), shuffle=False)
     assert len([s for pack in loader.first_pass() for s in pack]) == 3

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tiny_reasoner import decoder, model_config, qwen3_vl, write_folder
 
-from worldsmith.families.vision_language.freezing import describe_parts, part_of
+from worldsmith.families.vision_language.freezing import backbone_part, describe_parts
 from worldsmith.families.vision_language.policy import FreezeConfig
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.training.optimizer import AdamW
@@ -22,7 +22,7 @@ def trained(folder: Path, config: Any = None, **freeze: Any) -> dict[str, int]:
     settings = model_config(write_folder(folder, config), freeze=FreezeConfig(**freeze))
     counts = dict.fromkeys(PARTS, 0)
     for name, parameter in native_parameters(settings.build(device="meta").network).items():
-        counts[part_of(name)] += parameter.requires_grad
+        counts[backbone_part(name)] += parameter.requires_grad
     return counts
 
 

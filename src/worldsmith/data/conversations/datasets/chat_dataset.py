@@ -19,7 +19,7 @@ from worldsmith.data.content_mark import content_marks
 from worldsmith.data.conversations.conversation import Part, Turn, check_turns, say
 from worldsmith.data.conversations.datasets.record_flags import LOOKED_AT, NO_FPS, flags_of, rates
 from worldsmith.data.conversations.media_archives import is_archive, media_folders
-from worldsmith.data.report.flag import Flag
+from worldsmith.data.report.data_report import DataFlag
 from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.data.stream.quarantine import Rejection
 
@@ -85,7 +85,7 @@ class ChatDataset(Configurable, ABC):
         """Raises DataError when a record lacks the `video_fps` that is required."""
         return
 
-    def flags(self) -> Iterable[Flag]:
+    def flags(self) -> Iterable[DataFlag]:
         """What is to be said of the records before any medium is opened."""
         return ()
 
@@ -114,7 +114,7 @@ class Entry:
     @property
     def name(self) -> str:
         """What the record calls itself; "" = nothing."""
-        return name_of(self.record)
+        return record_name(self.record)
 
 
 class ChatFile(ChatDataset):
@@ -157,7 +157,7 @@ class ChatFile(ChatDataset):
         for number, line, record in islice(self.read_records(), config.skip, last):
             self.num_records += 1
             place = f"{self.file.name}:{line}" if line is not None else f"{self.file.name}[{number}]"
-            key = unique(name_of(record) or place, seen)
+            key = unique(record_name(record) or place, seen)
             try:
                 if isinstance(record, SampleError):
                     raise record
@@ -234,7 +234,7 @@ class ChatFile(ChatDataset):
     def number(self, index: int) -> int:
         return self.entries[index].number
 
-    def flags(self) -> Iterable[Flag]:
+    def flags(self) -> Iterable[DataFlag]:
         self.open_media()
         return flags_of(self)
 
@@ -308,7 +308,7 @@ def files_of(turns: Iterable[Turn]) -> tuple[str, ...]:
     return tuple(source for source in sources if isinstance(source, str) and not source.startswith("data:"))
 
 
-def name_of(record: Any) -> str:
+def record_name(record: Any) -> str:
     """What a record calls itself; "" = nothing."""
     found = record.get("id") if isinstance(record, dict) else None
     return str(found) if isinstance(found, (str, int)) and not isinstance(found, bool) else ""

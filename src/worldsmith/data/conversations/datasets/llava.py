@@ -9,14 +9,12 @@ from typing import Any, Literal
 
 from worldsmith.data.conversations.conversation import Part, Turn
 from worldsmith.data.conversations.datasets.chat_dataset import ChatFile
-from worldsmith.data.conversations.datasets.typed_content import parse_messages
+from worldsmith.data.conversations.datasets.messages import listed_media, parse_messages
 from worldsmith.data.json_records import read_list
 from worldsmith.data.stream.errors import DataError, SampleError
 
 TAG = re.compile(r"\n?<(image|video)>\n?")
 """A place of an image or a video, with the line breaks that set it apart."""
-
-
 WRAPPERS = ("annotations", "data", "samples", "items")
 """What the list of records is called where the file is an object."""
 TURNS = "conversations"
@@ -47,8 +45,8 @@ class LlavaDataset(ChatFile):
     def parse(self, record: Any) -> list[Turn]:
         if not isinstance(record, dict):
             raise SampleError("bad_record", f"expected an object, found {record!r:.80}")
-        images = [self.medium("image", path) for path in named(record, "image")]
-        videos = [self.medium("video", path, record.get("video_fps")) for path in named(record, "video")]
+        images = [self.medium("image", path) for path in listed_media(record, "image")]
+        videos = [self.medium("video", path, record.get("video_fps")) for path in listed_media(record, "video")]
         return tagged_turns(record.get(TURNS), images, videos)
 
 
@@ -59,15 +57,6 @@ def has(file: Path, name: str) -> bool:
     except DataError:
         return False
     return bool(records) and isinstance(records[0], dict) and name in records[0]
-
-
-def named(record: dict[str, Any], kind: str) -> list[Any]:
-    """What a record lists under "image" or "images"; one or several."""
-    found = [record[name] for name in (kind, f"{kind}s") if record.get(name) is not None]
-    if len(found) > 1:
-        raise SampleError("bad_record", f"the record has both '{kind}' and '{kind}s'")
-    paths = found[0] if found else []
-    return paths if isinstance(paths, list) else [paths]
 
 
 def tagged_turns(conversations: Any, images: Sequence[Part], videos: Sequence[Part]) -> list[Turn]:
@@ -83,7 +72,7 @@ def tagged_turns(conversations: Any, images: Sequence[Part], videos: Sequence[Pa
             raise SampleError(
                 "bad_record", f"the texts hold {tags[kind]} <{kind}>, the record has {len(media)} {kind}s"
             )
-    return [Turn("user", tuple(split(turn.text, waiting))) if turn.role == "user" else turn for turn in turns]
+    return [Turn("user", tuple(split_at_tags(turn.text, waiting))) if turn.role == "user" else turn for turn in turns]
 
 
 def show_first(turns: list[Turn], media: Sequence[Part]) -> list[Turn]:
@@ -95,7 +84,7 @@ def show_first(turns: list[Turn], media: Sequence[Part]) -> list[Turn]:
     return turns
 
 
-def split(text: str, waiting: dict[str, list[Part]]) -> Iterator[Part]:
+def split_at_tags(text: str, waiting: dict[str, list[Part]]) -> Iterator[Part]:
     """Texts and media in order; the media are taken from `waiting`."""
     for number, piece in enumerate(TAG.split(text)):
         if number % 2:

@@ -7,7 +7,7 @@ from typing import Any
 
 from worldsmith.config.declare.ranges import NotNegative
 from worldsmith.data.conversations.conversation import Part, Turn, check_turns
-from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset, name_of, with_system
+from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset, record_name, with_system
 from worldsmith.data.conversations.datasets.llava import tagged_turns
 from worldsmith.data.stream.errors import DataError, SampleError
 
@@ -38,7 +38,7 @@ class LlavaOneVision(ChatDataset):
         self.config = config
         self.name = f"{config.path} {config.subset}".strip()
         self.rejections = []
-        self.records, self.num_records = load(config)
+        self.records, self.num_records = load_records(config)
 
     def __len__(self) -> int:
         return self.num_records
@@ -54,7 +54,7 @@ class LlavaOneVision(ChatDataset):
             turns = tagged_turns(record.get("conversations"), images, [])
             return check_turns(with_system(turns, self.config.system_prompt))
         except SampleError as error:
-            raise SampleError(error.reason, f"{name_of(record) or index}: {error.detail}") from None
+            raise SampleError(error.reason, f"{record_name(record) or index}: {error.detail}") from None
 
     def listing(self) -> Iterable[tuple[str, Any]]:
         """Which record it is, not what it holds: that is not read before the run."""
@@ -80,7 +80,7 @@ class Streamed:
         raise SampleError("missing_record", f"the stream ends after {self._next} records")
 
 
-def load(config: LlavaOneVision.Config) -> tuple[Any, int]:
+def load_records(config: LlavaOneVision.Config) -> tuple[Any, int]:
     """(records by their number, how many). Raises DataError."""
     try:
         import datasets

@@ -1,25 +1,38 @@
-"""OpenAI-style conversations: one JSON object a line, with `messages`."""
+"""Conversations as messages with typed content: `MessagesDataset`, and the parser that other formats share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from worldsmith.data.conversations.conversation import Part, Turn
+from worldsmith.data.conversations.conversation import Part, Turn, role_of
 from worldsmith.data.conversations.datasets.chat_dataset import ChatFile
-from worldsmith.data.conversations.datasets.llava import named
-from worldsmith.data.conversations.datasets.typed_content import parse_messages
 from worldsmith.data.json_records import first_record, parse_json, read_lines
 from worldsmith.data.stream.errors import SampleError
 
+TEXTS = ("text", "input_text", "output_text")
+MEDIA: dict[str, Literal["image", "video"]] = {
+    "image": "image",
+    "image_url": "image",
+    "input_image": "image",
+    "video": "video",
+    "video_url": "video",
+}
+RESIZED = ("resized_height", "resized_width")
+"""Keys of a part that give the size of an image, or of each frame of a video."""
+UNREAD = ("weight", "tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
+"""Keys of a message that would change what is trained; a message with one of them is rejected."""
+Medium = Callable[[Literal["image", "video"], Any], Part]
+
 
 class MessagesDataset(ChatFile):
-    """A line is `{"id", "messages", "images", "videos", "video_fps"}` or a list of messages alone; text only will do.
+    """`messages.jsonl`: a line is `{"id", "messages", "images", "videos", "video_fps"}` or only a list of messages.
 
     Content is text or a list of parts: `{"type": "text", "text": …}`, `{"type": "image", "image": path}`,
-    `{"type": "image_url", "image_url": {"url": path or data URI}}`, `{"type": "video", "video": path}`. A part that
-    names no file takes the next of the line's `images` or `videos`.
+    `{"type": "image_url", "image_url": {"url": path or data URI}}`, `{"type": "video", "video": path}`. A part without
+    a file uses the next of the line's `images` or `videos`. Conversations may be text only.
     """
 
     class Config(ChatFile.Config):
@@ -48,8 +61,8 @@ class MessagesDataset(ChatFile):
 
 
 def message_turns(record: dict[str, Any], open_medium: Callable[..., Part]) -> list[Turn]:
-    """Turns of `messages`; parts without a name take the next of the record's images or videos. Raises SampleError."""
-    waiting = {kind: list(named(record, kind)) for kind in ("image", "video")}
+    """Returns the turns of `messages`; parts without a file use the next image or video. Raises SampleError."""
+    waiting = {kind: list(listed_media(record, kind)) for kind in ("image", "video")}
 
     def medium(kind: Literal["image", "video"], path: Any) -> Part:
         if path is None:
@@ -63,3 +76,81 @@ def message_turns(record: dict[str, Any], open_medium: Callable[..., Part]) -> l
     if left:
         raise SampleError("bad_record", f"no part shows {left} of the line's images or videos")
     return turns
+
+
+def listed_media(record: dict[str, Any], kind: str) -> list[Any]:
+    """Returns the media of a record under "image" or "images" (for `kind` "image"), as a list. Raises SampleError."""
+    found = [record[name] for name in (kind, f"{kind}s") if record.get(name) is not None]
+    if len(found) > 1:
+        raise SampleError("bad_record", f"the record has both '{kind}' and '{kind}s'")
+    paths = found[0] if found else []
+    return paths if isinstance(paths, list) else [paths]
+
+
+def parse_messages(messages: Any, medium: Medium, *, role_key: str = "role", text_key: str = "content") -> list[Turn]:
+    """Returns the turns of a list of messages.
+
+    Args:
+        messages: The messages, as parsed from JSON.
+        medium: Makes the image or video of a part from its kind and the value that names it.
+        role_key: Key of the role in a message.
+        text_key: Key of the content in a message.
+
+    Raises:
+        SampleError: The messages are not in this format.
+    """
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        raise SampleError("bad_record", f"expected a list of messages, found {abbreviate(messages)}")
+    turns = []
+    for number, message in enumerate(messages, start=1):
+        if not isinstance(message, dict):
+            raise SampleError("bad_record", f"message {number} must be an object, found {abbreviate(message)}")
+        unread = [name for name in UNREAD if message.get(name) is not None]
+        if unread:
+            raise SampleError("bad_record", f"message {number} has '{unread[0]}', which is not read")
+        parts = parse_content(message.get(text_key), medium, f"'{text_key}' of message {number}")
+        turns.append(Turn(role_of(message.get(role_key)), parts))
+    return turns
+
+
+def parse_content(content: Any, medium: Medium, where: str) -> tuple[Part, ...]:
+    if isinstance(content, str):
+        return (Part("text", content),)
+    if not isinstance(content, list):
+        raise SampleError("bad_record", f"{where} must be text or a list of parts, found {abbreviate(content)}")
+    return tuple(parse_part(part, medium, where) for part in content)
+
+
+def parse_part(part: Any, medium: Medium, where: str) -> Part:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(kind, str) or kind not in (*TEXTS, *MEDIA):
+        raise SampleError("bad_record", f"{where} has a part of type {kind!r}; known: {', '.join([*TEXTS, *MEDIA])}")
+    given = {name for name, value in part.items() if value is not None}
+    further = sorted(given - {"type", "text", "detail", "image", "video", "image_url", "video_url", *RESIZED})
+    if further:
+        raise SampleError(
+            "bad_record", f"{where}: '{further[0]}' of a part is not read; limits and rates are set for all"
+        )
+    if kind in TEXTS:
+        if not isinstance(part.get("text"), str):
+            raise SampleError("bad_record", f"{where}: a text part needs text, found {abbreviate(part.get('text'))}")
+        return Part("text", part["text"])
+    named = part.get("image_url" if kind == "input_image" else kind)
+    if isinstance(named, dict):
+        named = named.get("url")
+    return replace(medium(MEDIA[kind], named), resized=parse_size(part, where))
+
+
+def parse_size(part: dict[str, Any], where: str) -> tuple[int, int] | None:
+    """Returns the (height, width) that a part sets, with the keys of qwen-vl-utils; None if it sets no size."""
+    height, width = (part.get(name) for name in RESIZED)
+    if height is None and width is None:
+        return None
+    if type(height) is not int or type(width) is not int or min(height, width) < 1:
+        found = f"found {abbreviate(height)} and {abbreviate(width)}"
+        raise SampleError("bad_record", f"{where}: {' and '.join(RESIZED)} must both be whole numbers from 1, {found}")
+    return height, width
+
+
+def abbreviate(value: Any) -> str:
+    return f"{value!r:.80}"

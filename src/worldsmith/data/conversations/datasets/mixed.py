@@ -11,7 +11,7 @@ from typing import Any
 from worldsmith.data.conversations.conversation import Turn
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset, with_system
 from worldsmith.data.conversations.datasets.llava_onevision import LlavaOneVision
-from worldsmith.data.report.flag import Flag
+from worldsmith.data.report.data_report import DataFlag
 from worldsmith.data.stream.quarantine import Rejection
 
 
@@ -84,7 +84,7 @@ class MixedDataset(ChatDataset):
         for member in self.members.values():
             member.require_rates()
 
-    def flags(self) -> Iterable[Flag]:
+    def flags(self) -> Iterable[DataFlag]:
         for name, member in self.members.items():
             for found in member.flags():
                 yield replace(found, said=f"{found.said} ({name})")

@@ -9,7 +9,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.data.report.flag import Flag, flag
+from worldsmith.data.report.data_report import DataFlag, flag_records
 
 if TYPE_CHECKING:
     from worldsmith.data.conversations.datasets.chat_dataset import ChatFile
@@ -23,19 +23,19 @@ FOLLOWS = {
 }
 
 
-def flags_of(dataset: ChatFile) -> Iterator[Flag]:
+def flags_of(dataset: ChatFile) -> Iterator[DataFlag]:
     yield from rates(dataset)
     names = Counter(entry.name for entry in dataset.entries if entry.name)
     repeated = [{"index": entry.number, "key": entry.name} for entry in dataset.entries if names[entry.name] > 1]
     said = "have an id that others have, too: further uses are called id#2, id#3"
-    yield from flag("ids_repeated", repeated, dataset.num_records, said)
+    yield from flag_records("ids_repeated", repeated, dataset.num_records, said)
     unnamed = [{"index": entry.number, "key": entry.key} for entry in dataset.entries if not entry.name]
     said = "have no id and are called by their place in the file"
-    yield from flag("ids_missing", unnamed, dataset.num_records, said)
+    yield from flag_records("ids_missing", unnamed, dataset.num_records, said)
     yield from media_elsewhere(dataset)
 
 
-def rates(dataset: ChatFile) -> Iterator[Flag]:
+def rates(dataset: ChatFile) -> Iterator[DataFlag]:
     """The records with a video that do not state its rate, where that is looked at."""
     policy = dataset.config.video_fps
     if policy == "probe":
@@ -46,14 +46,14 @@ def rates(dataset: ChatFile) -> Iterator[Flag]:
     ]
     refused = [{"index": r.index, "key": r.key} for r in dataset.rejections if r.reason == NO_FPS]
     missing = sorted([*missing, *refused], key=lambda one: one["index"])
-    yield from flag(NO_FPS, missing, len(shown) + len(refused), f"records with a video {FOLLOWS[policy]}")
+    yield from flag_records(NO_FPS, missing, len(shown) + len(refused), f"records with a video {FOLLOWS[policy]}")
 
 
 def stated_rate(record: Any) -> Any:
     return record.get("video_fps") if isinstance(record, dict) else None
 
 
-def media_elsewhere(dataset: ChatFile) -> Iterator[Flag]:
+def media_elsewhere(dataset: ChatFile) -> Iterator[DataFlag]:
     """Media that are not where the records say and are one folder deeper, or one higher."""
     files = list(islice(dict.fromkeys(chain.from_iterable(entry.files for entry in dataset.entries)), LOOKED_AT))
     missing = [file for file in files if not os.path.exists(file)]
@@ -62,7 +62,7 @@ def media_elsewhere(dataset: ChatFile) -> Iterator[Flag]:
         of = {file: entry for entry in reversed(dataset.entries) for file in entry.files}
         found = [{"index": of[file].number, "key": of[file].key, "detail": file} for file in missing]
         said = f"images and videos that were looked for are not there, and {root} has them: set media_root = '{root}'"
-        yield from flag("media_elsewhere", found, len(files), said)
+        yield from flag_records("media_elsewhere", found, len(files), said)
 
 
 def found_root(root: Path, missing: Sequence[str]) -> Path | None:

@@ -9,9 +9,8 @@ from typing import Any, Literal
 
 from worldsmith.data.conversations.conversation import Part, Turn
 from worldsmith.data.conversations.datasets.chat_dataset import ChatFile
-from worldsmith.data.conversations.datasets.llava import named, no_parts, show_first, tagged_turns
-from worldsmith.data.conversations.datasets.messages import message_turns
-from worldsmith.data.conversations.datasets.typed_content import parse_messages
+from worldsmith.data.conversations.datasets.llava import no_parts, show_first, tagged_turns
+from worldsmith.data.conversations.datasets.messages import listed_media, message_turns, parse_messages
 from worldsmith.data.json_records import parse_json
 from worldsmith.data.stream.errors import DataError, SampleError
 
@@ -96,8 +95,8 @@ class SavedDataset(ChatFile):
         tagged = any("from" in message for message in messages)
         if not tagged and any(isinstance(message.get("content"), list) for message in messages):
             return message_turns({**record, "messages": conversation}, self.medium)
-        images = [self.medium("image", path) for path in named(record, "image")]
-        videos = [self.medium("video", path, record.get("video_fps")) for path in named(record, "video")]
+        images = [self.medium("image", path) for path in listed_media(record, "image")]
+        videos = [self.medium("video", path, record.get("video_fps")) for path in listed_media(record, "video")]
         if tagged:
             return tagged_turns(conversation, images, videos)
         turns = parse_messages(conversation, no_parts)

@@ -124,7 +124,7 @@ class MediaProcessor(Configurable):
         Args:
             resized: (height, width) in pixels that the image asks for itself, before rounding.
         """
-        from worldsmith.data.conversations.media.images import image_shape
+        from worldsmith.data.conversations.media.pixels import image_shape
 
         limits = self.images
         size = self.image_size(*image_shape(source), resized)
@@ -137,7 +137,7 @@ class MediaProcessor(Configurable):
         Args:
             resized: (height, width) in pixels that the video asks for itself, before rounding.
         """
-        from worldsmith.data.conversations.media.frames import choose_frames, patch_times
+        from worldsmith.data.conversations.media.frames_and_sizes import choose_frames, patch_times
         from worldsmith.data.video_file import examine
 
         limits, config = self.videos, self.config
@@ -161,7 +161,7 @@ class MediaProcessor(Configurable):
 
     def image_size(self, height: int, width: int, resized: Size | None = None) -> Size:
         """(height, width) of an image as the model takes it. Raises SampleError."""
-        from worldsmith.data.conversations.media.sizes import fixed_size, image_size
+        from worldsmith.data.conversations.media.frames_and_sizes import fixed_size, image_size
 
         limits, config = self.images, self.config
         if (wanted := resized or self.resized()) is not None:
@@ -171,7 +171,7 @@ class MediaProcessor(Configurable):
 
     def video_size(self, frames: int, height: int, width: int, resized: Size | None = None) -> Size:
         """(height, width) of a video's frames as the model takes them. Raises SampleError."""
-        from worldsmith.data.conversations.media.sizes import fixed_size, image_size, video_size
+        from worldsmith.data.conversations.media.frames_and_sizes import fixed_size, image_size, video_size
 
         limits = self.videos
         if (wanted := resized or self.resized()) is not None:
@@ -213,9 +213,7 @@ class MediaProcessor(Configurable):
         """uint8 [patches, values]: decodes what was planned. Raises SampleError."""
         import numpy as np
 
-        from worldsmith.data.conversations.media.images import read_image
-        from worldsmith.data.conversations.media.patches import patchify
-        from worldsmith.data.conversations.media.video_frames import read_video
+        from worldsmith.data.conversations.media.pixels import patchify, read_image, read_video
 
         if isinstance(plan, VideoPlan):
             limits: Limits = self.videos
@@ -227,7 +225,7 @@ class MediaProcessor(Configurable):
 
     def normalize(self, patches: Tensor, kind: str) -> Tensor:
         """uint8 patches of an "image" or a "video" as the vision encoder takes them, float32 on their device."""
-        from worldsmith.data.conversations.media.patches import normalize
+        from worldsmith.data.conversations.media.pixels import normalize
 
         limits = self.images if kind == "image" else self.videos
         return normalize(patches, limits.mean, limits.std)

@@ -1,7 +1,7 @@
 """Attention over many samples in one sequence: each sample sees only itself, no token is padded for long.
 
 `text_attention` and `latent_attention` are the two doors. What they do was planned once per pack: by `plan_segments`
-here, by `three_way.py` for neighbourhoods, by `flex.py` for FlexAttention. A `SegmentPlan` has two backends:
+here, by `plans.py` for neighborhoods and FlexAttention. A `SegmentPlan` has two backends:
 
 - grouped: segments of similar length become one batched `scaled_dot_product_attention` call (CPU, float32 on CUDA, and
   wherever tokens are masked inside a segment);
@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from worldsmith.families.cosmos3.attention.flex import FlexPlan, run_flex
-from worldsmith.families.cosmos3.attention.natten_windows import NattenPlan, run_natten
+from worldsmith.families.cosmos3.attention.kernels import FlexPlan, NattenPlan, run_flex, run_natten
 
 # A group may hold up to this share of padded score entries, plus a fixed number whose cost is below one more call.
 PADDING_SHARE = 0.25

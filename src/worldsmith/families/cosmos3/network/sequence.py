@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from worldsmith.families.cosmos3.attention.modes import AttentionModes, Pattern, attention_modes
 from worldsmith.families.cosmos3.attention.packed import LatentPlan, SegmentPlan, plan_segments
-from worldsmith.families.cosmos3.attention.three_way import plan_latents
+from worldsmith.families.cosmos3.attention.plans import plan_latents
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig
 from worldsmith.families.cosmos3.network.rope import (
     Rotary,
@@ -24,9 +25,48 @@ from worldsmith.families.cosmos3.network.rope import (
     text_positions,
     video_positions,
 )
-from worldsmith.families.cosmos3.network.token_share import AllTokens, TokenShare
 from worldsmith.models.real_values import with_real_values
 from worldsmith.models.video_model import SampleLayout
+
+
+class TokenShare(Protocol):
+    """Distribution of a stream of N tokens over the ranks of a group (context parallelism).
+
+    Everything but attention works on a rank's own n tokens.
+    """
+
+    def shard(self, tokens: Tensor, fill: float = 0) -> Tensor:
+        """Returns this rank's rows [n, …] of a tensor [N, …] that every rank has, padded with `fill` at the end."""
+
+    def to_heads(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Exchanges this rank's tokens with all heads [n, heads, d] for all tokens with its heads [N, share, d]."""
+
+    def to_tokens(self, attended: Tensor) -> Tensor:
+        """Inverts `to_heads`: [N, share, d] to [n, heads, d]."""
+
+    def gather(self, tokens: Tensor) -> Tensor:
+        """Gathers all ranks' tokens [n, …] into one stream [N, …] on every rank."""
+
+
+class AllTokens:
+    """Token share of a single rank: it holds all tokens, nothing is exchanged."""
+
+    def shard(self, tokens: Tensor, fill: float = 0) -> Tensor:
+        return tokens
+
+    def to_heads(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tensors
+
+    def to_tokens(self, attended: Tensor) -> Tensor:
+        return attended
+
+    def gather(self, tokens: Tensor) -> Tensor:
+        return tokens
+
+
+def hold_all(length: int) -> TokenShare:
+    """Returns the share of a stream that one rank holds completely."""
+    return AllTokens()
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from worldsmith.families.cosmos3.attention.modes import describe_modes
 from worldsmith.families.cosmos3.model import Cosmos3Generator, read_attention
 from worldsmith.families.cosmos3.weights.diffusers_keys import native_to_diffusers, transformer_config
 from worldsmith.families.cosmos3.weights.model_card import pipeline_card
-from worldsmith.families.diffusers_pipeline.defaults import make_unipc_scheduler
+from worldsmith.families.diffusers_pipeline.sampling import make_unipc_scheduler
 from worldsmith.files.atomic import folder_aside
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.spec import ModelSpec
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 FAMILY, PIPELINE_INDEX = "cosmos3", "model_index.json"
 
 
-def export_stored(model: StoredModel, out: Path, options: ExportOptions) -> bool:
+def export_stored_generator(model: StoredModel, out: Path, options: ExportOptions) -> bool:
     """`export_pipeline` of a model on disk."""
     check_stored(model)
     model.require_effect()
@@ -65,7 +65,7 @@ DIFFUSERS = Export(
     "export",
     PIPELINE_INDEX,
     "pipeline",
-    export_stored,
+    export_stored_generator,
     stored_weights,
     check_stored,
     of_library=True,
@@ -92,7 +92,7 @@ def export_pipeline(
     out = Path(out)
     require_exportable(generator.config, generator.defaults)
     weights = exported_weights(generator, dtype)
-    about = describe(generator, source or ExportSource(), dtype, weights)
+    about = describe_export(generator, source or ExportSource(), dtype, weights)
     shapes = {name: tensor.shape for name, tensor in weights.items()}
     about["card"] = {"parameters": count_numbers(shapes), **(card or {})}
     if not may_write(out, about, force, index=PIPELINE_INDEX):
@@ -161,7 +161,7 @@ def make_transformer(config: Cosmos3Generator.Config) -> Any:
         return library.Cosmos3OmniTransformer(**transformer_config(config.network))
 
 
-def describe(
+def describe_export(
     generator: Cosmos3Generator, source: ExportSource, dtype: DType, weights: dict[str, Tensor]
 ) -> dict[str, Any]:
     """What the folder says about itself, without its list of files."""

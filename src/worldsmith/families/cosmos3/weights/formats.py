@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from worldsmith.checkpoint.formats import peft_adapter
 from worldsmith.checkpoint.formats.family_formats import (
     DType,
     Export,
@@ -14,22 +15,28 @@ from worldsmith.checkpoint.formats.family_formats import (
     Naming,
     NetworkDifference,
 )
+from worldsmith.checkpoint.formats.peft_adapter import AdapterLayout, diffusers_header
 from worldsmith.checkpoint.run.clip_defaults import clip_defaults, shift_of
 from worldsmith.config import Configurable
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.families.cosmos3.model import Cosmos3Generator
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig
-from worldsmith.families.cosmos3.sampling.defaults import Cosmos3Defaults
+from worldsmith.families.cosmos3.sampling import Cosmos3Defaults
 from worldsmith.families.cosmos3.text_tokenizer import FILES, find_tokenizer
 from worldsmith.families.cosmos3.weights.diffusers_keys import (
+    diffusers_to_native,
     native_to_diffusers,
     network_config_from_diffusers,
     transformer_config,
 )
-from worldsmith.families.cosmos3.weights.language_weights import language_weights
 from worldsmith.families.cosmos3.weights.model_card import adapter_card, native_card, pipeline_card
 from worldsmith.families.cosmos3.weights.network_settings import head_names, network_difference, network_of, stated
-from worldsmith.families.cosmos3.weights.tensor_names import NATIVE_TYPE, TRANSFORMER_CLASS, find_naming
+from worldsmith.families.cosmos3.weights.tensor_names import (
+    NATIVE_TYPE,
+    TRANSFORMER_CLASS,
+    find_naming,
+    language_weights,
+)
 from worldsmith.files.json_file import read_json_object, section
 from worldsmith.models.model_files import lasting_name
 from worldsmith.models.spec import ModelSpec
@@ -46,7 +53,13 @@ TOKENIZER, VAE = "text_tokenizer", "vae"
 KEPT_IN_FLOAT32 = "time_embedder."
 
 EDGE_ACTIVATION = "relu2"
-"""By which Edge is told from the other tiers."""
+"""Activation that only the Edge tier has."""
+ADAPTER_LAYOUT = AdapterLayout("cosmos3", native_to_diffusers, diffusers_to_native, "diffusers", diffusers_header)
+"""LoRA adapters in PEFT's format for `diffusers.Cosmos3OmniTransformer`.
+
+One file serves both libraries: PEFT reads the scale from `adapter_config.json`, diffusers' `load_lora_adapter` from the
+header of `adapter_model.safetensors`, where it looks for it under the prefix of the tensor names.
+"""
 
 
 class Cosmos3Formats(FamilyFormats):
@@ -124,9 +137,8 @@ class Cosmos3Formats(FamilyFormats):
 
     def exports(self) -> dict[str, Export]:
         from worldsmith.families.cosmos3.weights.export_diffusers import DIFFUSERS
-        from worldsmith.families.cosmos3.weights.peft_adapter import ADAPTER
 
-        return {"diffusers": DIFFUSERS, **super().exports(), "adapter": ADAPTER}
+        return {"diffusers": DIFFUSERS, **super().exports(), "adapter": peft_adapter.export_of(ADAPTER_LAYOUT)}
 
     def stored_dtype(self, dtype: DType, config: Configurable.Config | None = None) -> Callable[[str], torch.dtype]:
         """All weights in `dtype` but the time embedder's, which every reader of such networks keeps in float32."""
@@ -172,14 +184,10 @@ class Cosmos3Formats(FamilyFormats):
         return {"_class_name": TRANSFORMER_CLASS, **transformer_config(generator(spec.config).network)}
 
     def read_adapter(self, folder: Path) -> StoredAdapter:
-        from worldsmith.families.cosmos3.weights.peft_adapter import read_adapter
-
-        return read_adapter(folder)
+        return peft_adapter.read_adapter(ADAPTER_LAYOUT, folder)
 
     def load_adapter(self, network: nn.Module, folder: Path) -> list[str]:
-        from worldsmith.families.cosmos3.weights.peft_adapter import load_adapter
-
-        return load_adapter(network, folder)
+        return peft_adapter.load_adapter(ADAPTER_LAYOUT, network, folder)
 
 
 def generator(config: Configurable.Config) -> Cosmos3Generator.Config:

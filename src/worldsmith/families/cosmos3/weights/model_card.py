@@ -29,7 +29,7 @@ pipeline_tag: text-to-video
 
 A Cosmos3-style video generator{parameters(about)}: {origin(about, "weights")}.
 
-{facts(about)}```python
+{format_facts(about)}```python
 import torch
 from diffusers import Cosmos3OmniPipeline
 pipeline = Cosmos3OmniPipeline.from_pretrained("{name}", dtype=torch.{dtype})
@@ -61,7 +61,7 @@ Low-rank adapters (rank {about["rank"]}, alpha {about["alpha"]}, {about["layers"
 video generator: {origin(about, "ones")}.
 They belong to {base}, and to no other weights: these are `BASE` below, as a diffusers pipeline.
 
-{facts(about)}```python
+{format_facts(about)}```python
 from diffusers import Cosmos3OmniTransformer
 from peft import PeftModel
 transformer = Cosmos3OmniTransformer.from_pretrained("BASE", subfolder="transformer")
@@ -90,7 +90,7 @@ The weights of a Cosmos3-style video generator{parameters(about)} under their na
 video VAE: {origin(about, "ones")}.
 `config.json` holds the whole config of the generator, `text_tokenizer/` its tokenizer.
 
-{facts(about)}- To train from it: `checkpoint.load_path` = this folder.
+{format_facts(about)}- To train from it: `checkpoint.load_path` = this folder.
 - To make videos: `worldsmith generate {name} --prompt "a prompt"`, on a machine where the VAE that `worldsmith.json`
   names is found: `{about["model"]["config"]["tokenizer"]["vae_path"]}`.
 - As a diffusers pipeline: `worldsmith export {name} -o DIR`.
@@ -98,7 +98,7 @@ video VAE: {origin(about, "ones")}.
 {metadata_advice(about["generation"])}"""
 
 
-def facts(about: Mapping[str, Any]) -> str:
+def format_facts(about: Mapping[str, Any]) -> str:
     """What it was trained on, what was measured, and sample frames: a paragraph each, where they are known."""
     card, video = about.get("card", {}), about["generation"]
     paragraphs = []

@@ -1,4 +1,4 @@
-"""The naming schemes in which such a network's tensors are stored, recognised by the names themselves."""
+"""Naming schemes in which a network's tensors are stored, and those of its language model in a Qwen3-VL folder."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from functools import partial
 from typing import Any
 
 from worldsmith.checkpoint.formats.family_formats import NATIVE_PREFIX, FamilyFormats, Naming
+from worldsmith.checkpoint.sources.weight_source import WeightSource
+from worldsmith.config.errors import UserError
 from worldsmith.families.cosmos3.network.architecture import edge
 from worldsmith.families.cosmos3.weights.diffusers_keys import (
     STACK,
     diffusers_to_native,
     network_config_from_diffusers,
 )
-from worldsmith.families.cosmos3.weights.network_settings import stated
+from worldsmith.families.cosmos3.weights.network_settings import network_difference, network_of, stated
 from worldsmith.files.json_file import section
+from worldsmith.models.lora import is_adapter
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +30,8 @@ TOWER = "_moe_gen"
 HEADS = ("vae2llm.", "llm2vae.", "time_embedder.", "action2llm.", "llm2action.", "action_modality_embed", "sound2llm.",
          "llm2sound.", "sound_modality_embed")  # fmt: skip
 """What stands outside the language model; a reasoner's checkpoint has none of it."""
+HEAD = "language_model.lm_head.weight"
+QWEN_STACK, QWEN_HEAD = "model.language_model.", "lm_head.weight"
 
 
 def find_naming(keys: Sequence[str], formats: FamilyFormats) -> Naming | None:
@@ -35,26 +40,59 @@ def find_naming(keys: Sequence[str], formats: FamilyFormats) -> Naming | None:
     if prefix is not None:
         own = {key.removeprefix(prefix): key for key in keys if key.startswith(prefix)}
         own = {name: key for name, key in own.items() if ".visual." not in name}
-        return naming(formats.family, "native export", own, formats.native_settings)
-    blocks = named(keys, nemotron_name)
+        return naming_with_copies(formats.family, "native export", own, formats.native_settings)
+    blocks = keys_by_native_name(keys, nemotron_name)
     layers = {name.split(".")[3] for name in blocks if name.startswith(f"{STACK}layers.")}
     for describe, names, read_config in (
         ("Nemotron-style reasoner", blocks, partial(nemotron_settings, layers=len(layers))),
-        ("Qwen3-VL reasoner", named(keys, reasoner_name), text_settings),
-        ("diffusers transformer", named(keys, diffusers_name), diffusers_settings),
+        ("Qwen3-VL reasoner", keys_by_native_name(keys, reasoner_name), text_settings),
+        ("diffusers transformer", keys_by_native_name(keys, diffusers_name), diffusers_settings),
     ):
         if f"{STACK}layers.0.self_attn.q_proj.weight" in names:
             if read_config is diffusers_settings and is_reasoner(names):
                 describe = "Edge reasoner"
-            return naming(formats.family, describe, names, partial(checked, read_config))
+            return naming_with_copies(formats.family, describe, names, partial(read_network_settings, read_config))
     return None
 
 
-def checked(read_config: Callable[[Mapping[str, Any]], dict[str, Any]], config: Mapping[str, Any]) -> dict[str, Any]:
+def language_weights(source: WeightSource, config: Mapping[str, Any]) -> dict[str, str]:
+    """Maps names of the language model's weights in a Qwen3-VL folder to their native names.
+
+    Args:
+        source: weights of a generator.
+        config: config.json of the Qwen3-VL folder.
+
+    Raises:
+        UserError: the language model differs from that of the folder, or has adapters.
+    """
+    network = network_of(source)
+    try:
+        difference = network_difference(text_settings(config), network)
+    except ValueError as error:
+        raise UserError(f"the model folder's config.json: {error}") from error
+    differing = [*difference.meanings, *difference.sizes]
+    if differing:
+        raise UserError(
+            f"{source.describe} has another language model than the model folder: {'; '.join(differing)}. Give the "
+            "folder of a model of the same size as --vlm-model-name"
+        )
+    names = [name for name in source.shapes if name.startswith("language_model.") and not is_generation(name)]
+    adapted = [name for name in names if is_adapter(name)]
+    if adapted:
+        raise UserError(
+            f"{source.describe} has adapters beside its language model, such as {adapted[0]}; merge them first: "
+            "`worldsmith export RUN --format native -o DIR`"
+        )
+    return {qwen_name(name): name for name in names if ".visual." not in name}
+
+
+def read_network_settings(
+    read_config: Callable[[Mapping[str, Any]], dict[str, Any]], config: Mapping[str, Any]
+) -> dict[str, Any]:
     return stated(read_config(config))
 
 
-def naming(
+def naming_with_copies(
     family: str, describe: str, names: Mapping[str, str], read_config: Callable[[Mapping[str, Any]], dict[str, Any]]
 ) -> Naming:
     """A naming scheme with what a reasoner stands for beyond its own tensors: generation tower and tied language head.
@@ -94,7 +132,7 @@ def generation_name(name: str) -> str:
     return f"{module}{TOWER}.{leaf}"
 
 
-def named(keys: Iterable[str], rename: Callable[[str], str | None]) -> dict[str, str]:
+def keys_by_native_name(keys: Iterable[str], rename: Callable[[str], str | None]) -> dict[str, str]:
     return {name: key for key in keys if (name := rename(key)) is not None}
 
 
@@ -235,3 +273,8 @@ def require_turns(text: Mapping[str, Any], layers: int) -> None:
     count = text.get("num_hidden_layers")
     if not found and count not in (None, 2 * layers):
         raise ValueError(f"num_hidden_layers: expected {2 * layers} blocks, as the tensors have, found {count}")
+
+
+def qwen_name(name: str) -> str:
+    """`language_model.model.layers.0.…` → `model.language_model.layers.0.…`; the head is outside of it."""
+    return QWEN_HEAD if name == HEAD else QWEN_STACK + name.removeprefix(STACK)

@@ -13,9 +13,8 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from worldsmith.families.vision_language.network.attention import choose_attention
-from worldsmith.families.vision_language.network.attention_by_sample import BY_SAMPLE, IN_WINDOWS
-from worldsmith.families.vision_language.network.forward import loss_of
+from worldsmith.families.vision_language.network.forward import BY_SAMPLE, IN_WINDOWS, loss_of
+from worldsmith.families.vision_language.policy import choose_attention
 from worldsmith.families.vision_language.published import TRAINED, VISUAL, why_not_trained
 from worldsmith.files.errors import UserError
 from worldsmith.files.model_folder import load_from_folder
@@ -96,7 +95,7 @@ def transformers_errors(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def parts_of(network: Any) -> NetworkParts:
+def network_parts(network: Any) -> NetworkParts:
     """Decoder layers and vision blocks, each on its own; an embedding table that the head does not share, too."""
     layers = [module for module in network.modules() if class_name(module) in network._no_split_modules]
     visual = visual_of(network)

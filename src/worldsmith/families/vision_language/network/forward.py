@@ -1,18 +1,23 @@
 """One pass of a backbone over a batch: a single call of the vision encoder, hidden states, and logits where asked.
 
-All of it is one entry of the network, so that its weights are gathered once around it.
+All of it is one entry of the network, so that its weights are all-gathered once around it. Samples that share a row
+attend one after the other, without a mask: one call for the row would need a mask of its length squared.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.vision_utils import get_vision_cu_seqlens, get_vision_window_index
 
-from worldsmith.families.vision_language.network.attention_by_sample import BY_SAMPLE
 from worldsmith.models.real_values import real_values
 
 if TYPE_CHECKING:
@@ -20,6 +25,10 @@ if TYPE_CHECKING:
 
 Head = Callable[[Tensor], Tensor]
 """Hidden states [n, width] to logits [n, vocabulary]."""
+BY_SAMPLE = "sdpa_by_sample"
+"""Name under which `attend` is registered in transformers."""
+IN_WINDOWS = "flash_in_windows"
+"""Name of `attend_in_windows`; transformers passes the windows' borders only to names that contain flash."""
 
 
 def loss_of(network: Any, inputs: Inputs, loss: Callable[[Tensor, Tensor, Head], Tensor]) -> Tensor:
@@ -74,3 +83,73 @@ def windows(config: Any, grids: Any) -> dict[str, Any]:
         longest = {name: int(ends.diff().max()) for name, ends in (("", frames), ("window_", borders))}
     given = {"window_index": order, "cu_window_seqlens": borders, "cu_seqlens": frames}
     return given | {f"max_{name}seqlen": length for name, length in longest.items()}
+
+
+def attend(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    sample_lengths: list[int] | None = None,
+    **settings: Any,
+) -> tuple[Tensor, None]:
+    """Attention of samples that share a row: [1, heads, N, width] to [1, N, heads, width].
+
+    `sample_lengths`: tokens of each sample. Without them, and for layers with a mask (such as a sliding window), this
+    is transformers' sdpa.
+    """
+    if sample_lengths is None or attention_mask is not None:
+        whole: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
+        return whole
+    samples = zip(*(states.split(sample_lengths, dim=2) for states in (query, key, value)))
+    found = [sdpa_attention_forward(module, q, k, v, None, **settings)[0] for q, k, v in samples]
+    return torch.cat(found, dim=1), None
+
+
+def make_mask(
+    *,
+    attention_mask: Tensor | None = None,
+    local_size: int | None = None,
+    allow_is_causal_skip: bool = True,
+    **settings: Any,
+) -> Tensor | None:
+    """Returns sdpa's mask; None for a packed row of causal samples, where only the packing would need one."""
+    if attention_mask is None and local_size is None and not allow_is_causal_skip:
+        return None
+    settings |= {"local_size": local_size, "allow_is_causal_skip": allow_is_causal_skip}
+    mask: Tensor | None = sdpa_mask(attention_mask=attention_mask, **settings)
+    return mask
+
+
+def attend_in_windows(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    cu_seq_lens_q: Tensor,
+    **settings: Any,
+) -> tuple[Tensor, None]:
+    """Attention within windows whose borders are `cu_seq_lens_q`: [1, heads, N, width] to [1, N, heads, width].
+
+    Neighboring windows of one length are one call, where transformers makes a call of each.
+    """
+    for name in ("cu_seq_lens_k", "max_length_q", "max_length_k"):
+        settings.pop(name, None)
+    with real_values():
+        lengths = cu_seq_lens_q.diff().tolist()
+    runs = [(length, len(list(same))) for length, same in groupby(lengths)]
+    parts = zip(*(states.split([length * count for length, count in runs], dim=2) for states in (query, key, value)))
+    found = []
+    for (length, count), states in zip(runs, parts):
+        q, k, v = (s.unflatten(2, (count, length))[0].transpose(0, 1) for s in states)
+        found.append(sdpa_attention_forward(module, q, k, v, None, **settings)[0].flatten(0, 1)[None])
+    return torch.cat(found, dim=1), None
+
+
+AttentionInterface.register(BY_SAMPLE, attend)
+AttentionInterface.register(IN_WINDOWS, attend_in_windows)
+AttentionMaskInterface.register(BY_SAMPLE, make_mask)

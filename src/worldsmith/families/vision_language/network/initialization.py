@@ -19,7 +19,7 @@ DONE = "_is_hf_initialized"
 
 
 @torch.no_grad()
-def init_weights(network: Any, seed: int, names: Collection[str] | None = None) -> None:
+def initialize_backbone(network: Any, seed: int, names: Collection[str] | None = None) -> None:
     """Fills the parameters with these native names (None: all) in place, sharded or not.
 
     A value depends on the seed and the parameter's name alone. One whole tensor exists at a time, in main memory.
@@ -27,10 +27,10 @@ def init_weights(network: Any, seed: int, names: Collection[str] | None = None) 
     """
     places = {native_name(place): place for place, _ in network.named_parameters()}
     for name, place in chosen(places, names).items():
-        fill(network.get_parameter(place), initial_value(network, name, place, seed))
+        fill(network.get_parameter(place), initial_backbone_value(network, name, place, seed))
 
 
-def initial_value(network: Any, name: str, place: str, seed: int) -> Tensor:
+def initial_backbone_value(network: Any, name: str, place: str, seed: int) -> Tensor:
     """The float32 value of one parameter. Raises ValueError for one that transformers gives no first value."""
     path, _, leaf = place.rpartition(".")
     owner = network.get_submodule(path)
@@ -44,7 +44,7 @@ def initial_value(network: Any, name: str, place: str, seed: int) -> Tensor:
         try:
             owner._parameters[leaf] = fresh
             with marked([*others, *owner.buffers(recurse=False)]):
-                model_of(network, path)._init_weights(owner)
+                owning_model(network, path)._init_weights(owner)
         finally:
             owner._parameters.update(kept)
     if not in_simulation() and fresh.isnan().any():
@@ -61,7 +61,7 @@ def adapter_value(value: Tensor, name: str) -> Tensor:
     return torch.zeros_like(value)
 
 
-def model_of(network: Any, path: str) -> Any:
+def owning_model(network: Any, path: str) -> Any:
     """The model of transformers that gives the module at this path its first values: the innermost around it."""
     while path and not isinstance(network.get_submodule(path), PreTrainedModel):
         path = path.rpartition(".")[0]
@@ -81,7 +81,7 @@ def compute_buffers(network: Any) -> None:
         for buffer in buffers.values():
             buffer.fill_(torch.nan) if buffer.is_floating_point() or buffer.is_complex() else buffer.zero_()
         with marked(owner.parameters(recurse=False)):
-            model_of(network, path)._init_weights(owner)
+            owning_model(network, path)._init_weights(owner)
         for name, buffer in owner.named_buffers(recurse=False):
             if not in_simulation() and buffer.isnan().any():
                 raise RuntimeError(f"transformers computes no value for the buffer {path}.{name} of such a network")

@@ -86,7 +86,7 @@ def assemble(
     require_complete(joined, wanted)
     dtype_of = joined.dtype if dtype == "stored" else formats_of(FAMILY).stored_dtype(dtype)
     stated = str(dtype_of(TABLE)).removeprefix("torch.")
-    about = describe(spec, source, visual, joined, stated)
+    about = describe_assembly(spec, source, visual, joined, stated)
     with folder_aside(out) as aside:
         keys = {name: name for name in joined.shapes}
         about["weights_sha256"] = write_safetensors(
@@ -98,7 +98,7 @@ def assemble(
         (aside / "README.md").write_text(formats_of(FAMILY).card(out.name, about), encoding="utf-8")
         require_tower(aside, visual, dtype_of)
         publish_export(aside, out, about, force=force)
-    return report(source, visual, stock, chosen, len(language))
+    return describe_sources(source, visual, stock, chosen, len(language))
 
 
 def stock_of(source: WeightSource) -> str:
@@ -161,11 +161,11 @@ def require_tower(folder: Path, tower: WeightSource, dtype_of: Any) -> None:
             raise UserError(f"{VISUAL}{name} was not written as it is in {tower.describe}; try again")
 
 
-def describe(
+def describe_assembly(
     spec: ModelSpec, source: WeightSource, visual: WeightSource, joined: WeightSource, dtype: str
 ) -> dict[str, Any]:
     """What the folder says about itself, without its list of files."""
-    from worldsmith.families.vision_language.weights.export_folder import facts
+    from worldsmith.families.vision_language.weights.export_folder import base_facts
 
     return {
         "worldsmith": __version__,
@@ -176,7 +176,7 @@ def describe(
         "dtype": dtype,
         "generation": {},
         "model": formats_of(FAMILY).exported_config(spec),
-        "card": {"parameters": count_numbers(joined.shapes), **facts(spec)},
+        "card": {"parameters": count_numbers(joined.shapes), **base_facts(spec)},
     }
 
 
@@ -188,7 +188,7 @@ def origins(joined: JoinedWeights) -> dict[str, Any]:
     return found
 
 
-def report(
+def describe_sources(
     source: WeightSource, visual: WeightSource, stock: WeightSource, chosen: WeightSource | None, count: int
 ) -> list[str]:
     """Which weights are whose, and whether the tower is another one than that of the model folder."""
@@ -199,7 +199,7 @@ def report(
             f"vision tower: {len(visual.shapes)} tensors from {visual.describe}, since the source has none: right for "
             "a language model that was never trained to see",
         ]
-    changed = sum(not same(visual, stock, name) for name in visual.shapes)
+    changed = sum(not has_same_values(visual, stock, name) for name in visual.shapes)
     return [
         *lines,
         f"vision tower: {len(visual.shapes)} tensors from {visual.describe}; {changed} of them differ from those of "
@@ -207,7 +207,7 @@ def report(
     ]
 
 
-def same(one: WeightSource, other: WeightSource, name: str) -> bool:
+def has_same_values(one: WeightSource, other: WeightSource, name: str) -> bool:
     import torch
 
     return name in other.shapes and bool(torch.equal(one.read(name).float(), other.read(name).float()))

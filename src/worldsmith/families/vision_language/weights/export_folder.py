@@ -1,4 +1,4 @@
-"""A trained model as a folder that `from_pretrained` of transformers loads, as its base was."""
+"""Exporting a model as a folder that `from_pretrained` of transformers loads, with its README.md."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from worldsmith.checkpoint.formats.card_text import origin, parameters
 from worldsmith.checkpoint.formats.export_weights import CONFIG, Layout, export_stored, named_tensors
 from worldsmith.checkpoint.formats.family_formats import Export
 from worldsmith.checkpoint.sources.weight_source import WeightSource
@@ -17,9 +18,22 @@ from worldsmith.files.json_file import read_json_object
 from worldsmith.models.model_files import is_local
 from worldsmith.models.spec import ModelSpec
 
+USE = {
+    "image-text-to-text": """from transformers import AutoModelForImageTextToText, AutoProcessor
+
+model = AutoModelForImageTextToText.from_pretrained("{name}", dtype="{dtype}")
+processor = AutoProcessor.from_pretrained("{name}")""",
+    "text-generation": """from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("{name}", dtype="{dtype}")
+tokenizer = AutoTokenizer.from_pretrained("{name}")""",
+}
+"""Code that loads a model, by task."""
+WHAT = {"image-text-to-text": "A vision-language model", "text-generation": "A language model"}
+
 
 def base_config(spec: ModelSpec) -> dict[str, Any]:
-    """The config.json of the folder that the model was made from."""
+    """Reads the config.json of the folder from which the model was built."""
     name = base_name(spec)
     return read_json_object(find_folder(name, field="model.config.policy.backbone.model_name") / CONFIG)
 
@@ -32,18 +46,76 @@ def folder_config(spec: ModelSpec, about: Mapping[str, Any]) -> dict[str, Any]:
     return with_dtype(base_config(spec), about["dtype"])
 
 
-def facts(spec: ModelSpec) -> dict[str, Any]:
-    """What the model is for, and what it was made from."""
+def base_facts(spec: ModelSpec) -> dict[str, Any]:
+    """Returns the model's task, as transformers names it, and the name of its base model."""
     name = base_name(spec)
     return {"kind": model_kind(base_config(spec)), "base": Path(name).name if is_local(name) else name}
 
 
 def as_in_folder(source: WeightSource, spec: ModelSpec) -> WeightSource:
-    """The weights under the names, and in the form, of the folder that the model was made from."""
+    """Returns the weights with the names, and in the layout, of the folder from which the model was built."""
     return FolderWeights(source, find_conversion(base_config(spec)))
 
 
-LAYOUT = Layout("hf", str, folder_config, facts, as_in_folder, packages=("torch", "safetensors", "transformers"))
+def folder_card(name: str, about: Mapping[str, Any]) -> str:
+    """Markdown: what the folder is, where its weights come from, and how it is loaded."""
+    settings = f"Config, tokenizer, chat template and preprocessor settings are those of `{about['card']['base']}`."
+    ending = "To train from it: `model.config.policy.backbone.model_name` = this folder."
+    return model_card(name, about, settings, dtype=about["dtype"], ending=ending)
+
+
+def quantized_card(name: str, about: Mapping[str, Any]) -> str:
+    """Markdown: what the folder is, how its weights are quantized, and how it is loaded."""
+    bits = (
+        f"The linear layers of its decoder are quantized ({about['scheme']}, in the form of compressed-tensors); the "
+        f"rest is in\n{about['dtype']}. `quantization.json` says how it answers beside the model that it was made of."
+    )
+    ending = "It needs the package `compressed-tensors`, and cannot be trained."
+    return model_card(name, about, bits, dtype="auto", ending=ending)
+
+
+def model_card(name: str, about: Mapping[str, Any], told: str, *, dtype: str, ending: str) -> str:
+    kind = about["card"]["kind"]
+    return f"""---
+library_name: transformers
+pipeline_tag: {kind}
+---
+
+# {name}
+
+{WHAT[kind]}{parameters(about)}: {origin(about, "weights")}.
+{told}
+
+```python
+{USE[kind].format(name=name, dtype=dtype)}
+```
+
+{ending}
+"""
+
+
+def adapter_card(name: str, about: Mapping[str, Any]) -> str:
+    """Markdown: what the adapter is, which weights it belongs to, and how PEFT loads it."""
+    base = f"`{about['base_model']}`" if about["base_model"] else "the weights that the run started from"
+    return f"""---
+library_name: peft
+tags: [lora]
+---
+
+# {name}
+
+Low-rank adapters (rank {about["rank"]}, alpha {about["alpha"]}, {about["layers"]} layers): {origin(about, "ones")}.
+They belong to {base}, and to no other weights: `model` below is the model of transformers with them.
+
+```python
+from peft import PeftModel
+
+model = PeftModel.from_pretrained(model, "{name}")
+```
+"""
+
+
+LAYOUT = Layout("hf", str, folder_config, base_facts, as_in_folder, packages=("torch", "safetensors", "transformers"))
 FOLDER = Export(
     "export_hf",
     CONFIG,

@@ -10,12 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from worldsmith.checkpoint.formats import peft_adapter
 from worldsmith.checkpoint.formats.family_formats import DType, Export, FamilyFormats, Joined, Naming, NetworkDifference
+from worldsmith.checkpoint.formats.peft_adapter import AdapterLayout
 from worldsmith.config import Configurable
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.families.vision_language.model import VisionLanguageModel
 from worldsmith.families.vision_language.weights.conversion import Conversion, find_conversion
-from worldsmith.families.vision_language.weights.model_card import adapter_card, folder_card
+from worldsmith.families.vision_language.weights.export_folder import FOLDER, adapter_card, folder_card
 from worldsmith.families.vision_language.weights.model_folder import (
     CONFIG,
     copy_companions,
@@ -25,8 +27,8 @@ from worldsmith.families.vision_language.weights.model_folder import (
     model_kind,
     settings_of,
     unexpected_patterns,
+    write_picture_settings,
 )
-from worldsmith.families.vision_language.weights.picture_settings import write_picture_settings
 from worldsmith.files.json_file import read_json_object, section
 from worldsmith.models.model_files import lasting_name, read_settings
 from worldsmith.models.spec import ModelSpec
@@ -42,7 +44,9 @@ if TYPE_CHECKING:
 
 FIELD = "model.config.policy.backbone.model_name"
 TABLES = re.compile(r"(.*\.)?(embed_tokens|lm_head|wte|embed_in)\.weight|(transformer\.)?word_embeddings\.weight")
-"""What a language model of transformers has."""
+"""Names of embedding tables and heads, by which a language model of transformers is recognized."""
+ADAPTER_LAYOUT = AdapterLayout("vision_language", str, str, "transformers")
+"""LoRA adapters in PEFT's format; transformers has the native names."""
 
 
 class VisionLanguageFormats(FamilyFormats):
@@ -117,10 +121,7 @@ class VisionLanguageFormats(FamilyFormats):
         return find_conversion(read_json_object(model_folder(config) / CONFIG))
 
     def exports(self) -> dict[str, Export]:
-        from worldsmith.families.vision_language.weights.export_folder import FOLDER
-        from worldsmith.families.vision_language.weights.peft_adapter import ADAPTER
-
-        return {"hf": FOLDER, "adapter": ADAPTER}
+        return {"hf": FOLDER, "adapter": peft_adapter.export_of(ADAPTER_LAYOUT)}
 
     def stored_dtype(self, dtype: DType, config: Configurable.Config | None = None) -> Callable[[str], torch.dtype]:
         """All in `dtype` but what the model's class in transformers keeps in float32, such as a router's balance."""
@@ -165,14 +166,10 @@ class VisionLanguageFormats(FamilyFormats):
         return (adapter_card if about["format"] == "adapter" else folder_card)(name, about)
 
     def read_adapter(self, folder: Path) -> StoredAdapter:
-        from worldsmith.families.vision_language.weights.peft_adapter import read_adapter
-
-        return read_adapter(folder)
+        return peft_adapter.read_adapter(ADAPTER_LAYOUT, folder)
 
     def load_adapter(self, network: nn.Module, folder: Path) -> list[str]:
-        from worldsmith.families.vision_language.weights.peft_adapter import load_adapter
-
-        return load_adapter(network, folder)
+        return peft_adapter.load_adapter(ADAPTER_LAYOUT, network, folder)
 
     def assemble(self, path: str, out: str | Path, **options: Any) -> list[str]:
         from worldsmith.families.vision_language.weights.assemble import assemble

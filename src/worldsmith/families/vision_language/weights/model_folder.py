@@ -1,7 +1,10 @@
-"""A model folder of Hugging Face transformers: what its config.json says, and the files beside its weights."""
+"""A model folder of Hugging Face transformers: its config.json, and the files that accompany its weights."""
 
 from __future__ import annotations
 
+import json
+import logging
+import math
 import shutil
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
@@ -11,10 +14,12 @@ from typing import Any
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
 from worldsmith.config.errors import UserError
 from worldsmith.files.fingerprint import LINEAGE
-from worldsmith.files.json_file import read_json_object
+from worldsmith.files.json_file import read_json_object, section
 from worldsmith.files.manifest import MANIFEST
 from worldsmith.files.model_folder import load_from_folder
 from worldsmith.models.model_files import local_folder, read_settings
+
+logger = logging.getLogger(__name__)
 
 CONFIG = "config.json"
 FILES = (CONFIG, "*.json", "*.jinja", "*.txt", "*.model")
@@ -27,6 +32,29 @@ OTHERS = (CONFIG, WEIGHT_INDEX, ORIGINS, ABOUT, MANIFEST, "adapter_config.json",
 INCIDENTAL = ("max_position_embeddings", "initializer_range", "use_cache", "name_or_path", "attn_implementation")
 """Settings that change nothing in what stored weights compute."""
 ROOM = "text_config", "vision_config"
+DTYPES = ("dtype", "torch_dtype")
+"""Key of transformers 5, and that of 4."""
+PREPROCESSOR_FILES = {
+    "preprocessor_config.json": "image_processor",
+    "video_preprocessor_config.json": "video_processor",
+}
+"""A file of its own for images and for videos; or else a section of the joint file."""
+JOINT = "processor_config.json"
+MIN_FRAMES, MAX_FRAMES = 4, 768
+"""transformers' bounds of the number of frames, where a file does not state them."""
+BY_FRAME: dict[str, dict[str, Any]] = {
+    "qwen2_5_vl": {
+        "video_processor_type": "Qwen2VLVideoProcessor",
+        "size": {"shortest_edge": 128 * 28 * 28, "longest_edge": 768 * 28 * 28},
+        "cap_pixels_per_frame": True,
+        "max_video_tokens": 128_000,
+    }
+}
+"""Model types whose limits of pixels are those of one frame, with what a run takes without a file for videos."""
+SHARED = ("patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std", "resample", "rescale_factor")
+"""What images and videos of a model have in common."""
+CAPPED_SHARE = 0.9
+"""Fraction of `max_video_tokens` that a video may have."""
 
 
 def find_folder(name: str, *, field: str) -> Path:
@@ -42,9 +70,9 @@ def copy_companions(source: Path, target: Path) -> list[str]:
     names = sorted(
         file.name
         for file in source.iterdir()
-        if file.is_file() and matches(file.name, FILES) and not matches(file.name, OTHERS)
+        if file.is_file() and matches_any(file.name, FILES) and not matches_any(file.name, OTHERS)
     )
-    if not any(matches(name, ("tokenizer*", "*.model", "vocab.*")) for name in names):
+    if not any(matches_any(name, ("tokenizer*", "*.model", "vocab.*")) for name in names):
         raise UserError(f"{source} has no tokenizer (tokenizer.json); expected a model folder of transformers")
     for name in names:
         shutil.copyfile(source / name, target / name)
@@ -59,10 +87,6 @@ def with_dtype(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
             changed[name] = {key: dtype if key in DTYPES else value for key, value in changed[name].items()}
     stated = [key for key in DTYPES if key in changed] or ["dtype"]
     return {**changed, **dict.fromkeys(stated, dtype)}
-
-
-DTYPES = ("dtype", "torch_dtype")
-"""The word of transformers 5, and that of 4."""
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,5 +170,95 @@ def model_class(config: Any) -> Any:
     return kind._model_mapping[type(config)]
 
 
-def matches(name: str, patterns: tuple[str, ...]) -> bool:
+def matches_any(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def write_picture_settings(media: Mapping[str, Any], folder: Path, model_type: str = "") -> None:
+    """Writes the image and video limits of a run into the preprocessor files of its export.
+
+    Missing files are not created, except for the video file where transformers would apply the limits of images.
+
+    Args:
+        media: the run's `dataloader_train.processor.media`.
+        folder: exported model folder.
+        model_type: `model_type` of config.json.
+    """
+    given = {name: value for name, value in media.items() if value is not None}
+    joint = read_json_object(folder / JOINT) if (folder / JOINT).is_file() else {}
+    by_frame = BY_FRAME.get(model_type)
+    images, videos = PREPROCESSOR_FILES
+    if by_frame is not None and (folder / images).is_file() and not (folder / videos).is_file():
+        same = {name: value for name, value in read_json_object(folder / images).items() if name in SHARED}
+        write_if_changed(folder / videos, {**same, **by_frame}, {})
+    for name, part in PREPROCESSOR_FILES.items():
+        own = (folder / name).is_file()
+        if not own and not isinstance(joint.get(part), dict):
+            continue
+        stated = read_json_object(folder / name) if own else joint[part]
+        changed = for_images(stated, given) if part == "image_processor" else for_videos(stated, given, by_frame)
+        if own:
+            write_if_changed(folder / name, changed, stated)
+        else:
+            write_if_changed(folder / JOINT, {**joint, part: changed}, joint)
+            joint[part] = changed
+    if by_frame is not None:
+        return
+    unsaid = [f"{name} = {given[name]}" for name in ("min_pixels", "max_pixels") if name in given]
+    if unsaid:
+        logger.warning(
+            "the export does not hold what %s means for a video: transformers bounds the pixels of all its frames "
+            "together. Give --processor.media.%s when you ask it about videos",
+            *(" and ".join(unsaid), unsaid[0].replace(" = ", " ")),
+        )
+
+
+def for_images(stated: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    return with_size(stated, given.get("min_pixels"), given.get("max_pixels"))
+
+
+def for_videos(
+    stated: dict[str, Any], given: Mapping[str, Any], by_frame: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Returns the video settings; a fixed number of frames is both minimum and maximum, since a rate excludes it."""
+    if by_frame is None:
+        changed = with_size(stated, None, given.get("total_pixels"))
+    else:
+        stated = {**stated, **by_frame} if given.get("video_limits") == "qwen_vl_utils" else stated
+        least, most = given.get("min_pixels"), given.get("max_pixels")
+        stated_least = section(stated, "size").get("shortest_edge") or stated["min_pixels"]
+        changed = with_size(stated, least or (most and min(stated_least, most)), most)
+        if most is not None and most < stated_least:
+            changed["cap_pixels_per_frame"] = False  # it would leave a frame more than `most`
+        if "total_pixels" in given:
+            token = 2 * (stated["patch_size"] * stated["merge_size"]) ** 2 * CAPPED_SHARE
+            changed |= {"cap_pixels_per_frame": True, "max_video_tokens": math.ceil(given["total_pixels"] / token)}
+    if "fps" in given:
+        changed["fps"] = given["fps"]
+    least, most = (given.get("nframes", given.get(name)) for name in ("min_frames", "max_frames"))
+    if most is not None:
+        changed["max_frames"] = most
+        least = least or min(changed.get("min_frames") or MIN_FRAMES, most)
+    if least is not None:
+        changed["min_frames"] = least
+        changed["max_frames"] = max(changed.get("max_frames") or MAX_FRAMES, least)
+    return changed
+
+
+def with_size(stated: dict[str, Any], least: int | None, most: int | None) -> dict[str, Any]:
+    """Returns the settings with other pixel limits; older files state them outside of `size`."""
+    if least is None and most is None:
+        return dict(stated)
+    changed = {name: value for name, value in stated.items() if name not in ("min_pixels", "max_pixels")}
+    size = section(stated, "size")
+    return changed | {
+        "size": {
+            "shortest_edge": least or size.get("shortest_edge") or stated.get("min_pixels"),
+            "longest_edge": most or size.get("longest_edge") or stated.get("max_pixels"),
+        }
+    }
+
+
+def write_if_changed(file: Path, changed: Mapping[str, Any], stated: Mapping[str, Any]) -> None:
+    if changed != stated:
+        file.write_text(json.dumps(changed, indent=2) + "\n", encoding="utf-8")

@@ -13,8 +13,7 @@ from worldsmith.checkpoint.formats.export_folder import count_numbers
 from worldsmith.checkpoint.formats.quantizer import Scheme, Sizes
 from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.config.errors import UserError
-from worldsmith.families.vision_language.watch import Seen
-from worldsmith.families.vision_language.weights.gptq import round_columns
+from worldsmith.families.vision_language.weights.calibration import InputStatistics, round_columns
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -158,7 +157,7 @@ class QuantizedWeights(WeightSource):
         self.source, self.quantization, self.average = source, quantization, average
         self.path, self.describe, self.settings = source.path, source.describe, source.settings
         self.average_shapes, self.copies, self.unknown = {}, {}, []
-        self.seen = Seen()
+        self.seen = InputStatistics()
         """What the layers get, where it was observed."""
         self.shapes = {key: shape for key, shape in source.shapes.items() if layer_of(key) not in quantization.layers}
         self.dtypes, self.parts = dict[str, torch.dtype](), dict[str, tuple[str, str]]()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from worldsmith import __version__
 from worldsmith.checkpoint.formats.export_folder import facts_of, origin_of
@@ -17,17 +18,25 @@ from worldsmith.checkpoint.formats.export_weights import CONFIG, STEM
 from worldsmith.checkpoint.formats.quantizer import Method, Quantizer, Scheme
 from worldsmith.checkpoint.formats.write_safetensors import write_safetensors
 from worldsmith.config.errors import UserError
-from worldsmith.families.vision_language.network.quantized import QuantizedReasoner
-from worldsmith.families.vision_language.watch import watch_inputs
+from worldsmith.families.vision_language.generation import generate_tokens
+from worldsmith.families.vision_language.inputs import Conversation
+from worldsmith.families.vision_language.published import VISUAL
+from worldsmith.families.vision_language.weights.calibration import watch_inputs
 from worldsmith.families.vision_language.weights.conversion import FolderWeights, find_conversion
-from worldsmith.families.vision_language.weights.export_folder import base_config, facts, folder_config
-from worldsmith.families.vision_language.weights.model_card import quantized_card
+from worldsmith.families.vision_language.weights.export_folder import (
+    base_config,
+    base_facts,
+    folder_config,
+    quantized_card,
+)
 from worldsmith.families.vision_language.weights.quantization import (
     Quantization,
     QuantizedWeights,
     first_together,
     require_library,
 )
+from worldsmith.files.model_folder import load_from_folder
+from worldsmith.models.weights.finite import non_finite, require_finite
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,7 +97,7 @@ class ReasonerQuantizer(Quantizer):
             "model": formats.exported_config(
                 replace(self.spec, config=replace(self.spec.config, precision="bfloat16"))
             ),
-            "card": {**facts(self.spec), **facts_of(model), "parameters": self.sizes.numbers},
+            "card": {**base_facts(self.spec), **facts_of(model), "parameters": self.sizes.numbers},
         }
         plain, own = formats.stored_dtype("bfloat16", self.spec.config), self.weights.dtypes
         names = {key: key for key in self.weights.shapes}
@@ -103,6 +112,25 @@ class ReasonerQuantizer(Quantizer):
         return about
 
 
+class QuantizedReasoner:
+    """A reasoner with quantized weights, as transformers runs it; it cannot be trained.
+
+    The first forward pass makes the weights dense. Activations are rounded as the scheme states.
+    """
+
+    def __init__(self, folder: Path, device: str | torch.device) -> None:
+        self.folder, self.device = folder, torch.device(device)
+        visual = load_from_folder(AutoConfig, folder).model_type in VISUAL
+        kind: Any = AutoModelForImageTextToText if visual else AutoModelForCausalLM
+        self.network: Any = load_from_folder(kind, folder, dtype="auto").to(self.device).eval()
+        require_finite(str(folder), non_finite(self.network.state_dict()))
+
+    def generate(self, prompts: Sequence[Conversation], **how: Any) -> list[list[int]]:
+        """Generates answers like `VisionLanguageModel.generate`."""
+        return generate_tokens(self.network, prompts, device=self.device, **how)
+
+
 def load_quantized(folder: Path, device: str | torch.device) -> QuantizedReasoner:
+    """Loads a quantized model folder. Raises UserError if compressed-tensors is missing."""
     require_library()
     return QuantizedReasoner(folder, device)

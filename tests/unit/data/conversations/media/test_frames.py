@@ -9,7 +9,7 @@ from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
 from transformers.video_utils import VideoMetadata
 
-from worldsmith.data.conversations.media.frames import choose_frames, patch_times
+from worldsmith.data.conversations.media.frames_and_sizes import choose_frames, patch_times
 
 
 class Judge(Qwen3VLVideoProcessor):

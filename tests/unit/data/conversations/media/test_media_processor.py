@@ -16,7 +16,7 @@ from PIL import Image
 from torch.nn import functional as F
 
 from worldsmith.data.conversations.media.media_processor import MediaProcessor
-from worldsmith.data.conversations.media.video_frames import scaled
+from worldsmith.data.conversations.media.pixels import resize
 from worldsmith.data.stream.errors import SampleError
 
 
@@ -52,7 +52,7 @@ def test_a_video_is_scaled_in_integers_like_torch(tmp_path: Path, write_clip: Ca
     assert plan.size == (64, 128)
     noise = torch.randint(0, 256, (1, 3, 70, 130), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     small = F.interpolate(noise, size=(64, 128), mode="bicubic", antialias=True)
-    assert torch.equal(scaled(noise, (64, 128)), small)
+    assert torch.equal(resize(noise, (64, 128)), small)
     by_pil = np.asarray(Image.fromarray(noise[0].permute(1, 2, 0).numpy()).resize((128, 64), Image.Resampling.BICUBIC))
     assert np.abs(by_pil - small[0].permute(1, 2, 0).float().numpy()).mean() < 0.5  # only clamped noise differs by more
     assert media.read(plan).shape == (plan.tokens * 4, 1536)

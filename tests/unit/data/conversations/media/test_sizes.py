@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize as judge_of_images
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as judge_of_videos
 
-from worldsmith.data.conversations.media.sizes import fixed_size, image_size, video_size
+from worldsmith.data.conversations.media.frames_and_sizes import fixed_size, image_size, video_size
 from worldsmith.data.stream.errors import SampleError
 
 IMAGE = {"factor": 32, "least": 65536, "most": 16777216}

@@ -1,0 +1,112 @@
+"""Selects the frames of a video and their times, and computes the sizes of images and frames for a model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from worldsmith.data.stream.errors import SampleError
+
+TOLERANCE = 0.01
+"""Max relative difference of two frame rates that count as equal."""
+MAX_ASPECT = 200
+LEAST_TOKENS, MOST_TOKENS = 4, 16384
+"""Min and max tokens of an image or a frame with a fixed size."""
+
+
+def choose_frames(
+    total: int,
+    fps: float,
+    *,
+    wanted_fps: float | None,
+    wanted: int | None,
+    min_frames: int,
+    max_frames: int,
+    even: bool = False,
+) -> list[int]:
+    """Returns evenly spaced frame numbers from first to last: `wanted` of them, or `wanted_fps` per second.
+
+    All frames of a short video are used. `even` makes the number of frames even, as in qwen-vl-utils: `wanted` is
+    rounded, a number from a rate is rounded down.
+
+    Source: the Qwen3-VL video processor of transformers.
+    """
+    import numpy as np
+
+    if wanted is None:
+        assert wanted_fps is not None
+        wanted = min(max(int(total / fps * wanted_fps), min_frames + even * (min_frames % 2)), max_frames)
+        wanted = min(wanted, total) // 2 * 2 if even else wanted
+    elif even:
+        wanted = round(wanted / 2) * 2
+    return [int(number) for number in np.linspace(0, total - 1, min(max(wanted, 1 + even), total)).round()]
+
+
+def patch_times(times: Sequence[float], temporal: int) -> list[float]:
+    """Returns the time of each patch of `temporal` frames: the mean of its first and last; the last is repeated."""
+    padded = [*times, *[times[-1]] * (-len(times) % temporal)]
+    return [(padded[i] + padded[i + temporal - 1]) / 2 for i in range(0, len(padded), temporal)]
+
+
+def rates_differ(rate: float, other: float) -> bool:
+    return abs(rate / other - 1) > TOLERANCE
+
+
+def image_size(height: int, width: int, *, factor: int, least: int, most: int) -> tuple[int, int]:
+    """Returns (height, width) of an image with `least` <= height * width <= `most`.
+
+    Source: `smart_resize` of the Qwen2-VL image processor of transformers.
+
+    Raises:
+        SampleError: The aspect ratio is extreme.
+    """
+    return resized(height, width, 1, 1, factor, least, most)
+
+
+def video_size(
+    frames: int, height: int, width: int, *, factor: int, temporal: int, least: int, most: int
+) -> tuple[int, int]:
+    """Returns (height, width) of a video with `least` <= frames * height * width <= `most`.
+
+    A side below the factor is scaled up first. The video has at least `temporal` frames.
+
+    Source: `smart_resize` of the Qwen3-VL video processor of transformers.
+    """
+    if min(height, width) < factor:
+        scale = max(factor / height, factor / width)
+        height, width = int(height * scale), int(width * scale)
+    return resized(height, width, frames, round(frames / temporal) * temporal, factor, least, most)
+
+
+def fixed_size(height: int, width: int, *, factor: int) -> tuple[int, int]:
+    """Returns a given (height, width), rounded, within 4 to 16384 tokens.
+
+    Source: `resized_height` and `resized_width` of qwen-vl-utils, with the same limits for images and videos.
+
+    Raises:
+        SampleError: The aspect ratio is extreme.
+    """
+    rows, columns = (max(1, round(side / factor)) for side in (height, width))
+    if LEAST_TOKENS <= rows * columns <= MOST_TOKENS and max(height, width) <= MAX_ASPECT * min(height, width):
+        return rows * factor, columns * factor
+    return image_size(height, width, factor=factor, least=LEAST_TOKENS * factor**2, most=MOST_TOKENS * factor**2)
+
+
+def resized(height: int, width: int, frames: int, counted: int, factor: int, least: int, most: int) -> tuple[int, int]:
+    """Rounds a size to multiples of `factor`, within the limits.
+
+    `counted` frames decide whether a size is within the limits; `frames` are used to scale it.
+    """
+    if max(height, width) > MAX_ASPECT * min(height, width):
+        raise SampleError(
+            "extreme_aspect", f"{width}x{height} px; one side may be {MAX_ASPECT} times the other at most"
+        )
+    rows, columns = round(height / factor) * factor, round(width / factor) * factor
+    if counted * rows * columns > most:
+        shrink = math.sqrt(frames * height * width / most)
+        rows = max(factor, math.floor(height / shrink / factor) * factor)
+        columns = max(factor, math.floor(width / shrink / factor) * factor)
+    elif counted * rows * columns < least:
+        grow = math.sqrt(least / (frames * height * width))
+        rows, columns = math.ceil(height * grow / factor) * factor, math.ceil(width * grow / factor) * factor
+    return rows, columns

@@ -1,0 +1,226 @@
+"""Worker processes that make the samples of a loader, in order. A worker that dies is replaced."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any, Generic
+
+from worldsmith.data.stream.errors import DataError
+from worldsmith.data.stream.maker import Made, S, SampleMaker
+from worldsmith.data.stream.positions import Positions
+
+log = logging.getLogger(__name__)
+
+CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
+"""Signals of a crash in the process itself. SIGKILL is not one of them: it comes from outside, e.g. the OOM killer."""
+ATTEMPTS = 5
+"""Number of deaths at one sample, by other signals than `CRASHES`, after which the sample is skipped."""
+PAUSE = 1.0
+"""Seconds to wait before the third and later attempts: other processes may need the memory for a while."""
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+"""Signals by which a scheduler or a terminal stops all processes of a job."""
+
+
+def fetch(
+    maker: SampleMaker[S], positions: Positions, *, workers: int, prefetch: int, counts: Counter[str]
+) -> Iterator[Made[S]]:
+    """Yields the samples at the positions, in order.
+
+    A worker that dies is replaced by a worker that prefetches one sample only; no sample is lost or changed. If the
+    replacement crashes at a sample, that sample is rejected as "crashes_worker".
+
+    Args:
+        maker: Makes a sample from its position.
+        positions: Positions in the stream.
+        workers: Number of worker processes; 0 makes the samples in this process.
+        prefetch: Number of samples that each worker makes ahead.
+        counts: Receives the number of deaths as "workers_died".
+    """
+    if not workers:
+        yield from map(maker.__getitem__, positions)
+        return
+    team: list[Worker[S]] = []
+    try:
+        team.extend(Worker(maker, positions, first, workers, prefetch) for first in range(workers))
+        for number, position in enumerate(positions):
+            place, attempts = number % workers, 0
+            made: Made[S] | None = None
+            while made is None:
+                try:
+                    made = team[place].receive()
+                except DeadWorkerError as death:
+                    attempts += 1
+                    counts["workers_died"] += 1
+                    known = team[place].ahead == 1 and (death.signal in CRASHES or attempts >= ATTEMPTS)
+                    times = f" ({attempts} have died there)" if attempts > 1 else ""
+                    detail = f"{death} while it read this sample{times}"
+                    rejection = maker.reject(position, "crashes_worker", detail)
+                    log_death(death, rejection.key, counts["workers_died"], left_out=known)
+                    if known:
+                        made = Made(rejection)
+                    elif attempts > 1:
+                        time.sleep(PAUSE)
+                    following = number + workers if known else number
+                    team[place] = Worker(maker, positions, following, workers, ahead=1)
+            yield made
+    finally:
+        for worker in team:
+            worker.end()
+
+
+def log_death(death: DeadWorkerError, key: str, number: int, *, left_out: bool) -> None:
+    """Logs deaths 1 to 3, then deaths 10, 20, …, 100, 200, …"""
+    if number > 3 and str(number).strip("0") != "1":
+        return
+    then = "that sample is left out" if left_out else "another one goes on there"
+    memory = "; if memory is short, lower num_workers or prefetch_factor of the data loader"
+    advice = memory if death.signal is signal.SIGKILL else ""
+    log.warning("%s when %s was waited for; %s (death %d)%s", death, key, then, number, advice)
+
+
+class DeadWorkerError(Exception):
+    """A worker process ended unexpectedly."""
+
+    def __init__(self, pid: int, exit_code: int) -> None:
+        self.signal = next((known for known in signal.Signals if known == -exit_code), None)
+        how = f"was killed by {self.signal.name}" if self.signal else f"ended with exit code {exit_code}"
+        super().__init__(f"loader worker {pid} {how}")
+
+
+class Worker(Generic[S]):
+    """A process that makes every `stride`-th sample from number `first` on, at most `ahead` samples in advance.
+
+    Each worker has its own pipe and shares no lock, so its death closes that pipe and affects nothing else. With
+    `ahead` = 1 it died at the first position that it has not sent.
+    """
+
+    def __init__(self, maker: SampleMaker[S], positions: Iterable[int], first: int, stride: int, ahead: int) -> None:
+        self.ahead = ahead
+        # Linux forks: a worker starts in milliseconds, and it uses no inherited thread pool (one torch thread, its own
+        # decoders, a tokenizer without threads). On other systems, system libraries do not survive a fork.
+        context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+        self._samples, sender = context.Pipe(duplex=False)
+        arguments = (maker, positions, first, stride, ahead, sender, os.getpid())
+        self._process = context.Process(target=work, args=arguments, daemon=True)
+        try:
+            with signals_blocked():
+                self._process.start()
+        except OSError as error:
+            raise DataError(
+                f"a loader worker cannot be started ({error.strerror or error}): the machine has no memory or no room "
+                "for a further process; lower num_workers or prefetch_factor of the data loader"
+            ) from error
+        finally:
+            sender.close()
+
+    def receive(self) -> Made[S]:
+        """Waits for the next sample. Raises DeadWorkerError, or the exception that the maker raised."""
+        try:
+            made = self._samples.recv()
+        except (EOFError, OSError):  # also while a sample is being sent
+            raise DeadWorkerError(self._process.pid, self.end()) from None
+        if isinstance(made, Exception):
+            raise made
+        return made  # type: ignore[no-any-return]
+
+    def end(self) -> int:
+        """Ends the process if it still runs. Returns its exit code, negative for a signal."""
+        self._process.kill()
+        self._process.join()
+        self._samples.close()
+        return int(self._process.exitcode)
+
+
+@contextmanager
+def signals_blocked() -> Iterator[None]:
+    """Blocks `STOP_SIGNALS` here and in worker processes that are forked meanwhile.
+
+    A run that is stopped saves first, and needs its workers until it ends them itself. Signals to the run itself are
+    delivered when the block ends.
+    """
+    if sys.platform != "linux":
+        yield
+        return
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+
+
+def work(
+    maker: SampleMaker[Any],
+    positions: Iterable[int],
+    first: int,
+    stride: int,
+    ahead: int,
+    pipe: Connection,
+    parent: int,
+) -> None:
+    """Runs in the worker process. A thread sends, so the next sample is made while the pipe is full."""
+    import torch
+
+    torch.set_num_threads(1)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the tokenizer's threads exist only in the parent
+    threading.Thread(target=exit_with, args=(parent,), daemon=True).start()
+    unsent: SimpleQueue[Made[Any] | Exception] = SimpleQueue()
+    free = threading.Semaphore(ahead)
+    threading.Thread(target=send_all, args=(unsent, pipe, free), daemon=True).start()
+    for position in islice(positions, first, None, stride):
+        free.acquire()
+        try:
+            unsent.put(maker[position])
+        except Exception as error:
+            unsent.put(portable(error))
+    for _ in range(ahead):  # until all is sent
+        free.acquire()
+
+
+def send_all(unsent: SimpleQueue[Any], pipe: Connection, free: threading.Semaphore) -> None:
+    try:
+        while True:
+            pipe.send(unsent.get())
+            free.release()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
+def portable(error: Exception) -> Exception:
+    """Returns the error with its traceback as a note, replaced by a RuntimeError if it cannot be pickled."""
+    where = traceback.format_exc()
+    error.add_note(f"in a loader worker:\n{where}")
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"in a loader worker:\n{where}")
+    return error
+
+
+def exit_with(parent: int) -> None:
+    """Ends this process on SIGTERM from its parent, and within a second of the parent's death (also by SIGKILL).
+
+    SIGTERM is blocked elsewhere and received only here, where its sender is known.
+    """
+    while os.getppid() == parent:
+        if sys.platform != "linux":
+            time.sleep(1.0)
+            continue
+        asked = signal.sigtimedwait([signal.SIGTERM], 1.0)
+        if asked is not None and asked.si_pid == parent:
+            os._exit(0)
+    os._exit(1)

@@ -1,0 +1,177 @@
+"""Fused attention kernels for a pack of samples on CUDA: FlexAttention and NATTEN.
+
+FlexAttention computes block-diagonal attention in one kernel for all samples, without padding. NATTEN
+(https://natten.org, `pip install natten`) computes neighborhood attention sample by sample: it attends to the
+neighborhood and to the text (its `additional_keys`) in two calls and merges them by their log-sum-exps, gradients
+included.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from worldsmith.families.cosmos3.attention.modes import AxisWindow
+
+BLOCK = 128
+VERSIONS = 32
+"""Compilations of the kernel: by what needs a gradient, with and without autograd."""
+OPERATIONS = {1: "na1d", 2: "na2d", 3: "na3d"}
+"""NATTEN's function by number of axes."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlexPlan:
+    """Plan for FlexAttention: each sample's queries attend to its own keys."""
+
+    key_rows: Tensor
+    """Rows of k and v, sample after sample, [N_kv]."""
+    block_mask: BlockMask
+
+    def to(self, dtype: torch.dtype) -> FlexPlan:
+        """The plan holds no numbers that would change."""
+        return self
+
+
+def run_flex(q: Tensor, k: Tensor, v: Tensor, plan: FlexPlan) -> Tensor:
+    """Computes attention of q [N_q, heads, d] over k, v [N_kv, kv_heads, d] of the same sample; [N_q, heads, d].
+
+    On a CPU it runs forward only.
+    """
+    k, v = k.index_select(0, plan.key_rows), v.index_select(0, plan.key_rows)
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+    out: Tensor = kernel(q.is_cuda)(q, k, v, block_mask=plan.block_mask, enable_gqa=q.shape[1] != k.shape[1])
+    return out[0].transpose(0, 1)
+
+
+@functools.cache
+def kernel(fused: bool) -> Callable[..., Any]:
+    """FlexAttention: compiled, or (the only form that a CPU has, forward only) with the whole score matrix."""
+    if fused:
+        # One graph and room for many sizes: past its limit, torch would quietly make the whole score matrix instead.
+        options: dict[str, Any] = {"fullgraph": True, "dynamic": True, "recompile_limit": VERSIONS}
+        return torch.compile(flex_attention, **options)
+    return flex_attention
+
+
+def plan_flex(
+    query_lengths: Sequence[int],
+    key_lengths: Sequence[int],
+    key_rows: Tensor,
+    *,
+    device: torch.device | str | None = None,
+) -> FlexPlan:
+    """Plans consecutive query segments, each over its own rows of the key stream; as `plan_segments`."""
+    q_samples, kv_samples = (
+        torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)) for lengths in (query_lengths, key_lengths)
+    )
+    return FlexPlan(key_rows.to(device), block_diagonal_mask(q_samples, kv_samples, device))
+
+
+def block_diagonal_mask(q_samples: Tensor, kv_samples: Tensor, device: torch.device | str | None) -> BlockMask:
+    """Queries see the keys of the same sample. The samples of queries and of keys are sorted numbers, [N_q], [N_kv].
+
+    `create_block_mask` gives the same, but fills in all N_q x N_kv entries on the way.
+    """
+    q_low, q_high = block_bounds(q_samples)
+    kv_low, kv_high = block_bounds(kv_samples)
+    seen = (q_low[:, None] <= kv_high) & (kv_low <= q_high[:, None])
+    # No mask is needed where a whole block of queries and a whole block of keys lie in one sample.
+    whole_q = torch.arange(len(q_low)) < len(q_samples) // BLOCK
+    whole_kv = torch.arange(len(kv_low)) < len(kv_samples) // BLOCK
+    full = seen & (q_low == q_high)[:, None] & (kv_low == kv_high) & whole_q[:, None] & whole_kv
+    q_samples, kv_samples = q_samples.to(device), kv_samples.to(device)
+
+    def same_sample(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return q_samples[query] == kv_samples[key]
+
+    return BlockMask.from_kv_blocks(
+        *block_lists(seen & ~full, device),
+        *block_lists(full, device),
+        BLOCK,
+        same_sample,
+        (len(q_samples), len(kv_samples)),
+    )
+
+
+def block_bounds(samples: Tensor) -> tuple[Tensor, Tensor]:
+    """First and last sample in each block of tokens."""
+    starts = torch.arange(0, len(samples), BLOCK)
+    return samples[starts], samples[(starts + BLOCK - 1).clamp(max=len(samples) - 1)]
+
+
+def block_lists(blocks: Tensor, device: torch.device | str | None) -> tuple[Tensor, Tensor]:
+    """Per query block the number of its key blocks, and their indices first; int32 [1, 1, q] and [1, 1, q, kv]."""
+    order = blocks.int().argsort(dim=1, descending=True, stable=True)
+    return blocks.sum(1, dtype=torch.int32)[None, None].to(device), order.int()[None, None].to(device)
+
+
+@dataclass(frozen=True, slots=True)
+class NattenSegment:
+    """One sample of a `NattenPlan`."""
+
+    latents: slice
+    """Its rows in the latent stream."""
+    text: slice
+    """Its rows in the text stream."""
+    grid: tuple[int, ...]
+    """Its latent tokens along each axis longer than 1."""
+    windows: tuple[AxisWindow, ...]
+    """The neighbourhood along those axes; empty: every latent sees all."""
+
+
+@dataclass(frozen=True, slots=True)
+class NattenPlan:
+    """Plan for NATTEN: the samples of a pack, in order."""
+
+    segments: tuple[NattenSegment, ...]
+
+    def to(self, dtype: torch.dtype) -> NattenPlan:
+        """The plan holds no numbers that would change."""
+        return self
+
+
+def natten_available(device: torch.device) -> bool:
+    """Returns whether NATTEN and its compiled kernels can be used on `device`."""
+    if device.type != "cuda" or importlib.util.find_spec("natten") is None:
+        return False
+    return bool(getattr(importlib.import_module("natten"), "HAS_LIBNATTEN", False))
+
+
+def run_natten(q: Tensor, k: Tensor, v: Tensor, text_k: Tensor, text_v: Tensor, plan: NattenPlan) -> Tensor:
+    """Computes `latent_attention` for a `NattenPlan`."""
+    repeat = q.shape[1] // k.shape[1]  # not every NATTEN kernel shares key heads among query heads
+    k, v, text_k, text_v = (x.repeat_interleave(repeat, dim=1) for x in (k, v, text_k, text_v))
+    return torch.cat(
+        [
+            sample_attention(q[s.latents], k[s.latents], v[s.latents], text_k[s.text], text_v[s.text], s)
+            for s in plan.segments
+        ]
+    )
+
+
+def sample_attention(q: Tensor, k: Tensor, v: Tensor, text_k: Tensor, text_v: Tensor, segment: NattenSegment) -> Tensor:
+    """One sample: q, k, v [tokens, heads, d], text_k, text_v [text tokens, heads, d]; like q."""
+    if not segment.windows:
+        q, k, v = (x.transpose(0, 1)[None] for x in (q, torch.cat((text_k, k)), torch.cat((text_v, v))))
+        return F.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1)
+    operation = getattr(importlib.import_module("natten"), OPERATIONS[len(segment.grid)])
+    out: Tensor = operation(
+        *(x.unflatten(0, segment.grid)[None] for x in (q, k, v)),
+        kernel_size=tuple(own.window for own in segment.windows),
+        stride=tuple(own.stride for own in segment.windows),
+        dilation=tuple(own.dilation for own in segment.windows),
+        is_causal=tuple(own.causal for own in segment.windows),
+        additional_keys=text_k[None],
+        additional_values=text_v[None],
+    )
+    return out[0].flatten(0, len(segment.grid) - 1)

@@ -1,0 +1,178 @@
+"""Plans `latent_attention` for a pack: dense, restricted to neighbourhoods, or by FlexAttention.
+
+Neighbourhoods run on NATTEN's kernels where these are, else as exact masked attention. The masked form uses that a
+neighbourhood is independent along each axis: frames that see the same frames make one segment with only those frames
+as keys, so a window in time costs less than dense attention, and the mask of a segment covers height and width, one
+for all segments of the same shape.
+
+Definition of a neighborhood: NATTEN, https://natten.org (operations `na1d`, `na2d`, `na3d`), and "Generalized
+Neighborhood Attention", https://arxiv.org/abs/2504.16922, for strides.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from worldsmith.families.cosmos3.attention.kernels import NattenPlan, NattenSegment, natten_available, plan_flex
+from worldsmith.families.cosmos3.attention.modes import AttentionModes, AxisWindow, Grid, Windows
+from worldsmith.families.cosmos3.attention.packed import LatentPlan, SegmentPlan, plan_segments
+
+logger = logging.getLogger(__name__)
+
+MASK_ENTRIES = 2**24
+"""A segment's frames are split while its mask has more entries than this."""
+
+
+def plan_latents(
+    modes: AttentionModes,
+    grids: Sequence[Grid],
+    text_lengths: Sequence[int],
+    device: torch.device | str | None = None,
+) -> tuple[LatentPlan, ...]:
+    """One plan per pattern of `modes`, for samples of these latent grids and text lengths.
+
+    Raises UserError for a neighbourhood that does not fit a grid.
+    """
+    device = torch.get_default_device() if device is None else torch.device(device)
+    plans: list[LatentPlan] = []
+    dense = None
+    for pattern in modes.patterns:
+        windows = [pattern.windows(grid) for grid in grids]
+        if all(own is None for own in windows):
+            dense = dense or plan_dense(modes.implementation, grids, text_lengths, device)
+            plans.append(dense)
+        elif natten_chosen(device):
+            plans.append(plan_natten(windows, grids, text_lengths))
+        else:
+            plans.append(plan_masked(windows, grids, text_lengths, device))
+    return tuple(plans)
+
+
+@functools.cache
+def natten_chosen(device: torch.device) -> bool:
+    """Whether neighbourhoods run on NATTEN's kernels on this device; said once."""
+    if natten_available(device):
+        logger.info("attention: neighbourhoods run on NATTEN's kernels")
+        return True
+    missing = "; NATTEN's kernels are not installed (pip install natten)" if device.type == "cuda" else ""
+    logger.info("attention: neighbourhoods run as masked dense attention on %s, exact but slower%s", device, missing)
+    return False
+
+
+def plan_dense(
+    implementation: str, grids: Sequence[Grid], text_lengths: Sequence[int], device: torch.device
+) -> LatentPlan:
+    """Latents over all text and latents of their sample. Off CUDA, flex (there for sampling only) is two_way."""
+    gen_lengths = [frames * rows * columns for frames, rows, columns in grids]
+    key_lengths = [text + latents for text, latents in zip(text_lengths, gen_lengths, strict=True)]
+    samples = torch.arange(len(grids))
+    stream = torch.cat([samples.repeat_interleave(torch.tensor(lengths)) for lengths in (text_lengths, gen_lengths)])
+    # Rows of the joint key stream [text; latents], sample after sample: the stable sort keeps text before latents.
+    visible = stream.argsort(stable=True)
+    if implementation == "flex" and device.type == "cuda":
+        return plan_flex(gen_lengths, key_lengths, visible, device=device)
+    return plan_segments(gen_lengths, key_lengths, visible, causal=False, device=device)
+
+
+def plan_natten(windows: Sequence[Windows | None], grids: Sequence[Grid], text_lengths: Sequence[int]) -> NattenPlan:
+    """One NATTEN call per sample, on its grid without axes of length 1."""
+    segments = []
+    for own, grid, latents, text in zip(windows, grids, *stream_rows(grids, text_lengths), strict=True):
+        long = [axis for axis in range(3) if grid[axis] > 1]
+        kept = () if own is None else tuple(own[axis] for axis in long)
+        segments.append(NattenSegment(latents, text, tuple(grid[axis] for axis in long), kept))
+    return NattenPlan(tuple(segments))
+
+
+def plan_masked(
+    windows: Sequence[Windows | None], grids: Sequence[Grid], text_lengths: Sequence[int], device: torch.device
+) -> SegmentPlan:
+    """Segments of frames that see the same frames, with a mask where height or width is restricted."""
+    queries: list[Tensor] = []
+    keys: list[Tensor] = []
+    masks: list[Tensor | None] = []
+    make_mask = functools.cache(segment_mask)
+    total_text = sum(text_lengths)
+    for own, grid, latents, text in zip(windows, grids, *stream_rows(grids, text_lengths), strict=True):
+        frames, tokens = grid[0], grid[1] * grid[2]
+        rows = torch.arange(latents.start, latents.stop).view(frames, tokens)
+        text_rows = torch.arange(text.start, text.stop)
+        for asking, seen in [(list(range(frames)),) * 2] if own is None else frame_groups(own, frames):
+            restricted = own is not None and not all(bool(m.all()) for m in spatial_masks(own, grid))
+            entries = tokens * (len(text_rows) + len(seen) * tokens)
+            step = max(1, MASK_ENTRIES // entries) if restricted else len(asking)
+            for start in range(0, len(asking), step):
+                part = asking[start : start + step]
+                queries.append(rows[part].flatten())
+                keys.append(torch.cat((text_rows, total_text + rows[seen].flatten())))
+                masks.append(make_mask(own, grid[1:], len(part), len(seen), len(text_rows)) if restricted else None)
+    return plan_segments(
+        [len(rows) for rows in queries],
+        [len(rows) for rows in keys],
+        torch.cat(keys),
+        causal=False,
+        query_rows=torch.cat(queries),
+        masks=masks,
+        device=device,
+    )
+
+
+def stream_rows(grids: Sequence[Grid], text_lengths: Sequence[int]) -> tuple[list[slice], list[slice]]:
+    """Each sample's rows in the latent stream and in the text stream."""
+    lengths = [frames * rows * columns for frames, rows, columns in grids], text_lengths
+    latents, text = (
+        [slice(end - length, end) for end, length in zip(accumulate(own), own, strict=True)] for own in lengths
+    )
+    return latents, text
+
+
+def frame_groups(windows: Windows, frames: int) -> list[tuple[list[int], list[int]]]:
+    """Frames that see the same frames, and these; in the order of the first frame of each group."""
+    groups: dict[tuple[bool, ...], list[int]] = {}
+    for frame, seen in enumerate(axis_mask(frames, windows[0]).tolist()):
+        groups.setdefault(tuple(seen), []).append(frame)
+    return [(asking, [key for key, one in enumerate(seen) if one]) for seen, asking in groups.items()]
+
+
+def spatial_masks(windows: Windows, grid: Grid) -> tuple[Tensor, Tensor]:
+    """Which rows see which rows, and columns which columns."""
+    return axis_mask(grid[1], windows[1]), axis_mask(grid[2], windows[2])
+
+
+def segment_mask(windows: Windows, plane: tuple[int, int], asking: int, seen: int, text: int) -> Tensor:
+    """Queries of `asking` frames over all text tokens and `seen` frames: bool [queries, keys]."""
+    rows, columns = spatial_masks(windows, (1, *plane))
+    frame = rows[:, None, :, None] & columns[None, :, None, :]
+    latents = frame.flatten(2).flatten(0, 1).repeat(asking, seen)
+    return torch.cat((latents.new_ones(len(latents), text), latents), dim=1)
+
+
+def axis_mask(length: int, own: AxisWindow) -> Tensor:
+    """Returns the exact mask of a neighborhood along one axis: bool [length (query), length (key)].
+
+    - Dilation d splits the axis into d groups (position modulo d); only tokens of one group meet, and the rest of the
+      rules count positions inside a group.
+    - `stride` consecutive queries share the window of their leader: the middle one (the right middle of an even
+      number), or the last one when causal; never past the group's end.
+    - A window of w holds w // 2 positions left of the leader and the rest from it on. At the borders it is moved
+      inwards, not cut, so every query sees exactly w positions.
+    - A causal window ends at the leader and is cut at the left border; a query sees the part of it up to itself.
+    """
+    position = torch.arange(length)
+    group, index = position % own.dilation, position // own.dilation
+    members = (length - group + own.dilation - 1) // own.dilation
+    within = own.stride - 1 if own.causal else own.stride // 2
+    leader = torch.minimum(index // own.stride * own.stride + within, members - 1)
+    if own.causal:
+        first, last = leader - own.window + 1, index
+    else:
+        first = torch.minimum((leader - own.window // 2).clamp(min=0), members - own.window)
+        last = first + own.window - 1
+    same_group = group[:, None] == group
+    return same_group & (first[:, None] <= index) & (index <= last[:, None])

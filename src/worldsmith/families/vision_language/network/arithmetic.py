@@ -1,0 +1,234 @@
+"""Arithmetic of a backbone: parameter shapes from its config.json, and operations of a training step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from worldsmith.models.parameter_names import native_parameters
+from worldsmith.models.weights.shapes import Shapes, linear, matrices, norm, repeat_shapes
+from worldsmith.models.weights.step_flops import ProductCounter, StepFlops
+
+DENSE = ("llama", "mistral", "qwen2", "qwen2_5_vl", "qwen3", "qwen3_vl")
+MIXTURES = ("qwen3_moe", "qwen3_vl_moe")
+"""Each token passes through some of the experts of a layer."""
+TABLES = ("embed_tokens", "pos_embed", "mlp.gate")
+"""Matrices that are no linear layers: embeddings, and what chooses experts."""
+HEAD = "lm_head.weight"
+COUNTED = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
+"""Model types whose operations are counted here."""
+PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+
+
+def parameter_shapes(config: Mapping[str, Any]) -> Shapes | None:
+    """Returns the parameter shapes of the network that transformers builds from a config.json.
+
+    None for a model type, or for settings, that are not supported here.
+    """
+    kind = config.get("model_type")
+    if kind not in DENSE + MIXTURES or "quantization_config" in config:
+        return None
+    visual = "vision_config" in config
+    # released Qwen2.5-VL files have the settings of the text beside those of the vision
+    text, path = (config.get("text_config", config), "model.language_model") if visual else (config, "model")
+    try:
+        encoder = _windowed if kind == "qwen2_5_vl" else _visual
+        shapes = encoder(config["vision_config"]) if visual else Shapes()
+        words = (text["vocab_size"], text["hidden_size"])
+        shapes |= {f"{path}.embed_tokens.weight": words}
+        for index in range(text["num_hidden_layers"]):
+            layer = _attention(kind, text) | _feed_forward(kind, text, index)
+            shapes |= {f"{path}.layers.{index}.{name}": shape for name, shape in layer.items()}
+    except (KeyError, TypeError):  # a default of transformers is meant, or it refuses the settings with its own words
+        return None
+    shapes |= norm(f"{path}.norm", text["hidden_size"])
+    return shapes if is_tied(config) else shapes | {HEAD: words}
+
+
+def is_tied(config: Mapping[str, Any]) -> bool:
+    """Whether the head's weight is the embedding's."""
+    return bool(config.get("tie_word_embeddings"))
+
+
+def linear_layers(shapes: Shapes) -> list[str]:
+    """Paths of the linear layers. A tied head is one, too, and has no weight of its own here."""
+    return [path for path in matrices(shapes) if not path.endswith(TABLES)]
+
+
+def step_flops(
+    network: Any, lengths: Sequence[int], frames: Sequence[tuple[int, int]], supervised: int
+) -> StepFlops | None:
+    """Counts the operations of a training step of a reasoner; None for a model type that is not supported.
+
+    Args:
+        network: the network of transformers; it may be on the meta device.
+        lengths: tokens of each sample.
+        frames: (rows, columns) in patches of each image and of each frame.
+        supervised: number of supervised tokens; logits are computed only for them.
+    """
+    if network.config.model_type not in COUNTED:
+        return None
+    return StepCounter(network, lengths, frames, supervised).count()
+
+
+class StepCounter(ProductCounter):
+    """Counts the operations of a step by walking the network and tracking which activations carry gradients."""
+
+    def __init__(
+        self, network: Any, lengths: Sequence[int], frames: Sequence[tuple[int, int]], supervised: int
+    ) -> None:
+        from worldsmith.families.vision_language.network.backbone import visual_of
+
+        parameters = native_parameters(network)
+        super().__init__(parameters)
+        self.text: Any = network.config.get_text_config()
+        self.vision: Any = getattr(network.config, "vision_config", None)
+        self.root = "model.language_model" if visual_of(network) is not None else "model"
+        head = network.get_output_embeddings().weight  # which may be the table of embeddings
+        self.head = next(name for name, parameter in parameters.items() if parameter is head)
+        self.lengths, self.frames, self.supervised = lengths, frames, supervised
+        self.patches = sum(rows * columns for rows, columns in frames)
+
+    def count(self) -> StepFlops:
+        """The operations of the whole step; call once."""
+        levels = self.look() if self.frames else [False]
+        stream = self.is_trained(f"{self.root}.embed_tokens") | levels[0]
+        for index in range(self.text.num_hidden_layers):
+            stream = self.think(f"{self.root}.layers.{index}", stream)
+            stream |= index + 1 < len(levels) and levels[index + 1]
+        self.product(self.head, self.supervised, stream | self.is_trained(f"{self.root}.norm"))
+        return self.flops
+
+    def look(self) -> list[bool]:
+        """The vision encoder. Whether its output carries gradients, and what the first layers of the text add."""
+        config, path, tokens = self.vision, "model.visual", self.patches
+        stream = self.linear(f"{path}.patch_embed.proj", tokens, False) | self.is_trained(f"{path}.pos_embed")
+        whole = sum((rows * columns) ** 2 for rows, columns in self.frames)
+        windowed = self.window_pairs()
+        added: list[bool] = []
+        for index in range(config.depth):
+            block = f"{path}.blocks.{index}"
+            seen = self.linear(f"{block}.attn.qkv", tokens, stream | self.is_trained(f"{block}.norm1"))
+            pairs = whole if windowed is None or index in config.fullatt_block_indexes else windowed
+            seen = self.attention(config.hidden_size, pairs, 0, seen, (seen, seen), (False, False))
+            stream |= self.linear(f"{block}.attn.proj", tokens, seen)
+            stream |= self.two_layers(f"{block}.mlp", tokens, stream | self.is_trained(f"{block}.norm2"))
+            if index in getattr(config, "deepstack_visual_indexes", ()):
+                added.append(self.merge(f"{path}.deepstack_merger_list.{len(added)}", stream))
+        return [self.merge(f"{path}.merger", stream), *added]
+
+    def window_pairs(self) -> int | None:
+        """Pairs of patches that attend to each other within windows (Qwen2.5-VL); None for an encoder without them."""
+        if not hasattr(self.vision, "window_size"):
+            return None
+        side = self.vision.window_size // self.vision.patch_size
+
+        def squares(length: int) -> int:
+            return length // side * side**2 + (length % side) ** 2
+
+        return sum(squares(rows) * squares(columns) for rows, columns in self.frames)
+
+    def merge(self, path: str, stream: bool) -> bool:
+        """Patches to tokens of the text."""
+        tokens = self.patches // self.vision.spatial_merge_size**2
+        normed = stream | self.is_trained(f"{path}.norm") | self.is_trained(f"{path}.ln_q")
+        return self.two_layers(f"{path}.mlp" if f"{path}.mlp.0.weight" in self.shapes else path, tokens, normed)
+
+    def two_layers(self, path: str, tokens: int, stream: bool) -> bool:
+        """A feed-forward layer, gated or not, by the names of its matrices."""
+        if f"{path}.gate_proj.weight" in self.shapes:
+            return self.gated(path, tokens, stream)
+        first, second = ("0", "2") if f"{path}.0.weight" in self.shapes else ("linear_fc1", "linear_fc2")
+        return self.linear(f"{path}.{second}", tokens, self.linear(f"{path}.{first}", tokens, stream))
+
+    def think(self, layer: str, stream: bool) -> bool:
+        """A decoder layer. Whether its stream carries gradients."""
+        tokens, path = sum(self.lengths), f"{layer}.self_attn"
+        normed = stream | self.is_trained(f"{layer}.input_layernorm")
+        q, k, v = (self.linear(f"{path}.{name}", tokens, normed) for name in PROJECTIONS)
+        q, k = q | self.is_trained(f"{path}.q_norm"), k | self.is_trained(f"{path}.k_norm")
+        pairs = sum(length * (length + 1) // 2 for length in self.lengths)
+        width = self.shapes[f"{path}.q_proj.weight"][0]
+        seen = self.attention(width, pairs, 0, q, (k, v), (False, False))
+        stream |= self.linear(f"{path}.o_proj", tokens, seen)
+        normed = stream | self.is_trained(f"{layer}.post_attention_layernorm")
+        mixed = f"{layer}.mlp.experts.gate_up_proj" in self.shapes
+        return stream | (self.experts(f"{layer}.mlp", normed) if mixed else self.gated(f"{layer}.mlp", tokens, normed))
+
+    def gated(self, path: str, tokens: int, stream: bool) -> bool:
+        inner = self.linear(f"{path}.gate_proj", tokens, stream) | self.linear(f"{path}.up_proj", tokens, stream)
+        return self.linear(f"{path}.down_proj", tokens, inner)
+
+    def experts(self, path: str, stream: bool) -> bool:
+        """Each token goes through some of the experts."""
+        tokens, some = sum(self.lengths), self.text.num_experts_per_tok
+        routed = self.product(f"{path}.gate.weight", tokens, stream)
+        count = self.shapes[f"{path}.experts.gate_up_proj"][0]
+        inner = self.product(f"{path}.experts.gate_up_proj", some * tokens, stream, share=count)
+        return routed | self.product(f"{path}.experts.down_proj", some * tokens, inner, share=count)
+
+
+def _attention(kind: str, text: Mapping[str, Any]) -> Shapes:
+    hidden, heads, shapes = text["hidden_size"], text["num_attention_heads"], Shapes()
+    head = text["head_dim"] if kind.startswith("qwen3") else text.get("head_dim") or hidden // heads
+    bias, out_bias = (True, False) if kind.startswith("qwen2") else (bool(text.get("attention_bias")),) * 2
+    for part, count in (("q", heads), ("k", text["num_key_value_heads"]), ("v", text["num_key_value_heads"])):
+        shapes |= linear(f"self_attn.{part}_proj", hidden, count * head, bias=bias)
+    shapes |= linear("self_attn.o_proj", heads * head, hidden, bias=out_bias)
+    if kind.startswith("qwen3"):
+        shapes |= norm("self_attn.q_norm", head) | norm("self_attn.k_norm", head)
+    return shapes
+
+
+def _feed_forward(kind: str, text: Mapping[str, Any], index: int) -> Shapes:
+    hidden, shapes = text["hidden_size"], Shapes()
+    if kind in MIXTURES and is_mixture(text, index):
+        inside = text["moe_intermediate_size"]
+        experts = text["num_experts"] if "num_experts" in text else text["num_local_experts"]
+        shapes |= {"mlp.experts.gate_up_proj": (experts, 2 * inside, hidden)}
+        shapes |= {"mlp.experts.down_proj": (experts, hidden, inside), "mlp.gate.weight": (experts, hidden)}
+    else:
+        shapes |= _gated("mlp", hidden, text["intermediate_size"], bias=bool(text.get("mlp_bias")))
+    return shapes | norm("input_layernorm", hidden) | norm("post_attention_layernorm", hidden)
+
+
+def _gated(path: str, hidden: int, inside: int, *, bias: bool) -> Shapes:
+    shapes = linear(f"{path}.gate_proj", hidden, inside, bias=bias) | linear(
+        f"{path}.up_proj", hidden, inside, bias=bias
+    )
+    return shapes | linear(f"{path}.down_proj", inside, hidden, bias=bias)
+
+
+def is_mixture(text: Mapping[str, Any], index: int) -> bool:
+    """Whether a layer of a network of experts has some."""
+    alone = index in (text.get("mlp_only_layers") or ())
+    return not alone and (index + 1) % text.get("decoder_sparse_step", 1) == 0
+
+
+def _visual(vision: Mapping[str, Any]) -> Shapes:
+    """The vision encoder of Qwen3-VL with its mergers."""
+    d, inside = vision["hidden_size"], vision["intermediate_size"]
+    frames, patch, merged = vision["temporal_patch_size"], vision["patch_size"], d * vision["spatial_merge_size"] ** 2
+    shapes: Shapes = {"patch_embed.proj.weight": (d, vision["in_channels"], frames, patch, patch)}
+    shapes |= {"patch_embed.proj.bias": (d,), "pos_embed.weight": (vision["num_position_embeddings"], d)}
+    block = norm("norm1", d, bias=True) | norm("norm2", d, bias=True)
+    block |= linear("attn.qkv", d, 3 * d) | linear("attn.proj", d, d)
+    block |= linear("mlp.linear_fc1", d, inside) | linear("mlp.linear_fc2", inside, d)
+    merger = linear("linear_fc1", merged, merged) | linear("linear_fc2", merged, vision["out_hidden_size"])
+    shapes |= repeat_shapes("blocks", vision["depth"], block)
+    shapes |= {f"merger.{name}": shape for name, shape in (norm("norm", d, bias=True) | merger).items()}
+    count = len(vision["deepstack_visual_indexes"])
+    shapes |= repeat_shapes("deepstack_merger_list", count, norm("norm", merged, bias=True) | merger)
+    return {f"model.visual.{name}": shape for name, shape in shapes.items()}
+
+
+def _windowed(vision: Mapping[str, Any]) -> Shapes:
+    """The vision encoder of Qwen2.5-VL with its merger."""
+    d, frames, patch = vision["hidden_size"], vision.get("temporal_patch_size", 2), vision["patch_size"]
+    merged, channels = d * vision["spatial_merge_size"] ** 2, vision.get("in_channels", vision.get("in_chans", 3))
+    block = norm("norm1", d) | norm("norm2", d) | linear("attn.qkv", d, 3 * d) | linear("attn.proj", d, d)
+    block |= _gated("mlp", d, vision["intermediate_size"], bias=True)
+    shapes: Shapes = {"patch_embed.proj.weight": (d, channels, frames, patch, patch)}
+    shapes |= repeat_shapes("blocks", vision["depth"], block) | norm("merger.ln_q", d)
+    shapes |= linear("merger.mlp.0", merged, merged) | linear("merger.mlp.2", merged, vision["out_hidden_size"])
+    return {f"model.visual.{name}": shape for name, shape in shapes.items()}
