@@ -156,6 +156,7 @@ def plan_run(
     yield from data_lines(config, task, loader, state, processes, may_change=may_change)
     validator = None
     if config.trainer.run_validation:
+        assert config.dataloader_val is not None  # else RunConfig.check refuses it
         validation_task = build_task(data=config.dataloader_val, split="val")
         validator = Validator(validation_task, max_packs=config.trainer.max_val_iter)
     yield from validation_lines(config, validator)

@@ -289,6 +289,7 @@ class Trainer(Configurable):
         require_same_dataset(world, self.state.loader.dataset)
         self.validator: Validator | None = None
         if config.trainer.run_validation:
+            assert config.dataloader_val is not None  # else RunConfig.check refuses it
             task = build_task(data=config.dataloader_val, split="val")
             self.validator = Validator(task, max_packs=config.trainer.max_val_iter)
             require_same_dataset(world, self.validator.loader.dataset)

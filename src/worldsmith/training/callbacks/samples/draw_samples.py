@@ -39,8 +39,8 @@ STEP_PASSES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """What came out for one prompt: frames or an answer."""
+class DrawnSample:
+    """Latents or an answer that was generated for one prompt."""
 
     prompt: str
     guidance: float | None = None
@@ -49,7 +49,7 @@ class Sample:
     fps: float = 0.0
     answer: str | None = None
     expected: str | None = None
-    """The right answer."""
+    """The ground truth of the answer."""
     media: str | None = None
     """The file that the prompt is about."""
 
@@ -139,12 +139,12 @@ class DrawSamples(Callback):
         """Reads what is asked for, on every rank; may raise anything. What is known already is not read again."""
 
     @abstractmethod
-    def draw(self, trainer: TrainingRun) -> Iterator[list[Sample]]:
+    def draw(self, trainer: TrainingRun) -> Iterator[list[DrawnSample]]:
         """Samples of the network as it is, on every rank; latents on rank 0 only. It calls `give_way` now and then."""
 
     @abstractmethod
     def write(
-        self, trainer: TrainingRun, folder: Path, samples: Mapping[Weights, Sequence[Sample]]
+        self, trainer: TrainingRun, folder: Path, samples: Mapping[Weights, Sequence[DrawnSample]]
     ) -> Iterator[dict[str, Any]]:
         """Writes the files of a step on rank 0; yields the record of each sample for samples.jsonl."""
 
@@ -231,8 +231,8 @@ class DrawSamples(Callback):
 
     def _passes_of_step(self, trainer: TrainingRun) -> float:
         """Forward passes of a sample that cost as much as a training step on this rank."""
-        samples, _ = trainer.first_size
-        return STEP_PASSES * trainer.config.trainer.grad_accum_iter * samples
+        packs: int = trainer.config.trainer.grad_accum_iter
+        return STEP_PASSES * packs * trainer.first_size[0]
 
     def _fit(self, trainer: TrainingRun) -> DrawingSize:
         config, steps = self.config, trainer.config.trainer.max_iter
@@ -289,7 +289,7 @@ class DrawSamples(Callback):
             self.budget.add(step, self.decision.prompts or self.num_prompts, seconds, once=self.preparing)
         trainer.pace.leave_out(seconds)
 
-    def _draw(self, trainer: TrainingRun) -> dict[Weights, list[Sample]] | None:
+    def _draw(self, trainer: TrainingRun) -> dict[Weights, list[DrawnSample]] | None:
         """The samples of each kind of weights; None, on all ranks, when the drawing has failed."""
         import torch
 
@@ -306,7 +306,7 @@ class DrawSamples(Callback):
         if trainer.world.any(problem is not None):
             self._fail(trainer.iteration, problem or "another process cannot prepare it")
             return None
-        found: dict[Weights, list[Sample]] = {}
+        found: dict[Weights, list[DrawnSample]] = {}
         network, average = trainer.model.network, trainer.state.ema
         try:
             # A compiled network would be compiled again for the shapes of samples, which may change its bits.
@@ -357,7 +357,7 @@ class DrawSamples(Callback):
             raise problem or RuntimeError(f"samples have failed at another collective than here: {failures[0]}")
         return failures[0]
 
-    def _write(self, trainer: TrainingRun, samples: Mapping[Weights, Sequence[Sample]]) -> Path:
+    def _write(self, trainer: TrainingRun, samples: Mapping[Weights, Sequence[DrawnSample]]) -> Path:
         step = trainer.iteration
         folder = self.folder / f"step_{step:09d}"
         shutil.rmtree(folder, ignore_errors=True)

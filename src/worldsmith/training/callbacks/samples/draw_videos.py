@@ -17,7 +17,7 @@ from worldsmith.config.tree.plain import to_dict
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.models.video_model import NOISE_LEVELS
 from worldsmith.sampling.sample_settings import SampleSettings
-from worldsmith.training.callbacks.samples.draw_samples import DrawingSize, DrawSamples, Sample, Weights
+from worldsmith.training.callbacks.samples.draw_samples import DrawingSize, DrawnSample, DrawSamples, Weights
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -156,7 +156,7 @@ class DrawVideos(DrawSamples):
                 break
         return fitting or dict(islice(found.items(), self.num_prompts))
 
-    def draw(self, trainer: TrainingRun) -> Iterator[list[Sample]]:
+    def draw(self, trainer: TrainingRun) -> Iterator[list[DrawnSample]]:
         from worldsmith.sampling.generate import generate_latents
 
         config = self.config
@@ -173,12 +173,12 @@ class DrawVideos(DrawSamples):
             if not trainer.world.is_main:
                 latents = []
             yield [
-                Sample(prompt=request.prompt, guidance=scale, fps=request.fps, latents=latent)
+                DrawnSample(prompt=request.prompt, guidance=scale, fps=request.fps, latents=latent)
                 for request, latent in zip(requests, latents)
             ]
 
     def write(
-        self, trainer: TrainingRun, folder: Path, samples: Mapping[Weights, Sequence[Sample]]
+        self, trainer: TrainingRun, folder: Path, samples: Mapping[Weights, Sequence[DrawnSample]]
     ) -> Iterator[dict[str, Any]]:
         from worldsmith.sampling.video_writer import contact_sheet, few_frames
 
