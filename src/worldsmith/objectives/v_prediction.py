@@ -25,7 +25,7 @@ TIMESTEP_STREAM, OFFSET_STREAM, STRATUM_STREAM = 0, 3, 4
 Beta = Annotated[float, Range(gt=0, lt=1)]
 
 
-class StreamSample(Protocol):
+class PositionedSample(Protocol):
     """The attributes of a training sample that the objective uses."""
 
     position: int
@@ -90,7 +90,7 @@ class VPrediction(NoiseObjective):
             alphas = ((signal - signal[-1]) * signal[0] / (signal[0] - signal[-1])).square()
         return alphas
 
-    def draw(self, samples: Sequence[StreamSample], latents: Sequence[Tensor], *, seed: int) -> list[TimestepDraw]:
+    def draw(self, samples: Sequence[PositionedSample], latents: Sequence[Tensor], *, seed: int) -> list[TimestepDraw]:
         """Timestep and noise of each sample; the noise is on the latents' device."""
         return [
             TimestepDraw(self.timestep(sample.position, seed=seed), self.noise(x0, sample.position, seed=seed))
@@ -117,7 +117,7 @@ class VPrediction(NoiseObjective):
         return noise + self.config.offset_noise * offset
 
     def inputs(
-        self, samples: Sequence[StreamSample], latents: Sequence[Tensor], draws: Sequence[TimestepDraw]
+        self, samples: Sequence[PositionedSample], latents: Sequence[Tensor], draws: Sequence[TimestepDraw]
     ) -> tuple[list[Tensor], Tensor]:
         """x_t of latents of one shape, float32, and the timesteps, int64 [n]."""
         import torch
@@ -131,7 +131,7 @@ class VPrediction(NoiseObjective):
     def losses(
         self,
         answers: Sequence[Tensor],
-        samples: Sequence[StreamSample],
+        samples: Sequence[PositionedSample],
         latents: Sequence[Tensor],
         draws: Sequence[TimestepDraw],
     ) -> Tensor:
@@ -153,7 +153,7 @@ class VPrediction(NoiseObjective):
         return losses.flatten(1).mean(dim=1)
 
     def add_up(
-        self, losses: Tensor, samples: Sequence[StreamSample], draws: Sequence[TimestepDraw], *, tokens: int
+        self, losses: Tensor, samples: Sequence[PositionedSample], draws: Sequence[TimestepDraw], *, tokens: int
     ) -> LossSum:
         """The batch's part of the step's loss, with the figure "loss_by_noise" by tenths of the table."""
         exact = losses.double()

@@ -68,14 +68,14 @@ def state_bytes(table: Mapping[str, Weight], run: RunConfig, degrees: Degrees, r
     size = degrees.replicate * degrees.weights
     shares, place = degrees.weights, rank % degrees.weights
     moved = [weight for weight in table.values() if weight.trained and weight.reached]
-    padded = sum(share(weight, shares) * bytes_per_number(weight, model) for weight in moved)
+    padded = sum(shard_elements(weight, shares) * bytes_per_number(weight, model) for weight in moved)
     parameters = sum(
-        share(weight, shares) * bytes_per_number(weight, model) if weight.held is None else weight.held
+        shard_elements(weight, shares) * bytes_per_number(weight, model) if weight.held is None else weight.held
         for weight in table.values()
     )
     states = optimizer_states(moved, run)
     moments = sum(
-        share(weight, shares, place) * sum(state.element_bytes) + sum(state.other_bytes)
+        shard_elements(weight, shares, place) * sum(state.element_bytes) + sum(state.other_bytes)
         for weight, state in zip(moved, states, strict=True)
     )
     accumulated = 0
@@ -85,18 +85,20 @@ def state_bytes(table: Mapping[str, Weight], run: RunConfig, degrees: Degrees, r
         elif not model.parallelism.reduce_every_pack:
             accumulated = FLOAT32 * sum(weight.numbers for weight in moved)
         else:
-            accumulated = FLOAT32 * sum(share(weight, shares) for weight in moved) if degrees.replicate > 1 else padded
+            accumulated = (
+                FLOAT32 * sum(shard_elements(weight, shares) for weight in moved) if degrees.replicate > 1 else padded
+            )
     averaged = [weight for weight in table.values() if is_averaged(weight, model)]
     return StateBytes(
         parameters=parameters,
         gradients=padded,
         accumulated=accumulated,
         moments=moments,
-        average=FLOAT32 * sum(share(weight, shares, place) for weight in averaged),
+        average=FLOAT32 * sum(shard_elements(weight, shares, place) for weight in averaged),
     )
 
 
-def share(weight: Weight, shares: int, place: int = 0) -> int:
+def shard_elements(weight: Weight, shares: int, place: int = 0) -> int:
     """Numbers of a weight in one of so many chunks along its first axis; the first chunk is the largest."""
     rows, *inner = weight.shape
     chunk = -(-rows // shares)
