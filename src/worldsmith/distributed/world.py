@@ -252,7 +252,10 @@ def gather_tensors(tensor: Tensor, group: ProcessGroup) -> list[Tensor]:
 
 
 def _environment_int(name: str, default: int) -> int:
-    """A whole number of the environment, not below the default. Raises ValueError for anything else."""
+    """Returns the integer in an environment variable, or the default if it is not set.
+
+    Raises ValueError for other text and for a number below the default.
+    """
     text = os.environ.get(name, str(default))
     if not text.isdecimal() or int(text) < default:
         raise ValueError(f"environment variable {name}: expected a whole number, at least {default}, found {text!r}")

@@ -131,7 +131,7 @@ def table(phases: Sequence[PhaseMemory]) -> Iterator[str]:
 
 
 def fitting_columns(widths: Sequence[int], room: int) -> list[list[int]]:
-    """The numbers of a table's columns, in as many groups as needed so that each is at most `room` wide."""
+    """Splits a table into parts of at most `room` characters; returns the column numbers of each part."""
     parts: list[list[int]] = [[]]
     for column, width in enumerate(widths):
         if parts[-1] and sum(widths[known] + 2 for known in parts[-1]) + width + 2 > room:

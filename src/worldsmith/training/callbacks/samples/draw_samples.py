@@ -92,9 +92,9 @@ class DrawSamples(Callback):
         max_time_fraction: Annotated[float, Range(gt=0, le=1)] = 0.03
         """Max fraction of the run's time that samples take if `every` is None."""
         on_start: bool = False
-        """Whether a new run with a number in `every` also draws before its first step."""
+        """Whether a new run with a number in `every` also generates samples before its first step."""
         samples: Count = 4
-        """How many prompts are taken from the data where none are given; if `every` is None, at most."""
+        """Number of prompts taken from the data if none are given; the maximum if `every` is None."""
         weights: list[Weights] = field(default_factory=list)
         """Draw with these: raw weights (live), and EMA weights (ema) where the run keeps them. Empty: the EMA weights,
         or the raw ones where the run keeps no others."""

@@ -22,7 +22,7 @@ class Decision:
     prompts: int
     """Number of prompts to draw now; 0: none."""
     next_check: int
-    """Step after which rank 0 decides again."""
+    """The next step at which rank 0 decides."""
 
 
 class DrawingBudget:
