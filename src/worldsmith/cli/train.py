@@ -153,7 +153,7 @@ def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
     """Runs or resumes; a run that has done all its steps says so at once."""
     from worldsmith.checkpoint.run.save_error import SaveError
     from worldsmith.distributed.world import stop_world
-    from worldsmith.training.trainer import Outcome
+    from worldsmith.training.callbacks.base import Outcome
 
     trainer: Trainer | None = None
     is_named = bool(tree.job.name) or tree.job.resume_newest
