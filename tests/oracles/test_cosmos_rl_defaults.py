@@ -58,7 +58,7 @@ def test_defaults_are_those_of_cosmos_rl(theirs: dict[str, Any]) -> None:
 
 
 def test_every_key_of_cosmos_rl_has_a_row(theirs: dict[str, Any]) -> None:
-    assert [key for key in theirs if FORM.row_of(key) is None and key != "custom"] == []
+    assert [key for key in theirs if FORM.rule_of(key) is None and key != "custom"] == []
 
 
 def factor(n: int, total: int, warm_up: int, start: float, end: float, shape: str, ratio: float | None) -> float:

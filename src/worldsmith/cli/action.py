@@ -21,7 +21,7 @@ from worldsmith.config.tree.draft import Loaded, finish
 from worldsmith.config.tree.reader import unset_tree
 from worldsmith.config.words.command_words import Words, draft_settings, read_settings, sort_words
 from worldsmith.config.words.overrides import apply_overrides
-from worldsmith.dialects.translation import SpecTranslation, name_classes, report
+from worldsmith.dialects.translation import SpecTranslation, format_report, name_classes
 from worldsmith.distributed.world import world_size
 from worldsmith.monitor.terminal_text import print_text, print_warning
 
@@ -73,7 +73,7 @@ def run_action(name: str, head: list[str], tail: list[str], packages: Sequence[s
             print_warning(warning)
         action: Action = loaded.tree.build()
         if DRYRUN in words.own:
-            told = [report(spec)] if spec is not None else []
+            told = [format_report(spec)] if spec is not None else []
             told += [f"starts   {processes} processes, which share the work"] if processes > 1 else []
             return show_plan(action, loaded, told, with_tree=SHOW_TREE in words.own)
         result = action.run()

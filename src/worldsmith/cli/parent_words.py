@@ -12,7 +12,7 @@ from worldsmith.config.errors import UserError
 from worldsmith.config.words.command_words import Words, read_settings
 from worldsmith.config.words.flag_words import Flag
 from worldsmith.dialects.cosmos_rl.train.model import NAME as SPEC_MODEL
-from worldsmith.dialects.form import PARENT_KEY
+from worldsmith.dialects.translation import PARENT_KEY
 
 if TYPE_CHECKING:
     from worldsmith.dialects.cosmos_rl.spec_file import Spec
@@ -113,7 +113,7 @@ def spec_of_run(args: argparse.Namespace) -> Spec | None:
     from worldsmith.dialects.cosmos_rl.train.draft import is_train_spec
     from worldsmith.dialects.cosmos_rl.train.form import FORM
 
-    if args.spec is None and not (args.source and is_train_spec(args.source)):
+    if args.spec is None and not (args.source and is_train_spec([args.source])):
         return None
     return read_spec(FORM, args.spec or args.source, list(args.spec_words or ()))
 

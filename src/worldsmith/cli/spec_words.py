@@ -11,8 +11,7 @@ from worldsmith.dialects.cosmos_rl.forms import COMMANDS, MODULES, form_of
 from worldsmith.dialects.cosmos_rl.policy import KEY as POLICY
 from worldsmith.dialects.cosmos_rl.policy import route, take_policy
 from worldsmith.dialects.cosmos_rl.spec_file import read_spec
-from worldsmith.dialects.form import PARENT_KEY, SpecForm
-from worldsmith.dialects.translation import Line, SpecTranslation, require_translated
+from worldsmith.dialects.translation import PARENT_KEY, ReportLine, SpecForm, SpecTranslation, require_translated
 
 SPEC = "--spec"
 HELP = (
@@ -58,12 +57,12 @@ def read_spec_words(name: str, words: Words, *, settings: str) -> None:
     words.spec = require_translated(spec)
     if policy is not None:
         text = f"{asked.said}: the policy belongs to train and tune"
-        words.spec.lines.append(Line(POLICY, "unneeded", text, stated=True, loud=True))
+        words.spec.lines.append(ReportLine(POLICY, "unneeded", text, stated=True, warn=True))
     if parent and key:
         leave_to_parent(words.spec)
         words.spec.lines = [line for line in words.spec.lines if line.key != key]
         instead = f", in place of {named}" if named else ""
-        words.spec.say(
+        words.spec.report(
             key, "approximated" if named else "unneeded", f"the model is that of the parent, {parent}{instead}"
         )
 
@@ -110,4 +109,4 @@ def leave_to_parent(t: SpecTranslation) -> None:
             media.pop(name, None)
             for key in set(keys) & {line.key for line in t.lines}:
                 t.lines = [line for line in t.lines if line.key != key]
-                t.say(key, "unneeded", "as the parent has it")
+                t.report(key, "unneeded", "as the parent has it")

@@ -43,20 +43,33 @@ ATTRIBUTE = "DIALECT"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDialect:
-    """Files of another system that describe a whole run."""
+    """Files of another system that describe a whole run. Functions are import paths as "package.module:name"."""
 
     name: str
     recipe: str
-    """The recipe that holds what these files have no key for."""
-    claims: Callable[[Sequence[str]], bool]
-    """Whether files are its own."""
-    read: Callable[[Sequence[str], Sequence[str]], Draft]
-    """The draft of a run, from files and from words such as ``train.epoch=2`` that change them.
+    """The recipe that holds the settings that these files have no key for."""
+    suffixes: tuple[str, ...]
+    """Suffixes of its files, in lower case. Files with other suffixes are not its own; nothing is imported for them."""
+    claims: str
+    """Function (files) -> bool: whether the content of the files is its own."""
+    read: str
+    """Function (files, words) -> Draft: the run that the files describe, changed by words such as ``train.epoch=2``.
 
-    Raises ConfigError for a file that cannot be read; other mistakes are in the draft.
+    It raises ConfigError for a file that cannot be read; other mistakes are in the draft.
     """
     is_spec: bool = False
-    """Whether the file of ``--spec`` is always read by this dialect, so that it tells what is wrong with the file."""
+    """Whether the file of ``--spec`` is always read by this dialect, which then reports what is wrong with it."""
+
+    def claims_files(self, files: Sequence[str]) -> bool:
+        """Whether files are its own."""
+        if not all(file.lower().endswith(self.suffixes) for file in files):
+            return False
+        return bool(_load(self.claims)(files))
+
+    def read_files(self, files: Sequence[str], words: Sequence[str]) -> Draft:
+        """The draft of the run that files describe, changed by `words`. Raises ConfigError."""
+        draft: Draft = _load(self.read)(files, words)
+        return draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,11 +213,11 @@ def find_run_dialect(files: Sequence[str], *, is_spec: bool = False) -> RunDiale
         files: Paths of config files.
         is_spec: They were given with ``--spec``: that of specs is found although it does not claim them.
     """
-    found = next((dialect for dialect in shipped_dialects() if dialect.claims(files)), None)
+    found = next((dialect for dialect in shipped_dialects() if dialect.claims_files(files)), None)
     return found or (next(dialect for dialect in shipped_dialects() if dialect.is_spec) if is_spec else None)
 
 
-def detect(data: dict[str, Any], chosen: Any = None) -> Dialect:
+def detect_dialect(data: dict[str, Any], chosen: Any = None) -> Dialect:
     """The dialect of merged files: the chosen one, else the only one that claims them. Raises ConfigError."""
     names = dialect_names()
     if chosen is not None:
@@ -225,7 +238,7 @@ def detect(data: dict[str, Any], chosen: Any = None) -> Dialect:
     raise ConfigError([Problem("", message, hint=advice), *_load_installed()])
 
 
-def translate(chosen: Dialect, source: Document) -> StackTranslation:
+def translate_stack(chosen: Dialect, source: Document) -> StackTranslation:
     """The source in terms of our tree. Mistakes are in `problems` of the result."""
     translation = StackTranslation(source)
     if chosen.read is not None:
@@ -248,6 +261,11 @@ def _is_ours(data: dict[str, Any]) -> bool:
 
 def _own_keys() -> list[str]:
     return ["recipe", "type", *field_names(class_of(ROOT))]
+
+
+def _load(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def _load_installed() -> list[Problem]:

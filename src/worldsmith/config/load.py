@@ -80,7 +80,7 @@ def _over_one_recipe(
     dialect: RunDialect, files: Sequence[str], words: Sequence[str], overrides: Sequence[Override]
 ) -> tuple[Draft, list[Override]]:
     """Files of another system start from one recipe; no word can choose another."""
-    draft = dialect.read(files, words)
+    draft = dialect.read_files(files, words)
     chosen, rest = take_recipe(overrides)
     if chosen:
         draft.problems.append(whole_tree_problem(chosen, dialect.recipe))

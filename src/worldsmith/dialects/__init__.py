@@ -1,1 +1,1 @@
-"""Configs of other systems, read and written: a folder for each system. What they share stands beside them."""
+"""Configs of other systems, read and written: a folder for each system. `translation` has what they share."""

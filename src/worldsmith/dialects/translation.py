@@ -1,12 +1,15 @@
-"""A spec on its way to our settings: each row says what becomes of its keys, and the report repeats it."""
+"""Translates files of another system to our settings: rules for their keys, the translation, and its report."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import tomllib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from pathlib import Path as FilePath
+from typing import Any, Literal, Protocol, TypeVar, get_args
 
 from worldsmith.config.declare.class_tags import class_of
 from worldsmith.config.declare.configurable import Config, field_hints
@@ -18,41 +21,122 @@ from worldsmith.config.tree.paths import Path, parse_path
 from worldsmith.config.tree.reader import Reader
 from worldsmith.config.words.class_choice import class_choices
 from worldsmith.config.write.values import SHOWN, write
-from worldsmith.dialects.form import Outcome, Stated
 
 Tree = TypeVar("Tree", bound=Config)
+PARENT_KEY = "parent_job_id"
+"""The key of a spec that names a run or a result, whose model replaces that of the spec."""
+RULE_FILE = "key_rules.toml"
+"""File in the folder of a dialect: its keys that need no code, with their outcomes."""
+Outcome = Literal["kept", "renamed", "approximated", "unneeded", "refused", "dead"]
+"""`kept`: means the same here. `renamed`: means the same under another name. `approximated`: nearly the same.
+`unneeded`: asks for nothing that a run here could have or lack. `refused`: not supported. `dead`: was ignored by the
+system that the spec is for."""
+NoEffect = Literal["approximated", "unneeded", "refused", "dead"]
+"""Outcomes of keys that set nothing here."""
 
 
 class UnusableError(Exception):
-    """A value that cannot be reckoned with, and that has been reported."""
+    """A value is known to be wrong, which has been reported, so nothing can be computed from it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """What became of a key."""
+class KeyRule:
+    """Translates some keys. A key of a section stands for all keys below it."""
+
+    keys: tuple[str, ...]
+    outcome: Outcome | Literal["computed"]
+    """computed: the outcome depends on the values."""
+    apply: Callable[[SpecTranslation], None]
+    """Sets our values and reports the outcome of each key."""
+    note: str = ""
+    outside: bool = False
+    """The keys are not fields of the spec classes: they are known, and taken out before the others are read.
+
+    Such a rule has one key, and is applied only if the spec has that key.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class SpecForm:
+    """How the specs of an action are read. Every key of `spec` has a rule."""
+
+    name: str
+    spec: type[Config]
+    """The class of the whole spec."""
+    rules: tuple[KeyRule, ...]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Other names of keys, in a file and on the command line; both dotted, an own one of at most two parts."""
+    wrapper: str = ""
+    """A key below which some files have everything."""
+    instead: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """A top-level key that replaces sections -> the values of these sections where the spec leaves them out."""
+    left_open: Mapping[str, Any] = field(default_factory=dict)
+    """Keys with the value by which a template leaves them open: a key with this value counts as left out."""
+    free: tuple[str, ...] = ()
+    """Sections that accept further keys, unless one looks like a typo of a known key."""
+
+    def rule_of(self, key: str) -> KeyRule | None:
+        """The rule of a dotted key: its own, else that of the nearest section above it."""
+        by_key = {known: rule for rule in self.rules for known in rule.keys}
+        parts = key.split(".")
+        above = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+        return next((by_key[known] for known in above if known in by_key), None)
+
+
+class ForeignSpec(Protocol):
+    """Values that were read from files of another system. Keys are dotted."""
+
+    source: str
+    outside: dict[str, Any]
+    open: dict[str, Any]
+    problems: list[Problem]
+
+    @property
+    def rules(self) -> tuple[KeyRule, ...]: ...
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """All keys of values, in the order of a report."""
+
+    def get(self, key: str) -> Any: ...
+
+    def default(self, key: str) -> Any:
+        """The value that the other system uses for a key that is left out."""
+
+    def is_stated(self, key: str) -> bool: ...
+
+    def is_broken(self, key: str) -> bool:
+        """Whether its value, or one above or below it, is known to be wrong."""
+
+    def place(self, key: str) -> Place: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReportLine:
+    """Outcome of one key."""
 
     key: str
     outcome: Outcome
     text: str
     stated: bool
-    """The spec says it; else it is the old system's default."""
-    loud: bool = False
-    """To be told even so."""
+    """The spec states the key; otherwise its value is the old system's default."""
+    warn: bool = False
+    """The line is a warning too, whatever its outcome is."""
 
 
 @dataclass
 class SpecTranslation(Translation):
-    """A spec on its way to our settings, with the report. Keys are dotted."""
+    """A spec and its translation to our settings, with the report. Keys are dotted."""
 
-    spec: Stated
+    spec: ForeignSpec
     sources: dict[Path, str] = field(default_factory=dict)
     """The key that each of our settings comes from."""
-    lines: list[Line] = field(default_factory=list)
+    lines: list[ReportLine] = field(default_factory=list)
 
     def get(self, key: str) -> Any:
         """The value of a key, which is the old system's default where the spec leaves it out.
 
-        Raises UnusableError for one that is known to be wrong: then a row says nothing.
+        Raises UnusableError for a value that is known to be wrong, which ends the rule.
         """
         if self.spec.is_broken(key):
             raise UnusableError(key)
@@ -62,7 +146,7 @@ class SpecTranslation(Translation):
         return self.spec.is_stated(key)
 
     def put(self, to: str, value: Any, *, source: str) -> None:
-        """Sets a value of ours; mistakes in it are shown where the key `source` stands."""
+        """Sets a value of ours; mistakes in it are shown at the key `source`."""
         target = parse_path(to)
         self.set_value(target, value)
         self.sources[target] = source
@@ -72,7 +156,7 @@ class SpecTranslation(Translation):
     def move(
         self, key: str, to: str, outcome: Outcome, *, convert: Callable[[Any], Any] | None = None, why: str = ""
     ) -> None:
-        """Takes a value to ours; None is left out."""
+        """Sets our value `to` from a key and reports it; None is left out. A ValueError of `convert` is a mistake."""
         value = self.get(key)
         if value is None:
             return
@@ -82,32 +166,38 @@ class SpecTranslation(Translation):
             self.refuse(key, str(error))
             return
         self.put(to, value, source=key)
-        self.say(key, outcome, f"{to} = {shown(value)}{f'; {why}' if why else ''}")
+        self.report(key, outcome, f"{to} = {format_value(value)}{f'; {why}' if why else ''}")
 
-    def say(self, key: str, outcome: Outcome, text: str, *, loud: bool = False) -> None:
-        """A line of the report, of a section one for each key that is stated; a loud one is a warning too."""
+    def report(self, key: str, outcome: Outcome, text: str, *, warn: bool = False) -> None:
+        """Adds a line to the report; for a section, one for each key that is stated."""
         if key in self.spec.open:
-            told, loud = f"{shown(self.spec.open[key])} leaves it open: {text}", outcome in ("renamed", "approximated")
-            self.lines.append(Line(key, "approximated" if loud else outcome, told, stated=True, loud=loud))
+            text = f"{format_value(self.spec.open[key])} leaves it open: {text}"
+            warn = outcome in ("renamed", "approximated")
+            self.lines.append(ReportLine(key, "approximated" if warn else outcome, text, stated=True, warn=warn))
             return
         below = [leaf for leaf in self.spec.keys if leaf.startswith(f"{key}.") and self.is_stated(leaf)]
-        self.lines += [Line(told, outcome, text, self.is_stated(told), loud) for told in below or [key]]
+        self.lines += [ReportLine(leaf, outcome, text, self.is_stated(leaf), warn) for leaf in below or [key]]
 
-    def refuse(self, key: str, message: str, way_out: str | None = None) -> None:
-        """A mistake, and a line of the report."""
-        self.lines.append(Line(key, "refused", message, self.is_stated(key)))
-        self.problems.append(Problem(key, message, hint=way_out, place=self.spec.place(key)))
+    def refuse(self, key: str, message: str, fix: str | None = None) -> None:
+        """Adds a mistake, and a line to the report."""
+        self.lines.append(ReportLine(key, "refused", message, self.is_stated(key)))
+        self.problems.append(Problem(key, message, hint=fix, place=self.spec.place(key)))
 
     def get_warnings(self) -> list[str]:
-        """What is not quite as the spec says it."""
+        """The lines of keys that do not have the effect that the spec asks for."""
         changed = ("approximated", "dead")
-        told = [line for line in self.lines if line.loud or (line.stated and line.outcome in changed)]
-        return [f"{_where(self.spec.place(line.key))}{line.key} is {line.outcome}: {line.text}" for line in told]
+        lines = [line for line in self.lines if line.warn or (line.stated and line.outcome in changed)]
+        return [f"{_where(self.spec.place(line.key))}{line.key} is {line.outcome}: {line.text}" for line in lines]
 
-    def onto(self, below: Tree, places: dict[Path, Place]) -> Tree:
-        """Our settings on top of a tree, or of an action's settings; `places` receives where each was written.
+    def apply_to(self, below: Tree, places: dict[Path, Place]) -> Tree:
+        """Sets our settings in a config: a tree, or the settings of an action.
 
-        What does not fit is added to the problems.
+        Args:
+            below: The config that has the other values.
+            places: Receives the place of each value that is set.
+
+        Returns:
+            The changed config; values that do not fit are added to the problems.
         """
         found: list[Problem] = []
         name_classes(self.data, below)
@@ -117,8 +207,125 @@ class SpecTranslation(Translation):
         return tree if isinstance(tree, type(below)) else below
 
 
+def translate(spec: ForeignSpec) -> SpecTranslation:
+    """Translates a spec; all its mistakes are in `problems`. Rules that need a wrong value are left out."""
+    translation = SpecTranslation(spec, problems=list(spec.problems))
+    for rule in spec.rules:
+        if not rule.outside or rule.keys[0] in spec.outside:
+            with contextlib.suppress(UnusableError):
+                rule.apply(translation)
+    known = {key for rule in spec.rules if rule.outside for key in rule.keys}
+    for key in spec.outside:
+        if key not in known:
+            translation.report(key, "unneeded", "nothing here reads it")
+    order = {key: number for number, key in enumerate(spec.keys)}
+    translation.lines.sort(key=lambda line: order.get(line.key, len(order)))
+    return translation
+
+
+def require_translated(spec: ForeignSpec) -> SpecTranslation:
+    """Translates a spec. Raises ConfigError for mistakes."""
+    translation = translate(spec)
+    if translation.problems:
+        raise ConfigError(translation.problems, where="the spec")
+    return translation
+
+
+def format_report(translation: SpecTranslation, *, defaults: bool = True) -> str:
+    """The report as text: the keys that the spec states, then the old system's defaults of those that it leaves out."""
+    stated = [line for line in translation.lines if line.stated]
+    counts = Counter(line.outcome for line in stated)
+    summary = ", ".join(f"{number} {outcome}" for outcome, number in counts.items())
+    texts = [f"{translation.spec.source}: {len(stated)} keys: {summary}", *_table(stated)]
+    silent = [line for line in translation.lines if not line.stated and line.outcome not in ("kept", "unneeded")]
+    if defaults and silent:
+        texts += ["left out, with their defaults there:", *_table(silent)]
+    return "\n".join(texts) + "\n"
+
+
+def read_key_rules(dialect: str, *sections: str) -> tuple[KeyRule, ...]:
+    """The rules in the table of a dialect, in the order of its file.
+
+    Args:
+        dialect: The folder of the dialect, which has a `key_rules.toml`.
+        sections: Parts of the table, such as the names of actions.
+    """
+    table = _read_rule_file(dialect)
+    found = [renamed(key, to) for section in sections for key, to in table["renamed"].get(section, {}).items()]
+    for section in sections:
+        for group in table["without_effect"].get(section, []):
+            found += _rules_of_group(**group)
+    return tuple(found)
+
+
+@functools.cache
+def _read_rule_file(dialect: str) -> dict[str, Any]:
+    return tomllib.loads((FilePath(__file__).parent / dialect / RULE_FILE).read_text(encoding="utf-8"))
+
+
+def _rules_of_group(*, keys: Sequence[str], under: Sequence[str] = (), **columns: Any) -> Iterator[KeyRule]:
+    """A rule for each key; with `under`, for each key in each of these sections."""
+    for section in under or [""]:
+        for name in keys:
+            yield without_effect(f"{section}.{name}" if section else name, **columns)
+
+
+def without_effect(
+    key: str,
+    outcome: NoEffect,
+    reason: str,
+    fix: str = "",
+    *,
+    accepted: Sequence[Any] = (),
+    accepts_default: bool = True,
+    outside: bool = False,
+) -> KeyRule:
+    """A key that sets nothing here. Its values are approximated, refused, or of no interest (unneeded, dead).
+
+    Args:
+        key: The dotted key.
+        outcome: The outcome of values that are not accepted.
+        reason: Text of the report, of the warning or of the mistake; ``{value}`` stands for a refused value.
+        fix: Suggestion for a refused value; ``{key}`` stands for the key.
+        accepted: Values, in addition to the default, that ask for what a run does anyway.
+        accepts_default: The other system's default asks for what a run does anyway.
+        outside: The key is not a field of the spec classes.
+    """
+    if outcome not in get_args(NoEffect):
+        raise ValueError(f"{key}: expected one of {', '.join(get_args(NoEffect))}, found '{outcome}'")
+
+    def apply(t: SpecTranslation) -> None:
+        if outcome in ("unneeded", "dead"):
+            t.report(key, outcome, reason)
+        elif not outside and is_one_of(t.get(key), [*accepted, *([t.spec.default(key)] if accepts_default else [])]):
+            t.report(key, "kept", "as it is here")
+        elif outcome == "refused":
+            why = reason.replace("{value}", format_value(t.get(key))) if "{value}" in reason else reason
+            t.refuse(key, why, fix.replace("{key}", key))
+        else:
+            t.report(key, outcome, reason)
+
+    return KeyRule((key,), outcome, apply, reason, outside)
+
+
+def renamed(key: str, to: str, convert: Callable[[Any], Any] | None = None, *, why: str = "") -> KeyRule:
+    """The value sets `to`; a ValueError of `convert` is a mistake. None is left out. `why`: it is only approximated."""
+    outcome: Outcome = "approximated" if why else "kept" if key == to else "renamed"
+    return KeyRule((key,), outcome, lambda t: t.move(key, to, outcome, convert=convert, why=why), why or to)
+
+
+def computed(*keys: str) -> Callable[[Callable[[SpecTranslation], None]], KeyRule]:
+    """Decorates a function that translates these keys and reports the outcome of each of them."""
+    return lambda apply: KeyRule(keys, "computed", apply)
+
+
+def is_one_of(value: Any, others: Sequence[Any]) -> bool:
+    """Whether a value equals one of `others` and has its type (``True == 1``)."""
+    return any(value == other and type(value) is type(other) for other in others)
+
+
 def name_classes(data: dict[str, Any], below: Any) -> None:
-    """Writes out the short class names in settings, as the fields of what they go on top of allow them.
+    """Replaces short class names in settings by full ones, according to the fields of the config that they belong to.
 
     Args:
         data: Settings as nested tables, changed in place.
@@ -134,7 +341,7 @@ def name_classes(data: dict[str, Any], below: Any) -> None:
 
 
 def name_class(table: Any, hint: Any, below: Any) -> None:
-    """Writes out the class name of one table, and those in it."""
+    """Replaces the short class name of one table, and those in it."""
     if not isinstance(table, dict):
         return
     if isinstance(name := table.get("type"), str):
@@ -145,42 +352,7 @@ def name_class(table: Any, hint: Any, below: Any) -> None:
         name_classes(table, below)
 
 
-def translate(spec: Stated) -> SpecTranslation:
-    """What a spec means here; all its mistakes are in `problems`. Rows about wrong values are left out."""
-    translation = SpecTranslation(spec, problems=list(spec.problems))
-    for row in spec.rows:
-        with contextlib.suppress(UnusableError):
-            row.act(translation, [key for key in row.keys if not row.outside or key in spec.outside])
-    told = {key for row in spec.rows if row.outside for key in row.keys}
-    for key in spec.outside:
-        if key not in told:
-            translation.say(key, "unneeded", "nothing here reads it")
-    order = {key: number for number, key in enumerate(spec.keys)}
-    translation.lines.sort(key=lambda line: order.get(line.key, len(order)))
-    return translation
-
-
-def require_translated(spec: Stated) -> SpecTranslation:
-    """`translate`, with a ConfigError for mistakes."""
-    translation = translate(spec)
-    if translation.problems:
-        raise ConfigError(translation.problems, where="the spec")
-    return translation
-
-
-def report(translation: SpecTranslation, *, defaults: bool = True) -> str:
-    """The report as text: what the spec says first, then the defaults of the old system that it leaves out."""
-    stated = [line for line in translation.lines if line.stated]
-    counts = Counter(line.outcome for line in stated)
-    summary = ", ".join(f"{number} {outcome}" for outcome, number in counts.items())
-    texts = [f"{translation.spec.source}: {len(stated)} keys: {summary}", *_table(stated)]
-    silent = [line for line in translation.lines if not line.stated and line.outcome not in ("kept", "unneeded")]
-    if defaults and silent:
-        texts += ["left out, with their defaults there:", *_table(silent)]
-    return "\n".join(texts) + "\n"
-
-
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value in a line of the report."""
     return write(value, SHOWN)
 
@@ -189,6 +361,6 @@ def _where(place: Place) -> str:
     return f"{place.file}:{place.line}: " if place.line is not None else ""
 
 
-def _table(lines: Sequence[Line]) -> list[str]:
+def _table(lines: Sequence[ReportLine]) -> list[str]:
     width = max((len(line.key) for line in lines), default=0)
     return [f"  {line.outcome:<12}  {line.key:<{width}}  {line.text}" for line in lines]

@@ -18,7 +18,7 @@ from worldsmith.cli.spec_words import SPEC, read_spec_words
 from worldsmith.config.errors import UserError
 from worldsmith.dialects.cosmos_rl.forms import form_of
 from worldsmith.dialects.cosmos_rl.spec_file import read_spec
-from worldsmith.dialects.translation import report, translate
+from worldsmith.dialects.translation import format_report, translate
 
 SPECS = {
     "evaluate": """
@@ -172,4 +172,4 @@ def test_frames_that_a_template_leaves_open_are_those_of_the_parent(run: Path, t
     read_spec_words("evaluate", words, settings="--settings")
     assert words.spec is not None
     assert words.spec.get_warnings() == []
-    assert "0 leaves it open: as the parent has it" in report(words.spec)
+    assert "0 leaves it open: as the parent has it" in format_report(words.spec)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from worldsmith.config import ConfigError, dialects
-from worldsmith.config.dialects import StackTranslation, detect, dialect, dialect_names
+from worldsmith.config.dialects import RunDialect, StackTranslation, detect_dialect, dialect, dialect_names
 from worldsmith.config.load import load
 
 
@@ -116,7 +118,7 @@ def test_files_of_two_dialects_or_of_none_are_refused_with_the_way_out(write: Wr
     ],
 )
 def test_detection_by_keys(data: dict[str, object], name: str) -> None:
-    assert detect(data).name == name
+    assert detect_dialect(data).name == name
 
 
 def test_a_name_is_taken_once() -> None:
@@ -125,3 +127,21 @@ def test_a_name_is_taken_once() -> None:
     read.__module__ = "another"
     with pytest.raises(ValueError, match="'engine' of another is already registered by"):
         dialect("engine", claims=bool)(read)
+
+
+def test_a_run_dialect_imports_its_functions_only_for_files_with_its_suffixes() -> None:
+    found = RunDialect(name="x", recipe="x", suffixes=(".yaml", ".yml"), claims="no_module:claims", read="no_module:r")
+    assert not found.claims_files(["run.toml"])
+    assert not found.claims_files(["a.yaml", "b.json"])
+    with pytest.raises(ModuleNotFoundError, match="no_module"):
+        found.claims_files(["A.YAML", "b.yml"])
+
+
+def test_no_shipped_dialect_imports_its_parts() -> None:
+    code = (
+        "import sys\nfrom worldsmith.config.dialects import find_run_dialect, shipped_dialects\n"
+        "assert find_run_dialect(['run.txt']) is None\n"
+        "print([name for name in sys.modules if name.count('.') > 2 and 'worldsmith.dialects.' in name])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -15,7 +15,7 @@ from worldsmith.cli.action import choose
 from worldsmith.cli.main import main
 from worldsmith.config.errors import ConfigError
 from worldsmith.dialects.sat.keys import KEYS
-from worldsmith.dialects.sat.sampling import ROWS, translate_sampling
+from worldsmith.dialects.sat.sampling import RULES, translate_sampling
 from worldsmith.dialects.translation import SpecTranslation
 
 GUIDE = (Path(__file__).parents[3] / "docs/from_cogvideo.md").read_text()
@@ -46,7 +46,7 @@ def mistakes(*words: str, name: str = "1.5_5b") -> dict[str, str]:
 
 
 def test_every_key_has_one_row() -> None:
-    assert Counter(key for row in ROWS for key in row.keys) == Counter(KEYS.keys())
+    assert Counter(key for rule in RULES for key in rule.keys) == Counter(KEYS.keys())
 
 
 STACKS = [

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Mapping
 
 from worldsmith.dialects.cosmos_rl.forms import COMMANDS, MODULES, form_of
-from worldsmith.dialects.form import SpecForm
+from worldsmith.dialects.translation import SpecForm
 
 TUNE = "tune"
 NAMES = (*MODULES, *COMMANDS, TUNE)

@@ -15,7 +15,7 @@ from worldsmith import ROOT
 from worldsmith.config.declare.class_tags import class_of
 from worldsmith.config.declare.configurable import Config, field_names, walk
 from worldsmith.config.declare.value_types import mismatch
-from worldsmith.config.dialects import CHOICE, detect, translate
+from worldsmith.config.dialects import CHOICE, detect_dialect, translate_stack
 from worldsmith.config.errors import ConfigError, Place, Problem, locate
 from worldsmith.config.recipes.registry import get_recipe, lineage
 from worldsmith.config.text_file import read_config_text
@@ -54,10 +54,10 @@ def _read_stack(paths: Sequence[str], chosen_by_word: Override | None) -> Draft:
         return draft
     merged = merge_documents(documents)
     try:
-        chosen = detect(_without(merged, CHOICE).data, merged.data.get(CHOICE))
+        chosen = detect_dialect(_without(merged, CHOICE).data, merged.data.get(CHOICE))
         layers = documents
         if chosen.read is not None:
-            translation = translate(chosen, _without(merged, CHOICE))
+            translation = translate_stack(chosen, _without(merged, CHOICE))
             draft.problems += translation.problems
             draft.warnings += translation.warnings
             layers = [Document(translation.data, translation.spans)]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib
 
-from worldsmith.dialects.form import SpecForm
+from worldsmith.dialects.translation import SpecForm
 
 MODULES = {
     "train": "worldsmith.dialects.cosmos_rl.train.form",
-    "evaluate": "worldsmith.dialects.cosmos_rl.evaluate_form",
+    "evaluate": "worldsmith.dialects.cosmos_rl.evaluate",
     "quantize": "worldsmith.dialects.cosmos_rl.quantize",
     "inference": "worldsmith.dialects.cosmos_rl.inference",
     "gaps": "worldsmith.dialects.cosmos_rl.gaps",

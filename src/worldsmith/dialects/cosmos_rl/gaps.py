@@ -6,7 +6,7 @@ from typing import Annotated
 
 from worldsmith.config.declare.configurable import Config
 from worldsmith.config.declare.search import Example, Popular
-from worldsmith.dialects.form import SpecForm, renamed
+from worldsmith.dialects.translation import SpecForm, renamed
 
 
 class GapsSpec(Config):

@@ -8,7 +8,6 @@ from worldsmith.config.declare.configurable import Config
 from worldsmith.config.declare.ranges import Count, Range
 from worldsmith.config.declare.search import Example, Popular, Search
 from worldsmith.dialects.cosmos_rl.rules import (
-    PARENT,
     number_format,
     put_frames,
     put_model,
@@ -16,8 +15,7 @@ from worldsmith.dialects.cosmos_rl.rules import (
     refuse_remote,
     refuse_remote_output,
 )
-from worldsmith.dialects.form import SpecForm, computed, refused, renamed
-from worldsmith.dialects.translation import SpecTranslation
+from worldsmith.dialects.translation import SpecForm, SpecTranslation, computed, read_key_rules, renamed
 
 
 class InferenceSpec(Config):
@@ -54,12 +52,12 @@ class InferenceSpec(Config):
 
 
 @computed("model_path", "enable_lora", "base_model_path")
-def model(t: SpecTranslation) -> None:
+def asked_model(t: SpecTranslation) -> None:
     put_model(t, "model_path", "")
 
 
 @computed("fps", "num_frames", "total_pixels")
-def frames(t: SpecTranslation) -> None:
+def inference_frames(t: SpecTranslation) -> None:
     put_frames(t, "", count="num_frames")
     put_total_pixels(t, "")
 
@@ -68,7 +66,7 @@ def frames(t: SpecTranslation) -> None:
 def device(t: SpecTranslation) -> None:
     placed = t.get("device_map")
     if placed == "auto":
-        t.say("device_map", "kept", "a GPU if there is one")
+        t.report("device_map", "kept", "a GPU if there is one")
     elif placed == "cpu" or placed.startswith("cuda"):
         t.move("device_map", "device", "renamed")
     else:
@@ -76,34 +74,26 @@ def device(t: SpecTranslation) -> None:
 
 
 @computed("media")
-def media(t: SpecTranslation) -> None:
+def asked_media(t: SpecTranslation) -> None:
     if not refuse_remote(t, "media"):
         t.move("media", "media", "renamed")
 
 
 @computed("results_dir")
-def place(t: SpecTranslation) -> None:
+def answers_file(t: SpecTranslation) -> None:
     if refuse_remote_output(t, "results_dir"):
         return
     t.put("out", f"{t.get('results_dir').removeprefix('file://').rstrip('/')}/results.json", source="results_dir")
-    t.say("results_dir", "renamed", f"out = {t.data['out']}")
+    t.report("results_dir", "renamed", f"out = {t.data['out']}")
 
 
 FORM = SpecForm(
     "inference",
     InferenceSpec,
     (
-        model,
-        frames,
-        device,
-        media,
-        place,
+        *(asked_model, inference_frames, device, asked_media, answers_file),
         renamed("torch_dtype", "dtype", number_format),
-        refused("num_gpus", why="one GPU answers", way_out="set num_gpus = 1", but=(1,)),
-        renamed("type", "kind"),
-        renamed("prompt", "prompt"),
-        renamed("max_new_tokens", "max_new_tokens"),
-        PARENT,
+        *read_key_rules("cosmos_rl", "inference", "any_result"),
     ),
     left_open=dict.fromkeys(("model_path", "media", "prompt", "results_dir"), ""),
 )

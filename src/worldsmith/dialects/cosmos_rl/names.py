@@ -11,6 +11,7 @@ from worldsmith.config.declare.configurable import Config, field_hints
 from worldsmith.config.declare.value_types import item_hint, nested_config_classes
 from worldsmith.config.errors import Problem
 from worldsmith.config.tree.paths import Path, format_path, parse_path
+from worldsmith.config.tree.plain import class_defaults
 
 RESERVED = ("type", "custom")
 """Keys whose fields are called `type_` and `custom_`."""
@@ -55,6 +56,15 @@ def hint_at(cls: type[Config], path: Path) -> Any:
         sections = nested_config_classes(hint)
         hint = field_hints(sections[0]).get(str(part), Any) if sections else item_hint(hint, dict)
     return hint
+
+
+def default_at(cls: type[Config], path: Path) -> Any:
+    """The default of the field at a path; None if the field is required."""
+    *above, name = path
+    section = cls
+    for part in above:
+        section = nested_config_classes(field_hints(section)[str(part)])[0]
+    return class_defaults(section).get(str(name))
 
 
 def in_keys(problem: Problem) -> Problem:

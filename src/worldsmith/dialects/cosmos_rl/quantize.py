@@ -8,9 +8,8 @@ from typing import Annotated, Literal
 from worldsmith.config.declare.configurable import Config
 from worldsmith.config.declare.ranges import Range, Share
 from worldsmith.config.declare.search import Example, Popular
-from worldsmith.dialects.cosmos_rl.rules import LLAVA, PARENT, put_model, refuse_remote, refuse_remote_output
-from worldsmith.dialects.form import SpecForm, computed, refused
-from worldsmith.dialects.translation import SpecTranslation, shown
+from worldsmith.dialects.cosmos_rl.rules import LLAVA, put_model, refuse_remote, refuse_remote_output
+from worldsmith.dialects.translation import SpecForm, SpecTranslation, computed, format_value, read_key_rules
 
 CALIBRATION, LENGTH = "calibration_dataset.", "max_sequence_length"
 VIDEO_TOKENS = 4096
@@ -78,7 +77,7 @@ class QuantizeSpec(Config):
 
 
 @computed("model.model_path", "model.enable_lora", "model.base_model_path")
-def model(t: SpecTranslation) -> None:
+def quantized_model(t: SpecTranslation) -> None:
     put_model(t, "model.model_path", "model.")
 
 
@@ -94,38 +93,40 @@ def samples(t: SpecTranslation) -> None:
     t.move("quantization_method.scheme", "scheme", "renamed")
     if not is_measured(t):
         for name in ("num_calibration_samples", LENGTH):
-            t.say(f"{CALIBRATION}{name}", "unneeded", f"without records {scheme} rounds to the nearest")
+            t.report(f"{CALIBRATION}{name}", "unneeded", f"without records {scheme} rounds to the nearest")
         return
     few = f": {number} is enough to try it; take {FEW} or more for use" if number < FEW else ""
     cut = "; longer samples are left out and counted, not cut" if length < VIDEO_TOKENS else ""
     t.put("samples", number, source=f"{CALIBRATION}num_calibration_samples")
-    t.say(f"{CALIBRATION}num_calibration_samples", "approximated" if few else "renamed", f"samples = {number}{few}")
+    t.report(f"{CALIBRATION}num_calibration_samples", "approximated" if few else "renamed", f"samples = {number}{few}")
     t.put("max_sequence_length", length, source=f"{CALIBRATION}{LENGTH}")
     more = f": videos want {VIDEO_TOKENS} or more" if cut else ""
-    t.say(f"{CALIBRATION}{LENGTH}", "approximated" if cut else "renamed", f"max_sequence_length = {length}{cut}{more}")
+    t.report(
+        f"{CALIBRATION}{LENGTH}", "approximated" if cut else "renamed", f"max_sequence_length = {length}{cut}{more}"
+    )
 
 
 @computed(f"{CALIBRATION}annotation_path", f"{CALIBRATION}media_dir", "quantization_method.skip_test_generation")
-def questions(t: SpecTranslation) -> None:
+def calibration(t: SpecTranslation) -> None:
     """The records are what GPTQ and the ranges look at, and what the model and the result are asked."""
     file, judge = f"{CALIBRATION}annotation_path", not t.get("quantization_method.skip_test_generation")
     folder = t.get(f"{CALIBRATION}media_dir")
     uses = ["dataset", *(["questions"] if judge else [])]
     t.put("judge", judge, source="quantization_method.skip_test_generation")
-    told = "questions to the model and to its parent take the place of a test sentence" if judge else "nothing is asked"
-    t.say("quantization_method.skip_test_generation", "approximated" if judge else "renamed", told)
+    text = "questions to the model and to its parent take the place of a test sentence" if judge else "nothing is asked"
+    t.report("quantization_method.skip_test_generation", "approximated" if judge else "renamed", text)
     if not t.get(file):
         scheme, text = (
             t.get("quantization_method.scheme"),
             "the data of the run that made the model, where there is need of some",
         )
-        t.say(f"{CALIBRATION}media_dir", "unneeded", text)
+        t.report(f"{CALIBRATION}media_dir", "unneeded", text)
         if scheme in STATIC or scheme == DYNAMIC:
-            t.say(file, "unneeded", text)
+            t.report(file, "unneeded", text)
             return
         why = f"no calibration data is named: without --method gptq, {scheme} rounds each weight to the nearest value"
         keys = f"name data with {file}=FILE, or dataset.annotation_path=FILE, for GPTQ, which loses less accuracy"
-        t.say(file, "approximated", f"{why}; {keys}", loud=True)
+        t.report(file, "approximated", f"{why}; {keys}", warn=True)
         return
     if refuse_remote(t, file, f"{CALIBRATION}media_dir"):
         return
@@ -136,9 +137,9 @@ def questions(t: SpecTranslation) -> None:
         if folder:
             t.put(f"{use}.media_root", folder, source=f"{CALIBRATION}media_dir")
     paths = " and ".join(f"{use}.path" for use in uses)
-    t.say(file, "renamed", f"{paths} = {shown(t.get(file))}, method = gptq")
-    text = f"{' and '.join(f'{use}.media_root' for use in uses)} = {shown(folder)}"
-    t.say(
+    t.report(file, "renamed", f"{paths} = {format_value(t.get(file))}, method = gptq")
+    text = f"{' and '.join(f'{use}.media_root' for use in uses)} = {format_value(folder)}"
+    t.report(
         f"{CALIBRATION}media_dir", *(("renamed", text) if folder else ("unneeded", "media lie beside the annotations"))
     )
 
@@ -148,16 +149,16 @@ def hub(t: SpecTranslation) -> None:
     name, records = t.get(f"{CALIBRATION}dataset_id"), t.get(f"{CALIBRATION}annotation_path")
     if name and not records:
         why = "data sets of the hub are not read here"
-        way_out = f'give {CALIBRATION}annotation_path, and set {CALIBRATION}dataset_id = ""'
-        t.refuse(f"{CALIBRATION}dataset_id", why, way_out)
+        fix = f'give {CALIBRATION}annotation_path, and set {CALIBRATION}dataset_id = ""'
+        t.refuse(f"{CALIBRATION}dataset_id", why, fix)
         return
     text = "annotation_path has the records" if records else "no data set of the hub is named"
-    t.say(f"{CALIBRATION}dataset_id", "approximated" if name else "unneeded", text)
-    t.say(f"{CALIBRATION}split", "unneeded", text)
+    t.report(f"{CALIBRATION}dataset_id", "approximated" if name else "unneeded", text)
+    t.report(f"{CALIBRATION}split", "unneeded", text)
 
 
 @computed("results_dir")
-def place(t: SpecTranslation) -> None:
+def quantized_folder(t: SpecTranslation) -> None:
     if not refuse_remote_output(t, "results_dir"):
         t.move("results_dir", "out", "renamed")
 
@@ -165,26 +166,15 @@ def place(t: SpecTranslation) -> None:
 @computed("quantization_method.smoothing_strength")
 def smoothing(t: SpecTranslation) -> None:
     text = "nothing is moved into the weights first; activations keep a range for each token, or a measured one"
-    t.say("quantization_method.smoothing_strength", "approximated", text)
+    t.report("quantization_method.smoothing_strength", "approximated", text)
 
 
 FORM = SpecForm(
     "quantize",
     QuantizeSpec,
     (
-        model,
-        samples,
-        questions,
-        smoothing,
-        hub,
-        refused(
-            "quantization_method.kv_precision",
-            why="keys and values are remembered in the number format of the activations",
-            way_out="write bf16",
-            but=("bf16",),
-        ),
-        place,
-        PARENT,
+        *(quantized_model, samples, calibration, smoothing, hub, quantized_folder),
+        *read_key_rules("cosmos_rl", "quantize", "any_result"),
     ),
     left_open=dict.fromkeys(("model.model_path", "results_dir"), ""),
     aliases={

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
-from worldsmith.dialects.cosmos_rl.evaluate import RatePolicy
 from worldsmith.dialects.cosmos_rl.rules import LLAVA, move_if_any, refuse_remote
-from worldsmith.dialects.form import computed
-from worldsmith.dialects.translation import SpecTranslation, shown
+from worldsmith.dialects.translation import SpecTranslation, computed, format_value
 
+RatePolicy = Literal["optional", "require", "probe"]
 ONE, SEVERAL = "dataset", "datasets"
 FIELDS = {"annotation_path": "path", "media_dir": "media_root", "system_prompt": "system_prompt"}
 """Key of a table -> our field."""
@@ -26,11 +25,11 @@ WITHOUT = {ONE: {"annotation_path": ""}}
 @computed(*(f"{ONE}.{name}" for name in (*FIELDS, RATES)), SEVERAL, FOLDER)
 def questions(t: SpecTranslation) -> None:
     if t.is_stated(FOLDER) and not isinstance(t.get(SEVERAL), list):
-        t.say(FOLDER, "unneeded", f"it is for {SEVERAL} as a list of benchmarks")
+        t.report(FOLDER, "unneeded", f"it is for {SEVERAL} as a list of benchmarks")
     if t.get(SEVERAL):
         put_several(t)
         if t.is_stated(f"{ONE}.{RATES}"):
-            t.say(f"{ONE}.{RATES}", "kept", f"for each of {SEVERAL} that has no {RATES} of its own")
+            t.report(f"{ONE}.{RATES}", "kept", f"for each of {SEVERAL} that has no {RATES} of its own")
         return
     if refuse_remote(t, f"{ONE}.annotation_path", f"{ONE}.media_dir"):
         return
@@ -41,7 +40,7 @@ def questions(t: SpecTranslation) -> None:
     if t.is_stated(f"{ONE}.{RATES}"):
         t.move(f"{ONE}.{RATES}", f"dataset.{RATES}", "kept")
     if t.is_stated(SEVERAL):
-        t.say(SEVERAL, "unneeded", "it is empty")
+        t.report(SEVERAL, "unneeded", "it is empty")
 
 
 def put_several(t: SpecTranslation) -> None:
@@ -61,17 +60,17 @@ def put_several(t: SpecTranslation) -> None:
     if len(found) == 1:
         for field, value in next(iter(found.values())).items():
             t.put(f"dataset.{field}", value, source=SEVERAL)
-        t.say(SEVERAL, "renamed", f"dataset = the LLaVA annotations of {names}")
+        t.report(SEVERAL, "renamed", f"dataset = the LLaVA annotations of {names}")
     else:
         t.put("dataset.type", "MixedDataset", source=SEVERAL)
         t.put("dataset.datasets", found, source=SEVERAL)
-        t.say(SEVERAL, "renamed", f"dataset = a mixed data set of {names}; ids are NAME/ID")
+        t.report(SEVERAL, "renamed", f"dataset = a mixed data set of {names}; ids are NAME/ID")
     if t.get("evaluation.answer_type") == "reasoning":
         text = "no instruction on how to reason is added to a system prompt; write the one that you want into it"
-        t.say(SEVERAL, "approximated", text, loud=True)
+        t.report(SEVERAL, "approximated", text, warn=True)
     for name in FIELDS:
         if t.get(f"{ONE}.{name}"):
-            t.say(f"{ONE}.{name}", "unneeded", f"{SEVERAL} names the data")
+            t.report(f"{ONE}.{name}", "unneeded", f"{SEVERAL} names the data")
 
 
 def put_benchmarks(t: SpecTranslation, names: list[str]) -> None:
@@ -90,24 +89,26 @@ def put_benchmarks(t: SpecTranslation, names: list[str]) -> None:
     t.put("dataset.type", "MixedDataset", source=SEVERAL)
     t.put("dataset.datasets", found, source=SEVERAL)
     text = "the questions of each, and ids are NAME/ID; the instruction after the options has words of our own"
-    t.say(SEVERAL, "approximated", text)
-    t.say(FOLDER, "renamed", f"dataset.datasets.NAME.path = {root}/benchmark/NAME")
+    t.report(SEVERAL, "approximated", text)
+    t.report(FOLDER, "renamed", f"dataset.datasets.NAME.path = {root}/benchmark/NAME")
 
 
 def read_table(t: SpecTranslation, name: str, table: Any) -> dict[str, Any] | None:
     """Our settings of one data set; None, with mistakes, for a table that cannot be read."""
     where, before = f"{SEVERAL}.{name}", len(t.problems)
     if not isinstance(table, dict):
-        t.refuse(where, f"expected a table of {', '.join(FIELDS)}, found {shown(table)}", f"{where}={{…}}")
+        t.refuse(where, f"expected a table of {', '.join(FIELDS)}, found {format_value(table)}", f"{where}={{…}}")
         return None
     for key in table:
         if key not in (*FIELDS, RATES):
             t.refuse(f"{where}.{key}", f"unexpected key: expected {', '.join((*FIELDS, RATES))}", f"~{where}.{key}")
         elif key == RATES and table[key] not in get_args(RatePolicy):
             expected = ", ".join(get_args(RatePolicy))
-            t.refuse(f"{where}.{key}", f"expected one of {expected}, found {shown(table[key])}", f"~{where}.{key}")
+            t.refuse(
+                f"{where}.{key}", f"expected one of {expected}, found {format_value(table[key])}", f"~{where}.{key}"
+            )
         elif not isinstance(table[key], str) and not (table[key] is None and key != "annotation_path"):
-            t.refuse(f"{where}.{key}", f"expected text, found {shown(table[key])}", f"{where}.{key}=TEXT")
+            t.refuse(f"{where}.{key}", f"expected text, found {format_value(table[key])}", f"{where}.{key}=TEXT")
     if len(t.problems) == before and not table.get("annotation_path"):
         t.refuse(where, "it names no annotations", f"{where}.annotation_path=FILE")
     if len(t.problems) > before or refuse_remote(t, f"{where}.annotation_path", f"{where}.media_dir"):

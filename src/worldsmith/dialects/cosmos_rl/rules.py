@@ -1,11 +1,10 @@
-"""What becomes of keys that the specs of several actions share: the model, its adapter, the frames of a video."""
+"""Rules of keys that the specs of several actions share: the model, its adapter, the frames of a video."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from worldsmith.dialects.form import unneeded
 from worldsmith.dialects.translation import SpecTranslation
 from worldsmith.files.adapter_folder import ADAPTER_CONFIG, base_of_adapter, is_adapter_folder
 
@@ -18,17 +17,15 @@ COPYING = {
     "http": "curl -LO {place}",
     "https": "curl -LO {place}",
 }
-"""Scheme -> the command that copies what is there to this machine."""
-PARENT = unneeded("parent_job_id", why="the model is that of this run or result, as --parent has it", outside=True)
+"""Scheme of a URL -> the command that copies its files to this machine."""
 RESIZED, PIXELS = ("resized_height", "resized_width"), ("min_pixels", "max_pixels", "total_pixels")
-BOUNDS, CUTS = ("min_frames", "max_frames"), ("video_start", "video_end")
-UNCUT, CUT_FIRST = "every video is shown from its first frame to its last", "cut the clips beforehand"
+BOUNDS = ("min_frames", "max_frames")
 LLAVA = "LlavaDataset"
-"""The kind of data set that the annotations are; the front door knows its whole name."""
+"""Short class name of the data set of LLaVA annotations."""
 
 
 def model_place(text: str) -> str:
-    """A folder, or a hub name without the sign that asks for a download ahead. Raises ValueError for a mere sign."""
+    """Removes the prefix of a hub name. Raises ValueError if nothing but the prefix is given."""
     name = text.removeprefix(PREFETCH)
     if not name.strip() or (text != name and name.count("/") != 1):
         raise ValueError(f"expected a folder, ORG/NAME or {PREFETCH}ORG/NAME, found '{text}'")
@@ -36,14 +33,14 @@ def model_place(text: str) -> str:
 
 
 def number_format(name: str) -> str:
-    """Raises ValueError for one that nothing here computes in."""
+    """Returns the name of a number format. Raises ValueError for float16."""
     if name == "float16":
         raise ValueError("float16 loses what models of today need; write bfloat16, or float32")
     return name
 
 
 def refuse_remote(t: SpecTranslation, *keys: str) -> bool:
-    """Refuses paths on an object store or the hub, each with the command that copies it here; whether there are any."""
+    """Refuses paths on an object store or the hub, with the command that copies each. Returns whether there are any."""
     found = False
     for key in keys:
         place = t.get(key) or ""
@@ -52,8 +49,8 @@ def refuse_remote(t: SpecTranslation, *keys: str) -> bool:
             continue
         found = True
         command = COPYING.get(scheme, "copy {place} here")
-        way_out = f"{command.format(place=place, name=place.partition('://')[2])}, then {key}=FOLDER_OR_FILE"
-        t.refuse(key, f"{scheme}:// is not read yet: expected a path of this machine, found '{place}'", way_out)
+        fix = f"{command.format(place=place, name=place.partition('://')[2])}, then {key}=FOLDER_OR_FILE"
+        t.refuse(key, f"{scheme}:// is not read yet: expected a path of this machine, found '{place}'", fix)
     return found
 
 
@@ -68,15 +65,15 @@ def refuse_remote_output(t: SpecTranslation, *keys: str) -> bool:
 
 
 def move_if_any(t: SpecTranslation, key: str, to: str, otherwise: str) -> None:
-    """Takes a text that may be empty to ours; `otherwise` says what an empty one means."""
+    """Sets `to` from a text that may be empty; `otherwise` is reported for an empty one."""
     if t.get(key):
         t.move(key, to, "renamed")
     else:
-        t.say(key, "unneeded", otherwise)
+        t.report(key, "unneeded", otherwise)
 
 
 def put_model(t: SpecTranslation, model: str, section: str) -> None:
-    """The model or, with `enable_lora`, an adapter and its base; keys of `section`, which ends in a dot."""
+    """Sets the model or, with `enable_lora`, an adapter and its base; keys of `section`, which ends in a dot."""
     lora, base = f"{section}enable_lora", f"{section}base_model_path"
     name, named = t.get(model), t.get(base)
     if refuse_remote(t, model, base):
@@ -86,8 +83,8 @@ def put_model(t: SpecTranslation, model: str, section: str) -> None:
             t.refuse(model, f"{name} is an adapter, and {lora} is false", f"set {lora} = true")
             return
         t.move(model, "model", "renamed", convert=model_place)
-        t.say(lora, "kept", "no adapter")
-        t.say(base, "unneeded", "without an adapter there is no base" if named else "no adapter")
+        t.report(lora, "kept", "no adapter")
+        t.report(base, "unneeded", "without an adapter there is no base" if named else "no adapter")
         return
     found = named or base_of_adapter(name)
     if not found:
@@ -96,17 +93,17 @@ def put_model(t: SpecTranslation, model: str, section: str) -> None:
         t.refuse(base, why, f"set {base} to the model that was fine-tuned")
         return
     t.move(model, "adapter", "renamed", convert=model_place)
-    t.say(lora, "kept", "the adapter is merged with its base")
+    t.report(lora, "kept", "the adapter is merged with its base")
     try:
         t.put("model", model_place(found), source=base)
     except ValueError as error:
         t.refuse(base, str(error))
         return
-    t.say(base, "renamed", f"model = {found}{'' if named else f', as {ADAPTER_CONFIG} says'}")
+    t.report(base, "renamed", f"model = {found}{'' if named else f', as {ADAPTER_CONFIG} says'}")
 
 
 def put_frames(t: SpecTranslation, section: str, *, count: str, default: int | None = None) -> None:
-    """Frames of videos, below `processor.media`. `count`: the key of a fixed number of frames."""
+    """Sets the frames of videos, below `processor.media`. `count`: the key of a fixed number of frames."""
     fps, frames = f"{section}fps", f"{section}{count}"
     if t.get(frames) is not None:
         if t.get(fps) is not None and t.is_stated(fps):
@@ -117,28 +114,28 @@ def put_frames(t: SpecTranslation, section: str, *, count: str, default: int | N
             )
             return
         t.move(frames, "processor.media.nframes", "renamed")
-        t.say(fps, "unneeded", f"{frames} says how many")
+        t.report(fps, "unneeded", f"{frames} says how many")
     elif t.get(fps) is not None:
         t.move(fps, "processor.media.fps", "renamed")
-        t.say(frames, "unneeded", f"{fps} says how many")
+        t.report(frames, "unneeded", f"{fps} says how many")
     elif default is not None:
         t.put("processor.media.nframes", default, source=frames)
-        t.say(frames, "renamed", f"processor.media.nframes = {default}, their default")
-        t.say(fps, "unneeded", f"{frames} says how many")
+        t.report(frames, "renamed", f"processor.media.nframes = {default}, their default")
+        t.report(fps, "unneeded", f"{frames} says how many")
 
 
 def put_total_pixels(t: SpecTranslation, section: str) -> None:
-    """The pixels of a whole video, below `processor.media`."""
+    """Sets the max pixels of a video, below `processor.media`."""
     pixels = t.get(f"{section}total_pixels")
     if pixels is not None:
         t.put("processor.media.total_pixels", 2 * pixels, source=f"{section}total_pixels")
-        t.say(
+        t.report(
             f"{section}total_pixels",
             "renamed",
             f"processor.media.total_pixels = {2 * pixels}: they count two frames once, and here each counts",
         )
     else:
-        t.say(f"{section}total_pixels", "unneeded", "as the model folder says")
+        t.report(f"{section}total_pixels", "unneeded", "as the model folder says")
 
 
 def drop_overruled(t: SpecTranslation, section: str, given: dict[str, Any], *, by_fps: bool) -> None:
@@ -158,4 +155,4 @@ def drop_overruled(t: SpecTranslation, section: str, given: dict[str, Any], *, b
     overruled += [(name, "it bounds what fps asks for; nframes takes its place") for name in BOUNDS if not by_fps]
     for name, why in overruled:
         if given.pop(name, None) is not None and t.is_stated(f"{section}{name}"):
-            t.say(f"{section}{name}", "dead", why)
+            t.report(f"{section}{name}", "dead", why)

@@ -23,9 +23,18 @@ from worldsmith.config.words.literals import read_text
 from worldsmith.config.words.overrides import Override, parse_overrides
 from worldsmith.config.yaml.text import Document, read_yaml
 from worldsmith.dialects.cosmos_rl import SUFFIXES
-from worldsmith.dialects.cosmos_rl.names import field_of, fields_of, hint_at, in_keys, key_of, keys_of, leaf_keys
+from worldsmith.dialects.cosmos_rl.names import (
+    default_at,
+    field_of,
+    fields_of,
+    hint_at,
+    in_keys,
+    key_of,
+    keys_of,
+    leaf_keys,
+)
 from worldsmith.dialects.cosmos_rl.policy import KEY as POLICY
-from worldsmith.dialects.form import Row, SpecForm, is_one_of
+from worldsmith.dialects.translation import KeyRule, SpecForm, is_one_of
 
 
 @dataclass(slots=True)
@@ -38,15 +47,15 @@ class Spec:
     places: dict[Path, Place]
     """Where each stated value stands, also of keys outside the classes."""
     outside: dict[str, Any] = field(default_factory=dict)
-    """Stated keys that are no fields, with their values: known ones of the rows, and further ones of free sections."""
+    """Stated keys that are no fields, with their values: known ones of the rules, and further ones of free sections."""
     problems: list[Problem] = field(default_factory=list)
     broken: list[Path] = field(default_factory=list)
     open: dict[str, Any] = field(default_factory=dict)
     """Keys that a template leaves open, with the value that says so."""
 
     @property
-    def rows(self) -> tuple[Row, ...]:
-        return self.form.rows
+    def rules(self) -> tuple[KeyRule, ...]:
+        return self.form.rules
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -60,6 +69,10 @@ class Spec:
     def get(self, key: str) -> Any:
         """The value of a dotted key; None below a section that is not there."""
         return find(self.root, fields_of(key))
+
+    def default(self, key: str) -> Any:
+        """The default of the class for a dotted key."""
+        return default_at(self.form.spec, fields_of(key))
 
     def is_stated(self, key: str) -> bool:
         """Whether the file or a word gives the key, or one below it."""
@@ -247,8 +260,8 @@ def _take_open(document: Document, form: SpecForm) -> dict[str, Any]:
 
 def _take_outside(spec: Spec, document: Document) -> None:
     """Takes known keys that are no fields out of the data."""
-    for row in spec.form.rows:
-        for key in row.keys if row.outside else ():
+    for rule in spec.form.rules:
+        for key in rule.keys if rule.outside else ():
             path = parse_path(key)
             parent = find(document.data, path[:-1])
             if isinstance(parent, dict) and path[-1] in parent:
@@ -311,7 +324,7 @@ def _is_table_of_aliases(form: SpecForm, path: Path) -> bool:
 
 def _unknown(spec: Spec, path: Path, siblings: list[Path], span: Span | None) -> Problem:
     form, is_word = spec.form, span is not None and span.key.file == "override"
-    others = [key for row in form.rows if row.outside and row.outcome != "dead" for key in row.keys]
+    others = [key for rule in form.rules if rule.outside and rule.outcome != "dead" for key in rule.keys]
     names = [*leaf_keys(form.spec), *form.aliases, *others, *([POLICY] if is_word else [])]
     near = did_you_mean_path(path, [*siblings, *map(parse_path, names)])
     if siblings and siblings[0][:-1] != path[:-1]:

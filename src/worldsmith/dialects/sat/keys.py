@@ -1,4 +1,4 @@
-"""Every key of a SAT stack: its type, and the value that SAT takes where the files leave it out.
+"""Every key of a SAT stack: its type, and the value that SAT uses where the files leave it out.
 
 A section of a component is its `target` and its `params`, as SAT writes it; lists of sections have a number.
 """
@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_type_hints
 
 from worldsmith.config.declare.ranges import Count, DropoutRate, Factor, LayerCount, NotNegative, Range, Share
+from worldsmith.dialects.translation import read_key_rules
 
 REQUIRED: Any = object()
-"""There is no default: the files have to say it."""
+"""There is no default: the files must state the key."""
 MODEL, DATA, ARGS, DS = "model.", "data.", "args.", "deepspeed."
 NETWORK = f"{MODEL}network_config.params."
 MODULES = f"{NETWORK}modules."
@@ -27,6 +28,8 @@ SHIFTS = tuple(
     for place in (f"{DENOISER}params.", f"{LOSS}params.sigma_sampler_config.params.", f"{SAMPLER}params.")
 )
 """The three copies of the noise table's shift."""
+_KEYS_WITHOUT_EFFECT = [key for rule in read_key_rules("sat", "model", "training") for key in rule.keys]
+_ANY = (Any, None)
 Text = str | None
 Names = list[str]
 
@@ -45,7 +48,10 @@ class Key:
 
 
 def _under(prefix: str, **keys: tuple[Any, Any]) -> dict[str, Key]:
-    return {f"{prefix}{name}": Key(*key) for name, key in keys.items()}
+    """The keys of a section: those with a type, then those that only the table of the rules has."""
+    typed = {f"{prefix}{name}": Key(*key) for name, key in keys.items()}
+    others = [key for key in _KEYS_WITHOUT_EFFECT if key.rpartition(".")[0] == prefix.rstrip(".")]
+    return {**typed, **{key: Key(*_ANY) for key in others if key not in typed}}
 
 
 def _component(prefix: str, target: Any = REQUIRED, /, **params: tuple[Any, Any]) -> dict[str, Key]:
@@ -82,7 +88,6 @@ def _codec(name: str) -> dict[str, Key]:
     )
 
 
-_ANY = (Any, None)
 _MODEL_KEYS = {
     **_under(
         MODEL,
@@ -241,14 +246,6 @@ _DATA_KEYS = _component(
     include_dirs=(Any, None),
     txt_key=(str, "caption"),
 )
-INFERENCE = (
-    *("input_type", "input_file", "input_dir", "output_dir", "sampling_image_size", "sampling_num_frames"),
-    *("sampling_fps", "latent_channels", "image2video", "only_save_latents", "sdedit", "lcm_steps", "final_size"),
-    *("grid_num_rows", "force_inference"),
-)
-"""Keys of `args` that only sampling reads."""
-PLUMBING = ("distributed_backend", "local_rank", "device", "debug", "log_image", "block_size", "save_args", "profiling")
-"""Keys of `args` of SAT's own start."""
 TWINS = {
     "zero_stage": (int, 0, "zero_optimization.stage"),
     "lr": (float, 1e-4, "optimizer.params.lr"),
@@ -301,18 +298,10 @@ _ARGS_KEYS = {
         batch_from_same_dataset=(bool, False),
         exit_interval=(int | None, None),
         force_pretrain=(bool, False),
+        **{name: (hint, default) for name, (hint, default, _) in TWINS.items()},
     ),
-    **{f"{ARGS}{name}": Key(hint, default) for name, (hint, default, _) in TWINS.items()},
-    **_under(ARGS, **dict.fromkeys((*PLUMBING, *INFERENCE), _ANY)),
 }
 LOSS_SCALE = ("initial_scale_power", "loss_scale", "loss_scale_window", "hysteresis", "min_loss_scale")
-ZERO_TRAFFIC = (
-    *("overlap_comm", "contiguous_gradients", "reduce_scatter", "reduce_bucket_size", "allgather_bucket_size"),
-    *("allgather_partitions", "round_robin_gradients", "sub_group_size", "stage3_max_live_parameters"),
-    *("stage3_max_reuse_distance", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold"),
-    *("load_from_fp32_weights",),
-)
-"""Keys of `zero_optimization` about when and in which pieces the processes talk."""
 _DS_KEYS = {
     **_under(
         DS,
@@ -320,19 +309,15 @@ _DS_KEYS = {
         train_batch_size=(Count | Literal["auto"] | None, None),
         gradient_accumulation_steps=(Count | Literal["auto"], 1),
         gradient_clipping=(Factor | Literal["auto"], 0.0),
-        **dict.fromkeys(("steps_per_print", "wall_clock_breakdown", "zero_allow_untested_optimizer"), _ANY),
-        **dict.fromkeys(LOSS_SCALE, _ANY),
-        scheduler=_ANY,
     ),
     **_under(
         f"{DS}zero_optimization.",
         stage=(Literal[0, 1, 2, 3], 0),
         cpu_offload=(bool, False),
         stage3_gather_16bit_weights_on_model_save=(bool, False),
-        **dict.fromkeys(ZERO_TRAFFIC, _ANY),
     ),
-    **_under(f"{DS}zero_optimization.offload_optimizer.", device=(Text, None), pin_memory=_ANY),
-    **_under(f"{DS}zero_optimization.offload_param.", device=(Text, None), pin_memory=_ANY),
+    **_under(f"{DS}zero_optimization.offload_optimizer.", device=(Text, None)),
+    **_under(f"{DS}zero_optimization.offload_param.", device=(Text, None)),
     **_under(f"{DS}bf16.", enabled=(bool, False)),
     **_under(
         f"{DS}fp16.",
@@ -343,7 +328,7 @@ _DS_KEYS = {
         hysteresis=_ANY,
         min_loss_scale=_ANY,
     ),
-    **_under(f"{DS}optimizer.", type=(Text, None), torch_adam=_ANY, adam_w_mode=_ANY),
+    **_under(f"{DS}optimizer.", type=(Text, None)),
     **_under(
         OPTIMIZER,
         lr=(Factor, 1e-4),
@@ -351,13 +336,8 @@ _DS_KEYS = {
         eps=(Factor, 1e-8),
         weight_decay=(Factor, 0.01),
         ema_decay=(Share, 0.9999),
-        torch_adam=_ANY,
-        adam_w_mode=_ANY,
     ),
-    **_under(
-        f"{DS}activation_checkpointing.",
-        **dict.fromkeys(("partition_activations", "contiguous_memory_optimization", "cpu_checkpointing"), _ANY),
-    ),
+    **_under(f"{DS}activation_checkpointing."),
 }
 KEYS: dict[str, Key] = {**_MODEL_KEYS, **_DATA_KEYS, **_ARGS_KEYS, **_DS_KEYS}
 OPTIONAL = (LORA, f"{DENOISER}params.weighting_config.", f"{VAE}params.loss_config.")

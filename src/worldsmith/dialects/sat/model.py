@@ -1,11 +1,10 @@
-"""What becomes of the `model` section: sizes, positions, noise table, text, VAE, adapters, image conditioning."""
+"""Rules of the section `model`: sizes, positions, noise table, text, VAE, adapters, image conditioning."""
 
 from __future__ import annotations
 
-from worldsmith.dialects.form import computed
 from worldsmith.dialects.sat.keys import DENOISER, LORA, LOSS, MODEL, MODULES, NETWORK, SAMPLER, SHIFTS, TEXT, VAE
 from worldsmith.dialects.sat.targets import DDIM, DPM, PLAIN, ROPE, SINCOS, TARGETS
-from worldsmith.dialects.translation import SpecTranslation, shown
+from worldsmith.dialects.translation import KeyRule, SpecTranslation, computed, format_value, read_key_rules
 
 NET, OURS_VAE, OURS_TEXT = "model.config.network.", "model.config.tokenizer.", "model.config.text_encoder."
 OURS_IMAGE = "model.config.image."
@@ -17,7 +16,7 @@ PAIRS = {(1.15258426, 3.0), (0.7, 1.0)}
 """Scale of latents and shift of the noise table of the published models."""
 OURS_SAMPLING, GUIDER = "model.config.sampling.", f"{SAMPLER}params.guider_config."
 ELSEWHERE = (POSITIONS, LORA, f"{DENOISER}params.weighting_config.", SAMPLER, GUIDER, "data.")
-"""Components whose names are told with what they bring."""
+"""Components whose `target` is reported by the rule of the component."""
 PARTS = tuple(component for component in TARGETS if component not in ELSEWHERE)
 
 
@@ -26,7 +25,7 @@ def components(t: SpecTranslation) -> None:
     for component in PARTS:
         if t.is_stated(f"{component}target"):
             what = TARGETS[component][t.get(f"{component}target")]
-            t.say(f"{component}target", "kept", f"{what}, looked up by its name")
+            t.report(f"{component}target", "kept", f"{what}, looked up by its name")
 
 
 @computed(f"{NETWORK}hidden_size", f"{NETWORK}num_attention_heads", f"{POSITIONS}params.hidden_size_head")
@@ -40,9 +39,9 @@ def heads(t: SpecTranslation) -> None:
         t.refuse(size, f"{t.get(size)} x {number} heads are not hidden_size = {width}", f"{size}={width // number}")
         return
     t.put(f"{NET}attention_head_dim", width // number, source=f"{NETWORK}hidden_size")
-    t.say(f"{NETWORK}hidden_size", "renamed", f"{NET}attention_head_dim = {width // number}, for each of the heads")
+    t.report(f"{NETWORK}hidden_size", "renamed", f"{NET}attention_head_dim = {width // number}, for each of the heads")
     t.move(f"{NETWORK}num_attention_heads", f"{NET}num_attention_heads", "renamed")
-    t.say(size, "unneeded", "it follows from the sizes")
+    t.report(size, "unneeded", "it follows from the sizes")
 
 
 @computed(f"{NETWORK}in_channels", f"{NETWORK}out_channels", f"{VAE}params.encoder_config.params.z_channels")
@@ -58,7 +57,7 @@ def channels(t: SpecTranslation) -> None:
         t.move(f"{NETWORK}in_channels", f"{NET}in_channels", "renamed")
     if leaving == latent:
         t.move(f"{NETWORK}out_channels", f"{NET}out_channels", "renamed")
-    t.say(f"{VAE}params.encoder_config.params.z_channels", "unneeded", "it is that of the VAE folder")
+    t.report(f"{VAE}params.encoder_config.params.z_channels", "unneeded", "it is that of the VAE folder")
 
 
 @computed(f"{NETWORK}patch_size")
@@ -71,9 +70,9 @@ def patches(t: SpecTranslation) -> None:
         t.put(f"{NET}patch_size_t", size[0], source=key)
         t.put(f"{NET}patch_bias", False, source=key)
         text = f"{NET}patch_size = {size[1]}, patch_size_t = {size[0]}, as CogVideoX 1.5 has it"
-        t.say(key, "renamed", f"{text}; SAT never fine-tuned such a model", loud=True)
+        t.report(key, "renamed", f"{text}; SAT never fine-tuned such a model", warn=True)
     else:
-        t.refuse(key, f"expected a number, or [frames, n, n], found {shown(size)}", f"{key}=2")
+        t.refuse(key, f"expected a number, or [frames, n, n], found {format_value(size)}", f"{key}=2")
 
 
 @computed(
@@ -86,24 +85,24 @@ def positions(t: SpecTranslation) -> None:
     kind, learned = t.get(f"{POSITIONS}target"), f"{POSITIONS}params.learnable_pos_embed"
     t.put(f"{NET}use_rotary_positional_embeddings", kind == ROPE, source=f"{POSITIONS}target")
     text = "rotary positions" if kind == ROPE else "a fixed sine table"
-    t.say(
+    t.report(
         f"{POSITIONS}target", "renamed", f"{NET}use_rotary_positional_embeddings = {str(kind == ROPE).lower()}: {text}"
     )
     if t.get(learned):
         t.put(f"{NET}use_learned_positional_embeddings", True, source=learned)
         what = "which stays as it is beside adapters" if t.get(LORA.rstrip(".")) else "trained like other weights"
-        t.say(learned, "renamed", f"{NET}use_learned_positional_embeddings = true: a table of positions, {what}")
+        t.report(learned, "renamed", f"{NET}use_learned_positional_embeddings = true: a table of positions, {what}")
     else:
-        t.say(learned, "unneeded", "there is no such table")
+        t.report(learned, "unneeded", "there is no such table")
     scales = {}
     for name in ("height", "width", "time"):
         outer, inner = f"{NETWORK}{name}_interpolation", f"{POSITIONS}params.{name}_interpolation"
         scales[name] = t.get(inner) if t.is_stated(inner) else t.get(outer)
         for key in (outer, inner):
             if kind == ROPE:
-                t.say(key, "unneeded", "rotary positions have no scale")
+                t.report(key, "unneeded", "rotary positions have no scale")
             else:
-                t.say(
+                t.report(
                     key,
                     "renamed",
                     f"{NET}{'temporal' if name == 'time' else 'spatial'}_interpolation_scale = {scales[name]:g}",
@@ -125,11 +124,11 @@ def noise_table(t: SpecTranslation) -> None:
         return
     t.put("objective.shift_scale", found[0], source=SHIFTS[0])
     for key in SHIFTS:
-        t.say(key, "renamed", f"objective.shift_scale = {found[0]:g}, as the other two copies")
+        t.report(key, "renamed", f"objective.shift_scale = {found[0]:g}, as the other two copies")
     scale = t.get(f"{MODEL}scale_factor")
     if (scale, found[0]) not in PAIRS:
         text = f"scale_factor {scale:g} and shift_scale {found[0]:g} are of no published model (1.15258426, 3; 0.7, 1)"
-        t.say(SHIFTS[0], "approximated", text, loud=True)
+        t.report(SHIFTS[0], "approximated", text, warn=True)
 
 
 @computed(f"{POSITIONS}params.text_length", f"{TEXT}params.max_length")
@@ -145,12 +144,14 @@ def text_length(t: SpecTranslation) -> None:
 
 @computed(LORA_TRAIN, FROZEN, *(f"{LORA}{name}" for name in ("target", "params.r", "params.lora_alpha")))
 def trained(t: SpecTranslation) -> None:
-    """Adapters, or all weights of the transformer."""
+    """Sets what is trained: adapters, or all weights of the transformer."""
     adapted, frozen = t.get(LORA.rstrip(".")), t.get(FROZEN)
     if adapted:
         put_adapters(t)
         if t.get(LORA_TRAIN):
-            t.say(LORA_TRAIN, "approximated", "adapters are trained; there, it would give every one of them the rate 0")
+            t.report(
+                LORA_TRAIN, "approximated", "adapters are trained; there, it would give every one of them the rate 0"
+            )
     elif t.get(LORA_TRAIN) or "all" in frozen:
         key = LORA_TRAIN if t.get(LORA_TRAIN) else FROZEN
         why = "nothing would be trained: all weights are frozen, and there is no lora_config"
@@ -159,30 +160,30 @@ def trained(t: SpecTranslation) -> None:
     else:
         t.put("model.config.lora_enabled", False, source=FROZEN)
     if not t.get(LORA_TRAIN):
-        t.say(LORA_TRAIN, "unneeded", "lora_config says whether there are adapters")
+        t.report(LORA_TRAIN, "unneeded", "lora_config says whether there are adapters")
     others = [prefix for prefix in frozen if prefix not in ("all", "first_stage_model", "conditioner")]
     if others:
         t.refuse(FROZEN, f"parts of the transformer cannot be frozen by name: {', '.join(others)}", f"{FROZEN}=[all]")
     elif adapted and "all" not in frozen:
-        t.say(
+        t.report(
             FROZEN,
             "approximated",
             "beside adapters all weights are frozen here; there, the transformer was trained too",
         )
     else:
         kept = "adapters only" if adapted else "all weights of the transformer; VAE and text encoder are frozen"
-        t.say(FROZEN, "renamed", f"model.config.lora_enabled = {str(bool(adapted)).lower()}: {kept}")
+        t.report(FROZEN, "renamed", f"model.config.lora_enabled = {str(bool(adapted)).lower()}: {kept}")
 
 
 def put_adapters(t: SpecTranslation) -> None:
     rank, alpha = t.get(f"{LORA}params.r"), t.get(f"{LORA}params.lora_alpha")
-    t.say(f"{LORA}target", "renamed", "model.config.lora_enabled = true")
+    t.report(f"{LORA}target", "renamed", "model.config.lora_enabled = true")
     t.put("model.config.lora_enabled", True, source=f"{LORA}target")
     t.put("model.config.ema.trainable_only", True, source=f"{LORA}target")
     t.put("model.config.lora_target_modules", "to_q,to_k,to_v,to_out.0", source=f"{LORA}target")
     count = 8 * rank * t.get(f"{NETWORK}hidden_size") * t.get(f"{NETWORK}num_layers")
     t.put("model.config.lora_rank", rank, source=f"{LORA}params.r")
-    t.say(f"{LORA}params.r", "renamed", f"model.config.lora_rank = {rank}: {count} trained parameters")
+    t.report(f"{LORA}params.r", "renamed", f"model.config.lora_rank = {rank}: {count} trained parameters")
     if alpha <= 0:
         t.refuse(f"{LORA}params.lora_alpha", f"expected a number above 0, found {alpha:g}", "write 1")
         return
@@ -190,7 +191,7 @@ def put_adapters(t: SpecTranslation) -> None:
     t.put("model.config.lora_alpha", alpha, source=f"{LORA}params.lora_alpha")
     text = f"model.config.lora_alpha = {alpha:g}: adapters have the scale {alpha:g}/{rank}"
     weak = "; with such a scale they learn little unless the learning rate is high" if alpha * 2 < rank else ""
-    t.say(f"{LORA}params.lora_alpha", "kept", text + weak, loud=bool(weak))
+    t.report(f"{LORA}params.lora_alpha", "kept", text + weak, warn=bool(weak))
 
 
 @computed(f"{TEXT}ucg_rate")
@@ -203,9 +204,9 @@ def dropped_captions(t: SpecTranslation) -> None:
 def images(t: SpecTranslation) -> None:
     key, dropout, repeat = (f"{MODEL}noised_image_{name}" for name in ("input", "dropout", "all_concat"))
     if not t.get(key):
-        t.say(key, "kept", "there is no image beside the text")
+        t.report(key, "kept", "there is no image beside the text")
         for name in (dropout, repeat):
-            t.say(name, "unneeded", "no image is trained with")
+            t.report(name, "unneeded", "no image is trained with")
         return
     t.put(f"{OURS_IMAGE}noise", True, source=key)
     text = f"{OURS_IMAGE}noise = true: each clip's first frame, noised in its pixels and encoded alone"
@@ -213,10 +214,10 @@ def images(t: SpecTranslation) -> None:
     if scaled:
         text += "; its latents have the scale of diffusers' pipeline, where SAT trains with scale_factor and samples"
         text += f" without it: {OURS_IMAGE}latent_scale says another"
-    t.say(key, "approximated" if scaled else "renamed", text, loud=scaled)
+    t.report(key, "approximated" if scaled else "renamed", text, warn=scaled)
     t.put(f"{OURS_IMAGE}dropout", t.get(dropout), source=dropout)
     text = f"{OURS_IMAGE}dropout = {t.get(dropout):g}, drawn for each sample; there, once for the batch of a process"
-    t.say(dropout, "approximated", text)
+    t.report(dropout, "approximated", text)
     t.move(repeat, f"{OURS_IMAGE}repeat", "renamed")
 
 
@@ -232,12 +233,12 @@ def loss_kind(t: SpecTranslation) -> None:
 def latent_input(t: SpecTranslation) -> None:
     key = f"{MODEL}latent_input"
     if not t.get(key):
-        t.say(key, "kept", "videos are encoded")
+        t.report(key, "kept", "videos are encoded")
     elif t.get("data.target"):
         text = "videos are encoded, and kept in a cache; there, the pixels that data.target reads are taken for latents"
-        t.say(key, "approximated", f"{text}, of which the network has other channels", loud=True)
+        t.report(key, "approximated", f"{text}, of which the network has other channels", warn=True)
     else:
-        t.say(key, "unneeded", "it is about the videos of a training")
+        t.report(key, "unneeded", "it is about the videos of a training")
 
 
 @computed(
@@ -251,11 +252,11 @@ def strata(t: SpecTranslation) -> None:
         if groups:
             t.put("objective.timestep_strata", groups, source=f"{base}group_num")
             text = f"objective.timestep_strata = {groups}: neighbours in the stream draw from other parts of the table"
-        t.say(f"{base}uniform_sampling", "approximated", text)
-        t.say(f"{base}group_num", "approximated" if groups else "unneeded", text)
+        t.report(f"{base}uniform_sampling", "approximated", text)
+        t.report(f"{base}group_num", "approximated" if groups else "unneeded", text)
     else:
-        t.say(f"{base}uniform_sampling", "kept", "timesteps are drawn from the whole table")
-        t.say(f"{base}group_num", "unneeded", "there are no groups")
+        t.report(f"{base}uniform_sampling", "kept", "timesteps are drawn from the whole table")
+        t.report(f"{base}group_num", "unneeded", "there are no groups")
 
 
 @computed(
@@ -265,7 +266,7 @@ def strata(t: SpecTranslation) -> None:
     *(f"{GUIDER}params.{name}" for name in ("exp", "scale", "num_steps")),
 )
 def sampling(t: SpecTranslation) -> None:
-    """How videos are made of the trained model, and what an exported pipeline samples with."""
+    """Sets how samples are generated, and the sampler of an exported pipeline."""
     steps, inner, exponent = f"{SAMPLER}params.num_steps", f"{GUIDER}params.num_steps", f"{GUIDER}params.exp"
     constant = t.get(f"{GUIDER}target") == PLAIN
     t.move(f"{SAMPLER}target", f"{OURS_SAMPLING}scheduler", "renamed", convert=lambda name: SOLVERS[name])
@@ -273,17 +274,25 @@ def sampling(t: SpecTranslation) -> None:
     t.move(f"{GUIDER}params.scale", f"{OURS_SAMPLING}guidance", "renamed")
     how = "off" if constant else "by_timestep"
     t.put(f"{OURS_SAMPLING}dynamic_guidance", how, source=f"{GUIDER}target")
-    t.say(f"{GUIDER}target", "renamed", f"{OURS_SAMPLING}dynamic_guidance = {how}")
+    t.report(f"{GUIDER}target", "renamed", f"{OURS_SAMPLING}dynamic_guidance = {how}")
     if constant:
         for key in (exponent, inner):
-            t.say(key, "unneeded", "the scale does not change")
+            t.report(key, "unneeded", "the scale does not change")
         return
     if t.get(inner) != t.get(steps):
         why = f"the sampler takes {t.get(steps)} steps and the guidance counts {t.get(inner)}"
         t.refuse(inner, why, f"{inner}={t.get(steps)}")
     else:
-        t.say(inner, "unneeded", "the guidance counts the steps of the solver")
+        t.report(inner, "unneeded", "the guidance counts the steps of the solver")
     if t.get(exponent) % 1:
         t.refuse(exponent, f"negative numbers have no power of {t.get(exponent)}", f"{exponent}=5")
     else:
         t.move(exponent, f"{OURS_SAMPLING}guidance_exponent", "renamed", convert=int)
+
+
+RULES: tuple[KeyRule, ...] = (
+    *(components, heads, channels, patches, positions, noise_table, text_length, trained, dropped_captions, images),
+    *(latent_input, strata, sampling, loss_kind),
+    *read_key_rules("sat", "model"),
+)
+"""Rules of the section `model`."""

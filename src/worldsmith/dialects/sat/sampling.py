@@ -8,12 +8,18 @@ from typing import Any
 
 from worldsmith.config.errors import ConfigError
 from worldsmith.config.recipes.registry import get_recipe
-from worldsmith.dialects.form import Row, computed, dead, unneeded
-from worldsmith.dialects.sat import RECIPE, model_rows
-from worldsmith.dialects.sat.draft import read_stack
+from worldsmith.dialects.sat import RECIPE, model
+from worldsmith.dialects.sat.data import encoders, is_missing, model_frames
 from worldsmith.dialects.sat.keys import ARGS, KEYS, LOSS, MODEL, NETWORK, VAE
-from worldsmith.dialects.sat.run import encoders, is_missing, model_frames
-from worldsmith.dialects.translation import SpecTranslation, translate
+from worldsmith.dialects.sat.stack import read_stack
+from worldsmith.dialects.translation import (
+    KeyRule,
+    SpecTranslation,
+    computed,
+    read_key_rules,
+    translate,
+    without_effect,
+)
 
 OURS = "generate."
 """Settings of the command, below the translation of the run."""
@@ -39,32 +45,32 @@ def prompts(t: SpecTranslation) -> None:
     if kind == "txt":
         t.put(f"{OURS}input_files", [file or "input.txt"], source=FILE)
         note = "; images are looked for beside the file" if t.get(IMAGES) else ""
-        t.say(
-            FILE, "approximated" if note else "renamed", f"--input-files {file or 'input.txt'}{note}", loud=bool(note)
+        t.report(
+            FILE, "approximated" if note else "renamed", f"--input-files {file or 'input.txt'}{note}", warn=bool(note)
         )
-        t.say(TYPE, "kept", "a prompt a line")
+        t.report(TYPE, "kept", "a prompt a line")
     elif kind == "cli":
-        t.say(
+        t.report(
             TYPE,
             "approximated",
             "nothing is asked in the terminal: give --prompt TEXT or --input-files FILE",
-            loud=True,
+            warn=True,
         )
-        t.say(FILE, "unneeded", "input_type is cli")
+        t.report(FILE, "unneeded", "input_type is cli")
     else:
         t.refuse(TYPE, f"expected txt or cli, found '{kind}'", f"{TYPE}=txt")
 
 
 @computed(IMAGES, SIZE)
-def size(t: SpecTranslation) -> None:
-    """Height and width in pixels, which SAT takes from each image where there is one."""
+def sampled_size(t: SpecTranslation) -> None:
+    """Sets height and width in pixels; SAT uses the size of the image if there is one."""
     images, wanted = bool(t.get(IMAGES)), bool(t.get(f"{MODEL}noised_image_input"))
     if images != wanted:
         why = f"the model was made {'with' if wanted else 'without'} an image beside the text (noised_image_input)"
         more = f" ~{SIZE}, and lines such as prompt@@image.png" if wanted and t.is_stated(SIZE) else ""
         t.refuse(IMAGES, why, f"{IMAGES}={str(wanted).lower()}{more}")
         return
-    t.say(IMAGES, "kept", "lines are prompt@@image" if images else "videos are made of text")
+    t.report(IMAGES, "kept", "lines are prompt@@image" if images else "videos are made of text")
     newer = isinstance(t.get(f"{NETWORK}patch_size"), list)
     made_for = [768, 1360] if newer else [8 * t.get(f"{NETWORK}latent_{side}") for side in ("height", "width")]
     sides = made_for if images else t.get(SIZE) or [768, 1360]
@@ -78,14 +84,14 @@ def size(t: SpecTranslation) -> None:
     if images:
         stated = "; sampling_image_size is not read with images" if t.is_stated(SIZE) else ""
         text += f" of every video; there, the shorter side has 768 pixels and the image's aspect is kept{stated}"
-        t.say(SIZE, "approximated", text, loud=True)
+        t.report(SIZE, "approximated", text, warn=True)
     else:
-        t.say(SIZE, "renamed", text)
+        t.report(SIZE, "renamed", text)
 
 
 @computed(COUNT)
-def frames(t: SpecTranslation) -> None:
-    """Frames of the latents, in CogVideoX 1.5 with one more in front, which is not decoded."""
+def sampled_frames(t: SpecTranslation) -> None:
+    """Sets the frames from the latent frames; in CogVideoX 1.5 the first latent frame is not decoded."""
     newer = isinstance(t.get(f"{NETWORK}patch_size"), list)
     count = 32 if t.get(COUNT) is None else t.get(COUNT)
     found = t.get(f"{NETWORK}time_compressed_rate") * (count - 1 - newer) + 1 if type(count) is int else 0
@@ -96,7 +102,7 @@ def frames(t: SpecTranslation) -> None:
         )
         return
     t.put(f"{OURS}num_frames", found, source=COUNT)
-    t.say(COUNT, "renamed", f"--num-frames {found}, decoded from {count} latent frames")
+    t.report(COUNT, "renamed", f"--num-frames {found}, decoded from {count} latent frames")
 
 
 @computed(LOAD, f"{ARGS}mode", f"{ARGS}force_inference")
@@ -108,14 +114,14 @@ def weights(t: SpecTranslation) -> None:
         t.refuse(LOAD, f"there is no '{load}'", f"{LOAD}=PATH")
     else:
         t.put("checkpoint.load_path", load, source=LOAD)
-        t.say(LOAD, "renamed", f"the weights of the model: {load}")
-    t.say(f"{ARGS}mode", "kept", "videos are made")
+        t.report(LOAD, "renamed", f"the weights of the model: {load}")
+    t.report(f"{ARGS}mode", "kept", "videos are made")
     text = "all weights must be there; there, missing ones were let pass"
-    t.say(f"{ARGS}force_inference", "approximated" if t.get(f"{ARGS}force_inference") else "kept", text)
+    t.report(f"{ARGS}force_inference", "approximated" if t.get(f"{ARGS}force_inference") else "kept", text)
 
 
 @computed(f"{ARGS}bf16", f"{ARGS}fp16")
-def precision(t: SpecTranslation) -> None:
+def sampled_precision(t: SpecTranslation) -> None:
     half = {f"{ARGS}bf16": "bfloat16", f"{ARGS}fp16": "float16"}
     chosen = [key for key in half if t.get(key)]
     if len(chosen) > 1:
@@ -125,7 +131,7 @@ def precision(t: SpecTranslation) -> None:
         value = half[chosen[0]] if chosen else "float32"
         t.put(f"model.config.{part}precision", value, source=next(iter(chosen), f"{ARGS}bf16"))
     for key in half:
-        t.say(
+        t.report(
             key,
             "renamed" if key in chosen else "kept",
             f"model.config.precision = {half[key]}" if key in chosen else "off",
@@ -135,18 +141,18 @@ def precision(t: SpecTranslation) -> None:
 @computed(BATCH, f"{ARGS}seed", RATE, f"{ARGS}output_dir", f"{ARGS}latent_channels", f"{ARGS}only_save_latents")
 def outputs(t: SpecTranslation) -> None:
     t.put(f"{OURS}num_outputs", t.get(BATCH), source=BATCH)
-    t.say(BATCH, "renamed", f"--num-outputs {t.get(BATCH)}, of each prompt", loud=not t.is_stated(BATCH))
+    t.report(BATCH, "renamed", f"--num-outputs {t.get(BATCH)}, of each prompt", warn=not t.is_stated(BATCH))
     t.put(f"{OURS}seed", t.get(f"{ARGS}seed"), source=f"{ARGS}seed")
-    t.say(f"{ARGS}seed", "approximated", f"--seed {t.get(f'{ARGS}seed')}; the noise is drawn by another generator")
+    t.report(f"{ARGS}seed", "approximated", f"--seed {t.get(f'{ARGS}seed')}; the noise is drawn by another generator")
     rate = 8 if t.get(RATE) is None else t.get(RATE)
     if type(rate) not in (int, float) or rate <= 0:
         t.refuse(RATE, f"expected frames per second, found {rate}", f"{RATE}=16")
     else:
         t.put(f"{OURS}fps", float(rate), source=RATE)
-        t.say(RATE, "renamed", f"--fps {rate:g}")
+        t.report(RATE, "renamed", f"--fps {rate:g}")
     folder = t.get(f"{ARGS}output_dir") or "samples"
     t.put(f"{OURS}out", folder, source=f"{ARGS}output_dir")
-    t.say(
+    t.report(
         f"{ARGS}output_dir",
         "approximated",
         f"--out {folder}; a video is NAME/vision.mp4 there, not N_PROMPT/0/000000.mp4",
@@ -155,41 +161,37 @@ def outputs(t: SpecTranslation) -> None:
     if t.is_stated(key) and t.get(key) != channels:
         t.refuse(key, f"the VAE has {channels} channels, found {t.get(key)}", f"{key}={channels}")
     else:
-        t.say(key, "kept", "those of the VAE")
+        t.report(key, "kept", "those of the VAE")
     if t.get(f"{ARGS}only_save_latents"):
         t.refuse(
             f"{ARGS}only_save_latents", "latents are decoded, and videos are written", f"{ARGS}only_save_latents=false"
         )
     else:
-        t.say(f"{ARGS}only_save_latents", "kept", "videos are written")
+        t.report(f"{ARGS}only_save_latents", "kept", "videos are written")
 
 
-_SAMPLING: tuple[Row, ...] = (
-    *(prompts, size, frames, weights, precision, outputs, encoders, model_frames),
-    *(
-        dead(f"{ARGS}{name}", "sample_video.py does not read it")
-        for name in ("input_dir", "sdedit", "lcm_steps", "final_size", "grid_num_rows")
-    ),
+_READ: tuple[KeyRule, ...] = (
+    *(rule for rule in model.RULES if not all(key.startswith(LOSS) for key in rule.keys)),
+    *(prompts, sampled_size, sampled_frames, weights, sampled_precision, outputs, encoders, model_frames),
+    *read_key_rules("sat", "sampling"),
 )
-_MODEL = tuple(row for row in model_rows.ROWS if not all(key.startswith(LOSS) for key in row.keys))
-_KNOWN = {key for row in (*_MODEL, *_SAMPLING) for key in row.keys}
-ROWS: tuple[Row, ...] = (
-    *_MODEL,
-    *_SAMPLING,
-    unneeded(*(key for key in KEYS if key not in _KNOWN), why="only a training reads it"),
+_READ_KEYS = {key for rule in _READ for key in rule.keys}
+RULES: tuple[KeyRule, ...] = (
+    *_READ,
+    *(without_effect(key, "unneeded", "only a training reads it") for key in KEYS if key not in _READ_KEYS),
 )
 
 
 def translate_sampling(files: Sequence[str], words: Sequence[str] = ()) -> tuple[SpecTranslation, SatModel]:
     """The settings of `worldsmith generate`, and the model. Raises ConfigError with every mistake of the stack."""
-    t = translate(read_stack(files, words, ROWS, sections=("model", "args")))
+    t = translate(read_stack(files, words, RULES, sections=("model", "args")))
     settings = t.data.pop(OURS.rstrip("."), {})
-    tree: Any = t.onto(get_recipe(RECIPE), {})
+    tree: Any = t.apply_to(get_recipe(RECIPE), {})
     if t.problems:
         raise ConfigError(t.problems, where="the stack")
     t.spans = {path[1:]: span for path, span in t.spans.items() if path[0] == OURS.rstrip(".")}
     t.lines = [
-        replace(line, loud=line.loud and line.key.startswith(ARGS)) for line in t.lines
-    ]  # others are of training
+        replace(line, warn=line.warn and line.key.startswith(ARGS)) for line in t.lines
+    ]  # the others are about training
     t.data = {"model": ", ".join(files), "stack": [*files, *words], **settings}
     return t, SatModel(tree, tree.checkpoint.load_path)

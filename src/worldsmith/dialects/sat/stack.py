@@ -10,18 +10,20 @@ from typing import Any
 
 from worldsmith.config.declare.configurable import walk
 from worldsmith.config.declare.ranges import outside
-from worldsmith.config.declare.value_types import fits, misfit
-from worldsmith.config.errors import Place, Problem
+from worldsmith.config.declare.value_types import fits, misfit, mismatch
+from worldsmith.config.errors import ConfigError, Place, Problem
+from worldsmith.config.text_file import read_config_text
 from worldsmith.config.toml.positions import Span
 from worldsmith.config.tree.access import ABSENT, find
 from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
 from worldsmith.config.tree.suggest import did_you_mean_path
 from worldsmith.config.words.literals import read_text
 from worldsmith.config.words.overrides import Override, parse_overrides
-from worldsmith.config.yaml.text import Document, advice_on
-from worldsmith.dialects.form import Row
+from worldsmith.config.yaml.stack import merge_documents
+from worldsmith.config.yaml.text import Document, advice_on, read_yaml
 from worldsmith.dialects.sat.keys import KEYS, OPTIONAL, REQUIRED
 from worldsmith.dialects.sat.targets import TARGETS, explain
+from worldsmith.dialects.translation import KeyRule
 
 SECTIONS = ("model", "data", "args", "deepspeed")
 _PATHS = {parse_path(key) for key in KEYS}
@@ -35,21 +37,21 @@ _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 
 @dataclass(slots=True)
 class SatStack:
-    """A stack that was read: what its rows and its report ask for."""
+    """The values of a stack, with their places and mistakes."""
 
     source: str
-    rows: tuple[Row, ...]
+    rules: tuple[KeyRule, ...]
     values: dict[str, Any] = field(default_factory=dict)
     """The keys that are stated. A null section is left out."""
     places: dict[str, Place] = field(default_factory=dict)
     outside: dict[str, Any] = field(default_factory=dict)
-    """Those of them that SAT never read."""
+    """Stated keys that SAT never read."""
     problems: list[Problem] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
     open: dict[str, Any] = field(default_factory=dict)
     """No key of a SAT file is left open."""
     won: dict[str, Any] = field(default_factory=dict)
-    """Keys that a word says as well as a file, with the file's value."""
+    """Keys that both a word and a file state, with the value of the file."""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -59,8 +61,12 @@ class SatStack:
         """The value of a key, or SAT's default; None for one that is missing, True for a section that is stated."""
         if key not in KEYS:
             return self.is_stated(key) or None
+        return self.values.get(key, self.default(key))
+
+    def default(self, key: str) -> Any:
+        """The value that SAT uses for a key that is left out; None for one that is required."""
         default = KEYS[key].default
-        return self.values.get(key, None if default is REQUIRED else copy.deepcopy(default))
+        return None if default is REQUIRED else copy.deepcopy(default)
 
     def is_stated(self, key: str) -> bool:
         return any(_is_at_or_below(stated, key) for stated in self.values)
@@ -77,14 +83,27 @@ class SatStack:
         self.broken.append(key)
 
 
+def read_stack(
+    files: Sequence[str], words: Sequence[str], rules: tuple[KeyRule, ...], sections: Sequence[str] = SECTIONS
+) -> SatStack:
+    """Reads files, merges them in order, and applies words. Raises ConfigError for a file that cannot be read."""
+    documents = [read_yaml(read_config_text(file), file) for file in files]
+    for file, document in zip(files, documents):
+        if not isinstance(document.data, dict):
+            raise ConfigError([mismatch((), "sections with their keys", document.data).at(Place(file))])
+    stack = read_sat(", ".join(files), merge_documents(documents), words, rules, sections)
+    stack.problems += same_kind(documents)
+    return stack
+
+
 def read_sat(
-    source: str, merged: Document, words: Sequence[str], rows: tuple[Row, ...], sections: Sequence[str] = SECTIONS
+    source: str, merged: Document, words: Sequence[str], rules: tuple[KeyRule, ...], sections: Sequence[str] = SECTIONS
 ) -> SatStack:
     """The stack with its mistakes. A word sets a key of SAT, also with the number of a list's item in its path.
 
     `sections` are those that it must have.
     """
-    stack = SatStack(source, rows)
+    stack = SatStack(source, rules)
     document = Document(copy.deepcopy(merged.data), dict(merged.spans))
     for override in parse_overrides(words, stack.problems):
         _apply(document, override, stack)
@@ -101,7 +120,7 @@ def read_sat(
     _require(stack, sections)
     _check_targets(stack)
     _find_placeholders(stack)
-    never_read = {key for row in rows if row.outside for key in row.keys}
+    never_read = {key for rule in rules if rule.outside for key in rule.keys}
     stack.outside = {key: value for key, value in stack.values.items() if key in never_read}
     return stack
 

@@ -20,8 +20,7 @@ from worldsmith.config.write.values import WORD, write
 from worldsmith.dialects.cosmos_rl.names import keys_of
 from worldsmith.dialects.cosmos_rl.spec_file import Spec, read_spec
 from worldsmith.dialects.cosmos_rl.train.draft import is_train_spec, parent_of_spec
-from worldsmith.dialects.cosmos_rl.train.form import FORM
-from worldsmith.dialects.cosmos_rl.train.job import RESUME
+from worldsmith.dialects.cosmos_rl.train.form import FORM, RESUME
 from worldsmith.dialects.cosmos_rl.train.model import NAME as SPEC_MODEL
 from worldsmith.dialects.translation import translate
 from worldsmith.training.trainer import Trainer
@@ -118,7 +117,7 @@ class Source:
 
     @cached_property
     def is_spec(self) -> bool:
-        return is_train_spec(self.name)
+        return is_train_spec([self.name])
 
     @cached_property
     def spec(self) -> SpecFields | None:

@@ -13,7 +13,7 @@ import yaml
 from worldsmith.config.write.toml import write_toml
 from worldsmith.dialects.cosmos_rl.forms import form_of
 from worldsmith.dialects.cosmos_rl.spec_file import read_spec
-from worldsmith.dialects.translation import SpecTranslation, report, translate
+from worldsmith.dialects.translation import SpecTranslation, format_report, translate
 
 Doc = dict[str, Any]
 
@@ -335,7 +335,9 @@ def test_zeros_of_a_template_leave_values_open(tmp_path: Path) -> None:
 
 
 def test_how_fast_videos_are_read_is_unneeded(tmp_path: Path) -> None:
-    keys = {key: 1 for row in form_of("evaluate").rows if row.outside for key in row.keys if key.startswith("vision.")}
+    keys = {
+        key: 1 for rule in form_of("evaluate").rules if rule.outside for key in rule.keys if key.startswith("vision.")
+    }
     assert len(keys) == 11
     document = changed(EVALUATE_70, **{key.replace(".", "__"): value for key, value in keys.items()})
     translation = translated("evaluate", document, tmp_path, "evaluation.skip_saved=true")
@@ -439,7 +441,7 @@ def test_what_is_not_quite_as_it_was_said_is_a_warning(tmp_path: Path) -> None:
 
 
 def test_the_report_has_a_line_for_every_key_of_the_file(tmp_path: Path) -> None:
-    told = report(translated("evaluate", EVALUATE_70, tmp_path))
+    told = format_report(translated("evaluate", EVALUATE_70, tmp_path))
     assert "the tokenizer and processor are those of the model's folder" in told
     stated = [line for line in told.splitlines() if line.startswith("  ")]
     for key in ("model.max_length", "evaluation.num_processes", "generation.max_tokens", "num_gpus", "results_dir"):

@@ -10,7 +10,7 @@ import yaml
 
 from worldsmith.dialects.cosmos_rl.forms import form_of
 from worldsmith.dialects.cosmos_rl.spec_file import read_spec
-from worldsmith.dialects.translation import SpecTranslation, report, translate
+from worldsmith.dialects.translation import SpecTranslation, format_report, translate
 
 LLAVA = "LlavaDataset"
 ENVIRONMENT = {
@@ -42,7 +42,7 @@ def test_a_single_table_is_the_data_set(tmp_path: Path) -> None:
     assert translation.data["dataset"] == {
         "type": LLAVA, "path": "/wts/mcq.json", "media_root": "/wts/val", "system_prompt": "Answer about the footage.",
     }  # fmt: skip
-    lines = [line.split()[:2] for line in report(translation).partition("left out")[0].splitlines()]
+    lines = [line.split()[:2] for line in format_report(translation).partition("left out")[0].splitlines()]
     assert ["renamed", "datasets"] in lines
     assert not any(line[-1:] == ["dataset.annotation_path"] for line in lines)
 
@@ -56,7 +56,7 @@ def test_several_tables_are_a_mixed_data_set(tmp_path: Path) -> None:
     assert mixed["datasets"]["other"] == {
         "type": LLAVA, "path": "/b.json", "media_root": "", "system_prompt": "You are a helpful assistant.",
     }  # fmt: skip
-    assert any(line.loud and "how to reason" in line.text for line in translation.lines)
+    assert any(line.warn and "how to reason" in line.text for line in translation.lines)
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,17 @@ import pytest
 from worldsmith.config.declare.configurable import Config
 from worldsmith.config.declare.ranges import Count
 from worldsmith.config.errors import ConfigError, Place
-from worldsmith.dialects import form as rows
 from worldsmith.dialects.cosmos_rl.names import leaf_keys
 from worldsmith.dialects.cosmos_rl.spec_file import Spec, read_spec
-from worldsmith.dialects.form import SpecForm
-from worldsmith.dialects.translation import SpecTranslation, report, translate
+from worldsmith.dialects.translation import (
+    SpecForm,
+    SpecTranslation,
+    computed,
+    format_report,
+    renamed,
+    translate,
+    without_effect,
+)
 
 
 class Policy(Config):
@@ -46,24 +52,24 @@ class Root(Config):
     """Own."""
 
 
-@rows.computed("policy.rates")
+@computed("policy.rates")
 def rates(t: SpecTranslation) -> None:
     assert t.get("policy.rates")
     t.put("optimizer.lr", 1.0, source="policy.rates")
-    t.say("policy.rates", "renamed", "optimizer.lr")
+    t.report("policy.rates", "renamed", "optimizer.lr")
 
 
 FORM = SpecForm(
     "test",
     Root,
     (
-        rows.renamed("policy.type", "kind"),
-        rows.refused("policy.sizes", why="no sizes here", way_out="leave it out", but=(None,)),
+        renamed("policy.type", "kind"),
+        without_effect("policy.sizes", "refused", "no sizes here", "leave it out"),
         rates,
-        rows.approximated("epochs", "steps", "ten steps each", convert=lambda n: 10 * n),
-        rows.renamed("custom.extra.path", "file"),
-        rows.dead("policy.old", "use epochs"),
-        rows.refused("rollout", why="no rollouts here", way_out="remove it", outside=True),
+        renamed("epochs", "steps", lambda n: 10 * n, why="ten steps each"),
+        renamed("custom.extra.path", "file"),
+        without_effect("policy.old", "dead", "use epochs", outside=True),
+        without_effect("rollout", "refused", "no rollouts here", "remove it", outside=True),
     ),
     aliases={"num_epochs": "epochs"},
     wrapper="test",
@@ -154,7 +160,7 @@ def test_rows_make_our_settings_and_a_report_of_every_key(tmp_path: Path) -> Non
         "policy.old": "dead",
         "custom.mine": "unneeded",
     }
-    text = report(translation)
+    text = format_report(translation)
     assert "3 keys: 1 approximated, 1 dead, 1 unneeded" in text
     assert 'renamed       policy.type   kind = ""' in text.partition("left out")[2]
     assert [warning.partition(": ")[2] for warning in translation.get_warnings()] == [
@@ -175,16 +181,16 @@ class Settings(Config):
 def test_our_settings_go_on_top_of_others_with_their_places(tmp_path: Path) -> None:
     places: dict[tuple[str | int, ...], Place] = {}
     translation = translate(read(tmp_path, "policy: {type: sft}\nepochs: 3\n"))
-    settings = translation.onto(Settings(), places)
+    settings = translation.apply_to(Settings(), places)
     assert settings == Settings(kind="sft", steps=30, optimizer={"lr": 1.0})
     assert (places[("kind",)].line, places[("steps",)].line) == (1, 2)
     translation.data["kinds"] = 1
-    assert translation.onto(Settings(), places).kind == "sft"
+    assert translation.apply_to(Settings(), places).kind == "sft"
     assert [problem.path for problem in translation.problems] == ["kinds"]
 
 
 def test_every_key_of_the_class_has_a_row() -> None:
-    assert [key for key in leaf_keys(Root) if FORM.row_of(key) is None] == []
+    assert [key for key in leaf_keys(Root) if FORM.rule_of(key) is None] == []
 
 
 def test_a_file_that_is_no_spec_is_refused(tmp_path: Path) -> None:

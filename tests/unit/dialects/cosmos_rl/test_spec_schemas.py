@@ -30,12 +30,10 @@ from worldsmith.config.tree.paths import parse_path
 from worldsmith.dialects.cosmos_rl.forms import MODULES, form_of
 from worldsmith.dialects.cosmos_rl.names import keys_of, leaf_keys
 from worldsmith.dialects.cosmos_rl.spec_file import read_spec
-from worldsmith.dialects.cosmos_rl.write.spec_folder import as_text, spec_files
+from worldsmith.dialects.cosmos_rl.write.spec_folder import as_text, spec_files, tao_schema
 from worldsmith.dialects.cosmos_rl.write.spec_schema import defaults, spec_schema
-from worldsmith.dialects.cosmos_rl.write.spec_tao import tao_schema
 from worldsmith.dialects.cosmos_rl.write.spec_template import spec_template
-from worldsmith.dialects.form import SpecForm
-from worldsmith.dialects.translation import report, translate
+from worldsmith.dialects.translation import SpecForm, format_report, translate
 
 ACTIONS = list(MODULES)
 BROKEN: dict[str, list[tuple[str, Any]]] = {
@@ -262,7 +260,7 @@ def test_both_judge_odd_values_alike_and_none_stops_the_reader(action: str, tmp_
         file.write_text(json.dumps(document), encoding="utf-8")
         spec = read_spec(form_of(action), str(file))
         told = [problem.render() for problem in spec.problems]
-        report(translate(spec))
+        format_report(translate(spec))
         references = [text for text in told if "a reference stands for text only" in text]
         if references or spec.open:  # the reader alone knows what a reference, or an open value of a template, means
             continue
@@ -288,7 +286,7 @@ def test_a_template_survives_words_and_a_typo_has_a_suggestion(action: str, tmp_
 @pytest.mark.parametrize("action", ACTIONS)
 def test_every_key_has_a_row_and_a_description(action: str) -> None:
     form = form_of(action)
-    assert [key for key in leaf_keys(form.spec) if form.row_of(key) is None] == []
+    assert [key for key in leaf_keys(form.spec) if form.rule_of(key) is None] == []
 
     def undescribed(schema: dict[str, Any]) -> list[str]:
         inner = schema.get("properties", {}).items()

@@ -14,11 +14,11 @@ from worldsmith.config.errors import ConfigError
 from worldsmith.config.tree.access import find
 from worldsmith.config.tree.paths import parse_path
 from worldsmith.config.words.flag_words import Flag
-from worldsmith.dialects.sat.draft import ROWS, translate_sat
 from worldsmith.dialects.sat.keys import KEYS, SHIFTS, TEXT
 from worldsmith.dialects.sat.recognise import is_sat_stack, take_words
+from worldsmith.dialects.sat.run import RULES, translate_sat
 from worldsmith.dialects.sat.targets import TARGETS
-from worldsmith.dialects.translation import SpecTranslation, report
+from worldsmith.dialects.translation import SpecTranslation, format_report
 
 LR = "deepspeed.optimizer.params.lr"
 NET = "model.network_config.params."
@@ -47,8 +47,8 @@ def mistakes(translation: SpecTranslation) -> dict[str, str]:
 
 
 def test_every_key_has_one_row() -> None:
-    rows = Counter(key for row in ROWS for key in row.keys)
-    assert rows == Counter(KEYS.keys())
+    rules = Counter(key for rule in RULES for key in rule.keys)
+    assert rules == Counter(KEYS.keys())
     assert {f"{component}target" for component in TARGETS} <= KEYS.keys()
 
 
@@ -84,7 +84,7 @@ def test_the_published_stacks_give_their_table(row: tuple[Any, ...]) -> None:
     assert ours(t, "model.config").get("image") == image
     assert any("SAT never fine-tuned" in text for text in t.get_warnings()) is bool(patch)
     if lora:
-        assert f": {TRAINED[name, lora]} trained parameters" in report(t)
+        assert f": {TRAINED[name, lora]} trained parameters" in format_report(t)
         assert any("1e-05; 5e-05 to 0.002 is usual with adapters" in text for text in t.get_warnings())
         assert any(f"have the scale 1/{rank}" in text for text in t.get_warnings())
     assert any("trained in float16" in text for text in t.get_warnings()) is (name == "2b")

@@ -11,7 +11,7 @@ from train_specs import COOKBOOK, TEMPLATE, problems_of, values
 
 from worldsmith.config.errors import ConfigError
 from worldsmith.config.load import load
-from worldsmith.dialects.cosmos_rl.train.aliases import RL_KEYS
+from worldsmith.dialects.cosmos_rl.train.form import RL_RULES
 
 
 def test_the_template_as_shipped_is_caught(read: Any, data: Path) -> None:
@@ -91,10 +91,10 @@ def test_reinforcement_learning_of_a_generator_is_one_answer(tmp_path: Path) -> 
     assert len(error.value.problems) == 1
 
 
-@pytest.mark.parametrize("key", RL_KEYS)
+@pytest.mark.parametrize("key", [rule.keys[0] for rule in RL_RULES if "train_policy" in rule.keys[0]])
 def test_keys_of_reinforcement_learning_without_a_type_are_one_answer(read: Any, key: str) -> None:
-    text = COOKBOOK.replace('type = "sft"', f"{key} = 0.5")
-    assert list(problems_of(read, text)) == [f"train.train_policy.{key}"]
+    text = COOKBOOK.replace('type = "sft"', f"{key.rpartition('.')[2]} = 0.5")
+    assert list(problems_of(read, text)) == [key]
 
 
 def test_keys_of_reinforcement_learning_have_no_effect_on_a_fine_tuning(read: Any) -> None:

@@ -59,10 +59,10 @@ def test_no_stated_key_is_left_out_of_the_report(
 
 def test_no_key_is_without_a_row_and_none_has_two() -> None:
     keys = leaf_keys(FORM.spec)
-    assert [key for key in keys if FORM.row_of(key) is None] == []
-    told = [key for row in FORM.rows for key in row.keys]
+    assert [key for key in keys if FORM.rule_of(key) is None] == []
+    told = [key for rule in FORM.rules for key in rule.keys]
     assert len(told) == len(set(told))
-    inside = [key for row in FORM.rows if not row.outside for key in row.keys]
+    inside = [key for rule in FORM.rules if not rule.outside for key in rule.keys]
     assert [key for key in inside if not any(f"{leaf}.".startswith(f"{key}.") for leaf in keys)] == []
 
 

@@ -11,20 +11,23 @@ from worldsmith.config.recipes.registry import get_recipe, lineage
 from worldsmith.config.tree.draft import Draft, recipe_task
 from worldsmith.dialects.cosmos_rl import RECIPE, SUFFIXES
 from worldsmith.dialects.cosmos_rl.spec_file import Spec, read_document, read_spec
-from worldsmith.dialects.cosmos_rl.train.aliases import RL_KEYS, RL_TABLES
-from worldsmith.dialects.cosmos_rl.train.form import FORM, SFT
+from worldsmith.dialects.cosmos_rl.train.form import FORM, RL_RULES
 from worldsmith.dialects.cosmos_rl.train.model import NAME as SPEC_MODEL
 from worldsmith.dialects.cosmos_rl.train.spec import Policy
 from worldsmith.dialects.cosmos_rl.train.training import Training
-from worldsmith.dialects.form import PARENT_KEY
-from worldsmith.dialects.translation import report, translate
+from worldsmith.dialects.translation import PARENT_KEY, format_report, translate
 
 GENERATORS = "`worldsmith recipes` lists the recipes for generators"
+SFT = "train.train_policy."
 OUR_KEYS = {"job", "model", "recipe", "type", "dialect", "trainer", "optimizer"}
 
 
-def read_train_spec(file: str, words: Sequence[str] = ()) -> Draft:
-    """The draft of a spec that dotted words change; no tree where it has mistakes. ConfigError: it cannot be read."""
+def read_train_spec(files: Sequence[str], words: Sequence[str] = ()) -> Draft:
+    """The draft of a spec, a single file, that dotted words change; it has no tree if the spec has mistakes.
+
+    Raises ConfigError for a file that cannot be read.
+    """
+    file = files[0]
     if is_generator_rl(read_document(file).data):
         text = "reinforcement learning of a video generator is not supported: expected supervised fine-tuning"
         return Draft(file, problems=[Problem("", text, hint=GENERATORS, place=Place(file))])
@@ -35,12 +38,12 @@ def read_train_spec(file: str, words: Sequence[str] = ()) -> Draft:
         draft.problems = [other]
         return draft
     translation = translate(spec)
-    tree = translation.onto(get_recipe(RECIPE), draft.places)
+    tree = translation.apply_to(get_recipe(RECIPE), draft.places)
     draft.problems = translation.problems
-    if not draft.problems:  # else more would be wrong with it than was said
+    if not draft.problems:  # otherwise more mistakes would follow from them
         draft.tree, draft.task = tree, recipe_task(tree)
     draft.warnings = translation.get_warnings()
-    draft.report = report(translation)
+    draft.report = format_report(translation)
     return draft
 
 
@@ -65,32 +68,32 @@ def parent_of_spec(file: str, words: Sequence[str], parent: str | None) -> tuple
 def find_other_training(spec: Spec) -> Problem | None:
     """The one reason why a spec does not ask for supervised fine-tuning of a reasoner; None if it does."""
     kind, trainer = spec.get(f"{SFT}type"), spec.get(f"{SFT}trainer_type")
-    keys = [key for key in (*(f"{SFT}{name}" for name in RL_KEYS), *RL_TABLES) if key in spec.outside]
-    way_out = f"{SFT}type=sft {SFT}trainer_type=sft custom.train_dataset.annotation_path=FILE"
+    keys = [key for rule in RL_RULES for key in rule.keys if key in spec.outside]
+    fix = f"{SFT}type=sft {SFT}trainer_type=sft custom.train_dataset.annotation_path=FILE"
     if spec.get("policy.is_diffusers"):
         path, text = "policy.is_diffusers", "the model is a diffusion model: expected a reasoner"
-        way_out = GENERATORS
+        fix = GENERATORS
     elif kind == "grpo" or (kind != "sft" and keys):
         path = f"{SFT}type" if kind == "grpo" else keys[0]
         named = "distillation" if "distillation" in keys else "grpo" if trainer == "sft" else trainer
         text = f"reinforcement learning ({named}) is not supported: expected supervised fine-tuning on given answers"
-        way_out = f"fine-tune this model with {way_out}, without the keys of reinforcement learning"
+        fix = f"fine-tune this model with {fix}, without the keys of reinforcement learning"
     elif trainer != "sft":
         path, text = f"{SFT}trainer_type", f"this trainer is not supported: expected sft, found {trainer}"
     else:
         return None
-    return Problem(path, text, hint=way_out, place=spec.place(path))
+    return Problem(path, text, hint=fix, place=spec.place(path))
 
 
-def is_train_spec(file: str) -> bool:
-    """Whether a file has the tables of a training spec and none of ours."""
-    if not file.lower().endswith(SUFFIXES):
+def is_train_spec(files: Sequence[str]) -> bool:
+    """Whether files are a single one that has the tables of a training spec and none of ours."""
+    if len(files) != 1 or not files[0].lower().endswith(SUFFIXES):
         return False
     try:
-        data = read_document(file).data
-        return has_spec_keys(data) or is_generator_rl(data)
-    except ConfigError:  # whoever reads it says so
+        data = read_document(files[0]).data
+    except ConfigError:  # it is reported when the file is read
         return False
+    return has_spec_keys(data) or is_generator_rl(data)
 
 
 def is_generator_rl(data: Mapping[str, Any]) -> bool:

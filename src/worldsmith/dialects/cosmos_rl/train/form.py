@@ -1,30 +1,37 @@
-"""What becomes of every key of a training spec of Cosmos-RL or TAO."""
+"""The form of a training spec of Cosmos-RL or TAO: the rules of its keys, apart from model, data and steps."""
 
 from __future__ import annotations
 
+import json
+import re
+from contextlib import suppress
+from pathlib import Path, PurePath
 from typing import Any
 
-from worldsmith.dialects.cosmos_rl.train.aliases import ALIASES, RL_KEYS, RL_TABLES, SAMPLING_KEYS
-from worldsmith.dialects.cosmos_rl.train.data import frames, longest, readers
-from worldsmith.dialects.cosmos_rl.train.job import names, resume, run_folder, trackers
-from worldsmith.dialects.cosmos_rl.train.model import adapters, learning_rates, model, trained
-from worldsmith.dialects.cosmos_rl.train.sources import data_sets
+from worldsmith.dialects.cosmos_rl.rules import BOUNDS, PIXELS, RESIZED, drop_overruled, refuse_remote_output
+from worldsmith.dialects.cosmos_rl.train.model import adapters, learning_rates, trained_model, trained_weights
+from worldsmith.dialects.cosmos_rl.train.sources import TRAIN, data_sets, put_caps
 from worldsmith.dialects.cosmos_rl.train.spec import TrainSpec
 from worldsmith.dialects.cosmos_rl.train.steps import steps_of_the_run
-from worldsmith.dialects.form import SpecForm, approximated, computed, dead, refused, renamed, unneeded
-from worldsmith.dialects.translation import SpecTranslation
+from worldsmith.dialects.translation import SpecForm, SpecTranslation, computed, format_value, read_key_rules, renamed
 
-FOR_RL = "it belongs to reinforcement learning; with type = sft nothing reads it"
+OUTPUT, RESULTS, TIMESTAMP, RESUME = "train.output_dir", "results_dir", "train.timestamp", "train.resume"
+PROJECT, GROUP, EXPERIMENT = (f"logging.{name}_name" for name in ("project", "group", "experiment"))
+VISION = "custom.vision"
+FALLBACK = {"fps": 1.0, "max_pixels": 81_920}
+"""Settings of videos of the data script of TAO and Cosmos-Reason1."""
+LOADERS = ("dataloader_train", "dataloader_val")
+FRAMES = ("fps", "nframes", *BOUNDS, *PIXELS, *RESIZED)
 
 
 @computed("train.train_policy.type")
 def kind(t: SpecTranslation) -> None:
     key = "train.train_policy.type"
     if t.get(key) == "sft":
-        t.say(key, "kept", "supervised fine-tuning, which every run here is")
+        t.report(key, "kept", "supervised fine-tuning, which every run here is")
     else:
         text = "it is left out, and means sft here; there, without a table train_policy, it would mean grpo"
-        t.say(key, "approximated", text, loud=True)
+        t.report(key, "approximated", text, warn=True)
 
 
 @computed("policy.parallelism.tp_size")
@@ -35,9 +42,9 @@ def tensor_parallelism(t: SpecTranslation) -> None:
         more = f"policy.parallelism.dp_shard_size={shard * size if shard > 0 else -1}"
         t.refuse(key, f"there is no tensor parallelism here, {size} cannot be had", f"{key}=1 {more}")
     elif t.is_stated(key):
-        t.say(key, "kept", "as it is here")
+        t.report(key, "kept", "as it is here")
     else:
-        t.say(key, "approximated", "it is left out, and is 1 here; there it would be 2", loud=True)
+        t.report(key, "approximated", "it is left out, and is 1 here; there it would be 2", warn=True)
 
 
 @computed("train.fsdp_offload", "train.activation_offload")
@@ -54,37 +61,197 @@ def offload(t: SpecTranslation) -> None:
             True,
         ),
     ]
-    way_out = "; ".join(word for word, is_open in others if is_open)
+    fix = "; ".join(word for word, is_open in others if is_open)
     for key in ("train.fsdp_offload", "train.activation_offload"):
         if t.get(key):
-            t.refuse(key, "nothing is offloaded to host RAM", f"{key}=false; what saves GPU memory instead: {way_out}")
+            t.refuse(key, "nothing is offloaded to host RAM", f"{key}=false; what saves GPU memory instead: {fix}")
         else:
-            t.say(key, "kept", "as it is here")
+            t.report(key, "kept", "as it is here")
 
 
 @computed("train.optm_grad_norm_clip")
-def clipping(t: SpecTranslation) -> None:
+def training_clipping(t: SpecTranslation) -> None:
     key, norm = "train.optm_grad_norm_clip", t.get("train.optm_grad_norm_clip")
     most = norm if norm > 0 else 1e30
     t.put("trainer.callbacks.grad_clip.clip_norm", most, source=key)
     never = "" if norm > 0 else ": it is measured, and never so large"
-    t.say(key, "renamed", f"trainer.callbacks.grad_clip.clip_norm = {most}{never}")
+    t.report(key, "renamed", f"trainer.callbacks.grad_clip.clip_norm = {most}{never}")
 
 
 @computed("train.seed", "train.deterministic")
 def seeds(t: SpecTranslation) -> None:
     seed = t.get("train.seed")
     t.put("trainer.seed", 42 if seed is None or seed < 0 else seed, source="train.seed")
-    t.say("train.seed", "renamed", f"trainer.seed = {42 if seed is None or seed < 0 else seed}")
+    t.report("train.seed", "renamed", f"trainer.seed = {42 if seed is None or seed < 0 else seed}")
     if t.get("train.deterministic"):
         text = "every draw follows from the seed; kernels of a GPU are not restricted"
-        t.say("train.deterministic", "approximated", text)
+        t.report("train.deterministic", "approximated", text)
     else:
-        t.say("train.deterministic", "kept", "as it is here")
+        t.report("train.deterministic", "kept", "as it is here")
+
+
+@computed(OUTPUT, RESULTS, TIMESTAMP)
+def run_folder(t: SpecTranslation) -> None:
+    """Sets the folder of the runs. As in Cosmos-RL each start has a new one below it, named after the time."""
+    output, results, name = (t.get(key).removeprefix("file://") for key in (OUTPUT, RESULTS, TIMESTAMP))
+    output = output if t.is_stated(OUTPUT) else ""
+    if refuse_remote_output(t, *([OUTPUT] if output else []), RESULTS):
+        return
+    folder = str(PurePath(results) / output) if output != results else output
+    folder = "" if folder == "." else folder
+    below = f"{folder or 'the output root/job.project/job.group'}/<time of the start>"
+    if name:  # there a timestamp says that output_dir has been extended by it already
+        path = PurePath(folder) if folder else PurePath(name)
+        folder, name = "" if str(path.parent) == "." else str(path.parent), path.name
+        t.put("job.name", name, source=TIMESTAMP)
+        below = f"{folder or '.'}/{name}"
+        t.report(TIMESTAMP, "renamed", f"job.name = {format_value(name)}: {OUTPUT} is the run folder itself")
+    elif t.is_stated(TIMESTAMP):
+        t.report(TIMESTAMP, "kept", "the time of the start")
+    if folder:
+        t.put("job.folder", folder, source=OUTPUT if output else RESULTS)
+    where = f"job.folder = {format_value(folder)}; " if folder else ""
+    t.report(OUTPUT, "renamed", f"{where}the run lies in {below}")
+    if t.is_stated(RESULTS):
+        t.report(RESULTS, "renamed" if results else "unneeded", f"the run lies in {below}")
+
+
+@computed(RESUME)
+def resume(t: SpecTranslation) -> None:
+    value = t.get(RESUME)
+    if isinstance(value, str):
+        t.put("checkpoint.load_path", value, source=RESUME)
+        t.put("checkpoint.load_training_state", True, source=RESUME)
+        text = (
+            f"a new run that continues from checkpoint.load_path = {format_value(value)}, a run or checkpoint of "
+            "Worldsmith; give the weights of a run of Cosmos-RL as policy.model_safetensor_path"
+        )
+        t.report(RESUME, "approximated", text)
+    elif value:
+        t.put("job.resume_newest", True, source=RESUME)
+        t.report(
+            RESUME, "renamed", f"job.resume_newest = true: the run in {OUTPUT} that was saved last, in its own folder"
+        )
+    else:
+        t.report(RESUME, "kept", f"each start is a new run in a new folder; {RESUME}=true resumes the one saved last")
+
+
+@computed(PROJECT, GROUP, EXPERIMENT)
+def names(t: SpecTranslation) -> None:
+    t.move(PROJECT, "job.project", "renamed")
+    given = {key: t.get(key) for key in (GROUP, EXPERIMENT) if t.get(key) not in (None, "", "None")}
+    if given:
+        t.put("job.group", "/".join(given.values()), source=next(iter(given)))
+    for key in (GROUP, EXPERIMENT):
+        if key in given:
+            t.report(
+                key, "renamed", f"job.group = {format_value('/'.join(given.values()))}; the run's own name is its time"
+            )
+        elif t.is_stated(key):
+            t.report(key, "unneeded", "no name is given")
+
+
+@computed("logging.logger")
+def trackers(t: SpecTranslation) -> None:
+    logger = t.get("logging.logger")
+    mode = "online" if "wandb" in logger else "disabled"
+    t.put("job.wandb_mode", mode, source="logging.logger")
+    rest = [name for name in logger if name != "wandb"]
+    own = f"; {', '.join(rest)}: every run has its console, metrics and page" if rest else ""
+    t.report("logging.logger", "renamed", f"job.wandb_mode = {format_value(mode)}{own}")
+
+
+@computed("policy.model_max_length")
+def longest(t: SpecTranslation) -> None:
+    """Sets the max tokens of a sample, and of a pack, which has room for all samples of a mini-batch."""
+    source, mini = "policy.model_max_length", t.get("train.train_policy.mini_batch")
+    longest = t.get(source)
+    put_caps(t, "dataloader_train", mini, source)
+    text = f"dataloader_train.max_sample_tokens = {longest}; a longer sample is left out, never cut"
+    if mini > 1:
+        text += f"; a pack of {mini} may have {mini * longest} tokens, as there"
+    t.report(source, "renamed", text)
+
+
+@computed(VISION)
+def training_frames(t: SpecTranslation) -> None:
+    given = {name: t.get(f"{VISION}.{name}") for name in FRAMES if t.get(f"{VISION}.{name}") is not None}
+    for name in ("video_start", "video_end"):
+        if t.get(f"{VISION}.{name}") is not None:
+            why = "every video is shown from its first frame to its last"
+            t.refuse(f"{VISION}.{name}", why, "cut the clips beforehand")
+    drop_overruled(t, f"{VISION}.", given, by_fps="nframes" not in given)
+    if "fps" in given and "nframes" in given:
+        why = "fps and nframes both say how many frames are taken"
+        t.refuse(f"{VISION}.nframes", why, f"~{VISION}.nframes or ~{VISION}.fps")
+        return
+    put_frames(t, {"video_limits": "qwen_vl_utils"})
+    script, default = default_frames(t)
+    if not t.is_stated(VISION):
+        put_frames(t, default)
+        text = f"left out: {format_value(default)}, as the data script of {script} has it"
+        t.report(VISION, "approximated", text, warn=True)
+    elif "total_pixels" in default and not given.keys() & {"total_pixels", "resized_height"}:
+        put_frames(t, {"total_pixels": default["total_pixels"]})
+        text = (
+            f"left out: dataloader_train.processor.media.total_pixels = {default['total_pixels']}, as {script} has it"
+        )
+        t.report(f"{VISION}.total_pixels", "approximated", text)
+    elif "total_pixels" in default and "total_pixels" in given:
+        text = f"kept, where {script} replaces it by {default['total_pixels'] // 2} (0.9 x model_max_length x 1024)"
+        t.report(VISION, "approximated", text, warn=True)
+    if "total_pixels" in given:
+        given["total_pixels"] *= 2
+    put_frames(t, given)
+    for name, value in given.items():
+        text = "; there two frames count once, here each" if name == "total_pixels" else ""
+        t.report(
+            f"{VISION}.{name}", "renamed", f"dataloader_train.processor.media.{name} = {format_value(value)}{text}"
+        )
+
+
+def default_frames(t: SpecTranslation) -> tuple[str, dict[str, Any]]:
+    """Returns the data script that belongs to a spec, and its video settings.
+
+    That of Cosmos-Reason2 reads `custom.dataset` too and knows no limit of a frame, but one of a video: 0.9 x
+    model_max_length tokens of 32 x 32 pixels in two frames.
+    """
+    name = t.get("policy.model_name_or_path") or ""
+    if t.get(TRAIN) is None and is_reason2(name):
+        return "Cosmos-Reason2", {"fps": 1.0, "total_pixels": 2 * int(t.get("policy.model_max_length") * 1024 * 0.9)}
+    return "TAO and Cosmos-Reason1", FALLBACK
+
+
+def is_reason2(name: str) -> bool:
+    """Whether a model is a Cosmos-Reason2, or a Qwen3-VL, as far as its name or its folder tells."""
+    with suppress(OSError, ValueError, AttributeError):
+        config = json.loads((Path(name) / "config.json").read_text(encoding="utf-8"))
+        return str(config.get("model_type")).startswith("qwen3_vl")
+    return re.search(r"reason-?2|qwen3-vl", name.rstrip("/").rpartition("/")[2].lower()) is not None
+
+
+def put_frames(t: SpecTranslation, values: dict[str, Any]) -> None:
+    for loader in LOADERS if t.get("validation.enable") else LOADERS[:1]:
+        for name, value in values.items():
+            t.put(f"{loader}.processor.media.{name}", value, source=f"{VISION}.{name}")
+
+
+@computed(
+    *(f"train.train_policy.dataloader_{name}" for name in ("num_workers", "prefetch_factor")),
+    *(f"validation.dataloader_{name}" for name in ("num_workers", "prefetch_factor")),
+)
+def readers(t: SpecTranslation) -> None:
+    for loader, above in zip(LOADERS, ("train.train_policy.", "validation.")):
+        workers, ready = f"{above}dataloader_num_workers", f"{above}dataloader_prefetch_factor"
+        t.move(workers, f"{loader}.num_workers", "renamed")
+        if t.get(workers):
+            t.move(ready, f"{loader}.prefetch_factor", "renamed")
+        elif t.is_stated(ready):
+            t.report(ready, "dead", f"{workers} is 0: nobody reads ahead")
 
 
 def one_of(**names: str) -> Any:
-    """Reads a number format; ValueError for one that there is not."""
+    """Returns a function that maps a number format; it raises ValueError for an unknown one."""
 
     def read(value: str) -> str:
         if value not in names:
@@ -95,192 +262,42 @@ def one_of(**names: str) -> Any:
 
 
 TWO = one_of(float32="float32", bfloat16="bfloat16")
-TRAIN, POLICY, SFT, CKPT = "train.", "policy.", "train.train_policy.", "train.ckpt."
-DEGREES = "policy.parallelism."
-OPTIMIZER = (
-    learning_rates,
-    refused(f"{TRAIN}optm_name", why="AdamW is the optimizer here", way_out=f"{TRAIN}optm_name=AdamW", but=("AdamW",)),
-    renamed(f"{TRAIN}optm_impl", "optimizer.fused", lambda name: "fused" in name),
-    renamed(f"{TRAIN}optm_weight_decay", "optimizer.weight_decay"),
-    renamed(f"{TRAIN}optm_betas", "optimizer.betas"),
-    renamed(f"{TRAIN}epsilon", "optimizer.eps"),
-    clipping,
-)
-PRECISION = (
-    renamed(f"{TRAIN}param_dtype", "model.config.precision", TWO),
-    renamed(f"{TRAIN}master_dtype", "model.config.parallelism.fsdp_master_dtype", TWO),
-    refused(
-        f"{TRAIN}fsdp_reduce_dtype",
-        why="gradients are added up in float32 here",
-        way_out=f"{TRAIN}fsdp_reduce_dtype=float32",
-        but=("float32",),
-    ),
-    refused(f"{TRAIN}fp8.enable_fp8", why="training in 8 bits cannot be had", way_out="turn it off", but=(False,)),
-    refused(f"{TRAIN}fp4.enable_fp4", why="training in 4 bits cannot be had", way_out="turn it off", but=(False,)),
-    unneeded(*(f"{TRAIN}fp8.{name}" for name in ("fp8_recipe", "quant_recipe")), why="it is off"),
-    unneeded(*(f"{TRAIN}fp4.{name}" for name in ("fp4_recipe", "quant_recipe")), why="it is off"),
-)
-MEMORY = (
-    renamed(f"{TRAIN}compile", "model.config.compile.enabled"),
-    renamed(
-        f"{POLICY}model_gradient_checkpointing",
-        "model.config.activation_checkpointing.mode",
-        lambda on: "full" if on else "none",
-    ),
-    renamed(f"{TRAIN}sequence_packing", "model.config.policy.sequence_packing"),
-    renamed(
-        f"{TRAIN}fa_version",
-        "model.config.policy.attn_implementation",
-        lambda version: one_of(**{"2": "flash_attention_2"})(str(version)),
-    ),
-    offload,
-    approximated(
-        f"{TRAIN}fsdp_reshard_after_forward",
-        "",
-        "weights always go after the forward pass",
-        but=("default", "always", "true", True),
-    ),
-    refused(f"{TRAIN}async_tp_enabled", why="there is no tensor parallelism here", way_out="turn it off", but=(False,)),
-    *(
-        refused(f"{TRAIN}{name}", why=why, way_out=f"~{TRAIN}{name}", but=(False,))
-        for name, why in {
-            "ema_enable": "the average here has a width, not a decay; -- model.config.ema.enabled=true turns it on",
-            "non_text": "a reasoner's data has text",
-        }.items()
-    ),
-    unneeded(f"{TRAIN}ema_decay", f"{TRAIN}ema_update_step_interval", why="it is off"),
-    unneeded(
-        *(f"{POLICY}enable_liger_{name}" for name in ("kernel", "cross_entropy", "fused_cross_entropy")),
-        why="speed and memory only; the loss is made in chunks here",
-    ),
-)
-SAVING = (
-    renamed(f"{CKPT}save_mode", "checkpoint.async_save", lambda mode: mode == "async"),
-    renamed(f"{CKPT}max_keep", "checkpoint.keep_latest_k", lambda count: None if count == -1 else count),
-    approximated(
-        f"{CKPT}export_safetensors", "", "`worldsmith export RUN` writes the Hugging Face folder", but=(False,)
-    ),
-    refused(
-        *(f"{CKPT}{name}" for name in ("upload_hf", "upload_s3")),
-        why="a run sends nothing anywhere",
-        way_out="turn it off, and send what `worldsmith export` writes",
-        but=(False,),
-    ),
-    unneeded(*(f"{CKPT}{name}" for name in ("hf_repo_name", "s3_bucket", "s3_prefix")), why="nothing is sent"),
-    approximated(f"{TRAIN}save_ckpt_at_exit", "", "a run that is asked to stop always saves", but=(True,)),
-    approximated(
-        f"{TRAIN}signal_to_handle",
-        "",
-        "SIGTERM, SIGINT, SIGHUP and SIGUSR1 make a run save and stop",
-        but=(["SIGUSR1"],),
-    ),
-)
-LOADING = (
-    readers,
-    renamed(f"{SFT}dataloader_shuffle", "dataloader_train.shuffle"),
-    renamed(f"{SFT}dataloader_seed", "dataloader_train.seed"),
-    approximated(
-        f"{SFT}balance_dp_token", "", "the loss is the mean over all supervised tokens of a step", but=(True,)
-    ),
-    approximated(f"{SFT}enable_dataset_cache", "", "nothing is cached, so nothing gets stale", but=(False,)),
-    approximated("validation.enable_dataset_cache", "", "nothing is cached, so nothing gets stale", but=(False,)),
-    unneeded(
-        *(
-            f"{SFT}{name}"
-            for name in ("dataloader_batch_size", "data_dispatch_as_rank_in_mesh", "dataloader_broadcast")
-        ),
-        why="each process reads its own samples",
-    ),
-    refused(
-        f"{SFT}enable_dp_load_balancing",
-        why="batches of like lengths are made another way here",
-        way_out=f"{SFT}enable_dp_load_balancing=false, and -- dataloader_train.packer=padded",
-        but=(False,),
-    ),
-    unneeded(
-        *(f"{SFT}load_balanced_{name}" for name in ("pool_size", "max_tokens_for_batch", "batching_strategy")),
-        f"{SFT}load_balanced_batches_per_optimizer_step",
-        why="load balancing is off",
-    ),
-    unneeded(f"{SFT}trainer_type", why="sft, as every run here"),
-    unneeded(f"{TRAIN}local_dataset", f"{TRAIN}force_use_hf", why="as it is here"),
-)
-PARALLELISM = (
-    tensor_parallelism,
-    renamed(f"{DEGREES}dp_shard_size", "model.config.parallelism.data_parallel_shard_degree"),
-    renamed(f"{DEGREES}dp_replicate_size", "model.config.parallelism.data_parallel_replicate_degree"),
-    refused(
-        *(f"{DEGREES}{name}" for name in ("cp_size", "pp_size", "ep_size", "n_init_replicas")),
-        why="the processes of a reasoner share weights and data only",
-        way_out="write 1, and a larger policy.parallelism.dp_shard_size",
-        but=(1,),
-    ),
-    unneeded(
-        *(f"{DEGREES}pp_{name}" for name in ("dynamic_shape", "micro_batch_size", "schedule", "layers_per_stage")),
-        why="there is no pipeline",
-    ),
-)
-LOGGING = (
-    trackers,
-    renamed("logging.log_interval", "trainer.logging_iter"),
-    unneeded("logging.level", "logging.multi_modal_log_interval", "logging.report_mfu", why="a run's page shows it"),
-    unneeded(*(f"logging.wandb_{name}" for name in ("run_id", "run_name", "resume")), why="the run's name decides"),
-    refused(
-        *(f"profiler.enable_{name}" for name in ("profiler", "nsys")),
-        why="a profile is taken by a callback here",
-        way_out="turn it off, and write -- +trainer.callbacks.profiler={type: Profiler}",
-        but=(False,),
-    ),
-    unneeded("profiler.sub_profiler_config", why="no profile is taken"),
-)
-ELSEWHERE = (
-    refused(
-        "parent_job_id",
-        why="the weights of a parent are found when the run starts",
-        way_out="start it with worldsmith train, or leave it out and give --parent NAME with the start",
-        outside=True,
-    ),
-    unneeded(
-        *(
-            f"{TRAIN}{name}"
-            for name in ("logprob_dtype", "transfer_dtype", "sync_weight_interval", "prefetch_payloads")
-        ),
-        *(f"{TRAIN}{name}" for name in ("p2p_sync_pack_tensors", "p2r_sync_groups_per_round", "coalesce_weight_sync")),
-        *("redis", "eth_ips", "mode", "controller_execution_id"),
-        why="a fine-tuning has no controller and no rollouts",
-    ),
-    refused("custom_script", why="code of others is not run", way_out="write the data as annotations", but=("",)),
-    renamed(f"{POLICY}model_safetensor_path", "model.config.policy.backbone.safetensors_path"),
-    unneeded(f"{POLICY}is_diffusers", why="the model is no generator"),
-    refused(f"{POLICY}aux_loss_coeff", why="there is no loss that balances experts", way_out="write 0", but=(0.0,)),
-)
-OUTSIDE = (
-    dead(f"{TRAIN}enable_validation", "nothing ever read it; validation.enable turns the validation on"),
-    dead(f"{TRAIN}validation_step", "nothing ever read it; validation.freq says after how many steps"),
-    dead(f"{TRAIN}validation_freq", "nothing ever read it; validation.freq says after how many steps"),
-    dead(f"{TRAIN}validation_batch_per_replica", "nothing ever read it; validation.batch_size is meant"),
-    dead(f"{DEGREES}cp_rotate_method", "nothing ever read it"),
-    *(dead(f"validation.{name}", FOR_RL) for name in SAMPLING_KEYS),
-    unneeded(f"{POLICY}diffusers", why="the model is no generator", outside=True),
-    *(dead(f"{SFT}{name}", FOR_RL) for name in RL_KEYS),
-    *(dead(name, FOR_RL) for name in RL_TABLES),
-)
-
+ALIASES = {
+    "dp_shard_size": "policy.parallelism.dp_shard_size",
+    "dp_replicate_size": "policy.parallelism.dp_replicate_size",
+    "num_gpus": "policy.parallelism.dp_shard_size",  # gpu_spec_key
+    "num_nodes": "policy.parallelism.dp_replicate_size",  # node_spec_key
+    "num_epochs": "train.epoch",
+    "batch_size": "train.train_batch_per_replica",
+    "learning_rate": "train.optm_lr",
+    "mini_batch": "train.train_policy.mini_batch",
+}
+"""Short word -> key."""
+RL_RULES = read_key_rules("cosmos_rl", "reinforcement_learning")
 FORM = SpecForm(
     "train",
     TrainSpec,
     (
-        *(kind, model, data_sets, frames, longest, steps_of_the_run),
-        *(adapters, trained, run_folder, names, resume, seeds),
-        *OPTIMIZER,
-        *PRECISION,
-        *MEMORY,
-        *SAVING,
-        *LOADING,
-        *PARALLELISM,
-        *LOGGING,
-        *ELSEWHERE,
-        *OUTSIDE,
+        *(kind, trained_model, data_sets, training_frames, longest, steps_of_the_run),
+        *(adapters, trained_weights, run_folder, names, resume, seeds, learning_rates, training_clipping),
+        *(offload, readers, tensor_parallelism, trackers),
+        renamed("train.optm_impl", "optimizer.fused", lambda name: "fused" in name),
+        renamed("train.param_dtype", "model.config.precision", TWO),
+        renamed("train.master_dtype", "model.config.parallelism.fsdp_master_dtype", TWO),
+        renamed(
+            "policy.model_gradient_checkpointing",
+            "model.config.activation_checkpointing.mode",
+            lambda on: "full" if on else "none",
+        ),
+        renamed(
+            "train.fa_version",
+            "model.config.policy.attn_implementation",
+            lambda version: one_of(**{"2": "flash_attention_2"})(str(version)),
+        ),
+        renamed("train.ckpt.save_mode", "checkpoint.async_save", lambda mode: mode == "async"),
+        renamed("train.ckpt.max_keep", "checkpoint.keep_latest_k", lambda count: None if count == -1 else count),
+        *read_key_rules("cosmos_rl", "train"),
+        *RL_RULES,
     ),
     aliases=ALIASES,
     free=("custom",),

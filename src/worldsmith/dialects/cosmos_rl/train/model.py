@@ -1,4 +1,4 @@
-"""Model, adapters, learning rates and what is trained, of a training spec."""
+"""Rules of a training spec: model, adapters, learning rates, trained weights."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from typing import Any
 
 from worldsmith.config.recipes.registry import get_recipe
 from worldsmith.dialects.cosmos_rl import RECIPE
-from worldsmith.dialects.form import computed
-from worldsmith.dialects.translation import SpecTranslation, shown
+from worldsmith.dialects.translation import SpecTranslation, computed, format_value, read_key_rules
 
 NAME, REVISION = "policy.model_name_or_path", "policy.model_revision"
 SCHEME = "hf_model://"
 BACKBONE, FREEZE = "model.config.policy.backbone", "model.config.policy.freeze"
 LR = "train.optm_lr"
+LORA_RULES = read_key_rules("cosmos_rl", "lora")
+"""Rules of the table `policy.lora`, where a spec has it."""
 
 
 @computed(NAME, REVISION)
-def model(t: SpecTranslation) -> None:
+def trained_model(t: SpecTranslation) -> None:
     name, revision = t.get(NAME), t.get(REVISION)
     if not name:
         t.refuse(NAME, "it is empty", f"{NAME}=hf_model://nvidia/Cosmos-Reason2-8B, or a folder")
@@ -30,18 +31,18 @@ def model(t: SpecTranslation) -> None:
         return
     if revision:
         bare += f"@{revision}"
-        t.say(REVISION, "renamed", f"part of {BACKBONE}.model_name")
+        t.report(REVISION, "renamed", f"part of {BACKBONE}.model_name")
     try:
         network = describe_network(bare)
     except ValueError as error:
         t.refuse(NAME, str(error), f"{NAME}=hf_model://nvidia/Cosmos-Reason2-8B, or the folder of such a model")
         return
     t.put(f"{BACKBONE}.model_name", bare, source=NAME)
-    t.say(NAME, "renamed", f"{BACKBONE}.model_name = {shown(bare)}{f': {network}'}")
+    t.report(NAME, "renamed", f"{BACKBONE}.model_name = {format_value(bare)}{f': {network}'}")
 
 
 def describe_network(name: str) -> str:
-    """As the family of the recipe knows it. Raises ValueError for one that cannot be trained."""
+    """Describes the network of a model. Raises ValueError for a model that cannot be trained."""
     tree: Any = get_recipe(RECIPE)
     config = tree.model.config
     config.policy.backbone.model_name = name
@@ -57,8 +58,8 @@ def learning_rates(t: SpecTranslation) -> None:
             parts = ("model.visual.merger", "model.visual")
             table = ", ".join(f'"{part}" = {rate}' for part, rate in zip(parts, (rates[1:2] or [0]) + rates[:1]))
             why = "a list has one rate for each part of the model, and which part is which depends on the model"
-            way_out = f"write a table: {LR} = {{global = {rates[-1]}, {table}}}" if rates else "write one number"
-            t.refuse(LR, why, way_out)
+            fix = f"write a table: {LR} = {{global = {rates[-1]}, {table}}}" if rates else "write one number"
+            t.refuse(LR, why, fix)
             return
         rates = rates[0]
     if isinstance(rates, dict):
@@ -71,11 +72,11 @@ def learning_rates(t: SpecTranslation) -> None:
         rest = {prefix: rates[name] / rates["global"] for name, prefix in prefixes.items()}
         t.put("optimizer.lr_multipliers", rest, source=LR)
         t.put("optimizer.lr", rates["global"], source=LR)
-        text = f"optimizer.lr = {rates['global']}, optimizer.lr_multipliers = {shown(rest)}"
-        t.say(LR, "approximated", f"{text}; the deepest module of a parameter decides, and each must have some")
+        text = f"optimizer.lr = {rates['global']}, optimizer.lr_multipliers = {format_value(rest)}"
+        t.report(LR, "approximated", f"{text}; the deepest module of a parameter decides, and each must have some")
         return
     t.put("optimizer.lr", rates, source=LR)
-    t.say(LR, "renamed", f"optimizer.lr = {rates}")
+    t.report(LR, "renamed", f"optimizer.lr = {rates}")
 
 
 def parameter_prefixes(modules: Iterable[str]) -> dict[str, str]:
@@ -88,7 +89,7 @@ def parameter_prefixes(modules: Iterable[str]) -> dict[str, str]:
 
 
 @computed("policy.freeze_pattern", "policy.trainable_pattern", "policy.trainable_map")
-def trained(t: SpecTranslation) -> None:
+def trained_weights(t: SpecTranslation) -> None:
     frozen, kept, table = (t.get(f"policy.{name}") for name in ("freeze_pattern", "trainable_pattern", "trainable_map"))
     if frozen and kept:
         why = "freeze_pattern and trainable_pattern cannot both be given"
@@ -101,18 +102,18 @@ def trained(t: SpecTranslation) -> None:
         t.move("policy.trainable_pattern", f"{FREEZE}.trainable_params", "renamed")
     if table:
         names = [re.escape(name) for name, on in table.items() if on] or ["…"]
-        way_out = f"policy.trainable_pattern={shown(names)}"
-        t.refuse("policy.trainable_map", "modules by name are not looked up here", way_out)
+        fix = f"policy.trainable_pattern={format_value(names)}"
+        t.refuse("policy.trainable_map", "modules by name are not looked up here", fix)
 
 
 @computed("policy.lora")
 def adapters(t: SpecTranslation) -> None:
     if t.get("policy.lora") is None:
         t.put("model.config.lora_enabled", False, source="policy.lora")
-        t.say("policy.lora", "renamed", "model.config.lora_enabled = false: all weights are trained")
+        t.report("policy.lora", "renamed", "model.config.lora_enabled = false: all weights are trained")
         return
-    for name, off, way_out in OFF:
-        _refuse_but(t, f"policy.lora.{name}", off, way_out)
+    for rule in LORA_RULES:
+        rule.apply(t)
     rank, alpha = t.get("policy.lora.r"), t.get("policy.lora.lora_alpha")
     scale = "lora_alpha"
     if t.get("policy.lora.use_rslora"):
@@ -122,9 +123,9 @@ def adapters(t: SpecTranslation) -> None:
     else:
         alpha = round(alpha) if math.isclose(alpha, round(alpha), rel_tol=1e-9) else alpha
         t.put("model.config.lora_alpha", alpha, source="policy.lora.lora_alpha")
-        t.say("policy.lora.lora_alpha", "renamed", f"model.config.lora_alpha = {alpha:.6g}: {scale}")
+        t.report("policy.lora.lora_alpha", "renamed", f"model.config.lora_alpha = {alpha:.6g}: {scale}")
         if t.is_stated("policy.lora.use_rslora"):
-            t.say("policy.lora.use_rslora", "kept", "in model.config.lora_alpha")
+            t.report("policy.lora.use_rslora", "kept", "in model.config.lora_alpha")
     t.put("model.config.lora_enabled", True, source="policy.lora")
     t.move("policy.lora.r", "model.config.lora_rank", "renamed")
     t.move("policy.lora.lora_dropout", "model.config.lora_dropout", "renamed")
@@ -138,28 +139,11 @@ def put_targets(t: SpecTranslation) -> None:
         t.refuse(key, "it names the layers that get an adapter", f"{key}=[q_proj,v_proj], or {key}=all-linear")
     elif targets == "all-linear" or targets == ["all-linear"]:
         t.put(to, "all-linear", source=key)
-        t.say(key, "renamed", f'{to} = "all-linear": all linear layers but the language head')
+        t.report(key, "renamed", f'{to} = "all-linear": all linear layers but the language head')
     else:
         t.put(to, ",".join(dict.fromkeys(targets)), source=key)
-        t.say(
-            key, "renamed", f"{to} = {shown(','.join(dict.fromkeys(targets)))}; whole names, where parts would do there"
+        t.report(
+            key,
+            "renamed",
+            f"{to} = {format_value(','.join(dict.fromkeys(targets)))}; whole names, where parts would do there",
         )
-
-
-OFF: tuple[tuple[str, tuple[Any, ...], str], ...] = (
-    ("modules_to_save", (None, []), "~policy.lora.modules_to_save: beside adapters all weights are frozen here"),
-    ("init_lora_weights", (True, "true"), "policy.lora.init_lora_weights=true: A is drawn and B is 0, as PEFT does it"),
-    ("alpha_pattern", (None, {}), "~policy.lora.alpha_pattern: all adapters have one scale here"),
-    ("r_pattern", (None, {}), "~policy.lora.r_pattern: all adapters have one rank here"),
-    ("lora_names", (["default"],), "~policy.lora.lora_names: there is one adapter here"),
-    ("lora_path", (None, ""), "~policy.lora.lora_path, and -- checkpoint.load_path=RUN for a run of this program"),
-    ("primary_adapter", (None,), "~policy.lora.primary_adapter: there is one adapter here"),
-)
-"""Fields of the table that ask for something else, the values that do not, and the way out."""
-
-
-def _refuse_but(t: SpecTranslation, key: str, off: tuple[Any, ...], way_out: str) -> None:
-    if t.get(key) in off:
-        t.say(key, "kept", "as it is here")
-    else:
-        t.refuse(key, f"{shown(t.get(key))} cannot be had", way_out)

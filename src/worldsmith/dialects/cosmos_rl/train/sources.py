@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Any
 
+from worldsmith.config import ConfigError
+from worldsmith.config.tree.reader import from_dict
+from worldsmith.config.tree.references import resolve
+from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
+from worldsmith.data.conversations.datasets.llava import LlavaDataset
+from worldsmith.data.stream.errors import DataError
 from worldsmith.dialects.cosmos_rl.rules import ARCHIVES, refuse_remote
-from worldsmith.dialects.cosmos_rl.train.records import count_records
-from worldsmith.dialects.form import computed
-from worldsmith.dialects.translation import SpecTranslation, shown
+from worldsmith.dialects.translation import SpecTranslation, computed, format_value, name_class
 
 TRAIN, OLD, VAL = "custom.train_dataset", "custom.dataset", "custom.val_dataset"
 PROMPTS = ("custom.system_prompt", "train.train_policy.system_prompt")
@@ -54,7 +59,7 @@ def is_named(t: SpecTranslation, key: str) -> bool:
 
 
 def put_files(t: SpecTranslation, key: str, loader: str) -> None:
-    """The data of a table of files, in one of three layouts."""
+    """Sets the data set that a table of files names, in one of three layouts."""
     forms = [form for form in FORMS if t.get(f"{key}.{form}")]
     if len(forms) > 1:
         t.refuse(f"{key}.{forms[1]}", f"{key}.{forms[0]} names other data", f"~{key}.{forms[1]} or ~{key}.{forms[0]}")
@@ -75,21 +80,23 @@ def put_files(t: SpecTranslation, key: str, loader: str) -> None:
         put_saved(t, source, to, given)
         if not t.get(f"{key}.media_path") and not t.get(f"{key}.media_root"):
             t.put(f"{to}.media_root", ".", source=source)
-        t.say(source, "renamed", f"{to}.path = {shown(given)}; relative media paths are relative to this folder, .")
+        t.report(
+            source, "renamed", f"{to}.path = {format_value(given)}; relative media paths are relative to this folder, ."
+        )
     else:
         path = os.path.join(given, t.get(f"{key}.meta_file"))
         t.put(f"{to}.type", MANIFEST, source=source)
         t.put(f"{to}.path", path, source=source)
-        t.say(source, "renamed", f"{to}.path = {shown(path)}")
+        t.report(source, "renamed", f"{to}.path = {format_value(path)}")
         if t.is_stated(f"{key}.meta_file"):
-            t.say(f"{key}.meta_file", "renamed", f"part of {to}.path")
+            t.report(f"{key}.meta_file", "renamed", f"part of {to}.path")
     if forms[0] != "dataset_root" and t.is_stated(f"{key}.meta_file"):
-        t.say(f"{key}.meta_file", "unneeded", f"it belongs to {key}.dataset_root")
+        t.report(f"{key}.meta_file", "unneeded", f"it belongs to {key}.dataset_root")
     for form in FORMS:
         if form != forms[0] and t.is_stated(f"{key}.{form}"):
-            t.say(f"{key}.{form}", "unneeded", f"{source} names the data")
+            t.report(f"{key}.{form}", "unneeded", f"{source} names the data")
     if t.is_stated(f"{key}.response_mode"):
-        t.say(f"{key}.response_mode", "kept", "answers are what is learned here")
+        t.report(f"{key}.response_mode", "kept", "answers are what is learned here")
     put_column(t, forms[0])
     put_prompt(t, key, to)
 
@@ -101,24 +108,24 @@ def put_annotations(t: SpecTranslation, key: str, to: str, given: str) -> None:
     t.put(f"{to}.video_fps", policy, source=source)
     rule = f"a video's record must have video_fps, or say -- {to}.video_fps=optional"
     rule = rule if policy == "require" else "video_fps of a record is used where it is stated, else the video's own"
-    t.say(source, "renamed", f"{to}.path = {shown(given)}; {rule}")
+    t.report(source, "renamed", f"{to}.path = {format_value(given)}; {rule}")
 
 
 def put_media(t: SpecTranslation, key: str, to: str) -> bool:
-    """The media folder, which has two names; what the command line says takes the place of what the file says."""
+    """Sets the media folder, which has two names; the command line wins over the file."""
     files = {name: t.get(f"{key}.{name}") for name in MEDIA}
     words = [name for name in MEDIA if is_word(t, f"{key}.{name}")]
     if words:
         for name in [name for name in files if name not in words]:
             if t.is_stated(f"{key}.{name}") and files[name]:
-                t.say(f"{key}.{name}", "unneeded", f"{key}.{words[0]} of the command line takes its place")
+                t.report(f"{key}.{name}", "unneeded", f"{key}.{words[0]} of the command line takes its place")
             del files[name]
     elif is_word(t, f"{key}.annotation_path") and holds_media(root := t.get(f"{key}.annotation_path")):
         others = [name for name, value in files.items() if value and not is_same_folder(value, root)]
         for name in others:
-            text = f"{shown(root)} of the command line has annotations.json and the media"
+            text = f"{format_value(root)} of the command line has annotations.json and the media"
             hint = f"{text}; give {key}.{name}=FOLDER if they are elsewhere"
-            t.say(f"{key}.{name}", "unneeded", hint, loud=name == others[0])
+            t.report(f"{key}.{name}", "unneeded", hint, warn=name == others[0])
             del files[name]
     first, second = (files.get(name) for name in MEDIA)
     if first and second and first != second:
@@ -128,9 +135,9 @@ def put_media(t: SpecTranslation, key: str, to: str) -> bool:
         if value:
             packed = "; unpacked once, into a folder next to it" if value.lower().endswith(ARCHIVES) else ""
             t.put(f"{to}.media_root", value.removeprefix("file://"), source=f"{key}.{name}")
-            t.say(f"{key}.{name}", "renamed", f"{to}.media_root = {shown(value)}{packed}")
+            t.report(f"{key}.{name}", "renamed", f"{to}.media_root = {format_value(value)}{packed}")
         elif t.is_stated(f"{key}.{name}"):
-            t.say(f"{key}.{name}", "unneeded", "the folder of the annotations")
+            t.report(f"{key}.{name}", "unneeded", "the folder of the annotations")
     return True
 
 
@@ -159,37 +166,37 @@ def put_saved(t: SpecTranslation, source: str, to: str, folder: str) -> None:
 
 def put_column(t: SpecTranslation, form: str) -> None:
     if form == "path":
-        t.say(COLUMN, "renamed", f"dataloader_train.dataset.column = {shown(t.get(COLUMN))}")
+        t.report(COLUMN, "renamed", f"dataloader_train.dataset.column = {format_value(t.get(COLUMN))}")
     else:
-        t.say(COLUMN, "unneeded", "annotations hold it under `conversations`, there as here")
+        t.report(COLUMN, "unneeded", "annotations hold it under `conversations`, there as here")
 
 
 def put_named(t: SpecTranslation, key: str, loader: str) -> None:
-    """A data set by name, which must be a folder of this machine."""
+    """Sets a data set by its name, which must be a folder of this machine."""
     source = f"{key}.local_dir" if t.get(f"{key}.local_dir") else f"{key}.name"
     folder, to = t.get(source), f"{loader}.dataset"
     if refuse_remote(t, source):
         return
     if not os.path.isdir(folder):
-        why, way_out = f"'{folder}' is no folder here, and a run downloads no data set", ADVICE
+        why, fix = f"'{folder}' is no folder here, and a run downloads no data set", ADVICE
         if re.fullmatch(r"[\w.-]+/[\w.-]+", folder):
             download = f"hf download {folder} --repo-type dataset --local-dir FOLDER"
-            way_out = f"{download}, then {key}.name=FOLDER; or {ADVICE}"
-        t.refuse(f"{TRAIN}.annotation_path" if key == NAMES else source, f"no data: {why}", way_out)
+            fix = f"{download}, then {key}.name=FOLDER; or {ADVICE}"
+        t.refuse(f"{TRAIN}.annotation_path" if key == NAMES else source, f"no data: {why}", fix)
         return
     put_saved(t, source, to, folder)
-    t.say(source, "renamed", f"{to}.path = {shown(folder)}")
+    t.report(source, "renamed", f"{to}.path = {format_value(folder)}")
     split = t.get(f"{key}.split")
     for name, value in (("split", "+".join(split) if isinstance(split, list) else split), ("subset", None)):
         value = t.get(f"{key}.{name}") if value is None else value
         if value:
             t.put(f"{to}.{name}", value, source=f"{key}.{name}")
-            t.say(f"{key}.{name}", "renamed", f"{to}.{name} = {shown(value)}")
+            t.report(f"{key}.{name}", "renamed", f"{to}.{name} = {format_value(value)}")
         elif t.is_stated(f"{key}.{name}"):
-            t.say(f"{key}.{name}", "unneeded", "it is empty")
+            t.report(f"{key}.{name}", "unneeded", "it is empty")
     for name in ("name", "local_dir", "revision"):
         if f"{key}.{name}" != source and t.is_stated(f"{key}.{name}"):
-            t.say(f"{key}.{name}", "unneeded", f"{source} is a folder")
+            t.report(f"{key}.{name}", "unneeded", f"{source} is a folder")
     if key == NAMES:
         put_column(t, "path")
         put_prompt(t, "", to)
@@ -198,32 +205,32 @@ def put_named(t: SpecTranslation, key: str, loader: str) -> None:
 def report_unused_names(t: SpecTranslation, key: str, why: str) -> None:
     for name in FIELDS:
         if f"{key}.{name}" != TEST_SIZE and t.is_stated(f"{key}.{name}"):
-            t.say(f"{key}.{name}", "unneeded", why)
+            t.report(f"{key}.{name}", "unneeded", why)
 
 
 def put_prompt(t: SpecTranslation, key: str, to: str) -> None:
-    """The first that is given: the data set's own, that of `custom`, that of the policy."""
+    """Sets the system prompt: the first of the data set's own, that of `custom`, and that of the policy."""
     keys = (*([f"{key}.system_prompt"] if key else []), *PROMPTS)
     given = [name for name in keys if t.is_stated(name) and t.get(name) is not None]
     for number, name in enumerate(given):
         if number == 0:
             t.put(f"{to}.system_prompt", t.get(name), source=name)
-            t.say(name, "renamed", f"{to}.system_prompt = {shown(t.get(name))}")
+            t.report(name, "renamed", f"{to}.system_prompt = {format_value(t.get(name))}")
         elif t.get(name) != t.get(given[0]):
             t.refuse(name, f"{given[0]} gives another prompt", f"~{name} or ~{given[0]}")
         elif key != VAL:
-            t.say(name, "kept", f"the same as {given[0]}")
+            t.report(name, "kept", f"the same as {given[0]}")
 
 
 def put_validation(t: SpecTranslation) -> None:
     enabled = t.get("validation.enable")
     t.put("trainer.run_validation", enabled, source="validation.enable")
-    t.say("validation.enable", "renamed", f"trainer.run_validation = {shown(enabled)}")
+    t.report("validation.enable", "renamed", f"trainer.run_validation = {format_value(enabled)}")
     named = f"{VAL_NAMES}.name" if t.get(f"{VAL_NAMES}.name") else f"{VAL_NAMES}.local_dir"
     if not enabled:
         for name in (VAL, VAL_NAMES, "validation.val_before_train", "validation.batch_size", TEST_SIZE):
             if t.is_stated(name):
-                t.say(name, "unneeded", "validation.enable is false: nothing is measured")
+                t.report(name, "unneeded", "validation.enable is false: nothing is measured")
         return
     if is_named(t, VAL):
         put_files(t, VAL, "dataloader_val")
@@ -234,18 +241,18 @@ def put_validation(t: SpecTranslation) -> None:
         hold_out(t)
         report_unused_names(t, VAL_NAMES, "no data set is named")
     if (is_named(t, VAL) or t.get(named)) and t.is_stated(TEST_SIZE):
-        t.say(TEST_SIZE, "unneeded", "there is data to validate on, and nothing is held out")
+        t.report(TEST_SIZE, "unneeded", "there is data to validate on, and nothing is held out")
     t.move("validation.val_before_train", "trainer.run_validation_on_start", "renamed")
     size, source = t.get("validation.batch_size"), "validation.batch_size"
     if size is None:
         size, source = t.get("train.train_policy.mini_batch"), "train.train_policy.mini_batch"
     t.put("dataloader_val.max_samples_per_batch", size, source=source)
     put_caps(t, "dataloader_val", size, source)
-    t.say("validation.batch_size", "renamed", f"dataloader_val.max_samples_per_batch = {size}")
+    t.report("validation.batch_size", "renamed", f"dataloader_val.max_samples_per_batch = {size}")
 
 
 def put_caps(t: SpecTranslation, loader: str, samples: int, source: str) -> None:
-    """The caps of a sample, and of a pack of so many samples: each of them may be that long."""
+    """Sets the max tokens of a sample, and of a pack of `samples` samples of that length."""
     longest = t.get("policy.model_max_length")
     t.put(f"{loader}.max_sample_tokens", longest, source="policy.model_max_length")
     t.put(f"{loader}.max_sequence_length", samples * longest + 1, source=source)
@@ -278,4 +285,28 @@ def hold_out(t: SpecTranslation) -> None:
     t.put("dataloader_train.dataset.skip", count, source=source)
     usual = "" if size is not None else f": no size is given, and {HELD_OUT:.0%} is the default there"
     text = f"held out {count} of {records} records for validation, the first ones{usual}; none of them is trained on"
-    t.say(TEST_SIZE, "renamed", text, loud=True)
+    t.report(TEST_SIZE, "renamed", text, warn=True)
+
+
+def count_records(dataset: dict[str, Any]) -> tuple[int, int]:
+    """Counts the records of a data set: (all, usable ones as far as the annotations tell; `video_fps` is not required).
+
+    Args:
+        dataset: The settings of the data set as plain data.
+
+    Raises:
+        ValueError: The settings or the file are wrong, or no record can be used.
+        OSError: The file cannot be read.
+    """
+    try:
+        settings = {"type": LlavaDataset.__name__, **dataset, "video_fps": "optional"}
+        name_class(settings, ChatDataset.Config, None)
+        found = resolve(from_dict(settings)).build()
+    except ConfigError as error:
+        raise ValueError("; ".join(problem.message for problem in error.problems)) from error
+    except DataError as error:
+        raise ValueError(str(error)) from error
+    if not len(found):
+        why = f", the first: {found.rejections[0].detail}" if found.rejections else ""
+        raise ValueError(f"{found.name} has {found.num_records} records and none that can be used{why}")
+    return found.num_records, len(found)

@@ -1,4 +1,4 @@
-"""Batches, epochs and steps of a training spec: the size of a step, their number, and the intervals in steps."""
+"""Batches, epochs and steps of a training spec: batch of a step, number of steps, schedule, intervals in steps."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from dataclasses import dataclass
 
 from worldsmith.config.errors import Problem
 from worldsmith.config.tree.paths import parse_path
-from worldsmith.dialects.cosmos_rl.train.records import count_records
-from worldsmith.dialects.cosmos_rl.train.schedule import put_schedule
-from worldsmith.dialects.form import computed
-from worldsmith.dialects.translation import Line, SpecTranslation
+from worldsmith.dialects.cosmos_rl.train.sources import count_records
+from worldsmith.dialects.translation import ReportLine, SpecTranslation, computed
 
 BATCH, MINI = "train.train_batch_per_replica", "train.train_policy.mini_batch"
 EPOCH, MOST = "train.epoch", "train.max_num_steps"
 LAST = "train.train_policy.dataloader_drop_last"
 SHARD, REPLICATE, CONTEXT = (f"policy.parallelism.{name}" for name in ("dp_shard_size", "dp_replicate_size", "cp_size"))
 DATA = "dataloader_train.dataset.path"
+SHAPES = {"linear": "LambdaLinear", "cosine": "LambdaCosine", "sqrt": "LambdaSqrt"}
+WARM_UP, WARM_UP_EPOCHS = "train.optm_warmup_steps", "train.optm_warmup_epochs"
+SHAPE, RATIO = "train.optm_decay_type", "train.optm_decay_ratio"
+START, END = "train.optm_warmup_start_factor", "train.optm_min_lr_factor"
 UNKNOWN = "the steps of an epoch are samples / (train_batch_per_replica x data-parallel ranks), rounded down"
 
 
@@ -56,7 +58,7 @@ def steps_per_epoch(samples: int, ranks: int, batch: int, *, drop_last: bool) ->
 )
 def steps_of_the_run(t: SpecTranslation) -> None:
     processes = data_processes(t)
-    t.say(LAST, "kept", f"the number of steps of an epoch is rounded {'down' if t.get(LAST) else 'up'}")
+    t.report(LAST, "kept", f"the number of steps of an epoch is rounded {'down' if t.get(LAST) else 'up'}")
     put_batch(t, processes)
     steps = count_steps(t, processes)
     if steps is None:
@@ -80,30 +82,30 @@ def put_batch(t: SpecTranslation, processes: int) -> None:
     if batch % mini:
         fitting = max(n for n in range(1, min(batch, mini) + 1) if batch % n == 0)
         larger = -(-batch // mini) * mini
-        way_out = f"{MINI}={fitting} (the same step, {fitting} at once), or {BATCH}={larger}"
+        fix = f"{MINI}={fitting} (the same step, {fitting} at once), or {BATCH}={larger}"
         why = f"a step of {batch} samples cannot be made of mini-batches of {mini}"
-        t.refuse(MINI if t.is_stated(MINI) and not t.is_stated(BATCH) else BATCH, why, way_out)
+        t.refuse(MINI if t.is_stated(MINI) and not t.is_stated(BATCH) else BATCH, why, fix)
         return
     packs = batch // mini
     t.put("trainer.grad_accum_iter", packs, source=BATCH)
     t.put("dataloader_train.max_samples_per_batch", mini, source=MINI)
-    t.say(MINI, "renamed", f"dataloader_train.max_samples_per_batch = {mini}")
+    t.report(MINI, "renamed", f"dataloader_train.max_samples_per_batch = {mini}")
     each = f"{batch} samples a step on each of {processes} processes: {batch * processes} together"
-    t.say(BATCH, "renamed", f"trainer.grad_accum_iter = {packs} packs of {mini}; {each}, whatever its name says")
+    t.report(BATCH, "renamed", f"trainer.grad_accum_iter = {packs} packs of {mini}; {each}, whatever its name says")
 
 
 def count_steps(t: SpecTranslation, ranks: int) -> Steps | None:
     """Sets the number of steps. None, with a mistake, if it is unknown or 0."""
     epochs, most = t.get(EPOCH), t.get(MOST)
     if not t.data.get("dataloader_train", {}).get("dataset", {}).get("path"):
-        return Steps(most, None) if most else None  # what is missing has been said
+        return Steps(most, None) if most else None  # the missing data has been reported
     try:
         _, samples = count_records(t.data["dataloader_train"]["dataset"])
     except (ValueError, OSError) as error:
         if most is None:
             refuse_uncounted(t, str(error))
             return None
-        t.say(EPOCH, "approximated", f"not compared with {MOST}, since the samples cannot be counted: {error}")
+        t.report(EPOCH, "approximated", f"not compared with {MOST}, since the samples cannot be counted: {error}")
         put_total(t, most, MOST)
         return Steps(most, None)
     batch, drop_last = t.get(BATCH), t.get(LAST)
@@ -115,11 +117,11 @@ def count_steps(t: SpecTranslation, ranks: int) -> Steps | None:
     rest = "" if whole else f", rounded {'down' if drop_last else 'up'} in each epoch"
     text = f"{epochs} epochs of {per_epoch} steps: {samples} samples, {batch} a step on each of {ranks} ranks{rest}"
     if most is not None and most < total:
-        t.say(EPOCH, "approximated", f"{text}, would be {total} steps; {MOST} ends the run earlier")
+        t.report(EPOCH, "approximated", f"{text}, would be {total} steps; {MOST} ends the run earlier")
         put_total(t, most, MOST)
         return Steps(most, per_epoch)
     if most is not None:
-        t.say(MOST, "unneeded", f"the epochs end after {total} steps")
+        t.report(MOST, "unneeded", f"the epochs end after {total} steps")
     note = "" if whole else "; the data goes on where the last step ended, so that no sample is left out"
     put_total(t, total, EPOCH, f"; {text}{note}")
     return Steps(total, per_epoch)
@@ -128,9 +130,9 @@ def count_steps(t: SpecTranslation, ranks: int) -> Steps | None:
 def refuse_uncounted(t: SpecTranslation, error: str) -> None:
     """A mistake at the key that names the data: epochs are counted in its samples."""
     key, text = t.sources[parse_path(DATA)], f"the samples of an epoch cannot be counted: {error}"
-    t.lines.append(Line(EPOCH, "refused", text, t.is_stated(EPOCH)))
-    way_out = f"{key}=PATH with data that is there, or {MOST}=N; {UNKNOWN}"
-    t.problems.append(Problem(key, text, hint=way_out, place=t.spec.place(key)))
+    t.lines.append(ReportLine(EPOCH, "refused", text, t.is_stated(EPOCH)))
+    fix = f"{key}=PATH with data that is there, or {MOST}=N; {UNKNOWN}"
+    t.problems.append(Problem(key, text, hint=fix, place=t.spec.place(key)))
 
 
 def refuse_empty_epoch(t: SpecTranslation, samples: int, ranks: int) -> None:
@@ -143,7 +145,56 @@ def refuse_empty_epoch(t: SpecTranslation, samples: int, ranks: int) -> None:
 
 def put_total(t: SpecTranslation, total: int, key: str, more: str = "") -> None:
     t.put("trainer.max_iter", total, source=key)
-    t.say(key, "renamed", f"trainer.max_iter = {total}{more}")
+    t.report(key, "renamed", f"trainer.max_iter = {total}{more}")
+
+
+def put_schedule(t: SpecTranslation, steps: Steps) -> None:
+    """The warm-up reaches 1 in its last step; the rate stays until the decay begins, and falls to the last step.
+
+    Where it stays, a cycle of its own ends with the factor 1.
+    """
+    total, shape = steps.total, t.get(SHAPE)
+    warm_up = warm_up_steps(t, total)
+    decay = total - warm_up
+    if t.get(RATIO) is not None:
+        decay = min(decay, round(total * t.get(RATIO)))
+    if shape in (None, "none"):
+        decay = 0
+    start, end = float(t.get(START)), float(t.get(END))
+    ramp = max(0, warm_up - 1)
+    cycles = [(total - decay, ramp, start, 1.0, 1.0), (decay, 0, 1.0, 1.0, end)]
+    found = [cycle for cycle in cycles if cycle[0]]
+    names = ("cycle_lengths", "warm_up_steps", "f_start", "f_max", "f_min")
+    t.put("scheduler.type", SHAPES.get(shape, "LambdaLinear"), source=SHAPE)
+    sources = (SHAPE, WARM_UP_EPOCHS if t.get(WARM_UP_EPOCHS) is not None else WARM_UP, START, SHAPE, END)
+    for name, values, source in zip(names, zip(*found), sources):
+        t.put(f"scheduler.{name}", list(values), source=source)
+    t.report(SHAPE, "renamed", f"{SHAPES.get(shape, 'no decay')} over {decay} of {total} steps")
+    t.report(START, "renamed", f"scheduler.f_start = {start}")
+    t.report(END, "renamed", f"scheduler.f_min = {end}" if decay else "nothing falls, so it has no effect")
+    if t.get(RATIO) is not None:
+        t.report(RATIO, "renamed", f"scheduler.cycle_lengths: the last {decay} steps")
+
+
+def warm_up_steps(t: SpecTranslation, total: int) -> int:
+    """Number of warm-up steps, at most `total`.
+
+    Epochs of warm-up are counted as in TAO's fork: total // epochs steps each, and up to 1.0 with a decimal point a
+    fraction of the run.
+    """
+    key, asked = (WARM_UP, t.get(WARM_UP)) if t.get(WARM_UP_EPOCHS) is None else (WARM_UP_EPOCHS, t.get(WARM_UP_EPOCHS))
+    each, whole = 1, total
+    if key == WARM_UP_EPOCHS:
+        each = total // t.get("train.epoch")
+        whole = each * t.get("train.epoch")
+        if t.is_stated(WARM_UP):
+            t.report(WARM_UP, "dead", f"{WARM_UP_EPOCHS} takes its place")
+    is_fraction = isinstance(asked, float) and asked <= 1
+    found = int(asked * (whole if is_fraction else each))
+    t.report(
+        key, "renamed", f"a warm-up of {min(found, total)} steps{f'; {found} are more than the run' * (found > total)}"
+    )
+    return min(found, total)
 
 
 def put_saves(t: SpecTranslation, steps: Steps) -> None:
@@ -151,10 +202,10 @@ def put_saves(t: SpecTranslation, steps: Steps) -> None:
     if not t.get("train.ckpt.enable_checkpoint"):
         t.put("checkpoint.save_iter", steps.total, source="train.ckpt.enable_checkpoint")
         text = f"checkpoint.save_iter = {steps.total}: the end of a run is always saved"
-        t.say("train.ckpt.enable_checkpoint", "approximated", text)
-        say_unused(t, "train.ckpt.enable_checkpoint is false", key, in_epochs)
+        t.report("train.ckpt.enable_checkpoint", "approximated", text)
+        report_unused(t, "train.ckpt.enable_checkpoint is false", key, in_epochs)
         return
-    t.say("train.ckpt.enable_checkpoint", "kept", "a run here always saves")
+    t.report("train.ckpt.enable_checkpoint", "kept", "a run here always saves")
     put_interval(t, steps, key, in_epochs, "checkpoint.save_iter")
 
 
@@ -162,7 +213,7 @@ def put_validations(t: SpecTranslation, steps: Steps) -> None:
     if t.get("validation.enable"):
         put_interval(t, steps, "validation.freq", "validation.freq_in_epoch", "trainer.validation_iter")
     else:
-        say_unused(t, "validation.enable is false", "validation.freq", "validation.freq_in_epoch")
+        report_unused(t, "validation.enable is false", "validation.freq", "validation.freq_in_epoch")
 
 
 def put_interval(t: SpecTranslation, steps: Steps, key: str, in_epochs: str, to: str) -> None:
@@ -172,19 +223,19 @@ def put_interval(t: SpecTranslation, steps: Steps, key: str, in_epochs: str, to:
         found = steps.of_epochs(t, in_epochs, epochs)
         if found is not None:
             t.put(to, found, source=in_epochs)
-            t.say(in_epochs, "renamed", f"{to} = {found}, the steps of {epochs} epochs")
+            t.report(in_epochs, "renamed", f"{to} = {found}, the steps of {epochs} epochs")
         if t.is_stated(key):
-            t.say(key, "dead", f"{in_epochs} takes its place")
+            t.report(key, "dead", f"{in_epochs} takes its place")
     elif every == 0:
         t.refuse(key, f"after every 0 steps, and {in_epochs} is 0 too", f"{key}=20, or {in_epochs}=1")
     else:
         t.put(to, every, source=key)
-        t.say(key, "renamed", f"{to} = {every}")
-        say_unused(t, f"{key} gives it in steps", in_epochs)
+        t.report(key, "renamed", f"{to} = {every}")
+        report_unused(t, f"{key} gives it in steps", in_epochs)
 
 
-def say_unused(t: SpecTranslation, why: str, *keys: str) -> None:
-    """For keys that are stated although others make them say nothing."""
+def report_unused(t: SpecTranslation, why: str, *keys: str) -> None:
+    """Reports stated keys that other keys make ineffective."""
     for key in keys:
         if t.is_stated(key):
-            t.say(key, "unneeded", why)
+            t.report(key, "unneeded", why)

@@ -1,25 +1,35 @@
-"""The schemas and templates of all spec forms, as the files of one folder."""
+"""The schemas and templates of all spec forms as the files of one folder, and the schema style of NVIDIA TAO.
+
+A schema with the key names of TAO is for tools that read those; it is not a JSON Schema. `minimum` and `maximum` are
+those of the search where a field has one, since the readers of these keys draw from them. There is no infinity: a side
+without a limit has no key.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from worldsmith.config.declare.search import TIMES
 from worldsmith.config.write.json_schema import Schema
 from worldsmith.dialects.cosmos_rl.policy import MANIFEST, SCHEMA, TEMPLATE
 from worldsmith.dialects.cosmos_rl.write.spec_schema import key_schema, spec_schema
-from worldsmith.dialects.cosmos_rl.write.spec_tao import popular, searched_keys, tao_schema
 from worldsmith.dialects.cosmos_rl.write.spec_template import spec_template
-from worldsmith.dialects.form import SpecForm
+from worldsmith.dialects.translation import SpecForm
 
-STYLES: Mapping[str, Callable[[SpecForm], Schema]] = {"json-schema": spec_schema, "tao": tao_schema}
+KINDS = {"object": "dict", "array": "list", "integer": "int", "number": "float", "string": "string", "boolean": "bool"}
+CONDITIONS = {"power_of_two": "^ 2"}
+COPIED = ("description", "default", "pattern", "examples")
+ENDS = ("minimum", "maximum")
 TRAIN = "train"
 
 
 def spec_files(forms: Mapping[str, Callable[[], SpecForm]], style: str) -> dict[str, str | None]:
-    """Name -> text of the files, the manifest last. None: of a form that could not be written, which the manifest says.
+    """Maps the names of the files to their texts, the manifest last. None: a form that could not be written.
 
+    The manifest has the reason of each failure.
     The texts depend on nothing but the forms and the style.
     """
     files: dict[str, str | None] = {}
@@ -60,3 +70,119 @@ def spec_files(forms: Mapping[str, Callable[[], SpecForm]], style: str) -> dict[
 def as_text(schema: Any) -> str:
     """JSON as standard readers take it. Raises ValueError for infinity."""
     return json.dumps(schema, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def tao_schema(form: SpecForm) -> Schema:
+    """Title, default, properties, popular and the searched and unsearched parameters, then `x_tao_schema`."""
+    schema = key_schema(form)
+    searched, others = searched_keys(schema)
+    return {
+        "title": schema["title"],
+        "type": "object",
+        "description": schema.get("description", ""),
+        "default": schema["default"],
+        "properties": {key: _property(key, field) for key, field in _live(schema)},
+        "popular": popular(schema),
+        "required": schema.get("required", []),
+        "automl_default_parameters": searched,
+        "automl_disabled_parameters": others,
+        "x_tao_schema": {
+            "action": form.name,
+            "core_module": form.spec.__module__,
+            "model": "cosmos-rl",
+            "network_arch": "cosmos-rl",
+            "schema_action": form.name,
+            "schema_version": 1,
+            "source": f"{form.spec.__module__}.{form.spec.__qualname__}",
+        },
+    }
+
+
+def popular(schema: Schema) -> dict[str, Any]:
+    """The popular keys with their defaults, nested."""
+    found: dict[str, Any] = {}
+    for key, field in _live(schema):
+        if "properties" in field:
+            if inner := popular(field):
+                found[key] = inner
+        elif field.get("x-popular"):
+            found[key] = field.get("default")
+    return found
+
+
+def searched_keys(schema: Schema) -> tuple[list[str], list[str]]:
+    """The dotted keys that are searched by default, and all others; sections are among those."""
+    keys: tuple[list[str], list[str]] = ([], [])
+    for key, field in _fields(schema):
+        keys[not field.get("x-automl", {}).get("enabled")].append(key)
+    return keys
+
+
+def _live(schema: Schema) -> Iterator[tuple[str, Schema]]:
+    """The keys of a section that have an effect, each without the choice of null."""
+    for key, field in schema["properties"].items():
+        if not field.get("deprecated"):
+            options = [option for option in field.get("anyOf", []) if option != {"type": "null"}]
+            several = {"anyOf": options} if len(options) > 1 else options[0] if options else {}
+            yield key, {**{name: value for name, value in field.items() if name != "anyOf"}, **several}
+
+
+def _fields(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
+    for key, field in _live(schema):
+        yield f"{path}{key}", field
+        if "properties" in field:
+            yield from _fields(field, f"{path}{key}.")
+
+
+def _property(key: str, field: Schema) -> Schema:
+    automl, copied = field.get("x-automl", {}), {name: field[name] for name in COPIED if name in field}
+    if ranges := _ranges(automl.get("cases", [])):
+        copied["description"] = f"{copied['description']} {ranges}"
+    if "properties" in field:
+        inner = {name: _property(name, below) for name, below in _live(field)}
+        return {"title": key, "type": "collection", **copied, "properties": inner, "automl_enabled": "FALSE"}
+    drawn = {} if TIMES in automl.get("cond", "") else automl  # what is drawn there is a factor, not the value
+    choices = drawn.get("choices", field.get("enum", [field["const"]] if "const" in field else None))
+    kind = "ordered_int" if drawn.get("choices") and field.get("type") == "integer" else _kind(field)
+    limits = {name: drawn.get(name, field.get(name, field.get(f"exclusive{name.title()}"))) for name in ENDS}
+    condition = CONDITIONS.get(drawn.get("scale", "")) or (f"> {limits['minimum']}" if _is_above(field) else None)
+    own = {
+        **{name: limit for name, limit in limits.items() if limit != sys.float_info.max},
+        "enum": choices,
+        "option_weights": drawn.get("weights"),
+        "math_cond": condition if drawn is automl else "> depends_on",
+        "parent_param": "TRUE" if field.get("x-parent") else None,
+        "depends_on": ", ".join(field.get("x-depends-on", [])) or None,
+        "automl_enabled": "TRUE" if automl.get("enabled") else "FALSE",
+        "popular": "TRUE" if field.get("x-popular") else None,
+        "anyOf": [{"type": _kind(option)} for option in field.get("anyOf", []) if "type" in option] or None,
+    }
+    return {"title": key, "type": kind, **copied, **{name: value for name, value in own.items() if value is not None}}
+
+
+def _ranges(cases: list[Schema]) -> str:
+    """The ranges of a search with their conditions, as text: the format has a place for one range only."""
+    texts = []
+    for case in cases:
+        ends = "one of {choices}" if "choices" in case else "{minimum} to {maximum}"
+        condition = f"if {case['cond']}" if "cond" in case else "otherwise"
+        texts.append(f"{ends.format(**case)} ({case['scale']}) {condition}")
+    return f"A search draws from {'; '.join(texts)}." if texts else ""
+
+
+def _is_above(field: Schema) -> bool:
+    return "exclusiveMinimum" in field and "x-automl" not in field
+
+
+def _kind(field: Schema) -> str:
+    if "enum" in field or "const" in field:
+        return "categorical"
+    if field.get("type") == "array" and "enum" in field.get("items", {}):
+        return "subset_list"
+    named = field.get("type") or next(
+        (option["type"] for option in field.get("anyOf", []) if "type" in option), "string"
+    )
+    return KINDS.get(named if isinstance(named, str) else named[0], "string")
+
+
+STYLES: Mapping[str, Callable[[SpecForm], Schema]] = {"json-schema": spec_schema, "tao": tao_schema}

@@ -20,7 +20,7 @@ from worldsmith.config.tree.paths import Path, parse_path
 from worldsmith.config.tree.plain import class_defaults, plain, required_fields
 from worldsmith.config.write.json_schema import DRAFT, Schema, _Types, about
 from worldsmith.dialects.cosmos_rl.names import key_of, keys_of
-from worldsmith.dialects.form import SpecForm
+from worldsmith.dialects.translation import SpecForm
 
 NOTES = ("description", "default", "examples")
 """JSON Schema keywords that describe a field and do not restrict its values."""
@@ -46,9 +46,9 @@ def spec_schema(form: SpecForm) -> Schema:
 def key_schema(form: SpecForm) -> Schema:
     """The schema of specs that have each key by its own name."""
     root = _SpecTypes(form).section(form.spec, ())
-    for row in form.rows:
-        for key in row.keys if row.outside else ():
-            _place(root, key)[key.rpartition(".")[2]] = {"deprecated": True, "description": row.note}
+    for rule in form.rules:
+        for key in rule.keys if rule.outside else ():
+            _place(root, key)[key.rpartition(".")[2]] = {"deprecated": True, "description": rule.note}
     for path in sorted({path for schema in _leaves(root) for path in schema.get("x-depends-on", [])}):
         _place(root, path)[path.rpartition(".")[2]]["x-parent"] = True
     return {"$schema": DRAFT, "title": f"The spec of {form.name}", **root, "default": defaults(form.spec)}
@@ -62,7 +62,7 @@ def defaults(cls: type[Config], *, examples: bool = False) -> dict[str, Any]:
     """
     known, found = class_defaults(cls), {}
     for name, hint in annotated_hints(cls).items():
-        key, sections, given = key_of(name), nested_config_classes(bare(hint)), known.get(name)
+        key, sections, given = key_of(name), nested_config_classes(strip_annotated(hint)), known.get(name)
         marks = [mark for mark in marks_of(hint) if isinstance(mark, Example)] if examples else []
         shown = [mark.value for mark in marks if mark.required or name not in known]
         if sections and (name not in known or given is not None or shown):
@@ -92,7 +92,7 @@ class _SpecTypes(_Types):
         for name, hint in annotated_hints(cls).items():
             self.path = (*path, name)
             described = {"description": " ".join(docs[name].split())} if name in docs else {}
-            leaf = not nested_config_classes(bare(hint))
+            leaf = not nested_config_classes(strip_annotated(hint))
             default = {"default": copy.deepcopy(plain(known[name]))} if leaf and known.get(name) is not None else {}
             marks = marks_schema(hint)
             if needed := marks.get("x-depends-on"):
@@ -108,8 +108,8 @@ class _SpecTypes(_Types):
         }
 
 
-def bare(hint: Any) -> Any:
-    """A type without its marks, as far as sections are concerned."""
+def strip_annotated(hint: Any) -> Any:
+    """Returns the type within an `Annotated` type, and any other type as it is."""
     return get_args(hint)[0] if hasattr(hint, "__metadata__") else hint
 
 

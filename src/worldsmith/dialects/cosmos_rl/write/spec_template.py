@@ -17,8 +17,8 @@ from worldsmith.config.write.toml import toml_pair
 from worldsmith.config.write.values import SHOWN, TOML, write
 from worldsmith.config.yaml.text import dump_yaml
 from worldsmith.dialects.cosmos_rl.names import key_of
-from worldsmith.dialects.cosmos_rl.write.spec_schema import bare, defaults
-from worldsmith.dialects.form import SpecForm
+from worldsmith.dialects.cosmos_rl.write.spec_schema import defaults, strip_annotated
+from worldsmith.dialects.translation import SpecForm
 
 WIDTH = 118
 YAML_SUFFIXES = (".yaml", ".yml")
@@ -41,7 +41,7 @@ def spec_template(form: SpecForm, file: str) -> str:
         raise UserError(f"{file}: the name of a spec ends in .toml, .yaml or .json")
     command = "infer" if form.name == "inference" else form.name
     first = next(iter(form.aliases), "") or _first_key(values)
-    way = WAYS[bool(form.rows)].format(command=command, key=first)
+    way = WAYS[bool(form.rules)].format(command=command, key=first)
     lines = _prose(f"{INTRODUCTION.format(name=form.name)}{way}", "")
     toml = name.endswith(".toml")
     body = _toml(form.spec, values, ()) if toml else _yaml(form.spec, values, "")
@@ -88,7 +88,7 @@ def _fields(cls: type[Config]) -> list[tuple[str, str, type[Config] | None]]:
     docs = field_docs(cls)
     found = []
     for name, hint in annotated_hints(cls).items():
-        sections = nested_config_classes(bare(hint))
+        sections = nested_config_classes(strip_annotated(hint))
         doc = " ".join(docs.get(name, "").split())
         words = "" if sections else describe(hint, null=False)
         for mark in marks_of(hint):

@@ -1,0 +1,174 @@
+"""Rules of the data: clips and their frames, sizes and rates, data sets, the VAE and the text encoder."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from worldsmith.data.clips.clip_records import ClipRecord, find_file, line_records
+from worldsmith.data.stream.errors import DataError
+from worldsmith.dialects.sat.keys import ARGS, DATA, NETWORK, TEXT, VAE
+from worldsmith.dialects.sat.model import NET
+from worldsmith.dialects.sat.targets import FOLDER
+from worldsmith.dialects.translation import SpecTranslation, computed
+
+DATASET = "dataloader_train.dataset."
+SIZE, FRAMES = f"{DATA}params.video_size", f"{DATA}params.max_num_frames"
+RATE, SKIPPED = f"{DATA}params.fps", f"{DATA}params.skip_frms_num"
+HUB = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+@computed(f"{DATA}target", SIZE, f"{DATA}params.image_size", FRAMES, f"{DATA}params.num_frames", RATE, SKIPPED)
+def clips(t: SpecTranslation) -> None:
+    folder = t.get(f"{DATA}target") == FOLDER
+    size, frames = (SIZE, FRAMES) if folder else (f"{DATA}params.image_size", f"{DATA}params.num_frames")
+    for mine, other in ((SIZE, f"{DATA}params.image_size"), (FRAMES, f"{DATA}params.num_frames")):
+        wrong = other if folder else mine
+        if t.is_stated(wrong):
+            t.refuse(wrong, f"{t.get(f'{DATA}target')} has no such setting", f"~{wrong}")
+        else:
+            t.report(wrong, "unneeded", "it is of the other kind of data set")
+    t.report(
+        f"{DATA}target",
+        "renamed",
+        "dataloader_train.dataset: clips with captions, listed by `worldsmith dataset import`",
+    )
+    for key in (size, frames):
+        if t.get(key) is None:
+            t.refuse(key, "no value is given", f"{key}=VALUE")
+            return
+    put_size(t, size)
+    count = t.get(frames)
+    if (count - 1) % t.get(f"{NETWORK}time_compressed_rate"):
+        t.refuse(
+            frames,
+            f"{count} is not 1 more than a multiple of the VAE's {t.get(f'{NETWORK}time_compressed_rate')}",
+            f"{frames}=49",
+        )
+        return
+    t.move(frames, f"{DATASET}num_video_frames", "renamed")
+    t.put(f"{DATASET}min_frames", count, source=frames)
+    put_rate(t, folder)
+
+
+def put_rate(t: SpecTranslation, folder: bool) -> None:
+    """Sets which frames of a clip are used; SAT's two data sets have different rules."""
+    rate, skipped = t.get(RATE), t.get(SKIPPED)
+    t.put(f"{DATASET}target_fps", float(rate), source=RATE)
+    t.put(f"{DATASET}temporal_interval_mode", "sat" if folder else "target_fps", source=f"{DATA}target")
+    if folder:
+        why = "whole distances rounded down, as there, so that a clip may be faster (30 frames a second become 10)"
+        t.report(RATE, "renamed", f"{DATASET}target_fps = {rate:g}, temporal_interval_mode = sat: {why}")
+    else:
+        t.put(f"{DATASET}frame_selection_mode", "random", source=f"{DATA}target")
+        t.report(RATE, "renamed", f"{DATASET}target_fps = {rate:g}, temporal_interval_mode = target_fps, from anywhere")
+    t.put(f"{DATASET}skip_frames", int(skipped), source=SKIPPED)
+    short = "; where SAT would repeat a clip's last frame, fewer are skipped, or it is left out" if folder else ""
+    t.report(SKIPPED, "approximated" if short else "renamed", f"{DATASET}skip_frames = {int(skipped)}{short}")
+
+
+def put_size(t: SpecTranslation, key: str) -> None:
+    size = t.get(key)
+    if len(size) != 2:
+        t.refuse(key, f"expected [height, width], found {size}", f"{key}=[480,720]")
+        return
+    wanted = [t.get(f"{NETWORK}latent_{side}") * 8 for side in ("height", "width")]
+    sliced = isinstance(t.get(f"{NETWORK}patch_size"), list)
+    if any(side % 16 for side in size):
+        t.refuse(
+            key,
+            f"height and width must be multiples of 16, found {size}",
+            f"{key}={[side // 16 * 16 for side in size]}",
+        )
+    elif not sliced and size != wanted:
+        t.refuse(
+            key, f"latents are {wanted[0] // 8} x {wanted[1] // 8}, which is {wanted}, found {size}", f"{key}={wanted}"
+        )
+    else:
+        height, width = size
+        t.put(f"{DATASET}resolution", f"{width}x{height}", source=key)
+        t.report(key, "renamed", f"{DATASET}resolution = '{width}x{height}'")
+
+
+@computed(f"{NETWORK}num_frames")
+def model_frames(t: SpecTranslation) -> None:
+    key, frames = f"{NETWORK}num_frames", t.get(f"{NETWORK}num_frames")
+    count = t.get(FRAMES) or t.get(f"{DATA}params.num_frames")
+    t.put(f"{NET}sample_frames", frames, source=key)
+    differs = count not in (None, frames)
+    note = f"; clips have {count} frames and the model was made for {frames}" if differs else ""
+    t.report(key, "renamed", f"{NET}sample_frames = {frames}{note}", warn=bool(note))
+
+
+@computed(f"{ARGS}train_data", f"{ARGS}train_data_weights")
+def train_data(t: SpecTranslation) -> None:
+    key, folders = f"{ARGS}train_data", t.get(f"{ARGS}train_data")
+    if len(folders) != 1:
+        t.refuse(key, f"a run reads one data set, found {len(folders)}", "put them into one with `worldsmith dataset`")
+        return
+    if is_missing(folders[0]):
+        t.refuse(key, f"there is no '{folders[0]}'", f"{key}=[PATH]")
+        return
+    if os.path.isdir(os.path.join(folders[0], "labels")):
+        why = f"'{folders[0]}' is a folder for SAT, with videos/ and labels/"
+        t.refuse(key, why, f"worldsmith dataset import {folders[0]} -o DIR, and {key}=[DIR]")
+        return
+    t.put(f"{DATASET}path", folders[0], source=key)
+    t.report(key, "renamed", f"{DATASET}path = {folders[0]}")
+    weights = t.get(f"{ARGS}train_data_weights")
+    if weights not in (None, [1], [1.0]):
+        t.refuse(f"{ARGS}train_data_weights", "there is one data set", f"~{ARGS}train_data_weights")
+    else:
+        t.report(f"{ARGS}train_data_weights", "unneeded", "there is one data set")
+
+
+@computed(f"{ARGS}valid_data", f"{ARGS}split", f"{ARGS}eval_interval")
+def valid_data(t: SpecTranslation) -> None:
+    key, every, folders = f"{ARGS}valid_data", f"{ARGS}eval_interval", t.get(f"{ARGS}valid_data")
+    t.put("trainer.run_validation", bool(folders and t.get(every)), source=key)
+    if folders and len(folders) != 1:
+        t.refuse(key, f"a run reads one data set, found {len(folders)}", f"{key}=[PATH]")
+    elif folders:
+        t.put("dataloader_val.dataset.path", folders[0], source=key)
+        t.report(key, "renamed", f"dataloader_val.dataset.path = {folders[0]}")
+        t.report(f"{ARGS}split", "unneeded", "valid_data says what is held out")
+    else:
+        t.report(key, "unneeded", "there is no validation")
+        held = [part.strip() for part in re.split("[,/]", t.get(f"{ARGS}split"))][1:]
+        if t.is_stated(f"{ARGS}split") and any(part not in ("0", "0.0") for part in held):
+            t.refuse(f"{ARGS}split", "nothing is held out of the training data", f"{ARGS}split=1,0,0, and {key}=[PATH]")
+        else:
+            t.report(
+                f"{ARGS}split", "approximated" if not t.is_stated(f"{ARGS}split") else "kept", "nothing is held out"
+            )
+    t.move(every, "trainer.validation_iter", "renamed")
+
+
+@computed(f"{VAE}params.ckpt_path", f"{TEXT}params.model_dir")
+def encoders(t: SpecTranslation) -> None:
+    key, path = f"{VAE}params.ckpt_path", t.get(f"{VAE}params.ckpt_path")
+    if not path:
+        t.refuse(key, "no value is given", f"{key}=PATH")
+    elif is_missing(path):
+        t.refuse(key, f"there is no '{path}'", f"{key}=zai-org/CogVideoX-2b, or a diffusers folder with vae/")
+    else:
+        t.move(key, "model.config.tokenizer.vae_path", "renamed")
+    key, path = f"{TEXT}params.model_dir", t.get(f"{TEXT}params.model_dir")
+    if is_missing(path):
+        t.refuse(key, f"there is no '{path}'", f"{key}=google/t5-v1_1-xxl, or a folder with the encoder")
+    else:
+        t.move(key, "model.config.text_encoder.path", "renamed")
+
+
+def is_missing(place: str) -> bool:
+    """Whether a path does not exist and is not the name of a repository on the hub."""
+    return not os.path.exists(place) and not (HUB.fullmatch(place) and not place.startswith("."))
+
+
+def count_clips(path: str) -> int:
+    """Number of clip windows in the usable records of a data set; 0 if its list is not found or cannot be read."""
+    try:
+        records = line_records(find_file(path))
+        return sum(len(record.facts["t2w_windows"]) for record in records if isinstance(record, ClipRecord))
+    except DataError:
+        return 0
