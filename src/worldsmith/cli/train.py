@@ -32,7 +32,8 @@ from worldsmith.distributed.process_signals import follow_launcher
 from worldsmith.distributed.stop_signals import PREEMPTED
 from worldsmith.distributed.world import world_size
 from worldsmith.monitor.terminal_text import print_message, print_text, terminal_handler
-from worldsmith.training.run_folder import Launch, completion, run_path
+from worldsmith.training.run_folder import Launch, run_path
+from worldsmith.training.start_checks import completion
 
 if TYPE_CHECKING:
     from worldsmith.training.trainer import Trainer
@@ -151,7 +152,7 @@ def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
     """Runs or resumes; a run that has done all its steps says so at once."""
     from worldsmith.checkpoint.run.save_error import SaveError
     from worldsmith.distributed.world import stop_world
-    from worldsmith.training.trainer import Outcome
+    from worldsmith.training.callbacks.base import Outcome
 
     trainer: Trainer | None = None
     is_named = bool(tree.job.name) or tree.job.resume_newest

@@ -197,7 +197,7 @@ def test_the_tree_schema_of_a_recipe_has_its_values_as_defaults() -> None:
 
 
 def test_docs_ranges_and_defaults_are_in_the_schema() -> None:
-    found = schema_of("tree").schema["$defs"]["worldsmith.training.loop_config.LoopConfig"]["properties"]["max_iter"]
+    found = schema_of("tree").schema["$defs"]["worldsmith.training.run_config.LoopConfig"]["properties"]["max_iter"]
     assert found == {
         "description": "Optimizer steps of the whole run.",
         "default": 500,

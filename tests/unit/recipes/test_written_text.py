@@ -159,6 +159,6 @@ def test_tables_of_a_whole_tree_replace_the_defaults_of_their_fields(tmp_path: P
     del tree.trainer.callbacks["iter_speed"]
     text = to_yaml(tree)
     assert read(text) == resolve(tree)
-    speed = "worldsmith.training.callbacks.iter_speed.IterSpeed"
+    speed = "worldsmith.training.callbacks.progress.IterSpeed"
     names = set(read(text, f"trainer: {{callbacks: {{again: {{type: {speed}}}}}}}\n").trainer.callbacks)
     assert names == {*tree.trainer.callbacks, "again"}, "later files are merged"

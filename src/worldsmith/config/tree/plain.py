@@ -69,3 +69,13 @@ def _to_plain(value: Any, hint: Any, custom: bool) -> Any:
             return [_to_plain(item, inner, custom) for item in value]
         return {key: _to_plain(item, inner, custom) for key, item in value.items()}
     return value
+
+
+def flatten(node: object, prefix: str = "") -> dict[str, object]:
+    """Nested dicts as one level of dotted paths; lists count as values."""
+    if not isinstance(node, dict):
+        return {prefix: node}
+    flat: dict[str, object] = {}
+    for key, value in node.items():
+        flat.update(flatten(value, f"{prefix}.{key}" if prefix else str(key)))
+    return flat

@@ -34,7 +34,7 @@ DISTANCE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class AnswerTask:
     name: str
     read: Callable[[str], Any]
     """What an answer says; None when it cannot be read."""
@@ -59,14 +59,16 @@ def plain(truth: str) -> str:
     return split_answer(truth)[1]
 
 
-def of_classes(name: str, read: Callable[[str], str | None], labels: Sequence[str], expected: str, **more: Any) -> Task:
+def of_classes(
+    name: str, read: Callable[[str], str | None], labels: Sequence[str], expected: str, **more: Any
+) -> AnswerTask:
     def measure(answers: Sequence[str], truths: Sequence[str]) -> Figures:
         return measure_classes(list(map(read, answers)), [read(plain(truth)) or "" for truth in truths], labels, **more)
 
-    return Task(name, read, expected, measure)
+    return AnswerTask(name, read, expected, measure)
 
 
-def of_numbers(name: str, within: float) -> Task:
+def of_numbers(name: str, within: float) -> AnswerTask:
     def agree(said: float, true: float) -> bool:
         return abs(said - true) <= within * abs(true)
 
@@ -74,10 +76,10 @@ def of_numbers(name: str, within: float) -> Task:
         known = [parse_number(plain(truth)) or 0.0 for truth in truths]
         return measure_numbers(list(map(parse_number, answers)), known, agree)
 
-    return Task(name, parse_number, "a number", measure, agree)
+    return AnswerTask(name, parse_number, "a number", measure, agree)
 
 
-class Tasks:
+class AnswerTasks:
     """The tasks with the settings of an evaluation."""
 
     def __init__(self, *, metrics: Sequence[Metric], soft_threshold: float) -> None:
@@ -88,14 +90,14 @@ class Tasks:
             said, true = [answer or None for answer in answers], list(map(plain, truths))
             return texts(said, true, bert_score=self.bert_score)
 
-        self.text = Task("text", lambda text: text or None, "a text", measure, is_exact)
-        self.scores = Task("scores", parse_score, "a score from 1 to 5", measure_scores, truths_may_lack=True)
+        self.text = AnswerTask("text", lambda text: text or None, "a text", measure, is_exact)
+        self.scores = AnswerTask("scores", parse_score, "a score from 1 to 5", measure_scores, truths_may_lack=True)
         self.binary = of_classes("binary", parse_yes_no, WORDS, "yes or no", positive="yes")
         self.direction = of_classes(
             "its_directionality", parse_direction, DIRECTIONS, "one of " + ", ".join(DIRECTIONS)
         )
 
-    def choose(self, name: str, truths: Mapping[str, str], kinds: Mapping[str, str]) -> dict[str, Task]:
+    def choose(self, name: str, truths: Mapping[str, str], kinds: Mapping[str, str]) -> dict[str, AnswerTask]:
         """The task of each record, by its id. `truths` are the true answers, `kinds` what the records call their tasks.
 
         Raises UserError for a kind that is not known, and for a true answer that cannot be read.
@@ -119,7 +121,7 @@ class Tasks:
                 )
         return chosen
 
-    def use(self, bert_score: BertScore, chosen: Iterable[Task]) -> str:
+    def use(self, bert_score: BertScore, chosen: Iterable[AnswerTask]) -> str:
         """Measures texts with `bert_score` too. Returns why not, where tasks have texts and the default model is not
         on this machine. Raises UserError for another model that cannot be used."""
         if all(task.measure is not self.text.measure for task in chosen):
@@ -130,7 +132,7 @@ class Tasks:
         self.bert_score = bert_score
         return ""
 
-    def named(self, name: str, truths: Sequence[str]) -> Task:
+    def named(self, name: str, truths: Sequence[str]) -> AnswerTask:
         if name == "auto":
             name = detect(truths)
         if name == "binary" and all(parse_letter(plain(truth)) in ("A", "B") for truth in truths):
@@ -141,7 +143,7 @@ class Tasks:
             "binary": self.binary, "text": self.text, "scores": self.scores, "its_directionality": self.direction,
         }[name]  # fmt: skip
 
-    def spatial(self, kind: str, truths: Mapping[str, str]) -> Task:
+    def spatial(self, kind: str, truths: Mapping[str, str]) -> AnswerTask:
         """Of metropolis_sgd."""
         if kind not in SPATIAL:
             raise UserError(
@@ -154,7 +156,7 @@ class Tasks:
             return of_classes(kind, parse_side, ("left", "right"), "left or right")
         return of_numbers(kind, 0.0 if kind == "count" else DISTANCE)
 
-    def of_record(self, kind: str, truths: Mapping[str, str]) -> Task:
+    def of_record(self, kind: str, truths: Mapping[str, str]) -> AnswerTask:
         """Of a record that states its kind."""
         if kind in ("bcq", "binary", "mcq"):
             return self.named(kind.replace("bcq", "binary"), list(truths.values()))
@@ -165,10 +167,10 @@ class Tasks:
                 f"{next(iter(truths))}: a record of the kind {kind!r}; known: {known}. --task-field names the field of "
                 "a record that says it"
             )
-        return Task(kind, self.text.read, "a text", self.text.measure, self.text.agree, excluded=excluded)
+        return AnswerTask(kind, self.text.read, "a text", self.text.measure, self.text.agree, excluded=excluded)
 
 
-def mcq(truths: Sequence[str]) -> Task:
+def mcq(truths: Sequence[str]) -> AnswerTask:
     """Of the letters A to D, or to the last one that is true."""
     found = {letter for truth in truths if (letter := parse_letter(plain(truth), "ABCDEFGHIJ"))}
     letters = "ABCDEFGHIJ"[: max(len(LETTERS), *(ord(letter) - ord("A") + 1 for letter in found), 0)]

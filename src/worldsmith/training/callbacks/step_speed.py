@@ -1,22 +1,23 @@
-"""torch.compile of what turns clips into latents, some steps into the run."""
+"""`CompileTokenizer` and `ManualGC`: settings that make steps faster."""
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
 from worldsmith.config import WrongValueError
-from worldsmith.config.declare.ranges import NotNegative
+from worldsmith.config.declare.ranges import Count, NotNegative, Range
 from worldsmith.data.clips.resolution import check_tier
 from worldsmith.tasks.registry import task_of
-from worldsmith.training.callbacks.base import Callback
+from worldsmith.training.callbacks.base import Callback, TrainingRun
 
 if TYPE_CHECKING:
     from worldsmith.training.step import Step
-    from worldsmith.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
+
 ENABLED = "trainer.callbacks.compile_tokenizer.enabled"
 
 
@@ -40,7 +41,7 @@ class CompileTokenizer(Callback):
             for index, tier in enumerate(self.warmup_resolutions or ()):
                 check_tier(tier, f"warmup_resolutions[{index}]")
 
-        def check_run(self, run: Trainer.Config) -> None:
+        def check_run(self, run: Any) -> None:
             if not self.enabled:
                 return
             family = run.model.config.family
@@ -58,10 +59,39 @@ class CompileTokenizer(Callback):
     config: Config
     done: bool = False
 
-    def on_training_step_start(self, trainer: Trainer, step: Step) -> None:
+    def on_training_step_start(self, trainer: TrainingRun, step: Step) -> None:
         if not self.config.enabled or self.done or step.index < self.config.compile_after_iterations:
             return
         self.done = True
         start = time.perf_counter()
         trainer.task.compile_encoder(self.config.warmup_resolutions or ())
         logger.info("the encoder is compiled from step %d on (%.0f s)", step.index + 1, time.perf_counter() - start)
+
+
+class ManualGC(Callback):
+    """Switches Python's own collection off while the run trains and collects on every rank at the same steps.
+
+    Otherwise each process pauses when it likes, and all the others wait for it.
+    """
+
+    class Config(Callback.Config):
+        every: Count = 50
+        """Steps between two collections."""
+        generation: Annotated[int, Range(ge=0, le=2)] = 1
+        """The oldest generation that is looked at: 0 is quick, 2 looks at everything."""
+
+    config: Config
+    was_on = False
+
+    def on_train_start(self, trainer: TrainingRun) -> None:
+        self.was_on = gc.isenabled()
+        gc.disable()
+        gc.collect()
+
+    def on_training_step_end(self, trainer: TrainingRun, step: Step) -> None:
+        if (step.index + 1) % self.config.every == 0:
+            gc.collect(self.config.generation)
+
+    def on_train_end(self, trainer: TrainingRun) -> None:
+        if self.was_on:
+            gc.enable()

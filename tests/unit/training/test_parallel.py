@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from worldsmith.config.errors import UserError
 from worldsmith.config.sections import CompileConfig
-from worldsmith.distributed.compile import compile_methods
+from worldsmith.training.parallel import compile_methods
 
 
 class Broken(nn.Module):

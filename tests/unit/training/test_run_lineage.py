@@ -11,7 +11,7 @@ from toy_runs import ROWS, VAL_ROWS, make_world, toy_config, validated
 from worldsmith.actions.parents import find_parent
 from worldsmith.files.fingerprint import fingerprint
 from worldsmith.monitor.lineage import read_lineage
-from worldsmith.training.records.lineage import without_secrets
+from worldsmith.training.run_folder import redact_settings
 from worldsmith.training.trainer import Trainer
 
 
@@ -59,6 +59,6 @@ def test_a_run_from_a_parent(world: Path, parent: Path, tmp_path: Path) -> None:
     again.lock.release()
 
 
-def test_settings_without_secrets() -> None:
+def test_settings_redact_settings() -> None:
     tree = {"a": {"api_key": "sesame", "lr": 1.0}, "url": "https://me:word@host/x"}
-    assert without_secrets(tree) == {"a": {"api_key": "<redacted>", "lr": 1.0}, "url": "https://<redacted>@host/x"}
+    assert redact_settings(tree) == {"a": {"api_key": "<redacted>", "lr": 1.0}, "url": "https://<redacted>@host/x"}

@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from worldsmith.training.gradients.grad_clip import GradNorm, StepGuard, clip_gradients
+from worldsmith.training.callbacks.grad_clip import clip_gradients
+from worldsmith.training.step import GradNorm, StepGuard
 
 
 def network_with_gradients(scale: float = 1.0) -> nn.Module:
