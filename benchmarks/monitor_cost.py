@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 from demo_run import demo_config
 
-from worldsmith.training.loop_config import monitors
+from worldsmith.training.run_config import monitors
 from worldsmith.training.trainer import Trainer
 
 GOAL = 0.03

@@ -51,8 +51,8 @@ from worldsmith.families.vision_language.policy import BackboneConfig, PolicyCon
 from worldsmith.models.ema import PowerEMA
 from worldsmith.models.spec import ModelSpec
 from worldsmith.objectives.next_token import NextToken
-from worldsmith.training.loop_config import LoopConfig
 from worldsmith.training.optimizer import AdamW
+from worldsmith.training.run_config import LoopConfig
 from worldsmith.training.trainer import Trainer
 
 GOAL = 1.5

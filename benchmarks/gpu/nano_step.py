@@ -40,7 +40,7 @@ from worldsmith.models.ema import PowerEMA
 from worldsmith.models.local_part import local_part
 from worldsmith.models.video_vae.wan import WanVAE
 from worldsmith.objectives.rectified_flow import RectifiedFlow
-from worldsmith.training.gradients.grad_clip import clip_gradients
+from worldsmith.training.callbacks.grad_clip import clip_gradients
 from worldsmith.training.optimizer import AdamW
 from worldsmith.training.parallel import build_model
 from worldsmith.training.step import Step, forward_backward

@@ -17,7 +17,7 @@ from worldsmith.config.declare.configurable import Configurable
 from worldsmith.config.errors import ConfigError
 from worldsmith.config.load import load
 from worldsmith.config.tree.draft import Draft, Loaded, finish
-from worldsmith.config.tree.plain import plain
+from worldsmith.config.tree.plain import to_plain
 from worldsmith.config.tree.reader import read_tree
 from worldsmith.config.tree.references import resolve
 
@@ -248,4 +248,4 @@ def _to_plain(value: Any) -> Any:
     """An argument as plain data: paths as text, tuples as lists, configs with their class."""
     if isinstance(value, (list, tuple)):
         return [_to_plain(item) for item in value]
-    return fspath(value) if isinstance(value, PathLike) else plain(value)
+    return fspath(value) if isinstance(value, PathLike) else to_plain(value)

@@ -12,7 +12,7 @@ import toy_runs
 from launch import launch
 
 from worldsmith.distributed.world import World
-from worldsmith.training.run_lock import RunLock
+from worldsmith.training.run_folder import RunLock
 
 
 @pytest.fixture(scope="module")

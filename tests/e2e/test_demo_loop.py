@@ -14,8 +14,8 @@ import pytest
 
 from worldsmith.cli.main import main
 from worldsmith.config.declare import class_tags
-from worldsmith.config.recipes import registry
-from worldsmith.config.recipes.registry import registered
+from worldsmith.config.recipes import packages
+from worldsmith.config.recipes.packages import registered
 
 ROOT = Path(__file__).parents[2]
 RECORDER = """#!/usr/bin/env bash
@@ -42,7 +42,7 @@ def commands(folder: Path) -> list[list[str]]:
 def test_the_commands_of_the_loop_lead_from_data_to_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = {name: found for name, found in registered().items() if found.module.startswith("worldsmith.")}
     monkeypatch.setattr(
-        registry, "_RECIPES", ours
+        packages, "_RECIPES", ours
     )  # trials know the recipes of this process, and so those of other tests
     monkeypatch.setattr(class_tags, "_TRUSTED", {"worldsmith"})
     monkeypatch.chdir(tmp_path)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from worldsmith.cli.commands import COMMANDS
 from worldsmith.cli.launch import LAUNCHED
-from worldsmith.cli.main import COMMANDS, main
+from worldsmith.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "from_cosmos.md"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from worldsmith.cli.main import main
-from worldsmith.training.loop_config import monitors
+from worldsmith.training.run_config import monitors
 
 PAGE = (Path(__file__).parents[2] / "docs/monitoring.md").read_text(encoding="utf-8")
 

@@ -14,7 +14,7 @@ from worldsmith.monitor.page import samples, series
 from worldsmith.monitor.page.next_steps import next_steps
 from worldsmith.monitor.page.run_files import read_run
 from worldsmith.monitor.page.status import find_status
-from worldsmith.training.callbacks.run_page import RunPage
+from worldsmith.training.callbacks.run_reports import RunPage
 
 PAGE = Path(__file__).parents[2] / "docs" / "run_page.md"
 TEXT = PAGE.read_text(encoding="utf-8")

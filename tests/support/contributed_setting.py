@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import worldsmith
-from worldsmith.cli.config.schema import render
 from worldsmith.cli.main import main
+from worldsmith.cli.schema import schema_text
 from worldsmith.config.load import load
 from worldsmith.planning.quick import quick_plan
 
@@ -32,10 +32,10 @@ def check_files_and_plan() -> None:
 
 def check_texts() -> None:
     row = f"| `amsgrad` | true or false | `false` | {DOC} |"
-    assert render("reference", RECIPE).count(row) == 2  # of the TOML and of the tree
-    keys = json.loads(render("toml", RECIPE))["properties"]["optimizer"]["properties"]
+    assert schema_text("reference", RECIPE).count(row) == 2  # of the TOML and of the tree
+    keys = json.loads(schema_text("toml", RECIPE))["properties"]["optimizer"]["properties"]
     assert keys["amsgrad"]["description"] == DOC
-    assert f'"description": "{DOC}"' in render("tree", RECIPE)
+    assert f'"description": "{DOC}"' in schema_text("tree", RECIPE)
     assert main(["config", "show", RECIPE, "--", "optimizer.amsgrad=true"]) == 0
     assert main(["train", RECIPE, "--optimizer.amsgrad", "--help", "amsgrad"]) == 0
 

@@ -20,7 +20,7 @@ from launch import fork_ranks
 from worldsmith.distributed.world import stop_world
 from worldsmith.training.callbacks.samples import draw_samples
 from worldsmith.training.callbacks.samples.draw_answers import DrawAnswers
-from worldsmith.training.callbacks.samples.draw_samples import Sample
+from worldsmith.training.callbacks.samples.draw_samples import DrawnSample
 from worldsmith.training.callbacks.samples.draw_videos import DrawVideos
 from worldsmith.training.trainer import Outcome, Trainer
 
@@ -66,7 +66,7 @@ class Failing(Trainer):
             if self.doing == "sampling" and drawing.parts_done == 1 and self.iteration == 1:
                 raise torch.OutOfMemoryError("no memory is left")
 
-        def fails_at_the_end(trainer: Trainer) -> Iterator[list[Sample]]:
+        def fails_at_the_end(trainer: Trainer) -> Iterator[list[DrawnSample]]:
             yield from draw(trainer)
             if self.world.rank == 1 and drawing.parts_done == 1 and self.iteration == 2:
                 raise torch.OutOfMemoryError("no memory is left at the end")

@@ -42,7 +42,7 @@ from worldsmith.families.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.video_vae.wan import WanVAE
 from worldsmith.objectives.rectified_flow import RectifiedFlow
-from worldsmith.training.gradients.grad_clip import clip_gradients
+from worldsmith.training.callbacks.grad_clip import clip_gradients
 from worldsmith.training.optimizer import AdamW
 from worldsmith.training.parallel import build_model, join_world
 from worldsmith.training.step import Step, forward_backward

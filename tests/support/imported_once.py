@@ -10,9 +10,9 @@ import torch.distributed.fsdp
 import torch.distributed.tensor
 
 import worldsmith.checkpoint.run.write_checkpoint
-import worldsmith.distributed.compile
+import worldsmith.distributed.activation_checkpointing
 import worldsmith.training.parallel
-import worldsmith.training.records.lineage
+import worldsmith.training.run_folder
 import worldsmith.training.run_state
 import worldsmith.training.start_lines
 import worldsmith.training.step
@@ -44,6 +44,6 @@ def import_for_videos() -> None:
     import worldsmith.data.clips.sample_maker
     import worldsmith.families.cosmos3.network.initialization
     import worldsmith.families.cosmos3.network.network
-    import worldsmith.objectives.flow_matching
+    import worldsmith.objectives.noise_schedule
 
     diffusers.AutoencoderKLWan  # noqa: B018 (imported when it is asked for)

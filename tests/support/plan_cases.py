@@ -30,8 +30,8 @@ from worldsmith.models.spec import ModelSpec
 from worldsmith.objectives.next_token import NextToken
 from worldsmith.tasks.registry import task_of
 from worldsmith.training.callbacks.grad_clip import GradClip
-from worldsmith.training.loop_config import LoopConfig
 from worldsmith.training.optimizer import AdamW
+from worldsmith.training.run_config import LoopConfig
 from worldsmith.training.trainer import Trainer
 
 VISIBLE = [[], [("image", (1, 12, 16))], [("video", (4, 8, 12))]]

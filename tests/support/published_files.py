@@ -21,12 +21,11 @@ from unittest import mock
 import datasets
 import yaml
 
-from worldsmith.cli.action import choose
-from worldsmith.cli.action import load as load_action
-from worldsmith.cli.spec_words import MODEL_KEYS
+from worldsmith.cli.action import choose_action, load_settings
+from worldsmith.cli.spec_and_parent import MODEL_KEYS
 from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.config.load import load
-from worldsmith.config.write.toml import write_toml
+from worldsmith.config.write.values import write_toml
 
 FACTS = Path(__file__).parents[1] / "oracles" / "published"
 OWNERS = {
@@ -236,8 +235,8 @@ def read(file: PublishedFile, path: Path, given: Sequence[str]) -> None:
     elif file.repository == "CogVideo":
         read_sat(path, given)
     elif action:
-        prefix, kinds, words = choose(COMMANDS[action], ["--spec", str(path), *given])
-        load_action(prefix, kinds[0], words, [])
+        prefix, kinds, words = choose_action(COMMANDS[action], ["--spec", str(path), *given])
+        load_settings(prefix, kinds[0], words, [])
     else:
         load(str(path), spec_words=given)
 
@@ -246,8 +245,8 @@ def read_sat(path: Path, given: Sequence[str]) -> None:
     """Reads a file of SAT as a part of its stack: a model's file with sft.yaml, and inference.yaml with a model's."""
     if path.name == "inference.yaml":
         stack = [str(path.parent / MODEL_FILE), str(path)]
-        prefix, kinds, words = choose("generate", ["--spec", *stack, *given])
-        load_action(prefix, kinds[0], words, [])
+        prefix, kinds, words = choose_action("generate", ["--spec", *stack, *given])
+        load_settings(prefix, kinds[0], words, [])
     else:
         model = MODEL_FILE if path.name == RUN_FILE else path.name
         load([str(path.parent / model), str(path.parent / RUN_FILE)], spec_words=given)

@@ -22,8 +22,8 @@ from worldsmith.objectives.next_token import NextToken
 from worldsmith.sampling.video_writer import write_mp4
 from worldsmith.training.callbacks.grad_clip import GradClip
 from worldsmith.training.callbacks.metrics import Metrics
-from worldsmith.training.loop_config import LoopConfig
 from worldsmith.training.optimizer import AdamW
+from worldsmith.training.run_config import LoopConfig
 from worldsmith.training.scheduler import LambdaCosine
 from worldsmith.training.trainer import Trainer
 

@@ -33,8 +33,8 @@ from worldsmith.tasks.registry import TASKS
 from worldsmith.tasks.task import Task
 from worldsmith.training.callbacks.grad_clip import GradClip
 from worldsmith.training.callbacks.metrics import Metrics
-from worldsmith.training.loop_config import LoopConfig
 from worldsmith.training.optimizer import AdamW
+from worldsmith.training.run_config import LoopConfig
 from worldsmith.training.scheduler import LambdaCosine
 from worldsmith.training.trainer import Trainer
 

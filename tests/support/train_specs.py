@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from worldsmith.config.declare.configurable import find
 from worldsmith.config.errors import ConfigError
-from worldsmith.config.tree.access import find
 from worldsmith.config.tree.paths import parse_path
 
 SAMPLES = 112

@@ -202,7 +202,7 @@ def test_paths_are_text_for_every_flag(tmp_path: Path) -> None:
 
 
 def test_a_recipe_of_ones_own_is_loaded_by_its_name() -> None:
-    from worldsmith.config.recipes.registry import registered
+    from worldsmith.config.recipes.packages import registered
 
     @worldsmith.recipe("my_shapes", starts_from="moving_shapes")
     def my_shapes(config: Trainer.Config) -> Trainer.Config:

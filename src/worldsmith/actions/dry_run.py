@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,8 +30,8 @@ from worldsmith.tasks.registry import task_of
 from worldsmith.training.file_checks import require_files
 from worldsmith.training.parallel import plan_degrees
 from worldsmith.training.preflight import build_optimizer, check_space, schedule_remarks
-from worldsmith.training.run_folder import completion, require_same_run, run_path
-from worldsmith.training.start_checks import require_fit, wanted_moments
+from worldsmith.training.run_folder import run_path
+from worldsmith.training.start_checks import completion, require_same_run, require_same_shapes, wanted_moments
 from worldsmith.training.start_lines import (
     data_lines,
     describe_pack,
@@ -126,7 +127,8 @@ def plan_run(
     checkpoint = find_latest(run_folder / "checkpoints", World())
     changes = [] if checkpoint is None else require_same_run(run_folder, config, resume_changed=resume_changed)
     model: Model = config.model.config.build(device="meta")
-    task = task_of(config.model.name)(model=model, objective=config.objective, data=config.dataloader_train)
+    build_task = partial(task_of(config.model.name), model=model, objective=config.objective)
+    task = build_task(data=config.dataloader_train)
     yield from folder_lines(config, run_folder, checkpoint, changes)
     yield f"processes    {world_size} ({degrees})"
     yield from (f"note         {remark}" for remark in device_remarks(world_size))
@@ -147,12 +149,16 @@ def plan_run(
         if taken_over is not None:
             state, may_change = taken_over, True
     if checkpoint is not None:
-        require_fit(checkpoint, model.network, model.config.ema, changes=changes)
+        require_same_shapes(checkpoint, model.network, model.config.ema, changes=changes)
         empty_optimizer_state(model.network, optimizer, wanted_moments(checkpoint))
     processes = world_size // config.model.config.parallelism.context_parallel_shard_degree
     loader = task.loader(dry=True)
     yield from data_lines(config, task, loader, state, processes, may_change=may_change)
-    validator = Validator(config, model=model) if config.trainer.run_validation else None
+    validator = None
+    if config.trainer.run_validation:
+        assert config.dataloader_val is not None  # else RunConfig.check refuses it
+        validation_task = build_task(data=config.dataloader_val, split="val")
+        validator = Validator(validation_task, max_packs=config.trainer.max_val_iter)
     yield from validation_lines(config, validator)
     if validator is not None:
         yield f"             first pack: {describe_pack(validator.task.preview(validator.loader))}"

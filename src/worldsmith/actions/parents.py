@@ -25,6 +25,7 @@ from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT, RUN_CONFIG
 from worldsmith.config.errors import UserError
 from worldsmith.config.text_file import read_config_text
+from worldsmith.config.tree.plain import flatten
 from worldsmith.config.tree.suggest import did_you_mean_folder
 from worldsmith.config.yaml.text import read_yaml
 from worldsmith.files.fingerprint import LINEAGE, fingerprint, is_record
@@ -32,7 +33,7 @@ from worldsmith.files.json_file import read_json_object
 from worldsmith.files.manifest import MANIFEST
 from worldsmith.files.model_folder import ADAPTER_CONFIG, base_of_adapter
 from worldsmith.monitor.lineage import Lineage, read_lineage, record_of
-from worldsmith.training.run_folder import flatten, output_root
+from worldsmith.training.run_folder import output_root
 
 PARENT = "--parent"
 CHOICE = re.compile(r"(?P<place>.+):(?P<choice>best|last|iter=\d+)")

@@ -5,21 +5,28 @@ from __future__ import annotations
 import inspect
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
 from worldsmith.actions.action import Action, ColoredLine, Result, mistakes_of_the_user
 from worldsmith.actions.registry import commands, kind_for_model, kind_for_word, kinds_of
-from worldsmith.cli.parent_words import HELP as PARENT_HELP
-from worldsmith.cli.parent_words import PARENT, adopt_parent, reads_model
-from worldsmith.cli.spec_words import HELP as SPEC_HELP
-from worldsmith.cli.spec_words import SPEC, read_spec_words, read_stack_words, reads_specs
+from worldsmith.cli.spec_and_parent import (
+    PARENT,
+    PARENT_HELP,
+    SPEC,
+    SPEC_HELP,
+    adopt_parent,
+    read_spec_words,
+    read_stack_words,
+    reads_model,
+    reads_specs,
+)
 from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.config.tree.draft import Loaded, finish
 from worldsmith.config.tree.reader import unset_tree
-from worldsmith.config.words.command_words import Words, draft_settings, read_settings, sort_words
+from worldsmith.config.words.command_words import Words, draft_settings, read_settings_file, sort_words
 from worldsmith.config.words.overrides import apply_overrides
 from worldsmith.dialects.translation import SpecTranslation, format_report, name_classes
 from worldsmith.distributed.world import world_size
@@ -37,15 +44,23 @@ OPTIONS = {
     JSON: "print the outcome as JSON",
     f"{HELP} [WORD]": "this text, or the flags that have the word in their name or description",
 }
+Launch = Callable[[Sequence[str], Sequence[str]], int]
+"""Starts a launch from its arguments and the arguments for each process; returns the exit code."""
 OWN = {option.partition(" ")[0]: option.startswith((SETTINGS, SPEC, PARENT)) for option in OPTIONS}
 
 
-def run_action(name: str, head: list[str], tail: list[str], packages: Sequence[str] = ()) -> int:
-    """Does the action that the words before and after ``--`` describe; returns its exit code.
+def run_action(name: str, head: list[str], tail: list[str], packages: Sequence[str] = (), *, start: Launch) -> int:
+    """Runs the action that the arguments before and after ``--`` describe; returns its exit code.
 
-    `packages` are words for each process that the action starts.
+    Args:
+        name: Name of the command.
+        head: Arguments before ``--``.
+        tail: Overrides after ``--``.
+        packages: Arguments for each process that the action starts.
+        start: Starts the processes of an action that shares its work, as `launch` does.
 
-    Raises ConfigError, UserError or OSError for what the user can mend.
+    Raises:
+        ConfigError: And UserError or OSError, for mistakes that the user can fix.
     """
     head, topic = take_help(head)
     if commands()[name].by == "word" and (not head or head[0].startswith("-")):
@@ -54,7 +69,7 @@ def run_action(name: str, head: list[str], tail: list[str], packages: Sequence[s
         print_text(kinds_in_words(name))
         return 0
     with mistakes_of_the_user():
-        prefix, kinds, words = choose(name, head)
+        prefix, kinds, words = choose_action(name, head)
         file = words.own.get(SETTINGS)
         if topic is not None:
             texts = [text for kind in kinds if (text := help_of(name, prefix, kind, words, file, topic))]
@@ -64,11 +79,12 @@ def run_action(name: str, head: list[str], tail: list[str], packages: Sequence[s
             return 0
         if SHOW_TREE in words.own and DRYRUN not in words.own:
             raise UserError(f"{SHOW_TREE} goes with {DRYRUN}")
-        loaded = load(prefix, kinds[0], words, tail)
+        loaded = load_settings(prefix, kinds[0], words, tail)
         spec = words.spec if isinstance(words.spec, SpecTranslation) else None
         processes = processes_to_start(loaded, spec)
         if processes > 1 and DRYRUN not in words.own:
-            return start_processes(processes, name, head, tail, packages)
+            words_of_launch = ["--nproc-per-node", str(processes), name, *head, *(["--", *tail] if tail else [])]
+            return start(words_of_launch, packages)
         for warning in loaded.warnings if is_first() else ():
             print_warning(warning)
         action: Action = loaded.tree.build()
@@ -77,17 +93,17 @@ def run_action(name: str, head: list[str], tail: list[str], packages: Sequence[s
             told += [f"starts   {processes} processes, which share the work"] if processes > 1 else []
             return show_plan(action, loaded, told, with_tree=SHOW_TREE in words.own)
         result = action.run()
-        return show(result, as_json=JSON in words.own) if is_first() else result.code
+        return print_result(result, as_json=JSON in words.own) if is_first() else result.code
 
 
 def check_action(name: str, head: list[str], tail: list[str]) -> None:
     """Reads the words as `run_action` does. Raises ConfigError or UserError for what the user can mend."""
     with mistakes_of_the_user():
-        prefix, kinds, words = choose(name, head)
-        load(prefix, kinds[0], words, tail)
+        prefix, kinds, words = choose_action(name, head)
+        load_settings(prefix, kinds[0], words, tail)
 
 
-def load(prefix: str, kind: type[Action], words: Words, tail: list[str]) -> Loaded:
+def load_settings(prefix: str, kind: type[Action], words: Words, tail: list[str]) -> Loaded:
     if words.spec is not None:
         name_classes(words.spec.data, kind.Config)
     with mistakes_in("the command"):
@@ -99,12 +115,12 @@ def is_first() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def choose(name: str, head: list[str]) -> tuple[str, list[type[Action]], Words]:
+def choose_action(name: str, head: list[str]) -> tuple[str, list[type[Action]], Words]:
     """The command so far, the classes that may do it, of which the first is meant, and the sorted words."""
     prefix, kinds = f"worldsmith {name}", list(kinds_of(name).values())
     if commands()[name].by == "word":
         prefix, kinds, head = f"{prefix} {head[0]}", [kind_for_word(name, head[0])], head[1:]
-    words = sort(head, kinds)
+    words = sort_action_words(head, kinds)
     if SPEC in words.own and name == "tune":  # the spec describes the run that is tuned
         words.loose.insert(0, words.own.pop(SPEC))
     if SPEC in words.own and name == "generate":
@@ -124,7 +140,7 @@ def kinds_in_words(name: str) -> str:
     return "\n".join(f"  worldsmith {name} {kind} …\n      {text}" for kind, text in about.items())
 
 
-def sort(head: list[str], kinds: list[type[Action]]) -> Words:
+def sort_action_words(head: list[str], kinds: list[type[Action]]) -> Words:
     aliases = {alias: field for kind in kinds for alias, field in kind.aliases.items()}
     return sort_words(head, [unset_tree(kind.Config) for kind in kinds], OWN, aliases)
 
@@ -138,7 +154,7 @@ def named_place(words: Words, field: str, loose: Sequence[str] = ()) -> str | No
     if not given and words.spec is not None:
         given = [words.spec.data.get(field)]
     if not given and SETTINGS in words.own:
-        given = [read_settings(words.own[SETTINGS]).data.get(field)]
+        given = [read_settings_file(words.own[SETTINGS]).data.get(field)]
     return given[0] if given and isinstance(given[0], str) else None
 
 
@@ -172,7 +188,7 @@ def options_of(name: str, kind: type[Action]) -> dict[str, str]:
 
 
 def show_plan(action: Action, loaded: Loaded, told: Sequence[str], *, with_tree: bool) -> int:
-    code = show(Result(chain(told, action.plan())))
+    code = print_result(Result(chain(told, action.plan())))
     if with_tree:
         from worldsmith.config.write.annotate import show_tree
 
@@ -180,7 +196,7 @@ def show_plan(action: Action, loaded: Loaded, told: Sequence[str], *, with_tree:
     return code
 
 
-def show(result: Result, *, as_json: bool = False) -> int:
+def print_result(result: Result, *, as_json: bool = False) -> int:
     """Prints what an action has done; returns the exit code."""
     if as_json:
         facts = result.facts() if callable(result.facts) else result.facts
@@ -234,11 +250,3 @@ def processes_to_start(loaded: Loaded, spec: SpecTranslation | None) -> int:
             f"processes {'answers' if running == 1 else 'answer'}{advice}"
         )
     return running
-
-
-def start_processes(count: int, name: str, head: Sequence[str], tail: Sequence[str], packages: Sequence[str]) -> int:
-    """Runs the command in so many processes of this machine; returns its exit code."""
-    from worldsmith.cli.launch import launch
-
-    words = ["--nproc-per-node", str(count), name, *head, *(["--", *tail] if tail else [])]
-    return launch(words, packages)

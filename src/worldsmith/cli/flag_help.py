@@ -8,14 +8,12 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, get_args, get_origin
 
-from worldsmith.config.declare.configurable import Config, children, field_hints, owner_of, walk
+from worldsmith.config.declare.configurable import OPAQUE, Config, all_paths, children, field_hints, owner_of, walk
 from worldsmith.config.declare.field_docs import field_docs
 from worldsmith.config.declare.value_types import nested_config_classes, union_members
 from worldsmith.config.errors import UserError
-from worldsmith.config.tree.access import all_paths
 from worldsmith.config.tree.draft import Draft
 from worldsmith.config.tree.paths import Path, format_path, starts_with
-from worldsmith.config.tree.plain import OPAQUE
 from worldsmith.config.tree.provenance import Provenance, origin_of, trace
 from worldsmith.config.tree.reader import UNSET
 from worldsmith.config.tree.suggest import did_you_mean

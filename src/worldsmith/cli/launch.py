@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from worldsmith.actions.registry import commands
+from worldsmith.cli.commands import CommandParser, read_command, split_tail
 from worldsmith.cli.run_source import COMMAND_VARIABLE, started_as
 from worldsmith.cli.slurm import MOST_MACHINES, add_options, submit
 from worldsmith.config.errors import UserError
@@ -107,7 +108,7 @@ def launch(words: Sequence[str], packages: Sequence[str] = ()) -> int:
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.run import run
 
-        args, parser = read_words(words)
+        args, parser = read_launch_words(words)
         name, command_words = args.command, args.training_script_args
         check, plan = (of_action if name in commands() and not commands()[name].about_run else of_run)(
             name, command_words
@@ -146,8 +147,6 @@ Steps = tuple[Callable[[], object], Callable[[], int] | None]
 
 
 def of_run(name: str, words: list[str]) -> Steps:
-    from worldsmith.cli.main import read_command
-
     command, args = read_command(name, words)
     alone = getattr(args, "dryrun", False) or getattr(args, "rehearse", False)
     return partial(command.check, args), partial(command.run, args) if alone else None
@@ -155,13 +154,11 @@ def of_run(name: str, words: list[str]) -> Steps:
 
 def of_action(name: str, words: list[str]) -> Steps:
     from worldsmith.cli import action
-    from worldsmith.cli.main import split_tail
 
     head, tail = split_tail(words)
     alone = {action.DRYRUN, action.HELP, "-h"} & set(head)
-    return partial(action.check_action, name, head, tail), partial(
-        action.run_action, name, head, tail
-    ) if alone else None
+    check = partial(action.check_action, name, head, tail)
+    return check, partial(action.run_action, name, head, tail, start=launch) if alone else None
 
 
 def submit_job(
@@ -269,15 +266,13 @@ def meeting_place(args: Namespace) -> str:
     return args.rdzv_endpoint or f"{args.master_addr}:{args.master_port}"
 
 
-def read_words(words: Sequence[str]) -> tuple[Namespace, ArgumentParser]:
+def read_launch_words(words: Sequence[str]) -> tuple[Namespace, ArgumentParser]:
     """torchrun's arguments, so that it starts our `command`; training_script_args are the words after it. With
     ``--slurm`` among the options these may be SLURM's too. And who has read them.
 
     Raises UserError for what cannot work here.
     """
     from torch.distributed.run import get_args_parser
-
-    from worldsmith.cli.main import CommandParser
 
     parser = get_args_parser()
     parser.__class__ = CommandParser  # torchrun's options, and messages of ours

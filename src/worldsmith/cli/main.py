@@ -2,37 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
 
 from worldsmith import __version__
 from worldsmith.actions.registry import commands
+from worldsmith.cli.commands import COMMANDS, read_command, split_tail
 from worldsmith.distributed.launch_desk import is_said, launcher_pid
 
-COMMANDS = {
-    "config": "show or check the run that a file or recipe describes",
-    "recipes": "list the recipes, or show one and what it changes",
-    "schema": "print the JSON Schema of recipe files",
-    **{name: command.help for name, command in commands().items() if command.about_run},
-    "train": "fine-tune a model from a recipe file or a recipe's name",
-    "launch": "train, or generate, in several processes, on one machine or more",
-    **{name: command.help for name, command in commands().items()},
-}
-"""Actions have one front door. The others are modules with `HELP`, `add_arguments(parser)` and `run(args) -> int`;
-actions about a run are `RunCommand` objects with the same members.
-
-One that reads typed flags also has `read_words(parser, words) -> Namespace`, for the words before ``--``.
-`launch` has a function of that name instead, since what follows its options is another command, word for word.
-"""
-ELSEWHERE = {"config": "config.command", "schema": "config.schema"}
-"""Commands whose module has another name than they have."""
 WITHOUT_ARGUMENTS = ("recipes",)
 """Commands that do something without arguments; the others print their help."""
 INTERRUPTED = 130
@@ -97,13 +78,11 @@ def run_command(name: str, words: list[str], packages: Sequence[tuple[str, str]]
             import_packages(packages)
             package_words = [word for option in packages for word in option]
             if name == "launch":
-                from worldsmith.cli.launch import launch
-
-                return launch(words, package_words)
+                return run_launch(words, package_words)
             if name in commands() and not commands()[name].about_run:
                 from worldsmith.cli.action import run_action
 
-                return run_action(name, *split_tail(words), package_words)
+                return run_action(name, *split_tail(words), package_words, start=run_launch)
             module, args = read_command(name, words)
             return int(module.run(args))
     except ConfigError as error:
@@ -114,6 +93,13 @@ def run_command(name: str, words: list[str], packages: Sequence[tuple[str, str]]
         raise
     except OSError as error:
         return fail(file_error(error))
+
+
+def run_launch(words: Sequence[str], packages: Sequence[str]) -> int:
+    """Runs `worldsmith launch`, which is imported only now."""
+    from worldsmith.cli.launch import launch
+
+    return launch(words, packages)
 
 
 @contextmanager
@@ -155,39 +141,6 @@ def leave_interrupted() -> None:
     os._exit(INTERRUPTED)
 
 
-def find_command(name: str) -> Any:
-    """A module, or an object like one: see `COMMANDS`."""
-    if name in commands():
-        from worldsmith.cli.run_command import RunCommand
-
-        return RunCommand(name)
-    return importlib.import_module(f"worldsmith.cli.{ELSEWHERE.get(name, name)}")
-
-
-def read_command(name: str, words: list[str]) -> tuple[Any, argparse.Namespace]:
-    """The command and what its words say."""
-    head, tail = split_tail(words)
-    module = find_command(name)
-    parser = CommandParser(prog=f"worldsmith {name}", description=module.HELP, allow_abbrev=False)
-    module.add_arguments(parser)
-    read_words = getattr(module, "read_words", lambda parser, words: parser.parse_args(words))
-    args = read_words(parser, head)
-    if tail:
-        if not isinstance(getattr(args, "overrides", None), list):
-            parser.error(f"worldsmith {name} takes no overrides after --")
-        args.overrides = [*args.overrides, *tail]
-    return module, args
-
-
-class CommandParser(argparse.ArgumentParser):
-    """A parser whose messages do not hold control characters of the words that it was given."""
-
-    def _print_message(self, message: str, file: Any = None) -> None:
-        from worldsmith.config.write.values import escape_controls
-
-        super()._print_message(escape_controls(message), file)
-
-
 def take_packages(words: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
     """The words without ``--import MODULE`` and ``--trust PACKAGE``, which every command takes, and these in order.
 
@@ -226,14 +179,6 @@ def import_packages(packages: Sequence[tuple[str, str]]) -> None:
             search_here()
         except ValueError as error:
             raise UserError(str(error)) from None
-
-
-def split_tail(words: list[str]) -> tuple[list[str], list[str]]:
-    """The words before and after the first ``--``: flags and names, and override words."""
-    if "--" not in words:
-        return words, []
-    index = words.index("--")
-    return words[:index], words[index + 1 :]
 
 
 def overview() -> str:

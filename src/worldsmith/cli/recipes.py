@@ -8,12 +8,11 @@ import textwrap
 from typing import Any
 
 from worldsmith.config.declare.class_tags import tag_of
-from worldsmith.config.declare.configurable import Config, owner_of, walk
+from worldsmith.config.declare.configurable import ABSENT, Config, find, owner_of, walk
 from worldsmith.config.errors import ConfigError
 from worldsmith.config.recipes.packages import load_installed
 from worldsmith.config.recipes.registry import find_recipe, get_recipe, recipe_names
-from worldsmith.config.tree.access import ABSENT, find
-from worldsmith.config.tree.difference import differences as tree_differences
+from worldsmith.config.tree.difference import find_differences
 from worldsmith.config.tree.paths import Path, format_path
 from worldsmith.config.tree.plain import TAG, to_yaml
 from worldsmith.config.write.values import LAUNCH_WORD, write
@@ -36,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     found, broken = [], []
     for name in [args.name] if args.name else recipe_names():
         try:
-            found.append(describe(name))
+            found.append(describe_recipe(name))
         except ConfigError as error:
             if args.name:
                 raise
@@ -52,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def describe(name: str) -> dict[str, Any]:
+def describe_recipe(name: str) -> dict[str, Any]:
     """What the list says of a recipe. `parameters` is None for a model whose size no arithmetic is known for."""
     entry, tree = find_recipe(name), get_recipe(name)
     model = find(tree, ("model", "config"))
@@ -81,12 +80,12 @@ def describe_data(loader: Any) -> str | None:
 def print_one(found: dict[str, Any], as_json: bool) -> None:
     """A recipe's facts, its changes from what it starts from, and, for one that starts from nothing, its tree."""
     tree, parent = get_recipe(found["name"]), found["starts_from"]
-    changes = differences(get_recipe(parent), tree) if parent else []
+    changes = recipe_changes(get_recipe(parent), tree) if parent else []
     if as_json:
         named = [{"path": path, "before": before, "after": after} for path, before, after in changes]
         print(json.dumps({**found, "changes": named}, indent=2, ensure_ascii=False))
         return
-    size = f", {short(found['parameters'])} parameters" if found["parameters"] is not None else ""
+    size = f", {format_count(found['parameters'])} parameters" if found["parameters"] is not None else ""
     print_text(f"{found['name']}: {found['doc']}".rstrip(": "))
     print_text(f"  task    {found['task']}\n  model   {found['model']}{size}\n  data    {found['data']}")
     print_text(f"  module  {found['module']}\n  from    {parent or 'nothing: it writes the whole tree'}")
@@ -98,10 +97,10 @@ def print_one(found: dict[str, Any], as_json: bool) -> None:
         print_text(f"  {path} = {after}  (was {before})")
 
 
-def differences(old: Config, new: Config) -> list[tuple[str, str, str]]:
+def recipe_changes(old: Config, new: Config) -> list[tuple[str, str, str]]:
     """(path, before, after) of every value in which two trees differ."""
     # A section of another class is listed at its own path.
-    paths = [c.path[:-1] if c.path[-1] == TAG else c.path for c in tree_differences(old, new)]
+    paths = [c.path[:-1] if c.path[-1] == TAG else c.path for c in find_differences(old, new)]
     return [(format_path(path), _shown(old, path), _shown(new, path)) for path in dict.fromkeys(paths)]
 
 
@@ -124,7 +123,7 @@ def print_list(found: list[dict[str, Any]]) -> None:
         groups.setdefault((entry["model"], entry["task"]), []).append(entry)
     for number, ((model, task), entries) in enumerate(groups.items()):
         print(*[""] * (number > 0), f"{model}, task {task}:", sep="\n")
-        names, sizes = [entry["name"] for entry in entries], [short(entry["parameters"]) for entry in entries]
+        names, sizes = [entry["name"] for entry in entries], [format_count(entry["parameters"]) for entry in entries]
         for entry, name, size in zip(entries, names, sizes):
             row = f"{name:<{max(map(len, names))}}  {size:>{max(map(len, sizes))}}"
             parent = f"  from{UNBROKEN}{entry['starts_from']}" if entry["starts_from"] else ""
@@ -144,7 +143,7 @@ def wrap(text: str, indent: str) -> list[str]:
     return [line.replace(UNBROKEN, " ") for line in lines]
 
 
-def short(number: int | None) -> str:
+def format_count(number: int | None) -> str:
     """11.8M, 15.2B; empty if it is not known."""
     if number is None:
         return ""

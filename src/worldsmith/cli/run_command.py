@@ -13,8 +13,8 @@ from worldsmith.actions.action import mistakes_of_the_user
 from worldsmith.actions.registry import kinds_of
 from worldsmith.actions.run_action import RunAction
 from worldsmith.cli import run_source
-from worldsmith.cli.action import JSON, OPTIONS, SETTINGS, is_first, load, show
-from worldsmith.cli.parent_words import leave_parent_out
+from worldsmith.cli.action import JSON, OPTIONS, SETTINGS, is_first, load_settings, print_result
+from worldsmith.cli.spec_and_parent import leave_parent_out
 from worldsmith.config.declare.configurable import field_hints
 from worldsmith.config.declare.field_docs import field_docs
 from worldsmith.config.declare.ranges import Range, annotated_hints
@@ -23,7 +23,7 @@ from worldsmith.config.errors import ConfigError
 from worldsmith.config.tree.draft import Loaded, finish
 from worldsmith.config.tree.references import Kept
 from worldsmith.config.words.command_words import Words
-from worldsmith.config.words.flag_words import Flag
+from worldsmith.config.words.typed_flags import TypedFlag
 from worldsmith.monitor.terminal_text import print_message, print_warning
 
 ABOUT_RUNS = "Every value of the run is a flag too, and words after -- are overrides, as for `worldsmith train`."
@@ -41,7 +41,7 @@ class RunCommand:
         self.HELP, _, self.epilog = (inspect.getdoc(self.kind) or "").partition("\n\n")
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        run_source.add_arguments(parser)
+        run_source.add_source_arguments(parser)
         parser.add_argument(SETTINGS, metavar="FILE", help=SETTINGS_HELP)
         config = self.kind.Config
         aliases = {name: alias for alias, name in self.kind.aliases.items()}
@@ -62,9 +62,9 @@ class RunCommand:
     def action(self, args: Namespace) -> Any:
         """The component with the settings of its flags. Raises ConfigError or UserError."""
         given = {name: value for name, value in vars(args).items() if name in field_hints(self.kind.Config)}
-        flags = [Flag(name, () if value is True else (str(value),)) for name, value in given.items()]
+        flags = [TypedFlag(name, () if value is True else (str(value),)) for name, value in given.items()]
         words = Words(flags, own={SETTINGS: args.settings} if args.settings else {})
-        settings = load(f"worldsmith {self.name}", self.kind, words, [])
+        settings = load_settings(f"worldsmith {self.name}", self.kind, words, [])
         for warning in settings.warnings if is_first() else ():
             print_warning(warning)
         return settings.tree.build(run=GivenWords(args))
@@ -80,7 +80,7 @@ class RunCommand:
 
         try:
             with mistakes_of_the_user():
-                return show(self.action(args).run(), as_json=args.json)
+                return print_result(self.action(args).run(), as_json=args.json)
         except ShareError as error:
             print_message(f"worldsmith: error: {error}")
             return 1

@@ -16,9 +16,8 @@ from worldsmith.config.load import is_spec, read_draft
 from worldsmith.config.recipes.registry import is_recipe
 from worldsmith.config.tree.draft import Draft, Loaded, finish
 from worldsmith.config.tree.references import Kept
-from worldsmith.config.words.flag_words import split_flags, take_source
 from worldsmith.config.words.overrides import Override, apply_overrides, parse_overrides
-from worldsmith.config.words.typed_flags import read_flags, take_recipe_flags
+from worldsmith.config.words.typed_flags import read_flags, split_flags, take_recipe_flags, take_source
 from worldsmith.dialects.cosmos_rl.policy import Policy, choose_policy, take_policy
 from worldsmith.dialects.sat.recognise import take_words
 from worldsmith.monitor.redaction import redact_arguments
@@ -31,7 +30,7 @@ COMMAND_VARIABLE = "WORLDSMITH_COMMAND"
 MODULES = ("__main__.py", "main.py")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_source_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments that name what a run starts from."""
     parser.add_argument("source", nargs="?", metavar="FILE_OR_RECIPE", help="recipe TOML, YAML tree, or recipe's name")
     parser.add_argument("--sft-toml", metavar="FILE", help="recipe TOML (the same as giving it as FILE_OR_RECIPE)")
@@ -157,7 +156,8 @@ def source_name(args: argparse.Namespace) -> str:
     if args.base:
         return ", ".join(args.base)
     if args.module:
-        from worldsmith.config.recipes.packages import adopt_function, import_recipes
+        from worldsmith.config.recipes.packages import import_recipes
+        from worldsmith.config.recipes.registry import adopt_function
 
         return adopt_function(import_recipes(args.module), args.config)
     return str(args.spec or args.sft_toml or args.source)

@@ -16,16 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from worldsmith.actions.action import mistakes_of_the_user
 from worldsmith.cli import run_source
-from worldsmith.cli.action import is_first, show
-from worldsmith.cli.parent_words import HELP as PARENT_HELP
-from worldsmith.cli.parent_words import LOAD_PATH, adopt_parent_run
+from worldsmith.cli.action import is_first, print_result
 from worldsmith.cli.run_command import GivenWords
 from worldsmith.cli.run_source import COMMAND_VARIABLE, count_from, started_as
+from worldsmith.cli.spec_and_parent import LOAD_PATH, PARENT_HELP, adopt_parent_run
 from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.tree.plain import to_dict, to_yaml
 from worldsmith.config.tree.references import resolve
-from worldsmith.config.write.origins import describe_origins
+from worldsmith.config.write.annotate import describe_origins
 from worldsmith.data.stream.errors import DataError
 from worldsmith.distributed.launch_desk import is_said
 from worldsmith.distributed.peers import lost_partner
@@ -33,7 +32,8 @@ from worldsmith.distributed.process_signals import follow_launcher
 from worldsmith.distributed.stop_signals import PREEMPTED
 from worldsmith.distributed.world import world_size
 from worldsmith.monitor.terminal_text import print_message, print_text, terminal_handler
-from worldsmith.training.run_folder import Launch, completion, run_path
+from worldsmith.training.run_folder import Launch, run_path
+from worldsmith.training.start_checks import completion
 
 if TYPE_CHECKING:
     from worldsmith.training.trainer import Trainer
@@ -42,7 +42,7 @@ HELP = "Fine-tune a model from a recipe file or a recipe's name. The same comman
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    run_source.add_arguments(parser)
+    run_source.add_source_arguments(parser)
     parser.add_argument("--dryrun", action="store_true", help="check everything before the first step, print the plan")
     parser.add_argument("--show-tree", action="store_true", help="with --dryrun: the resolved run tree after the plan")
     parser.add_argument(
@@ -135,7 +135,7 @@ def dryrun(loaded: Loaded, *, show_tree: bool, **asked: Any) -> int:
     from worldsmith.actions.dry_run import DryRun
 
     with mistakes_of_the_user():
-        code = show(DryRun.Config(**asked).build(run=loaded).run())
+        code = print_result(DryRun.Config(**asked).build(run=loaded).run())
     print(f"---\n{to_yaml(loaded.tree)}" if show_tree else "", end="")
     return code
 
@@ -145,14 +145,14 @@ def rehearse(args: argparse.Namespace) -> int:
     from worldsmith.actions.dry_run import Rehearse
 
     with mistakes_of_the_user():
-        return show(Rehearse.Config(gpus=args.gpus).build(run=GivenWords(args)).run())
+        return print_result(Rehearse.Config(gpus=args.gpus).build(run=GivenWords(args)).run())
 
 
 def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
     """Runs or resumes; a run that has done all its steps says so at once."""
     from worldsmith.checkpoint.run.save_error import SaveError
     from worldsmith.distributed.world import stop_world
-    from worldsmith.training.trainer import Outcome
+    from worldsmith.training.callbacks.base import Outcome
 
     trainer: Trainer | None = None
     is_named = bool(tree.job.name) or tree.job.resume_newest

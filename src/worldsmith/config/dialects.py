@@ -21,10 +21,9 @@ from typing import Any
 import worldsmith
 from worldsmith import ROOT
 from worldsmith.config.declare.class_tags import class_of
-from worldsmith.config.declare.configurable import field_names
+from worldsmith.config.declare.configurable import ABSENT, field_names, find
 from worldsmith.config.errors import ConfigError, Problem
-from worldsmith.config.toml.positions import Span
-from worldsmith.config.tree.access import ABSENT, find
+from worldsmith.config.toml.text import Span
 from worldsmith.config.tree.draft import Draft
 from worldsmith.config.tree.paths import Path, flatten, format_path, parse_path, starts_with
 from worldsmith.config.tree.suggest import did_you_mean, did_you_mean_path

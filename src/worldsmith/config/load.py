@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from worldsmith.config.declare.configurable import find
 from worldsmith.config.dialects import RunDialect, find_run_dialect
 from worldsmith.config.errors import ConfigError, Place, Problem, locate
-from worldsmith.config.recipes.registry import get_recipe, is_recipe, lineage, recipe_names
+from worldsmith.config.recipes.registry import get_recipe, is_recipe, lineage, recipe_names, recipe_task
 from worldsmith.config.text_file import read_config_text
 from worldsmith.config.toml.recipe_toml import read_recipe_toml
-from worldsmith.config.tree.access import find
-from worldsmith.config.tree.draft import Draft, Loaded, Recipes, finish, recipe_task
+from worldsmith.config.tree.draft import Draft, Loaded, Recipes, finish
 from worldsmith.config.tree.reader import read_tree
 from worldsmith.config.tree.references import Kept
 from worldsmith.config.tree.suggest import did_you_mean

@@ -16,7 +16,7 @@ from worldsmith.config.declare.configurable import Config, field_hints
 from worldsmith.config.declare.value_types import is_config_class, item_hint, nested_config_classes
 from worldsmith.config.dialects import Translation
 from worldsmith.config.errors import ConfigError, Place, Problem, locate
-from worldsmith.config.toml.positions import Span
+from worldsmith.config.toml.text import Span
 from worldsmith.config.tree.paths import Path, parse_path
 from worldsmith.config.tree.reader import Reader
 from worldsmith.config.words.class_choice import class_choices

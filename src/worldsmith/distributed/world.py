@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from worldsmith.distributed.peers import PATIENCE
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from torch.distributed import ProcessGroup
 
 logger = logging.getLogger(__name__)
@@ -238,6 +239,16 @@ def stop_world() -> None:
 def local_size() -> int:
     """How many processes of the run share this machine."""
     return _environment_int("LOCAL_WORLD_SIZE", 1)
+
+
+def gather_tensors(tensor: Tensor, group: ProcessGroup) -> list[Tensor]:
+    """Gathers a tensor of the same shape and dtype from all ranks of the group, in rank order."""
+    import torch
+    import torch.distributed as dist
+
+    tensors = [torch.empty_like(tensor) for _ in range(group.size())]
+    dist.all_gather(tensors, tensor.contiguous(), group=group)
+    return tensors
 
 
 def _environment_int(name: str, default: int) -> int:

@@ -1,4 +1,7 @@
-"""Rectified flow: the network learns the velocity ε - x0 at x_t = σ·ε + (1-σ)·x0."""
+"""Rectified flow: the network learns the velocity ε - x0 at x_t = σ·ε + (1-σ)·x0, with a masked squared error.
+
+The network gets the first `condition_frames` latent frames of a sample clean: they are x0 and have no loss.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,8 @@ DEFAULT_SHIFTS: dict[str, int | float] = {"64": 1, "96": 1, "128": 2, "256": 3, 
 DYNAMIC_KEYS = {"video": "dynamic_shift_base_num_tokens_video", "image": "dynamic_shift_base_num_tokens_image"}
 
 
-class Sample(Protocol):
-    """What the objective needs to know about a training sample."""
+class FlowSample(Protocol):
+    """The attributes of a training sample that the objective uses."""
 
     position: int
     latent_shape: tuple[int, int, int]
@@ -38,7 +41,7 @@ class Sample(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class NoiseDraw:
+class SigmaDraw:
     """The noise level σ in [0, 1] of one sample and its noise, float32 of the latents' shape."""
 
     sigma: float
@@ -82,19 +85,19 @@ class RectifiedFlow(NoiseObjective):
         config.check()
         self.config = config
 
-    def draw(self, samples: Sequence[Sample], latents: Sequence[Tensor], *, seed: int) -> list[NoiseDraw]:
+    def draw(self, samples: Sequence[FlowSample], latents: Sequence[Tensor], *, seed: int) -> list[SigmaDraw]:
         """σ and noise of each sample, a pure function of (seed, sample.position); noise on the latents' device."""
         from worldsmith.objectives.noise_schedule import sample_noise
 
         return [
-            NoiseDraw(
+            SigmaDraw(
                 sigma=self.sigma(sample, seed=seed),
                 noise=sample_noise(x0.shape, seed=seed, position=sample.position).to(x0.device),
             )
             for sample, x0 in zip(samples, latents, strict=True)
         ]
 
-    def sigma(self, sample: Sample, *, seed: int) -> float:
+    def sigma(self, sample: FlowSample, *, seed: int) -> float:
         """The noise level of one sample."""
         from worldsmith.objectives.noise_schedule import sample_sigma
 
@@ -102,7 +105,7 @@ class RectifiedFlow(NoiseObjective):
         shift = self.shift_of(sample)
         return sample_sigma(distribution, shift, seed=seed, position=sample.position, within=self.within)
 
-    def shift_of(self, sample: Sample) -> float:
+    def shift_of(self, sample: FlowSample) -> float:
         """The shift of one sample, by its kind, tier and latent size. Raises ValueError for an unknown tier."""
         image = is_image(sample)
         own = image and self.config.shift_image is not None
@@ -115,12 +118,10 @@ class RectifiedFlow(NoiseObjective):
         return tier_shift(name, shift, sample.resolution)
 
     def inputs(
-        self, samples: Sequence[Sample], latents: Sequence[Tensor], draws: Sequence[NoiseDraw]
+        self, samples: Sequence[FlowSample], latents: Sequence[Tensor], draws: Sequence[SigmaDraw]
     ) -> tuple[list[Tensor], Tensor]:
         """What the network is given: x_t of each sample, [C, t, h, w], and the timesteps 1000·σ, float32 [n]."""
         import torch
-
-        from worldsmith.objectives.flow_matching import noisy_input
 
         noisy = [
             noisy_input(x0, draw.noise, draw.sigma, sample.condition_frames)
@@ -132,22 +133,22 @@ class RectifiedFlow(NoiseObjective):
     def losses(
         self,
         answers: Sequence[Tensor],
-        samples: Sequence[Sample],
+        samples: Sequence[FlowSample],
         latents: Sequence[Tensor],
-        draws: Sequence[NoiseDraw],
+        draws: Sequence[SigmaDraw],
     ) -> Tensor:
         """Each sample's loss, float32 [n], for the velocities that the network answered."""
-        from worldsmith.objectives.flow_matching import per_sample_losses, velocity_target
-
         targets = [velocity_target(x0, draw.noise) for x0, draw in zip(latents, draws, strict=True)]
         clean = [sample.condition_frames for sample in samples]
         return per_sample_losses(answers, targets, clean, normalize_by_active=self.config.normalize_loss_by_active)
 
-    def weigh(self, samples: Sequence[Sample]) -> float:
+    def weigh(self, samples: Sequence[FlowSample]) -> float:
         """What a pack weighs in its step: its samples, or 1 without `sample_level_loss_averaging`."""
         return len(samples) if self.config.sample_level_loss_averaging else 1
 
-    def add_up(self, losses: Tensor, samples: Sequence[Sample], draws: Sequence[NoiseDraw], *, tokens: int) -> LossSum:
+    def add_up(
+        self, losses: Tensor, samples: Sequence[FlowSample], draws: Sequence[SigmaDraw], *, tokens: int
+    ) -> LossSum:
         """The pack's part of the step's loss. In float64: a weight then reaches the gradient with a single rounding.
 
         The figure "loss" is the mean without the scales of the loss, and "loss_by_noise" that by tenths of σ.
@@ -167,7 +168,85 @@ class RectifiedFlow(NoiseObjective):
         )
 
 
-def is_image(sample: Sample) -> bool:
+def noisy_input(latents: Tensor, noise: Tensor, sigma: float, condition_frames: int = 0) -> Tensor:
+    """x_t in float32; the leading condition frames are exactly `latents`."""
+    import torch
+
+    clean = latents.float()
+    noisy = torch.lerp(clean, noise, sigma) if condition_frames == 0 else clean.clone()
+    if condition_frames:
+        noisy[:, condition_frames:] = torch.lerp(clean[:, condition_frames:], noise[:, condition_frames:], sigma)
+    return noisy
+
+
+def velocity_target(latents: Tensor, noise: Tensor) -> Tensor:
+    """The velocity ε - x0 in float32."""
+    return noise - latents.float()
+
+
+def per_sample_losses(
+    velocities: Sequence[Tensor],
+    targets: Sequence[Tensor],
+    condition_frames: Sequence[int],
+    *,
+    normalize_by_active: bool = False,
+) -> Tensor:
+    """Squared velocity error of each sample, float32 [n].
+
+    By default the mean over all elements, condition frames counted as zero error; with `normalize_by_active` the mean
+    over the noisy frames alone. Samples of one shape are reduced together: a pack of many small clips is cheap.
+    """
+    import torch
+
+    if not len(velocities) == len(targets) == len(condition_frames):
+        raise ValueError(
+            f"one velocity, target and condition frame count is needed for each sample, "
+            f"found {len(velocities)}, {len(targets)} and {len(condition_frames)}"
+        )
+    groups: dict[torch.Size, list[int]] = {}
+    for index, (velocity, target, clean) in enumerate(zip(velocities, targets, condition_frames)):
+        if velocity.shape != target.shape:
+            raise ValueError(
+                f"sample {index}: velocity {tuple(velocity.shape)} and target {tuple(target.shape)} differ"
+            )
+        if not 0 <= clean < target.shape[1]:
+            raise ValueError(
+                f"sample {index}: {clean} condition frames of {target.shape[1]} latent frames; "
+                f"at least one frame must be left to learn"
+            )
+        groups.setdefault(target.shape, []).append(index)
+    losses = [
+        group_losses(
+            torch.stack([velocities[i] for i in group]),
+            torch.stack([targets[i] for i in group]),
+            [condition_frames[i] for i in group],
+            normalize_by_active,
+        )
+        for group in groups.values()
+    ]
+    if len(losses) == 1:
+        return losses[0]
+    order = [index for group in groups.values() for index in group]
+    position = torch.empty(len(order), dtype=torch.long)
+    position[torch.tensor(order)] = torch.arange(len(order))
+    return torch.cat(losses)[position.to(losses[0].device)]
+
+
+def group_losses(velocity: Tensor, target: Tensor, condition_frames: list[int], normalize_by_active: bool) -> Tensor:
+    """Losses [n] of samples that share one shape, stacked to [n, C, t, h, w]."""
+    import torch
+
+    frame_errors = (velocity.float() - target.float()).square().mean(dim=(1, 3, 4))
+    if not any(condition_frames):
+        return frame_errors.mean(dim=1)
+    num_frames = target.shape[2]
+    clean = torch.tensor(condition_frames, device=target.device)
+    active = torch.arange(num_frames, device=target.device) >= clean[:, None]
+    total = torch.where(active, frame_errors, 0.0).sum(dim=1)
+    return total / ((num_frames - clean) if normalize_by_active else num_frames)
+
+
+def is_image(sample: FlowSample) -> bool:
     return sample.num_frames == 1
 
 

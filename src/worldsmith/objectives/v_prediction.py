@@ -25,14 +25,14 @@ TIMESTEP_STREAM, OFFSET_STREAM, STRATUM_STREAM = 0, 3, 4
 Beta = Annotated[float, Range(gt=0, lt=1)]
 
 
-class Sample(Protocol):
-    """What the objective needs to know about a training sample."""
+class PositionedSample(Protocol):
+    """The attributes of a training sample that the objective uses."""
 
     position: int
 
 
 @dataclass(frozen=True, slots=True)
-class NoiseDraw:
+class TimestepDraw:
     """The row of the table of one sample, 0 = the least noise, and its noise, float32 of the latents' shape."""
 
     timestep: int
@@ -90,10 +90,10 @@ class VPrediction(NoiseObjective):
             alphas = ((signal - signal[-1]) * signal[0] / (signal[0] - signal[-1])).square()
         return alphas
 
-    def draw(self, samples: Sequence[Sample], latents: Sequence[Tensor], *, seed: int) -> list[NoiseDraw]:
+    def draw(self, samples: Sequence[PositionedSample], latents: Sequence[Tensor], *, seed: int) -> list[TimestepDraw]:
         """Timestep and noise of each sample; the noise is on the latents' device."""
         return [
-            NoiseDraw(self.timestep(sample.position, seed=seed), self.noise(x0, sample.position, seed=seed))
+            TimestepDraw(self.timestep(sample.position, seed=seed), self.noise(x0, sample.position, seed=seed))
             for sample, x0 in zip(samples, latents, strict=True)
         ]
 
@@ -117,7 +117,7 @@ class VPrediction(NoiseObjective):
         return noise + self.config.offset_noise * offset
 
     def inputs(
-        self, samples: Sequence[Sample], latents: Sequence[Tensor], draws: Sequence[NoiseDraw]
+        self, samples: Sequence[PositionedSample], latents: Sequence[Tensor], draws: Sequence[TimestepDraw]
     ) -> tuple[list[Tensor], Tensor]:
         """x_t of latents of one shape, float32, and the timesteps, int64 [n]."""
         import torch
@@ -131,9 +131,9 @@ class VPrediction(NoiseObjective):
     def losses(
         self,
         answers: Sequence[Tensor],
-        samples: Sequence[Sample],
+        samples: Sequence[PositionedSample],
         latents: Sequence[Tensor],
-        draws: Sequence[NoiseDraw],
+        draws: Sequence[TimestepDraw],
     ) -> Tensor:
         """Of each sample: the mean of w·(x - x0)², or of w·|x - x0|, float32 [n]; all are of one shape.
 
@@ -152,13 +152,15 @@ class VPrediction(NoiseObjective):
         losses = error.square() if self.config.max_weight is None else weights * (spread * error).square()
         return losses.flatten(1).mean(dim=1)
 
-    def add_up(self, losses: Tensor, samples: Sequence[Sample], draws: Sequence[NoiseDraw], *, tokens: int) -> LossSum:
+    def add_up(
+        self, losses: Tensor, samples: Sequence[PositionedSample], draws: Sequence[TimestepDraw], *, tokens: int
+    ) -> LossSum:
         """The batch's part of the step's loss, with the figure "loss_by_noise" by tenths of the table."""
         exact = losses.double()
         bins = [draw.timestep * NOISE_BINS // self.config.num_timesteps for draw in draws]
         return LossSum(sum=exact.sum(), samples=len(draws), tokens=tokens, figures=by_noise(exact.detach(), bins))
 
-    def _levels(self, draws: Sequence[NoiseDraw], like: Tensor) -> tuple[Tensor, Tensor]:
+    def _levels(self, draws: Sequence[TimestepDraw], like: Tensor) -> tuple[Tensor, Tensor]:
         """√ᾱ and √(1-ᾱ) of each sample, float32 [n, 1, …]."""
         alphas = self.alphas_cumprod[[draw.timestep for draw in draws]].view(-1, *[1] * (like.ndim - 1))
         return alphas.sqrt().float().to(like.device), (1 - alphas).sqrt().float().to(like.device)

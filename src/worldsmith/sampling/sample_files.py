@@ -13,7 +13,7 @@ from worldsmith.config.declare.configurable import field_hints
 from worldsmith.config.declare.value_types import is_reference, mismatch, union_members
 from worldsmith.config.errors import ConfigError, Place, Problem, locate
 from worldsmith.config.text_file import read_config_text
-from worldsmith.config.toml.positions import Span
+from worldsmith.config.toml.text import Span
 from worldsmith.config.tree import paths
 from worldsmith.config.tree.checks import check_sections
 from worldsmith.config.tree.reader import Reader

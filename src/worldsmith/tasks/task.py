@@ -1,4 +1,4 @@
-"""`Task`: what the trainer asks of a family, beside its model."""
+"""`Task`: the methods that a model family gives the trainer, in addition to its model."""
 
 from __future__ import annotations
 
@@ -26,33 +26,35 @@ from worldsmith.objectives.objective import LossSum, Objective
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a dry run says of the data."""
+    """Data report of a dry run."""
 
     samples: int
     """In the first batch."""
     tokens: int
     """In the first batch."""
     first: str
-    """Something of the first batch that was really computed."""
+    """A value that was computed from the first batch."""
 
 
 class Task(ABC):
     """Joins the data, the model and the objective of one family into a loss.
 
-    A run has one for its training data and, if it validates, another for its validation data. It is made before the
-    weights of `model` have values (in a dry run they never get memory) and before the data are read. A batch is what
-    its loader gives, a list of samples unless a family says otherwise; the trainer does not look into it. A family
-    must give `loss`, and override what it does differently.
+    A run has one task for its training data and, if it validates, another for its validation data. A task is built
+    before the weights of `model` have values (in a dry run they never get memory) and before the data are read. A batch
+    is what the loader returns, a list of samples unless a family overrides that; the trainer does not inspect it. A
+    family must define `loss`, and override the other methods where it differs.
     """
 
     objective_class: ClassVar[type[Objective]]
-    """What `objective` must be in a run tree."""
+    """Required class of `objective` in the config of a run."""
     loader_class: ClassVar[type[PackingDataLoader]]
-    """What `dataloader_train` must be, and `dataloader_val`."""
+    """Required class of `dataloader_train` and `dataloader_val`."""
     has_encoder: ClassVar[bool] = False
-    """Whether raw samples are encoded, for `compile_encoder`, `require_cache` and `encode_ahead`."""
+    """Whether raw samples are encoded; `compile_encoder`, `require_cache` and `encode_ahead` work only then."""
     small_recipe: ClassVar[str] = ""
-    """The recipe whose limits hold for a data set without a run; "" = there is none."""
+    """Recipe whose limits apply to a data set without a run; "": none."""
+
+    # The config, the loader and one step of training
 
     def __init__(
         self,
@@ -70,15 +72,15 @@ class Task(ABC):
         self.data: Any = data
         self.world, self.run_folder, self.split = world or World(), run_folder, split
         self.quarantine: Quarantine | None = None
-        """What the loader gives its rejections to; None: to that of the run folder."""
+        """Where the loader records rejected samples; None: in the run folder."""
         self.long_work: tuple[str, float] | None = None
-        """What takes long in a batch at this moment, and the share of it that is done."""
+        """Long activity in the current batch and its completed fraction; None: there is none."""
         self.in_first_step = True
-        """Until this process has done a step: what takes long in it alone may be said."""
+        """Whether this process has not completed a step yet; slow work is logged only then."""
 
     @classmethod
     def check(cls, run: Any) -> None:
-        """Raises WrongValueError for sections of the run tree `run` that do not go together."""
+        """Raises WrongValueError if sections of `run`, a `RunConfig`, contradict each other."""
         loaders = {name: cls.loader_class for name in ("dataloader_train", "dataloader_val")}
         for section, wanted in {"objective": cls.objective_class, **loaders}.items():
             found = type(getattr(run, section))
@@ -88,183 +90,202 @@ class Task(ABC):
                 raise WrongValueError({f"{section}.type": name}, why=why)
 
     def loader(self, *, dry: bool = False) -> Any:
-        """The stream of batches of this rank. `dry`: without processes and without writing anything."""
+        """Builds the loader of this rank's batches. `dry`: without worker processes and without writing anything."""
         settings = copy.deepcopy(self.data)
         settings.num_workers = 0 if dry else settings.num_workers
         return settings.build(**self.place_in_run())
 
-    def weigh(self, batch: Any) -> float:
-        """What a batch counts in its step, known before any forward pass: its samples, its tokens, or 1."""
-        return len(batch)
-
-    @abstractmethod
-    def loss(self, batch: Any, *, seed: int) -> LossSum:
-        """The forward pass of one batch. What is random in it depends on `seed` and the samples' positions alone.
-
-        For validation it is called without gradients, with the network in eval mode.
-        """
-
-    def check_gradients(self, batches: Sequence[Any], weight: float) -> None:  # noqa: B027 (nothing by default)
-        """After the last backward pass of a step, on all ranks, before anything is updated.
-
-        Raises UserError, on all of them, for gradients that only a mistake explains. `weight`: that of the whole step.
-        """
-
-    def identify(self, batch: Any) -> Any:
-        """What ranks that share a batch must agree on, as a value whose `repr` tells."""
-        return self.name_samples(batch)
-
-    def name_samples(self, batch: Any) -> list[Any]:
-        """The samples of a batch as the data set calls them, each with its position in the stream."""
-        return [[sample.key, sample.position] for sample in batch]
-
-    def padding(self, batch: Any) -> int:
-        """Tokens of nothing that are computed beside those of the batch's samples."""
-        return 0
-
-    def count_flops(self, batch: Any) -> int | None:
-        """Operations that a forward and a backward pass need, recomputation not counted. None: not known."""
-        return None
-
-    def assumed_batch(self, *, fill: float = 1.0, encoded: bool = True) -> AssumedBatch:
-        """A batch as the loader would give it at that share of the run's own limits, made without any data.
-
-        `encoded`: what a cache keeps has been found in it. Raises UserError for a family that makes none.
-        """
-        raise UserError(f"{type(self).__name__} says of no batch what it would be like; give it its data")
-
-    def stand_in(self, sample: Any, *, encoded: bool = True) -> Any:
-        """A sample of a loader that decodes nothing, with contents of one value; encoded as in `assumed_batch`."""
-        return sample
-
-    def clips_first(self) -> None:  # noqa: B027 (nothing by default)
-        """From now on `encode_ahead` leaves captions to `read_captions`: two encoders are never held together."""
-
-    def read_captions(self) -> None:  # noqa: B027 (nothing by default)
-        """Encodes ahead the captions that `encode_ahead` left, without the encoder of clips."""
-
-    def assume_cached(self) -> None:  # noqa: B027 (nothing by default)
-        """From here on all that a cache keeps is taken to be there; no file is read, and encoders are released."""
-
-    def forget_cached(self) -> None:  # noqa: B027 (nothing by default)
-        """Takes back `assume_cached`."""
-
-    def encoder_size(self, sample: Any) -> Any:
-        """Equal for samples that are as much work to encode."""
-        return sample.position
-
-    def caption_tensors(self) -> Iterable[Any]:
-        """Those of `encoder_tensors` that read captions."""
-        return ()
-
-    def encoder_tensors(self) -> Iterable[Any]:
-        """Weights of the encoders that are loaded now."""
-        return ()
-
-    def sample_bytes(self, sample: Any) -> tuple[int, int]:
-        """Bytes of main memory that a sample takes as its loader gives it, and of disk that a cache keeps of it."""
-        return 0, 0
-
-    def preview(self, loader: Any) -> Preview:
-        """Reads a first batch of a dry loader, and computes of it what needs no weights of the network."""
-        batch = next(iter(loader))
-        return Preview(*self.size(batch), first=f"{batch[0].key} is its first")
-
-    def describe_data(self, loader: Any) -> str:
-        """What the data set holds and what is left out."""
-        return f"{len(loader.dataset)} samples in {loader.dataset.name}; {loader.quarantine.describe()}"
-
-    def data_report(self, loader: Any) -> DataReport:
-        """What is known of the data at the start, at little cost."""
-        report = start_report(loader)
-        report.flags = list(self.flags(loader.dataset))
-        return report
-
-    def size(self, batch: Any) -> tuple[int, int]:
-        """Samples and tokens of a batch."""
-        return len(batch), sum(sample.num_tokens for sample in batch)
-
-    def fills_cache(self, batch: Any) -> bool:
-        """Whether `loss` keeps something of this batch for later passes: how long it takes says nothing of theirs."""
-        return False
-
-    @contextmanager
-    def sampling(self) -> Iterator[None]:
-        """Within the block the model generates samples; components loaded only for them are freed after it."""
-        yield
-
-    def expectation(self, run: Any) -> str | None:
-        """In a line, what may be expected of the run tree `run` where that is less than the family can do."""
-        return None
-
-    def describe_weights(self, rates: Mapping[str, float]) -> Iterable[tuple[str, str]]:
-        """What a start and a dry run should say of the network's parts: a word of at most 12 letters, and a line.
-
-        `rates`: the learning rates of what is trained, by native name.
-        """
-        return ()
-
-    def remarks(self) -> Iterable[tuple[str, str]]:
-        """What a dry run should say of the model: a word of at most 12 letters, and a line."""
-        return ()
-
-    def counts(self) -> Mapping[str, int]:
-        """What is to be counted on this rank beside the loader's own counts."""
-        return {}
-
-    def traces(self, dataset: Any) -> Iterable[str]:
-        """What a sample of another data set would have in common with one of this: it tells when two overlap."""
-        return (digest(facts) for _, facts in dataset.listing())
-
-    def overlap(self, dataset: Any, other: Any) -> int:
-        """How many samples of `dataset` are also in the other one."""
-        seen = set(self.traces(other))
-        return sum(trace in seen for trace in self.traces(dataset))
-
-    @classmethod
-    def relaxed(cls, data: Any) -> Any:
-        """A loader's settings with which a check can count all that would end a run at its first sample of a kind."""
-        return data
-
-    @classmethod
-    def complete(cls, data: Any) -> Any:
-        """A loader's settings that hand out all that is to be encoded ahead, whatever a run may leave out by chance."""
-        return data
-
-    @classmethod
-    def records(cls, data: Any) -> Any:
-        """The data set of a loader's settings, where it can be made without a model; else None."""
-        return None
-
-    def flags(self, dataset: Any) -> Iterable[DataFlag]:
-        """What is to be said of the records before a sample is read."""
-        return ()
-
-    @property
-    def cell_bytes(self) -> int:
-        """Bytes that a cache keeps of a latent cell."""
-        return 0
-
-    def contents(self, dataset: Any) -> Iterable[tuple[str, Any]]:
-        """The key of each sample, and what makes two of them the same to learn from, whatever they are called."""
-        return dataset.listing()  # type: ignore[no-any-return]
-
-    def require_cache(self) -> Path:
-        """The folder in which encoded samples are kept. Raises UserError where nothing is."""
-        raise UserError(f"{type(self).__name__}: its samples are not encoded before the network, so nothing is kept")
-
-    def encode_ahead(self, sample: Any) -> bool:
-        """Encodes a sample of the loader and keeps it, as `loss` would; False: that had been done."""
-        raise NotImplementedError(f"{type(self).__name__} has no encoder")
-
-    def compile_encoder(self, tiers: Sequence[str]) -> None:
-        """Compiles what turns raw samples into the network's input, for all sizes of these tiers ahead of use."""
-        raise NotImplementedError(f"{type(self).__name__} has no encoder")
-
     def place_in_run(self) -> dict[str, Any]:
-        """What every loader is told of the run that it reads for."""
+        """Arguments of the loader's constructor that describe the run."""
         return {
             "quarantine": self.quarantine or Quarantine(self.run_folder, rank=self.world.rank, split=self.split),
             "rank": self.world.data_rank,
             "world_size": self.world.data_size,
         }
+
+    def weigh(self, batch: Any) -> float:
+        """Weight of a batch in its step, known before any forward pass: its samples, its tokens, or 1."""
+        return len(batch)
+
+    @abstractmethod
+    def loss(self, batch: Any, *, seed: int) -> LossSum:
+        """Forward pass of one batch. Its random numbers depend only on `seed` and the positions of the samples.
+
+        Validation calls it without gradients, with the network in eval mode.
+        """
+
+    def check_gradients(self, batches: Sequence[Any], weight: float) -> None:  # noqa: B027 (nothing by default)
+        """Checks the gradients after the last backward pass of a step, on all ranks, before any update.
+
+        Args:
+            batches: the batches of this rank.
+            weight: weight of the step over all ranks.
+
+        Raises:
+            UserError: on all ranks, for gradients that only a mistake explains.
+        """
+
+    def identify(self, batch: Any) -> Any:
+        """A value whose `repr` must be equal on all ranks that share the batch."""
+        return self.name_samples(batch)
+
+    def name_samples(self, batch: Any) -> list[Any]:
+        """Key and position in the stream of each sample of a batch."""
+        return [[sample.key, sample.position] for sample in batch]
+
+    def size(self, batch: Any) -> tuple[int, int]:
+        """Number of samples and of tokens of a batch."""
+        return len(batch), sum(sample.num_tokens for sample in batch)
+
+    def padding(self, batch: Any) -> int:
+        """Number of padding tokens of a batch."""
+        return 0
+
+    def count_flops(self, batch: Any) -> int | None:
+        """FLOPs of a forward and a backward pass without recomputation; None: not known."""
+        return None
+
+    def fills_cache(self, batch: Any) -> bool:
+        """Whether `loss` fills a cache with this batch, so that its time does not predict that of later epochs."""
+        return False
+
+    def counts(self) -> Mapping[str, int]:
+        """Counts of this rank in addition to those of the loader."""
+        return {}
+
+    def compile_encoder(self, tiers: Sequence[str]) -> None:
+        """Compiles the encoder of raw samples for all sizes of the resolution buckets `tiers`."""
+        raise NotImplementedError(f"{type(self).__name__} has no encoder")
+
+    @contextmanager
+    def sampling(self) -> Iterator[None]:
+        """Frees components that are loaded only for sample generation when the block ends."""
+        yield
+
+    # Reports before the first step
+
+    def preview(self, loader: Any) -> Preview:
+        """Reads the first batch of a dry loader and computes what needs no weights of the network."""
+        batch = next(iter(loader))
+        return Preview(*self.size(batch), first=f"{batch[0].key} is its first")
+
+    def describe_data(self, loader: Any) -> str:
+        """Line about the samples of the data set and the skipped ones."""
+        return f"{len(loader.dataset)} samples in {loader.dataset.name}; {loader.quarantine.describe()}"
+
+    def data_report(self, loader: Any) -> DataReport:
+        """Report on the data at the start of a run, from what is cheap to read."""
+        report = start_report(loader)
+        report.flags = list(self.flags(loader.dataset))
+        return report
+
+    def flags(self, dataset: Any) -> Iterable[DataFlag]:
+        """Warnings about the records, before a sample is read."""
+        return ()
+
+    def expectation(self, run: Any) -> str | None:
+        """Line about the results to expect of `run`, a `RunConfig`, where the family can do better; None: as usual."""
+        return None
+
+    def describe_weights(self, rates: Mapping[str, float]) -> Iterable[tuple[str, str]]:
+        """Lines about the components of the network for a start and a dry run, each with a label of up to 12 letters.
+
+        Args:
+            rates: learning rates of the trained parameters by internal parameter name.
+        """
+        return ()
+
+    def remarks(self) -> Iterable[tuple[str, str]]:
+        """Lines about the model for a dry run, each with a label of up to 12 letters."""
+        return ()
+
+    # Encoding ahead of a run (`worldsmith dataset encode`)
+
+    def require_cache(self) -> Path:
+        """Folder of the cache of encoded samples. Raises UserError if there is no cache."""
+        raise UserError(f"{type(self).__name__}: its samples are not encoded before the network, so nothing is kept")
+
+    @property
+    def cell_bytes(self) -> int:
+        """Bytes in the cache per latent position, over all channels."""
+        return 0
+
+    @classmethod
+    def complete(cls, data: Any) -> Any:
+        """Changes the config of a loader so that it returns every sample, also those that a run skips at random."""
+        return data
+
+    def clips_first(self) -> None:  # noqa: B027 (nothing by default)
+        """Makes `encode_ahead` leave captions to `read_captions`, so that only one encoder is in memory."""
+
+    def encode_ahead(self, sample: Any) -> bool:
+        """Encodes a sample into the cache, as `loss` does. False: it was in the cache already."""
+        raise NotImplementedError(f"{type(self).__name__} has no encoder")
+
+    def read_captions(self) -> None:  # noqa: B027 (nothing by default)
+        """Encodes the captions that `encode_ahead` left, without the encoder of clips."""
+
+    # Planning without data (`worldsmith plan`)
+
+    def assumed_batch(self, *, fill: float = 1.0, encoded: bool = True) -> AssumedBatch:
+        """Builds a dummy batch without any data.
+
+        Args:
+            fill: size of the batch as a fraction of the limits of the run.
+            encoded: whether the latents and embeddings come from the cache.
+
+        Raises:
+            UserError: the family does not support it.
+        """
+        raise UserError(f"{type(self).__name__} says of no batch what it would be like; give it its data")
+
+    def stand_in(self, sample: Any, *, encoded: bool = True) -> Any:
+        """Fills a sample that was read without decoding with constant contents. `encoded`: as in `assumed_batch`."""
+        return sample
+
+    def assume_cached(self) -> None:  # noqa: B027 (nothing by default)
+        """Treats every sample as cached from now on: no file is read, and the encoders are freed."""
+
+    def forget_cached(self) -> None:  # noqa: B027 (nothing by default)
+        """Reverts `assume_cached`."""
+
+    def encoder_size(self, sample: Any) -> Any:
+        """A value that is equal for samples with the same encoding cost."""
+        return sample.position
+
+    def encoder_tensors(self) -> Iterable[Any]:
+        """Weights of the encoders that are loaded."""
+        return ()
+
+    def caption_tensors(self) -> Iterable[Any]:
+        """The `encoder_tensors` of the text encoder."""
+        return ()
+
+    def sample_bytes(self, sample: Any) -> tuple[int, int]:
+        """Bytes of a sample in host RAM, as its loader returns it, and on disk, in the cache."""
+        return 0, 0
+
+    # Checks and comparisons of data sets
+
+    @classmethod
+    def records(cls, data: Any) -> Any:
+        """Builds the data set of the config of a loader if that needs no model; else None."""
+        return None
+
+    @classmethod
+    def relaxed(cls, data: Any) -> Any:
+        """Changes the config of a loader so that a check can count errors that end a run at their first sample."""
+        return data
+
+    def contents(self, dataset: Any) -> Iterable[tuple[str, Any]]:
+        """Key of each sample and its content: samples of equal content are duplicates."""
+        return dataset.listing()  # type: ignore[no-any-return]
+
+    def traces(self, dataset: Any) -> Iterable[str]:
+        """A value for each sample that is equal for the same sample in another data set, to find overlaps."""
+        return (digest(facts) for _, facts in dataset.listing())
+
+    def overlap(self, dataset: Any, other: Any) -> int:
+        """Number of samples of `dataset` that are also in `other`."""
+        seen = set(self.traces(other))
+        return sum(trace in seen for trace in self.traces(dataset))

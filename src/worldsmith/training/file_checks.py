@@ -14,24 +14,22 @@ from typing import TYPE_CHECKING
 from worldsmith.checkpoint.run.folders import candidates
 from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.checkpoint.sources.open_weights import require_weights
-from worldsmith.config.declare.configurable import walk
+from worldsmith.config.declare.configurable import find, walk
 from worldsmith.config.errors import Problem, UserError
-from worldsmith.config.tree.access import find
 from worldsmith.config.tree.paths import Path as Keys
 from worldsmith.config.tree.paths import format_path
 from worldsmith.config.tree.references import resolve
 from worldsmith.data.stream.errors import DataError
 from worldsmith.distributed.world import World
 from worldsmith.files.writable import require_writable
-from worldsmith.training.preflight import start_of
 from worldsmith.training.run_folder import run_path
 
 if TYPE_CHECKING:
-    from worldsmith.training.trainer import Trainer
+    from worldsmith.training.run_config import RunConfig
 
 
 def check_files(
-    config: Trainer.Config,
+    config: RunConfig,
     run_folder: Path | None = None,
     *,
     mistakes: Sequence[Problem] = (),
@@ -72,7 +70,7 @@ def check_files(
     return problems
 
 
-def name_variable(message: str, config: Trainer.Config, section: Keys, variables: Mapping[Keys, str]) -> str:
+def name_variable(message: str, config: RunConfig, section: Keys, variables: Mapping[Keys, str]) -> str:
     """The message about a section, with the environment variable that gave the value in the message."""
     for path, name in variables.items():
         value = find(config, path) if path[: len(section)] == section else None
@@ -81,20 +79,20 @@ def name_variable(message: str, config: Trainer.Config, section: Keys, variables
     return message
 
 
-def lacks_text(config: Trainer.Config, section: Keys, wrong: Sequence[Keys]) -> bool:
+def lacks_text(config: RunConfig, section: Keys, wrong: Sequence[Keys]) -> bool:
     """Whether a text of a section, perhaps the name of a file, is not known because of a mistake."""
     return any(path[:-1] == section and isinstance(find(config, path), (str, NoneType)) for path in wrong)
 
 
-def require_start(config: Trainer.Config) -> None:
+def require_start(config: RunConfig) -> None:
     """Raises FileNotFoundError or UserError when there are no weights where a new run looks for them; reads none."""
-    start = start_of(config)
+    start = config.initial_weights()
     if start is not None:
         require_weights(start.path, field=start.field.removeprefix("checkpoint."), family=config.model.name)
 
 
 def require_files(
-    config: Trainer.Config,
+    config: RunConfig,
     run_folder: Path,
     world: World | None = None,
     variables: Mapping[Keys, str] | None = None,

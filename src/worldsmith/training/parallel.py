@@ -1,16 +1,23 @@
-"""This process in the run, and from a model's config to the network in the form in which the run trains it."""
+"""This process in the run, and its network as the run trains it: compiled, with recomputation, and sharded."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
-from worldsmith.config.errors import WrongValueError
+from worldsmith.config.errors import UserError, WrongValueError
 from worldsmith.config.tree.degrees import Degrees, fit_degrees
 from worldsmith.distributed.world import World, start_world, world_size
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from worldsmith.config.sections import CompileConfig
     from worldsmith.models.model import Model, NetworkParts
-    from worldsmith.training.loop_config import LoopConfig
+    from worldsmith.training.run_config import LoopConfig
+
+MAX_COMPILATIONS = 32
+"""Max number of compilations of a method: by fixed length, by what needs a gradient, with and without autograd."""
 
 
 def plan_degrees(model: Model.Config, processes: int) -> Degrees:
@@ -43,7 +50,7 @@ def prepare_process(loop: LoopConfig, world: World) -> None:
 
 
 def build_model(config: Model.Config, world: World) -> Model:
-    """The model with its network cut up for `world`, on the device, without values: load or initialise them next.
+    """Builds the model with the network sharded for `world`, on the device; its weights have no values yet.
 
     Raises ValueError for degrees that do not fit, UserError for what cannot train on the device.
     """
@@ -51,15 +58,14 @@ def build_model(config: Model.Config, world: World) -> Model:
     for converter in config.converters:
         converter.check_device(world.device)
     model: Model = config.build(device="meta")  # so that no process ever holds the whole network
-    cut(model, world)
+    prepare_network(model, world)
     model.materialize(world.device)
     return model
 
 
-def cut(model: Model, world: World) -> None:
-    """Recomputes, compiles and shards the network of a model on the meta device, in place, as its config says."""
+def prepare_network(model: Model, world: World) -> None:
+    """Compiles the network, adds recomputation and shards it, in place, on the meta device, as the config says."""
     from worldsmith.distributed.activation_checkpointing import recompute_methods
-    from worldsmith.distributed.compile import compile_methods
 
     config, parts = model.config, model.parts()
     degrees = plan_degrees(config, world.size)
@@ -110,3 +116,38 @@ def is_sharded(model: Model.Config, processes: int) -> bool:
     """
     kept_apart = model.lora_enabled and model.precision != "float32"  # adapters are float32 in any case
     return processes > 1 or model.precision != model.parallelism.fsdp_master_dtype or kept_apart
+
+
+def compile_methods(modules: Iterable[nn.Module], names: Sequence[str], config: CompileConfig) -> None:
+    """Compiles these methods of each module with torch.compile, in place; parameter names stay unchanged.
+
+    Layers with the same code share one compilation.
+    """
+    if not config.enabled:
+        return
+    for module in modules:
+        for name in names:
+            setattr(module, name, compile_function(getattr(module, name), dynamic=config.compile_dynamic))
+
+
+def compile_function(function: Callable[..., Any], *, dynamic: bool) -> Callable[..., Any]:
+    """Compiles `function` as one graph. Its first call raises UserError if that fails; it never runs uncompiled."""
+    import torch
+
+    # torch's overloads forget the limit, which its signature has.
+    fast = torch.compile(function, fullgraph=True, dynamic=dynamic, recompile_limit=MAX_COMPILATIONS)  # type: ignore[call-overload]
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return fast(*args, **kwargs)
+        except RuntimeError as error:
+            if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+                raise
+            name = getattr(function, "__qualname__", repr(function))
+            remedy = "" if dynamic else "compile_dynamic = true (this fits packs of many sizes), or "
+            raise UserError(
+                f"model.config.compile: {name} could not be compiled; set {remedy}enabled = false. "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+    return run

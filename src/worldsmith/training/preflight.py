@@ -9,16 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from worldsmith.checkpoint.sources.first_weights import FirstWeights, first_weights
-from worldsmith.config.errors import UserError, wrong
-from worldsmith.config.tree.contradictions import TRIAL_STEPS
+from worldsmith.config.errors import UserError
+from worldsmith.config.tree.checks import TRIAL_STEPS
 from worldsmith.distributed.memory import free_memory
 from worldsmith.distributed.world import World, local_size
 from worldsmith.models.weights.table import table_of
 from worldsmith.monitor.short_text import format_bytes
-from worldsmith.tasks.registry import task_of
-from worldsmith.training.callbacks.metrics import Metrics
-from worldsmith.training.gradients.loss_scale import LossScaler
 from worldsmith.training.parallel import plan_degrees
 from worldsmith.training.state_bytes import StateBytes, checkpoint_bytes, state_bytes
 
@@ -28,73 +24,10 @@ if TYPE_CHECKING:
 
     from worldsmith.models.model import Model
     from worldsmith.training.optimizer import AdamW
-    from worldsmith.training.trainer import Trainer
+    from worldsmith.training.run_config import RunConfig
 
 
-def check_tree(config: Trainer.Config) -> None:
-    """Raises WrongValueError for settings that exist but do not work, with the value that does."""
-    model = config.model.config
-    if config.job.task != model.task:
-        why = f"models of the family '{model.family}' are trained for another"
-        raise wrong(config, "job.task", why=why, remedy=f'use "{model.task}"')
-    writers = [found for found in config.trainer.callbacks.values() if isinstance(found, Metrics.Config)]
-    if config.job.wandb_mode != "disabled" and not writers:
-        why = "no callback of the run writes figures"
-        raise wrong(config, "job.wandb_mode", why=why, remedy='add the callback metrics, or use "disabled"')
-    if config.checkpoint.init != "scratch" and start_of(config) is None:
-        raise wrong(
-            config,
-            *("checkpoint.load_path", "checkpoint.init"),
-            why="there are no weights to start from",
-            remedy='set checkpoint.load_path, or checkpoint.init = "scratch" to train from random weights',
-        )
-    for level in ("project", "group"):
-        if not getattr(config.job, level):
-            why = "it is a level of the run folder, <output root>/<project>/<group>/<name>"
-            raise wrong(config, f"job.{level}", why=why, remedy="write a name")
-    if config.trainer.run_validation and config.dataloader_val is None:
-        raise wrong(
-            config,
-            *("trainer.run_validation", "dataloader_val"),
-            why="there is no data to validate on",
-            remedy="give dataloader_val a loader, or use run_validation = false",
-        )
-    if model.precision != "float16" and config.trainer.loss_scale != LossScaler.Config():
-        raise wrong(
-            config,
-            *("trainer.loss_scale", "model.config.precision"),
-            why="the loss has a scale in float16 alone",
-            remedy='leave loss_scale as it is, or use precision = "float16"',
-        )
-    check_best(config)
-    model.check_trained(config.optimizer.keys_to_select)
-    task_of(model.family).check(config)
-    for converter in model.converters:
-        converter.check_run(config)
-    for callback in config.trainer.callbacks.values():
-        callback.check_run(config)
-
-
-def check_best(config: Trainer.Config) -> None:
-    """Raises WrongValueError for a best checkpoint, or an early stop, that nothing would be measured for."""
-    metric, patience = config.checkpoint.keep_best, config.trainer.early_stop_patience
-    if metric is not None and not config.trainer.run_validation:
-        both = "checkpoint.keep_best", "trainer.run_validation"
-        raise wrong(config, *both, why="nothing is validated", remedy="set run_validation = true, or keep_best = null")
-    if metric is not None and metric.startswith("val_ema/") and not config.model.config.ema.enabled:
-        both = "checkpoint.keep_best", "model.config.ema.enabled"
-        raise wrong(config, *both, why="there are no averaged weights", remedy='use "val/loss"')
-    if patience is not None and metric is None:
-        both = "trainer.early_stop_patience", "checkpoint.keep_best"
-        raise wrong(config, *both, why="nothing says what is better", remedy='set keep_best = "val/loss"')
-
-
-def start_of(config: Trainer.Config) -> FirstWeights | None:
-    """The weights that a new run starts from; None: random ones."""
-    return first_weights(config.checkpoint.load_path, config.checkpoint.init, config.model.config)
-
-
-def schedule_remarks(config: Trainer.Config) -> list[str]:
+def schedule_remarks(config: RunConfig) -> list[str]:
     """What a reader of the config might not expect of the learning rate, beside what loading the config says."""
     from worldsmith.training.scheduler import multiplier
 
@@ -110,7 +43,7 @@ def schedule_remarks(config: Trainer.Config) -> list[str]:
     return [*remarks, *rate_remarks(config)]
 
 
-def rate_remarks(config: Trainer.Config) -> Iterator[str]:
+def rate_remarks(config: RunConfig) -> Iterator[str]:
     """Where the learning rate, or the adapters' scale, is far from what is usual for trained weights of the family."""
     model, rate = config.model.config, config.optimizer.lr
     if model.lora_enabled and 2 * model.lora_alpha < model.lora_rank:
@@ -119,17 +52,17 @@ def rate_remarks(config: Trainer.Config) -> Iterator[str]:
             "unless the learning rate is high; 1/2 to 2 is usual"
         )
     least, most = model.usual_rates.get(model.lora_enabled, (0.0, math.inf))
-    if not least <= rate <= most and start_of(config) is not None:
+    if not least <= rate <= most and config.initial_weights() is not None:
         kind = "with adapters" if model.lora_enabled else "without adapters"
         yield f"optimizer.lr = {rate:g}; {least:g} to {most:g} is usual for '{model.family}' {kind}"
 
 
-def checkpoint_size(config: Trainer.Config, model: Model, processes: int) -> int:
+def checkpoint_size(config: RunConfig, model: Model, processes: int) -> int:
     """About what one checkpoint takes on disk. What is trained must have been chosen."""
     return checkpoint_bytes(table_of(model), config, plan_degrees(model.config, processes)).files
 
 
-def kept_checkpoints(config: Trainer.Config) -> int:
+def kept_checkpoints(config: RunConfig) -> int:
     """The most checkpoints of the run that are on the disk at once, the one that is being written included."""
     saves = -(-config.trainer.max_iter // config.checkpoint.save_iter)
     keep, every, best = config.checkpoint.keep_latest_k, config.checkpoint.keep_every, config.checkpoint.keep_best
@@ -140,7 +73,7 @@ def kept_checkpoints(config: Trainer.Config) -> int:
     return min(saves, keep + 1 + (best is not None) + (config.trainer.max_iter // every if every else 0))
 
 
-def build_optimizer(config: Trainer.Config, network: nn.Module) -> Optimizer:
+def build_optimizer(config: RunConfig, network: nn.Module) -> Optimizer:
     """Freezes what the run does not train."""
     settings = copy.deepcopy(config.optimizer)
     settings.fused = False  # there is no fused kernel for a network without memory
@@ -170,7 +103,7 @@ def lack_of_memory(states: StateBytes, world: World, processes: int) -> str | No
     )
 
 
-def require_memory(config: Trainer.Config, world: World) -> None:
+def require_memory(config: RunConfig, world: World) -> None:
     """Raises UserError, on all ranks, when what a process is about to allocate is more than what is free.
 
     Before anything has memory: a machine that runs out of it ends processes without a word.
@@ -184,7 +117,7 @@ def require_memory(config: Trainer.Config, world: World) -> None:
         raise UserError(f"the run does not fit into memory: {lack}")
 
 
-def check_space(config: Trainer.Config, model: Model, processes: int, folder: Path) -> list[str]:
+def check_space(config: RunConfig, model: Model, processes: int, folder: Path) -> list[str]:
     """Remarks on whether the run's checkpoints fit on the disk of `folder`. Raises UserError when not even one does."""
     needed, kept = checkpoint_size(config, model, processes), kept_checkpoints(config)
     free = shutil.disk_usage(folder).free

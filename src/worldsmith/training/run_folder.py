@@ -1,69 +1,54 @@
-"""Where a run lives and what it says about itself: `<output root>/<project>/<group>/<name>/`."""
+"""The run folder, `<output root>/<project>/<group>/<name>/`: its path, its records and its lock."""
 
 from __future__ import annotations
 
+import contextlib
+import datetime
+import fcntl
 import itertools
 import json
-import logging
 import os
+import secrets
+import shutil
+import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.checkpoint.sources.stored_config import with_classes_of, written_here
-from worldsmith.config.errors import ConfigError, UserError
-from worldsmith.config.text_file import read_config_text
+from worldsmith.checkpoint.dcp.parts import whole_checkpoint
+from worldsmith.checkpoint.run.folders import POINTER, checkpoint_folders
+from worldsmith.checkpoint.run.frozen_weights import LOAD_REPORT
+from worldsmith.checkpoint.run.save_error import SaveError
+from worldsmith.config.errors import UserError
 from worldsmith.config.tree.paths import Path as Keys
 from worldsmith.config.tree.plain import to_dict, to_yaml
-from worldsmith.config.tree.reader import from_dict, from_yaml
-from worldsmith.config.yaml.text import read_yaml
+from worldsmith.distributed.world import World
 from worldsmith.files.atomic import write_text
+from worldsmith.files.fingerprint import LINEAGE
+from worldsmith.files.json_file import read_json_object
+from worldsmith.files.locks import LOCK_FILE, holder, try_lock
+from worldsmith.files.writable import require_writable
+from worldsmith.monitor.lineage import Input, read_lineage, write_lineage
+from worldsmith.monitor.redaction import redact_setting
 
 if TYPE_CHECKING:
     from worldsmith.config.sections import JobConfig
     from worldsmith.data.stream.loader import PackingDataLoader
-    from worldsmith.distributed.world import World
     from worldsmith.tasks.task import Task
-    from worldsmith.training.trainer import Trainer
+    from worldsmith.training.run_config import RunConfig
 
 ROOT_VARIABLES = ("WORLDSMITH_OUTPUT_ROOT", "IMAGINAIRE_OUTPUT_ROOT")
 DEFAULT_ROOT = "outputs/train"
 START_VARIABLE = "WORLDSMITH_RUN_NAME"
 """Name of a run without one, from `worldsmith launch`: its restarts resume the run that it started."""
 
-logger = logging.getLogger(__name__)
-
-FREE_TO_CHANGE = (
-    "job.folder",
-    "job.resume_newest",
-    "trainer.max_iter",
-    "trainer.logging_iter",
-    "trainer.run_validation",
-    "trainer.validation_iter",
-    "trainer.max_val_iter",
-    "trainer.run_validation_on_start",
-    "trainer.early_stop_patience",
-    "trainer.max_consecutive_skipped",
-    *(
-        f"trainer.callbacks.{name}"
-        for name in (
-            *("iter_speed", "heart_beat", "first_step_watchdog", "param_count", "DeviceMonitor", "norm_monitor"),
-            *("bad_batches", "manual_gc", "profiler", "metrics", "plan", "run_page", "EveryNDrawSample"),
-        )
-    ),
-    "checkpoint",
-    "job.wandb_mode",
-    "dataloader_val",
-    "dataloader_train.num_workers",
-    "dataloader_train.prefetch_factor",
-    "dataloader_train.latent_cache",
-)
-"""Settings that a resumed run may change without being asked: they change no number of the training."""
-ABSENT = "(absent)"
-ADAPTERS = "model.config.lora_enabled"
+LOCK_READS = 5
+"""Max number of reads of the lock file of rank 0: a network file system may show it late."""
+LOCK_READ_PAUSE = 1.0
+"""Seconds between two reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +58,7 @@ class Launch:
     config_path: str | None = None
     overrides: Sequence[str] = ()
     origins: Mapping[str, Mapping[str, Any]] | None = None
-    """Who wrote each value of the config, as `worldsmith.config.write.origins` has it; None: not known."""
+    """Who wrote each value of the config, as `worldsmith.config.write.annotate` has it; None: not known."""
     variables: Mapping[Keys, str] | None = None
     """Names of the environment variables that gave values of the config; None: not known."""
 
@@ -122,18 +107,16 @@ def new_run_note(job: JobConfig, folder: Path) -> str | None:
 
 def start_time() -> str:
     """The present time as part of a folder's name."""
-    return datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    return datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
 
 
 def newest_run(group: Path) -> Path | None:
     """The run below `group` whose last checkpoint is the newest; None if no run has one."""
-    from worldsmith.checkpoint.run.folders import POINTER
-
     pointers = list(group.glob(f"*/checkpoints/{POINTER}"))
     return max(pointers, key=lambda file: file.stat().st_mtime_ns).parents[1] if pointers else None
 
 
-def write_records(folder: Path, config: Trainer.Config, launch: Launch, *, world_size: int) -> None:
+def write_records(folder: Path, config: RunConfig, launch: Launch, *, world_size: int) -> None:
     """Writes config.yaml (and custom.yaml), config_origins.json, launch_info.yaml and job_env.yaml."""
     from worldsmith.config.yaml.text import dump_yaml
     from worldsmith.monitor.run_record import write_origins, write_run_record
@@ -153,12 +136,9 @@ def write_records(folder: Path, config: Trainer.Config, launch: Launch, *, world
     )
 
 
-def write_data_records(
-    folder: Path, config: Trainer.Config, data: Mapping[str, tuple[Task, PackingDataLoader]]
-) -> None:
+def write_data_records(folder: Path, config: RunConfig, data: Mapping[str, tuple[Task, PackingDataLoader]]) -> None:
     """Writes what the data are: their samples, data_report.json, and lineage.json. `data`: by "train" and "val"."""
     from worldsmith.data.stream import dataset_record
-    from worldsmith.training.records.lineage import write_run_lineage
 
     names = {"train": dataset_record.FILE, "val": dataset_record.VALIDATION}
     for split, (_, loader) in data.items():
@@ -185,97 +165,148 @@ def write_on_main(world: World, folder: Path, write: Callable[[], object]) -> No
         raise UserError(problem)
 
 
-def require_same_run(folder: Path, config: Trainer.Config, *, resume_changed: bool) -> list[str]:
-    """Compares the config of a run that goes on with the one that it was started with; returns the differences.
-
-    Raises UserError, with the differences, when one matters and `resume_changed` is not set.
-    """
-    changes = changed_settings(folder, config)
-    if changes and not resume_changed:
-        raise UserError(
-            f"the run in {folder} was started with other settings:\n{indented(changes)}\n"
-            "Give the run another job.name, put the settings back, or add --resume-changed to go on with the new ones."
-        )
-    return changes
-
-
-def completion(folder: Path, config: Trainer.Config) -> str | None:
-    """What to say of a run that has done all its steps, without building anything; None when there is more to do.
-
-    Raises UserError when the config, or the data set, is not that of the run: there is no step left that it could
-    change.
-    """
-    from worldsmith.checkpoint.run.folders import folder_iteration, read_pointer
-    from worldsmith.files.manifest import find_damage
-
-    newest, problem = read_pointer(folder / "checkpoints")
-    if newest is None or problem or folder_iteration(newest) < config.trainer.max_iter or find_damage(newest):
-        return None
-    done = folder_iteration(newest)
-    config.job.name = config.job.name or folder.name
-    changes = changed_settings(folder, config) or changed_data(folder, config)
-    if changes:
-        raise UserError(
-            f"the run in {folder} is complete ({done} steps) and was trained with other settings or data:\n"
-            f"{indented(changes)}\nPut them back, give the run another job.name, or raise trainer.max_iter and add "
-            "--resume-changed to go on with the new ones."
-        )
-    return f"the run in {folder} is complete: {done} of {config.trainer.max_iter} steps are done"
-
-
-def changed_settings(folder: Path, config: Trainer.Config) -> list[str]:
-    """What in the config differs from the run's, and matters. Raises UserError when the run's cannot be read."""
-    path = folder / "config.yaml"
-    if not path.exists():
-        raise UserError(f"{folder} has checkpoints but no config.yaml, so the run cannot be continued safely")
-    text, after = read_config_text(path), to_dict(config)
-    try:
-        before = from_yaml(text, type(config), file=str(path))
-    except ConfigError:  # another version's: its classes may have moved, or were not written where there was one only
-        with written_here(path):
-            before = from_dict(with_classes_of(read_yaml(text, str(path)).data, after), type(config))
-    return differences(flatten(to_dict(before)), flatten(after))
-
-
-def changed_data(folder: Path, config: Trainer.Config) -> list[str]:
-    """Which samples of the data set are not those that the run was trained on; none where it is gone, which is said."""
-    from worldsmith.data.stream.dataset_record import FILE, changed_samples
-    from worldsmith.data.stream.errors import DataError
-
-    data: Any = config.dataloader_train
-    try:
-        dataset = data.dataset.build()
-    except (DataError, OSError) as error:
-        logger.warning("the data cannot be compared with those of the run: %s", error)
-        return []
-    return changed_samples(folder / FILE, dataset)
-
-
-def indented(lines: Sequence[str]) -> str:
-    return "\n".join(f"  {line}" for line in lines)
-
-
-def differences(before: dict[str, object], after: dict[str, object]) -> list[str]:
-    """`path: old -> new` for every value that differs and matters."""
-    paths = [path for path in [*before, *(p for p in after if p not in before)] if not is_free(path)]
-    if not before.get(ADAPTERS) and not after.get(ADAPTERS):  # their settings have no effect
-        paths = [path for path in paths if not path.startswith(ADAPTERS.removesuffix("enabled"))]
-    return [
-        f"{path}: {before.get(path, ABSENT)!r} -> {after.get(path, ABSENT)!r}"
-        for path in paths
-        if before.get(path, ABSENT) != after.get(path, ABSENT)
+def write_run_lineage(folder: Path, config: RunConfig, loaders: Mapping[str, PackingDataLoader]) -> None:
+    """Writes `lineage.json`: the weights and the data of a run. A resumed run keeps its entry of initial weights."""
+    inputs = [
+        *initial_weight_inputs(folder, config),
+        *(i for split, loader in loaders.items() for i in dataset_inputs(split, loader.dataset)),
     ]
+    write_lineage(folder, action="train", settings=redact_settings(to_dict(config)), inputs=inputs)
 
 
-def is_free(path: str) -> bool:
-    return any(path == free or path.startswith(f"{free}.") for free in FREE_TO_CHANGE)
+def initial_weight_inputs(folder: Path, config: RunConfig) -> list[Input | dict[str, Any]]:
+    """The weights that the first start of the run has read; empty for random weights."""
+    if (folder / LINEAGE).is_file() and checkpoint_folders(folder / "checkpoints"):
+        return [entry for entry in read_lineage(folder).inputs if entry["role"] == "base"]
+    if config.initial_weights() is None:
+        return []
+    return [Input("base", whole_checkpoint(Path(str(read_json_object(folder / LOAD_REPORT)["folder"]))))]
 
 
-def flatten(node: object, prefix: str = "") -> dict[str, object]:
-    """Nested dicts as one level of dotted paths; lists count as values."""
-    if not isinstance(node, dict):
-        return {prefix: node}
-    flat: dict[str, object] = {}
-    for key, value in node.items():
-        flat.update(flatten(value, f"{prefix}.{key}" if prefix else str(key)))
-    return flat
+def dataset_inputs(split: str, dataset: Any) -> Iterator[Input]:
+    """The files of a data set, one entry for each member of a mixture."""
+    for member in getattr(dataset, "members", {"": dataset}).values():
+        yield Input("dataset", member.name, {"split": split, "records": member.num_records, "samples": len(member)})
+
+
+def redact_settings(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Copies the settings without passwords and tokens, as `config_origins.json` shows them."""
+    plain: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            plain[name] = redact_settings(value, f"{path}{name}.")
+        else:
+            plain[name] = redact_setting(f"{path}{name}", value) if isinstance(value, str) else value
+    return plain
+
+
+class RunLock:
+    """Creates the run folder and locks it until `release` or the end of rank 0. All ranks build it together.
+
+    The lock is a POSIX record lock: it works over NFS, is not inherited by forked processes, and ends with its process.
+
+    Raises:
+        UserError: on all ranks, if another run has locked the folder, if it cannot be written, or if a rank does not
+            see the folder of rank 0.
+    """
+
+    def __init__(self, folder: Path, world: World) -> None:
+        self.folder, self.world = folder, world
+        self._handle: int | None = None
+        self._made: list[Path] = []
+        problem, token = None, secrets.token_hex(8)
+        if world.is_main:
+            try:
+                require_writable(folder, what="the run folder ")
+                made = [place for place in (folder, *folder.absolute().parents) if not place.exists()]
+                self._handle = lock_folder(folder, token)
+                self._made = made  # and not by another start, which has the folder then
+            except UserError as error:
+                problem = str(error)
+        problem, token, host = world.broadcast((problem, token, socket.gethostname()))
+        if problem is None and not world.is_main:
+            problem = find_lock_problem(folder, token, rank=world.rank, host=host)
+        problems = [found for found in world.gather(problem) if found is not None]
+        if problems:
+            self.withdraw()
+            raise UserError(problems[0])
+
+    def release(self) -> None:
+        """Unlocks the folder."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+    def require_held(self) -> None:
+        """Raises SaveError, on all ranks, if the folder was moved, removed or replaced: another run may use it."""
+        lost = self.world.broadcast(self._lost() if self.world.is_main else None)
+        if lost is not None:
+            raise SaveError(
+                f"the run folder {self.folder} {lost} while the run used it: nothing more is written. What it held is "
+                "wherever it was moved; put it back and start again to go on from its last checkpoint"
+            )
+
+    def _lost(self) -> str | None:
+        """What has happened to the folder, for an error message; None while it is locked."""
+        if self._handle is None:
+            return None
+        try:
+            same = os.path.samestat(os.fstat(self._handle), os.stat(self.folder / LOCK_FILE))
+        except OSError:
+            return "has lost its lock file" if self.folder.is_dir() else "was moved or removed"
+        return None if same else "was replaced, or its lock file was,"
+
+    def withdraw(self) -> None:
+        """Unlocks the folder and removes it, with the folders above, if the lock has created them."""
+        is_own = self._handle is not None and self._lost() is None
+        for place in self._made[:1] if is_own else ():
+            shutil.rmtree(place, ignore_errors=True)
+        self.release()
+        for place in self._made[1:] if is_own else ():
+            with contextlib.suppress(OSError):  # somebody else has put something there
+                place.rmdir()
+
+
+def lock_folder(folder: Path, token: str) -> int:
+    """Locks the folder and returns the open lock file. Raises UserError if another process has locked it."""
+    path = folder / LOCK_FILE
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}") from None
+    if not try_lock(handle, fcntl.LOCK_EX, path):
+        os.close(handle)
+        raise UserError(
+            f"the run folder {folder} is in use: {holder(path)}. Wait for its end, stop it "
+            f"(`touch {folder}/STOP`), or give this run another job.name"
+        )
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    about = {"host": socket.gethostname(), "pid": os.getpid(), "started_at": now, "token": token}
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, (json.dumps(about) + "\n").encode(), 0)
+    os.fsync(handle)
+    return handle
+
+
+def find_lock_problem(folder: Path, token: str, *, rank: int, host: str) -> str | None:
+    """Reason why this rank cannot use the folder that rank 0, on `host`, has locked with `token`; None: it can."""
+    for attempt in range(LOCK_READS):
+        time.sleep(LOCK_READ_PAUSE if attempt else 0.0)
+        try:
+            found = json.loads((folder / LOCK_FILE).read_text(encoding="utf-8"))["token"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if found == token:
+            break
+    else:
+        return (
+            f"process {rank} on {socket.gethostname()} does not see what process 0 on {host} writes to the run folder "
+            f"{folder.absolute()}: it must be on storage that all nodes share. Set WORLDSMITH_OUTPUT_ROOT to such a "
+            "place, the same on all nodes"
+        )
+    try:
+        require_writable(folder, what="the run folder ")
+    except UserError as error:
+        return f"process {rank} on {socket.gethostname()}: {error}"
+    return None

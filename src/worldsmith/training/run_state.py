@@ -24,29 +24,28 @@ from worldsmith.data.stream import dataset_record
 from worldsmith.files.atomic import write_text
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.weight_sum import WeightSum
-from worldsmith.training.gradients.grad_clip import StepGuard
-from worldsmith.training.preflight import start_of
-from worldsmith.training.progress.best import BestSoFar
 from worldsmith.training.run_folder import write_on_main
 from worldsmith.training.scheduler import multiplier
 from worldsmith.training.start_checks import (
-    bare,
-    require_fit,
     require_same_data,
+    require_same_shapes,
     require_training_state,
+    strip_weight_prefix,
     wanted_moments,
 )
+from worldsmith.training.step import StepGuard
+from worldsmith.training.validation import BestSoFar
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from worldsmith.models.ema import PowerEMA
     from worldsmith.models.model import Model
-    from worldsmith.training.gradients.loss_scale import LossScaler
+    from worldsmith.training.loss_scale import LossScaler
     from worldsmith.training.optimizer import AdamW
+    from worldsmith.training.run_config import RunConfig
     from worldsmith.training.scheduler import LambdaSchedule
     from worldsmith.training.step import Step
-    from worldsmith.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +57,7 @@ class RunState:
     """
 
     def __init__(
-        self, config: Trainer.Config, *, model: Model, loader: Any, checkpointer: Checkpointer, run_folder: Path
+        self, config: RunConfig, *, model: Model, loader: Any, checkpointer: Checkpointer, run_folder: Path
     ) -> None:
         average: PowerEMA.Config = model.config.ema
         self.config, self.model, self.loader = config, model, loader
@@ -147,7 +146,7 @@ class RunState:
         `changes` are the settings that have changed since. Raises UserError when the network does not fit, when frozen
         weights are no longer what they were, or when the data set has changed and `resume_changed` is not set.
         """
-        require_fit(checkpoint, self.network, self.model.config.ema, changes=changes)
+        require_same_shapes(checkpoint, self.network, self.model.config.ema, changes=changes)
         model = self.weights()
         if frozen_weights.is_partial(checkpoint):
             self._start_weights()
@@ -197,12 +196,14 @@ class RunState:
         return state
 
     def _start_weights(self, *, with_state: bool = False) -> LoadReport | None:
-        """The weights that a new run starts from: those of `start_of`, and drawn from the seed what they do not give.
+        """Loads the initial weights of a new run, draws the others from the seed, and logs which were loaded.
 
-        `with_state`: the training state is to come from there, too; before anything is read it must be there. Says what
-        was loaded and what was not. An average that is not loaded starts as a copy.
+        EMA weights that are not loaded start as a copy.
+
+        Args:
+            with_state: also require the training state next to the weights, before any weight is read.
         """
-        settings, seed, start = self.config.checkpoint, self.config.trainer.seed, start_of(self.config)
+        settings, seed, start = self.config.checkpoint, self.config.trainer.seed, self.config.initial_weights()
         report = None
         if start is None:
             self.model.draw_weights(seed)
@@ -212,7 +213,7 @@ class RunState:
                 if with_state:
                     require_training_state(report, self.config)
                 if report.left:
-                    self.model.draw_weights(seed, {bare(name) for name in report.left})
+                    self.model.draw_weights(seed, {strip_weight_prefix(name) for name in report.left})
 
             report = load_weights(
                 start.path,
@@ -310,7 +311,7 @@ class RunState:
     def _trained_part(self, model: dict[str, Tensor]) -> dict[str, Tensor]:
         """The weights that training changes, and their average."""
         parameters = native_parameters(self.network)
-        return {name: tensor for name, tensor in model.items() if parameters[bare(name)].requires_grad}
+        return {name: tensor for name, tensor in model.items() if parameters[strip_weight_prefix(name)].requires_grad}
 
     def _frozen(self) -> dict[str, Tensor | WeightSum]:
         """The live weights that training does not change, by native name; of those in another form what they were."""
@@ -325,7 +326,7 @@ class RunState:
         return self._frozen_record
 
     def _source(self) -> str:
-        start = start_of(self.config)
+        start = self.config.initial_weights()
         if start is None:
             return f"random weights from trainer.seed = {self.config.trainer.seed}"
         return f"{start.field} = {start.path}"

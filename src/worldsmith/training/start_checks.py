@@ -1,6 +1,6 @@
-"""What the start of a run compares before it reads a tensor: with its other processes, and with what was saved.
+"""Comparisons at the start of a run, before a tensor is read: of all ranks, and of the run with what it has saved.
 
-A dry run compares the same.
+A dry run makes the same comparisons.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ from typing import TYPE_CHECKING, Any
 from worldsmith.checkpoint.dcp.parts import METADATA
 from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.checkpoint.sources.checkpoint_weights import AVERAGE, LIVE
+from worldsmith.checkpoint.sources.stored_config import with_classes_of, written_here
 from worldsmith.checkpoint.sources.warm_start import LoadReport, shorten_names
-from worldsmith.config.errors import UserError
-from worldsmith.config.tree.plain import to_dict
+from worldsmith.config.errors import ConfigError, UserError
+from worldsmith.config.text_file import read_config_text
+from worldsmith.config.tree.plain import flatten, to_dict
+from worldsmith.config.tree.reader import from_dict, from_yaml
+from worldsmith.config.yaml.text import read_yaml
 from worldsmith.data.stream import dataset_record
 from worldsmith.distributed.world import World
 from worldsmith.models.parameter_names import native_parameters
-from worldsmith.training.run_folder import ABSENT, flatten
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,16 +30,44 @@ if TYPE_CHECKING:
     from worldsmith.data.stream.loader import PackingDataLoader
     from worldsmith.data.stream.maker import StreamDataset
     from worldsmith.models.ema import PowerEMA
-    from worldsmith.training.trainer import Trainer
+    from worldsmith.training.run_config import RunConfig
 
 logger = logging.getLogger(__name__)
 
 SHOWN = 5
-"""Of many differences, so many are listed."""
+"""Max number of differences in a message."""
+FREE_TO_CHANGE = (
+    "job.folder",
+    "job.resume_newest",
+    "trainer.max_iter",
+    "trainer.logging_iter",
+    "trainer.run_validation",
+    "trainer.validation_iter",
+    "trainer.max_val_iter",
+    "trainer.run_validation_on_start",
+    "trainer.early_stop_patience",
+    "trainer.max_consecutive_skipped",
+    *(
+        f"trainer.callbacks.{name}"
+        for name in (
+            *("iter_speed", "heart_beat", "first_step_watchdog", "param_count", "DeviceMonitor", "norm_monitor"),
+            *("bad_batches", "manual_gc", "profiler", "metrics", "plan", "run_page", "EveryNDrawSample"),
+        )
+    ),
+    "checkpoint",
+    "job.wandb_mode",
+    "dataloader_val",
+    "dataloader_train.num_workers",
+    "dataloader_train.prefetch_factor",
+    "dataloader_train.latent_cache",
+)
+"""Settings that a resumed run may change without being asked: they change no number of the training."""
+ABSENT = "(absent)"
+ADAPTERS = "model.config.lora_enabled"
 
 
-def require_same_config(world: World, config: Trainer.Config) -> None:
-    """Raises UserError on all ranks when they were started with different settings."""
+def require_same_config(world: World, config: RunConfig) -> None:
+    """Raises UserError on all ranks if their configs differ."""
     first, *others = world.gather(flatten(to_dict(config)))
     lines = [
         f"  {path}: {first.get(path, ABSENT)!r} for process 0, {other.get(path, ABSENT)!r} for process {rank}"
@@ -45,20 +76,22 @@ def require_same_config(world: World, config: Trainer.Config) -> None:
         if first.get(path, ABSENT) != other.get(path, ABSENT)
     ]
     if lines:
-        raise UserError("\n".join(["the processes of this run have different settings:", *listed(lines)]))
+        raise UserError("\n".join(["the processes of this run have different settings:", *shorten_lines(lines)]))
 
 
 def require_same_dataset(world: World, dataset: StreamDataset) -> None:
-    """Raises UserError on all ranks when they have read different data."""
+    """Raises UserError on all ranks if their data sets differ."""
     found = world.gather((dataset.fingerprint, f"{len(dataset)} samples in {Path(dataset.name).absolute()}"))
     lines = [f"  process {rank}: {what}" for rank, (mark, what) in enumerate(found) if mark != found[0][0]]
     if lines:
         lines = [f"  process 0: {found[0][1]}", *lines]
-        raise UserError("\n".join(["the processes of this run see different data:", *listed(lines)]))
+        raise UserError("\n".join(["the processes of this run see different data:", *shorten_lines(lines)]))
 
 
-def require_fit(checkpoint: Path, network: nn.Module, average: PowerEMA.Config, *, changes: Sequence[str] = ()) -> None:
-    """Compares names and shapes of a checkpoint with those of the network that is to go on from it.
+def require_same_shapes(
+    checkpoint: Path, network: nn.Module, average: PowerEMA.Config, *, changes: Sequence[str] = ()
+) -> None:
+    """Compares names and shapes of a checkpoint with those of the network that resumes from it.
 
     Raises UserError when something is missing, has another shape, or would be dropped; `changes` are the settings that
     have changed, which explain it. An average that the run no longer keeps may be dropped, which is said.
@@ -68,12 +101,12 @@ def require_fit(checkpoint: Path, network: nn.Module, average: PowerEMA.Config, 
     wanted, stored = state_shapes(network, average), stored_shapes(checkpoint / "model")
     if is_partial(checkpoint):
         trained = {name for name, parameter in native_parameters(network).items() if parameter.requires_grad}
-        wanted = {name: shape for name, shape in wanted.items() if bare(name) in trained}
+        wanted = {name: shape for name, shape in wanted.items() if strip_weight_prefix(name) in trained}
     missing = [name for name in wanted if name not in stored]
     other = [f"{n}: {stored[n]} there, {wanted[n]} here" for n in wanted if n in stored and stored[n] != wanted[n]]
     unused = [name for name in stored if name not in wanted]
     if missing or other or any(name.startswith(LIVE) for name in unused):
-        lines = [*listed([f"  of another shape: {line}" for line in other])]
+        lines = [*shorten_lines([f"  of another shape: {line}" for line in other])]
         lines += [f"  not in the checkpoint: {shorten_names(missing)}"] if missing else []
         lines += [f"  in the checkpoint only: {shorten_names(unused)}"] if unused else []
         lines += [f"  changed since the run was started: {line}" for line in changes]
@@ -107,7 +140,7 @@ def require_same_data(
     return lines
 
 
-def require_training_state(report: LoadReport, config: Trainer.Config) -> Path:
+def require_training_state(report: LoadReport, config: RunConfig) -> Path:
     """The checkpoint whose training state a new run takes over (`checkpoint.load_training_state`).
 
     `report` is of the weights from the same place. Raises UserError when it holds nothing else, or when no step is left
@@ -128,7 +161,7 @@ def require_training_state(report: LoadReport, config: Trainer.Config) -> Path:
 
 
 def steps_done(checkpoint: Path) -> int:
-    """After how many steps a checkpoint was saved, whatever its folder is called."""
+    """Number of steps after which a checkpoint was saved, whatever the name of its folder is."""
     import torch
 
     from worldsmith.checkpoint.dcp.reader import load_part
@@ -159,9 +192,95 @@ def state_shapes(network: nn.Module, average: PowerEMA.Config) -> dict[str, list
     return shapes
 
 
-def bare(name: str) -> str:
+def require_same_run(folder: Path, config: RunConfig, *, resume_changed: bool) -> list[str]:
+    """Compares the config of a resumed run with the saved one and returns the differences that matter.
+
+    Raises UserError with the differences unless `resume_changed` is set.
+    """
+    changes = changed_settings(folder, config)
+    if changes and not resume_changed:
+        raise UserError(
+            f"the run in {folder} was started with other settings:\n{indented(changes)}\n"
+            "Give the run another job.name, put the settings back, or add --resume-changed to go on with the new ones."
+        )
+    return changes
+
+
+def completion(folder: Path, config: RunConfig) -> str | None:
+    """Message about a run whose steps are all done, without building anything; None if steps are left.
+
+    Raises UserError if the config or the data set differs from that of the run, since no step is left that it could
+    change.
+    """
+    from worldsmith.checkpoint.run.folders import folder_iteration, read_pointer
+    from worldsmith.files.manifest import find_damage
+
+    newest, problem = read_pointer(folder / "checkpoints")
+    if newest is None or problem or folder_iteration(newest) < config.trainer.max_iter or find_damage(newest):
+        return None
+    done = folder_iteration(newest)
+    config.job.name = config.job.name or folder.name
+    changes = changed_settings(folder, config) or changed_data(folder, config)
+    if changes:
+        raise UserError(
+            f"the run in {folder} is complete ({done} steps) and was trained with other settings or data:\n"
+            f"{indented(changes)}\nPut them back, give the run another job.name, or raise trainer.max_iter and add "
+            "--resume-changed to go on with the new ones."
+        )
+    return f"the run in {folder} is complete: {done} of {config.trainer.max_iter} steps are done"
+
+
+def changed_settings(folder: Path, config: RunConfig) -> list[str]:
+    """The settings that differ from the saved config of the run and matter. UserError if that cannot be read."""
+    path = folder / "config.yaml"
+    if not path.exists():
+        raise UserError(f"{folder} has checkpoints but no config.yaml, so the run cannot be continued safely")
+    text, after = read_config_text(path), to_dict(config)
+    try:
+        before = from_yaml(text, type(config), file=str(path))
+    except ConfigError:  # another version's: its classes may have moved, or were not written where there was one only
+        with written_here(path):
+            before = from_dict(with_classes_of(read_yaml(text, str(path)).data, after), type(config))
+    return changed_values(flatten(to_dict(before)), flatten(after))
+
+
+def changed_data(folder: Path, config: RunConfig) -> list[str]:
+    """The samples of the data set that have changed since the run was trained; for a missing one it only warns."""
+    from worldsmith.data.stream.dataset_record import FILE, changed_samples
+    from worldsmith.data.stream.errors import DataError
+
+    data: Any = config.dataloader_train
+    try:
+        dataset = data.dataset.build()
+    except (DataError, OSError) as error:
+        logger.warning("the data cannot be compared with those of the run: %s", error)
+        return []
+    return changed_samples(folder / FILE, dataset)
+
+
+def indented(lines: Sequence[str]) -> str:
+    return "\n".join(f"  {line}" for line in lines)
+
+
+def changed_values(before: dict[str, object], after: dict[str, object]) -> list[str]:
+    """One line `path: old -> new` for every value that differs and matters."""
+    paths = [path for path in [*before, *(p for p in after if p not in before)] if not is_free(path)]
+    if not before.get(ADAPTERS) and not after.get(ADAPTERS):  # their settings have no effect
+        paths = [path for path in paths if not path.startswith(ADAPTERS.removesuffix("enabled"))]
+    return [
+        f"{path}: {before.get(path, ABSENT)!r} -> {after.get(path, ABSENT)!r}"
+        for path in paths
+        if before.get(path, ABSENT) != after.get(path, ABSENT)
+    ]
+
+
+def is_free(path: str) -> bool:
+    return any(path == free or path.startswith(f"{free}.") for free in FREE_TO_CHANGE)
+
+
+def strip_weight_prefix(name: str) -> str:
     return name.removeprefix(LIVE).removeprefix(AVERAGE)
 
 
-def listed(lines: Sequence[str]) -> list[str]:
+def shorten_lines(lines: Sequence[str]) -> list[str]:
     return [*lines[:SHOWN], *([f"  … and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else [])]

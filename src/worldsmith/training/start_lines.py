@@ -22,7 +22,6 @@ from worldsmith.training.preflight import (
     describe_states,
     kept_checkpoints,
     lack_of_memory,
-    start_of,
 )
 from worldsmith.training.start_checks import (
     require_same_data,
@@ -40,31 +39,32 @@ if TYPE_CHECKING:
     from worldsmith.data.stream.loader import PackingDataLoader
     from worldsmith.models.model import Model
     from worldsmith.tasks.task import Preview, Task
-    from worldsmith.training.trainer import Trainer
+    from worldsmith.training.callbacks.base import TrainingRun
+    from worldsmith.training.run_config import RunConfig
     from worldsmith.training.validation import Validator
 
 
-def start_lines(trainer: Trainer, batch: Any) -> Iterator[str]:
+def start_lines(run: TrainingRun, batch: Any) -> Iterator[str]:
     """The lines of the start itself, as they become known. `batch` is the first of this rank."""
-    config, task, loader = trainer.config, trainer.task, trainer.state.loader
-    yield f"run folder   {trainer.run_folder}{describe_start(config, trainer.resumed)}"
-    for callback in trainer.callbacks.values():
-        yield from callback.start_lines(trainer)
-    yield from model_lines(config, trainer.model.network, task, trainer.state.optimizer)
-    yield from state_lines(config, trainer.model, trainer.world.size, trainer.run_folder)
+    config, task, loader = run.config, run.task, run.state.loader
+    yield f"run folder   {run.run_folder}{describe_start(config, run.resumed)}"
+    for callback in run.callbacks.values():
+        yield from callback.start_lines(run)
+    yield from model_lines(config, run.model.network, task, run.state.optimizer)
+    yield from state_lines(config, run.model, run.world.size, run.run_folder)
     yield f"data         {task.describe_data(loader)}"
-    yield from step_lines(config, loader, *task.size(batch), done=trainer.iteration, processes=trainer.world.data_size)
-    yield from validation_lines(config, trainer.validator)
+    yield from step_lines(config, loader, *task.size(batch), done=run.iteration, processes=run.world.data_size)
+    yield from validation_lines(config, run.validator)
 
 
-def describe_start(config: Trainer.Config, checkpoint: Path | None) -> str:
+def describe_start(config: RunConfig, checkpoint: Path | None) -> str:
     if checkpoint is not None:
         return f" (goes on from {checkpoint.name})"
-    start = start_of(config)
+    start = config.initial_weights()
     return f" (new, {'random weights' if start is None else start.path})"
 
 
-def model_lines(config: Trainer.Config, network: nn.Module, task: Task, optimizer: Optimizer) -> list[str]:
+def model_lines(config: RunConfig, network: nn.Module, task: Task, optimizer: Optimizer) -> list[str]:
     """Family, parameters, and what to expect of them; what is trained must have been chosen."""
     total, trained = counts(table_of(task.model))
     average = ", with a running average" if config.model.config.ema.enabled else ""
@@ -79,7 +79,7 @@ def model_lines(config: Trainer.Config, network: nn.Module, task: Task, optimize
     ]
 
 
-def state_lines(config: Trainer.Config, model: Model, processes: int, place: Path) -> Iterator[str]:
+def state_lines(config: RunConfig, model: Model, processes: int, place: Path) -> Iterator[str]:
     """What a process holds from step to step, and a checkpoint's size against the free space of `place`."""
     states = state_bytes(table_of(model), config, plan_degrees(config.model.config, processes))
     yield f"states       {describe_states(states)}, before activations"
@@ -90,9 +90,7 @@ def state_lines(config: Trainer.Config, model: Model, processes: int, place: Pat
     )
 
 
-def folder_lines(
-    config: Trainer.Config, run_folder: Path, checkpoint: Path | None, changes: Sequence[str]
-) -> Iterator[str]:
+def folder_lines(config: RunConfig, run_folder: Path, checkpoint: Path | None, changes: Sequence[str]) -> Iterator[str]:
     """The run folder, the checkpoint that the run resumes from, what has changed since, and who uses the folder."""
     yield f"run folder   {run_folder}{describe_start(config, checkpoint)}"
     yield from (f"changed      {line}" for line in changes)
@@ -104,7 +102,7 @@ def folder_lines(
         yield f"note         the run folder is in use now, and a start would be refused: {user}"
 
 
-def memory_notes(config: Trainer.Config, model: Model, processes: int) -> Iterator[str]:
+def memory_notes(config: RunConfig, model: Model, processes: int) -> Iterator[str]:
     """Reports that the states of a process do not fit into the memory of this machine."""
     states = state_bytes(table_of(model), config, plan_degrees(config.model.config, processes))
     lack = lack_of_memory(states, World(device=present_device()), min(processes, local_size()))
@@ -124,7 +122,7 @@ def decay_lines(optimizer: Optimizer) -> Iterator[str]:
         )
 
 
-def bytes_per_weight(config: Trainer.Config) -> int:
+def bytes_per_weight(config: RunConfig) -> int:
     """What a frozen weight takes between steps."""
     return 2 if config.model.config.parallelism.fsdp_master_dtype == "bfloat16" else 4
 
@@ -135,7 +133,7 @@ def base_rates(network: nn.Module, optimizer: Optimizer) -> dict[str, float]:
     return {name: rates[id(p)] for name, p in native_parameters(network).items() if id(p) in rates}
 
 
-def validation_lines(config: Trainer.Config, validator: Validator | None) -> Iterator[str]:
+def validation_lines(config: RunConfig, validator: Validator | None) -> Iterator[str]:
     """When and on what is validated; nothing for a run without validation data."""
     loop = config.trainer
     if validator is not None:
@@ -148,7 +146,7 @@ def validation_lines(config: Trainer.Config, validator: Validator | None) -> Ite
 
 
 def step_lines(
-    config: Trainer.Config, loader: PackingDataLoader, samples: int, tokens: int, *, done: int, processes: int
+    config: RunConfig, loader: PackingDataLoader, samples: int, tokens: int, *, done: int, processes: int
 ) -> list[str]:
     """What a step holds when all packs are like one of so many samples and tokens, and what the steps to come hold."""
     loop = config.trainer
@@ -164,7 +162,7 @@ def step_lines(
 
 
 def weight_lines(
-    config: Trainer.Config, network: nn.Module, optimizer: Optimizer, *, is_new: bool
+    config: RunConfig, network: nn.Module, optimizer: Optimizer, *, is_new: bool
 ) -> tuple[list[str], Path | None]:
     """What would be loaded: names and shapes are compared, no tensor is read.
 
@@ -172,7 +170,7 @@ def weight_lines(
     """
     from worldsmith.checkpoint.run.optimizer_state import empty_optimizer_state
 
-    settings, model, start = config.checkpoint, config.model.config, start_of(config)
+    settings, model, start = config.checkpoint, config.model.config, config.initial_weights()
     if start is None:
         return [], None
     report = plan_loading(
@@ -192,7 +190,7 @@ def weight_lines(
 
 
 def data_lines(
-    config: Trainer.Config,
+    config: RunConfig,
     task: Task,
     loader: PackingDataLoader,
     checkpoint: Path | None,

@@ -19,7 +19,7 @@ from worldsmith.training.parallel import is_sharded
 
 if TYPE_CHECKING:
     from worldsmith.models.model import Model
-    from worldsmith.training.trainer import Trainer
+    from worldsmith.training.run_config import RunConfig
 
 FLOAT32 = 4
 """Bytes of a number: of averages, of adapters, and of all that is reduced over processes."""
@@ -62,20 +62,20 @@ class StateBytes:
         return sum(self.parts.values())
 
 
-def state_bytes(table: Mapping[str, Weight], run: Trainer.Config, degrees: Degrees, rank: int = 0) -> StateBytes:
+def state_bytes(table: Mapping[str, Weight], run: RunConfig, degrees: Degrees, rank: int = 0) -> StateBytes:
     """Of one process; the first has the most. `table`: see `models.weights.table`."""
     model: Model.Config = run.model.config
     size = degrees.replicate * degrees.weights
     shares, place = degrees.weights, rank % degrees.weights
     moved = [weight for weight in table.values() if weight.trained and weight.reached]
-    padded = sum(share(weight, shares) * bytes_per_number(weight, model) for weight in moved)
+    padded = sum(shard_elements(weight, shares) * bytes_per_number(weight, model) for weight in moved)
     parameters = sum(
-        share(weight, shares) * bytes_per_number(weight, model) if weight.held is None else weight.held
+        shard_elements(weight, shares) * bytes_per_number(weight, model) if weight.held is None else weight.held
         for weight in table.values()
     )
     states = optimizer_states(moved, run)
     moments = sum(
-        share(weight, shares, place) * sum(state.element_bytes) + sum(state.other_bytes)
+        shard_elements(weight, shares, place) * sum(state.element_bytes) + sum(state.other_bytes)
         for weight, state in zip(moved, states, strict=True)
     )
     accumulated = 0
@@ -85,18 +85,20 @@ def state_bytes(table: Mapping[str, Weight], run: Trainer.Config, degrees: Degre
         elif not model.parallelism.reduce_every_pack:
             accumulated = FLOAT32 * sum(weight.numbers for weight in moved)
         else:
-            accumulated = FLOAT32 * sum(share(weight, shares) for weight in moved) if degrees.replicate > 1 else padded
+            accumulated = (
+                FLOAT32 * sum(shard_elements(weight, shares) for weight in moved) if degrees.replicate > 1 else padded
+            )
     averaged = [weight for weight in table.values() if is_averaged(weight, model)]
     return StateBytes(
         parameters=parameters,
         gradients=padded,
         accumulated=accumulated,
         moments=moments,
-        average=FLOAT32 * sum(share(weight, shares, place) for weight in averaged),
+        average=FLOAT32 * sum(shard_elements(weight, shares, place) for weight in averaged),
     )
 
 
-def share(weight: Weight, shares: int, place: int = 0) -> int:
+def shard_elements(weight: Weight, shares: int, place: int = 0) -> int:
     """Numbers of a weight in one of so many chunks along its first axis; the first chunk is the largest."""
     rows, *inner = weight.shape
     chunk = -(-rows // shares)
@@ -107,7 +109,7 @@ def bytes_per_number(weight: Weight, model: Model.Config) -> int:
     return FLOAT32 if weight.exact or model.parallelism.fsdp_master_dtype == "float32" else 2
 
 
-def optimizer_states(weights: Sequence[Weight], run: Trainer.Config) -> list[ParameterState]:
+def optimizer_states(weights: Sequence[Weight], run: RunConfig) -> list[ParameterState]:
     """Optimizer state of each of the trained weights."""
     sizes = [bytes_per_number(weight, run.model.config) for weight in weights]
     states = {size: parameter_state(run.optimizer, size) for size in set(sizes)}
@@ -142,7 +144,7 @@ class CheckpointBytes:
 
 
 def checkpoint_bytes(
-    table: Mapping[str, Weight], run: Trainer.Config, degrees: Degrees, *, gpus: bool = True
+    table: Mapping[str, Weight], run: RunConfig, degrees: Degrees, *, gpus: bool = True
 ) -> CheckpointBytes:
     """Of a run that has made a step. `gpus`: its processes have one each, whose random states are saved."""
     model: Model.Config = run.model.config

@@ -1,7 +1,8 @@
-"""One optimizer step: the forward and backward passes of its batches, weighted as one mean."""
+"""One optimizer step: the forward and backward passes of its batches, weighted as one mean, and when it is skipped."""
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -16,8 +17,9 @@ from worldsmith.objectives.noise_schedule import NETWORK_STREAM, random_stream
 if TYPE_CHECKING:
     from worldsmith.objectives.objective import LossSum
     from worldsmith.tasks.task import Task
-    from worldsmith.training.gradients.grad_clip import GradNorm
-    from worldsmith.training.gradients.loss_scale import LossScaler
+    from worldsmith.training.loss_scale import LossScaler
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -49,6 +51,79 @@ class Step:
     """Waiting for the loader."""
     seconds: float = 0.0
     """The whole step, waiting included."""
+
+
+@dataclass(frozen=True, slots=True)
+class GradNorm:
+    """Global L2 norm of the gradients before clipping."""
+
+    norm: float
+    finite: bool
+    """Whether the gradients can be used. Equal on all ranks, like the norm."""
+    zeroed: int = 0
+    """Number of non-finite entries that were set to zero on this rank."""
+
+
+class StepGuard:
+    """Decides for each step whether it is skipped, counts the skipped steps, and stops after too many in a row.
+
+    - If the loss is NaN or infinite, the step is skipped. So is a step whose gradients overflow float16.
+    - If the gradient norm is not finite, or no entry of the gradient is left after the non-finite ones were set to zero
+      (`GradClip.Config.force_finite`), the step is skipped.
+
+    A skipped step changes no weight, optimizer state, learning rate or EMA weight.
+
+    Attributes:
+        max_consecutive: max number of skipped steps in a row; one more raises FloatingPointError.
+    """
+
+    def __init__(self, *, max_consecutive: int = 100) -> None:
+        if max_consecutive < 0:
+            raise ValueError(f"max_consecutive must not be negative, found {max_consecutive}")
+        self.max_consecutive = max_consecutive
+        self.skipped = 0
+        self.consecutive = 0
+
+    def must_skip(self, step: int, loss: float, gradient: GradNorm, *, weight: float = 1.0, cause: str = "") -> bool:
+        """Whether the optimizer, scheduler and EMA must not step.
+
+        Args:
+            step: number of the step, from 1.
+            loss: mean loss over all ranks.
+            gradient: norm of the gradient.
+            weight: weight of the step's samples; 0 if no sample has anything to learn from, so that there is no loss.
+            cause: reason for which the step is skipped whatever its loss is.
+
+        Raises:
+            FloatingPointError: more than `max_consecutive` steps in a row are skipped.
+        """
+        if weight and math.isfinite(loss) and gradient.finite and not cause:
+            self.consecutive = 0
+            if gradient.zeroed:
+                logger.warning("step %d: %d non-finite gradient entries were set to zero", step, gradient.zeroed)
+            return False
+        self.skipped += 1
+        self.consecutive += 1
+        found = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient norm is {gradient.norm}"
+        cause = cause or found
+        if not weight:
+            cause = "there is nothing to learn in its batches"
+        elif gradient.zeroed:
+            cause += f" after {gradient.zeroed} non-finite entries were set to zero"
+        if self.consecutive > self.max_consecutive:
+            raise FloatingPointError(
+                f"step {step}: {cause}; that is {self.consecutive} unusable steps in a row, and "
+                f"{self.max_consecutive} are borne; lower optimizer.lr, look at the last samples, or train in float32"
+            )
+        logger.warning("step %d is skipped: %s (%d skipped so far)", step, cause, self.skipped)
+        return True
+
+    def state_dict(self) -> dict[str, int]:
+        return {"skipped": self.skipped, "consecutive": self.consecutive}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.skipped = int(state["skipped"])
+        self.consecutive = int(state["consecutive"])
 
 
 def read_batches(batches: Iterator[Any], index: int, grad_accum_iter: int) -> Step:

@@ -3,50 +3,42 @@
 from __future__ import annotations
 
 import contextlib
-import enum
 import logging
 import time
-from dataclasses import field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from worldsmith.checkpoint.run.checkpointer import Checkpointer, start_writer
 from worldsmith.checkpoint.run.save_error import SaveError
 from worldsmith.config import Configurable
-from worldsmith.config.sections import DataSettingConfig, JobConfig
 from worldsmith.config.tree.references import resolve
-from worldsmith.data.stream.loader import PackingDataLoader
 from worldsmith.distributed.memory import held_memory
 from worldsmith.distributed.peers import lost_partner
 from worldsmith.distributed.stop_signals import STOP_NOTICE, StopSignals
 from worldsmith.distributed.world import World
 from worldsmith.files.locks import release_leases
-from worldsmith.models.spec import ModelSpec
 from worldsmith.monitor.message_log import MessageLog
 from worldsmith.monitor.process_log import begin_log
 from worldsmith.monitor.throughput import Throughput
-from worldsmith.objectives.objective import Objective
 from worldsmith.tasks.registry import task_of
+from worldsmith.training.callbacks.base import Callback, Outcome
+from worldsmith.training.callbacks.grad_clip import clip_gradients
 from worldsmith.training.file_checks import require_files
-from worldsmith.training.gradients.grad_clip import clip_gradients
-from worldsmith.training.loop_config import LoopConfig
-from worldsmith.training.optimizer import AdamW
 from worldsmith.training.parallel import build_model, join_world, prepare_process
-from worldsmith.training.preflight import check_space, check_tree, require_memory, schedule_remarks
+from worldsmith.training.preflight import check_space, require_memory, schedule_remarks
+from worldsmith.training.run_config import RunConfig
 from worldsmith.training.run_folder import (
     Launch,
+    RunLock,
     new_run_note,
-    require_same_run,
     run_path,
     write_data_records,
     write_on_main,
     write_records,
 )
-from worldsmith.training.run_lock import RunLock
-from worldsmith.training.scheduler import AnySchedule, LambdaLinear
-from worldsmith.training.start_checks import require_same_config, require_same_dataset
+from worldsmith.training.start_checks import require_same_config, require_same_dataset, require_same_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -58,14 +50,6 @@ if TYPE_CHECKING:
     from worldsmith.training.validation import Validator
 
 logger = logging.getLogger(__name__)
-
-
-class Outcome(enum.Enum):
-    """How `Trainer.train` ended."""
-
-    FINISHED = "finished"
-    STOPPED = "stopped"
-    """A signal asked for it; the run has saved and can be resumed."""
 
 
 class Trainer(Configurable):
@@ -82,33 +66,8 @@ class Trainer(Configurable):
     FloatingPointError after too many skipped steps in a row, SaveError if the last checkpoint cannot be written.
     """
 
-    class Config(Configurable.Config):
-        job: JobConfig = field(default_factory=JobConfig)
-        """Who the run is."""
-        model: ModelSpec
-        """What is trained."""
-        objective: Objective.Config
-        """What is minimised."""
-        optimizer: AdamW.Config = field(default_factory=AdamW.Config)
-        """How weights move, and which."""
-        scheduler: AnySchedule = field(default_factory=LambdaLinear.Config)
-        """The learning rate over time."""
-        trainer: LoopConfig = field(default_factory=LoopConfig)
-        """The loop and its callbacks."""
-        checkpoint: Checkpointer.Config = field(default_factory=Checkpointer.Config)
-        """What the run starts from and what it saves."""
-        dataloader_train: PackingDataLoader.Config
-        """The training data."""
-        dataloader_val: PackingDataLoader.Config | None = None
-        """The validation data, read from their start each time. None: there are none."""
-        data_setting: DataSettingConfig = field(default_factory=DataSettingConfig)
-        """Caps of a reasoner's data path; a generator does not read them."""
-        custom: dict[str, Any] = field(default_factory=dict)
-        """The project's own data, kept with the run and read by nothing here."""
-        _root: ClassVar[bool] = True
-
-        def check(self) -> None:
-            check_tree(self)
+    class Config(RunConfig):
+        """As `RunConfig`."""
 
     def __init__(
         self,
@@ -312,13 +271,14 @@ class Trainer(Configurable):
         config, world = self.config, self.world
         self.memory_before = held_memory(world.device)
         self.model: Model = build_model(config.model.config, world)
-        self.task: Task = task_of(config.model.name)(
+        build_task = partial(
+            task_of(config.model.name),
             model=self.model,
             objective=config.objective,
-            data=config.dataloader_train,
             world=world,
             run_folder=self.run_folder,
         )
+        self.task: Task = build_task(data=config.dataloader_train)
         self.state: RunState = RunState(
             config,
             model=self.model,
@@ -329,9 +289,11 @@ class Trainer(Configurable):
         require_same_dataset(world, self.state.loader.dataset)
         self.validator: Validator | None = None
         if config.trainer.run_validation:
-            self.validator = Validator(config, model=self.model, world=world, run_folder=self.run_folder)
+            assert config.dataloader_val is not None  # else RunConfig.check refuses it
+            task = build_task(data=config.dataloader_val, split="val")
+            self.validator = Validator(task, max_packs=config.trainer.max_val_iter)
             require_same_dataset(world, self.validator.loader.dataset)
-        self.callbacks = {
+        self.callbacks: dict[str, Callback] = {
             name: callback.build(folder=self.run_folder / name) for name, callback in config.trainer.callbacks.items()
         }
 

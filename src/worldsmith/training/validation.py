@@ -1,23 +1,24 @@
-"""The loss on data that are not trained on: without gradients, on fixed noise, with the live and the averaged weights.
+"""The loss on validation data, and the best validation of a run so far.
 
-A validation reads its stream from the start each time, draws its noise from the seed of that stream, and leaves nothing
-behind: the same weights give the same figures at any time, and the training goes on as if there had been none.
+A validation computes no gradients and uses fixed noise, with the raw and the EMA weights. It reads its stream from the
+start each time, draws its noise from the seed of that stream, and changes no state of the training: the same weights
+give the same metrics at any time.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from worldsmith.checkpoint.run.rng_state import untouched_rng
+from worldsmith.config.errors import UserError
 from worldsmith.data.stream.dataset_record import VALIDATION, changed_samples
 from worldsmith.distributed.context_parallel import require_same_packs
-from worldsmith.distributed.world import World
-from worldsmith.tasks.registry import task_of
 from worldsmith.training.step import Means, means
 
 if TYPE_CHECKING:
@@ -27,17 +28,16 @@ if TYPE_CHECKING:
 
     from worldsmith.data.stream.maker import StreamDataset
     from worldsmith.models.ema import PowerEMA
-    from worldsmith.models.model import Model
     from worldsmith.objectives.objective import LossSum
-    from worldsmith.training.trainer import Trainer
+    from worldsmith.tasks.task import Task
 
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """What one validation found, over all ranks."""
+    """Result of one validation, over all ranks."""
 
     figures: dict[str, float]
-    """`val/loss` and the further figures of the task; under `val_ema/` those of the averaged weights, if there are."""
+    """`val/loss` and the other metrics of the task, and those of the EMA weights with the prefix `val_ema/`."""
     samples: int
     tokens: int
     seconds: float
@@ -48,24 +48,18 @@ class Validation:
 
 
 class Validator:
-    """Measures the network on the validation data. All ranks make it and call it together."""
+    """Measures the network on the validation data. All ranks build it and call it together."""
 
-    def __init__(
-        self, config: Trainer.Config, *, model: Model, world: World | None = None, run_folder: Path | None = None
-    ) -> None:
-        """Without `run_folder` it is for a dry run, which only looks at the data."""
-        assert config.dataloader_val is not None
-        self.most, self.seed = config.trainer.max_val_iter, config.dataloader_val.seed
-        self.model, self.world = model, world or World()
-        self.task = task_of(config.model.name)(
-            model=model,
-            objective=config.objective,
-            data=config.dataloader_val,
-            world=self.world,
-            run_folder=run_folder,
-            split="val",
-        )
-        self.loader = self.task.loader(dry=run_folder is None)
+    def __init__(self, task: Task, *, max_packs: int | None) -> None:
+        """Builds the loader of the validation data; without a run folder one for a dry run.
+
+        Args:
+            task: the task of the validation data.
+            max_packs: max number of packs on each rank; None: all samples.
+        """
+        self.task, self.max_packs = task, max_packs
+        self.network, self.world, self.seed = task.model.network, task.world, task.data.seed
+        self.loader = task.loader(dry=task.run_folder is None)
 
     def run(
         self,
@@ -74,26 +68,26 @@ class Validator:
         asked: Callable[[], bool] = bool,
         tell: Callable[[float], object] = lambda share: None,
     ) -> Validation | None:
-        """None when a rank is `asked` to stop meanwhile. `tell` is told which share is done, about."""
+        """Returns None if a rank is `asked` to stop meanwhile. `tell` receives the approximate completed fraction."""
         import torch
 
-        start, network = time.perf_counter(), self.model.network
+        start, network = time.perf_counter(), self.network
         figures: dict[str, float] = {}
         with untouched_rng(), evaluating(network), torch.no_grad():
             passes = 1 if average is None else 2
             found = self.measure(asked, lambda share: tell(share / passes))
-            figures |= under("val", found)
+            figures |= prefix_names("val", found)
             if found is not None and average is not None:
                 with average.swapped(network):
                     found = self.measure(asked, lambda share: tell((1 + share) / passes))
-                figures |= under("val_ema", found)
+                figures |= prefix_names("val_ema", found)
         self.task.in_first_step = False
         if found is None:
             return None
         return Validation(figures, found.samples, found.tokens, time.perf_counter() - start)
 
     def remarks(self, training: StreamDataset, run_folder: Path) -> Iterator[str]:
-        """What these data have in common with those of the training, and not with those validated on before."""
+        """Warnings about samples that are also trained on, and about changes of the data since the last validation."""
         both = self.task.overlap(self.loader.dataset, training)
         if both:
             yield (
@@ -107,7 +101,7 @@ class Validator:
             )
 
     def measure(self, asked: Callable[[], bool], tell: Callable[[float], object]) -> Means | None:
-        """The means over the stream with the weights as they are, weighted as those of a step."""
+        """Means over the stream with the current weights, weighted like those of a step."""
         sums, weights = [], []
         samples = 0
         for batch, is_own in self.batches(asked):
@@ -115,11 +109,11 @@ class Validator:
                 return None
             require_same_packs(self.world, [self.task.identify(batch)])
             loss = self.task.loss(batch, seed=self.seed)
-            sums.append(loss if is_own else nothing_of(loss))
+            sums.append(loss if is_own else zero_loss_like(loss))
             weights.append(float(self.task.weigh(batch)) if is_own else 0.0)
             samples += self.task.size(batch)[0] if is_own else 0
             by_samples = samples * self.world.data_size / max(1, self.loader.dataset.num_samples)
-            tell(min(1.0, max(by_samples, len(sums) / self.most if self.most else 0.0)))
+            tell(min(1.0, max(by_samples, len(sums) / self.max_packs if self.max_packs else 0.0)))
         return means(self.task, sums, weights)
 
     def batches(self, asked: Callable[[], bool]) -> Iterator[tuple[Any, bool]]:
@@ -130,7 +124,7 @@ class Validator:
         """
         batch: Any = None
         with contextlib.closing(self.loader.first_pass()) as stream:
-            own = islice(stream, self.most)
+            own = islice(stream, self.max_packs)
             while True:
                 found = next(own, None)
                 batch = batch if found is None else found
@@ -147,7 +141,7 @@ class Validator:
 
 @contextlib.contextmanager
 def evaluating(network: nn.Module) -> Iterator[None]:
-    """Within the block no part of the network drops out."""
+    """Puts the network into eval mode within the block."""
     training = [module for module in network.modules() if module.training]
     network.eval()
     try:
@@ -157,11 +151,58 @@ def evaluating(network: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def nothing_of(loss: LossSum) -> LossSum:
-    """The same figures of no samples."""
+def zero_loss_like(loss: LossSum) -> LossSum:
+    """A loss with the same metrics over no samples."""
     nothing = loss.sum.new_zeros(())
     return replace(loss, sum=nothing, samples=0, tokens=0, figures={name: (nothing, 0.0) for name in loss.figures})
 
 
-def under(prefix: str, found: Means | None) -> dict[str, float]:
+def prefix_names(prefix: str, found: Means | None) -> dict[str, float]:
     return {} if found is None else {f"{prefix}/{name}": value for name, value in found.figures.items()}
+
+
+class BestSoFar:
+    """Keeps the best value of one metric, and counts the validations since then.
+
+    Each validation counts once, so that a resumed run decides like one that never stopped. A value that is not finite
+    is never the best. `step` is 0 until there is a best one.
+    """
+
+    def __init__(self, metric: str, mode: Literal["min", "max"]) -> None:
+        self.metric, self.mode = metric, mode
+        self.forget()
+
+    def forget(self) -> None:
+        self.value, self.step = math.nan, 0
+        self.judged = 0
+        """Completed steps at the last validation that was counted."""
+        self.without = 0
+        """Number of validations since the best one."""
+
+    def judge(self, step: int, figures: Mapping[str, float]) -> bool:
+        """Whether the weights after `step` steps are the best so far; False for a validation that was counted before.
+
+        Raises UserError if the validation has no such metric.
+        """
+        if self.metric not in figures:
+            there = ", ".join(figures)
+            raise UserError(f"checkpoint.keep_best: '{self.metric}' is no figure of the validation; there are: {there}")
+        if step <= self.judged:
+            return False
+        value, self.judged = figures[self.metric], step
+        better = self.step == 0 or (value < self.value if self.mode == "min" else value > self.value)
+        if not (better and math.isfinite(value)):
+            self.without += 1
+            return False
+        self.value, self.step, self.without = value, step, 0
+        return True
+
+    def state_dict(self) -> dict[str, float]:
+        """The names contain the metric, so that a best value of another metric is not loaded."""
+        kept = {"value": self.value, "step": self.step, "judged": self.judged, "without": self.without}
+        return {f"best[{self.metric},{self.mode}].{name}": float(value) for name, value in kept.items()}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Loads the values of `state_dict`; missing names are left unchanged."""
+        value, step, judged, without = (state.get(name, now) for name, now in self.state_dict().items())
+        self.value, self.step, self.judged, self.without = value, int(step), int(judged), int(without)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout, suppress
 from dataclasses import field
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +22,9 @@ from toy_runs import make_world, toy_config
 from worldsmith.actions.action import Action, Result
 from worldsmith.actions.model_action import ModelAction
 from worldsmith.actions.registry import Command, commands, kinds_of
-from worldsmith.cli.action import OWN, run_action
+from worldsmith.cli import action
+from worldsmith.cli.action import OWN
+from worldsmith.cli.launch import launch
 from worldsmith.cli.main import main
 from worldsmith.config import Configurable, UserError, field_docs
 from worldsmith.config.declare.class_tags import trust
@@ -36,6 +39,8 @@ from worldsmith.config.words.typed_flags import flag_kind
 from worldsmith.training.trainer import Trainer
 
 trust(__name__)
+
+run_action = partial(action.run_action, start=launch)
 
 
 class Part(Configurable):

@@ -18,6 +18,7 @@ import pytest
 from worldsmith import __version__
 from worldsmith.__main__ import COLLECTED, program
 from worldsmith.cli import main as cli
+from worldsmith.cli.commands import COMMANDS
 from worldsmith.config import ConfigError, Problem, UserError
 
 RECIPE = """
@@ -138,7 +139,7 @@ def test_help_version_and_unknown_commands(capsys: pytest.CaptureFixture[str]) -
     assert "did you mean 'train'?" in capsys.readouterr().err
     assert cli.main(["--help"]) == 0
     shown = capsys.readouterr().out
-    assert all(name in shown and text in shown for name, text in cli.COMMANDS.items())
+    assert all(name in shown and text in shown for name, text in COMMANDS.items())
 
 
 @pytest.mark.parametrize(
@@ -205,7 +206,7 @@ def test_the_program_looks_for_garbage_less_often(monkeypatch: pytest.MonkeyPatc
         gc.set_threshold(*usual)
 
 
-@pytest.mark.parametrize("name", sorted({*cli.COMMANDS} - {"recipes"}))
+@pytest.mark.parametrize("name", sorted({*COMMANDS} - {"recipes"}))
 def test_a_command_without_arguments_prints_its_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([name]) == 0
     bare = capsys.readouterr()

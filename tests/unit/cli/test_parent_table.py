@@ -11,10 +11,9 @@ import pytest
 
 from worldsmith.actions.registry import kinds_of
 from worldsmith.cli import run_source, train
-from worldsmith.cli.action import load, sort
+from worldsmith.cli.action import load_settings, sort_action_words
 from worldsmith.cli.main import main
-from worldsmith.cli.parent_words import PARENT, adopt_parent, adopt_parent_run
-from worldsmith.cli.spec_words import SPEC, read_spec_words
+from worldsmith.cli.spec_and_parent import PARENT, SPEC, adopt_parent, adopt_parent_run, read_spec_words
 from worldsmith.config.errors import UserError
 from worldsmith.dialects.cosmos_rl.forms import form_of
 from worldsmith.dialects.cosmos_rl.spec_file import read_spec
@@ -54,10 +53,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def settings_of(command: str, spec: Path, *words: str) -> Any:
     """What the front door makes of a spec."""
     (kind,) = [cls for name, cls in kinds_of(command).items() if name in ("answers", "")]
-    sorted_words = sort([SPEC, str(spec), *words], [kind])
+    sorted_words = sort_action_words([SPEC, str(spec), *words], [kind])
     read_spec_words(command, sorted_words, settings="--settings")
     adopt_parent(sorted_words.own[PARENT], sorted_words, [kind], None)
-    return load(f"worldsmith {command}", kind, sorted_words, []).tree
+    return load_settings(f"worldsmith {command}", kind, sorted_words, []).tree
 
 
 @pytest.mark.parametrize("named_by", ["file", "word", "flag"])
@@ -168,7 +167,7 @@ def test_frames_that_a_template_leaves_open_are_those_of_the_parent(run: Path, t
     file.write_text(f"dataset: {{annotation_path: kpi.json}}\nresults_dir: results\n{open_keys}")
     settings = settings_of("evaluate", file, "--parent", "parent")
     assert (settings.model, settings.processor.media.fps, settings.processor.media.nframes) == (str(run), 3.0, None)
-    words = sort([SPEC, str(file), "--parent", "parent"], list(kinds_of("evaluate").values()))
+    words = sort_action_words([SPEC, str(file), "--parent", "parent"], list(kinds_of("evaluate").values()))
     read_spec_words("evaluate", words, settings="--settings")
     assert words.spec is not None
     assert words.spec.get_warnings() == []

@@ -12,9 +12,9 @@ import pytest
 from worldsmith.actions.datasets.made_clips import MakeMovingShapes
 from worldsmith.actions.registry import kinds_of
 from worldsmith.cli import run_source, train
-from worldsmith.cli.action import load, options_of, sort
+from worldsmith.cli.action import load_settings, options_of, sort_action_words
 from worldsmith.cli.main import main
-from worldsmith.cli.parent_words import adopt_parent, adopt_parent_run
+from worldsmith.cli.spec_and_parent import adopt_parent, adopt_parent_run
 from worldsmith.config.errors import UserError
 
 
@@ -29,13 +29,13 @@ def adapter(tmp_path: Path) -> Path:
 
 def test_it_fills_what_was_not_given(adapter: Path) -> None:
     (kind,) = kinds_of("export").values()
-    words = sort(["--parent", str(adapter), "--dtype", "float32"], [kind])
+    words = sort_action_words(["--parent", str(adapter), "--dtype", "float32"], [kind])
     adopt_parent(words.own["--parent"], words, [kind], None)
-    config = load("worldsmith export", kind, words, []).tree
+    config = load_settings("worldsmith export", kind, words, []).tree
     assert (config.model, config.base, config.dtype) == (str(adapter), "org/name", "float32")
-    words = sort(["--parent", str(adapter), "--base", "mine"], [kind])
+    words = sort_action_words(["--parent", str(adapter), "--base", "mine"], [kind])
     adopt_parent(words.own["--parent"], words, [kind], None)
-    assert load("worldsmith export", kind, words, []).tree.base == "mine"
+    assert load_settings("worldsmith export", kind, words, []).tree.base == "mine"
 
 
 def test_how_pictures_are_shown_goes_along_unless_it_is_said(tmp_path: Path) -> None:
@@ -50,9 +50,9 @@ def test_how_pictures_are_shown_goes_along_unless_it_is_said(tmp_path: Path) -> 
     kind = kinds_of("infer")["answers"]
 
     def processor(*more: str) -> Any:
-        words = sort(["--parent", str(run), "--prompt", "Why?", *more], [kind])
+        words = sort_action_words(["--parent", str(run), "--prompt", "Why?", *more], [kind])
         adopt_parent(words.own["--parent"], words, [kind], None)
-        return load("worldsmith infer", kind, words, []).tree.processor
+        return load_settings("worldsmith infer", kind, words, []).tree.processor
 
     media = processor().media
     assert (media.fps, media.total_pixels, processor().outer_vision_tokens) == (2.0, 4096, True)
@@ -65,14 +65,14 @@ def test_a_model_beside_it_is_refused(adapter: Path, tmp_path: Path) -> None:
     settings = tmp_path / "settings.toml"
     settings.write_text('model = "other"')
     for head, file in ((["other"], None), (["--model", "other"], None), ([], str(settings))):
-        words = sort(["--parent", str(adapter), *head], [kind])
+        words = sort_action_words(["--parent", str(adapter), *head], [kind])
         with pytest.raises(UserError, match="a model is named twice"):
             adopt_parent(words.own["--parent"], words, [kind], file)
 
 
 def test_an_action_that_reads_no_model_has_no_parent(adapter: Path) -> None:
     with pytest.raises(UserError, match="this command reads none"):
-        adopt_parent(str(adapter), sort([], [MakeMovingShapes]), [MakeMovingShapes], None)
+        adopt_parent(str(adapter), sort_action_words([], [MakeMovingShapes]), [MakeMovingShapes], None)
     assert not any("--parent" in option for option in options_of("dataset", MakeMovingShapes))
     assert any("--parent" in option for option in options_of("export", *kinds_of("export").values()))
 

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from argparse import ArgumentParser
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 
 from worldsmith.actions.registry import ACTIONS, kinds_of
 from worldsmith.cli import run_source
-from worldsmith.cli.main import main, read_command
+from worldsmith.cli.commands import read_command
+from worldsmith.cli.main import main
 from worldsmith.config.declare.configurable import field_hints
 from worldsmith.config.tree.draft import Loaded
 
@@ -25,17 +27,17 @@ FLAGS = {
 }
 
 
-def options_of(module: Any) -> dict[str, Any]:
+def options_of(add_arguments: Callable[[ArgumentParser], None]) -> dict[str, Any]:
     parser = ArgumentParser(add_help=False)
-    module.add_arguments(parser)
+    add_arguments(parser)
     return {action.dest: action for action in parser._actions}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_flags_of_a_command_are_the_fields_of_its_component(name: str) -> None:
     (kind,) = kinds_of(name).values()
-    options = options_of(read_command(name, ["moving_shapes"])[0])
-    own = [dest for dest in options if dest not in {*options_of(run_source), "settings", "json"}]
+    options = options_of(read_command(name, ["moving_shapes"])[0].add_arguments)
+    own = [dest for dest in options if dest not in {*options_of(run_source.add_source_arguments), "settings", "json"}]
     assert own == list(field_hints(kind.Config))
 
 

@@ -6,14 +6,14 @@ import shlex
 
 import pytest
 
-from worldsmith.cli.launch import count_processes, read_words
+from worldsmith.cli.launch import count_processes, read_launch_words
 from worldsmith.cli.slurm import script
 from worldsmith.config.errors import UserError
 
 
 def make_script(*words: str) -> str:
     head = ["--slurm", *words]
-    args, parser = read_words([*head, "train", "toy"])
+    args, parser = read_launch_words([*head, "train", "toy"])
     return script(args, parser, head, ["train", "toy"])
 
 
@@ -90,4 +90,4 @@ def test_values_that_cannot_work_are_refused(words: list[str], message: str) -> 
 @pytest.mark.parametrize("nnodes", ["0", "-1", "1000000", "2:1", "0:2"])
 def test_a_launch_has_at_least_one_machine(nnodes: str) -> None:
     with pytest.raises(UserError, match="--nnodes"):
-        count_processes(read_words([f"--nnodes={nnodes}", "train", "toy"])[0])
+        count_processes(read_launch_words([f"--nnodes={nnodes}", "train", "toy"])[0])

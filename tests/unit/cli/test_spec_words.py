@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from worldsmith.actions.registry import kinds_of
-from worldsmith.cli.action import SETTINGS, load, sort
+from worldsmith.cli.action import SETTINGS, load_settings, sort_action_words
 from worldsmith.cli.main import main
-from worldsmith.cli.parent_words import adopt_parent
-from worldsmith.cli.spec_words import SPEC, read_spec_words
+from worldsmith.cli.spec_and_parent import SPEC, adopt_parent, read_spec_words
 from worldsmith.config import UserError
 from worldsmith.config.errors import ConfigError
 from worldsmith.dialects.cosmos_rl.forms import MODULES, form_of
@@ -23,9 +22,9 @@ COMMANDS = ["evaluate", "quantize", "gaps", "infer"]
 def read(command: str, *words: str, tail: tuple[str, ...] = ()) -> Any:
     """The settings that a command line with a template, and words for it, leads to."""
     (kind,) = [cls for name, cls in kinds_of(command).items() if name in ("answers", "")]
-    sorted_words = sort(list(words), [kind])
+    sorted_words = sort_action_words(list(words), [kind])
     read_spec_words(command, sorted_words, settings=SETTINGS)
-    return load(f"worldsmith {command}", kind, sorted_words, list(tail))
+    return load_settings(f"worldsmith {command}", kind, sorted_words, list(tail))
 
 
 @pytest.fixture
@@ -99,7 +98,7 @@ def test_a_parent_stands_for_the_model(template: str) -> None:
     for content in (text, text.replace("\nmodel_path =", "\n#model_path =")):
         Path(template).write_text(content, encoding="utf-8")
         for words in (["--parent", "runs/a"], ["parent_job_id=runs/a"]):
-            sorted_words = sort([SPEC, template, *words], list(kinds_of("quantize").values()))
+            sorted_words = sort_action_words([SPEC, template, *words], list(kinds_of("quantize").values()))
             read_spec_words("quantize", sorted_words, settings=SETTINGS)
             assert sorted_words.own["--parent"] == "runs/a"
             assert sorted_words.spec is not None
@@ -127,10 +126,10 @@ def test_a_parent_shows_pictures_as_it_saw_them_where_the_spec_is_silent(tmp_pat
     (kind,) = kinds_of("infer").values()
 
     def settings(*more: str) -> Any:
-        words = sort([SPEC, str(spec), *more], [kind])
+        words = sort_action_words([SPEC, str(spec), *more], [kind])
         read_spec_words("infer", words, settings=SETTINGS)
         adopt_parent(words.own["--parent"], words, [kind], None)
-        return load("worldsmith infer", kind, words, []).tree
+        return load_settings("worldsmith infer", kind, words, []).tree
 
     assert settings().model == str(checkpoint)
     shown = settings().processor.media
@@ -141,7 +140,7 @@ def test_a_parent_shows_pictures_as_it_saw_them_where_the_spec_is_silent(tmp_pat
 
 @pytest.mark.parametrize("template", ["evaluate"], indirect=True)
 def test_a_model_with_an_equals_sign_in_its_path_is_no_dotted_word(template: str) -> None:
-    words = sort([SPEC, template, "runs/lr=1e-5", "~vision"], list(kinds_of("evaluate").values()))
+    words = sort_action_words([SPEC, template, "runs/lr=1e-5", "~vision"], list(kinds_of("evaluate").values()))
     read_spec_words("evaluate", words, settings=SETTINGS)
     assert words.loose == ["runs/lr=1e-5"]
 

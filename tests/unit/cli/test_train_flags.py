@@ -16,7 +16,8 @@ import pytest
 
 from worldsmith.cli import main as cli
 from worldsmith.cli import train
-from worldsmith.config.recipes.registry import recipe_names, registered
+from worldsmith.config.recipes.packages import registered
+from worldsmith.config.recipes.registry import recipe_names
 
 MY_RUNS = """
 from worldsmith.config import recipe
@@ -44,7 +45,7 @@ def quiet():
 def seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     """What `train` would plan, instead of planning it."""
     found: list[Any] = []
-    monkeypatch.setattr(train, "dryrun", lambda tree, **_: found.append(tree) or 0)
+    monkeypatch.setattr(train, "dryrun", lambda loaded, **_: found.append(loaded.tree) or 0)
     monkeypatch.setattr(train, "train", lambda tree, launch, resume_changed: found.append((tree, launch)) or 0)
     monkeypatch.setenv("DATASET_PATH", "clips")
     monkeypatch.chdir(tmp_path)

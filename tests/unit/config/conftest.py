@@ -11,7 +11,7 @@ import pytest
 
 from worldsmith.config import Config, Configurable, recipe, toml_keys, wrong
 from worldsmith.config.declare.class_tags import trust
-from worldsmith.config.recipes.registry import registered
+from worldsmith.config.recipes.packages import registered
 from worldsmith.config.sections import (
     ActivationCheckpointingConfig,
     CompileConfig,
@@ -272,7 +272,7 @@ SMALL = {name: registered().pop(name) for name in ("small", "small_vlm")}
 @pytest.fixture(autouse=True)
 def only_these_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The shipped recipes are not imported: these tests are about the config system alone."""
-    monkeypatch.setattr("worldsmith.config.recipes.registry._RECIPES", dict(SMALL))
+    monkeypatch.setattr("worldsmith.config.recipes.packages._RECIPES", dict(SMALL))
     monkeypatch.setattr(schema, "_ADDED", dict(SMALL_KEYS))
     monkeypatch.setitem(sys.modules, "worldsmith.families.recipes", types.ModuleType("worldsmith.families.recipes"))
 

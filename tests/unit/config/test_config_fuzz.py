@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worldsmith.config import ConfigError, get_recipe
+from worldsmith.config.declare.configurable import all_paths
 from worldsmith.config.load import load
-from worldsmith.config.tree.access import all_paths
 from worldsmith.config.tree.paths import format_path
 from worldsmith.config.tree.plain import to_dict, to_yaml
 from worldsmith.config.tree.reader import from_dict, from_yaml

@@ -21,8 +21,7 @@ from worldsmith.config.load import read_draft
 from worldsmith.config.tree.draft import finish
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.config.tree.reader import from_dict
-from worldsmith.config.words.flag_words import split_flags
-from worldsmith.config.words.typed_flags import read_flags
+from worldsmith.config.words.typed_flags import read_flags, split_flags
 
 POST_INITS: list[str] = []
 

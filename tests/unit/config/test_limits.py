@@ -13,7 +13,7 @@ from worldsmith.config import ConfigError
 from worldsmith.config.errors import SHOWN
 from worldsmith.config.load import load
 from worldsmith.config.text_file import MAX_VALUES
-from worldsmith.config.toml import check
+from worldsmith.config.toml import recipe_toml
 from worldsmith.config.tree import reader
 from worldsmith.config.yaml import stack
 
@@ -93,7 +93,7 @@ def test_only_so_many_mistakes_are_shown_and_looked_into(
     def counted(real: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *given, **options: calls.append(real) or real(*given, **options)
 
-    for module in (check, reader):
+    for module in (recipe_toml, reader):
         monkeypatch.setattr(module, "did_you_mean_path", counted(module.did_you_mean_path))
     monkeypatch.setattr(stack, "starts_with", counted(stack.starts_with))
     error = mistakes(tmp_path / name, MANY[name](1000))

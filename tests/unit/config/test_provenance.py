@@ -11,21 +11,19 @@ import pytest
 from recipe_environment import PLACES
 
 from worldsmith.config import recipe
-from worldsmith.config.declare.configurable import walk
+from worldsmith.config.declare.configurable import find, walk
 from worldsmith.config.load import Loaded, load, read_draft
-from worldsmith.config.recipes.registry import get_recipe, recipe_names, registered
-from worldsmith.config.tree.access import find
+from worldsmith.config.recipes.packages import registered
+from worldsmith.config.recipes.registry import get_recipe, recipe_names
 from worldsmith.config.tree.draft import finish
 from worldsmith.config.tree.paths import Path as TreePath
 from worldsmith.config.tree.paths import format_path, parse_path
 from worldsmith.config.tree.plain import to_dict, to_yaml
 from worldsmith.config.tree.provenance import DEFAULT, Origin
 from worldsmith.config.tree.reader import from_yaml
-from worldsmith.config.words.flag_words import Flag
 from worldsmith.config.words.overrides import parse_overrides
-from worldsmith.config.words.typed_flags import read_flags
-from worldsmith.config.write.annotate import leaves, show_tree
-from worldsmith.config.write.origins import describe_origins
+from worldsmith.config.words.typed_flags import TypedFlag, read_flags
+from worldsmith.config.write.annotate import describe_origins, plain_leaves, show_tree
 
 FILE = """[job]
 experiment = "small"
@@ -53,7 +51,7 @@ def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Loaded:
     path.write_text(FILE)
     words = ["trainer.max_iter=7", "model.ema.rate=0.3", "scheduler={f_min: [0.5]}", "optimizer.betas[1]=0.8"]
     draft, overrides = read_draft(str(path), parse_overrides(words, []))
-    typed = read_flags(draft.tree, [Flag("trainer.seed", ("3",))], draft.problems)
+    typed = read_flags(draft.tree, [TypedFlag("trainer.seed", ("3",))], draft.problems)
     return finish(draft, [*typed, *overrides])
 
 
@@ -101,7 +99,7 @@ def test_the_record_of_a_run_says_who_wrote_what_and_what_it_was(loaded: Loaded)
     assert found["optimizer.lr_multipliers.tail"] == {"origin": "run.toml:8", "changed": True}
     assert found["job.project"] == {"origin": "recipe small"}
     assert found["optimizer.eps"] == {"origin": "default"}
-    assert set(found) == {format_path(path) for path, _ in leaves(to_dict(loaded.tree))}
+    assert set(found) == {format_path(path) for path, _ in plain_leaves(to_dict(loaded.tree))}
 
 
 def test_a_reference_to_an_unset_variable_says_that_its_default_was_used(
@@ -119,7 +117,7 @@ def test_a_reference_to_an_unset_variable_says_that_its_default_was_used(
 
 
 def test_each_recipe_of_a_chain_owns_what_it_changed(t: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worldsmith.config.recipes.registry._RECIPES", dict(registered()))
+    monkeypatch.setattr("worldsmith.config.recipes.packages._RECIPES", dict(registered()))
 
     @recipe("smaller", starts_from="small")
     def smaller(config):  # type: ignore[no-untyped-def]

@@ -10,7 +10,7 @@ import pytest
 
 from worldsmith.config import Config
 from worldsmith.config.declare.ranges import Count, Factor, Length, Range, annotated_hints
-from worldsmith.config.declare.value_types import describe
+from worldsmith.config.declare.value_types import describe_hint
 from worldsmith.config.write.json_schema import value_schema
 
 
@@ -81,7 +81,7 @@ def test_the_sections_own_check_still_runs() -> None:
 def test_the_schema_and_the_words_say_the_same(name: str, schema: dict[str, object], words: str) -> None:
     hint = annotated_hints(Limited)[name]
     assert value_schema(hint) == schema
-    assert describe(hint) == words
+    assert describe_hint(hint) == words
 
 
 def test_lists_have_limits_and_so_have_their_items() -> None:

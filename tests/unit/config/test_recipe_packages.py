@@ -13,14 +13,8 @@ import pytest
 
 from worldsmith.config import ConfigError, get_recipe, recipe_names
 from worldsmith.config.declare import class_tags
-from worldsmith.config.recipes.packages import (
-    _LOADED,
-    FAMILIES,
-    adopt_function,
-    import_recipes,
-    load_installed,
-)
-from worldsmith.config.recipes.registry import find_recipe, is_recipe, lineage, recipe, registered
+from worldsmith.config.recipes.packages import _LOADED, FAMILIES, import_recipes, load_installed, registered
+from worldsmith.config.recipes.registry import adopt_function, find_recipe, is_recipe, lineage, recipe
 from worldsmith.models.families import family_names, find_family
 
 GOOD = """

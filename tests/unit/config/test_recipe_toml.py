@@ -12,9 +12,8 @@ import pytest
 
 from worldsmith.config import ConfigError, get_recipe
 from worldsmith.config.load import load
-from worldsmith.config.toml.recipe_toml import read_recipe_toml
+from worldsmith.config.toml.recipe_toml import build_overrides, read_recipe_toml
 from worldsmith.config.toml.schema import toml_fields
-from worldsmith.config.toml.words import build_overrides
 from worldsmith.config.tree.references import resolve
 from worldsmith.config.words.overrides import apply_overrides, parse_overrides
 

@@ -10,7 +10,7 @@ import pytest
 from worldsmith.config import Config
 from worldsmith.config.declare.ranges import Count, Factor, Range, annotated_hints
 from worldsmith.config.declare.search import Popular, Search, marks_schema, search_space
-from worldsmith.config.declare.value_types import describe
+from worldsmith.config.declare.value_types import describe_hint
 
 LR = Search(low=1e-6, high=1e-3, log=True, on=True)
 
@@ -60,7 +60,7 @@ def test_a_mark_limits_nothing_and_is_not_in_the_words_of_a_type() -> None:
     Tree(lr=5.0).check()
     with pytest.raises(ValueError, match="lr must be finite and at least 0"):
         Tree(lr=-1.0).check()
-    assert describe(annotated_hints(Adapter)["rank"]) == "a whole number, at least 1"
+    assert describe_hint(annotated_hints(Adapter)["rank"]) == "a whole number, at least 1"
 
 
 def test_marks_as_keywords_of_the_schema() -> None:

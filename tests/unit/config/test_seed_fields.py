@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
+from worldsmith.config.declare.configurable import find
 from worldsmith.config.load import load
-from worldsmith.config.toml.check import check_table
+from worldsmith.config.toml.recipe_toml import build_overrides, check_table
 from worldsmith.config.toml.schema import remap, toml_fields
-from worldsmith.config.toml.words import build_overrides
-from worldsmith.config.tree.access import find
 
 SAME = "same path"
 C = "model.config"

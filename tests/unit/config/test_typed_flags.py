@@ -13,16 +13,15 @@ import pytest
 
 from worldsmith.config import ConfigError, Configurable, Problem, get_recipe
 from worldsmith.config.declare import class_tags
+from worldsmith.config.declare.configurable import all_paths
 from worldsmith.config.load import read_draft
-from worldsmith.config.tree.access import all_paths
 from worldsmith.config.tree.draft import finish
 from worldsmith.config.tree.paths import format_path
 from worldsmith.config.tree.plain import to_yaml
 from worldsmith.config.tree.reader import change_class
 from worldsmith.config.words.class_choice import class_choices
-from worldsmith.config.words.flag_words import Flag, split_flags, take_source
 from worldsmith.config.words.overrides import apply_overrides, parse_overrides
-from worldsmith.config.words.typed_flags import read_flags, take_recipe_flags
+from worldsmith.config.words.typed_flags import TypedFlag, read_flags, split_flags, take_recipe_flags, take_source
 
 OWN = ("--dryrun", "--sft-toml", "-h", "--help")
 
@@ -193,18 +192,18 @@ def test_mistakes_of_the_file_and_of_flags_are_reported_together(tmp_path: Path)
 
 def test_without_a_tree_flags_say_nothing() -> None:
     problems: list[Problem] = []
-    assert read_flags(None, [Flag("a.b-c", ("1",))], problems) == problems == []
+    assert read_flags(None, [TypedFlag("a.b-c", ("1",))], problems) == problems == []
 
 
 def test_own_options_keep_their_words_and_the_source_is_found_among_the_rest() -> None:
     rest, flags = split_flags(["--a.b", "1", "NAME", "--sft-toml", "f", "--c", "--dryrun", "-h"], OWN)
     assert rest == ["--sft-toml", "f", "--dryrun", "-h"]
-    assert flags == [Flag("a.b", ("1", "NAME")), Flag("c")]
+    assert flags == [TypedFlag("a.b", ("1", "NAME")), TypedFlag("c")]
     assert take_source(flags, lambda word: word == "NAME") == "NAME"
-    assert flags[0] == Flag("a.b", ("1",))
-    behind = [Flag("job.name", ("NAME",)), Flag("e", ("NAME",))]
+    assert flags[0] == TypedFlag("a.b", ("1",))
+    behind = [TypedFlag("job.name", ("NAME",)), TypedFlag("e", ("NAME",))]
     assert take_source(behind, lambda word: word == "NAME") == "NAME"
-    assert take_source([Flag("a", ("1",))], lambda word: False) is None
+    assert take_source([TypedFlag("a", ("1",))], lambda word: False) is None
 
 
 def test_two_classes_of_one_name_must_be_written_in_full(t: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from worldsmith.actions.action import ColoredLine, Result
-from worldsmith.cli.action import show
+from worldsmith.cli.action import print_result
 from worldsmith.cli.main import main
 from worldsmith.config.write.values import escape_controls, limit_message, shorten
 from worldsmith.data.conversations.preview import Stretch, written
@@ -114,8 +114,8 @@ def test_a_long_number_of_another_base(kind: str, tmp_path: Path, capsys: pytest
 
 def test_warnings_results_and_facts_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     print_warning(f"{EVIL} {'w' * 9000}")
-    show(Result([EVIL, "x" * 9000], {"key": EVIL}))
-    show(Result([], {"key": EVIL}), as_json=True)
+    print_result(Result([EVIL, "x" * 9000], {"key": EVIL}))
+    print_result(Result([], {"key": EVIL}), as_json=True)
     out, err = capsys.readouterr()
     assert is_clean(out)
     assert is_clean(err)
@@ -126,7 +126,7 @@ def test_warnings_results_and_facts_are_escaped(capsys: pytest.CaptureFixture[st
 
 def test_colors_of_ours_stay_and_those_of_data_do_not(capsys: pytest.CaptureFixture[str]) -> None:
     text = written([Stretch(f"{EVIL}\x1b[31m", 3, True, "text")], colour=True)
-    show(Result([ColoredLine(text)]))
+    print_result(Result([ColoredLine(text)]))
     assert is_clean(capsys.readouterr().out.replace("\x1b[1;32m", "").replace("\x1b[0m", ""))
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from worldsmith.objectives.flow_matching import noisy_input, per_sample_losses, velocity_target
+from worldsmith.objectives.rectified_flow import noisy_input, per_sample_losses, velocity_target
 
 
 def randn(*shape: int, seed: int = 0) -> torch.Tensor:

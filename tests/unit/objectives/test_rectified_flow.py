@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from worldsmith.objectives.rectified_flow import NoiseDraw, RectifiedFlow
+from worldsmith.objectives.rectified_flow import RectifiedFlow, SigmaDraw
 
 
 @dataclass
@@ -191,7 +191,7 @@ def test_the_weight_of_a_sample_is_rounded_once():
     component = flow(loss_scale=10.0, image_loss_scale=0.3)
     for ranks, weight in ((ranks, weight) for ranks in (1, 2, 3, 8, 24) for weight in range(2, 400)):
         losses = torch.ones(2, requires_grad=True)
-        draws = [NoiseDraw(0.5, torch.zeros(()))] * 2
+        draws = [SigmaDraw(0.5, torch.zeros(()))] * 2
         (component.add_up(losses, clips, draws, tokens=0).sum * (ranks / weight)).backward()
         assert torch.equal(losses.grad, torch.tensor([10.0 * ranks / weight, 0.3 * ranks / weight]))
 
@@ -221,7 +221,7 @@ def test_the_config_copies_and_compares_by_value():
 
 
 def test_losses_by_noise_are_those_of_each_tenth():
-    draws = [NoiseDraw(sigma, torch.zeros(())) for sigma in (0.0, 0.0999, 0.1, 0.55, 1.0)]
+    draws = [SigmaDraw(sigma, torch.zeros(())) for sigma in (0.0, 0.0999, 0.1, 0.55, 1.0)]
     losses = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0])
     figures = flow().add_up(losses, [Clip(place) for place in range(5)], draws, tokens=0).figures
     found = {name: (float(total), count) for name, (total, count) in figures.items() if count and "[" in name}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from worldsmith.config import WrongValueError
-from worldsmith.objectives.v_prediction import NoiseDraw, VPrediction
+from worldsmith.objectives.v_prediction import TimestepDraw, VPrediction
 
 PUBLISHED = {
     3.0: [0.99872637, 0.99739695, 0.62374175, 0.30875248, 0.10411005, 0.00024961, 0.0],
@@ -52,7 +52,7 @@ def test_the_loss_is_the_weighted_error_of_the_clean_latents(shift: float, kind:
     draw = torch.Generator().manual_seed(0)
     x0, answers, noise = (torch.randn(5, 4, 3, 2, 2, generator=draw) for _ in range(3))
     rows, clips = [0, 14, 300, 998, 999], [Clip(place) for place in range(5)]
-    draws = [NoiseDraw(row, n) for row, n in zip(rows, noise, strict=True)]
+    draws = [TimestepDraw(row, n) for row, n in zip(rows, noise, strict=True)]
     noisy, timesteps = made.inputs(clips, x0, draws)
     assert timesteps.tolist() == rows
     alphas = made.alphas_cumprod[rows].view(-1, 1, 1, 1, 1)

@@ -14,9 +14,9 @@ import pytest
 from worldsmith.cli.main import main
 from worldsmith.config import ConfigError, UserError, get_recipe, recipe_names
 from worldsmith.config.load import load
-from worldsmith.config.recipes.packages import import_recipes
-from worldsmith.config.recipes.registry import find_recipe, registered
-from worldsmith.config.tree.difference import changes
+from worldsmith.config.recipes.packages import import_recipes, registered
+from worldsmith.config.recipes.registry import find_recipe
+from worldsmith.config.tree.difference import find_changes
 from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.tree.plain import to_dict, to_yaml
 from worldsmith.config.tree.reader import from_dict, from_yaml
@@ -68,7 +68,7 @@ def unfit(name: str) -> set[str]:
 
 
 def same(a: Any, b: Any) -> bool:
-    return type(a) is type(b) and not changes(a, b, custom=True)
+    return type(a) is type(b) and not find_changes(a, b, custom=True)
 
 
 def same_run(made: Any, wanted: Any) -> bool:
@@ -308,7 +308,7 @@ def test_json_of_other_programs_is_read(tmp_path: Path) -> None:
 
 def test_changes_notice_type_and_order() -> None:
     one, two = get_recipe("moving_shapes"), get_recipe("moving_shapes")
-    assert changes(one, two) == []
+    assert find_changes(one, two) == []
     two.scheduler = LambdaLinear.Config()
     two.trainer.callbacks = dict(reversed(two.trainer.callbacks.items()))
-    assert [change.path for change in changes(one, two)] == [("scheduler",), ("trainer", "callbacks")]
+    assert [change.path for change in find_changes(one, two)] == [("scheduler",), ("trainer", "callbacks")]

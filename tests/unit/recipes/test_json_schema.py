@@ -19,13 +19,13 @@ import jsonschema
 import pytest
 from config_mutations import MUTATIONS, Doc, place, put, sections
 
-from worldsmith.cli.config.schema import render
+from worldsmith.cli.schema import schema_text
 from worldsmith.config import ConfigError, get_recipe, recipe_names
 from worldsmith.config.load import load
 from worldsmith.config.recipes.registry import find_recipe
 from worldsmith.config.tree.plain import to_dict
-from worldsmith.config.write.new_file import new_recipe_toml
-from worldsmith.config.write.toml import write_toml
+from worldsmith.config.write.describe_toml import new_recipe_toml
+from worldsmith.config.write.values import write_toml
 from worldsmith.config.yaml.text import dump_yaml
 
 ROOT = Path(__file__).parents[3]
@@ -187,7 +187,7 @@ def test_the_schema_alone_refuses_a_class_that_is_named_by_another_of_its_names(
 
 
 def test_the_tree_schema_of_a_recipe_has_its_values_as_defaults() -> None:
-    schema = json.loads(render("tree", "moving_shapes"))
+    schema = json.loads(schema_text("tree", "moving_shapes"))
     assert schema["properties"]["job"]["anyOf"][0]["properties"]["group"]["default"] == "demo"
     loop = schema["properties"]["trainer"]["anyOf"][0]["properties"]
     assert loop["max_iter"]["default"] == 800
@@ -197,7 +197,7 @@ def test_the_tree_schema_of_a_recipe_has_its_values_as_defaults() -> None:
 
 
 def test_docs_ranges_and_defaults_are_in_the_schema() -> None:
-    found = schema_of("tree").schema["$defs"]["worldsmith.training.loop_config.LoopConfig"]["properties"]["max_iter"]
+    found = schema_of("tree").schema["$defs"]["worldsmith.training.run_config.LoopConfig"]["properties"]["max_iter"]
     assert found == {
         "description": "Optimizer steps of the whole run.",
         "default": 500,

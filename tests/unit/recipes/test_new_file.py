@@ -14,16 +14,16 @@ from worldsmith.config import get_recipe, recipe_names
 from worldsmith.config.load import load
 from worldsmith.config.recipes.registry import find_recipe
 from worldsmith.config.toml.schema import remap, toml_fields
-from worldsmith.config.tree.difference import changes
+from worldsmith.config.tree.difference import find_changes
 from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.words.overrides import is_missing
-from worldsmith.config.write.new_file import new_recipe_toml
+from worldsmith.config.write.describe_toml import new_recipe_toml
 
 SHIPPED = [name for name in recipe_names() if find_recipe(name).module.startswith("worldsmith.")]
 
 
 def same(a: Any, b: Any) -> bool:
-    return type(a) is type(b) and not changes(a, b, custom=True)
+    return type(a) is type(b) and not find_changes(a, b, custom=True)
 
 
 def loaded(file: Path) -> Loaded:

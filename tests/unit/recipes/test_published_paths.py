@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 
 from worldsmith.config import ConfigError
+from worldsmith.config.declare.configurable import find
 from worldsmith.config.load import load
-from worldsmith.config.tree.access import find
 from worldsmith.config.tree.paths import parse_path
 
 POLICY, CLIPS = "model.config.policy", "dataloader_train.dataloader.datasets.video.dataset"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sat_files import FILLED, write_sampling_stack, write_stack
 
-from worldsmith.cli.action import choose
+from worldsmith.cli.action import choose_action
 from worldsmith.cli.main import main
 from worldsmith.config.errors import ConfigError
 from worldsmith.dialects.sat.keys import KEYS
@@ -34,7 +34,7 @@ def read(*words: str, name: str = "1.5_5b", lora: bool = False) -> tuple[SpecTra
 
 def check_words(words: list[str]) -> dict[str, Any]:
     """What a command's words say of the folder, as the front door reads them."""
-    _, _, found = choose(words[0], words[1:])
+    _, _, found = choose_action(words[0], words[1:])
     assert found.spec is not None
     return {"out": found.spec.data["out"]}
 

@@ -12,8 +12,7 @@ from worldsmith.config.load import load, read_draft
 from worldsmith.config.tree.draft import Loaded, finish
 from worldsmith.config.tree.paths import parse_path
 from worldsmith.config.tree.plain import to_yaml
-from worldsmith.config.words.flag_words import split_flags
-from worldsmith.config.words.typed_flags import read_flags
+from worldsmith.config.words.typed_flags import read_flags, split_flags
 from worldsmith.config.write.convert import convert
 from worldsmith.models.converters import Float8
 

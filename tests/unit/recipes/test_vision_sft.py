@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from worldsmith.config import ConfigError, get_recipe
+from worldsmith.config.declare.configurable import find
 from worldsmith.config.load import load
-from worldsmith.config.tree.access import find
 from worldsmith.config.tree.degrees import fit_degrees
-from worldsmith.config.tree.difference import differences
+from worldsmith.config.tree.difference import find_differences
 from worldsmith.config.tree.paths import format_path
 from worldsmith.config.tree.references import resolve
 from worldsmith.families.cosmos3.model import Cosmos3Generator
@@ -145,7 +145,7 @@ def test_eight_processes_make_the_published_number_of_data_shares() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_twin_differs_in_sizes_and_paths_only(name: str) -> None:
-    found = {format_path(d.path) for d in differences(recipe(name), recipe(f"{name}_tiny"))}
+    found = {format_path(d.path) for d in find_differences(recipe(name), recipe(f"{name}_tiny"))}
     assert found <= SIZES_AND_PATHS
     assert {"model.config.network.hidden_size", "model.config.tokenizer.vae_path", "model.config.precision"} <= found
 

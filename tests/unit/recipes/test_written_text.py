@@ -15,19 +15,17 @@ from hypothesis import strategies as st
 
 from worldsmith.config import get_recipe
 from worldsmith.config.load import load
-from worldsmith.config.tree.difference import changes
+from worldsmith.config.tree.difference import find_changes
 from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.tree.plain import to_yaml
 from worldsmith.config.tree.references import resolve
 from worldsmith.config.words.literals import read_text
-from worldsmith.config.write.convert import convert
-from worldsmith.config.write.python import PythonWriter
-from worldsmith.config.write.toml import toml_pair, write_toml
-from worldsmith.config.write.values import JSON, PYTHON, TOML, WORD, Syntax, write
+from worldsmith.config.write.convert import PythonWriter, convert
+from worldsmith.config.write.values import JSON, PYTHON, TOML, WORD, Syntax, toml_pair, write, write_toml
 
 
 def same(a: Any, b: Any) -> bool:
-    return type(a) is type(b) and not changes(a, b, custom=True)
+    return type(a) is type(b) and not find_changes(a, b, custom=True)
 
 
 def read_back(text: str, file: Path, words: list[str] | None = None) -> Any:
@@ -161,6 +159,6 @@ def test_tables_of_a_whole_tree_replace_the_defaults_of_their_fields(tmp_path: P
     del tree.trainer.callbacks["iter_speed"]
     text = to_yaml(tree)
     assert read(text) == resolve(tree)
-    speed = "worldsmith.training.callbacks.iter_speed.IterSpeed"
+    speed = "worldsmith.training.callbacks.progress.IterSpeed"
     names = set(read(text, f"trainer: {{callbacks: {{again: {{type: {speed}}}}}}}\n").trainer.callbacks)
     assert names == {*tree.trainer.callbacks, "again"}, "later files are merged"

@@ -121,7 +121,7 @@ def test_it_is_planned_trained_and_exported_by_the_commands(
     ],
 )
 def test_what_does_not_fit_the_family_is_refused(world: Path, path: str, value: object, message: str) -> None:
-    from worldsmith.training.callbacks.compile_tokenizer import CompileTokenizer
+    from worldsmith.training.callbacks.step_speed import CompileTokenizer
 
     config = toy_config(world)
     config.trainer.callbacks["compile_tokenizer"] = CompileTokenizer.Config()

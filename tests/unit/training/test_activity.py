@@ -10,7 +10,7 @@ import pytest
 import tiny_runs
 
 from worldsmith.tasks import clip_task
-from worldsmith.training.progress.activity import activity
+from worldsmith.training.callbacks.progress import current_activity
 from worldsmith.training.trainer import Trainer
 
 
@@ -25,7 +25,7 @@ def test_encoding_and_validation_tell_which_share_is_done(tmp_path: Path, monkey
     encode = clip_task.latents_of
 
     def watched(*arguments: Any) -> Any:
-        seen.append(activity(trainer))
+        seen.append(current_activity(trainer))
         return encode(*arguments)
 
     monkeypatch.setattr(clip_task, "latents_of", watched)
@@ -35,4 +35,4 @@ def test_encoding_and_validation_tell_which_share_is_done(tmp_path: Path, monkey
     assert seen[:count] == [("encoding", pytest.approx(index / count)) for index in range(count)]
     shares = [share for word, share in seen[count:] if word == "validation"]
     assert shares == [None] * 3 + [0.25] * 3 + [0.5] * 3 + [0.75] * 3  # two packs of three, with both kinds of weights
-    assert activity(trainer) == ("training", None)
+    assert current_activity(trainer) == ("training", None)

@@ -15,9 +15,9 @@ from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.checkpoint.sources.open_weights import open_weights
 from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.training.callbacks.base import Callback
-from worldsmith.training.callbacks.heart_beat import HeartBeat
-from worldsmith.training.progress.best import BestSoFar
+from worldsmith.training.callbacks.progress import HeartBeat
 from worldsmith.training.trainer import Outcome, Trainer
+from worldsmith.training.validation import BestSoFar
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,8 @@ import toy_runs
 
 from worldsmith.training import step, trainer
 from worldsmith.training.callbacks.grad_clip import GradClip
-from worldsmith.training.callbacks.iter_speed import IterSpeed
-from worldsmith.training.callbacks.metrics import Metrics
-from worldsmith.training.progress.figures import peak_memory_bytes
+from worldsmith.training.callbacks.metrics import Metrics, peak_memory_bytes
+from worldsmith.training.callbacks.progress import IterSpeed
 from worldsmith.training.trainer import Trainer
 
 

@@ -18,7 +18,7 @@ from worldsmith.checkpoint.run.checkpointer import Checkpointer
 from worldsmith.checkpoint.sources.checkpoint_weights import CheckpointWeights
 from worldsmith.cli.main import main
 from worldsmith.config.tree.plain import to_yaml
-from worldsmith.training.run_folder import differences
+from worldsmith.training.start_checks import changed_values
 from worldsmith.training.trainer import Trainer
 
 Command = Callable[..., tuple[int, str]]
@@ -147,10 +147,10 @@ def test_a_complete_run_says_so_also_without_its_data(world: Path, run: Path, co
 
 def test_adapter_settings_matter_only_with_adapters() -> None:
     off = {"model.config.lora_enabled": False, "model.config.lora_rank": 32}
-    assert not differences(off, {**off, "model.config.lora_rank": 16})
+    assert not changed_values(off, {**off, "model.config.lora_rank": 16})
     on = {**off, "model.config.lora_enabled": True}
-    assert len(differences(on, {**on, "model.config.lora_rank": 16})) == 1
-    assert len(differences(off, on)) == 1
+    assert len(changed_values(on, {**on, "model.config.lora_rank": 16})) == 1
+    assert len(changed_values(off, on)) == 1
 
 
 @pytest.mark.parametrize("steps", [2, 3])

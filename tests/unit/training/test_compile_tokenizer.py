@@ -10,7 +10,7 @@ import tiny_runs
 import torch
 
 from worldsmith.models.video_vae.wan import WanVAE
-from worldsmith.training.callbacks.compile_tokenizer import CompileTokenizer
+from worldsmith.training.callbacks.step_speed import CompileTokenizer
 from worldsmith.training.trainer import Trainer
 
 

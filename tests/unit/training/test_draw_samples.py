@@ -35,7 +35,7 @@ from worldsmith.sampling.training_data import read_clip
 from worldsmith.sampling.video_writer import few_frames
 from worldsmith.training.callbacks.samples import drawing_budget
 from worldsmith.training.callbacks.samples.draw_answers import DrawAnswers
-from worldsmith.training.callbacks.samples.draw_samples import DrawSamples, Sample
+from worldsmith.training.callbacks.samples.draw_samples import DrawnSample, DrawSamples
 from worldsmith.training.callbacks.samples.draw_videos import SAME_FOR_ALL, DrawVideos, write_clip
 from worldsmith.training.callbacks.samples.drawing_budget import Decision, DrawingBudget
 from worldsmith.training.trainer import Outcome, Trainer
@@ -396,7 +396,7 @@ def test_a_forward_pass_that_fails_leaves_no_trace_in_the_training(
     drawing: Any = failing.callbacks[NAME]
     draw = drawing.draw
 
-    def fails_at_the_start(trainer: Trainer) -> Iterator[list[Sample]]:
+    def fails_at_the_start(trainer: Trainer) -> Iterator[list[DrawnSample]]:
         if not trainer.iteration:
             raise ValueError("there is nothing to draw")
         yield from draw(trainer)

@@ -11,7 +11,7 @@ import pytest
 import toy_runs
 
 from worldsmith.training.callbacks.base import Callback
-from worldsmith.training.callbacks.heart_beat import HeartBeat
+from worldsmith.training.callbacks.progress import HeartBeat
 from worldsmith.training.trainer import Outcome, Trainer
 
 

@@ -16,16 +16,13 @@ import toy_runs
 
 from worldsmith.config.errors import ConfigError
 from worldsmith.config.load import load
-from worldsmith.training.callbacks.bad_batches import BadBatches
 from worldsmith.training.callbacks.base import Callback
-from worldsmith.training.callbacks.device_monitor import DeviceMonitor
-from worldsmith.training.callbacks.first_step_watchdog import FirstStepWatchdog
+from worldsmith.training.callbacks.failures import BadBatches, FirstStepWatchdog
 from worldsmith.training.callbacks.grad_clip import GradClip
-from worldsmith.training.callbacks.manual_gc import ManualGC
-from worldsmith.training.callbacks.norm_monitor import NormMonitor
-from worldsmith.training.callbacks.param_count import ParamCount, part_of
-from worldsmith.training.callbacks.profiler import Profiler
-from worldsmith.training.loop_config import default_callbacks
+from worldsmith.training.callbacks.parameters import NormMonitor, ParamCount, module_path
+from worldsmith.training.callbacks.profiling import DeviceMonitor, Profiler
+from worldsmith.training.callbacks.step_speed import ManualGC
+from worldsmith.training.run_config import default_callbacks
 from worldsmith.training.trainer import Outcome, Trainer
 
 
@@ -122,9 +119,9 @@ def test_norms_are_those_of_torch_by_part_before_clipping(world: Path, tmp_path:
 
 
 def test_a_part_is_a_path_up_to_its_first_number() -> None:
-    assert part_of("model.layers.3.mlp.0.weight") == "model.layers.3"
-    assert part_of("vae2llm.bias") == "vae2llm"
-    assert part_of("scale") == ""
+    assert module_path("model.layers.3.mlp.0.weight") == "model.layers.3"
+    assert module_path("vae2llm.bias") == "vae2llm"
+    assert module_path("scale") == ""
 
 
 def test_parameters_are_counted_by_part(world: Path, tmp_path: Path) -> None:
@@ -178,7 +175,7 @@ def test_a_first_step_that_hangs_is_shown(world: Path, tmp_path: Path, abort: bo
 import logging, sys, time
 import toy_runs
 from pathlib import Path
-from worldsmith.training.callbacks.first_step_watchdog import FirstStepWatchdog
+from worldsmith.training.callbacks.failures import FirstStepWatchdog
 from worldsmith.training.trainer import Trainer
 
 logging.basicConfig(level=logging.INFO, format="%(message)s")

@@ -11,9 +11,11 @@ from toy_runs import make_world, toy_config
 from worldsmith.cli.launch import named_run
 from worldsmith.config.errors import UserError
 from worldsmith.config.sections import JobConfig
+from worldsmith.config.tree.plain import flatten
 from worldsmith.config.tree.reader import from_yaml
 from worldsmith.config.tree.references import resolve
-from worldsmith.training.run_folder import completion, differences, flatten, output_root, run_path
+from worldsmith.training.run_folder import output_root, run_path
+from worldsmith.training.start_checks import changed_values, completion
 from worldsmith.training.trainer import Outcome, Trainer
 
 
@@ -104,7 +106,7 @@ def test_the_run_that_was_saved_last_is_resumed(
 def test_differences_name_paths_and_both_values() -> None:
     before = flatten({"optimizer": {"lr": 1.0, "betas": [0.9, 0.99]}, "trainer": {"max_iter": 5}, "old": 1})
     after = flatten({"optimizer": {"lr": 2.0, "betas": [0.9, 0.99]}, "trainer": {"max_iter": 9}, "new": 1})
-    assert differences(before, after) == [
+    assert changed_values(before, after) == [
         "optimizer.lr: 1.0 -> 2.0",
         "old: 1 -> '(absent)'",
         "new: '(absent)' -> 1",
@@ -112,9 +114,9 @@ def test_differences_name_paths_and_both_values() -> None:
 
 
 def test_free_settings_are_whole_sections_and_not_name_prefixes() -> None:
-    assert differences({"checkpoint.save_iter": 1}, {"checkpoint.save_iter": 2}) == []
-    assert differences({"checkpointing": 1}, {"checkpointing": 2}) != []
-    assert differences({"dataloader_train.latent_cache": ""}, {"dataloader_train.latent_cache": "/scratch"}) == []
+    assert changed_values({"checkpoint.save_iter": 1}, {"checkpoint.save_iter": 2}) == []
+    assert changed_values({"checkpointing": 1}, {"checkpointing": 2}) != []
+    assert changed_values({"dataloader_train.latent_cache": ""}, {"dataloader_train.latent_cache": "/scratch"}) == []
 
 
 def test_a_launcher_keeps_a_name_for_its_processes_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,14 +20,14 @@ from worldsmith.checkpoint.run.save_error import SaveError
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World
 from worldsmith.files.locks import in_use
-from worldsmith.training import run_lock
-from worldsmith.training.run_lock import RunLock, take
+from worldsmith.training import run_folder
+from worldsmith.training.run_folder import RunLock, lock_folder
 
 HOLD = """
 import os, sys, time
 from pathlib import Path
 from worldsmith.distributed.world import World
-from worldsmith.training.run_lock import RunLock
+from worldsmith.training.run_folder import RunLock
 
 lock = RunLock(Path(sys.argv[1]), World())
 if os.fork() == 0:  # like a worker of the data loader, which may outlive a killed run for a moment
@@ -140,9 +140,9 @@ def test_a_refused_start_removes_nothing_of_the_one_that_was_quicker(
         others.append(holding(place))
         others[0].__enter__()
         (place / "metrics.jsonl").write_text("{}\n")
-        return take(place, token)
+        return lock_folder(place, token)
 
-    monkeypatch.setattr(run_lock, "take", take_second)
+    monkeypatch.setattr(run_folder, "lock_folder", take_second)
     with pytest.raises(UserError, match="is in use"):
         RunLock(folder, World())
     assert (folder / "metrics.jsonl").exists()

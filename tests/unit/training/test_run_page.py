@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import toy_runs
 
-from worldsmith.training.callbacks import run_page
+from worldsmith.training.callbacks import run_reports
 from worldsmith.training.callbacks.base import Callback
-from worldsmith.training.callbacks.run_page import RunPage
-from worldsmith.training.loop_config import default_callbacks
+from worldsmith.training.callbacks.run_reports import RunPage
+from worldsmith.training.run_config import default_callbacks
 from worldsmith.training.trainer import Outcome, Trainer
 
 
@@ -105,7 +105,7 @@ def test_a_rebuild_is_a_process_of_its_own_that_costs_a_hundredth_at_most(
     trainer = start(tmp_path)
     trainer.train()
     clock = Clock()
-    monkeypatch.setattr(run_page, "time", clock)
+    monkeypatch.setattr(run_reports, "time", clock)
     callback = RunPage.Config(every_seconds=30).build(folder=tmp_path / "run/run_page")
     callback._wait_for(0.0)
     step: Any = None

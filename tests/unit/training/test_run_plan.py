@@ -16,12 +16,11 @@ import toy_runs
 from worldsmith.distributed.gpus import find_gpu
 from worldsmith.monitor.page.plan_check import plan_checks
 from worldsmith.monitor.page.run_files import read_run
-from worldsmith.training.callbacks import run_plan
+from worldsmith.training.callbacks import run_reports
 from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.callbacks.metrics import Metrics
-from worldsmith.training.callbacks.run_page import RunPage
-from worldsmith.training.callbacks.run_plan import RunPlan, plan_words
-from worldsmith.training.loop_config import monitors
+from worldsmith.training.callbacks.run_reports import RunPage, RunPlan, plan_command
+from worldsmith.training.run_config import monitors
 from worldsmith.training.trainer import Outcome, Trainer
 
 
@@ -50,7 +49,7 @@ def start(tmp_path: Path) -> Trainer:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_plan, "LOWEST", 1)
+    monkeypatch.setattr(run_reports, "LOWEST", 1)
 
 
 def said_of_the_plan(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -107,7 +106,7 @@ def test_a_plan_that_cannot_be_made_is_said_once_and_ends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, program: str, why: str
 ) -> None:
     monkeypatch.setattr(
-        "worldsmith.training.callbacks.run_plan.plan_words", lambda *about: [sys.executable, "-c", program]
+        "worldsmith.training.callbacks.run_reports.plan_command", lambda *about: [sys.executable, "-c", program]
     )
     assert start(tmp_path).train() is Outcome.FINISHED
     (said,) = said_of_the_plan(caplog)
@@ -126,7 +125,7 @@ def test_what_is_small_or_not_wanted_is_not_planned(tmp_path: Path) -> None:
 
 
 def test_the_command_trusts_what_the_run_does(tmp_path: Path) -> None:
-    words = plan_words(tmp_path, 8, "cpu")
+    words = plan_command(tmp_path, 8, "cpu")
     place, gpu = words.index("plan"), words[-2]
     assert words[1:3] == ["-m", "worldsmith"]
     assert ("--trust", "toy_family") in zip(words[3:place:2], words[4:place:2])  # beside what other tests trust

@@ -27,12 +27,12 @@ from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
 from worldsmith.data.conversations.datasets.manifest import ManifestDataset
 from worldsmith.data.stream.errors import DataError
 from worldsmith.distributed.world import World, start_world, stop_world
+from worldsmith.evaluation.answers.answer_tasks import AnswerTask, AnswerTasks
 from worldsmith.evaluation.answers.bert_score import BertScore
 from worldsmith.evaluation.answers.compare import compare
 from worldsmith.evaluation.answers.judging import judge, measure, measure_slices
 from worldsmith.evaluation.answers.reading import split_answer
 from worldsmith.evaluation.answers.results import METRICS, RESULTS, Row, read_results
-from worldsmith.evaluation.answers.tasks import Task, Tasks
 from worldsmith.evaluation.answers.texts import Metric
 from worldsmith.files.fingerprint import fingerprint
 from worldsmith.files.writable import require_writable
@@ -170,7 +170,7 @@ class JudgeAnswers(AnswerAction, WritingAction):
         dataset.require_rates()
         name = config.task_field or FIELDS.get(config.task, "")
         asked = read_records(dataset, limit=config.limit, task_field=name, slices=config.slices)
-        tasks = Tasks(metrics=config.metrics, soft_threshold=config.soft_threshold)
+        tasks = AnswerTasks(metrics=config.metrics, soft_threshold=config.soft_threshold)
         chosen = tasks.choose(config.task, asked.truths, asked.kinds)
         skipped = tasks.use(config.bertscore.build(), chosen.values()) if "bertscore" in config.metrics else ""
         if config.against is not None:
@@ -308,7 +308,7 @@ class Exam:
 
     dataset: ChatDataset
     asked: Asked
-    tasks: Mapping[str, Task]
+    tasks: Mapping[str, AnswerTask]
     """By the id of the record."""
     skipped_metrics: Mapping[str, str]
     """Metrics that cannot be computed, with the reason."""

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from worldsmith.config.errors import UserError
+from worldsmith.config.tree.plain import flatten
 from worldsmith.files.atomic import write_text
 from worldsmith.files.json_file import read_json_object
 from worldsmith.files.lines import append_line
 from worldsmith.sampling.answers import Answer
-from worldsmith.training.run_folder import flatten
 
 FOLDER, SETTINGS = "answers", "settings.json"
 

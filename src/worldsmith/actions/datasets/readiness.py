@@ -30,7 +30,6 @@ from worldsmith.training.preflight import (
     checkpoint_size,
     kept_checkpoints,
     lack_of_memory,
-    start_of,
 )
 from worldsmith.training.run_folder import run_path
 from worldsmith.training.state_bytes import state_bytes
@@ -133,7 +132,7 @@ def look_at_hub(needs: Needs, tree: Any) -> None:
 
 def names_on_hub(tree: Any) -> Iterator[tuple[str, HubName, Sequence[str]]]:
     """(field, repository, the files that are needed) of the model's parts that are named so and are no folder here."""
-    start = start_of(tree)
+    start = tree.initial_weights()
     named: list[tuple[str, str, Sequence[str]]] = [] if start is None else [(start.field, start.path, WEIGHTS)]
     named += tree.model.config.named_folders()
     for name, value, patterns in named:

@@ -176,7 +176,7 @@ def steps_of(generator: VideoModel, sample: SampleArgs) -> int:
 
 def branch_share(world: World) -> BranchShare | None:
     """How this process and its neighbour divide the branches of guidance; None: each computes both."""
-    from worldsmith.distributed.gather import gather_tensors
+    from worldsmith.distributed.world import gather_tensors
     from worldsmith.sampling.generate import BranchShare
 
     if world.context_group is None:

@@ -18,12 +18,23 @@ import inspect
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, cast, dataclass_transform
 
-from worldsmith.config.declare.class_rules import check_class_body
 from worldsmith.config.declare.ranges import check_ranges, ranges_first
-from worldsmith.config.declare.value_types import check_hint, fit, is_reference, resolved_hints
+from worldsmith.config.declare.value_types import (
+    check_hint,
+    fit,
+    is_config_class,
+    is_reference,
+    item_hint,
+    resolved_hints,
+)
 from worldsmith.config.errors import Problem
 from worldsmith.config.tree.paths import Path, format_path
 from worldsmith.config.tree.suggest import did_you_mean
+
+ABSENT: Any = object()
+"""The value of a path that a tree does not have."""
+OPAQUE = "custom"
+"""The field at the root of a tree that holds the project's own data, which dumps leave out."""
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(dataclasses.field,))
@@ -31,7 +42,7 @@ class ConfigMeta(type):
     """Makes every subclass of `Config` a keyword-only dataclass, without a decorator to repeat."""
 
     def __new__(meta, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: Any) -> ConfigMeta:
-        check_class_body(namespace.get("__qualname__", name), namespace)
+        _check_class_body(namespace.get("__qualname__", name), namespace)
         if "check" in namespace:
             namespace["check"] = ranges_first(namespace["check"])
         cls = super().__new__(meta, name, bases, namespace, **kwargs)
@@ -47,6 +58,43 @@ class ConfigMeta(type):
                 if name not in cls.__dataclass_fields__:
                     raise TypeError(unknown_field(cls, name))
             return super().__call__(**values)
+
+
+_RESERVED = {
+    "check": "the cross-field check of the section",
+    "build": "what makes the component",
+    "type": "the tag that names a section's class in text",
+    OPAQUE: "the project's own data at the root of a tree, which dumps leave out",
+}
+"""Names that a field cannot have, each with its use."""
+
+
+def _check_class_body(qualname: str, namespace: dict[str, Any]) -> None:
+    """Raises TypeError, with what to write instead, for a class body that cannot be a config."""
+    annotations = namespace.get("__annotations__", {})
+    for key, value in namespace.items():
+        plain = callable(value) or isinstance(value, (property, classmethod, staticmethod, type))
+        if not (key.startswith("_") or key in annotations or plain):
+            raise TypeError(f"{qualname}.{key} has no type annotation; write `{key}: {type(value).__name__} = …`")
+    for key, annotation in annotations.items():
+        if "ClassVar" in str(annotation):
+            continue
+        value = namespace.get(key)
+        if key in _RESERVED and not (key == OPAQUE and "_root" in namespace):
+            raise TypeError(f"{qualname}.{key}: the name '{key}' is {_RESERVED[key]}; choose another name")
+        if key.startswith("_"):
+            raise TypeError(
+                f"{qualname}.{key}: a field's name does not start with '_'; rename it or make it a ClassVar"
+            )
+        if isinstance(value, (list, dict, set, bytearray)):
+            raise TypeError(
+                f"{qualname}.{key} has a mutable default; write `{key}: … = field(default_factory=lambda: {value!r})`"
+            )
+        if is_config_class(type(value)):
+            raise TypeError(
+                f"{qualname}.{key} has a section as its default; "
+                f"write `{key}: … = field(default_factory={type(value).__qualname__})`"
+            )
 
 
 class Config(metaclass=ConfigMeta):
@@ -174,7 +222,7 @@ def unknown_field(cls: type, name: str) -> str:
 def children(node: Any) -> list[tuple[Any, Any]]:
     """The named values directly below a section, table or list; nothing for a leaf. Opaque data is left out."""
     if isinstance(node, Config):
-        return [(name, getattr(node, name)) for name in field_names(type(node)) if name != "custom"]
+        return [(name, getattr(node, name)) for name in field_names(type(node)) if name != OPAQUE]
     if isinstance(node, dict):
         return list(node.items())
     if isinstance(node, list):
@@ -187,6 +235,35 @@ def walk(node: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     yield path, node
     for name, child in children(node):
         yield from walk(child, (*path, name))
+
+
+def find(node: Any, path: Path, default: Any = None) -> Any:
+    """The value at a path below `node`; `default` if the path does not exist."""
+    for part in path:
+        if isinstance(node, Config):
+            known = part != OPAQUE and part in field_names(type(node))
+            node = getattr(node, str(part)) if known else ABSENT
+        elif isinstance(node, dict):
+            node = node.get(part, ABSENT)
+        elif isinstance(node, list):
+            node = node[part] if isinstance(part, int) and part < len(node) else ABSENT
+        else:
+            return default
+        if node is ABSENT:
+            return default
+    return node
+
+
+def child_hint(node: Any, part: str | int, hint: Any) -> Any:
+    """The type of the value `part` directly below a `node` of type `hint`."""
+    if isinstance(node, Config):
+        return field_hints(type(node)).get(str(part), Any)
+    return item_hint(hint, type(node))
+
+
+def all_paths(tree: Config) -> list[Path]:
+    """The paths of all fields and table keys of a tree, without list items."""
+    return [path for path, _ in walk(tree) if path and not isinstance(path[-1], int)]
 
 
 def _check_runtime(owner: type[Configurable], runtime: dict[str, Any]) -> None:

@@ -11,10 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, get_args, get_origin
 
-from worldsmith.config.declare.configurable import Config, walk
+from worldsmith.config.declare.configurable import Config, find, walk
 from worldsmith.config.declare.ranges import Mark, annotated_hints
 from worldsmith.config.declare.value_types import union_members
-from worldsmith.config.tree.access import find
 from worldsmith.config.tree.paths import format_path, parse_path
 
 TIMES = "times "

@@ -106,29 +106,31 @@ def fits(value: Any, hint: Any) -> bool:
 
 def misfit(path: Path, hint: Any, value: Any) -> Problem:
     """The problem of a value that does not fit, with what was probably meant."""
-    return replace(mismatch(path, describe(hint), value), hint=_meant(value, union_members(hint)))
+    return replace(mismatch(path, describe_hint(hint), value), hint=_meant(value, union_members(hint)))
 
 
 def mismatch(path: Path, expected: str, value: Any) -> Problem:
     return Problem(format_path(path), "", expected=expected, found=describe_value(value))
 
 
-def describe(hint: Any, *, null: bool = True) -> str:
-    """What a hint asks for, in words: ``a whole number, at least 1``. Without `null`, null is not mentioned."""
+def describe_hint(hint: Any, *, null: bool = True) -> str:
+    """Describes the type of a field: ``a whole number, at least 1``. Without `null`, null is not mentioned."""
     origin, arguments = get_origin(hint), get_args(hint)
     if hint is Any:
         return "any value"
     if origin is Annotated:
-        return ", ".join([describe(arguments[0]), *(str(limit) for limit in arguments[1:] if hasattr(limit, "allows"))])
+        return ", ".join(
+            [describe_hint(arguments[0]), *(str(limit) for limit in arguments[1:] if hasattr(limit, "allows"))]
+        )
     if origin is Literal:
         choices = [f"'{choice}'" if isinstance(choice, str) else str(choice) for choice in arguments]
         return choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"
     if origin in (Union, types.UnionType):
-        return " or ".join(describe(member) for member in arguments if null or member is not type(None))
+        return " or ".join(describe_hint(member) for member in arguments if null or member is not type(None))
     if origin is list:
-        return f"a list, each item {describe(arguments[0])}"
+        return f"a list, each item {describe_hint(arguments[0])}"
     if origin is dict:
-        return f"a table, each value {describe(arguments[1])}"
+        return f"a table, each value {describe_hint(arguments[1])}"
     if is_config_class(hint):
         return f"a {hint.__qualname__} section"
     return NAMES.get(hint, str(hint))

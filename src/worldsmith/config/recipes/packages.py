@@ -1,12 +1,12 @@
-"""Recipes of other packages: through the entry point group ``worldsmith.recipes``, or a module named by the user.
+"""Importing the modules that register recipes: entry points of installed packages, and modules named by the user.
 
-A package says in its pyproject.toml where its recipes are, and they are listed and found like the shipped ones:
+A package states in its pyproject.toml where its recipes are; they are listed and found like the shipped ones:
 
     [project.entry-points."worldsmith.recipes"]
     my_package = "my_package.recipes"
 
 The recipes of a model family of another package (`models/families.py`) are found through its `Family.recipes`.
-Importing such a module runs its code; the top-level package is trusted from then on (see `class_tags.trust`).
+Importing such a module runs its code; its top-level package is trusted from then on (see `class_tags.trust`).
 """
 
 from __future__ import annotations
@@ -14,22 +14,43 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from types import ModuleType
 
 from worldsmith.config.declare.class_tags import trust
 from worldsmith.config.declare.configurable import Config
 from worldsmith.config.errors import ConfigError, Problem, blamed_line, raise_interrupt
-from worldsmith.config.recipes.registry import Recipe, check_shape, registered
-from worldsmith.config.tree.suggest import did_you_mean
 
 GROUP, FAMILIES = "worldsmith.recipes", "worldsmith.families"
+_RECIPES: dict[str, Recipe] = {}
 _LOADED: dict[tuple[str, str, str], list[Problem]] = {}
-"""The entry points that were imported (group, name, value), and what is wrong with them."""
+"""Imported entry points (group, name, value), each with the problems of its import."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A registered recipe. `doc` is the first line of its function's docstring."""
+
+    name: str
+    make: Callable[[], Config]
+    module: str
+    doc: str
+    starts_from: str | None = None
+    """The recipe whose tree it changes; `None` for a recipe that builds its own tree."""
+    aliases: tuple[str, ...] = ()
+    """Other names of the recipe; lists and trees show `name`."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment variable -> how to get its value, for the error if the variable is not set."""
+
+
+def registered() -> dict[str, Recipe]:
+    """The live table of registered recipes, by name."""
+    return _RECIPES
 
 
 def load_installed(group: str = GROUP, what: str = "recipes") -> list[Problem]:
-    """Imports what installed packages bring for an entry point group, once each; returns why some of it is missing."""
+    """Imports the modules of an entry point group, once each; returns the problems of those that failed."""
     from importlib.metadata import entry_points
 
     groups = [group, FAMILIES] if group == GROUP else [group]
@@ -50,9 +71,10 @@ def load_installed(group: str = GROUP, what: str = "recipes") -> list[Problem]:
 
 
 def import_recipes(name: str) -> ModuleType:
-    """Imports a module of recipes, as ``--import NAME``. The working directory counts as a place of modules.
+    """Imports a module of recipes, as ``--import NAME`` does. Modules of the working directory are found too.
 
-    Raises ConfigError with the true cause: no such module, an error inside it and its line, a recipe's name taken.
+    Raises:
+        ConfigError: With the cause: no such module, an error inside the module and its line, a recipe name in use.
     """
     if name.endswith(".py") or os.sep in name:
         dotted = name.removesuffix(".py").strip("./").replace(os.sep, ".")
@@ -62,7 +84,7 @@ def import_recipes(name: str) -> ModuleType:
 
 
 def search_here() -> None:
-    """Lets Python find modules of the working directory; last, so that no file lying about hides a package."""
+    """Adds the working directory to the end of `sys.path`, so that none of its files hides a package."""
     here = os.getcwd()
     if here not in sys.path:
         sys.path.append(here)
@@ -70,7 +92,7 @@ def search_here() -> None:
 
 
 def import_module(name: str, what: str) -> ModuleType:
-    """The module; if it fails, the recipes that it had registered before are taken back."""
+    """Imports a module; if the import fails, the recipes that the module registered are removed again."""
     before = dict(registered())
     try:
         module = importlib.import_module(name)
@@ -81,47 +103,6 @@ def import_module(name: str, what: str) -> ModuleType:
         registered().update(before)
         raise ConfigError([_import_problem(name, what, error)]) from error
     return module
-
-
-def adopt_function(module: ModuleType, name: str) -> str:
-    """The recipe's name for ``--module M --config NAME``: a recipe of M, or a function of M, registered as ``M:NAME``.
-
-    Raises ConfigError that lists what M has, for a name that is neither.
-    """
-    package = f"{module.__name__}."
-    own = {key: found.make for key, found in registered().items() if f"{found.module}.".startswith(package)}
-    if name in own:
-        return name
-    function = getattr(module, name, None)
-    if callable(function) and not isinstance(function, type):
-        known = next((key for key, make in own.items() if make is function), None)
-        return known or _register(function, module, name)
-    functions = {key for key, value in vars(module).items() if _returns_config(value, module)}
-    recipes = {key: make for key, make in own.items() if ":" not in key}
-    names = sorted((functions - {make.__name__ for make in recipes.values()}) | set(recipes))
-    listing = f"it has: {', '.join(names)}" if names else "it registers no recipe and has no function of that name"
-    advice = did_you_mean(name, names)
-    message = f"{module.__name__} has no recipe and no function '{name}'"
-    raise ConfigError([Problem("", message, hint=f"{advice} {listing}" if advice else listing)])
-
-
-def _register(function: Callable[..., Config], module: ModuleType, name: str) -> str:
-    try:
-        check_shape(function, name)
-    except TypeError as error:
-        raise ConfigError([Problem("", str(error))]) from None
-    key = f"{module.__name__}:{name}"
-    doc = (function.__doc__ or "").strip().partition("\n")[0]
-    registered()[key] = Recipe(key, function, module.__name__, doc)
-    return key
-
-
-def _returns_config(value: object, module: ModuleType) -> bool:
-    """Whether a function of the module says that it returns a config."""
-    if getattr(value, "__module__", None) != module.__name__:
-        return False
-    result = getattr(value, "__annotations__", {}).get("return")
-    return (isinstance(result, type) and issubclass(result, Config)) or str(result).endswith(".Config")
 
 
 def _import_problem(name: str, what: str, error: BaseException) -> Problem:

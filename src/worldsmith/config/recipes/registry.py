@@ -16,35 +16,19 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any, TypeVar, cast, overload
 
 import worldsmith
 from worldsmith.config.declare.class_tags import trust
-from worldsmith.config.declare.configurable import Config, field_names, walk
+from worldsmith.config.declare.configurable import Config, field_names, find, walk
 from worldsmith.config.errors import ConfigError, Problem, code_problem, raise_interrupt
+from worldsmith.config.recipes.packages import Recipe, load_installed, registered
 from worldsmith.config.tree.suggest import did_you_mean
 
 Tree = TypeVar("Tree", bound=Config)
 
 
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """A registered recipe. `doc` is the first line of its function's docstring."""
-
-    name: str
-    make: Callable[[], Config]
-    module: str
-    doc: str
-    starts_from: str | None = None
-    """The recipe whose tree it changes; None for one that is written from nothing."""
-    aliases: tuple[str, ...] = ()
-    """Other names under which it is found; lists and trees have `name`."""
-    variables: Mapping[str, str] = field(default_factory=dict)
-    """Environment variable -> how to get what it names, for the error where it is not set."""
-
-
-_RECIPES: dict[str, Recipe] = {}
 _UNAVAILABLE: dict[str, str] = {}
 _ACTIVE: list[str] = []
 
@@ -79,13 +63,13 @@ def recipe(
         raise TypeError('write the recipe\'s name: `@recipe("my_recipe")`')
 
     def register(function: Callable[..., Config]) -> Callable[[], Config]:
-        taken = _RECIPES.get(name)
+        taken = registered().get(name)
         if taken and (taken.module, _qualname(taken.make)) != (function.__module__, _qualname(function)):
             raise ValueError(f"recipe '{name}' of {function.__module__} is already registered by {taken.module}")
-        check_shape(function, name, starts_from)
+        _check_shape(function, name, starts_from)
         make = _starting_from(starts_from, function) if starts_from else cast(Callable[[], Config], function)
         doc = (inspect.getdoc(function) or "").partition("\n")[0]
-        _RECIPES[name] = Recipe(name, make, function.__module__, doc, starts_from, tuple(aliases), variables or {})
+        registered()[name] = Recipe(name, make, function.__module__, doc, starts_from, tuple(aliases), variables or {})
         return make
 
     return register
@@ -98,11 +82,9 @@ def not_available(why: str, *names: str) -> None:
 
 def recipe_names() -> list[str]:
     """The names of all recipes, sorted: the shipped ones, those of installed packages and those imported so far."""
-    from worldsmith.config.recipes.packages import load_installed
-
     import_shipped()
     load_installed()
-    return sorted(_RECIPES)
+    return sorted(registered())
 
 
 def is_recipe(name: str) -> bool:
@@ -111,16 +93,10 @@ def is_recipe(name: str) -> bool:
     return bool(_registered(name)) or name in recipe_names()
 
 
-def _registered(name: str) -> Recipe | None:
-    return _RECIPES.get(name) or next((entry for entry in _RECIPES.values() if name in entry.aliases), None)
-
-
 def find_recipe(name: str) -> Recipe:
     """The registration of a recipe, also by an alias. Raises ConfigError, with the nearest name, for other names."""
     if is_recipe(name) and (found := _registered(name)):
         return found
-    from worldsmith.config.recipes.packages import load_installed
-
     if name in _UNAVAILABLE:
         hint = "`worldsmith recipes` lists those that are available"
         raise ConfigError([Problem("", f"the recipe '{name}' does not exist here: {_UNAVAILABLE[name]}", hint=hint)])
@@ -182,9 +158,10 @@ def lineage(name: str) -> list[tuple[str, Config]]:
     return chain
 
 
-def registered() -> dict[str, Recipe]:
-    """The live table of registrations, for code that imports packages of recipes."""
-    return _RECIPES
+def recipe_task(tree: Any) -> str | None:
+    """The task of a tree, which decides how TOML paths are translated; `None` if the tree states no task."""
+    task = getattr(find(tree, ("job",)), "task", None)
+    return task if isinstance(task, str) else None
 
 
 def import_shipped() -> None:
@@ -192,16 +169,29 @@ def import_shipped() -> None:
     importlib.import_module(f"{worldsmith.FAMILIES}.recipes")
 
 
-def _starting_from(parent: str, function: Callable[..., Config]) -> Callable[[], Config]:
-    @functools.wraps(function)
-    def make() -> Config:
-        return function(get_recipe(parent))
+def adopt_function(module: ModuleType, name: str) -> str:
+    """The recipe's name for ``--module M --config NAME``: a recipe of M, or a function of M, registered as ``M:NAME``.
 
-    del make.__wrapped__  # its signature is that of a function without arguments
-    return make
+    Raises ConfigError that lists what M has, for a name that is neither.
+    """
+    package = f"{module.__name__}."
+    own = {key: found.make for key, found in registered().items() if f"{found.module}.".startswith(package)}
+    if name in own:
+        return name
+    function = getattr(module, name, None)
+    if callable(function) and not isinstance(function, type):
+        known = next((key for key, make in own.items() if make is function), None)
+        return known or _register(function, module, name)
+    functions = {key for key, value in vars(module).items() if _returns_config(value, module)}
+    recipes = {key: make for key, make in own.items() if ":" not in key}
+    names = sorted((functions - {make.__name__ for make in recipes.values()}) | set(recipes))
+    listing = f"it has: {', '.join(names)}" if names else "it registers no recipe and has no function of that name"
+    advice = did_you_mean(name, names)
+    message = f"{module.__name__} has no recipe and no function '{name}'"
+    raise ConfigError([Problem("", message, hint=f"{advice} {listing}" if advice else listing)])
 
 
-def check_shape(function: Callable[..., Any], name: str, starts_from: str | None = None) -> None:
+def _check_shape(function: Callable[..., Any], name: str, starts_from: str | None = None) -> None:
     """Raises TypeError, saying what to write, for a function that does not take what a recipe takes."""
     parameters = inspect.signature(function).parameters.values()
     required = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
@@ -215,5 +205,37 @@ def check_shape(function: Callable[..., Any], name: str, starts_from: str | None
         )
 
 
+def _starting_from(parent: str, function: Callable[..., Config]) -> Callable[[], Config]:
+    @functools.wraps(function)
+    def make() -> Config:
+        return function(get_recipe(parent))
+
+    del make.__wrapped__  # its signature is that of a function without arguments
+    return make
+
+
+def _register(function: Callable[..., Config], module: ModuleType, name: str) -> str:
+    try:
+        _check_shape(function, name)
+    except TypeError as error:
+        raise ConfigError([Problem("", str(error))]) from None
+    key = f"{module.__name__}:{name}"
+    doc = (function.__doc__ or "").strip().partition("\n")[0]
+    registered()[key] = Recipe(key, function, module.__name__, doc)
+    return key
+
+
+def _returns_config(value: object, module: ModuleType) -> bool:
+    """Whether a function of the module says that it returns a config."""
+    if getattr(value, "__module__", None) != module.__name__:
+        return False
+    result = getattr(value, "__annotations__", {}).get("return")
+    return (isinstance(result, type) and issubclass(result, Config)) or str(result).endswith(".Config")
+
+
 def _qualname(function: Callable[..., Any]) -> str:
     return str(getattr(function, "__qualname__", ""))
+
+
+def _registered(name: str) -> Recipe | None:
+    return registered().get(name) or next((entry for entry in registered().values() if name in entry.aliases), None)

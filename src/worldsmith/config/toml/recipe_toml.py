@@ -1,28 +1,28 @@
-"""The recipe TOML: a strict file that picks a registered recipe and changes some of its values.
+"""Reads a recipe TOML: a strict file that names a registered recipe and changes some of its values.
 
-File -> schema -> per-task remap -> registered recipe -> tree -> tail overrides -> resolved tree. All mistakes of all
-stages are reported together.
+File -> check against the schema -> per-task remap -> registered recipe -> tree -> overrides -> resolved tree. The
+mistakes of all stages are reported together.
 """
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from os import PathLike, fspath
 from typing import Any
 
-from worldsmith.config.declare.configurable import Config, field_names
-from worldsmith.config.declare.value_types import is_reference
-from worldsmith.config.errors import ConfigError, Place, Problem, locate
-from worldsmith.config.recipes.registry import find_recipe, get_recipe, lineage
+from worldsmith.config.declare.configurable import ABSENT, OPAQUE, Config, field_names, find
+from worldsmith.config.declare.value_types import fit, holds_sections, is_reference, mismatch
+from worldsmith.config.errors import SHOWN, ConfigError, Place, Problem, locate
+from worldsmith.config.recipes.registry import find_recipe, get_recipe, lineage, recipe_task
 from worldsmith.config.text_file import MAX_DEPTH, read_config_text, too_deep
-from worldsmith.config.toml.check import check_table, parse_toml
-from worldsmith.config.toml.positions import Span, find_positions
-from worldsmith.config.toml.schema import TASKS, TomlField, remap
-from worldsmith.config.toml.words import experiment_required, other_system_problem
-from worldsmith.config.tree.draft import Draft, recipe_task
+from worldsmith.config.toml.schema import REFUSED, TASKS, TomlField, remap, toml_fields
+from worldsmith.config.toml.text import Span, find_positions, parse_toml
+from worldsmith.config.tree.draft import Draft
 from worldsmith.config.tree.paths import Path, flatten, format_path
-from worldsmith.config.tree.plain import OPAQUE
+from worldsmith.config.tree.plain import MISSING
+from worldsmith.config.tree.suggest import did_you_mean_path
 from worldsmith.config.words.overrides import (
     RECIPE_WORDS,
     Override,
@@ -31,33 +31,88 @@ from worldsmith.config.words.overrides import (
     set_value,
     take_recipe,
 )
+from worldsmith.config.write.values import LAUNCH_WORD, WORD, write
+
+SELECTORS = {("job", "task"), ("job", "experiment")}
 
 
 def read_recipe_toml(path: str | PathLike[str], overrides: Sequence[Override]) -> tuple[Draft, list[Override]]:
-    """The draft of a recipe TOML, and the overrides that are left to be applied: without those that chose the recipe.
+    """Reads a recipe TOML.
 
-    Raises ConfigError for a text that is no TOML; mistakes in what it says are in the draft.
+    Returns:
+        The draft, with the mistakes in the values of the file, and the overrides that remain to be applied: those that
+        do not choose the recipe.
+
+    Raises:
+        ConfigError: If the text is not valid TOML.
     """
     name = fspath(path)
     return read_recipe_text(read_config_text(name), name, overrides)
 
 
 def read_recipe_text(text: str, name: str, overrides: Sequence[Override]) -> tuple[Draft, list[Override]]:
-    """`read_recipe_toml` for text that is at hand; `name` is what its mistakes call the file."""
+    """`read_recipe_toml` for text in memory; `name` stands for the file in error messages."""
     table, spans = parse_toml(text, name), find_positions(text, name)
     for path, span in spans.items():
         if len(path) > MAX_DEPTH:  # of a header, a dotted key and a value together
             raise ConfigError([too_deep(span.key)])
-    if other := other_system_problem(table):
+    if other := _other_system_problem(table):
         raise ConfigError(locate([other], {path: span.value for path, span in spans.items()}))
     loader = _Loader(Draft(source=name), table, spans)
     loader.load(overrides)
     return loader.draft, take_recipe(overrides)[1]
 
 
+def check_table(
+    table: dict[str, Any], problems: list[Problem], tree: Config | None = None, task: str = TASKS[0]
+) -> list[tuple[TomlField, Any]]:
+    """Checks the keys and types of a parsed table.
+
+    Args:
+        table: The table, or one of its sections.
+        problems: Receives a problem for each unknown key and each value of the wrong type.
+        tree: The tree of the recipe; a key of the tree that a TOML cannot set gets an override as its hint.
+        task: The task, which decides where a key goes in the tree.
+
+    Returns:
+        The known keys that are set and have the right type, in file order.
+    """
+    check = _Check({entry.path: entry for entry in toml_fields()}, problems, tree, task)
+    check.section(table, ())
+    return check.found
+
+
+def build_overrides(table: dict[str, Any]) -> list[str]:
+    """Writes a parsed recipe TOML as overrides: ``--``, ``experiment=<name>``, then its leaves in file order.
+
+    The overrides are for people and launch scripts; `read_recipe_toml` fills the tree from the typed values.
+
+    Raises:
+        ConfigError: If the experiment is missing or the task is unknown.
+    """
+    job = table.get("job", {})
+    experiment = job.get("experiment", "") if isinstance(job, dict) else ""
+    if not experiment:
+        raise ConfigError([_experiment_required()])
+    task = job.get("task", "vfm")
+    if task not in TASKS:
+        raise ConfigError([mismatch(("job", "task"), f"one of {list(TASKS)}", task)])
+    words = ["--", f"experiment={experiment}"]
+    for section, content in table.items():
+        if section == OPAQUE:
+            continue
+        if section == "job":
+            content = {key: value for key, value in job.items() if (section, key) not in SELECTORS}
+        for path, value in flatten({section: content}):
+            target = remap(tuple(str(part) for part in path), task)
+            if target is not None and value != MISSING:
+                words.append(f"{format_path(target)}={write(value, LAUNCH_WORD)}")
+    return words
+
+
 @dataclass(slots=True)
 class _Loader:
-    """One read of one file; collects mistakes on the way."""
+    """Fills the draft of one file and collects the mistakes."""
 
     draft: Draft
     table: dict[str, Any]
@@ -91,7 +146,7 @@ class _Loader:
         self.fill(self.draft.tree, values, self.draft.task)
 
     def start(self, values: list[tuple[TomlField, Any]], overrides: Sequence[Override]) -> str:
-        """Puts a fresh tree of the recipe that the file, or an ``experiment=`` word, names into the draft."""
+        """Sets the draft's tree to that of the recipe that the file, or an ``experiment=`` override, names."""
         given = {entry.path: value for entry, value in values}
         name, place = given.get(("job", "experiment"), ""), self.values.get(("job", "experiment"))
         for override in overrides:
@@ -104,7 +159,7 @@ class _Loader:
             return str(name)
         if not name:
             if not any(problem.path == "job.experiment" for problem in self.problems):
-                self.problems.append(self.located(experiment_required()))
+                self.problems.append(self.located(_experiment_required()))
             return str(name)
         try:
             tree, name = get_recipe(name), find_recipe(name).name
@@ -158,12 +213,12 @@ class _Loader:
             mistakes.append(Problem(format_path(source), text, hint=advice, place=place))
         else:
             set_value(tree, target, value, mistakes)
-        self.problems += locate(mistakes, self.draft.places)
         if mistakes:
+            self.problems += locate(mistakes, self.draft.places)
             self.draft.broken.append(target)
 
     def note_places(self, target: Path, source: Path, value: Any) -> None:
-        """Remembers where a value, and each item of a list, was written."""
+        """Records the position of a value, and of each item of a list."""
         places = self.draft.places
         if place := self.values.get(source):
             places[target] = place
@@ -175,6 +230,97 @@ class _Loader:
                     self.note_places((*target, index, *rest), (*source, index, *rest), leaf)
 
     def located(self, problem: Problem) -> Problem:
-        """Places a problem of the schema: at the value for a wrong value, at the key for a wrong key."""
+        """Locates a problem of the schema: at the value for a wrong value, at the key for a wrong key."""
         wrong_value = problem.expected is not None
         return locate([problem], self.values if wrong_value else self.keys)[0].at(Place(self.draft.source))
+
+
+@dataclass(slots=True)
+class _Check:
+    fields: dict[Path, TomlField]
+    problems: list[Problem]
+    tree: Config | None
+    task: str
+    found: list[tuple[TomlField, Any]] = field(default_factory=list)
+    sections: list[Path] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sections = list(dict.fromkeys(path[:length] for path in self.fields for length in range(1, len(path))))
+
+    def section(self, table: dict[str, Any], path: Path) -> None:
+        for key, value in table.items():
+            here = (*path, key)
+            if here in self.fields:
+                self.value(self.fields[here], value)
+            elif here in self.sections:
+                if isinstance(value, dict):
+                    self.section(value, here)
+                else:
+                    self.problems.append(mismatch(here, "a section", value))
+            elif here in REFUSED and value is False:
+                pass  # as it is here
+            elif here in REFUSED:
+                self.problems.append(Problem(format_path(here), f"this key is not supported: {REFUSED[here]}"))
+            else:
+                self.problems.append(self.unknown(here, value))
+
+    def value(self, entry: TomlField, value: Any) -> None:
+        if value == MISSING:
+            return
+        count = len(self.problems)
+        if holds_sections(entry.type):  # the tree reads its sections
+            if not isinstance(value, list):
+                self.problems.append(
+                    mismatch(entry.path, f"a list of sections, each [[{format_path(entry.path)}]]", value)
+                )
+        elif entry.path != (OPAQUE,):
+            value = fit(value, entry.type, entry.path, self.problems)
+        elif not isinstance(value, dict):  # also a reference: nobody resolves it there
+            self.problems.append(mismatch(entry.path, "a table", value))
+        if len(self.problems) == count:
+            self.found.append((entry, value))
+
+    def unknown(self, path: Path, value: Any) -> Problem:
+        where = f"[{format_path(path[:-1])}]" if path[:-1] else "the file"
+        message = f"{where} has no key '{path[-1]}'"
+        if len(self.problems) >= SHOWN:
+            return Problem(format_path(path), message)
+        siblings = [str(known[-1]) for known in [*self.sections, *self.fields] if known[:-1] == path[:-1]]
+        near = did_you_mean_path(path, [*self.fields, *self.sections])
+        advice = near or f"{where} takes: {', '.join(siblings)}"
+        if words := self.words(path, value):
+            advice = f"it is a value of the tree, and this file has no key for it; write -- {' '.join(words)}"
+        return Problem(format_path(path), message, hint=advice)
+
+    def words(self, path: Path, value: Any) -> list[str]:
+        """The overrides that set a key of the tree that is not a key of the file."""
+        leaves = flatten(value) if isinstance(value, dict) else [((), value)]
+        words = []
+        for rest, leaf in leaves:
+            for target in ((*path, *rest), remap((*path, *rest), self.task)):
+                if self.tree is not None and target and find(self.tree, target, ABSENT) is not ABSENT:
+                    words.append(shlex.quote(f"{format_path(target)}={write(leaf, WORD)}"))
+                    break
+        return words
+
+
+def _other_system_problem(table: dict[str, Any]) -> Problem | None:
+    """The problem of a TOML that was written for torchtitan; `None` for every other file."""
+    model, training = table.get("model"), table.get("training")
+    if not (isinstance(model, dict) and isinstance(training, dict) and {"name", "flavor"} <= model.keys()):
+        return None
+    return Problem(
+        "model.flavor",
+        "this is a job config of torchtitan: expected a recipe TOML, whose [job].experiment names a recipe",
+        hint="`worldsmith recipes` lists the recipes; for FLUX.1: `worldsmith config new --from flux_dev run.toml`"
+        if model["name"] == "flux"
+        else "text models are not trained here; `worldsmith recipes` lists what is",
+    )
+
+
+def _experiment_required() -> Problem:
+    return Problem(
+        "job.experiment",
+        "[job].experiment is required: it names the recipe that this file changes",
+        hint='write experiment = "<recipe>" in [job]',
+    )

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from worldsmith.config.declare.configurable import Config, field_hints, unknown_field
+from worldsmith.config.declare.configurable import OPAQUE, Config, field_hints, unknown_field
 from worldsmith.config.declare.field_docs import field_docs
 from worldsmith.config.recipes.registry import import_shipped
 from worldsmith.config.sections import (
@@ -22,7 +22,7 @@ from worldsmith.config.sections import (
     ParallelismConfig,
 )
 from worldsmith.config.tree.paths import Path, format_path
-from worldsmith.config.tree.plain import MISSING, OPAQUE, class_defaults
+from worldsmith.config.tree.plain import MISSING, class_defaults
 
 TASKS = ("vfm", "vlm")
 

@@ -1,28 +1,106 @@
-"""Runs the `check()` of every section so that one run shows all that they have to say.
-
-A check stops at its first complaint. The values that it complains about are then put back to their defaults, in a copy,
-and it is asked again; the sections above it see that copy too. A complaint about a value that was put back, or that is
-known to be wrong, says nothing new and is left out.
-"""
+"""Checks of a resolved tree: the `check()` of every section, settings that contradict each other, and warnings."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from worldsmith.config.declare.configurable import Config, walk
+from worldsmith.config.declare.configurable import ABSENT, Config, find, walk
 from worldsmith.config.errors import Problem, WrongValueError, code_problem
-from worldsmith.config.tree.access import ABSENT, find
+from worldsmith.config.tree.degrees import NAMES, fit_degrees, needed_processes
 from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
 from worldsmith.config.tree.plain import class_defaults
 
+PARALLELISM: Path = ("model", "config", "parallelism")
 MOST = 20
-"""Complaints per section, as a guard against a check that never falls silent."""
+"""Maximum number of problems per section, in case a check never passes."""
+TRIAL_STEPS = 20
+"""Runs of at most this many steps only test that training works; their learning rate is not checked."""
 
 
 def check_sections(tree: Config, broken: Sequence[Path] = ()) -> list[Problem]:
-    """What the sections of a resolved tree complain about, children first. `tree` is not changed."""
+    """Runs the `check()` of every section, so that one run reports all mistakes.
+
+    A check stops at its first problem. The values that the problem names are then reset to their defaults, in a copy,
+    and the check runs again; the sections above use that copy too. A problem about a value that was reset, or that is
+    known to be wrong, is left out.
+
+    Args:
+        tree: The resolved tree; it is not modified.
+        broken: Paths of values that are known to be wrong.
+
+    Returns:
+        The problems, those of children first.
+    """
     return _Checks(tree, broken).run()
+
+
+def alternatives(tree: Any) -> list[tuple[Path, Any, list[str]]]:
+    """Fields that are set although at most one may be (the class's ``_alternatives``), with their section."""
+    groups = [
+        (path, section, [name for name in group if getattr(section, name) is not None])
+        for path, section in walk(tree)
+        for group in getattr(type(section), "_alternatives", ())
+    ]
+    return [(path, section, given) for path, section, given in groups if len(given) > 1]
+
+
+def degree_problems(tree: Any, environment: Mapping[str, str] = os.environ) -> list[Problem]:
+    """The problem of degrees whose product is not the number of processes (WORLD_SIZE)."""
+    shard, replicate, context = degrees = [find(tree, (*PARALLELISM, name)) for name in NAMES]
+    world = _world_size(environment)
+    if world is None or not all(type(degree) is int and (degree > 0 or degree == -1) for degree in degrees):
+        return []  # or the section's own check says so
+    try:
+        fit_degrees(shard, replicate, world, context=context)
+    except WrongValueError as error:
+        concerns = tuple(format_path((*PARALLELISM, name)) for name in error.names)
+        return [
+            Problem(format_path(PARALLELISM), f"{error.message} (WORLD_SIZE)", hint=error.remedy, concerns=concerns)
+        ]
+    return []
+
+
+def remarks(tree: Any, environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Warnings about valid settings with a surprising effect: short cycles, a long warm-up, unused rules, degrees."""
+    found = [*_endless_warm_up(tree)]
+    cycles, steps = find(tree, ("scheduler", "cycle_lengths")), find(tree, ("trainer", "max_iter"))
+    if isinstance(cycles, list) and cycles and all(type(n) is int for n in cycles) and type(steps) is int:
+        total = sum(cycles)
+        if total < steps:
+            found.append(
+                f"scheduler.cycle_lengths end after {total} steps, trainer.max_iter is {steps}: "
+                f"the last {steps - total} steps run at the schedule's last value"
+            )
+    skipped = find(tree, ("checkpoint", "keys_to_skip_loading"))
+    start = [find(tree, ("checkpoint", name)) for name in ("load_path", "init")]
+    if skipped and start == [None, "scratch"]:
+        found.append(f"checkpoint.keys_to_skip_loading = {skipped} has no effect: without load_path nothing is loaded")
+    caps = find(tree, ("data_setting",))
+    if find(tree, ("job", "task")) == "vfm" and caps is not None and caps != type(caps)():
+        found.append("data_setting has no effect for task 'vfm': its caps are those of a reasoner's data")
+    degrees = [find(tree, (*PARALLELISM, name)) for name in NAMES]
+    if all(type(degree) is int for degree in degrees) and _world_size(environment) is None:
+        needed = needed_processes(*degrees)
+        if max(degrees) > 1:
+            found.append(
+                f"{format_path(PARALLELISM)} asks for {needed} and WORLD_SIZE is not set: use worldsmith launch"
+            )
+    return found
+
+
+def contradictions(tree: Any) -> list[Problem]:
+    """The problems of alternatives that are both set; `concerns` of each names the values."""
+    problems = []
+    for path, section, given in alternatives(tree):
+        values = " and ".join(f"{name} = {getattr(section, name)}" for name in given)
+        names = tuple(format_path((*path, name)) for name in given)
+        null = f"{names[0]}=null"
+        advice = f"keep one: leave the other out of the file, or write it as {null} after -- (TOML has no null)"
+        problems.append(Problem(format_path(path), f"{values} cannot both be set", hint=advice, concerns=names))
+    return problems
 
 
 class _Checks:
@@ -42,7 +120,7 @@ class _Checks:
     def check(self, path: Path) -> None:
         for _ in range(MOST):
             section = find(self.tree, path)
-            if not isinstance(section, Config):  # one above it was put back to its default, which has none here
+            if not isinstance(section, Config):  # a section above was reset to its default, which has none here
                 return
             safe = not any(starts_with(bad, path) for bad in self.suspect)
             try:
@@ -51,7 +129,7 @@ class _Checks:
             except ValueError as error:
                 complaint = error if isinstance(error, WrongValueError) else WrongValueError({}, why=str(error))
             except Exception as error:
-                if safe:  # else it was not made for values that are wrong
+                if safe:  # otherwise the check may fail because of values that are wrong
                     what = f"{type(section).__qualname__}.check() cannot be run"
                     self.problems.append(code_problem(what, error, format_path(path)))
                 return
@@ -68,7 +146,7 @@ class _Checks:
                 return
 
     def repair(self, path: Path) -> bool:
-        """Puts a value, or the list or table that holds it, back to its class's default, in a copy.
+        """Resets a value, or the list or table that holds it, to its class's default, in a copy.
 
         Returns whether that changed anything.
         """
@@ -84,3 +162,30 @@ class _Checks:
             parent = find(self.tree, parent_path)
         setattr(parent, str(name), default)
         return True
+
+
+def _endless_warm_up(tree: Any) -> Iterator[str]:
+    """Warnings for cycles of the run that are not longer than their warm-up."""
+    schedule, steps = find(tree, ("scheduler",)), find(tree, ("trainer", "max_iter"))
+    names = ("cycle_lengths", "warm_up_steps", "f_start", "f_max")
+    lists = [find(schedule, (name,)) for name in names]
+    if not all(isinstance(values, list) for values in lists) or type(steps) is not int or steps <= TRIAL_STEPS:
+        return
+    begin = 0
+    for cycle, (length, warm_up, start, top) in enumerate(zip(*lists, strict=False)):
+        if not all(type(n) is int for n in (length, warm_up)) or begin >= steps:
+            return
+        if warm_up >= length > 0:
+            last = min(steps - begin, length)
+            factor = start + (top - start) * last / warm_up
+            yield (
+                f"scheduler.warm_up_steps[{cycle}] = {warm_up} is not below cycle_lengths[{cycle}] = {length}: the "
+                f"learning rate is still in warm-up at step {begin + last}, where it reaches {factor:.1%} of "
+                "optimizer.lr, and there is no decay"
+            )
+        begin += length
+
+
+def _world_size(environment: Mapping[str, str]) -> int | None:
+    text = environment.get("WORLD_SIZE", "")
+    return int(text) if text.isascii() and text.isdigit() and 0 < len(text) < 10 and int(text) > 0 else None

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from worldsmith.config.declare.configurable import Config, children
-from worldsmith.config.tree.access import ABSENT
+from worldsmith.config.declare.configurable import ABSENT, OPAQUE, Config, children
 from worldsmith.config.tree.paths import Path, flatten
-from worldsmith.config.tree.plain import OPAQUE, plain
+from worldsmith.config.tree.plain import to_plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +20,7 @@ class Change:
     new: Any
 
 
-def changes(old: Config, new: Config, *, custom: bool = False) -> list[Change]:
+def find_changes(old: Config, new: Config, *, custom: bool = False) -> list[Change]:
     """The steps from `old` to `new`: fields that are set, and table keys that go away or are added, in that order.
 
     A section of another class is one step, and so is a list, a table of plain values, and a table whose keys change
@@ -32,9 +31,9 @@ def changes(old: Config, new: Config, *, custom: bool = False) -> list[Change]:
     return [*found, Change((OPAQUE,), own, other)] if custom and not same_value(own, other) else found
 
 
-def differences(old: Config, new: Config, *, custom: bool = False) -> list[Change]:
+def find_differences(old: Config, new: Config, *, custom: bool = False) -> list[Change]:
     """The changes value by value, as plain data. A list is a value; a section of another class differs in `type`."""
-    return [leaf for change in changes(old, new, custom=custom) for leaf in _leaves(change)]
+    return [leaf for change in find_changes(old, new, custom=custom) for leaf in _leaves(change)]
 
 
 def same_value(a: Any, b: Any) -> bool:
@@ -70,7 +69,7 @@ def _steps(old: Any, new: Any, path: Path) -> Iterator[Change]:
 
 
 def _leaves(change: Change) -> Iterator[Change]:
-    before, after = ({} if side is ABSENT else dict(flatten({"": plain(side)})) for side in (change.old, change.new))
+    before, after = ({} if side is ABSENT else dict(flatten({"": to_plain(side)})) for side in (change.old, change.new))
     for rest in dict.fromkeys([*before, *after]):
         old, new = before.get(rest, ABSENT), after.get(rest, ABSENT)
         if not same_value(old, new):

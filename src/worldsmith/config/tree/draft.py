@@ -8,12 +8,11 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
-from worldsmith.config.declare.configurable import Config
+from worldsmith.config.declare.configurable import ABSENT, Config
 from worldsmith.config.errors import ConfigError, Place, Problem, locate
 from worldsmith.config.recipes.registry import variables_of
-from worldsmith.config.tree.access import ABSENT, find
-from worldsmith.config.tree.contradictions import alternatives, degree_problems, remarks
-from worldsmith.config.tree.difference import changes, differences
+from worldsmith.config.tree.checks import alternatives, degree_problems, remarks
+from worldsmith.config.tree.difference import find_changes, find_differences
 from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
 from worldsmith.config.tree.provenance import Provenance, remember, trace
 from worldsmith.config.tree.references import VARIABLE, Kept, try_resolve
@@ -87,13 +86,13 @@ class Loaded:
         """The leaves that differ from those of the recipe (without one: from the defaults of the tree's class)."""
         if self.base is None:
             return {path for path, origin in self.provenance.items() if origin.kind != "default"}
-        found = differences(self.base, self.tree, custom=True)
+        found = find_differences(self.base, self.tree, custom=True)
         return {change.path for change in found if change.new is not ABSENT}
 
     @cached_property
     def removed(self) -> list[Path]:
         """The keys of tables that the recipe has and this tree has not."""
-        return [c.path for c in changes(self.base, self.tree) if c.new is ABSENT] if self.base else []
+        return [c.path for c in find_changes(self.base, self.tree) if c.new is ABSENT] if self.base else []
 
     @cached_property
     def base(self) -> Any:
@@ -171,9 +170,3 @@ def give_way(draft: Draft) -> None:
 def _layer(place: Place | None) -> int:
     """The rank of what wrote a value: 0 recipe, 1 file, 2 flag, 3 override word."""
     return 0 if place is None else {"flag": 2, "override": 3}.get(place.file, 1)
-
-
-def recipe_task(tree: Any) -> str | None:
-    """The task that a tree says it is for, which chooses how TOML paths are translated."""
-    task = getattr(find(tree, ("job",)), "task", None)
-    return task if isinstance(task, str) else None

@@ -11,10 +11,9 @@ import dataclasses
 from typing import Any
 
 from worldsmith.config.declare.class_tags import tag_of
-from worldsmith.config.declare.configurable import Config, field_hints
+from worldsmith.config.declare.configurable import OPAQUE, Config, field_hints
 from worldsmith.config.declare.value_types import item_hint, nested_config_classes
 
-OPAQUE = "custom"
 TAG = "type"
 MISSING = "???"
 """Written as a value: it counts as left out."""
@@ -50,7 +49,7 @@ def to_yaml(config: Config, *, custom: bool = False) -> str:
     return dump_yaml(to_dict(config, custom=custom))
 
 
-def plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """A value of a tree as plain data, with the class of every section."""
     return _to_plain(value, Any, custom=True)
 
@@ -70,3 +69,13 @@ def _to_plain(value: Any, hint: Any, custom: bool) -> Any:
             return [_to_plain(item, inner, custom) for item in value]
         return {key: _to_plain(item, inner, custom) for key, item in value.items()}
     return value
+
+
+def flatten(node: object, prefix: str = "") -> dict[str, object]:
+    """Nested dicts as one level of dotted paths; lists count as values."""
+    if not isinstance(node, dict):
+        return {prefix: node}
+    flat: dict[str, object] = {}
+    for key, value in node.items():
+        flat.update(flatten(value, f"{prefix}.{key}" if prefix else str(key)))
+    return flat

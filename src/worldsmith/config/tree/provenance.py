@@ -11,12 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from worldsmith.config.declare.configurable import Config, children
+from worldsmith.config.declare.configurable import ABSENT, OPAQUE, Config, children
 from worldsmith.config.declare.value_types import is_reference
 from worldsmith.config.errors import Place
-from worldsmith.config.tree.access import ABSENT
 from worldsmith.config.tree.paths import Path, format_path, starts_with
-from worldsmith.config.tree.plain import OPAQUE, class_defaults
+from worldsmith.config.tree.plain import class_defaults
 
 COMMAND_LINE = ("override", "flag")
 """Kinds of origin whose `where` is the word itself; also the `file` of such a word's place."""

@@ -13,6 +13,7 @@ from typing import Any, TypeVar, get_origin
 
 from worldsmith.config.declare.class_tags import class_of, tag_of
 from worldsmith.config.declare.configurable import (
+    OPAQUE,
     Config,
     Configurable,
     children,
@@ -32,9 +33,9 @@ from worldsmith.config.declare.value_types import (
     union_members,
 )
 from worldsmith.config.errors import SHOWN, ConfigError, Place, Problem, locate
-from worldsmith.config.toml.positions import Span
+from worldsmith.config.toml.text import Span
 from worldsmith.config.tree.paths import Path, format_path, starts_with
-from worldsmith.config.tree.plain import MISSING, OPAQUE, TAG, class_defaults, required_fields
+from worldsmith.config.tree.plain import MISSING, TAG, class_defaults, required_fields
 from worldsmith.config.tree.suggest import did_you_mean_path
 from worldsmith.config.yaml.text import advice_on, read_yaml
 

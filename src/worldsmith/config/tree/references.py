@@ -14,15 +14,23 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Literal, TypeVar
 
-from worldsmith.config.declare.configurable import Config, children, field_hints, field_names
+from worldsmith.config.declare.configurable import (
+    ABSENT,
+    OPAQUE,
+    Config,
+    all_paths,
+    child_hint,
+    children,
+    field_hints,
+    field_names,
+    find,
+)
 from worldsmith.config.declare.value_types import fit, fits, is_reference, item_hint
 from worldsmith.config.errors import ConfigError, Problem
 from worldsmith.config.text_file import MAX_DEPTH
-from worldsmith.config.tree.access import ABSENT, all_paths, child_hint, find
-from worldsmith.config.tree.checks import check_sections
-from worldsmith.config.tree.contradictions import contradictions
+from worldsmith.config.tree.checks import check_sections, contradictions
 from worldsmith.config.tree.paths import Path, format_path, parse_path
-from worldsmith.config.tree.plain import MISSING, OPAQUE
+from worldsmith.config.tree.plain import MISSING
 from worldsmith.config.tree.suggest import did_you_mean_path, nearest
 from worldsmith.config.words.literals import decode, read_text
 from worldsmith.config.write.values import WORD, write

@@ -13,14 +13,12 @@ from worldsmith.config.declare.configurable import Config
 from worldsmith.config.dialects import Translation
 from worldsmith.config.errors import ConfigError, Place, Problem, UserError
 from worldsmith.config.text_file import read_config_text
-from worldsmith.config.toml.check import parse_toml
-from worldsmith.config.toml.positions import find_positions
+from worldsmith.config.toml.text import find_positions, parse_toml
 from worldsmith.config.tree.draft import Draft
 from worldsmith.config.tree.paths import format_path
 from worldsmith.config.tree.reader import Reader, unset_fields, unset_tree
-from worldsmith.config.words.flag_words import Flag
 from worldsmith.config.words.overrides import Override, parse_overrides
-from worldsmith.config.words.typed_flags import FlagKind, flag_kind, read_flags
+from worldsmith.config.words.typed_flags import FlagKind, TypedFlag, flag_kind, read_flags
 from worldsmith.config.write.json_text import read_json
 from worldsmith.config.yaml.text import Document, read_yaml
 
@@ -29,7 +27,7 @@ from worldsmith.config.yaml.text import Document, read_yaml
 class Words:
     """The words before ``--``, sorted."""
 
-    flags: list[Flag] = field(default_factory=list)
+    flags: list[TypedFlag] = field(default_factory=list)
     loose: list[str] = field(default_factory=list)
     own: dict[str, str] = field(default_factory=dict)
     """The command's own options that were given, with their values."""
@@ -61,7 +59,7 @@ def sort_words(
         takes = takes and not equals and not follows.startswith("--") and follows.partition("=")[0] not in aliases
         values = (value,) if equals else (pending.pop(0),) if takes else ()
         if name not in own:
-            _add(found.flags, Flag(name.lstrip("-"), values), joined=kind is FlagKind.LIST)
+            _add(found.flags, TypedFlag(name.lstrip("-"), values), joined=kind is FlagKind.LIST)
         elif own[name] and not values:
             raise UserError(f"{name} needs a value")
         else:
@@ -82,7 +80,9 @@ def draft_settings(
     if words.spec is not None:
         draft.warnings += words.spec.get_warnings()
     if words.spec is not None or file is not None:
-        document = Document(words.spec.data, words.spec.spans) if words.spec is not None else read_settings(str(file))
+        document = (
+            Document(words.spec.data, words.spec.spans) if words.spec is not None else read_settings_file(str(file))
+        )
         reader = Reader(draft.problems, draft.warnings, merge=True, spans=document.spans, places=draft.places)
         found = reader.section([cls], draft.tree, document.data)
         draft.tree = found if isinstance(found, Config) else draft.tree
@@ -107,18 +107,18 @@ def draft_settings(
     return draft, overrides
 
 
-def _place(loose: Sequence[str], places: Sequence[str], *, takes_rest: bool) -> list[Flag]:
+def _place(loose: Sequence[str], places: Sequence[str], *, takes_rest: bool) -> list[TypedFlag]:
     """Loose words as the flags that they stand for; with `takes_rest` the last place is a list of all that are left."""
     last = len(places) - 1
     if takes_rest and len(loose) > last:
         return [
-            *(Flag(name, (word,)) for name, word in zip(places[:last], loose)),
-            Flag(places[last], tuple(loose[last:])),
+            *(TypedFlag(name, (word,)) for name, word in zip(places[:last], loose)),
+            TypedFlag(places[last], tuple(loose[last:])),
         ]
-    return [Flag(name, (word,)) for name, word in zip(places, loose)]
+    return [TypedFlag(name, (word,)) for name, word in zip(places, loose)]
 
 
-def read_settings(file: str) -> Document:
+def read_settings_file(file: str) -> Document:
     """A TOML, YAML or JSON file of settings. Raises ConfigError for text that is none."""
     text, kind = read_config_text(file), file.lower().rpartition(".")[2]
     if kind == "toml":
@@ -129,10 +129,10 @@ def read_settings(file: str) -> Document:
     return document
 
 
-def _add(flags: list[Flag], flag: Flag, *, joined: bool) -> None:
+def _add(flags: list[TypedFlag], flag: TypedFlag, *, joined: bool) -> None:
     """Appends a flag; the items of a list that is given item by item become one flag."""
     same = [n for n, known in enumerate(flags) if known.name.replace("-", "_") == flag.name.replace("-", "_")]
     if same and joined:
-        flags[same[0]] = Flag(flag.name, (*flags[same[0]].values, *flag.values))
+        flags[same[0]] = TypedFlag(flag.name, (*flags[same[0]].values, *flag.values))
     else:
         flags.append(flag)

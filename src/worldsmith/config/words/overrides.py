@@ -11,14 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from worldsmith.config.declare.configurable import Config, children
+from worldsmith.config.declare.configurable import ABSENT, OPAQUE, Config, all_paths, child_hint, children, find
 from worldsmith.config.declare.value_types import holds_sections, item_hint, nested_config_classes
 from worldsmith.config.errors import ConfigError, Place, Problem
 from worldsmith.config.recipes.registry import get_recipe
 from worldsmith.config.toml.schema import REFUSED, TASKS, published_path, remap, toml_fields
-from worldsmith.config.tree.access import ABSENT, all_paths, child_hint, find
 from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
-from worldsmith.config.tree.plain import MISSING, OPAQUE
+from worldsmith.config.tree.plain import MISSING
 from worldsmith.config.tree.provenance import remember
 from worldsmith.config.tree.reader import Reader
 from worldsmith.config.tree.suggest import did_you_mean_path
@@ -113,7 +112,7 @@ def apply_overrides(
     """
     for override in overrides:
         shown = override.place.source
-        target = translate(tree, override.path, task)
+        target = to_tree_path(tree, override.path, task)
         if target in REFUSED:
             if override.given != "false":
                 problem = Problem(format_path(override.path), f"this key is not supported: {REFUSED[target]}")
@@ -136,7 +135,7 @@ def apply_overrides(
             broken.append(target)
 
 
-def translate(tree: Config, path: Path, task: str | None) -> Path | None:
+def to_tree_path(tree: Config, path: Path, task: str | None) -> Path | None:
     """The tree path that a path of an override means: itself if the tree has it, else its published or TOML meaning."""
     if task not in TASKS or find(tree, path, ABSENT) is not ABSENT:
         return path

@@ -1,8 +1,8 @@
 """Typed flags: ``--optimizer.lr 1e-4`` for every value of a tree, in any order.
 
-Dashes and underscores are the same, and so are ``=`` and a space. A truth value is ``--flag``, ``--no-flag`` or
-``--flag false``; a list takes words or a literal (``0.9 0.95``, ``[0.9, 0.95]``); a section takes the name of a class
-that fits it, whose fields are flags at once. Flags and override words are applied and reported by the same code.
+Dashes and underscores are the same, and so are ``=`` and a space. A boolean is ``--flag``, ``--no-flag`` or
+``--flag false``; a list takes several arguments or a literal (``0.9 0.95``, ``[0.9, 0.95]``); a section takes the name
+of a class that fits it, whose fields become flags. Flags and overrides are applied and reported by the same code.
 """
 
 from __future__ import annotations
@@ -10,50 +10,68 @@ from __future__ import annotations
 import copy
 import enum
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_origin
 
-from worldsmith.config.declare.configurable import Config, field_hints
+from worldsmith.config.declare.configurable import Config, all_paths, field_hints
 from worldsmith.config.declare.value_types import holds_sections, item_hint, nested_config_classes, union_members
-from worldsmith.config.errors import Problem
-from worldsmith.config.tree.access import all_paths
+from worldsmith.config.errors import Place, Problem
 from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
 from worldsmith.config.tree.suggest import did_you_mean, did_you_mean_path
 from worldsmith.config.words.class_choice import class_choices
-from worldsmith.config.words.flag_words import Flag
 from worldsmith.config.words.literals import Literal, Scalar, literal_list
-from worldsmith.config.words.overrides import RECIPE_WORDS, Override, apply_overrides, translate
+from worldsmith.config.words.overrides import RECIPE_WORDS, Override, apply_overrides, to_tree_path
 
 
-def read_flags(
-    tree: Config | None,
-    flags: Sequence[Flag],
-    problems: list[Problem],
-    *,
-    own: Collection[str] = (),
-    verbatim: bool = False,
-) -> list[Override]:
-    """What the flags say: chosen classes first, then the rest in the order given.
+@dataclass(frozen=True, slots=True)
+class TypedFlag:
+    """One flag as typed: its name without dashes, and the arguments that follow it."""
 
-    `tree` is what the flags change, before it is resolved; it is not changed here. Without one (its file has mistakes)
-    flags say nothing. `verbatim`: a field that takes text gets the word as it stands, quotes and brackets included.
-    """
-    return [] if tree is None else _Reader(copy.deepcopy(tree), problems, own, verbatim).read(flags)
+    name: str
+    values: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> Place:
+        shown = " ".join((f"--{self.name}", *self.values)).encode("utf-8", "replace").decode()
+        return Place("flag", None, 1, len(shown), shown)
 
 
 class FlagKind(enum.Enum):
-    """What a flag takes: one value; none, or true or false; any number of values."""
+    """The arguments of a flag: one value; none, or true or false; any number of values."""
 
     VALUE = "value"
     SWITCH = "switch"
     LIST = "list"
 
 
+def read_flags(
+    tree: Config | None,
+    flags: Sequence[TypedFlag],
+    problems: list[Problem],
+    *,
+    own: Collection[str] = (),
+    verbatim: bool = False,
+) -> list[Override]:
+    """Translates flags to overrides.
+
+    Args:
+        tree: The unresolved tree that the flags change; not modified. `None` (its file has mistakes): no overrides.
+        flags: The flags.
+        problems: Receives the mistakes.
+        own: Options of the command itself, for suggestions.
+        verbatim: A text field gets the argument unchanged, with its quotes and brackets.
+
+    Returns:
+        Overrides that choose classes first, then the others in the order given.
+    """
+    return [] if tree is None else _Reader(copy.deepcopy(tree), problems, own, verbatim).read(flags)
+
+
 def flag_kind(tree: Config, name: str) -> FlagKind | None:
-    """What the flag of this name takes; None where the tree has no such flag."""
+    """The arguments of the flag of this name; `None` if the tree has no such flag."""
     reader = _Reader(tree, [], ())
-    parts = reader.parts(Flag(name))
+    parts = reader.parts(TypedFlag(name))
     target, negated = reader.find(parts) if parts else (None, False)
     if target is None:
         return None
@@ -61,16 +79,52 @@ def flag_kind(tree: Config, name: str) -> FlagKind | None:
     return FlagKind.SWITCH if negated or kinds == [bool] else FlagKind.LIST if list in kinds else FlagKind.VALUE
 
 
-def take_recipe_flags(flags: Sequence[Flag]) -> tuple[list[Override], list[Flag]]:
-    """The flags that choose the recipe, and the others."""
+def take_recipe_flags(flags: Sequence[TypedFlag]) -> tuple[list[Override], list[TypedFlag]]:
+    """Splits flags into overrides that choose the recipe, and the other flags."""
     choosing = [flag for flag in flags if tuple(flag.name.split(".")) in RECIPE_WORDS]
     found = [Override("", ("job", "experiment"), " ".join(flag.values), flag.place) for flag in choosing]
     return found, [flag for flag in flags if flag not in choosing]
 
 
+def split_flags(words: Sequence[str], own: Collection[str]) -> tuple[list[str], list[TypedFlag]]:
+    """Splits a command line into the arguments of the command (`own`: its option strings) and the typed flags."""
+    rest: list[str] = []
+    flags: list[TypedFlag] = []
+    inside = False
+    for word in words:
+        name, equals, value = word.partition("=")
+        if word.startswith("--") and len(word) > 2:
+            inside = name not in own
+            if inside:
+                flags.append(TypedFlag(name[2:], (value,) if equals else ()))
+                continue
+        elif word in own:  # -h
+            inside = False
+        if inside:
+            flags[-1] = TypedFlag(flags[-1].name, (*flags[-1].values, word))
+        else:
+            rest.append(word)
+    return rest, flags
+
+
+def take_source(flags: list[TypedFlag], is_source: Callable[[str], bool]) -> str | None:
+    """Removes the argument that names a recipe or a file from those of the flags; `None` if none does.
+
+    The first argument of a flag is its value rather than the source, unless no other argument can be the source.
+    """
+    for first in (1, 0):
+        for index, flag in enumerate(flags):
+            for position in range(first, len(flag.values)):
+                if is_source(flag.values[position]):
+                    left = flag.values[:position] + flag.values[position + 1 :]
+                    flags[index] = TypedFlag(flag.name, left)
+                    return flag.values[position]
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """Where a flag leads: the path, the type there, and what is there now."""
+    """The target of a flag: the path, its type, and the value there."""
 
     path: Path
     hint: Any
@@ -89,7 +143,7 @@ class _Reader:
     verbatim: bool = False
     refused: list[Path] = field(default_factory=list)
 
-    def read(self, flags: Sequence[Flag]) -> list[Override]:
+    def read(self, flags: Sequence[TypedFlag]) -> list[Override]:
         choices: list[Override] = []
         leaves: dict[int, Override] = {}
         # A class is chosen by a shorter path than its fields have: it is read before them, wherever it stands.
@@ -111,7 +165,7 @@ class _Reader:
                 leaves[index] = Override("++" if target.new else "", target.path, given, flag.place)
         return [*choices, *(leaves[index] for index in sorted(leaves))]
 
-    def parts(self, flag: Flag) -> Path | None:
+    def parts(self, flag: TypedFlag) -> Path | None:
         try:
             return parse_path(flag.name)
         except ValueError as error:
@@ -119,7 +173,7 @@ class _Reader:
             return None
 
     def find(self, parts: Path) -> tuple[_Target | None, bool]:
-        """Where the flag leads, and whether it says no."""
+        """The target of the flag, and whether the flag negates it."""
         target = self.walk(parts)
         if target:
             return target, False
@@ -129,7 +183,7 @@ class _Reader:
                 return target, True
         task = getattr(getattr(self.tree, "job", None), "task", None)
         known = tuple(part.replace("-", "_") if isinstance(part, str) else part for part in parts)
-        meaning = translate(self.tree, known, task)
+        meaning = to_tree_path(self.tree, known, task)
         if meaning is None:
             return _Target(known, Any, unused=True), False
         return (self.walk(meaning) if meaning != known else None), False
@@ -163,8 +217,8 @@ class _Reader:
             path = (*path, key)
         return _Target(path, hint, node)
 
-    def given(self, flag: Flag, target: _Target, negated: bool) -> str | Literal | None:
-        """What the flag gives: text that is read by the type, a truth value, or a list; None if it has a mistake."""
+    def given(self, flag: TypedFlag, target: _Target, negated: bool) -> str | Literal | None:
+        """The value of the flag: text to be parsed by the type, a boolean, or a list; `None` if it has a mistake."""
         members, values = _members(target.hint), flag.values
         kinds = [get_origin(member) or member for member in members]
         if negated:
@@ -192,8 +246,8 @@ class _Reader:
         extra = " ".join(values[1:])
         return self.problem(flag, f"this flag takes one value; what is '{extra}'?", hint="quote text that holds spaces")
 
-    def section(self, flag: Flag, target: _Target) -> list[Override]:
-        """What puts another class, or a whole literal, in the place of a section."""
+    def section(self, flag: TypedFlag, target: _Target) -> list[Override]:
+        """The override that replaces a section by one of another class, or by a literal."""
         if len(flag.values) != 1:
             name, names = format_path(target.path), ", ".join(class_choices(target.hint))
             hint = f"name its class ({names}) or set a field, such as --{name}.…"
@@ -201,8 +255,8 @@ class _Reader:
             return []
         return self.chosen(flag, target, flag.values[0])
 
-    def chosen(self, flag: Flag, target: _Target, given: str | Literal) -> list[Override]:
-        """A flag that makes sections; the tree follows it, so that their fields are flags at once."""
+    def chosen(self, flag: TypedFlag, target: _Target, given: str | Literal) -> list[Override]:
+        """The override of a flag that makes sections; it is applied to the tree, so that their fields become flags."""
         made = Override("++" if target.new else "", target.path, given, flag.place)
         mistakes: list[Problem] = []
         apply_overrides(self.tree, [made], mistakes, [])
@@ -211,14 +265,14 @@ class _Reader:
             self.refused.append(target.path)
         return [] if mistakes else [made]
 
-    def unknown(self, flag: Flag, parts: Path) -> None:
+    def unknown(self, flag: TypedFlag, parts: Path) -> None:
         known = tuple(part.replace("-", "_") if isinstance(part, str) else part for part in parts)
         ours = did_you_mean(f"--{flag.name}", self.own, shown="{}") if len(parts) == 1 else None
         hint = ours or did_you_mean_path(known, all_paths(self.tree), shown="--{}")
         self.problem(flag, f"there is no flag --{flag.name}", hint=hint or "--help lists all flags")
 
-    def problem(self, flag: Flag, message: str, *, hint: str | None = None) -> Literal | None:
-        """Notes a mistake; a flag that has one gives nothing."""
+    def problem(self, flag: TypedFlag, message: str, *, hint: str | None = None) -> Literal | None:
+        """Records a mistake; a flag with a mistake has no value."""
         self.problems.append(Problem("", message, hint=hint, place=flag.place))
         return None
 

@@ -1,4 +1,4 @@
-"""A loaded tree as YAML text with the origin of every value in a comment; the text is still valid YAML."""
+"""The origin of every value of a loaded tree: as comments in YAML text, which stays valid, and as plain data."""
 
 from __future__ import annotations
 
@@ -13,38 +13,61 @@ from worldsmith.config.write.values import printable
 from worldsmith.config.yaml.text import dump_yaml, read_yaml
 
 COLUMN = 56
-"""Where comments stand at most; those of longer lines follow the line."""
+"""Maximum column of comments; the comment of a longer line follows the line."""
 LONGEST = 110
-"""Letters of a comment."""
+"""Maximum length of a comment in characters."""
 
 
 def show_tree(loaded: Loaded, *, custom: bool = False, origins: bool = True, changed: bool = False) -> str:
-    """The resolved tree as YAML. With `changed`, only what differs from the recipe (or from the class's defaults).
+    """Writes the resolved tree as YAML.
 
-    Keys that the recipe has and the tree has not are named in comments below.
+    Args:
+        loaded: The loaded tree.
+        custom: Include the project's own data.
+        origins: Add the origin of each value as a comment.
+        changed: Write only values that differ from the recipe (or from the class's defaults), and list the keys of the
+            recipe that the tree does not have in comments at the end.
     """
     data = to_dict(loaded.tree, custom=custom or changed)
     if changed:
         data = _only(data, loaded.changed, ()) or {}
     text = dump_yaml(data)
     if origins and data:
-        text = annotate(text, {path: comment(loaded, path, value) for path, value in leaves(data)})
+        text = annotate(text, {path: comment(loaded, path, value) for path, value in plain_leaves(data)})
     return text + "".join(f"# removed: {format_path(path)}\n" for path in loaded.removed if changed)
 
 
+def describe_origins(loaded: Loaded) -> dict[str, dict[str, Any]]:
+    """Describes each value of `config.yaml`, as plain data for the run folder.
+
+    Returns:
+        By path: the `origin` of the value, whether the value is `changed` from the recipe, and the value that it `was`
+        there. Without a recipe, values are compared with the defaults of the classes, and `was` is omitted.
+    """
+    before = {} if loaded.base is None else dict(plain_leaves(to_dict(loaded.base)))
+    found: dict[str, dict[str, Any]] = {}
+    for path, value in plain_leaves(to_dict(loaded.tree)):
+        entry = found[format_path(path)] = {"origin": comment(loaded, path, value)}
+        if path in loaded.changed:
+            entry["changed"] = True
+            if path in before:
+                entry["was"] = before[path]
+    return found
+
+
 def comment(loaded: Loaded, path: Path, value: Any) -> str:
-    """Who wrote a leaf; each of several writers for a list whose items come from different places."""
+    """The origin of a leaf; all origins for a list whose items have different ones."""
     if path[-1] == TAG:
         return str(origin_of(loaded.provenance, path[:-1])) if len(path) > 1 else ""
-    told = [str(origin_of(loaded.provenance, path))]
+    found = [str(origin_of(loaded.provenance, path))]
     if isinstance(value, list) and value:
-        told = [str(origin_of(loaded.provenance, (*path, index))) for index in range(len(value))]
-    text = printable(", ".join(dict.fromkeys(told)))
+        found = [str(origin_of(loaded.provenance, (*path, index))) for index in range(len(value))]
+    text = printable(", ".join(dict.fromkeys(found)))
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
 def annotate(text: str, comments: dict[Path, str]) -> str:
-    """YAML text with a comment behind each of the given leaves, or above one that takes several lines."""
+    """Adds a comment to each of the given leaves of YAML text: after the leaf, or above a leaf of several lines."""
     places = read_yaml(text, "<tree>").places
     lines = text.splitlines()
     first = {path: (place.line or 1) - 1 for path, place in places.items()}
@@ -65,12 +88,12 @@ def annotate(text: str, comments: dict[Path, str]) -> str:
     return "\n".join(shown) + "\n"
 
 
-def leaves(data: Any, path: Path = ()) -> list[tuple[Path, Any]]:
-    """The single values and plain lists of nested data, with their paths; an empty table is one too."""
+def plain_leaves(data: Any, path: Path = ()) -> list[tuple[Path, Any]]:
+    """The single values, plain lists and empty tables of nested data, with their paths."""
     if isinstance(data, dict) and data:
-        return [leaf for key, child in data.items() for leaf in leaves(child, (*path, key))]
+        return [leaf for key, child in data.items() for leaf in plain_leaves(child, (*path, key))]
     if isinstance(data, list) and any(isinstance(item, (dict, list)) for item in data):
-        return [leaf for index, child in enumerate(data) for leaf in leaves(child, (*path, index))]
+        return [leaf for index, child in enumerate(data) for leaf in plain_leaves(child, (*path, index))]
     return [(path, data)]
 
 

@@ -1,36 +1,50 @@
-"""A loaded run as text in another form that leads to the same tree, references included."""
+"""Converts a loaded run to TOML, YAML, JSON or Python that leads to the same tree, references included."""
 
 from __future__ import annotations
 
 import copy
+import pathlib
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from worldsmith.config.declare.configurable import Config, walk
+from worldsmith.config.declare.configurable import ABSENT, OPAQUE, Config, children, field_names, find, walk
 from worldsmith.config.declare.value_types import holds_sections
 from worldsmith.config.errors import UserError
-from worldsmith.config.recipes.registry import find_recipe, is_recipe
+from worldsmith.config.recipes.registry import find_recipe, is_recipe, recipe_task
 from worldsmith.config.toml.recipe_toml import read_recipe_text
 from worldsmith.config.toml.schema import TASKS, TomlField
-from worldsmith.config.tree.access import ABSENT, find
-from worldsmith.config.tree.difference import Change, changes, same_value
-from worldsmith.config.tree.draft import Loaded, give_way, recipe_task
-from worldsmith.config.tree.paths import format_path
-from worldsmith.config.tree.plain import MISSING, OPAQUE, plain, to_dict
+from worldsmith.config.tree.difference import Change, find_changes, same_value
+from worldsmith.config.tree.draft import Loaded, give_way
+from worldsmith.config.tree.paths import Path, format_path
+from worldsmith.config.tree.plain import MISSING, class_defaults, to_dict, to_plain
 from worldsmith.config.words.overrides import apply_overrides, is_missing, parse_overrides
-from worldsmith.config.write.json_schema_toml import keys_of
-from worldsmith.config.write.toml import write_toml
-from worldsmith.config.write.values import JSON, TOML, WORD, YAML, Syntax, printable, write
+from worldsmith.config.write.describe_toml import keys_of
+from worldsmith.config.write.values import (
+    JSON,
+    PYTHON,
+    TOML,
+    WORD,
+    YAML,
+    Syntax,
+    Time,
+    printable,
+    python_text,
+    write,
+    write_toml,
+)
 from worldsmith.config.yaml.text import dump_yaml
 
 FORMATS = ("toml", "yaml", "json", "python")
+_WIDTH = 110
+"""Maximum width of a line of Python."""
+_TAKEN = {"config", "recipe", "datetime", "False", "None", "True"}
+"""Names that the function of a recipe cannot have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """The text, and for TOML what its sections have no place for: the changes, also as override words."""
+    """The text, and for TOML the changes that its sections cannot express, also as overrides."""
 
     text: str
     rest: list[Change] = field(default_factory=list)
@@ -38,9 +52,15 @@ class Converted:
 
 
 def convert(loaded: Loaded, to: str, *, name: str | None = None) -> Converted:
-    """The run in one of `FORMATS`. `name` is the recipe that a Python module registers.
+    """Converts a run to one of `FORMATS`.
 
-    Raises UserError for a value that the form cannot hold.
+    Args:
+        loaded: The loaded run.
+        to: The format.
+        name: Name of the recipe that a Python module registers.
+
+    Raises:
+        UserError: For a value that the format cannot express.
     """
     try:
         if to == "toml":
@@ -60,7 +80,7 @@ def convert(loaded: Loaded, to: str, *, name: str | None = None) -> Converted:
 
 
 def to_toml(loaded: Loaded) -> Converted:
-    """A recipe TOML with what differs from the recipe. Its text, with the words, is read back and compared."""
+    """Writes a recipe TOML of the differences from the recipe; checks that text and overrides give the same tree."""
     recipes = loaded.recipes()
     if not recipes:
         named = getattr(find(loaded.raw, ("job",)), "experiment", "")
@@ -73,16 +93,14 @@ def to_toml(loaded: Loaded) -> Converted:
     text = f"{comment}\n\n{write_toml(_table(loaded.raw, name, base))}"
     draft, _ = read_recipe_text(text, "<toml>", [])
     give_way(draft)
-    rest = changes(draft.tree, loaded.raw)
+    rest = find_changes(draft.tree, loaded.raw)
     words = [_word(change) for change in rest]
     _require_same(draft.tree, words, loaded.raw)
     return Converted(text, rest, words)
 
 
 def to_python(loaded: Loaded, name: str | None = None) -> str:
-    """A module that registers the tree as a recipe, by its changes from the recipe that it starts from."""
-    from worldsmith.config.write.python import write_module
-
+    """Writes a module that registers the tree as a recipe, by its changes from the recipe that it starts from."""
     recipes = loaded.recipes()
     base = recipes[-1] if recipes else None
     name = name or _free_name(loaded)
@@ -91,15 +109,27 @@ def to_python(loaded: Loaded, name: str | None = None) -> str:
     module = find_recipe(base[0]).module if base else ""
     needs = "" if module.startswith("worldsmith.") or module == "__main__" else module
     origin = f"A recipe made from {printable(loaded.source)}."
-    return write_module(loaded.raw, name, base=base, origin=origin, needs=needs)
+    return _write_module(loaded.raw, name, base=base, origin=origin, needs=needs)
+
+
+def write_new(file: str, text: str, force: bool) -> None:
+    """Writes a file; raises UserError if the file exists and `force` is not set."""
+    path = pathlib.Path(file)
+    try:
+        with path.open("w" if force else "x", encoding="utf-8", newline="\n") as stream:
+            stream.write(text)
+    except FileExistsError:
+        raise UserError(f"{file} is there already; --force overwrites it") from None
+    except OSError as error:
+        raise UserError(f"{file} cannot be written: {error.strerror}") from None
 
 
 def _word(change: Change) -> str:
-    """The override word of a change. Raises ValueError for text that no command line can hold."""
+    """The override of a change; raises ValueError for text that a command line cannot hold."""
     path = format_path(change.path)
     if change.new is ABSENT:
         return f"~{path}"
-    return f"{'+' if change.old is ABSENT else ''}{path}={write(plain(change.new), WORD)}"
+    return f"{'+' if change.old is ABSENT else ''}{path}={write(to_plain(change.new), WORD)}"
 
 
 def _free_name(loaded: Loaded) -> str:
@@ -109,7 +139,7 @@ def _free_name(loaded: Loaded) -> str:
 
 
 def _table(tree: Config, name: str, base: Config) -> dict[str, Any]:
-    """The keys of the recipe TOML that say what differs from the recipe."""
+    """The keys of the recipe TOML whose values differ from the recipe."""
     table: dict[str, Any] = {"job": {"task": recipe_task(base) or TASKS[0], "experiment": name}}
     for entry, target in keys_of(base):
         if is_missing(tree, target):
@@ -127,11 +157,11 @@ def _table(tree: Config, name: str, base: Config) -> dict[str, Any]:
 
 
 def _stated(value: Any, before: Any, entry: TomlField) -> Any:
-    """The value of a key as the file would say it; None if TOML cannot: null, the text "???", keys that go away."""
+    """The value of a key for the file; `None` if TOML has no form for it: null, the text "???", removed keys."""
     if isinstance(value, dict) and isinstance(before, dict):
         value = {key: item for key, item in value.items() if key not in before or not same_value(item, before[key])}
     if holds_sections(entry.type):
-        value = plain(value)
+        value = to_plain(value)
     if value == MISSING or value == {}:
         return None
     try:
@@ -145,8 +175,8 @@ def _require_same(tree: Config, words: list[str], wanted: Config) -> None:
     problems: list[Any] = []
     found = copy.deepcopy(tree)
     apply_overrides(found, parse_overrides(words, problems), problems, [])
-    if problems or changes(found, wanted, custom=True):
-        where = ", ".join(format_path(change.path) for change in changes(found, wanted, custom=True))
+    if problems or find_changes(found, wanted, custom=True):
+        where = ", ".join(format_path(change.path) for change in find_changes(found, wanted, custom=True))
         raise ValueError(f"the text would not lead back to the same tree ({where or problems[0].render()})")
 
 
@@ -158,13 +188,110 @@ def _require_form(data: dict[str, Any], syntax: Syntax) -> None:
             raise ValueError(f"{format_path(path)}: {error}; write it as text, or choose another form") from None
 
 
-def write_new(file: str, text: str, force: bool) -> None:
-    """Writes a file. Raises UserError if it is there already and `force` is not given."""
-    path = Path(file)
-    try:
-        with path.open("w" if force else "x", encoding="utf-8", newline="\n") as stream:
-            stream.write(text)
-    except FileExistsError:
-        raise UserError(f"{file} is there already; --force overwrites it") from None
-    except OSError as error:
-        raise UserError(f"{file} cannot be written: {error.strerror}") from None
+def _write_module(tree: Config, name: str, *, base: tuple[str, Config] | None, origin: str, needs: str = "") -> str:
+    """The text of a module whose recipe `name` builds `tree`.
+
+    `base` is the recipe that it starts from, with its tree; without one, or with a tree of another class, the whole
+    tree is written. `needs` is a module that registers the base. Raises ValueError for a class inside a function.
+    """
+    writer = PythonWriter()
+    root = writer.name_of(type(tree))
+    function = re.sub(r"\W", "_", name, flags=re.ASCII)
+    function = function if function.isidentifier() and function not in _TAKEN else f"recipe_{function}"
+    if base is not None and type(base[1]) is type(tree):
+        lines = writer.changes(base[1], tree)
+        decorator = f"@recipe({python_text(name)}, starts_from={python_text(base[0])})"
+        head = f"def {function}(config: {root}) -> {root}:"
+        doc = f"Changes of the recipe {base[0]}."
+        body = [*lines, "return config"]
+    else:
+        decorator, head, doc = f"@recipe({python_text(name)})", f"def {function}() -> {root}:", "The whole tree."
+        body = writer.statement("return ", tree)
+    text = "\n".join([decorator, head, f'    """{_safe(doc)}"""', *(f"    {line}" for line in body)])
+    imports = [*writer.imports(), *([f"import {needs}  # registers {base[0]}" if base else ""] if needs else [])]
+    return "\n".join(
+        [f'"""{_safe(origin)}"""', "", "from __future__ import annotations", "", *imports, "", "", text, ""]
+    )
+
+
+class PythonWriter:
+    """Writes values as Python expressions and collects the imports that they need."""
+
+    def __init__(self) -> None:
+        self._names: dict[tuple[str, str], str] = {("worldsmith.config", "recipe"): "recipe"}
+        self._uses_datetime = False
+
+    def imports(self) -> list[str]:
+        by_module: dict[str, list[str]] = {}
+        for (module, name), known in self._names.items():
+            by_module.setdefault(module, []).append(name if known == name else f"{name} as {known}")
+        found = [f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(by_module.items())]
+        return [*(["import datetime", ""] if self._uses_datetime else []), *found]
+
+    def name_of(self, cls: type) -> str:
+        """The expression for a Config class, such as ``Trainer.Config``. Raises ValueError for one without a name."""
+        if "<locals>" in cls.__qualname__:
+            raise ValueError(f"{cls.__qualname__} is defined inside a function and cannot be imported")
+        outer, dot, rest = cls.__qualname__.partition(".")
+        key = (cls.__module__, outer)
+        if key not in self._names:
+            taken = {*self._names.values(), "config", "datetime"}
+            self._names[key] = next(
+                name for number in range(1, 10**6) if (name := f"{outer}{number if number > 1 else ''}") not in taken
+            )
+        return f"{self._names[key]}{dot}{rest}"
+
+    def changes(self, old: Config, new: Config) -> list[str]:
+        """The statements that turn the tree ``config`` from `old` into `new`."""
+        lines: list[str] = []
+        for change in find_changes(old, new, custom=True):
+            place = _place(change.path, old)
+            if change.new is ABSENT:
+                lines.append(f"del {place}")
+            else:
+                lines += self.statement(f"{place} = ", change.new)
+        return lines
+
+    def statement(self, start: str, value: Any) -> list[str]:
+        lines = self.expression(value)
+        return [start + lines[0], *lines[1:]]
+
+    def expression(self, value: Any) -> list[str]:
+        """The lines of an expression: one if it fits, else one per item."""
+        parts: list[tuple[str, Any]]
+        if isinstance(value, Config):
+            defaults = class_defaults(type(value))
+            fields = [(name, getattr(value, name)) for name in field_names(type(value))]
+            parts = [(f"{n}=", v) for n, v in fields if n not in defaults or not same_value(v, defaults[n])]
+            opening, closing = f"{self.name_of(type(value))}(", ")"
+        elif isinstance(value, dict):
+            parts, opening, closing = [(f"{python_text(key)}: ", item) for key, item in value.items()], "{", "}"
+        elif isinstance(value, list):
+            parts, opening, closing = [("", item) for item in value], "[", "]"
+        else:
+            self._uses_datetime |= isinstance(value, Time)
+            return [write(value, PYTHON)]
+        items = [self.statement(start, item) for start, item in parts]
+        flat = opening + ", ".join(item[0] for item in items) + closing
+        if all(len(item) == 1 for item in items) and len(flat) <= _WIDTH and not isinstance(value, Config):
+            return [flat]
+        if isinstance(value, Config) and all(len(item) == 1 for item in items) and len(flat) <= _WIDTH - 40:
+            return [flat]
+        inner = [f"    {line}" for item in items for line in [*item[:-1], f"{item[-1]},"]]
+        return [opening, *inner, closing]
+
+
+def _place(path: Path, tree: Config) -> str:
+    """``config.trainer.callbacks["grad_clip"].clip_norm``: keys of tables in brackets."""
+    text = "config"
+    node: Any = tree
+    for part in path:
+        is_field = isinstance(node, Config)
+        text += f".{part}" if is_field else f"[{python_text(part) if isinstance(part, str) else part}]"
+        node = getattr(node, str(part)) if is_field else dict(children(node)).get(part)
+    return text
+
+
+def _safe(text: str) -> str:
+    """Escapes text for a docstring."""
+    return python_text(text)[1:-1]

@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from worldsmith.config.declare.class_tags import tag_of, trusted_packages
-from worldsmith.config.declare.configurable import Config, Configurable, owner_of
+from worldsmith.config.declare.configurable import OPAQUE, Config, Configurable, owner_of
 from worldsmith.config.declare.field_docs import field_docs
 from worldsmith.config.declare.ranges import Length, Mark, Range, annotated_hints
 from worldsmith.config.declare.search import marks_schema
 from worldsmith.config.declare.value_types import is_config_class, union_members
-from worldsmith.config.tree.plain import OPAQUE, TAG, class_defaults, required_fields
+from worldsmith.config.tree.plain import TAG, class_defaults, required_fields
 from worldsmith.config.tree.reader import untagged_class
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"

@@ -9,7 +9,7 @@ from typing import Any
 
 from worldsmith.config.errors import ConfigError, Place, Problem
 from worldsmith.config.text_file import check_extent
-from worldsmith.config.toml.positions import Span
+from worldsmith.config.toml.text import Span
 from worldsmith.config.tree.paths import Path
 from worldsmith.config.write.values import JSON, escape_odd, write
 from worldsmith.config.yaml.text import Document, read_yaml

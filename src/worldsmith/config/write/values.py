@@ -1,4 +1,4 @@
-"""How a value is written: in TOML, JSON or Python, as an override word, and for people."""
+"""Writes plain data as text: in TOML, JSON or Python, as an override, and in messages."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _LONG_NUMBER = re.compile(
     r"(?:: value has (?P<found>\d+) digits)?(?:; use sys\.set_int_max_str_digits\(\) to increase the limit)?"
 )
 _ODD_IN_JSON = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
-"""Letters that readers of JSON may take for something else: written as escapes."""
+"""Characters that JSON readers may misinterpret; they are written as escapes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Syntax:
-    """How a language writes text, keys and the rest. None: it has no form for that."""
+    """How a language writes text, keys and other values. `None`: the language has no form for that."""
 
     name: str
     text: Callable[[str], str]
@@ -53,7 +53,7 @@ class Syntax:
 
 
 def write(value: Any, syntax: Syntax, *, inside: bool = False) -> str:
-    """Plain data on one line. Raises ValueError, saying what the language has no form for."""
+    """Writes plain data on one line; raises ValueError for a value without a form in the language."""
     if isinstance(value, str):
         return (syntax.item or syntax.text)(value) if inside else syntax.text(value)
     if isinstance(value, bool):
@@ -78,14 +78,40 @@ def write(value: Any, syntax: Syntax, *, inside: bool = False) -> str:
     raise ValueError(f"{syntax.name} has no form for {kind}")
 
 
+def write_toml(table: dict[str, Any]) -> str:
+    """Writes a table as the text of a TOML file: single values first, then a section per sub-table.
+
+    Raises:
+        ValueError: For a value without a TOML form, such as null.
+    """
+    blocks: list[str] = []
+    _write_table(table, (), blocks)
+    return "\n\n".join(blocks) + ("\n" if blocks else "")
+
+
+def toml_pair(key: str, value: Any) -> str:
+    return f"{TOML.key(key)} = {write(value, TOML)}"
+
+
 def python_text(text: str) -> str:
-    """A string literal in double quotes."""
+    """A Python string literal in double quotes."""
     body = repr(text)
     return body if body[0] == '"' else '"' + body[1:-1].replace("\\'", "'").replace('"', '\\"') + '"'
 
 
+def _write_table(table: dict[str, Any], path: tuple[str, ...], blocks: list[str]) -> None:
+    lines = [toml_pair(key, item) for key, item in table.items() if not isinstance(item, dict)]
+    if path and (lines or not table):
+        lines.insert(0, f"[{'.'.join(map(TOML.key, path))}]")
+    if lines:
+        blocks.append("\n".join(lines))
+    for key, item in table.items():
+        if isinstance(item, dict):
+            _write_table(item, (*path, key), blocks)
+
+
 def _toml_text(text: str) -> str:
-    """A basic string; whatever does not print is escaped."""
+    """A basic TOML string; characters that do not print are escaped."""
     return f'"{"".join(map(_toml_letter, _whole(text)))}"'
 
 
@@ -104,12 +130,12 @@ def _json_text(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Text on one line that harms no terminal."""
+    """Text on one line without control characters, for a terminal."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def escape_controls(text: str, *, lines: bool = True) -> str:
-    """Text from outside for a terminal: control and bidirectional formatting characters become escapes as in JSON.
+    """Escapes untrusted text for a terminal: control and bidirectional formatting characters become escapes as in JSON.
 
     With `lines`, line feeds and tabs stay.
     """
@@ -117,7 +143,7 @@ def escape_controls(text: str, *, lines: bool = True) -> str:
 
 
 def limit_message(text: str) -> str:
-    """A message without floods: long values and lines are cut, and Python's words on long numbers are replaced."""
+    """Limits the length of a message: cuts long values and lines, and replaces Python's error text on long numbers."""
     text = _LONG_NUMBER.sub(
         lambda match: (
             f"expected whole numbers of at most {match['limit']} digits, found "
@@ -130,7 +156,7 @@ def limit_message(text: str) -> str:
 
 
 def shorten(text: str, limit: int = LONGEST) -> str:
-    """The text, cut at `limit` characters; a cut text ends with its full length."""
+    """Cuts text at `limit` characters; a cut text ends with its full length."""
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"
 
 
@@ -169,9 +195,9 @@ PYTHON = Syntax(
     time=repr,
 )
 YAML = Syntax("YAML", text=str, key=str)
-"""What it has a form for; the text itself is the library's."""
+"""Which values YAML has a form for; the text itself is written by the YAML library."""
 WORD = Syntax("an override word", _word_text, _quoted, comma=",", pair=":")
-"""What the reader of override words takes for the same value, whatever the type of the field is."""
+"""Overrides that are parsed as the same value, for every type of field."""
 LAUNCH_WORD = Syntax(
     "an override word",
     text=lambda text: f"'{text}'" if "," in text or " " in text else text,
@@ -181,7 +207,7 @@ LAUNCH_WORD = Syntax(
     comma=",",
     pair=":",
 )
-"""Words for people and launch scripts: text is quoted in lists, and elsewhere only if it holds a comma or a space."""
+"""Overrides for people and launch scripts: text is quoted in lists, elsewhere only if it has a comma or a space."""
 SHOWN = replace(
     JSON,
     text=lambda text: json.dumps(text, ensure_ascii=False),
@@ -189,4 +215,4 @@ SHOWN = replace(
     odd_number=repr,
     time=lambda time: f'"{time}"',
 )
-"""JSON for people, who can read more than JSON has a form for."""
+"""JSON for messages, extended to values without a JSON form."""

@@ -13,15 +13,14 @@ from typing import Any
 
 from worldsmith import ROOT
 from worldsmith.config.declare.class_tags import class_of
-from worldsmith.config.declare.configurable import Config, field_names, walk
+from worldsmith.config.declare.configurable import Config, all_paths, field_names, find, walk
 from worldsmith.config.declare.value_types import mismatch
 from worldsmith.config.dialects import CHOICE, detect_dialect, translate_stack
 from worldsmith.config.errors import ConfigError, Place, Problem, locate
-from worldsmith.config.recipes.registry import get_recipe, lineage
+from worldsmith.config.recipes.registry import get_recipe, lineage, recipe_task
 from worldsmith.config.text_file import read_config_text
-from worldsmith.config.toml.positions import Span
-from worldsmith.config.tree.access import all_paths, find
-from worldsmith.config.tree.draft import Draft, recipe_task
+from worldsmith.config.toml.text import Span
+from worldsmith.config.tree.draft import Draft
 from worldsmith.config.tree.paths import Path, starts_with
 from worldsmith.config.tree.plain import MISSING, TAG
 from worldsmith.config.tree.reader import Reader, require_set

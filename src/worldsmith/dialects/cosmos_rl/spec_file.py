@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from worldsmith.config.declare.configurable import Config, field_hints
+from worldsmith.config.declare.configurable import ABSENT, Config, field_hints, find
 from worldsmith.config.declare.value_types import fits, is_reference, mismatch, nested_config_classes
 from worldsmith.config.errors import ConfigError, Place, Problem, locate
 from worldsmith.config.text_file import read_config_text
-from worldsmith.config.toml.check import parse_toml
-from worldsmith.config.toml.positions import Span, find_positions
-from worldsmith.config.tree.access import ABSENT, find
+from worldsmith.config.toml.text import Span, find_positions, parse_toml
 from worldsmith.config.tree.checks import check_sections
 from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
 from worldsmith.config.tree.plain import required_fields

@@ -8,7 +8,7 @@ from typing import Any
 
 from worldsmith.config.errors import ConfigError
 from worldsmith.config.text_file import read_config_text
-from worldsmith.config.words.flag_words import Flag
+from worldsmith.config.words.typed_flags import TypedFlag
 from worldsmith.config.yaml.text import read_yaml
 
 
@@ -30,7 +30,7 @@ def has_sat_keys(data: Mapping[str, Any]) -> bool:
     return (isinstance(model, dict) and "network_config" in model) or {"args", "deepspeed"} <= data.keys()
 
 
-def take_words(words: Sequence[str], flags: Sequence[Flag]) -> tuple[list[str], list[str], list[Flag]]:
+def take_words(words: Sequence[str], flags: Sequence[TypedFlag]) -> tuple[list[str], list[str], list[TypedFlag]]:
     """Of what stands after ``--base``: the files, SAT's words, and the flags that are not SAT's.
 
     A flag without a dot is one of SAT's: ``--train-iters 500`` is args.train_iters=500.
@@ -45,7 +45,7 @@ def take_words(words: Sequence[str], flags: Sequence[Flag]) -> tuple[list[str], 
         values = tuple(word for word in flag.values if not is_change(word))
         said += changes
         if "." in flag.name:
-            rest.append(Flag(flag.name, values))
+            rest.append(TypedFlag(flag.name, values))
             continue
         value = values[0] if len(values) == 1 else f"[{','.join(values)}]" if values else "true"
         said.append(f"args.{flag.name.replace('-', '_')}={value}")

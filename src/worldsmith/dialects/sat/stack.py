@@ -8,13 +8,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from worldsmith.config.declare.configurable import walk
+from worldsmith.config.declare.configurable import ABSENT, find, walk
 from worldsmith.config.declare.ranges import outside
 from worldsmith.config.declare.value_types import fits, misfit, mismatch
 from worldsmith.config.errors import ConfigError, Place, Problem
 from worldsmith.config.text_file import read_config_text
-from worldsmith.config.toml.positions import Span
-from worldsmith.config.tree.access import ABSENT, find
+from worldsmith.config.toml.text import Span
 from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
 from worldsmith.config.tree.suggest import did_you_mean_path
 from worldsmith.config.words.literals import read_text

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from worldsmith.evaluation.answers.answer_tasks import SPATIAL, AnswerTask
 from worldsmith.evaluation.answers.reading import split_answer
 from worldsmith.evaluation.answers.results import Row
-from worldsmith.evaluation.answers.tasks import SPATIAL, Task
 from worldsmith.evaluation.intervals import share_interval
 
 MOST = 30
@@ -16,7 +16,7 @@ MOST = 30
 OTHERS = "(others)"
 
 
-def judge(row: Row, task: Task, said: str) -> None:
+def judge(row: Row, task: AnswerTask, said: str) -> None:
     """Fills in what the model said, and whether that is right."""
     row.full_response = said
     row.response = split_answer(said)[1]
@@ -29,7 +29,7 @@ def judge(row: Row, task: Task, said: str) -> None:
     row.correct = task.right(row.response, row.gt)
 
 
-def measure(rows: Sequence[Row], tasks: Mapping[str, Task], name: str) -> dict[str, Any]:
+def measure(rows: Sequence[Row], tasks: Mapping[str, AnswerTask], name: str) -> dict[str, Any]:
     """Figures of the rows that have an answer; `tasks` are those of the records, by id."""
     answered = [row for row in rows if row.answered]
     kinds = Counter(row.task for row in answered)
@@ -62,7 +62,7 @@ def measure(rows: Sequence[Row], tasks: Mapping[str, Task], name: str) -> dict[s
     return figures
 
 
-def of_task(rows: Sequence[Row], task: Task) -> dict[str, Any]:
+def of_task(rows: Sequence[Row], task: AnswerTask) -> dict[str, Any]:
     figures = task.measure([row.response for row in rows], [row.gt for row in rows])
     if task.excluded:
         figures |= dict.fromkeys(("accuracy", "accuracy_interval", "correct"))

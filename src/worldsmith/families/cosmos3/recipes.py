@@ -24,11 +24,11 @@ from worldsmith.models.ema import PowerEMA
 from worldsmith.models.spec import ModelSpec
 from worldsmith.models.video_vae.wan import WanVAE
 from worldsmith.objectives.rectified_flow import RectifiedFlow
-from worldsmith.training.callbacks.compile_tokenizer import CompileTokenizer
 from worldsmith.training.callbacks.grad_clip import GradClip
 from worldsmith.training.callbacks.samples.draw_videos import DrawVideos
-from worldsmith.training.loop_config import LoopConfig, monitors
+from worldsmith.training.callbacks.step_speed import CompileTokenizer
 from worldsmith.training.optimizer import AdamW
+from worldsmith.training.run_config import LoopConfig, monitors
 from worldsmith.training.scheduler import LambdaCosine
 from worldsmith.training.trainer import Trainer
 

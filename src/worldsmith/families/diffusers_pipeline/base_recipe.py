@@ -13,7 +13,7 @@ from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.families.diffusers_pipeline.model import PipelineModel
 from worldsmith.models.spec import ModelSpec
 from worldsmith.training.callbacks.grad_clip import GradClip
-from worldsmith.training.loop_config import LoopConfig, monitors
+from worldsmith.training.run_config import LoopConfig, monitors
 from worldsmith.training.scheduler import LambdaCosine
 from worldsmith.training.trainer import Trainer
 

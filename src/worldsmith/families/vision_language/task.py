@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain
@@ -16,15 +16,19 @@ from worldsmith.data.conversations.chat_loader import ChatLoader
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset, ChatFile
 from worldsmith.data.conversations.datasets.mixed import MixedDataset
 from worldsmith.data.report.data_report import DataFlag
+from worldsmith.distributed.world import World
 from worldsmith.families.vision_language.freezing import LANGUAGE, PARTS, backbone_part, describe_parts
 from worldsmith.families.vision_language.model import VisionLanguageModel
+from worldsmith.models.local_part import local_part
+from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.real_values import real_values
 from worldsmith.objectives.next_token import NextToken
 from worldsmith.objectives.objective import LossSum
-from worldsmith.tasks.first_gradients import FirstGradients
 from worldsmith.tasks.task import Task
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from worldsmith.data.conversations.chat_processor import ChatSample
     from worldsmith.data.conversations.conversation import Turn
     from worldsmith.data.conversations.media.media_processor import MediaProcessor
@@ -146,6 +150,45 @@ class VisionLanguageTask(Task):
     def remarks(self) -> Iterator[tuple[str, str]]:
         yield "attention", self.model.describe_attention()
         yield "batches", self.model.describe_batches()
+
+
+class FirstGradients:
+    """Checks the gradient of each trained component of a network once, in the first step that uses it."""
+
+    def __init__(self, network: nn.Module, part_of: Callable[[str], str]) -> None:
+        self.network, self.part_of = network, part_of
+        self.unchecked = {part_of(name) for name, p in native_parameters(network).items() if p.requires_grad}
+
+    def check(self, reached: Collection[str], world: World) -> None:
+        """Checks the gradients after the last backward pass of a step, on all ranks.
+
+        Args:
+            reached: the components that the batches of this rank use.
+
+        Raises:
+            UserError: on all ranks, if the gradient of a component that some rank uses is zero or not finite.
+        """
+        if not self.unchecked:
+            return
+        import torch
+
+        parts = sorted(self.unchecked)
+        squares = dict.fromkeys(parts, torch.zeros((), dtype=torch.float64))
+        for name, parameter in native_parameters(self.network).items():
+            part, gradient = self.part_of(name), parameter.grad
+            if gradient is not None and part in squares:
+                squares[part] = squares[part] + local_part(gradient).double().square().sum().cpu()
+        totals = world.sum(*(float(part in reached) for part in parts), *map(float, squares.values()))
+        for part, uses, total in zip(parts, totals, totals[len(parts) :]):
+            if not uses:
+                continue
+            self.unchecked.discard(part)
+            if not 0 < total < float("inf"):
+                found = "zero, so nothing of it would be trained" if total == 0 else "not finite"
+                raise UserError(
+                    f"the first gradient of the {part} part is {found}: check the weights that the run starts from "
+                    "(checkpoint.load_path), or freeze that part"
+                )
 
 
 def without_required_rates(dataset: ChatDataset.Config) -> ChatDataset.Config:

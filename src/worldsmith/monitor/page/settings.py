@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from worldsmith.config.tree.paths import format_path
-from worldsmith.config.write.annotate import leaves
+from worldsmith.config.write.annotate import plain_leaves
 from worldsmith.monitor.page.run_files import RunFiles
 from worldsmith.monitor.redaction import redact_setting
 
@@ -48,7 +48,7 @@ def differences(runs: Sequence[RunFiles]) -> list[tuple[str, list[str]]]:
 
 def values_of(run: RunFiles) -> list[tuple[str, Any]]:
     """The single values and plain lists of a config, by path."""
-    return [(format_path(path), value) for path, value in leaves(run.config) if path]
+    return [(format_path(path), value) for path, value in plain_leaves(run.config) if path]
 
 
 def in_words(path: str, value: Any) -> str:

@@ -35,7 +35,6 @@ from worldsmith.planning.seconds import step_seconds
 from worldsmith.planning.simulation.short_run import least_layers
 from worldsmith.planning.work import BESIDE, StepWork
 from worldsmith.training.parallel import plan_degrees
-from worldsmith.training.preflight import check_tree
 
 if TYPE_CHECKING:
     from worldsmith.config.tree.draft import Loaded
@@ -270,7 +269,7 @@ class Fitting:
         self.told(f"{words}, with all layers" if whole else words)
         try:
             config = self.read(setting.words).tree
-            check_tree(config)
+            config.check()
             memory = self.states_of(config)
             if memory.spare < 0:
                 return Tried(setting, memory)

@@ -25,7 +25,7 @@ from worldsmith.planning.work import BEFORE, StepWork
 from worldsmith.tasks.registry import task_of
 from worldsmith.training.callbacks.grad_clip import GradClip
 from worldsmith.training.optimizer import trainable_parameters
-from worldsmith.training.parallel import cut, plan_degrees
+from worldsmith.training.parallel import plan_degrees, prepare_network
 from worldsmith.training.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class TrackedRun(Trainer):
         """That of a `StepWork`, once clips have been encoded."""
         self.model: Model = config.model.config.build(device="meta")
         prepare(self.model)
-        cut(self.model, world)
+        prepare_network(self.model, world)
         tracker.name_modules(self.model.network)
 
     def build(self, *, loads: bool = False) -> None:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from worldsmith.actions.action import share_done
 from worldsmith.config.errors import UserError
 from worldsmith.data.conversations.conversation import Turn, question
+from worldsmith.evaluation.answers.answer_tasks import AnswerTasks
 from worldsmith.evaluation.answers.compare import mcnemar
 from worldsmith.evaluation.answers.reading import split_answer
-from worldsmith.evaluation.answers.tasks import Tasks
 
 if TYPE_CHECKING:
     from worldsmith.models.decoding import Decoding
@@ -55,7 +55,7 @@ def compare(asked: Asked, before: Said, after: Said) -> dict[str, Any]:
     if not pairs:
         raise UserError(f"none of the {len(asked)} questions could be asked: {before.answers[0].error}")
     truths = {key: turns[len(question(turns))].text for key, turns in asked if key in pairs}
-    tasks = Tasks(metrics=[], soft_threshold=1).choose("auto", truths, {})
+    tasks = AnswerTasks(metrics=[], soft_threshold=1).choose("auto", truths, {})
     said = [(key, *(split_answer(answer.text)[1] for answer in pair)) for key, pair in pairs.items()]
     right = [(tasks[key].right(old, truths[key]), tasks[key].right(new, truths[key])) for key, old, new in said]
     lost, gained = sum(bool(old and not new) for old, new in right), sum(bool(new and not old) for old, new in right)

@@ -25,7 +25,7 @@ from worldsmith.data.stream.errors import SampleError
 from worldsmith.files.atomic import folder_aside
 from worldsmith.monitor.lineage import write_lineage
 from worldsmith.tools.quantize.compare_answers import Asked, Said, ask, compare
-from worldsmith.training.records.lineage import data_of
+from worldsmith.training.run_folder import dataset_inputs
 
 if TYPE_CHECKING:
     from worldsmith.data.conversations.chat_processor import ChatSample
@@ -129,7 +129,7 @@ class Quantize(AnswerAction, WritingAction):
             require_free(place, INDEX, force=force)
             publish_export(aside, place, about, force=force)
         read = (("calibration", data), ("questions", questions))
-        used = [entry for split, dataset in read if dataset is not None for entry in data_of(split, dataset)]
+        used = [entry for split, dataset in read if dataset is not None for entry in dataset_inputs(split, dataset)]
         write_lineage(
             place, action="quantize", settings=to_dict(config), inputs=[*self.inputs(model), *used], outputs=["."]
         )

@@ -15,7 +15,7 @@ from worldsmith.actions.datasets.shares import ShareError, do_shares
 from worldsmith.checkpoint.run.folders import read_best
 from worldsmith.config.declare.configurable import field_names
 from worldsmith.config.errors import UserError
-from worldsmith.config.tree.contradictions import PARALLELISM
+from worldsmith.config.tree.checks import PARALLELISM
 from worldsmith.config.tree.degrees import NAMES
 from worldsmith.config.tree.paths import format_path
 from worldsmith.distributed.world import World

@@ -17,12 +17,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
-from worldsmith.config.declare.configurable import Config, owner_of
+from worldsmith.config.declare.configurable import ABSENT, Config, find, owner_of
 from worldsmith.config.declare.ranges import Mark, annotated_hints
 from worldsmith.config.declare.search import Search, search_space
-from worldsmith.config.declare.value_types import describe, fits, nested_config_classes, union_members
+from worldsmith.config.declare.value_types import describe_hint, fits, nested_config_classes, union_members
 from worldsmith.config.errors import Problem, UserError
-from worldsmith.config.tree.access import ABSENT, find
 from worldsmith.config.tree.paths import Path, format_path, parse_path
 from worldsmith.config.words.class_choice import named_class
 from worldsmith.config.words.literals import decode, read_text
@@ -184,7 +183,7 @@ class Space:
             return text
         value = read_text(text, hint)
         if not fits(value, hint):
-            raise ValueError(f"the field takes {describe(hint)}, and {text} is none")
+            raise ValueError(f"the field takes {describe_hint(hint)}, and {text} is none")
         return value
 
     def hint(self, path: str, word: str = "", *, declared: bool = False) -> Any:

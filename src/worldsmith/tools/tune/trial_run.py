@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from worldsmith.config.declare.class_tags import trusted_packages
-from worldsmith.config.recipes.registry import registered
+from worldsmith.config.recipes.packages import registered
 from worldsmith.distributed.process_signals import signal_at_parents_end
 from worldsmith.files.json_file import read_json_object
 from worldsmith.monitor.page.series import numbers

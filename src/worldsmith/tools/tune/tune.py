@@ -19,7 +19,7 @@ from worldsmith.config.declare.ranges import Count, PositiveFactor, Range, Seed
 from worldsmith.config.declare.search import Example
 from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.config.tree.draft import Loaded
-from worldsmith.config.tree.plain import to_dict
+from worldsmith.config.tree.plain import flatten, to_dict
 from worldsmith.dialects.cosmos_rl.policy import Route, route
 from worldsmith.dialects.cosmos_rl.train.sources import TEST_SIZE
 from worldsmith.distributed.stop_signals import PREEMPTED, StopSignals
@@ -33,7 +33,7 @@ from worldsmith.tools.tune.space import Space, as_words
 from worldsmith.tools.tune.strategy import PRUNERS, SAMPLERS, ExhaustedError, Plan, Strategy
 from worldsmith.tools.tune.trial_run import TrialRun, environment_of, program, visible_devices
 from worldsmith.tools.tune.trials import Trials, last_or_best
-from worldsmith.training.run_folder import flatten, given_root
+from worldsmith.training.run_folder import given_root
 
 LOSSES = ("loss", "perplexity", "error")
 """What is better when it is less, as a part of a figure's name."""

@@ -1,18 +1,26 @@
-"""`Callback`: named points of a run at which a component may act."""
+"""`Callback`: named points of a run at which a component may act, and `TrainingRun`: what it can read there."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import enum
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from worldsmith.config import Configurable
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from worldsmith.distributed.world import World
+    from worldsmith.models.ema import PowerEMA
+    from worldsmith.models.model import Model
     from worldsmith.monitor.sinks import Sinks
-    from worldsmith.training.step import Step
-    from worldsmith.training.trainer import Trainer
-    from worldsmith.training.validation import Validation
+    from worldsmith.monitor.throughput import Throughput
+    from worldsmith.tasks.task import Task
+    from worldsmith.training.step import Step, StepGuard
+    from worldsmith.training.validation import Validation, Validator
 
 
 class Callback(Configurable):
@@ -28,49 +36,49 @@ class Callback(Configurable):
     class Config(Configurable.Config):
         """A callback without settings."""
 
-        def check_run(self, run: Trainer.Config) -> None:
-            """Raises WrongValueError for a run that this cannot be part of."""
+        def check_run(self, run: Any) -> None:
+            """Raises WrongValueError if the callback cannot be part of a run with the config `run`, a `RunConfig`."""
 
     def __init__(self, config: Config, *, folder: Path) -> None:
         self.config = config
         self.folder = folder
 
-    def on_run_start(self, trainer: Trainer) -> None:
+    def on_run_start(self, trainer: TrainingRun) -> None:
         """Everything is built and restored, `trainer.iteration` steps are done; the folder is this run's."""
 
-    def start_lines(self, trainer: Trainer) -> Iterable[str]:
+    def start_lines(self, trainer: TrainingRun) -> Iterable[str]:
         """What it adds to the lines with which a run starts, on rank 0."""
         return ()
 
-    def figures(self, trainer: Trainer, step: Step) -> Mapping[str, Any]:
+    def figures(self, trainer: TrainingRun, step: Step) -> Mapping[str, Any]:
         """Further figures of a step that is logged, asked for on all ranks; those of rank 0 go to all sinks."""
         return {}
 
-    def on_train_start(self, trainer: Trainer) -> None:
+    def on_train_start(self, trainer: TrainingRun) -> None:
         """The first batch is read, and what the run is about to do is said."""
 
-    def on_training_step_start(self, trainer: Trainer, step: Step) -> None:
+    def on_training_step_start(self, trainer: TrainingRun, step: Step) -> None:
         """The step's packs are read; nothing is computed yet."""
 
-    def on_before_optimizer_step(self, trainer: Trainer, step: Step) -> None:
+    def on_before_optimizer_step(self, trainer: TrainingRun, step: Step) -> None:
         """Gradients of all packs are summed; `step.loss` is known. Here gradients may be changed."""
 
-    def on_training_step_end(self, trainer: Trainer, step: Step) -> None:
+    def on_training_step_end(self, trainer: TrainingRun, step: Step) -> None:
         """The step is done or skipped and counted."""
 
-    def after_training_step(self, trainer: Trainer, step: Step) -> None:
+    def after_training_step(self, trainer: TrainingRun, step: Step) -> None:
         """All callbacks have seen the end of the step: whoever logs it may ask them for `figures`."""
 
-    def on_validation_end(self, trainer: Trainer, validation: Validation) -> None:
+    def on_validation_end(self, trainer: TrainingRun, validation: Validation) -> None:
         """The weights after `trainer.iteration` steps are validated; after a resume perhaps for the second time."""
 
-    def on_save_checkpoint_end(self, trainer: Trainer, checkpoint: Path) -> None:
+    def on_save_checkpoint_end(self, trainer: TrainingRun, checkpoint: Path) -> None:
         """A complete checkpoint has become visible."""
 
-    def on_train_end(self, trainer: Trainer) -> None:
+    def on_train_end(self, trainer: TrainingRun) -> None:
         """The last step is done, or the run stops early: `trainer.outcome` says how; None when it fails."""
 
-    def records(self, name: str, trainer: Trainer) -> Sinks:
+    def records(self, name: str, trainer: TrainingRun) -> Sinks:
         """A file of lines in the callback's folder; what a run that goes on will do again is removed from it."""
         from worldsmith.monitor.metrics_log import MetricsLog
         from worldsmith.monitor.sinks import Sinks
@@ -78,3 +86,63 @@ class Callback(Configurable):
         path, sinks = self.folder / name, Sinks()
         sinks.add(str(path), lambda: MetricsLog(path, resumed_step=trainer.iteration))
         return sinks
+
+
+class Outcome(enum.Enum):
+    """How `Trainer.train` ended."""
+
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    """A signal asked for it; the run has saved and can be resumed."""
+
+
+class TrainingState(Protocol):
+    """The attributes of `RunState` that callbacks use."""
+
+    loader: Any
+    optimizer: Any
+    parameters: list[nn.Parameter]
+    """The trained parameters, in the optimizer's order."""
+    ema: PowerEMA | None
+    guard: StepGuard
+
+
+class TrainingRun(Protocol):
+    """The attributes of `Trainer` that callbacks use."""
+
+    config: Any
+    """The `RunConfig`. It contains the callbacks' configs, so this module cannot import its class."""
+    run_folder: Path
+    world: World
+    model: Model
+    task: Task
+    validator: Validator | None
+    callbacks: dict[str, Callback]
+    resumed: Path | None
+    """The checkpoint from which the run resumes."""
+    first_size: tuple[int, int]
+    """Samples and tokens of the first batch."""
+    pace: Throughput
+    outcome: Outcome | None
+    """How the run ended; None until then, and when it failed."""
+    reason: str | None
+    """Why the run ended before its last step."""
+    doing: str
+    """Current activity: training, validation, saving, …"""
+    share: float | None
+    """Completed fraction of an activity other than training; None where it is not known."""
+    failed_saves: int
+    memory_before: int
+    """Bytes that the process held before the model was built."""
+    is_asked_to_stop: Callable[[], bool]
+
+    @property
+    def iteration(self) -> int:
+        """Completed steps, including skipped ones."""
+
+    @property
+    def state(self) -> TrainingState:
+        """Everything that the next step depends on."""
+
+    def busy(self, doing: str) -> AbstractContextManager[None]:
+        """Reports `doing` as the activity of the run within the block."""

@@ -1,16 +1,19 @@
-"""Gradient clipping as a callback."""
+"""`GradClip`: gradient clipping by the global norm."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
 from worldsmith.config.declare.ranges import Range
-from worldsmith.training.callbacks.base import Callback
-from worldsmith.training.gradients.grad_clip import clip_gradients
+from worldsmith.models.local_part import local_part
+from worldsmith.training.callbacks.base import Callback, TrainingRun
 
 if TYPE_CHECKING:
-    from worldsmith.training.step import Step
-    from worldsmith.training.trainer import Trainer
+    from torch import Tensor, nn
+
+    from worldsmith.training.step import GradNorm, Step
 
 
 class GradClip(Callback):
@@ -24,6 +27,60 @@ class GradClip(Callback):
 
     config: Config
 
-    def on_before_optimizer_step(self, trainer: Trainer, step: Step) -> None:
+    def on_before_optimizer_step(self, trainer: TrainingRun, step: Step) -> None:
         repair = self.config.force_finite and not step.overflowed
         step.gradient = clip_gradients(trainer.state.parameters, self.config.clip_norm, force_finite=repair)
+
+
+def clip_gradients(
+    parameters: Iterable[nn.Parameter], clip_norm: float | None, *, force_finite: bool = False
+) -> GradNorm:
+    """Scales all gradients by min(1, clip_norm / (norm + 1e-6)), in place.
+
+    The norm of sharded gradients (DTensor) is that over all shards. Gradients that are not finite are not scaled.
+
+    Args:
+        parameters: those without a gradient are ignored.
+        clip_norm: max global L2 norm; None: the gradients are only measured.
+        force_finite: if the norm is not finite, set NaN and infinite entries to zero and measure again.
+    """
+    import torch
+
+    from worldsmith.training.step import GradNorm
+
+    if clip_norm is not None and not clip_norm > 0:
+        raise ValueError(f"clip_norm must be positive, found {clip_norm}; leave it out to clip nothing")
+    with_gradient = [p for p in parameters if p.grad is not None]
+    gradients = [p.grad for p in with_gradient if p.grad is not None]
+    total = global_norm(gradients)
+    norm, zeroed = float(total), 0
+    repaired = force_finite and not math.isfinite(norm)
+    if repaired:
+        zeroed = zero_nonfinite(gradients)
+        total = global_norm(gradients)
+        norm = float(total)
+    usable = math.isfinite(norm) and not (repaired and norm == 0.0)
+    if usable and clip_norm is not None:
+        torch.nn.utils.clip_grads_with_norm_(with_gradient, clip_norm, total)
+    return GradNorm(norm=norm, finite=usable, zeroed=zeroed)
+
+
+def global_norm(gradients: list[Tensor]) -> Tensor:
+    """L2 norm over all gradients and their shards, as a plain tensor."""
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    total = torch.nn.utils.get_total_norm(gradients)
+    return total.full_tensor() if isinstance(total, DTensor) else total
+
+
+def zero_nonfinite(gradients: list[Tensor]) -> int:
+    """Sets NaN and infinite entries to zero, in place, and returns their number on this rank."""
+    import torch
+
+    zeroed = 0
+    for gradient in gradients:
+        local = local_part(gradient)
+        zeroed += local.numel() - int(torch.isfinite(local).sum())
+        local.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+    return zeroed

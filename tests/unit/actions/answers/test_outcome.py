@@ -20,10 +20,10 @@ from worldsmith.actions.answers.saved_answers import SavedAnswers
 from worldsmith.config.errors import UserError
 from worldsmith.data.conversations.conversation import Part, say
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
+from worldsmith.evaluation.answers.answer_tasks import AnswerTasks
 from worldsmith.evaluation.answers.judging import judge, measure, measure_slices
 from worldsmith.evaluation.answers.picture import CELL, FULL, draw_confusion
 from worldsmith.evaluation.answers.results import Row, read_results
-from worldsmith.evaluation.answers.tasks import Tasks
 from worldsmith.monitor.page.run_page import write_page
 from worldsmith.sampling.answers import Answer
 from worldsmith.sampling.video_writer import write_mp4
@@ -37,7 +37,7 @@ class Settings:
 
 
 def write(out: Path, rows: list[Row], name: str, **settings: Any) -> Any:
-    tasks = Tasks(metrics=[], soft_threshold=0.8).choose(name, {row.id: row.gt for row in rows}, {})
+    tasks = AnswerTasks(metrics=[], soft_threshold=0.8).choose(name, {row.id: row.gt for row in rows}, {})
     for row in rows:
         if row.full_response:
             judge(row, tasks[row.id], row.full_response)

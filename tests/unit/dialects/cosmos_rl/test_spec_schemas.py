@@ -21,9 +21,9 @@ import yaml
 from published_files import VERSIONS, PublishedFile, published_files
 
 from worldsmith.actions.registry import kinds_of
-from worldsmith.cli.action import load, sort
-from worldsmith.cli.config.action_forms import all_forms
+from worldsmith.cli.action import load_settings, sort_action_words
 from worldsmith.cli.main import main
+from worldsmith.cli.schema import all_forms
 from worldsmith.config.declare.configurable import Config
 from worldsmith.config.declare.search import search_space
 from worldsmith.config.tree.paths import parse_path
@@ -450,5 +450,7 @@ def test_the_settings_of_a_search_have_a_schema_and_a_template(
     jsonschema.Draft202012Validator(schema).validate(document)
     assert list(jsonschema.Draft202012Validator(schema).iter_errors({**document, "trials": 1})) != []
     (kind,) = kinds_of("tune").values()
-    settings = load("worldsmith tune", kind, sort(["--settings", str(file), "--trials", "3"], [kind]), []).tree
+    settings = load_settings(
+        "worldsmith tune", kind, sort_action_words(["--settings", str(file), "--trials", "3"], [kind]), []
+    ).tree
     assert (settings.source, settings.trials, settings.sampler) == (document["source"], 3, "tpe")

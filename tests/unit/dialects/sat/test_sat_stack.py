@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from sat_files import FILLED, write_stack
 
+from worldsmith.config.declare.configurable import find
 from worldsmith.config.errors import ConfigError
-from worldsmith.config.tree.access import find
 from worldsmith.config.tree.paths import parse_path
-from worldsmith.config.words.flag_words import Flag
+from worldsmith.config.words.typed_flags import TypedFlag
 from worldsmith.dialects.sat.keys import KEYS, SHIFTS, TEXT
 from worldsmith.dialects.sat.recognise import is_sat_stack, take_words
 from worldsmith.dialects.sat.run import RULES, translate_sat
@@ -413,10 +413,10 @@ def test_a_file_that_cannot_be_read_is_named(text: str | None) -> None:
 
 def test_words_and_flags_after_the_files_are_sat_s() -> None:
     files = write_stack()
-    flags = [Flag("seed", ("7", "args.train_iters=500")), Flag("wandb"), Flag("optimizer.lr", ("1e-3",))]
+    flags = [TypedFlag("seed", ("7", "args.train_iters=500")), TypedFlag("wandb"), TypedFlag("optimizer.lr", ("1e-3",))]
     found = take_words([*files, "args.save_interval=5"], flags)
     words = ["args.save_interval=5", "args.train_iters=500", "args.seed=7", "args.wandb=true"]
-    assert found == (files, words, [Flag("optimizer.lr", ("1e-3",))])
+    assert found == (files, words, [TypedFlag("optimizer.lr", ("1e-3",))])
     assert take_words(["ours.yaml"], flags) == (["ours.yaml"], [], flags)
 
 

@@ -17,10 +17,10 @@ from sklearn.metrics import (
 )
 
 from worldsmith.config.errors import UserError
+from worldsmith.evaluation.answers.answer_tasks import AnswerTasks, detect
 from worldsmith.evaluation.answers.compare import compare, mcnemar
 from worldsmith.evaluation.answers.judging import OTHERS, judge, measure, measure_slices
 from worldsmith.evaluation.answers.results import Row
-from worldsmith.evaluation.answers.tasks import Tasks, detect
 from worldsmith.evaluation.answers.texts import measure_texts
 
 SAID = (
@@ -28,7 +28,7 @@ SAID = (
     "<think>no</think><answer>yes</answer>", "<think>yes, but", "Yes, there is no doubt", "the answer is no",
 )  # fmt: skip
 READ = ("yes", "yes", "no", "no", "yes", None, None, None, "yes", None, "yes", "no")
-TASKS = Tasks(metrics=["bleu", "rouge"], soft_threshold=0.8)
+TASKS = AnswerTasks(metrics=["bleu", "rouge"], soft_threshold=0.8)
 
 
 def rows_of(said: list[str], true: list[str]) -> list[Row]:

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from worldsmith.actions.outputs.measure import MeasureVideos
-from worldsmith.cli.config.schema import render
+from worldsmith.cli.schema import schema_text
 from worldsmith.config.declare.configurable import field_hints, field_names
 from worldsmith.config.declare.field_docs import field_docs
 from worldsmith.evaluation.measuring import LOSS
@@ -24,7 +24,7 @@ def test_the_flag_accepts_every_metric() -> None:
 
 def test_the_table_of_the_docs_is_that_of_the_command() -> None:
     hint = "replace the table with the output of: worldsmith schema metrics"
-    assert f"\n\n{render('metrics')}\n" in PAGE.read_text(encoding="utf-8"), hint
+    assert f"\n\n{schema_text('metrics')}\n" in PAGE.read_text(encoding="utf-8"), hint
 
 
 def test_outputs_and_settings_have_names_of_their_own() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import worldsmith
 from worldsmith.actions.registry import kinds_of
-from worldsmith.cli.main import COMMANDS
+from worldsmith.cli.commands import COMMANDS
 from worldsmith.config import get_recipe
 from worldsmith.config.errors import Problem
 from worldsmith.config.tree.plain import to_dict

@@ -17,7 +17,7 @@ from worldsmith.config.declare.ranges import annotated_hints
 from worldsmith.config.declare.search import Example, marks_of, marks_schema
 from worldsmith.config.declare.value_types import nested_config_classes
 from worldsmith.config.tree.paths import Path, parse_path
-from worldsmith.config.tree.plain import class_defaults, plain, required_fields
+from worldsmith.config.tree.plain import class_defaults, required_fields, to_plain
 from worldsmith.config.write.json_schema import DRAFT, Schema, _Types, about
 from worldsmith.dialects.cosmos_rl.names import key_of, keys_of
 from worldsmith.dialects.translation import SpecForm
@@ -68,7 +68,7 @@ def defaults(cls: type[Config], *, examples: bool = False) -> dict[str, Any]:
         if sections and (name not in known or given is not None or shown):
             found[key] = {**defaults(sections[0], examples=examples), **(shown[0] if shown else {})}
         elif shown or given is not None:
-            found[key] = copy.deepcopy(shown[0] if shown else plain(given))
+            found[key] = copy.deepcopy(shown[0] if shown else to_plain(given))
         elif examples and name not in known:
             raise TypeError(f"{cls.__qualname__}.{name} has no default and no Example for the template")
     return found
@@ -93,7 +93,7 @@ class _SpecTypes(_Types):
             self.path = (*path, name)
             described = {"description": " ".join(docs[name].split())} if name in docs else {}
             leaf = not nested_config_classes(strip_annotated(hint))
-            default = {"default": copy.deepcopy(plain(known[name]))} if leaf and known.get(name) is not None else {}
+            default = {"default": copy.deepcopy(to_plain(known[name]))} if leaf and known.get(name) is not None else {}
             marks = marks_schema(hint)
             if needed := marks.get("x-depends-on"):
                 marks["x-depends-on"] = [keys_of(_from_root(other, path)) for other in needed]

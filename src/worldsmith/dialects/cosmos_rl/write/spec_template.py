@@ -10,11 +10,10 @@ from worldsmith.config.declare.configurable import Config
 from worldsmith.config.declare.field_docs import field_docs
 from worldsmith.config.declare.ranges import annotated_hints
 from worldsmith.config.declare.search import Example, marks_of
-from worldsmith.config.declare.value_types import describe, nested_config_classes
+from worldsmith.config.declare.value_types import describe_hint, nested_config_classes
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import class_defaults
-from worldsmith.config.write.toml import toml_pair
-from worldsmith.config.write.values import SHOWN, TOML, write
+from worldsmith.config.write.values import SHOWN, TOML, toml_pair, write
 from worldsmith.config.yaml.text import dump_yaml
 from worldsmith.dialects.cosmos_rl.names import key_of
 from worldsmith.dialects.cosmos_rl.write.spec_schema import defaults, strip_annotated
@@ -90,7 +89,7 @@ def _fields(cls: type[Config]) -> list[tuple[str, str, type[Config] | None]]:
     for name, hint in annotated_hints(cls).items():
         sections = nested_config_classes(strip_annotated(hint))
         doc = " ".join(docs.get(name, "").split())
-        words = "" if sections else describe(hint, null=False)
+        words = "" if sections else describe_hint(hint, null=False)
         for mark in marks_of(hint):
             if isinstance(mark, Example) and not mark.required and name in class_defaults(cls):
                 words += f"; for example {write(mark.value, SHOWN)}"

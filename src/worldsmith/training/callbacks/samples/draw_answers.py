@@ -15,11 +15,11 @@ from worldsmith.data.conversations.conversation import Turn, question
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
 from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.files.atomic import replacing
-from worldsmith.training.callbacks.samples.draw_samples import DrawingSize, DrawSamples, Sample, Weights
+from worldsmith.training.callbacks.samples.draw_samples import DrawingSize, DrawnSample, DrawSamples, Weights
 
 if TYPE_CHECKING:
     from worldsmith.sampling.answers import Answerer
-    from worldsmith.training.trainer import Trainer
+    from worldsmith.training.callbacks.base import TrainingRun
 
 logger = logging.getLogger(__name__)
 
@@ -60,13 +60,13 @@ class DrawAnswers(DrawSamples):
     config: Config
     answerer: Answerer | None = None
 
-    def obstacle(self, run: Trainer.Config) -> str:
+    def obstacle(self, run: Any) -> str:
         data: Any = run.dataloader_train
         if self.config.dataset or run.trainer.run_validation or data.num_workers or not is_streamed(data.dataset):
             return ""
         return "the training data are streamed by this process, and the first questions are at the start of the stream"
 
-    def prepare(self, trainer: Trainer) -> None:
+    def prepare(self, trainer: TrainingRun) -> None:
         if self.answerer is not None:
             return
         from worldsmith.sampling.answers import Answerer
@@ -77,10 +77,10 @@ class DrawAnswers(DrawSamples):
         dataset: ChatDataset = (trainer.state if trainer.validator is None else trainer.validator).loader.dataset
         if self.config.dataset is not None:
             dataset = self.config.dataset.build()
-        self.asked = choose(dataset, self.num_prompts, answerer)
+        self.asked = choose_questions(dataset, self.num_prompts, answerer)
         self.answerer = answerer  # what fails before is tried again
 
-    def draw(self, trainer: Trainer) -> Iterator[list[Sample]]:
+    def draw(self, trainer: TrainingRun) -> Iterator[list[DrawnSample]]:
         assert self.answerer is not None
         self.asked = trainer.world.broadcast(self.asked)  # whatever the other ranks can read
         chosen = self.asked[: self.decision.prompts or None]
@@ -93,10 +93,10 @@ class DrawAnswers(DrawSamples):
             self.give_way(trainer, number / len(chosen))
             last = question(turns)[-1]
             truth = turns[len(question(turns))].text.strip()
-            yield [Sample(prompt=last.text.strip(), answer=answer.text, expected=truth, media=media_of(turns))]
+            yield [DrawnSample(prompt=last.text.strip(), answer=answer.text, expected=truth, media=media_of(turns))]
 
     def write(
-        self, trainer: Trainer, folder: Path, samples: Mapping[Weights, Sequence[Sample]]
+        self, trainer: TrainingRun, folder: Path, samples: Mapping[Weights, Sequence[DrawnSample]]
     ) -> Iterator[dict[str, Any]]:
         run = folder.parents[1]
         for weights, drawn in samples.items():
@@ -115,7 +115,7 @@ class DrawAnswers(DrawSamples):
                 }
 
 
-def choose(dataset: ChatDataset, count: int, answerer: Answerer) -> list[tuple[str, tuple[Turn, ...]]]:
+def choose_questions(dataset: ChatDataset, count: int, answerer: Answerer) -> list[tuple[str, tuple[Turn, ...]]]:
     """Conversations by key, evenly over the data set; of one that is streamed the first ones. DataError for none."""
     distance = 1 if is_streamed(getattr(dataset, "config", None)) else max(1, len(dataset) // count)
     found: list[tuple[str, tuple[Turn, ...]]] = []

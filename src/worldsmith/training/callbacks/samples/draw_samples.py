@@ -18,14 +18,13 @@ from worldsmith.config.declare.ranges import Count, Range
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.peers import SideGroup
 from worldsmith.monitor.metrics_log import MetricsLog
-from worldsmith.training.callbacks.base import Callback
+from worldsmith.training.callbacks.base import Callback, TrainingRun
 from worldsmith.training.callbacks.samples.drawing_budget import Decision, DrawingBudget
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from worldsmith.training.step import Step
-    from worldsmith.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +39,8 @@ STEP_PASSES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """What came out for one prompt: frames or an answer."""
+class DrawnSample:
+    """Latents or an answer that was generated for one prompt."""
 
     prompt: str
     guidance: float | None = None
@@ -50,7 +49,7 @@ class Sample:
     fps: float = 0.0
     answer: str | None = None
     expected: str | None = None
-    """The right answer."""
+    """The ground truth of the answer."""
     media: str | None = None
     """The file that the prompt is about."""
 
@@ -100,7 +99,7 @@ class DrawSamples(Callback):
         """Draw with these: raw weights (live), and EMA weights (ema) where the run keeps them. Empty: the EMA weights,
         or the raw ones where the run keeps no others."""
 
-        def check_run(self, run: Trainer.Config) -> None:
+        def check_run(self, run: Any) -> None:
             model = run.model.config
             if not self.enabled:
                 return
@@ -136,27 +135,27 @@ class DrawSamples(Callback):
     """Drawings of which something is missing."""
 
     @abstractmethod
-    def prepare(self, trainer: Trainer) -> None:
+    def prepare(self, trainer: TrainingRun) -> None:
         """Reads what is asked for, on every rank; may raise anything. What is known already is not read again."""
 
     @abstractmethod
-    def draw(self, trainer: Trainer) -> Iterator[list[Sample]]:
+    def draw(self, trainer: TrainingRun) -> Iterator[list[DrawnSample]]:
         """Samples of the network as it is, on every rank; latents on rank 0 only. It calls `give_way` now and then."""
 
     @abstractmethod
     def write(
-        self, trainer: Trainer, folder: Path, samples: Mapping[Weights, Sequence[Sample]]
+        self, trainer: TrainingRun, folder: Path, samples: Mapping[Weights, Sequence[DrawnSample]]
     ) -> Iterator[dict[str, Any]]:
         """Writes the files of a step on rank 0; yields the record of each sample for samples.jsonl."""
 
-    def obstacle(self, run: Trainer.Config) -> str:
+    def obstacle(self, run: Any) -> str:
         """Reason why samples take far more than a step, so that they are only drawn at an interval; "" = none."""
         return ""
 
-    def is_on(self, run: Trainer.Config) -> bool:
+    def is_on(self, run: Any) -> bool:
         return self.config.enabled and not (self.config.every is None and self.obstacle(run))
 
-    def start_lines(self, trainer: Trainer) -> Iterable[str]:
+    def start_lines(self, trainer: TrainingRun) -> Iterable[str]:
         if not self.config.enabled or self.config.every is not None:
             return
         if reason := self.obstacle(trainer.config):
@@ -168,7 +167,7 @@ class DrawSamples(Callback):
             f"{self.config.max_time_fraction:.3g} of the time: {self.folder / FILE}"
         )
 
-    def on_train_start(self, trainer: Trainer) -> None:
+    def on_train_start(self, trainer: TrainingRun) -> None:
         if not self.is_on(trainer.config):
             return
         done = trainer.iteration
@@ -188,7 +187,7 @@ class DrawSamples(Callback):
         if self.is_due(trainer):
             self._draw_and_write(trainer)
 
-    def on_training_step_end(self, trainer: Trainer, step: Step) -> None:
+    def on_training_step_end(self, trainer: TrainingRun, step: Step) -> None:
         if not self.is_on(trainer.config):
             return
         if self.config.every is None:
@@ -196,17 +195,17 @@ class DrawSamples(Callback):
         elif self.is_due(trainer):
             self._draw_and_write(trainer)
 
-    def figures(self, trainer: Trainer, step: Step) -> Mapping[str, Any]:
+    def figures(self, trainer: TrainingRun, step: Step) -> Mapping[str, Any]:
         return {"failed_drawings": self.failed} if self.failed else {}
 
-    def on_train_end(self, trainer: Trainer) -> None:
+    def on_train_end(self, trainer: TrainingRun) -> None:
         if self.log is not None:
             self.log.close()
             self.log = None
         if self.failed > 1:
             logger.warning("%d drawings of samples have failed", self.failed)
 
-    def is_due(self, trainer: Trainer) -> bool:
+    def is_due(self, trainer: TrainingRun) -> bool:
         """Whether to draw at this step whatever it costs."""
         done, every = trainer.iteration, self.config.every
         if every is None or not done:
@@ -218,29 +217,29 @@ class DrawSamples(Callback):
         """Number of prompts that are taken from the data."""
         return self.config.samples if self.size is None else self.size.prompts
 
-    def kinds(self, trainer: Trainer) -> list[Weights]:
+    def kinds(self, trainer: TrainingRun) -> list[Weights]:
         """The weights to draw with that the run keeps."""
         has_ema = trainer.state.ema is not None
         wanted: list[Weights] = self.config.weights or (["ema"] if has_ema else ["live"])
         return [weights for weights in wanted if weights == "live" or has_ema]
 
-    def give_way(self, trainer: Trainer, share: float) -> None:
+    def give_way(self, trainer: TrainingRun, share: float) -> None:
         """Raises GivesWayError, on all ranks, when a stop is asked for. `share`: what of `draw` is done."""
         trainer.share = (self.parts_done + share) / len(self.kinds(trainer))
         if trainer.world.any(trainer.is_asked_to_stop()):
             raise GivesWayError
 
-    def _passes_of_step(self, trainer: Trainer) -> float:
+    def _passes_of_step(self, trainer: TrainingRun) -> float:
         """Forward passes of a sample that cost as much as a training step on this rank."""
-        samples, _ = trainer.first_size
-        return STEP_PASSES * trainer.config.trainer.grad_accum_iter * samples
+        packs: int = trainer.config.trainer.grad_accum_iter
+        return STEP_PASSES * packs * trainer.first_size[0]
 
-    def _fit(self, trainer: Trainer) -> DrawingSize:
+    def _fit(self, trainer: TrainingRun) -> DrawingSize:
         config, steps = self.config, trainer.config.trainer.max_iter
         passes = config.max_time_fraction * steps * self._passes_of_step(trainer) / DRAWINGS
         return config.fit(passes / len(self.kinds(trainer)))
 
-    def _make_budget(self, trainer: Trainer, size: DrawingSize) -> DrawingBudget:
+    def _make_budget(self, trainer: TrainingRun, size: DrawingSize) -> DrawingBudget:
         passes = self.config.cost(size) * len(self.kinds(trainer)) / size.prompts
         return DrawingBudget(
             self.config.max_time_fraction,
@@ -249,7 +248,7 @@ class DrawSamples(Callback):
             steps_per_prompt=passes / self._passes_of_step(trainer),
         )
 
-    def _decide(self, trainer: Trainer) -> None:
+    def _decide(self, trainer: TrainingRun) -> None:
         """Draws after this step if rank 0 decides so."""
         done, last = trainer.iteration, trainer.config.trainer.max_iter
         if done < min(self.decision.next_check, last):
@@ -266,7 +265,7 @@ class DrawSamples(Callback):
         if self.decision.prompts:
             self._draw_and_write(trainer)
 
-    def _draw_and_write(self, trainer: Trainer) -> None:
+    def _draw_and_write(self, trainer: TrainingRun) -> None:
         from worldsmith.checkpoint.run.rng_state import untouched_rng
 
         start, step = time.perf_counter(), trainer.iteration
@@ -290,7 +289,7 @@ class DrawSamples(Callback):
             self.budget.add(step, self.decision.prompts or self.num_prompts, seconds, once=self.preparing)
         trainer.pace.leave_out(seconds)
 
-    def _draw(self, trainer: Trainer) -> dict[Weights, list[Sample]] | None:
+    def _draw(self, trainer: TrainingRun) -> dict[Weights, list[DrawnSample]] | None:
         """The samples of each kind of weights; None, on all ranks, when the drawing has failed."""
         import torch
 
@@ -307,7 +306,7 @@ class DrawSamples(Callback):
         if trainer.world.any(problem is not None):
             self._fail(trainer.iteration, problem or "another process cannot prepare it")
             return None
-        found: dict[Weights, list[Sample]] = {}
+        found: dict[Weights, list[DrawnSample]] = {}
         network, average = trainer.model.network, trainer.state.ema
         try:
             # A compiled network would be compiled again for the shapes of samples, which may change its bits.
@@ -333,7 +332,7 @@ class DrawSamples(Callback):
             self.failed += 1
         return None
 
-    def _find_failure(self, trainer: Trainer, problem: Exception | None) -> str | None:
+    def _find_failure(self, trainer: TrainingRun, problem: Exception | None) -> str | None:
         """Error of the first rank whose forward passes have failed; None, on all ranks, if there is none.
 
         Raises the error, or RuntimeError on a rank without one, if the ranks have stopped at other collectives.
@@ -358,7 +357,7 @@ class DrawSamples(Callback):
             raise problem or RuntimeError(f"samples have failed at another collective than here: {failures[0]}")
         return failures[0]
 
-    def _write(self, trainer: Trainer, samples: Mapping[Weights, Sequence[Sample]]) -> Path:
+    def _write(self, trainer: TrainingRun, samples: Mapping[Weights, Sequence[DrawnSample]]) -> Path:
         step = trainer.iteration
         folder = self.folder / f"step_{step:09d}"
         shutil.rmtree(folder, ignore_errors=True)

@@ -17,7 +17,7 @@ from worldsmith.config.tree.plain import to_dict
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.models.video_model import NOISE_LEVELS
 from worldsmith.sampling.sample_settings import SampleSettings
-from worldsmith.training.callbacks.samples.draw_samples import DrawingSize, DrawSamples, Sample, Weights
+from worldsmith.training.callbacks.samples.draw_samples import DrawingSize, DrawnSample, DrawSamples, Weights
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from worldsmith.data.clips.video_dataset import VideoDataset, Window
     from worldsmith.models.video_model import GenerationDefaults, VideoSampler
     from worldsmith.sampling.requests import GenerationRequest
-    from worldsmith.training.trainer import Trainer
+    from worldsmith.training.callbacks.base import TrainingRun
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class DrawVideos(DrawSamples):
         seed: Seed = 0
         """Fixes the noise of the first prompt; each further one has the next number."""
 
-        def check_run(self, run: Trainer.Config) -> None:
+        def check_run(self, run: Any) -> None:
             super().check_run(run)
             if self.enabled and not self.guidance:
                 raise wrong(self, "guidance", why="nothing would be drawn", remedy="write [1.0] for no guidance")
@@ -105,11 +105,11 @@ class DrawVideos(DrawSamples):
     def steps(self) -> int:
         return self.config.steps if self.size is None else self.size.steps
 
-    def obstacle(self, run: Trainer.Config) -> str:
+    def obstacle(self, run: Any) -> str:
         network = run.model.config.sampling_network
         return f"{network} would be loaded next to the trained network" if network else ""
 
-    def prepare(self, trainer: Trainer) -> None:
+    def prepare(self, trainer: TrainingRun) -> None:
         if self.requests:
             return
         from worldsmith.checkpoint.formats.family_formats import formats_of
@@ -156,7 +156,7 @@ class DrawVideos(DrawSamples):
                 break
         return fitting or dict(islice(found.items(), self.num_prompts))
 
-    def draw(self, trainer: Trainer) -> Iterator[list[Sample]]:
+    def draw(self, trainer: TrainingRun) -> Iterator[list[DrawnSample]]:
         from worldsmith.sampling.generate import generate_latents
 
         config = self.config
@@ -173,12 +173,12 @@ class DrawVideos(DrawSamples):
             if not trainer.world.is_main:
                 latents = []
             yield [
-                Sample(prompt=request.prompt, guidance=scale, fps=request.fps, latents=latent)
+                DrawnSample(prompt=request.prompt, guidance=scale, fps=request.fps, latents=latent)
                 for request, latent in zip(requests, latents)
             ]
 
     def write(
-        self, trainer: Trainer, folder: Path, samples: Mapping[Weights, Sequence[Sample]]
+        self, trainer: TrainingRun, folder: Path, samples: Mapping[Weights, Sequence[DrawnSample]]
     ) -> Iterator[dict[str, Any]]:
         from worldsmith.sampling.video_writer import contact_sheet, few_frames
 
@@ -212,7 +212,7 @@ class DrawVideos(DrawSamples):
                 rows.append((f"{NAMES[weights]}, guidance {scale:g}", clips))
         contact_sheet(folder / "sheet.png", rows, [request.prompt for request in requests])
 
-    def _write_real(self, trainer: Trainer, folder: Path) -> list[Path | None]:
+    def _write_real(self, trainer: TrainingRun, folder: Path) -> list[Path | None]:
         """Writes the clips of the data whose captions are drawn, as training sees them in the size of the samples.
 
         Files that exist are kept. Returns None for a clip that cannot be read, and an empty list for prompts that are

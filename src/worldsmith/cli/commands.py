@@ -1,0 +1,66 @@
+"""The subcommands of `worldsmith`: their names, their modules, and the parsing of their arguments."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from typing import Any
+
+from worldsmith.actions.registry import commands
+
+COMMANDS = {
+    "config": "show or check the run that a file or recipe describes",
+    "recipes": "list the recipes, or show one and what it changes",
+    "schema": "print the JSON Schema of recipe files",
+    **{name: command.help for name, command in commands().items() if command.about_run},
+    "train": "fine-tune a model from a recipe file or a recipe's name",
+    "launch": "train, or generate, in several processes, on one machine or more",
+    **{name: command.help for name, command in commands().items()},
+}
+"""Command -> help text. Actions are run by `cli.action`. The others are modules of this package with `HELP`,
+`add_arguments(parser)` and `run(args) -> int`; actions about a run are `RunCommand` objects with the same members.
+
+Commands with typed flags also have `read_words(parser, words) -> Namespace`, for the arguments before ``--``. `launch`
+parses its own options, because another command follows them.
+"""
+
+
+def read_command(name: str, words: list[str]) -> tuple[Any, argparse.Namespace]:
+    """Finds a command and parses its arguments."""
+    head, tail = split_tail(words)
+    module = find_command(name)
+    parser = CommandParser(prog=f"worldsmith {name}", description=module.HELP, allow_abbrev=False)
+    module.add_arguments(parser)
+    read_words = getattr(module, "read_words", lambda parser, words: parser.parse_args(words))
+    args = read_words(parser, head)
+    if tail:
+        if not isinstance(getattr(args, "overrides", None), list):
+            parser.error(f"worldsmith {name} takes no overrides after --")
+        args.overrides = [*args.overrides, *tail]
+    return module, args
+
+
+def find_command(name: str) -> Any:
+    """The module or object of a command; see `COMMANDS`."""
+    if name in commands():
+        from worldsmith.cli.run_command import RunCommand
+
+        return RunCommand(name)
+    return importlib.import_module(f"worldsmith.cli.{name}")
+
+
+def split_tail(words: list[str]) -> tuple[list[str], list[str]]:
+    """Splits arguments at the first ``--``: flags and names before it, overrides after it."""
+    if "--" not in words:
+        return words, []
+    index = words.index("--")
+    return words[:index], words[index + 1 :]
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser that escapes control characters of the arguments in its messages."""
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        from worldsmith.config.write.values import escape_controls
+
+        super()._print_message(escape_controls(message), file)

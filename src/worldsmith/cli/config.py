@@ -1,0 +1,213 @@
+"""`worldsmith config`: shows, checks, compares, converts and creates files that describe a run."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from worldsmith.cli import run_source
+from worldsmith.config.declare.configurable import ABSENT
+from worldsmith.config.errors import ConfigError, Problem, UserError, locate
+from worldsmith.config.load import load, read_draft
+from worldsmith.config.tree.difference import find_differences
+from worldsmith.config.tree.draft import Loaded, finish
+from worldsmith.config.tree.paths import format_path
+from worldsmith.config.words.overrides import parse_overrides
+from worldsmith.config.write.values import SHOWN, write
+from worldsmith.monitor.terminal_text import print_message, print_text, print_warning
+
+HELP = "Show, check, compare, convert or begin a run description, without starting the run."
+
+ACTIONS = {
+    "show": "print the resolved tree as YAML, with the origin of every value",
+    "check": "print OK, or every mistake",
+    "diff": "print what differs between two runs; exit code 1 if anything does",
+    "convert": "write the tree as TOML, YAML, JSON or Python",
+    "new": "begin a commented file with every knob",
+}
+
+SOURCE = "recipe TOML, YAML tree, run folder, or a recipe's name"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    for name, text in ACTIONS.items():
+        description = f"{text[0].upper()}{text[1:]}."
+        command = commands.add_parser(name, help=text, description=description, allow_abbrev=False)
+        if name in ("show", "check"):
+            run_source.add_source_arguments(command)
+        if name == "diff":
+            command.add_argument("old", metavar="A", help=SOURCE)
+            command.add_argument("new", metavar="B", help=SOURCE)
+        if name == "check":
+            command.add_argument("--files", action="store_true", help="look for what the run reads and writes, too")
+        if name == "show":
+            command.add_argument("--changed", action="store_true", help="print only what differs from the recipe")
+            command.add_argument("--plain", action="store_true", help="leave out the origins")
+        if name in ("show", "diff"):
+            command.add_argument("--custom", action="store_true", help="include the [custom] data")
+
+
+def read_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
+    """Parses the arguments before ``--``. Arguments that need further imports are added only for their action."""
+    actions = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    name = words[0] if words else ""
+    if name in ("convert", "new"):
+        (add_convert_arguments if name == "convert" else add_new_arguments)(actions.choices[name])
+    if name not in ("show", "check"):
+        return parser.parse_args(words)
+    args = run_source.read_words(actions.choices[name], words[1:])
+    args.action = name
+    return args
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs one action. Raises ConfigError with every mistake."""
+    return {"show": show, "check": check, "diff": diff, "convert": convert_config, "new": new}[args.action](args)
+
+
+def show(args: argparse.Namespace) -> int:
+    """Prints the tree as YAML, with the origins as comments."""
+    from worldsmith.config.write.annotate import show_tree
+
+    loaded = _load(args)
+    print(show_tree(loaded, custom=args.custom, origins=not args.plain, changed=args.changed), end="")
+    return 0
+
+
+def check(args: argparse.Namespace) -> int:
+    """Prints OK or raises every mistake; `--files` also checks weights, VAE, tokenizer, data and run folder."""
+    from worldsmith.cli.spec_and_parent import leave_parent_out
+    from worldsmith.training.file_checks import check_files
+
+    for note in leave_parent_out(args):
+        print_warning(note)
+    try:
+        loaded = _load(args)
+    except ConfigError as error:
+        if not args.files or error.rest is None:
+            raise
+        missing = check_files(error.rest, mistakes=error.problems)
+        raise ConfigError([*error.problems, *locate(missing, error.places)]) from None
+    if args.files and (missing := check_files(loaded.tree, variables=loaded.variables)):
+        raise ConfigError(locate(missing, loaded.places))
+    print_text(f"OK: {loaded.source}")
+    return 0
+
+
+def diff(args: argparse.Namespace) -> int:
+    """Prints one line per difference; environment variables that are not set are compared by name."""
+    old, new = (load(source, keep_unset=True) for source in (args.old, args.new))
+    found = find_differences(old.tree, new.tree, custom=args.custom)
+    for change in found:
+        sides = ("(only in the second)", "(only in the first)")
+        old_text, new_text = (
+            side if value is ABSENT else write(value, SHOWN) for value, side in zip((change.old, change.new), sides)
+        )
+        print_text(f"{format_path(change.path)}: {old_text} -> {new_text}")
+    return 1 if found else 0
+
+
+def convert_config(args: argparse.Namespace) -> int:
+    """Prints or writes a run in another format; raises UserError if the format cannot express the whole run."""
+    from worldsmith.config.write.convert import convert, write_new
+    from worldsmith.dialects.sat.recognise import is_change, is_sat_stack
+
+    for option, needed in (("name", "python"), ("overrides", "toml"), ("print_overrides", "toml")):
+        if getattr(args, option) and args.to != needed:
+            raise UserError(f"--{option.replace('_', '-')} goes with --to {needed}")
+    if args.print_overrides and not args.output:
+        raise UserError("--print-overrides prints words in place of the file; name the file with -o FILE")
+    given = [args.source, *args.words]
+    files, changes = [w for w in given if not is_change(w)], [w for w in given if is_change(w)]
+    if is_sat_stack(files):
+        draft, overrides = read_draft(files, (), changes)
+    elif len(files) > 1:
+        problems: list[Problem] = []
+        draft, overrides = read_draft(files, parse_overrides(changes, problems))
+        draft.problems += problems
+    else:
+        draft, overrides = read_draft(args.source, (), args.words or None)
+    print_message(draft.report.rstrip("\n")) if draft.report else None
+    loaded = finish(draft, overrides, keep_unset=True)
+    for warning in () if loaded.report else loaded.warnings:
+        print_warning(warning)
+    converted = convert(loaded, args.to, name=args.name)
+    rest = "".join(f"{shlex.quote(word)}\n" for word in converted.words)
+    if converted.rest and not (args.overrides or args.print_overrides):
+        paths = "\n".join(f"  {format_path(change.path)}" for change in converted.rest)
+        output = ["-o", str(Path(args.output).with_suffix(".yaml"))] if args.output else []
+        command = shlex.join(["worldsmith", "config", "convert", *given, "--to", "yaml", *output])
+        raise UserError(
+            f"the recipe TOML has no key for\n{paths}\n"
+            f"YAML holds the whole run: {command}\n"
+            "or write these as override words beside the TOML, with --overrides FILE or --print-overrides"
+        )
+    if args.overrides:
+        write_new(args.overrides, rest, args.force)
+    if args.output:
+        write_new(args.output, converted.text, args.force)
+        print(rest if args.print_overrides else "", end="")
+    else:
+        print(converted.text, end="")
+    return 0
+
+
+def new(args: argparse.Namespace) -> int:
+    """Writes a commented file; raises ConfigError for an unknown recipe, UserError if the file exists."""
+    from worldsmith.config.write.convert import write_new
+    from worldsmith.config.write.describe_toml import new_recipe_toml
+
+    if args.spec_action:
+        from worldsmith.cli.schema import find_form
+        from worldsmith.dialects.cosmos_rl.write.spec_template import spec_template
+
+        write_new(args.file, spec_template(find_form(args.spec_action), args.file), args.force)
+        print(f"{args.file}: every key of the spec of {args.spec_action}, with its default or an example")
+        return 0
+    if not args.file.lower().endswith(".toml"):
+        raise UserError(f"{args.file}: the name of a recipe TOML ends in .toml")
+    write_new(args.file, new_recipe_toml(args.recipe), args.force)
+    print(f"{args.file}: every key of the recipe {args.recipe}; check it with `worldsmith config check {args.file}`")
+    return 0
+
+
+def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
+    from worldsmith.config.write.convert import FORMATS
+
+    parser.add_argument("source", metavar="SRC", help="recipe TOML, YAML or JSON tree, nested spec, run folder, recipe")
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="FILE_OR_KEY=VALUE",
+        help="further files of a YAML stack, and changes of it; changes of a nested spec, such as train.epoch=2",
+    )
+    parser.add_argument("--to", required=True, choices=FORMATS, help="the form to write")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write FILE instead of printing")
+    parser.add_argument("--force", action="store_true", help="overwrite FILE")
+    parser.add_argument("--name", help="python: the recipe's name; by default that of the source")
+    parser.add_argument(
+        "--overrides", metavar="FILE", help="toml: write what the TOML has no key for to FILE, as words for after --"
+    )
+    parser.add_argument(
+        "--print-overrides", action="store_true", help="toml: print these words, quoted for a shell; needs -o"
+    )
+
+
+def add_new_arguments(parser: argparse.ArgumentParser) -> None:
+    from worldsmith.cli.schema import SPEC_ACTIONS
+
+    parser.add_argument("file", metavar="FILE", help="the file to write; a spec may be .toml, .yaml or .json")
+    kind = parser.add_mutually_exclusive_group(required=True)
+    kind.add_argument("--from", dest="recipe", metavar="RECIPE", help="a recipe TOML, and the recipe that it changes")
+    kind.add_argument("--action", dest="spec_action", choices=SPEC_ACTIONS, help="a spec of this action")
+    parser.add_argument("--force", action="store_true", help="overwrite FILE")
+
+
+def _load(args: argparse.Namespace) -> Loaded:
+    loaded, _ = run_source.load_run(args)
+    for warning in loaded.warnings:
+        print_warning(warning)
+    return loaded

@@ -1,0 +1,243 @@
+"""`worldsmith schema`: JSON Schemas of recipe TOML, config and specs, and the reference page of all config keys."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import pathlib
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, get_args, get_origin
+
+from worldsmith.actions.registry import kinds_of
+from worldsmith.config.declare.class_tags import tag_of
+from worldsmith.config.declare.configurable import OPAQUE, Config, Configurable, find
+from worldsmith.config.declare.field_docs import field_docs
+from worldsmith.config.declare.ranges import annotated_hints
+from worldsmith.config.declare.value_types import describe_hint, holds_sections, union_members
+from worldsmith.config.errors import UserError
+from worldsmith.config.recipes.registry import get_recipe, recipe_names
+from worldsmith.config.toml.schema import REFUSED, remap, toml_fields
+from worldsmith.config.tree.paths import Path, format_path
+from worldsmith.config.tree.plain import MISSING, class_defaults, required_fields
+from worldsmith.config.tree.reader import untagged_class
+from worldsmith.config.write.describe_toml import hint_at, keys_of, toml_schema
+from worldsmith.config.write.json_schema import about, has_sections, loadable_classes, tree_schema
+from worldsmith.config.write.values import SHOWN, write
+from worldsmith.dialects.cosmos_rl.forms import COMMANDS, MODULES, form_of
+from worldsmith.dialects.translation import SpecForm
+
+HELP = "Print a JSON Schema (recipe TOML, run tree, spec of an action), the reference page or the table of metrics."
+DESCRIBED = ("toml", "tree", "reference", "metrics")
+_TUNE = "tune"
+SPEC_ACTIONS = (*MODULES, *COMMANDS, _TUNE)
+"""Actions whose specs have a schema and a template."""
+_HEAD = """# Configuration reference
+
+<!-- Generated: `worldsmith schema reference -o docs/config_reference.md`. A test compares it with the code. -->
+
+A run is one typed tree. A recipe TOML, a YAML file, a Python recipe, flags and override words all write to it. This
+page lists the keys of the recipe TOML, then every section of the tree. Editors read the same from
+[`schema/recipe.schema.json`](schema/recipe.schema.json) and [`schema/tree.schema.json`](schema/tree.schema.json);
+`worldsmith config new FILE --from RECIPE` writes a commented file with the values of one recipe.
+"""
+_TOML = """## The recipe TOML
+
+`[job].experiment` names a registered recipe. A key that the file leaves out, or sets to `"???"`, keeps the recipe's
+value; the default below is what the key means by itself. Any value may be a reference: `"${trainer.max_iter}"`,
+`"${oc.env:NAME}"`, `"${oc.env:NAME,default}"`, `"${now:%Y-%m-%d}"`. The last columns say where a key goes in the tree
+of a generator (`task = "vfm"`) and of a reasoner (`task = "vlm"`); a key without effect for the task is reported.
+"""
+_TREE = """## The tree
+
+Paths of override words (`worldsmith train FILE -- optimizer.lr=1e-4`) and flags (`--optimizer.lr 1e-4`), and the keys
+of YAML and JSON trees. Where a place takes several classes, `type` names the one.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", nargs="?", choices=(*DESCRIBED, *SPEC_ACTIONS), help="what to describe")
+    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="tree: with the values of this recipe as defaults")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write FILE instead of printing; with --all a folder")
+    parser.add_argument("--all", action="store_true", help="write schema and template of every action, and a manifest")
+    parser.add_argument(
+        "--style",
+        choices=("json-schema", "tao"),
+        default="json-schema",
+        help="spec of an action: JSON Schema, or the key names of NVIDIA TAO",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints or writes the text. Raises UserError or ConfigError."""
+    if args.recipe and args.what != "tree":
+        raise UserError(f"a recipe goes with `worldsmith schema tree`, not with `{args.what or '--all'}`")
+    if args.all != (args.what is None):
+        raise UserError("say what to describe, or give --all and a folder: worldsmith schema --all -o DIR")
+    if args.style != "json-schema" and args.what in DESCRIBED:
+        raise UserError(f"--style goes with the spec of an action, not with `{args.what}`")
+    if args.all:
+        return write_all(args.output, args.style)
+    text = schema_text(args.what, args.recipe, style=args.style)
+    if args.output:
+        pathlib.Path(args.output).write_text(text, encoding="utf-8")
+    else:
+        print(text, end="")
+    return 0
+
+
+def write_all(folder: str | None, style: str) -> int:
+    """Writes the files of all spec forms; returns 1 if some could not be built."""
+    from worldsmith.dialects.cosmos_rl.write.spec_folder import spec_files
+    from worldsmith.files.atomic import write_text
+
+    if folder is None:
+        raise UserError("--all writes several files: name a folder with -o DIR")
+    forms = all_forms()
+    files = spec_files(forms, style)
+    for name, text in files.items():
+        place = pathlib.Path(folder) / name
+        if text is None:
+            place.unlink(missing_ok=True)
+            print(f"{place} could not be made; the manifest says why", file=sys.stderr)
+            continue
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_text(place, text)
+    written = sum(text is not None for text in files.values())
+    print(f"{folder}: {written} files, of the actions {', '.join(forms)}")
+    return int(None in files.values())
+
+
+def schema_text(what: str, recipe: str | None = None, *, style: str = "json-schema") -> str:
+    """The text that the command prints: a schema, or the reference page."""
+    from worldsmith.dialects.cosmos_rl.write.spec_folder import STYLES, as_text
+
+    if what not in DESCRIBED:
+        return as_text(STYLES[style](find_form(what)))
+    if what == "metrics":
+        from worldsmith.evaluation.metrics.registry import metrics_table
+
+        return "".join(f"{row}\n" for row in metrics_table())
+    trees = {name: get_recipe(name) for name in ([recipe] if recipe else recipe_names())}
+    if what == "reference":
+        return reference_page(trees)
+    if what == "toml":
+        return as_text(toml_schema(trees))
+    return as_text(tree_schema(trees))
+
+
+def find_form(name: str) -> SpecForm:
+    """The spec form of an action; raises KeyError for an action without specs."""
+    if name != _TUNE:
+        return form_of(name)
+    (action,) = kinds_of(_TUNE).values()
+    return SpecForm(_TUNE, action.Config, ())
+
+
+def all_forms() -> Mapping[str, Callable[[], SpecForm]]:
+    """The spec forms of all actions, each built when it is called."""
+    return {name: functools.partial(find_form, name) for name in SPEC_ACTIONS if name not in COMMANDS}
+
+
+def reference_page(trees: Mapping[str, Config]) -> str:
+    """The reference page in Markdown; `trees` are the unresolved trees of the recipes whose classes are described."""
+    return "\n".join([_HEAD, *_toml_part(trees), *_TreePart(trees).lines])
+
+
+def _toml_part(trees: Mapping[str, Config]) -> list[str]:
+    lines, section = [_TOML], None
+    # The type of a key is the narrower one of the place where it lands; that of the table if no recipe has the place.
+    types = {e.path: hint_at(tree, at) for tree in reversed(list(trees.values())) for e, at in keys_of(tree)}
+    for entry in toml_fields():
+        if entry.path == (OPAQUE,):
+            continue
+        if entry.path[:-1] != section:
+            section = entry.path[:-1]
+            lines += ["", f"### `[{'.'.join(section)}]`", ""]
+            lines += _rows(["key", "type", "default", "description", "generator", "reasoner"])
+        targets = [remap(entry.path, task) for task in ("vfm", "vlm")]
+        landing = [f"`{format_path(target)}`" if target else "no effect" for target in targets]
+        landing[1] = "same" if landing[0] == landing[1] else landing[1]
+        default = "" if entry.default in (None, MISSING) else f"`{write(entry.default, SHOWN)}`"
+        kind = describe_hint(types.get(entry.path, entry.type), null=False)
+        lines.append(_row([f"`{entry.path[-1]}`", kind, default, entry.doc, *landing]))
+    lines += [
+        "",
+        "### `[custom]`",
+        "",
+        "The project's own data: any keys, kept with the run and read by nothing.",
+    ]
+    if REFUSED:
+        lines += ["", "Known keys that are refused:", ""]
+        lines += [f"- `{format_path(path)}`: {reason}" for path, reason in REFUSED.items()]
+    return [*lines, ""]
+
+
+class _TreePart:
+    """Describes every section below the roots, once per class, in the order of the tree."""
+
+    def __init__(self, trees: Mapping[str, Config]) -> None:
+        self.lines = [_TREE]
+        self.seen: set[type] = set()
+        self.trees = trees
+        for root in dict.fromkeys(type(tree) for tree in trees.values()):
+            self.section((), root, root)
+
+    def section(self, path: tuple[str, ...], cls: type[Config], hint: Any) -> None:
+        if cls in self.seen:
+            return
+        self.seen.add(cls)
+        where = f"`{'.'.join(path)}`: " if path else ""
+        facts = about(cls)
+        self.lines += ["", f"### {where}{facts['title']}", ""]
+        if "description" in facts:
+            self.lines += [" ".join(str(facts["description"]).split()), ""]
+        if cls is not untagged_class(union_members(hint)) or not path:
+            self.lines += [f"`type: {tag_of(cls)}`", ""]
+        self.fields(cls)
+        for name, kind in annotated_hints(cls).items():
+            self.below((*path, name), kind)
+
+    def fields(self, cls: type[Config]) -> None:
+        docs, defaults, required = field_docs(cls), class_defaults(cls), required_fields(cls)
+        hints = annotated_hints(cls)
+        if not hints:
+            self.lines.append("No fields.")
+            return
+        self.lines += _rows(["field", "type", "default", "description"])
+        for name, hint in hints.items():
+            if has_sections(hint):
+                kind, default = _section_words(hint), "required" if name in required else ""
+            else:
+                kind = describe_hint(hint)
+                default = "required" if name in required else f"`{write(defaults[name], SHOWN)}`"
+            self.lines.append(_row([f"`{name}`", kind, default, docs.get(name, "")]))
+
+    def below(self, path: tuple[str, ...], hint: Any) -> None:
+        for member in union_members(hint):
+            if get_origin(member) in (list, dict):
+                key = "NAME" if get_origin(member) is dict else "0"
+                self.below((*path, key), get_args(member)[-1])
+        for cls in self.used(path) if Configurable.Config in union_members(hint) else loadable_classes(hint):
+            self.section(path, cls, hint)
+
+    def used(self, path: Path) -> Iterable[type[Config]]:
+        """The classes that the recipes use at a path that accepts any component."""
+        found = (find(tree, path) for tree in self.trees.values())
+        return dict.fromkeys(type(node) for node in found if isinstance(node, Config))
+
+
+def _section_words(hint: Any) -> str:
+    inner = [
+        _section_words(get_args(member)[-1]) for member in union_members(hint) if get_origin(member) in (list, dict)
+    ]
+    container = "list" if holds_sections(hint) else "table"
+    return f"{container} of {inner[0]}s" if inner else "section"
+
+
+def _rows(titles: list[str]) -> list[str]:
+    return [_row(titles), f"|{'---|' * len(titles)}"]
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(' '.join(cell.replace('|', chr(92) + '|').split()) for cell in cells)} |"

@@ -1,0 +1,244 @@
+"""`--spec` and `--parent`: a spec of another system instead of a settings file, a run or result instead of a model."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+
+from worldsmith.actions.action import Action
+from worldsmith.config.declare.configurable import field_hints
+from worldsmith.config.errors import UserError
+from worldsmith.config.words.command_words import Words, read_settings_file
+from worldsmith.config.words.typed_flags import TypedFlag
+from worldsmith.dialects.cosmos_rl.forms import COMMANDS, MODULES, form_of
+from worldsmith.dialects.cosmos_rl.policy import KEY as POLICY
+from worldsmith.dialects.cosmos_rl.policy import route, take_policy
+from worldsmith.dialects.cosmos_rl.spec_file import Spec, read_spec
+from worldsmith.dialects.cosmos_rl.train.model import NAME as SPEC_MODEL
+from worldsmith.dialects.translation import PARENT_KEY, ReportLine, SpecForm, SpecTranslation, require_translated
+
+SPEC = "--spec"
+SPEC_HELP = (
+    "a spec of Cosmos-RL or TAO in place of a settings file; words such as evaluation.limit=10 and ~vision.fps change "
+    "it, flags win over it"
+)
+MODEL_KEYS = {"evaluate": "model.model_name", "quantize": "model.model_path", "inference": "model_path"}
+SAMPLING = {
+    "fps": ("vision.fps", "fps"),
+    "nframes": ("vision.nframes", "num_frames"),
+    "total_pixels": ("vision.total_pixels", "total_pixels"),
+}
+_DOTTED = re.compile(r"\+?[A-Za-z_][\w.]*=.*|~[A-Za-z_][\w.]*", re.DOTALL)
+PARENT = "--parent"
+LOAD_PATH = "checkpoint.load_path"
+RATES = frozenset(("processor.media.fps", "processor.media.nframes"))
+"""Alternative sampling rates; a run has one of them."""
+PARENT_HELP = (
+    "the run or result whose model is meant, by its folder, its name or the id of its record; :best, :last or :iter=N "
+    "after it chooses a checkpoint. Fills model, what belongs to it, and how it was shown pictures"
+)
+
+
+def read_spec_words(name: str, words: Words, *, settings: str) -> None:
+    """Reads the spec that ``--spec`` names, and removes the dotted arguments that change it from `words`.
+
+    A parent, of the spec or of the command line, replaces the model that the file names.
+
+    Raises:
+        UserError: For a command without specs, and for an argument that names a model in addition to a parent.
+        ConfigError: For mistakes in the spec.
+    """
+    form_name = COMMANDS.get(name, name)
+    if not reads_specs(name):
+        known = ", ".join(command for command in (*MODULES, *COMMANDS) if command not in COMMANDS.values())
+        raise UserError(f"worldsmith {name} reads no specs; these do: {known}")
+    if settings in words.own:
+        raise UserError(f"{SPEC} and {settings} are both files of settings; give one of them")
+    form, file = form_of(form_name), words.own[SPEC]
+    dotted = [word for word in words.loose if _DOTTED.fullmatch(word)]
+    words.loose = [word for word in words.loose if word not in dotted]
+    asked, (policy, dotted) = route(form_name, dotted), take_policy(dotted)
+    spec = read_spec(form, file, dotted)
+    key = MODEL_KEYS.get(form_name)
+    parent = words.own.get(PARENT) or spec.outside.get(PARENT_KEY)
+    if parent and key:
+        for word in dotted:
+            if key_of_word(form, word) == key:
+                raise UserError(f"{word} and a parent, {parent}, both name the model; leave one of them out")
+        named = spec.get(key) if spec.is_stated(key) else None
+        section = key[: key.rfind(".") + 1]
+        spec = read_spec(form, file, [*dotted, f"{key}={PARENT_KEY}", f"{section}enable_lora=false"])
+        words.own[PARENT] = str(parent)
+    words.spec = require_translated(spec)
+    if policy is not None:
+        text = f"{asked.said}: the policy belongs to train and tune"
+        words.spec.lines.append(ReportLine(POLICY, "unneeded", text, stated=True, warn=True))
+    if parent and key:
+        leave_to_parent(words.spec)
+        words.spec.lines = [line for line in words.spec.lines if line.key != key]
+        instead = f", in place of {named}" if named else ""
+        words.spec.report(
+            key, "approximated" if named else "unneeded", f"the model is that of the parent, {parent}{instead}"
+        )
+
+
+def read_stack_words(words: Words, *, settings: str) -> None:
+    """Reads a SAT stack as the samples of `generate`: the file that ``--spec`` names and the files after it.
+
+    Other arguments without a flag change the stack, as in ``args.seed=7``.
+
+    Raises:
+        UserError: For other files.
+        ConfigError: For mistakes in the stack.
+    """
+    from worldsmith.dialects.sat.recognise import is_change, is_sat_stack
+    from worldsmith.dialects.sat.sampling import translate_sampling
+
+    if settings in words.own:
+        raise UserError(f"{SPEC} and {settings} are both files of settings; give one of them")
+    files = [words.own[SPEC], *(word for word in words.loose if not is_change(word))]
+    if not is_sat_stack(files):
+        raise UserError(
+            f"{SPEC} {' '.join(files)}: expected a stack of CogVideo's SAT, such as model.yaml inference.yaml"
+        )
+    changes = [word for word in words.loose if is_change(word)]
+    words.loose = []
+    words.spec, _ = translate_sampling(files, changes)
+
+
+def reads_specs(name: str) -> bool:
+    """Whether a command supports specs."""
+    return COMMANDS.get(name, name) in MODULES
+
+
+def adopt_parent(name: str, words: Words, kinds: Sequence[type[Action]], file: str | None) -> None:
+    """Adds the flags that a parent stands for; values of flags, a settings file or a spec stay unchanged.
+
+    Raises:
+        UserError: For an action that reads no model, for a model in addition to the parent, and as `find_parent` does.
+    """
+    from worldsmith.actions.parents import as_words, find_parent, leaves
+
+    kinds = [kind for kind in kinds if reads_model(kind)]
+    if not kinds:
+        raise UserError(f"{PARENT} stands for a model, and this command reads none; leave it out")
+    fields = {field for kind in kinds for field in field_hints(kind.Config)}
+    below = words.spec.data if words.spec is not None else {} if file is None else read_settings_file(file).data
+    given = {flag.name.replace("-", "_") for flag in words.flags} | set(leaves(below))
+    if words.loose or "model" in given:
+        raise UserError(f"a model is named twice, also by {PARENT} {name}; leave one of them out")
+    given |= RATES if given & RATES else set()
+    filled = as_words(find_parent(name), fields)
+    words.flags += [TypedFlag(field, (text,)) for field, text in filled.items() if field not in given]
+
+
+def adopt_parent_run(args: argparse.Namespace) -> None:
+    """Adds the weights of `args.parent`, if given, as the flag of the checkpoint to load.
+
+    A run that is resumed keeps its initial weights, even if the parent has changed.
+
+    Raises:
+        UserError: If the arguments also name a checkpoint to load, for adapters without base weights, and as
+            `find_parent` does.
+    """
+    takes_model = take_parent_of_spec(args)
+    if args.parent is None:
+        return
+    from worldsmith.actions.parents import start_of
+
+    given = [flag.name for flag in args.flags] + [word.lstrip("+~").partition("=")[0] for word in args.overrides]
+    if LOAD_PATH in given:
+        raise UserError(
+            f"{LOAD_PATH} and {PARENT} {args.parent} both say what the run starts from; leave one of them out"
+        )
+    start, model = start_of_resumed_run(args)
+    if start is None:
+        start, model = start_of(args.parent)
+    args.flags.append(TypedFlag(LOAD_PATH, (start,)))
+    args.parent = None
+    if takes_model:
+        args.spec_words[-1] = f"{SPEC_MODEL}={model}"
+
+
+def leave_parent_out(args: argparse.Namespace) -> list[str]:
+    """Removes `parent_job_id` from a training spec that is checked without initial weights; returns the notes on it.
+
+    The model of the spec is checked instead of the parent's, unless the spec leaves it empty.
+    """
+    spec = spec_of_run(args)
+    named = spec.outside.get(PARENT_KEY) if spec is not None else None
+    if spec is None or not named:
+        return []
+    model = spec.get(SPEC_MODEL)
+    args.spec, args.source = spec.source, None
+    args.spec_words = [*(args.spec_words or ()), f"~{PARENT_KEY}", *([] if model else [f"{SPEC_MODEL}={PARENT_KEY}"])]
+    checked = f"; what depends on the model is checked with {SPEC_MODEL} = {model}" if model else ""
+    return [f"{PARENT_KEY} is not checked: the model of the start is that of {named}{checked}"]
+
+
+def reads_model(kind: type[Action]) -> bool:
+    return "model" in field_hints(kind.Config)
+
+
+def take_parent_of_spec(args: argparse.Namespace) -> bool:
+    """Moves `parent_job_id` of a training spec to `args.parent`; returns whether the model is that of a parent.
+
+    Raises UserError as `parent_of_spec` does.
+    """
+    from worldsmith.dialects.cosmos_rl.train.draft import parent_of_spec
+
+    spec = spec_of_run(args)
+    if spec is None:
+        return False
+    file = spec.source
+    args.parent, words = parent_of_spec(file, list(args.spec_words or ()), args.parent)
+    if args.parent is None:
+        return False
+    args.spec, args.source = file, None
+    args.spec_words = [*words, f"{SPEC_MODEL}={PARENT_KEY}"]
+    return True
+
+
+def spec_of_run(args: argparse.Namespace) -> Spec | None:
+    """The training spec of a command, with the changes of its arguments; `None` if the command names another source."""
+    from worldsmith.dialects.cosmos_rl.train.draft import is_train_spec
+    from worldsmith.dialects.cosmos_rl.train.form import FORM
+
+    if args.spec is None and not (args.source and is_train_spec([args.source])):
+        return None
+    return read_spec(FORM, args.spec or args.source, list(args.spec_words or ()))
+
+
+def start_of_resumed_run(args: argparse.Namespace) -> tuple[str | None, str | None]:
+    """The initial weights and the model of the run of these arguments, if its folder has checkpoints; else `None`."""
+    from worldsmith.actions.parents import backbone_of, is_run, read_tree
+    from worldsmith.checkpoint.run.folders import checkpoint_folders
+    from worldsmith.cli.run_source import load_run
+    from worldsmith.training.run_folder import run_path
+
+    trial = argparse.Namespace(**{**vars(args), "flags": [*args.flags, TypedFlag(LOAD_PATH, (args.parent,))]})
+    folder = run_path(load_run(trial)[0].tree.job)
+    if not is_run(folder) or not checkpoint_folders(folder / "checkpoints"):
+        return None, None
+    known = read_tree(folder / "config.yaml").get("checkpoint", {}).get("load_path")
+    return (known, backbone_of(folder)) if isinstance(known, str) else (None, None)
+
+
+def key_of_word(form: SpecForm, word: str) -> str:
+    """The key that a dotted argument sets, without aliases."""
+    key = word.removeprefix("+").partition("=")[0]
+    key = key.removeprefix(f"{form.wrapper}.") if form.wrapper else key
+    return form.aliases.get(key, key)
+
+
+def leave_to_parent(t: SpecTranslation) -> None:
+    """Removes settings that come from the parent: the model, and the image sampling that the spec does not state."""
+    t.data.pop("model", None)
+    media = t.data.get("processor", {}).get("media", {})
+    for name, keys in SAMPLING.items():
+        if not any(t.is_stated(key) for key in keys):
+            media.pop(name, None)
+            for key in set(keys) & {line.key for line in t.lines}:
+                t.lines = [line for line in t.lines if line.key != key]
+                t.report(key, "unneeded", "as the parent has it")

@@ -1,0 +1,193 @@
+"""Describes every key of the recipe TOML: as a JSON Schema, and as a commented file to start from."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from worldsmith.config.declare.configurable import OPAQUE, Config, find
+from worldsmith.config.declare.field_docs import field_docs
+from worldsmith.config.declare.ranges import annotated_hints
+from worldsmith.config.declare.value_types import describe_hint, holds_sections, union_members
+from worldsmith.config.recipes.registry import find_recipe, get_recipe, recipe_task
+from worldsmith.config.toml.schema import TASKS, TomlField, remap, toml_fields
+from worldsmith.config.tree.paths import Path
+from worldsmith.config.tree.plain import MISSING, TAG
+from worldsmith.config.words.overrides import is_missing
+from worldsmith.config.write.json_schema import DRAFT, REFERENCE, Schema, value_schema, with_reference
+from worldsmith.config.write.values import TOML, toml_pair, write
+
+_WIDTH = 118
+_JOB = "job"
+LEFT_OUT = {"const": MISSING}
+SECTIONS: Schema = {
+    "type": "array",
+    "items": {"type": "object", "properties": {TAG: {"type": "string", "minLength": 1}}, "required": [TAG]},
+}
+"""A list of sections: each names its class, whose fields the loader knows."""
+TASK, EXPERIMENT = ("job", "task"), ("job", "experiment")
+
+
+def toml_schema(recipes: Mapping[str, Config]) -> Schema:
+    """The schema of recipe TOMLs, with the narrower types of the given recipes (their unresolved trees)."""
+    root = _table()
+    for entry in toml_fields():
+        _put(root, entry.path, _described(entry))
+    root["properties"]["job"]["required"] = ["experiment"]
+    groups: list[tuple[list[str], Schema]] = []
+    for name, tree in recipes.items():
+        narrow = _narrow(tree)
+        known = next((names for names, schema in groups if schema == narrow), None)
+        if known is not None:
+            known.append(name)
+        else:
+            groups.append(([name], narrow))
+    return {
+        "$schema": DRAFT,
+        "title": "Recipe TOML",
+        "description": "A file that names a registered recipe and changes some of its values.",
+        **root,
+        "required": ["job"],
+        "allOf": [_for_recipes(names, narrow) for names, narrow in groups],
+        "$defs": {"reference": REFERENCE},
+    }
+
+
+def new_recipe_toml(name: str) -> str:
+    """Writes a recipe TOML that shows every key with its value in a recipe, as a comment.
+
+    The file leads to the tree of the recipe, with its keys commented or uncommented. Raises ConfigError for an unknown
+    recipe.
+    """
+    tree, doc = get_recipe(name), find_recipe(name).doc
+    task = recipe_task(tree) or TASKS[0]
+    lines = [
+        *_prose(f"A run of the recipe {name}: {doc}" if doc else f"A run of the recipe {name}."),
+        "#",
+        "# As it stands, this file is the recipe. To change a value, remove the # in front of its key. A key that is",
+        '# left out, or is "???", keeps the value of the recipe. Text may refer to another value, ${trainer.max_iter},',
+        "# or to the environment, ${oc.env:NAME} or ${oc.env:NAME,default}.",
+        "#",
+        "#   worldsmith config check FILE     worldsmith config show --changed FILE     worldsmith train FILE --dryrun",
+        "",
+        f"[{_JOB}]",
+        toml_pair("task", task),
+        toml_pair("experiment", name),
+    ]
+    section: tuple[str, ...] = (_JOB,)
+    for entry, target in keys_of(tree):
+        if entry.path[:-1] != section:
+            section = entry.path[:-1]
+            lines += ["", f"[{'.'.join(section)}]"]
+        lines += ["", *_prose(_key_comment(entry, tree, target)), f"#{entry.path[-1]} = {_toml_value(tree, target)}"]
+    lines += [
+        "",
+        "# [custom] holds the project's own data. It is kept with the run and read by nothing here.",
+        f"#[{OPAQUE}]",
+        *(f"#{toml_pair(key, value)}" for key, value in getattr(tree, OPAQUE, {}).items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _described(entry: TomlField) -> Schema:
+    has_default = entry.default is not None and entry.default != MISSING and entry.path != EXPERIMENT
+    return {
+        "description": entry.doc,
+        **({"default": entry.default} if has_default else {}),
+        **_key_schema(entry),
+    }
+
+
+def _key_schema(entry: TomlField) -> Schema:
+    if entry.path == EXPERIMENT:
+        refused: Schema = {"anyOf": [LEFT_OUT, {"pattern": r"\$\{"}]}
+        return {"type": "string", "minLength": 1, "not": refused}
+    if entry.path == TASK:
+        return {"enum": [*TASKS, MISSING]}
+    if entry.path == (OPAQUE,):
+        return {"anyOf": [{"type": "object"}, LEFT_OUT]}
+    return _optional(_without_null(entry.type))
+
+
+def _optional(schema: Schema) -> Schema:
+    """What a key takes: its values, a reference, or "???"."""
+    if schema == {} or schema == {"type": "string"}:
+        return schema
+    return {"anyOf": [*with_reference(schema)["anyOf"], LEFT_OUT]}
+
+
+def _without_null(hint: Any) -> Schema:
+    """TOML has no null."""
+    members = [member for member in union_members(hint) if member is not type(None)]
+    schemas = [SECTIONS if holds_sections(member) else value_schema(member) for member in members]
+    return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+
+
+def _narrow(tree: Config) -> Schema:
+    """What a recipe's tree asks of the keys beyond the schema of all files."""
+    task = recipe_task(tree) or TASKS[0]
+    found: Schema = {"properties": {}}
+    meant = [task, MISSING] if task == TASKS[0] else [task]
+    _put(found, TASK, {"enum": meant})
+    if task != TASKS[0]:
+        found["properties"]["job"]["required"] = ["task"]
+    for entry in toml_fields():
+        target = remap(entry.path, task)
+        if target is None or entry.path in (TASK, EXPERIMENT, (OPAQUE,)):
+            continue
+        narrow = dict(LEFT_OUT) if is_missing(tree, target) else _optional(_without_null(hint_at(tree, target)))
+        if narrow != _key_schema(entry):
+            _put(found, entry.path, narrow)
+    return found
+
+
+def keys_of(tree: Config) -> Iterator[tuple[TomlField, Path]]:
+    """The keys of the recipe TOML that have a place in a recipe's tree, and which; without those that choose it."""
+    task = recipe_task(tree) or TASKS[0]
+    for entry in toml_fields():
+        target = remap(entry.path, task)
+        if target is not None and entry.path not in (TASK, EXPERIMENT, (OPAQUE,)) and not is_missing(tree, target):
+            yield entry, target
+
+
+def hint_at(tree: Config, path: Path) -> Any:
+    parent = find(tree, path[:-1])
+    return annotated_hints(type(parent))[str(path[-1])] if isinstance(parent, Config) else Any
+
+
+def _for_recipes(names: list[str], narrow: Schema) -> Schema:
+    named = {"properties": {"job": {"properties": {"experiment": {"enum": names}}, "required": ["experiment"]}}}
+    return {"if": {**named, "required": ["job"]}, "then": narrow}
+
+
+def _table() -> Schema:
+    return {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def _put(root: Schema, path: tuple[str, ...], schema: Schema) -> None:
+    """Places a key below its sections, which are made on the way: strict ones if the root is."""
+    node = root
+    for name in path[:-1]:
+        node = node["properties"].setdefault(name, _table() if "additionalProperties" in root else {"properties": {}})
+    node["properties"][path[-1]] = schema
+
+
+def _key_comment(entry: TomlField, tree: Config, target: tuple[Any, ...]) -> str:
+    """The description of a key: of the field that it sets, otherwise of the recipe TOML."""
+    hint = hint_at(tree, target)
+    doc = " ".join(field_docs(type(find(tree, target[:-1]))).get(str(target[-1]), entry.doc).split())
+    default = "" if entry.default in (None, MISSING, "") else f" Default: {write(entry.default, TOML)}."
+    return f"{doc} ({describe_hint(hint, null=False)}){default}"
+
+
+def _prose(text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent="# ", subsequent_indent="# ", break_long_words=False)
+
+
+def _toml_value(tree: Config, path: tuple[Any, ...]) -> str:
+    value = find(tree, path)
+    try:
+        return write(value, TOML)
+    except ValueError:  # null: TOML has no form for it, and a key that is left out keeps it
+        return f'"{MISSING}"'

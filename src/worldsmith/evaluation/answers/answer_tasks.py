@@ -1,0 +1,192 @@
+"""What is asked for: how a true answer and a model's are read, when one is right, and what is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from worldsmith.config.errors import UserError
+from worldsmith.evaluation.answers.bert_score import BertScore
+from worldsmith.evaluation.answers.choices import DIRECTIONS, LETTERS, parse_direction, parse_letter, parse_side
+from worldsmith.evaluation.answers.classes import measure_classes
+from worldsmith.evaluation.answers.numbers import measure_numbers
+from worldsmith.evaluation.answers.reading import normalize, parse_number, split_answer
+from worldsmith.evaluation.answers.scores import SCORES, measure_scores, parse_score
+from worldsmith.evaluation.answers.texts import Metric, is_exact, measure_texts
+from worldsmith.evaluation.answers.yes_no import WORDS, parse_yes_no, plain_yes_no
+
+Figures = dict[str, Any]
+FREE = "free text has no answer that is right or wrong"
+UNREAD = "how its times are written is not defined"
+EXCLUDED = {
+    **dict.fromkeys(("open_qa", "scene_description", "video_summarization", "temporal_description"), FREE),
+    "causal_linkage": FREE,
+    "temporal_localization": UNREAD,
+}
+"""Kinds of records without an accuracy, and why; so are those that end with `OPEN`."""
+OPEN = "_openended"
+SPATIAL = ("count", "distance", "left_right", "mcq")
+"""Kinds of records in metropolis_sgd, each with the same weight."""
+DISTANCE = 0.1
+"""By which share a distance may be wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerTask:
+    name: str
+    read: Callable[[str], Any]
+    """What an answer says; None when it cannot be read."""
+    expected: str
+    """What a true answer must be, for people."""
+    measure: Callable[[Sequence[str], Sequence[str]], Figures]
+    """Figures of answers against true ones."""
+    agree: Callable[[Any, Any], bool] = lambda said, true: bool(said == true)
+    """Whether what an answer says is right."""
+    excluded: str = ""
+    """Why no answer is right or wrong."""
+    truths_may_lack: bool = False
+    """A record whose true answer cannot be read is left out of the figures, not an error."""
+
+    def right(self, answer: str, truth: str) -> bool | None:
+        said, true = self.read(answer), self.read(plain(truth))
+        return None if self.excluded or true is None else said is not None and self.agree(said, true)
+
+
+def plain(truth: str) -> str:
+    """A true answer without its reasoning and tags."""
+    return split_answer(truth)[1]
+
+
+def of_classes(
+    name: str, read: Callable[[str], str | None], labels: Sequence[str], expected: str, **more: Any
+) -> AnswerTask:
+    def measure(answers: Sequence[str], truths: Sequence[str]) -> Figures:
+        return measure_classes(list(map(read, answers)), [read(plain(truth)) or "" for truth in truths], labels, **more)
+
+    return AnswerTask(name, read, expected, measure)
+
+
+def of_numbers(name: str, within: float) -> AnswerTask:
+    def agree(said: float, true: float) -> bool:
+        return abs(said - true) <= within * abs(true)
+
+    def measure(answers: Sequence[str], truths: Sequence[str]) -> Figures:
+        known = [parse_number(plain(truth)) or 0.0 for truth in truths]
+        return measure_numbers(list(map(parse_number, answers)), known, agree)
+
+    return AnswerTask(name, parse_number, "a number", measure, agree)
+
+
+class AnswerTasks:
+    """The tasks with the settings of an evaluation."""
+
+    def __init__(self, *, metrics: Sequence[Metric], soft_threshold: float) -> None:
+        self.bert_score: BertScore | None = None
+        texts = partial(measure_texts, metrics=metrics, soft_threshold=soft_threshold)
+
+        def measure(answers: Sequence[str], truths: Sequence[str]) -> Figures:
+            said, true = [answer or None for answer in answers], list(map(plain, truths))
+            return texts(said, true, bert_score=self.bert_score)
+
+        self.text = AnswerTask("text", lambda text: text or None, "a text", measure, is_exact)
+        self.scores = AnswerTask("scores", parse_score, "a score from 1 to 5", measure_scores, truths_may_lack=True)
+        self.binary = of_classes("binary", parse_yes_no, WORDS, "yes or no", positive="yes")
+        self.direction = of_classes(
+            "its_directionality", parse_direction, DIRECTIONS, "one of " + ", ".join(DIRECTIONS)
+        )
+
+    def choose(self, name: str, truths: Mapping[str, str], kinds: Mapping[str, str]) -> dict[str, AnswerTask]:
+        """The task of each record, by its id. `truths` are the true answers, `kinds` what the records call their tasks.
+
+        Raises UserError for a kind that is not known, and for a true answer that cannot be read.
+        """
+        if name in ("by_record", "metropolis_sgd"):
+            members: dict[str, dict[str, str]] = {}
+            for key, truth in truths.items():
+                members.setdefault(kinds.get(key, ""), {})[key] = truth
+            spatial = name == "metropolis_sgd"
+            found = {kind: (self.spatial if spatial else self.of_record)(kind, own) for kind, own in members.items()}
+            chosen = {key: found[kinds.get(key, "")] for key in truths}
+        else:
+            task = self.named(name, list(truths.values()))
+            chosen = dict.fromkeys(truths, task)
+        for key, truth in truths.items():
+            task = chosen[key]
+            if not task.truths_may_lack and not task.excluded and task.read(plain(truth)) is None:
+                raise UserError(
+                    f"{key}: the true answer {truth!r:.60} is not {task.expected}, which the task {task.name} needs; "
+                    "fix the annotation, or choose another --task (in a spec: task.type)"
+                )
+        return chosen
+
+    def use(self, bert_score: BertScore, chosen: Iterable[AnswerTask]) -> str:
+        """Measures texts with `bert_score` too. Returns why not, where tasks have texts and the default model is not
+        on this machine. Raises UserError for another model that cannot be used."""
+        if all(task.measure is not self.text.measure for task in chosen):
+            return ""
+        if bert_score.find_folder() is None:
+            name = bert_score.config.model
+            return f"{name} is not on this machine. Run `hf download {name}`, or set bertscore.model to its folder"
+        self.bert_score = bert_score
+        return ""
+
+    def named(self, name: str, truths: Sequence[str]) -> AnswerTask:
+        if name == "auto":
+            name = detect(truths)
+        if name == "binary" and all(parse_letter(plain(truth)) in ("A", "B") for truth in truths):
+            return of_classes("binary", partial(parse_letter, letters="AB"), "AB", "a or b", positive="A")
+        if name == "mcq":
+            return mcq(truths)
+        return {
+            "binary": self.binary, "text": self.text, "scores": self.scores, "its_directionality": self.direction,
+        }[name]  # fmt: skip
+
+    def spatial(self, kind: str, truths: Mapping[str, str]) -> AnswerTask:
+        """Of metropolis_sgd."""
+        if kind not in SPATIAL:
+            raise UserError(
+                f"{next(iter(truths))}: a record of the kind {kind!r}; metropolis_sgd knows {', '.join(SPATIAL)}. "
+                "--task-field names the field of a record that says it"
+            )
+        if kind == "mcq":
+            return mcq(list(truths.values()))
+        if kind == "left_right":
+            return of_classes(kind, parse_side, ("left", "right"), "left or right")
+        return of_numbers(kind, 0.0 if kind == "count" else DISTANCE)
+
+    def of_record(self, kind: str, truths: Mapping[str, str]) -> AnswerTask:
+        """Of a record that states its kind."""
+        if kind in ("bcq", "binary", "mcq"):
+            return self.named(kind.replace("bcq", "binary"), list(truths.values()))
+        excluded = FREE if kind.endswith(OPEN) else EXCLUDED.get(kind)
+        if excluded is None:
+            known = ", ".join(("bcq", "mcq", f"…{OPEN}", *EXCLUDED))
+            raise UserError(
+                f"{next(iter(truths))}: a record of the kind {kind!r}; known: {known}. --task-field names the field of "
+                "a record that says it"
+            )
+        return AnswerTask(kind, self.text.read, "a text", self.text.measure, self.text.agree, excluded=excluded)
+
+
+def mcq(truths: Sequence[str]) -> AnswerTask:
+    """Of the letters A to D, or to the last one that is true."""
+    found = {letter for truth in truths if (letter := parse_letter(plain(truth), "ABCDEFGHIJ"))}
+    letters = "ABCDEFGHIJ"[: max(len(LETTERS), *(ord(letter) - ord("A") + 1 for letter in found), 0)]
+    return of_classes("mcq", partial(parse_letter, letters=letters), letters, "the letter of an option")
+
+
+def detect(truths: Sequence[str]) -> str:
+    """binary, mcq or scores when all true answers are of that kind, and nothing else; else text.
+
+    Letters are options, even when A and B are the only ones.
+    """
+    words = [plain(truth) for truth in truths]
+    if all(map(plain_yes_no, words)):
+        return "binary"
+    if all(parse_letter(word) and len(normalize(word, articles=True)) == 1 for word in words):
+        return "mcq"
+    if all(normalize(word) in map(str, SCORES) for word in words):
+        return "scores"
+    return "text"

@@ -1,0 +1,102 @@
+"""`FirstStepWatchdog` and `BadBatches`: records of a first step that does not end, and of skipped steps."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import logging
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated
+
+from worldsmith.config.declare.ranges import Count, Range
+from worldsmith.monitor.metrics_log import plain
+from worldsmith.training.callbacks.base import Callback, TrainingRun
+
+if TYPE_CHECKING:
+    from worldsmith.training.step import Step
+
+logger = logging.getLogger(__name__)
+
+
+class FirstStepWatchdog(Callback):
+    """Looks at every process once, when its first step (reading the first batch included) takes too long.
+
+    The file `rank_<n>.txt` then has where each thread stands; it is written by a thread of the interpreter that needs
+    no lock, so also when everything hangs.
+    """
+
+    class Config(Callback.Config):
+        after_seconds: Annotated[float, Range(gt=0)] = 1800.0
+        """How long the first step may take."""
+        abort: bool = False
+        """Whether the process then ends, with exit code 1, rather than waits on."""
+
+    config: Config
+    file: IO[str] | None = None
+
+    def on_run_start(self, trainer: TrainingRun) -> None:
+        path, seconds = self.folder / f"rank_{trainer.world.rank}.txt", self.config.after_seconds
+        try:
+            self.folder.mkdir(exist_ok=True)
+            self.file = path.open("w")
+        except OSError as error:
+            logger.warning("%s cannot be written: nothing watches the first step: %s", path, error)
+            return
+        told = ": it ends here" if self.config.abort else "; it goes on waiting"
+        about = f"the first step has not ended after {seconds:g} seconds; {path} has where its threads stand{told}"
+        self.timer = threading.Timer(max(seconds - 1, seconds / 2), logger.warning, (about,))
+        self.timer.daemon = True
+        self.timer.start()
+        faulthandler.dump_traceback_later(seconds, file=self.file, exit=self.config.abort)
+
+    def on_training_step_end(self, trainer: TrainingRun, step: Step) -> None:
+        self.leave()
+
+    def on_train_end(self, trainer: TrainingRun) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """Stops watching and removes the file if it is empty."""
+        if self.file is None:
+            return
+        faulthandler.cancel_dump_traceback_later()
+        self.timer.cancel()
+        self.file.close()
+        path, self.file = Path(self.file.name), None
+        with suppress(OSError):
+            if not path.stat().st_size:
+                path.unlink()
+
+
+class BadBatches(Callback):
+    """Writes `step_<n>_rank_<r>.json` for a skipped step: loss, gradient norm, and the samples of each batch.
+
+    Every rank writes its own. Later skips than the first `most` of this start are not written, which is said.
+    """
+
+    class Config(Callback.Config):
+        most: Count = 20
+        """So many skipped steps are written, at most."""
+
+    config: Config
+    written = 0
+
+    def on_training_step_end(self, trainer: TrainingRun, step: Step) -> None:
+        if not step.skipped or step.overflowed:  # which says nothing of the samples
+            return
+        self.written += 1
+        if self.written > self.config.most:
+            if self.written == self.config.most + 1 and trainer.world.is_main:
+                logger.warning("%s holds %d skipped steps; later ones are not written", self.folder, self.config.most)
+            return
+        norm = step.gradient.norm if step.gradient else None
+        batches = [trainer.task.name_samples(batch) for batch in step.batches]
+        content = {"step": step.index + 1, "loss": step.loss, "grad_norm": norm, "batches": batches}
+        path = self.folder / f"step_{step.index + 1:09d}_rank_{trainer.world.rank}.json"
+        try:
+            self.folder.mkdir(exist_ok=True)
+            path.write_text(json.dumps(plain("step", content), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            logger.warning("%s cannot be written, the run goes on: %s", path, error)

@@ -1,0 +1,107 @@
+"""`IterSpeed` and `HeartBeat`: progress of the run in the terminal and in `status.json`."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+from worldsmith.config.declare.ranges import Range
+from worldsmith.monitor.sinks import describe
+from worldsmith.training.callbacks.base import Callback, TrainingRun
+
+if TYPE_CHECKING:
+    from worldsmith.monitor.status_file import StatusFile
+    from worldsmith.monitor.terminal_view import TerminalView
+    from worldsmith.training.step import Step
+
+
+class IterSpeed(Callback):
+    """Shows step, loss, tokens per second and the time left, and below it what goes on beside the steps; on rank 0."""
+
+    class Config(Callback.Config):
+        """Has no settings: a terminal is redrawn in place, a file gets a line now and then."""
+
+    view: TerminalView | None = None
+
+    def on_train_start(self, trainer: TrainingRun) -> None:
+        if not trainer.world.is_main:
+            return
+        from worldsmith.monitor.terminal_view import TerminalView
+
+        self.view = TerminalView(
+            total_steps=trainer.config.trainer.max_iter,
+            first_step=trainer.iteration,
+            meanwhile=lambda: None if (now := current_activity(trainer))[0] == "training" else now,
+        )
+        self.view.__enter__()
+
+    def on_training_step_end(self, trainer: TrainingRun, step: Step) -> None:
+        if self.view is None:
+            return
+        self.view.update(
+            step.index + 1,
+            loss=step.loss,
+            tokens_per_second=trainer.pace.tokens_per_second,
+            remaining_seconds=trainer.pace.remaining_seconds(trainer.config.trainer.max_iter - step.index - 1),
+        )
+
+    def on_train_end(self, trainer: TrainingRun) -> None:
+        if self.view is not None:
+            self.view.__exit__(None, None, None)
+            self.view = None
+
+
+class HeartBeat(Callback):
+    """Says in `status.json`, in the run folder, where the run stands: state, step, what it does, time left.
+
+    `state` is `starting` until the first batch is read, then `running`, and at the end `finished`, `stopped` (it can be
+    resumed) or `failed`, with a `reason`. A run that died without a word has an old `updated` and nobody at its lock.
+    """
+
+    class Config(Callback.Config):
+        every_seconds: Annotated[float, Range(gt=0)] = 2.0
+        """Seconds between two beats; a thread writes them, also while a step takes long."""
+
+    config: Config
+    file: StatusFile | None = None
+    state = "starting"
+    reason: str | None = None
+
+    def on_run_start(self, trainer: TrainingRun) -> None:
+        if not trainer.world.is_main:
+            return
+        from worldsmith.monitor.status_file import StatusFile, now
+
+        self.started = now()
+        path = trainer.run_folder / "status.json"
+        self.file = StatusFile(path, lambda: self.status(trainer), seconds=self.config.every_seconds)
+
+    def on_train_start(self, trainer: TrainingRun) -> None:
+        self.state = "running"
+
+    def on_train_end(self, trainer: TrainingRun) -> None:
+        if self.file is None:
+            return
+        error = sys.exc_info()[1]
+        self.state = "failed" if trainer.outcome is None else trainer.outcome.value
+        self.reason = trainer.reason if error is None else describe(error)
+        self.file.close()
+        self.file = None
+
+    def status(self, trainer: TrainingRun) -> dict[str, Any]:
+        most = trainer.config.trainer.max_iter
+        return {
+            "state": self.state,
+            "step": trainer.iteration,
+            "max_iter": most,
+            "started": self.started,
+            "remaining_seconds": trainer.pace.remaining_seconds(most - trainer.iteration),
+            "doing": current_activity(trainer)[0],
+            "reason": self.reason,
+        }
+
+
+def current_activity(trainer: TrainingRun) -> tuple[str, float | None]:
+    """Current activity and its completed fraction, None where it is not known. Any thread may call this."""
+    work = trainer.task.long_work
+    return work if trainer.doing == "training" and work is not None else (trainer.doing, trainer.share)

@@ -1,0 +1,227 @@
+"""`RunPage` and `RunPlan`: `report.html` and `plan.json`, made by other processes during the run."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from worldsmith.config.declare.class_tags import trusted_packages
+from worldsmith.config.declare.ranges import Count, NotNegative
+from worldsmith.distributed.gpus import GIB, word_of_device
+from worldsmith.monitor.message_log import describe
+from worldsmith.monitor.run_record import DISTRIBUTED_VARIABLES
+from worldsmith.training.callbacks.base import Callback, TrainingRun
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from worldsmith.training.step import Step
+
+logger = logging.getLogger(__name__)
+
+PAUSE_PER_COST = 100
+"""Seconds between two rebuilds per second of CPU time of one: rebuilds use at most 1 % of a CPU."""
+
+
+class RunPage(Callback):
+    """Rewrites `report.html` in the run folder: at the start, in a process of its own now and then, and at the end.
+
+    No step waits for it, and a page that cannot be made never ends a run: that is said once. On rank 0.
+    """
+
+    class Config(Callback.Config):
+        enabled: bool = True
+        """Whether the page is made; `worldsmith report RUN` makes it at any time."""
+        every_seconds: Count = 30
+        """Seconds between two rebuilds, at least; more where a rebuild takes over a hundredth of that."""
+
+    config: Config
+    child: subprocess.Popen[bytes] | None = None
+    has_failed = False
+    due = 0.0
+
+    def on_run_start(self, trainer: TrainingRun) -> None:
+        if self.makes_page(trainer):
+            self._write(trainer, {"state": "starting"})
+
+    def start_lines(self, trainer: TrainingRun) -> Iterator[str]:
+        if self.makes_page(trainer):
+            yield f"run page     {(trainer.run_folder / 'report.html').resolve()}"
+
+    def on_training_step_end(self, trainer: TrainingRun, step: Step) -> None:
+        if self.child is not None:
+            self._look_after(os.WNOHANG)
+        elif self.makes_page(trainer) and time.monotonic() >= self.due:
+            self._rebuild(trainer.run_folder)
+
+    def on_train_end(self, trainer: TrainingRun) -> None:
+        if not self.makes_page(trainer):
+            return
+        if self.child is not None:
+            self._look_after(0)
+        error = sys.exception()
+        reason = trainer.reason if error is None else describe(error)
+        state = "failed" if trainer.outcome is None else trainer.outcome.value
+        self._write(trainer, {"state": state, "reason": reason})
+
+    def makes_page(self, trainer: TrainingRun) -> bool:
+        return self.config.enabled and trainer.world.is_main
+
+    def _write(self, trainer: TrainingRun, known: Mapping[str, Any]) -> None:
+        """Builds the page in this process, before or after all steps."""
+        from worldsmith.monitor.page.run_page import write_page
+
+        begun = time.process_time()
+        try:
+            write_page(trainer.run_folder, known={"step": trainer.iteration, **known})
+        except Exception as error:  # whatever it is: the run is worth more
+            self._fail(f"{type(error).__name__}: {error}")
+        self._wait_for(time.process_time() - begun)
+
+    def _rebuild(self, folder: Path) -> None:
+        words = [sys.executable, "-m", "worldsmith.monitor.page", str(folder)]
+        nothing = subprocess.DEVNULL
+        try:
+            self.child = subprocess.Popen(words, stdin=nothing, stdout=nothing, stderr=nothing)
+        except OSError as error:
+            self._fail(str(error))
+            self._wait_for(0.0)
+
+    def _look_after(self, how: int) -> None:
+        """Handles the end of a rebuild. `how`: options of `os.wait4`."""
+        assert self.child is not None
+        try:
+            pid, status, used = os.wait4(self.child.pid, how)
+        except ChildProcessError:  # another part of the process has seen it end
+            self.child.returncode, self.child = 0, None
+            return
+        if not pid:
+            return
+        self.child.returncode = code = os.waitstatus_to_exitcode(status)
+        self.child = None
+        if code:
+            self._fail(f"the process that makes it ended with code {code}")
+        self._wait_for(used.ru_utime + used.ru_stime)
+
+    def _wait_for(self, cost: float) -> None:
+        """Sets the time of the next rebuild. `cost`: CPU seconds of the last one."""
+        self.due = time.monotonic() + max(self.config.every_seconds, PAUSE_PER_COST * cost)
+
+    def _fail(self, why: str) -> None:
+        if not self.has_failed:
+            self.has_failed = True
+            logger.warning("the run page cannot be rebuilt, the run goes on without it: %s", why)
+
+
+FILE = "plan.json"
+LOWEST = 19
+"""Lowest priority of a process."""
+
+
+class RunPlan(Callback):
+    """Plans the run while it goes on: `plan.json` in the run folder, which the run page sets beside what is measured.
+
+    A process of its own, of the lowest priority, without a GPU, carries out a step without memory; no step waits for
+    it. It ends with the run. A plan that cannot be made is said once and ends nothing. On rank 0.
+    """
+
+    class Config(Callback.Config):
+        enabled: bool = True
+        """Whether the plan is made; `worldsmith plan RUN --json > RUN/plan.json` makes it at any time."""
+        least_parameters: NotNegative = 100_000_000
+        """Networks of fewer are not planned: they fit, and starting the planner takes longer than their steps."""
+
+    config: Config
+    child: subprocess.Popen[bytes] | None = None
+
+    def on_train_start(self, trainer: TrainingRun) -> None:
+        if not (self.config.enabled and trainer.world.is_main):
+            return
+        if sum(parameter.numel() for parameter in trainer.model.network.parameters()) < self.config.least_parameters:
+            return
+        words = plan_command(trainer.run_folder, trainer.world.size, trainer.world.device)
+        environment = {name: value for name, value in os.environ.items() if name not in DISTRIBUTED_VARIABLES}
+        environment |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        try:
+            with (self.folder / FILE).open("wb") as out, (self.folder / "said.txt").open("wb") as said:
+                self.child = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=said, env=environment)
+        except OSError as error:
+            self._fail(str(error))
+            return
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, self.child.pid, LOWEST)
+
+    def on_training_step_end(self, trainer: TrainingRun, step: Step) -> None:
+        if self.child is not None and self.child.poll() is not None:
+            self._take(trainer.run_folder, self.child.returncode)
+
+    def on_train_end(self, trainer: TrainingRun) -> None:
+        if not (self.config.enabled and trainer.world.is_main):
+            return
+        if self.child is not None:
+            if self.child.poll() is None:
+                self.child.terminate()
+                self.child.wait()
+                self.child = None
+                logger.info("the run ends before its plan is made: worldsmith plan %s", trainer.run_folder)
+            else:
+                self._take(trainer.run_folder, self.child.returncode)
+        if (trainer.run_folder / FILE).exists():
+            self._compare(trainer.run_folder)
+
+    def _take(self, folder: Path, code: int) -> None:
+        """Moves the plan to the run folder and logs it in a line."""
+        self.child = None
+        from worldsmith.monitor.page.plan_check import plan_in_a_line
+
+        try:
+            if code:
+                lines = (self.folder / "said.txt").read_text(encoding="utf-8", errors="replace").split("\n")
+                self._fail(next((line for line in reversed(lines) if line.strip()), f"exit code {code}"))
+                return
+            line = plan_in_a_line(json.loads((self.folder / FILE).read_text(encoding="utf-8")))
+            os.replace(self.folder / FILE, folder / FILE)
+        except (OSError, ValueError) as error:
+            self._fail(f"{FILE}: {error}")
+            return
+        logger.info("plan         %s", line)
+
+    def _compare(self, folder: Path) -> None:
+        """Logs the measured values next to the planned ones."""
+        from worldsmith.monitor.page.plan_check import checks_in_a_line, plan_checks
+        from worldsmith.monitor.page.run_files import read_run
+
+        try:
+            line = checks_in_a_line(plan_checks(read_run(folder)))
+        except Exception as error:  # whatever it is: the run is worth more
+            self._fail(f"{type(error).__name__}: {error}")
+            return
+        if line:
+            logger.info("plan         %s", line)
+
+    def _fail(self, why: str) -> None:
+        logger.warning("the plan of the run is not there, and it goes on without: %s", why)
+
+
+def plan_command(run_folder: Path, processes: int, device: str) -> list[str]:
+    """The command that plans the run in the folder on GPUs like that of this process."""
+    trusted = [word for name in trusted_packages() if name != "worldsmith" for word in ("--trust", name)]
+    plan = ["plan", str(run_folder / "config.yaml"), "--gpus", str(processes), "--gpu", plan_gpu_name(device), "--json"]
+    return [sys.executable, "-m", "worldsmith", *trusted, *plan]
+
+
+def plan_gpu_name(device: str) -> str:
+    """Name of the GPU for `worldsmith plan`; the memory of a machine without one."""
+    if device.startswith("cuda"):
+        return word_of_device(device)
+    import psutil
+
+    return f"{psutil.virtual_memory().total / GIB:.1f}GiB"

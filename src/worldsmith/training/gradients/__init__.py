@@ -1,1 +1,0 @@
-"""What becomes of the gradients of a step before they move the weights."""

@@ -1,1 +1,0 @@
-"""What a run folder says of the run that works in it."""

@@ -1,0 +1,187 @@
+"""`RunConfig`: the config of a training run, and `LoopConfig`: its `trainer` section.
+
+Callbacks that are imported here have short names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Any, ClassVar, Literal
+
+from worldsmith.checkpoint.run.checkpointer import Checkpointer
+from worldsmith.checkpoint.sources.first_weights import FirstWeights, first_weights
+from worldsmith.config import Config, Configurable
+from worldsmith.config.declare.ranges import Count, NotNegative, Seed
+from worldsmith.config.errors import wrong
+from worldsmith.config.sections import DataSettingConfig, JobConfig
+from worldsmith.data.stream.loader import PackingDataLoader
+from worldsmith.models.spec import ModelSpec
+from worldsmith.objectives.objective import Objective
+from worldsmith.tasks.registry import task_of
+from worldsmith.training.callbacks.base import Callback
+from worldsmith.training.callbacks.failures import BadBatches, FirstStepWatchdog
+from worldsmith.training.callbacks.grad_clip import GradClip
+from worldsmith.training.callbacks.metrics import Metrics
+from worldsmith.training.callbacks.parameters import NormMonitor, ParamCount
+from worldsmith.training.callbacks.profiling import DeviceMonitor
+from worldsmith.training.callbacks.profiling import Profiler as Profiler
+from worldsmith.training.callbacks.progress import HeartBeat, IterSpeed
+from worldsmith.training.callbacks.run_reports import RunPage, RunPlan
+from worldsmith.training.callbacks.step_speed import CompileTokenizer
+from worldsmith.training.callbacks.step_speed import ManualGC as ManualGC
+from worldsmith.training.loss_scale import LossScaler
+from worldsmith.training.optimizer import AdamW
+from worldsmith.training.scheduler import AnySchedule, LambdaLinear
+
+
+def default_callbacks() -> dict[str, Callback.Config]:
+    """The callbacks that every run has unless it says otherwise."""
+    return {
+        "grad_clip": GradClip.Config(),
+        "compile_tokenizer": CompileTokenizer.Config(),
+        **monitors(),
+    }
+
+
+def monitors() -> dict[str, Callback.Config]:
+    """What shows and records every run; it changes no number of the training and costs next to nothing."""
+    return {
+        "iter_speed": IterSpeed.Config(),
+        "heart_beat": HeartBeat.Config(),
+        "first_step_watchdog": FirstStepWatchdog.Config(),
+        "param_count": ParamCount.Config(),
+        "DeviceMonitor": DeviceMonitor.Config(),
+        "norm_monitor": NormMonitor.Config(),
+        "bad_batches": BadBatches.Config(),
+        "metrics": Metrics.Config(),
+        "plan": RunPlan.Config(),
+        "run_page": RunPage.Config(),  # last: it shows what the others have written
+    }
+
+
+class LoopConfig(Config):
+    """How long the loop runs, what one step is, and what happens around it."""
+
+    max_iter: Count = 500
+    """Optimizer steps of the whole run."""
+    grad_accum_iter: Count = 1
+    """Packs per optimizer step on each rank. A step's loss is the mean over all its samples."""
+    logging_iter: Count = 10
+    """Write the figures of every this many steps."""
+    run_validation: bool = False
+    """Whether the loss on `dataloader_val` is measured, with the live weights and with their average."""
+    validation_iter: Count = 100
+    """Validate after every this many steps, and after the last."""
+    max_val_iter: Count | None = None
+    """Packs of one validation on each rank, at most. None: all samples, once each."""
+    run_validation_on_start: bool = False
+    """Whether a new run also validates before its first step."""
+    early_stop_patience: Count | None = None
+    """Finish after so many validations in a row that are no better by `checkpoint.keep_best`. None: do all steps."""
+    seed: Seed = 42
+    """Seed of weights, noise levels and noise."""
+    distributed_parallelism: Literal["fsdp"] = "fsdp"
+    """How several processes share the work."""
+    max_consecutive_skipped: NotNegative = 100
+    """Skipped (not finite) steps in a row that are borne; one more stops the run."""
+    loss_scale: LossScaler.Config = field(default_factory=LossScaler.Config)
+    """The scale of the loss with model.config.precision = "float16"; there is none with another."""
+    cpu_threads: Count | None = None
+    """Threads of this process for CPU work. None: PyTorch's choice. Another number can change the last bits."""
+    callbacks: dict[str, Callback.Config] = field(default_factory=default_callbacks)
+    """What happens around the step, by name; each has a folder of that name in the run folder. """
+
+    def validates_after(self, steps: int) -> bool:
+        """Whether the weights after so many steps are validated."""
+        if not self.run_validation or not steps:
+            return self.run_validation and self.run_validation_on_start
+        return steps % self.validation_iter == 0 or steps == self.max_iter
+
+
+class RunConfig(Configurable.Config):
+    """The root of a run's config. Files name it by its component, `Trainer`."""
+
+    job: JobConfig = field(default_factory=JobConfig)
+    """Who the run is."""
+    model: ModelSpec
+    """What is trained."""
+    objective: Objective.Config
+    """What is minimised."""
+    optimizer: AdamW.Config = field(default_factory=AdamW.Config)
+    """How weights move, and which."""
+    scheduler: AnySchedule = field(default_factory=LambdaLinear.Config)
+    """The learning rate over time."""
+    trainer: LoopConfig = field(default_factory=LoopConfig)
+    """The loop and its callbacks."""
+    checkpoint: Checkpointer.Config = field(default_factory=Checkpointer.Config)
+    """What the run starts from and what it saves."""
+    dataloader_train: PackingDataLoader.Config
+    """The training data."""
+    dataloader_val: PackingDataLoader.Config | None = None
+    """The validation data, read from their start each time. None: there are none."""
+    data_setting: DataSettingConfig = field(default_factory=DataSettingConfig)
+    """Caps of a reasoner's data path; a generator does not read them."""
+    custom: dict[str, Any] = field(default_factory=dict)
+    """The project's own data, kept with the run and read by nothing here."""
+    _root: ClassVar[bool] = True
+
+    def initial_weights(self) -> FirstWeights | None:
+        """The weights that a new run starts from; None: random ones."""
+        return first_weights(self.checkpoint.load_path, self.checkpoint.init, self.model.config)
+
+    def check(self) -> None:
+        """Raises WrongValueError for settings that exist but do not work together, with the value that does."""
+        model = self.model.config
+        if self.job.task != model.task:
+            why = f"models of the family '{model.family}' are trained for another"
+            raise wrong(self, "job.task", why=why, remedy=f'use "{model.task}"')
+        writers = [found for found in self.trainer.callbacks.values() if isinstance(found, Metrics.Config)]
+        if self.job.wandb_mode != "disabled" and not writers:
+            why = "no callback of the run writes figures"
+            raise wrong(self, "job.wandb_mode", why=why, remedy='add the callback metrics, or use "disabled"')
+        if self.checkpoint.init != "scratch" and self.initial_weights() is None:
+            raise wrong(
+                self,
+                *("checkpoint.load_path", "checkpoint.init"),
+                why="there are no weights to start from",
+                remedy='set checkpoint.load_path, or checkpoint.init = "scratch" to train from random weights',
+            )
+        for level in ("project", "group"):
+            if not getattr(self.job, level):
+                why = "it is a level of the run folder, <output root>/<project>/<group>/<name>"
+                raise wrong(self, f"job.{level}", why=why, remedy="write a name")
+        if self.trainer.run_validation and self.dataloader_val is None:
+            raise wrong(
+                self,
+                *("trainer.run_validation", "dataloader_val"),
+                why="there is no data to validate on",
+                remedy="give dataloader_val a loader, or use run_validation = false",
+            )
+        if model.precision != "float16" and self.trainer.loss_scale != LossScaler.Config():
+            raise wrong(
+                self,
+                *("trainer.loss_scale", "model.config.precision"),
+                why="the loss has a scale in float16 alone",
+                remedy='leave loss_scale as it is, or use precision = "float16"',
+            )
+        check_best_checkpoint(self)
+        model.check_trained(self.optimizer.keys_to_select)
+        task_of(model.family).check(self)
+        for converter in model.converters:
+            converter.check_run(self)
+        for callback in self.trainer.callbacks.values():
+            callback.check_run(self)
+
+
+def check_best_checkpoint(config: RunConfig) -> None:
+    """Raises WrongValueError for a best checkpoint, or an early stop, that no validation decides."""
+    metric, patience = config.checkpoint.keep_best, config.trainer.early_stop_patience
+    if metric is not None and not config.trainer.run_validation:
+        both = "checkpoint.keep_best", "trainer.run_validation"
+        raise wrong(config, *both, why="nothing is validated", remedy="set run_validation = true, or keep_best = null")
+    if metric is not None and metric.startswith("val_ema/") and not config.model.config.ema.enabled:
+        both = "checkpoint.keep_best", "model.config.ema.enabled"
+        raise wrong(config, *both, why="there are no averaged weights", remedy='use "val/loss"')
+    if patience is not None and metric is None:
+        both = "trainer.early_stop_patience", "checkpoint.keep_best"
+        raise wrong(config, *both, why="nothing says what is better", remedy='set keep_best = "val/loss"')
