@@ -15,6 +15,7 @@ import tiny_cogvideox
 from launch import launch
 from tiny_generator import generator_config
 
+from worldsmith.actions.outputs.sample_order import find_samples
 from worldsmith.cli.main import main
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.families.cogvideox.architecture import tiny
@@ -24,7 +25,6 @@ from worldsmith.families.cosmos3.sampling import Cosmos3Defaults
 from worldsmith.families.cosmos3.weights.export_diffusers import export_pipeline
 from worldsmith.sampling.sample_args import decide
 from worldsmith.sampling.sample_files import Entry, Layer
-from worldsmith.sampling.sample_folder import find_samples
 from worldsmith.sampling.sample_settings import Sample, SampleSettings
 
 PAGE = (Path(__file__).parents[2] / "docs/generate.md").read_text(encoding="utf-8")

@@ -18,7 +18,7 @@ import yaml
 
 from worldsmith.cli.main import main
 from worldsmith.config.load import load
-from worldsmith.files.record_lock import in_use
+from worldsmith.files.locks import in_use
 from worldsmith.tools.tune import strategy, trials
 from worldsmith.tools.tune.final import FinalData
 from worldsmith.tools.tune.space import Space

@@ -13,6 +13,7 @@ from generator_run import write_generator_run
 from mp4 import read_mp4
 from PIL import Image
 
+from worldsmith.actions.outputs.sample_order import find_samples
 from worldsmith.assets import asset_path
 from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.checkpoint.run.checkpointer import Checkpointer
@@ -21,9 +22,7 @@ from worldsmith.config.tree.reader import from_dict
 from worldsmith.config.yaml.text import dump_yaml, read_yaml
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.spec import ModelSpec
-from worldsmith.sampling.requests import GenerationRequest
-from worldsmith.sampling.sample_folder import find_samples
-from worldsmith.sampling.texts import conditional_text
+from worldsmith.sampling.requests import GenerationRequest, conditional_text
 from worldsmith.sampling.video_writer import read_image, write_mp4
 
 

@@ -22,10 +22,10 @@ from peft import PeftModel, get_peft_model_state_dict
 
 from worldsmith.actions.weights.convert import Convert
 from worldsmith.actions.weights.export import Export
+from worldsmith.checkpoint.formats.family_formats import formats_of
 from worldsmith.checkpoint.formats.find_model import find_model, load_model
-from worldsmith.checkpoint.formats.registry import formats_of
+from worldsmith.checkpoint.sources.open_weights import open_weights
 from worldsmith.checkpoint.sources.warm_start import load_weights
-from worldsmith.checkpoint.sources.weight_source import open_weights
 from worldsmith.config.errors import UserError
 from worldsmith.families.cogvideox.architecture import ImageConfig, cogvideox1_5_5b, cogvideox_5b
 from worldsmith.families.cogvideox.formats import CogVideoXFormats

@@ -26,8 +26,8 @@ from stored_models import (
 )
 
 from worldsmith.checkpoint.formats.convert import convert
+from worldsmith.checkpoint.sources.open_weights import open_weights
 from worldsmith.checkpoint.sources.warm_start import load_weights
-from worldsmith.checkpoint.sources.weight_source import open_weights
 from worldsmith.config.errors import UserError
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig, edge
 from worldsmith.families.cosmos3.network.initialization import init_weights

@@ -15,8 +15,8 @@ from stored_models import write_tiny_base
 from torch import Tensor
 
 from worldsmith.checkpoint.formats.export_folder import ExportSource
+from worldsmith.checkpoint.formats.export_weights import export_native
 from worldsmith.checkpoint.formats.find_model import find_model, load_model
-from worldsmith.checkpoint.formats.native_export import export_native
 from worldsmith.cli.main import main
 from worldsmith.families.cosmos3.sampling import Cosmos3Defaults
 from worldsmith.models.parameter_names import native_parameters

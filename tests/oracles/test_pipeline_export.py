@@ -22,10 +22,9 @@ from worldsmith.families.cosmos3.sampling import Cosmos3Defaults
 from worldsmith.families.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.families.cosmos3.weights.export_diffusers import export_pipeline
 from worldsmith.models.video_vae.wan import WanVAE
-from worldsmith.sampling.conditions import read_condition
 from worldsmith.sampling.generate import generate, generate_latents
-from worldsmith.sampling.requests import GenerationRequest
-from worldsmith.sampling.texts import conditional_text, unconditional_text
+from worldsmith.sampling.requests import GenerationRequest, conditional_text, unconditional_text
+from worldsmith.sampling.sample_files import read_condition
 from worldsmith.sampling.video_writer import write_mp4
 
 STEPS, GUIDANCE, SHIFT = 7, 3.0, 5.0

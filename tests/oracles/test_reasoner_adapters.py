@@ -12,9 +12,9 @@ from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
 from reasoners import from_pretrained, logits, model_config, write_decoder, write_qwen2_5, write_reasoner, write_run
 
-from worldsmith.checkpoint.formats.family_formats import ExportOptions
+from worldsmith.checkpoint.formats.export_weights import exports_of
+from worldsmith.checkpoint.formats.family_formats import ExportOptions, formats_of
 from worldsmith.checkpoint.formats.find_model import find_model, load_model
-from worldsmith.checkpoint.formats.registry import formats_of
 from worldsmith.families.vision_language.model import VisionLanguageModel
 from worldsmith.models.lora import adapted_layers, adapter_state, match_targets
 from worldsmith.models.parameter_names import native_parameters
@@ -59,7 +59,7 @@ def test_peft_on_transformers_and_the_merged_folder_give_our_logits(base: Path, 
     ours, plain = logits(model.network), logits(from_pretrained(base))
     assert (ours - plain).abs().mean() > 0.05 * plain.abs().mean()
     run = stored_run(model, tmp_path / "run", base)
-    formats = run.formats.exports()
+    formats = exports_of(run.spec.name)
     assert formats["adapter"].write(run, tmp_path / "adapter", ExportOptions(dtype="float32"))
     assert formats["hf"].write(run, tmp_path / "merged", ExportOptions(dtype="float32"))
     assert PeftConfig.from_pretrained(tmp_path / "adapter").base_model_name_or_path == str(base)
@@ -78,7 +78,7 @@ def test_peft_on_transformers_and_the_merged_folder_give_our_logits(base: Path, 
 def test_an_adapter_comes_back_to_the_bit(base: Path, tmp_path: Path) -> None:
     model = adapted(base)
     run = stored_run(model, tmp_path / "run")
-    assert run.formats.exports()["adapter"].write(run, tmp_path / "adapter", ExportOptions(dtype="float32"))
+    assert exports_of(run.spec.name)["adapter"].write(run, tmp_path / "adapter", ExportOptions(dtype="float32"))
     other = VisionLanguageModel(model_config(base), seed=5)
     layers = formats_of("vision_language").load_adapter(other.network, tmp_path / "adapter")
     expected = adapter_state(model.network)
@@ -93,7 +93,7 @@ def test_an_adapter_comes_back_to_the_bit(base: Path, tmp_path: Path) -> None:
 def test_adapters_that_change_nothing_are_not_exported(base: Path, tmp_path: Path, form: str) -> None:
     run = stored_run(adapted(base, trained=False), tmp_path / "run")
     with pytest.raises(ValueError, match="zero, as before training"):
-        run.formats.exports()[form].write(run, tmp_path / "out", ExportOptions())
+        exports_of(run.spec.name)[form].write(run, tmp_path / "out", ExportOptions())
 
 
 def test_all_linear_names_the_layers_that_peft_means_by_it(base: Path) -> None:

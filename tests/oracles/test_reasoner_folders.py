@@ -22,10 +22,11 @@ from safetensors.torch import load_file, save_file
 from tiny_reasoner import decoder
 from transformers import AutoTokenizer, GenerationConfig
 
+from worldsmith.checkpoint.formats.export_weights import exports_of
 from worldsmith.checkpoint.formats.family_formats import ExportOptions
 from worldsmith.checkpoint.formats.find_model import find_model, load_model
+from worldsmith.checkpoint.sources.open_weights import open_weights
 from worldsmith.checkpoint.sources.warm_start import LoadReport, load_weights
-from worldsmith.checkpoint.sources.weight_source import open_weights
 from worldsmith.config.errors import UserError
 from worldsmith.families.vision_language.model import VisionLanguageModel
 from worldsmith.models.parameter_names import native_parameters
@@ -50,7 +51,7 @@ def load(path: Path, model: VisionLanguageModel, skip: tuple[str, ...] = ()) -> 
 
 
 def export(model: Any, out: Path, **options: Any) -> None:
-    assert model.formats.exports()["hf"].write(model, out, ExportOptions(**options))
+    assert exports_of(model.spec.name)["hf"].write(model, out, ExportOptions(**options))
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from worldsmith.actions.weights.convert import Convert
 from worldsmith.checkpoint.formats.convert import convert
-from worldsmith.checkpoint.sources.weight_source import open_weights
+from worldsmith.checkpoint.sources.open_weights import open_weights
 from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
 from worldsmith.families.cogvideox.sat_keys import pieces, sat_keys

@@ -9,7 +9,7 @@ import torch._dynamo
 import torch.distributed.fsdp
 import torch.distributed.tensor
 
-import worldsmith.checkpoint.run.writer_process
+import worldsmith.checkpoint.run.write_checkpoint
 import worldsmith.distributed.activation_checkpointing
 import worldsmith.training.parallel
 import worldsmith.training.run_folder

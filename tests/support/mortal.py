@@ -14,7 +14,7 @@ from typing import Any
 from worldsmith.checkpoint.dcp import parts as dcp
 from worldsmith.files import manifest
 
-OPERATIONS = ((dcp, "save_part"), (manifest, "summary"), (os, "replace"), (os, "fsync"), (shutil, "rmtree"))
+OPERATIONS = ((dcp, "save_part"), (manifest, "summarize_file"), (os, "replace"), (os, "fsync"), (shutil, "rmtree"))
 
 
 class Mortal:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from worldsmith.models.video_model import Beginning, VideoModel
-from worldsmith.sampling.requests import GenerationRequest, begin, read
+from worldsmith.sampling.requests import GenerationRequest, begin, read_request
 
 
 def beginning(model: VideoModel, request: GenerationRequest, **settings: Any) -> Beginning:
     sampler = model.sampler(model.defaults.sampling(**settings))
-    return begin(sampler, read(sampler, request))
+    return begin(sampler, read_request(sampler, request))

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from worldsmith.files.atomic import write_text
-from worldsmith.files.foreign import files_in, require_only
 from worldsmith.files.lines import read_lines
+from worldsmith.files.writable import files_in, require_only
 
 LIST = ".files"
 """What was written, a path a line: nothing else is removed when the dataset is made anew."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.config.errors import UserError
-from worldsmith.sampling.conditions import is_image, read_condition
+from worldsmith.sampling.sample_files import is_image_file, read_condition
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -81,7 +81,7 @@ def find_real(sample: SampleArgs, folder: Path) -> Path | None:
     """
     said = sample.extra.get("real")
     if said is None:
-        video = sample.vision_path is not None and not is_image(sample.vision_path)
+        video = sample.vision_path is not None and not is_image_file(sample.vision_path)
         return Path(str(sample.vision_path)) if video and sample.condition_video_keep == "first" else None
     path = folder / said if isinstance(said, str) else None
     if path is None or not path.is_file():

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from worldsmith.files.lock import lock
+from worldsmith.files.locks import lock
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from worldsmith.files.errors import UserError
 from worldsmith.files.json_file import read_json_object
-from worldsmith.files.manifest import MANIFEST, THREADS, read_once, summary
+from worldsmith.files.manifest import MANIFEST, THREADS, read_once, summarize_file
 
 LINEAGE = "lineage.json"
 """The record of a result, see `worldsmith.monitor.lineage`."""
@@ -85,7 +85,7 @@ def mark(folder: Path, name: str, *, is_listed: bool) -> str:
     if is_listed:
         if not file.is_file():
             raise UserError(f"{folder} is damaged: {name} is missing, which its {MANIFEST} lists")
-        size, crc = summary(file)
+        size, crc = summarize_file(file)
         return f"{size} crc32:{crc}"
     size = file.stat().st_size
     return f"{size}" if file.suffix.lower() in MEDIA else f"{size} {content(file)}"

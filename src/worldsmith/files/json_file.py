@@ -25,7 +25,7 @@ def read_json_object(file: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # no UTF-8, a number with too many digits, too deep
         raise UserError(f"{file}: not valid JSON: {error}") from error
     if not isinstance(data, dict):
-        raise UserError(f"{file}: expected an object, found {kind_of(data)}")
+        raise UserError(f"{file}: expected an object, found {json_type(data)}")
     return data
 
 
@@ -50,7 +50,7 @@ def section(data: Mapping[str, Any], name: str) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise ValueError(f"{name}: expected an object, found {kind_of(value)}")
+        raise ValueError(f"{name}: expected an object, found {json_type(value)}")
     return value
 
 
@@ -59,5 +59,5 @@ def are_numbers(values: Any, *, above: float = -LARGEST) -> bool:
     return isinstance(values, list) and all(type(value) in (int, float) and above < value < LARGEST for value in values)
 
 
-def kind_of(value: Any) -> str:
+def json_type(value: Any) -> str:
     return KINDS.get(type(value), "nothing")

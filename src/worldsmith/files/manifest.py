@@ -53,11 +53,11 @@ def list_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
 
 
-def summarize(folder: Path, files: Iterable[Path]) -> dict[str, list[int]]:
+def summarize_files(folder: Path, files: Iterable[Path]) -> dict[str, list[int]]:
     """[size, CRC-32] of `files` by their path below `folder`; the sums are made by several threads."""
     files = list(files)
     with ThreadPoolExecutor(THREADS) as pool:
-        return dict(zip([str(path.relative_to(folder)) for path in files], pool.map(summary, files)))
+        return dict(zip([str(path.relative_to(folder)) for path in files], pool.map(summarize_file, files)))
 
 
 def write_manifest(folder: Path, entries: dict[str, list[int]]) -> None:
@@ -65,7 +65,7 @@ def write_manifest(folder: Path, entries: dict[str, list[int]]) -> None:
 
 
 @read_once
-def summary(path: Path) -> list[int]:
+def summarize_file(path: Path) -> list[int]:
     """[size in bytes, CRC-32] of a file."""
     size = crc = 0
     with open(path, "rb") as file:
@@ -114,6 +114,6 @@ def find_damage(checkpoint: Path, *, only: tuple[str, ...] = ("",), rank: int = 
 def find_change(checkpoint: Path, name: str, expected: list[int]) -> str | None:
     """Whether a file is still what the manifest says, in words; None when it is."""
     try:
-        return None if summary(checkpoint / name) == expected else f"the content of {name} has changed (CRC-32)"
+        return None if summarize_file(checkpoint / name) == expected else f"the content of {name} has changed (CRC-32)"
     except OSError as error:
         return f"{name} cannot be read: {error}"

@@ -1,4 +1,4 @@
-"""Model folders of others, read by transformers and diffusers: no code out of them runs, no file outside is read."""
+"""Model and adapter folders of other programs, read without running code from them or opening files outside."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_a
 """Implementations of transformers itself; it loads any other name as code from a repository of the hub."""
 ATTENTION_KEYS = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
 INDEX_FILES = "*.index.json"
+ADAPTER_CONFIG = "adapter_config.json"
 
 
 def load_from_folder(kind: Any, folder: Path, **options: Any) -> Any:
@@ -108,3 +109,20 @@ def is_inside(name: str) -> bool:
     them."""
     paths = PurePosixPath(name), PureWindowsPath(name)
     return bool(paths[0].parts) and "\0" not in name and not any(path.anchor or ".." in path.parts for path in paths)
+
+
+def is_adapter_folder(folder: str | Path) -> bool:
+    """Whether a local folder holds adapters in PEFT's format."""
+    return (Path(folder) / ADAPTER_CONFIG).is_file()
+
+
+def base_of_adapter(folder: str | Path) -> str:
+    """The base model that the adapters' own files name, as `org/name[@revision]` or a path; "" = they name none."""
+    try:
+        stated = read_json_object(Path(folder) / ADAPTER_CONFIG)
+    except (OSError, UserError):
+        return ""
+    name, revision = stated.get("base_model_name_or_path"), stated.get("revision")
+    if not isinstance(name, str):
+        return ""
+    return f"{name}@{revision}" if isinstance(revision, str) and not Path(name).is_absolute() else name

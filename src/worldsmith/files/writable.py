@@ -1,15 +1,17 @@
-"""Whether files can be written in a place, tried before there is work that would be lost."""
+"""Checks before files are written or replaced: the disk accepts them, and no other file is lost."""
 
 from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 
 from worldsmith.files.errors import UserError
 
 PROBE_BYTES = 1 << 16
 """Written to see whether a disk takes them: an empty file fits on a full one."""
+SHOWN = 5
 
 
 def nearest_folder(path: Path) -> Path:
@@ -31,3 +33,17 @@ def require_writable(folder: Path, *, what: str = "") -> None:
     except OSError as error:
         where = "" if home == folder else f": {home}"
         raise UserError(f"{what}{folder} cannot be written: {error.strerror or error}{where}") from None
+
+
+def files_in(folder: Path) -> list[str]:
+    """All files below a folder, by their paths in it."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def require_only(folder: Path, own: Collection[str], *, within: Collection[str] | None = None) -> None:
+    """Raises FileExistsError when `folder`, or what is called `within` in it, holds other files than its `own`."""
+    others = [name for name in files_in(folder) if name not in own]
+    others = [name for name in others if within is None or Path(name).parts[0] in within]
+    if others:
+        shown = ", ".join(others[:SHOWN]) + (f" and {len(others) - SHOWN} more" if len(others) > SHOWN else "")
+        raise FileExistsError(f"{folder} holds files that were not written with it: {shown}; move them away first")

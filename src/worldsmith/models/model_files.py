@@ -14,7 +14,7 @@ from typing import Any
 from worldsmith.assets import asset_path
 from worldsmith.config.tree.suggest import did_you_mean_folder
 from worldsmith.files.errors import UserError
-from worldsmith.files.json_file import kind_of, read_json_object
+from worldsmith.files.json_file import json_type, read_json_object
 from worldsmith.files.model_folder import listed_files
 from worldsmith.models.families import find_released
 from worldsmith.models.hub import SECONDS, HubName, MissingPartError, ask_hub, explained, matches_pattern, wanted
@@ -189,18 +189,18 @@ def read_settings(folder: Path) -> dict[str, Any]:
     settings = read_json_object(file)
     model_type = settings.get("model_type")
     if model_type is not None and not isinstance(model_type, str):
-        raise UserError(f"{file}: model_type: expected a text, found {kind_of(model_type)}")
+        raise UserError(f"{file}: model_type: expected a text, found {json_type(model_type)}")
     for name in ("", "text_config", "vision_config"):
         part = settings.get(name) if name else settings
         if part is not None and not isinstance(part, dict):
-            raise UserError(f"{file}: {name}: expected an object, found {kind_of(part)}")
+            raise UserError(f"{file}: {name}: expected an object, found {json_type(part)}")
         for key, most in (*((key, MAX_LAYERS) for key in LAYER_KEYS), *((key, MAX_SIZE) for key in SIZE_KEYS)):
             value = (part or {}).get(key)
             if value is None or isinstance(value, list):  # a default is meant; one value for each layer
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
                 where = f"{name}.{key}" if name else key
-                found = value if isinstance(value, (int, float)) else kind_of(value)
+                found = value if isinstance(value, (int, float)) else json_type(value)
                 raise UserError(f"{file}: {where}: expected a whole number from 1 to {most}, found {found}")
     return settings
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from worldsmith.sampling.requests import GenerationRequest, ReadRequest, begin, read
+from worldsmith.sampling.requests import GenerationRequest, ReadRequest, begin, read_request
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,7 +64,7 @@ def generate_latents(
     Raises ValueError for an impossible request and for settings that the model cannot be sampled with.
     """
     sampler = model.sampler(model.defaults.sampling(**settings))
-    known = [read(sampler, request) for request in requests]
+    known = [read_request(sampler, request) for request in requests]
     done = 0
 
     def count(requests_in_pack: int) -> None:

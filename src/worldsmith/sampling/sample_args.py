@@ -14,15 +14,18 @@ from worldsmith.config.errors import UserError
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.resolution import RESOLUTIONS, check_tier
 from worldsmith.models.video_model import MODES, GenerationDefaults, Mode, Sampling
-from worldsmith.sampling.conditions import is_image, read_condition
 from worldsmith.sampling.requests import GenerationRequest
-from worldsmith.sampling.sample_files import Entry, Layer
+from worldsmith.sampling.sample_files import Entry, Layer, is_image_file, read_condition
 from worldsmith.sampling.sample_settings import SampleSettings
 
 STRENGTH = 0.8
 """That of diffusers' pipelines from video to video."""
+
+
 MOST_VALUES = 4
 """Different values of a setting that are printed one by one."""
+
+
 SAID = ("name", "extra", "prompt", "sources")
 """What of the arguments is no setting that could come from elsewhere."""
 
@@ -222,7 +225,7 @@ def choose_mode(
     chooser: Chooser, vision: str | None, trained: tuple[int | None, str], modes: Sequence[Mode]
 ) -> tuple[str, int | None]:
     """What is made, and its frames. Raises ValueError when they, and what it begins with, contradict each other."""
-    begin = "text" if vision is None else "image" if is_image(vision) else "video"
+    begin = "text" if vision is None else "image" if is_image_file(vision) else "video"
     asked = chooser.pick("num_frames")
     alone = asked == 1 or (vision is None and asked is None and set(modes) == {"text2image"})
     mode = chooser.pick("model_mode", (f"{begin}2{'image' if alone else 'video'}", "what is given"))
@@ -266,7 +269,7 @@ def choose_frames(chooser: Chooser, vision: str | None) -> tuple[list[int], str 
         if any(asked.values()):
             raise ValueError(f"{' and '.join(n for n in names if asked[n])} need a vision_path to take the frames from")
         return [], None
-    image = is_image(vision)
+    image = is_image_file(vision)
     if asked[names[0]] == [] or (image and asked[names[0]] not in (None, [0])):
         raise ValueError(
             f"{names[0]} {asked[names[0]]} does not fit {vision}; {'write [0]' if image else 'leave it out'}"

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from worldsmith.config.declare.configurable import field_hints
 from worldsmith.config.declare.value_types import is_reference, mismatch, union_members
@@ -22,9 +22,13 @@ from worldsmith.config.yaml.text import read_yaml
 from worldsmith.files.lines import read_lines
 from worldsmith.sampling.sample_settings import NOT_HERE, PROMPT_UPSAMPLER, Sample, SampleSettings
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 SUFFIXES = (".json", ".jsonl", ".yaml", ".yml", ".txt")
 NUMBERED = (".jsonl", ".txt")
 _Settings = TypeVar("_Settings", bound=SampleSettings)
+IMAGES = (".png", ".jpg", ".jpeg", ".webp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FilePart:
     """Plain data of one sample, and where things stand in the file."""
 
     name: str
@@ -112,7 +116,7 @@ def find_files(patterns: Sequence[str], problems: list[Problem]) -> list[Path]:
     return list(found)
 
 
-def read_parts(file: Path, problems: list[Problem]) -> Iterator[Part]:
+def read_parts(file: Path, problems: list[Problem]) -> Iterator[FilePart]:
     """The samples of a file; lines that are no JSON go to `problems`.
 
     Raises ConfigError, ValueError or OSError for a file that cannot be read at all.
@@ -125,7 +129,7 @@ def read_parts(file: Path, problems: list[Problem]) -> Iterator[Part]:
         for count, (number, line) in enumerate(lines):
             name = f"{stem}_{count}"
             if kind == ".txt":
-                yield Part(name, number, of_line(line), {}, ())
+                yield FilePart(name, number, of_line(line), {}, ())
                 continue
             try:
                 document = read_json(line, str(file))
@@ -136,18 +140,18 @@ def read_parts(file: Path, problems: list[Problem]) -> Iterator[Part]:
                 path: Span(on_line(span.key, number, file), on_line(span.value, number, file))
                 for path, span in document.spans.items()
             }
-            yield Part(name, number, document.data, spans, ())
+            yield FilePart(name, number, document.data, spans, ())
         return
     text = read_config_text(file)
     document = read_json(text, str(file)) if kind == ".json" else read_yaml(text, str(file))
     if not isinstance(document.data, list):
-        yield Part(stem, None, document.data, document.spans, ())
+        yield FilePart(stem, None, document.data, document.spans, ())
         return
     if not document.data:
         raise ValueError("the file has no samples; expected a table, or a list of them")
     for index, data in enumerate(document.data):
         place = document.spans.get((index,))
-        yield Part(f"{stem}_{index}", place.key.line if place else None, data, document.spans, (index,))
+        yield FilePart(f"{stem}_{index}", place.key.line if place else None, data, document.spans, (index,))
 
 
 def on_line(place: Place | None, number: int, file: Path) -> Place:
@@ -155,9 +159,9 @@ def on_line(place: Place | None, number: int, file: Path) -> Place:
     return Place(str(file), number) if place is None else replace(place, line=number)
 
 
-def read_entry(file: Path, part: Part, problems: list[Problem]) -> Entry | None:
+def read_entry(file: Path, part: FilePart, problems: list[Problem]) -> Entry | None:
     """A sample and its defaults; its mistakes go to `problems`."""
-    sample = read_settings(part, file, Sample, problems)
+    sample = read_sample_settings(part, file, Sample, problems)
     if sample is None:
         return None
     where = f"{file}" if part.line is None else f"{file}:{part.line}"
@@ -168,7 +172,7 @@ def read_entry(file: Path, part: Part, problems: list[Problem]) -> Entry | None:
             (given, *others) = read_parts(below, problems)
             if others:
                 raise ValueError("a file of defaults is one table of settings")
-            defaults = read_settings(given, below, SampleSettings, problems)
+            defaults = read_sample_settings(given, below, SampleSettings, problems)
             layers += [Layer(str(below), defaults, below.parent)] if defaults else []
         except ConfigError as error:
             problems += error.problems
@@ -177,7 +181,7 @@ def read_entry(file: Path, part: Part, problems: list[Problem]) -> Entry | None:
     return Entry(sample.name or part.name, sample, layers)
 
 
-def read_settings(part: Part, file: Path, cls: type[_Settings], problems: list[Problem]) -> _Settings | None:
+def read_sample_settings(part: FilePart, file: Path, cls: type[_Settings], problems: list[Problem]) -> _Settings | None:
     """The settings of plain data; None, with problems, for what is none."""
     mistakes: list[Problem] = []
     places: dict[paths.Path, Place] = {}
@@ -196,7 +200,7 @@ def read_settings(part: Part, file: Path, cls: type[_Settings], problems: list[P
     return None if mistakes else settings
 
 
-def without_idle(part: Part, mistakes: list[Problem]) -> dict[str, Any]:
+def without_idle(part: FilePart, mistakes: list[Problem]) -> dict[str, Any]:
     """The data without published fields that ask for nothing; those that ask for what is not here are mistakes.
 
     Structured captions become text, as training writes them, and a tier may be a number.
@@ -216,3 +220,30 @@ def without_idle(part: Part, mistakes: list[Problem]) -> dict[str, Any]:
     if type(data.get("resolution")) is int:
         data["resolution"] = str(data["resolution"])
     return data
+
+
+def is_image_file(path: str) -> bool:
+    return Path(path).suffix.lower() in IMAGES
+
+
+def read_condition(path: str, frames: int, *, last: bool = False) -> Tensor:
+    """The picture, or the first (or last) `frames` of the video, uint8 [3, T, H, W], upright and of its own size.
+
+    Raises ValueError, naming the file, for what cannot be read.
+    """
+    from worldsmith.sampling.video_writer import read_image
+
+    if is_image_file(path):
+        try:
+            return read_image(path)[:, None]
+        except OSError as error:
+            raise ValueError(f"{path}: {error.strerror or error}") from None
+    import torch
+
+    from worldsmith.data.clips.video_reader import read_ending, read_opening
+    from worldsmith.data.stream.errors import SampleError
+
+    try:
+        return torch.from_numpy((read_ending if last else read_opening)(path, frames))
+    except SampleError as error:
+        raise ValueError(f"{path}: {error.detail} ({error.reason})") from None

@@ -64,7 +64,7 @@ def first_windows(dataset: VideoDataset, count: int) -> dict[str, Window]:
     return found
 
 
-def first_frame(window: Window, dataset: VideoDataset, grid: tuple[int, ...]) -> Tensor:
+def read_first_frame(window: Window, dataset: VideoDataset, grid: tuple[int, ...]) -> Tensor:
     """The first frame of a window that training uses, uint8 [3, 1, H, W]. Raises SampleError when it cannot be read."""
     import torch
 

@@ -135,10 +135,10 @@ def wrap(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: i
             lines.append(word)
     if len(lines) > HEADER_LINES:
         lines = [*lines[: HEADER_LINES - 1], lines[HEADER_LINES - 1] + " …"]
-    return "\n".join(shorten(line, font, width) for line in lines)
+    return "\n".join(cut_to_width(line, font, width) for line in lines)
 
 
-def shorten(line: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> str:
+def cut_to_width(line: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> str:
     if font.getlength(line) <= width:
         return line
     while line and font.getlength(line + "…") > width:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from worldsmith.checkpoint.run.folders import candidates
 from worldsmith.checkpoint.run.frozen_weights import is_partial
-from worldsmith.checkpoint.sources.weight_source import require_weights
+from worldsmith.checkpoint.sources.open_weights import require_weights
 from worldsmith.config.declare.configurable import find, walk
 from worldsmith.config.errors import Problem, UserError
 from worldsmith.config.tree.paths import Path as Keys

@@ -29,7 +29,7 @@ from worldsmith.distributed.world import World
 from worldsmith.files.atomic import write_text
 from worldsmith.files.fingerprint import LINEAGE
 from worldsmith.files.json_file import read_json_object
-from worldsmith.files.record_lock import FILE, holder, try_lock
+from worldsmith.files.locks import LOCK_FILE, holder, try_lock
 from worldsmith.files.writable import require_writable
 from worldsmith.monitor.lineage import Input, read_lineage, write_lineage
 from worldsmith.monitor.redaction import redact_setting
@@ -251,7 +251,7 @@ class RunLock:
         if self._handle is None:
             return None
         try:
-            same = os.path.samestat(os.fstat(self._handle), os.stat(self.folder / FILE))
+            same = os.path.samestat(os.fstat(self._handle), os.stat(self.folder / LOCK_FILE))
         except OSError:
             return "has lost its lock file" if self.folder.is_dir() else "was moved or removed"
         return None if same else "was replaced, or its lock file was,"
@@ -269,7 +269,7 @@ class RunLock:
 
 def lock_folder(folder: Path, token: str) -> int:
     """Locks the folder and returns the open lock file. Raises UserError if another process has locked it."""
-    path = folder / FILE
+    path = folder / LOCK_FILE
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -294,7 +294,7 @@ def find_lock_problem(folder: Path, token: str, *, rank: int, host: str) -> str 
     for attempt in range(LOCK_READS):
         time.sleep(LOCK_READ_PAUSE if attempt else 0.0)
         try:
-            found = json.loads((folder / FILE).read_text(encoding="utf-8"))["token"]
+            found = json.loads((folder / LOCK_FILE).read_text(encoding="utf-8"))["token"]
         except (OSError, ValueError, KeyError, TypeError):
             continue
         if found == token:

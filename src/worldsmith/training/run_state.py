@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from worldsmith.checkpoint.dcp.parts import stored_shapes
+from worldsmith.checkpoint.dcp.reader import stored_shapes
 from worldsmith.checkpoint.run import frozen_weights
 from worldsmith.checkpoint.run.checkpointer import Checkpointer, load_positions
 from worldsmith.checkpoint.run.folders import NAME, go_back_to_best
 from worldsmith.checkpoint.run.optimizer_state import empty_optimizer_state, optimizer_state, restore_optimizer_state
 from worldsmith.checkpoint.run.rng_state import rng_state, seed_everything, set_rng_state
-from worldsmith.checkpoint.sources.checkpoint_weights import AVERAGE, LIVE, run_tree
+from worldsmith.checkpoint.sources.checkpoint_weights import AVERAGE, LIVE
+from worldsmith.checkpoint.sources.open_weights import run_tree
 from worldsmith.checkpoint.sources.warm_start import LoadReport, load_weights
 from worldsmith.config.tree.plain import to_yaml
 from worldsmith.data.stream import dataset_record
@@ -321,7 +322,7 @@ class RunState:
     def _record_of_frozen(self) -> str:
         """`frozen_weights.json`; made once, since these weights do not change."""
         if self._frozen_record is None:
-            self._frozen_record = frozen_weights.record(self._frozen(), source=self._source())
+            self._frozen_record = frozen_weights.describe_frozen_weights(self._frozen(), source=self._source())
         return self._frozen_record
 
     def _source(self) -> str:

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.checkpoint.dcp.parts import METADATA, load_part, stored_shapes
+from worldsmith.checkpoint.dcp.parts import METADATA
 from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.checkpoint.sources.checkpoint_weights import AVERAGE, LIVE
 from worldsmith.checkpoint.sources.stored_config import with_classes_of, written_here
-from worldsmith.checkpoint.sources.warm_start import LoadReport, shorten
+from worldsmith.checkpoint.sources.warm_start import LoadReport, shorten_names
 from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.config.text_file import read_config_text
 from worldsmith.config.tree.plain import flatten, to_dict
@@ -96,6 +96,8 @@ def require_same_shapes(
     Raises UserError when something is missing, has another shape, or would be dropped; `changes` are the settings that
     have changed, which explain it. An average that the run no longer keeps may be dropped, which is said.
     """
+    from worldsmith.checkpoint.dcp.reader import stored_shapes
+
     wanted, stored = state_shapes(network, average), stored_shapes(checkpoint / "model")
     if is_partial(checkpoint):
         trained = {name for name, parameter in native_parameters(network).items() if parameter.requires_grad}
@@ -105,8 +107,8 @@ def require_same_shapes(
     unused = [name for name in stored if name not in wanted]
     if missing or other or any(name.startswith(LIVE) for name in unused):
         lines = [*shorten_lines([f"  of another shape: {line}" for line in other])]
-        lines += [f"  not in the checkpoint: {shorten(missing)}"] if missing else []
-        lines += [f"  in the checkpoint only: {shorten(unused)}"] if unused else []
+        lines += [f"  not in the checkpoint: {shorten_names(missing)}"] if missing else []
+        lines += [f"  in the checkpoint only: {shorten_names(unused)}"] if unused else []
         lines += [f"  changed since the run was started: {line}" for line in changes]
         raise UserError(
             "\n".join([f"the network does not fit {checkpoint}:", *lines])
@@ -114,7 +116,7 @@ def require_same_shapes(
             "checkpoint can give the weights that fit."
         )
     if unused:
-        logger.warning("the run keeps no such average now; left out of %s: %s", checkpoint.name, shorten(unused))
+        logger.warning("the run keeps no such average now; left out of %s: %s", checkpoint.name, shorten_names(unused))
 
 
 def require_same_data(
@@ -162,6 +164,8 @@ def steps_done(checkpoint: Path) -> int:
     """Number of steps after which a checkpoint was saved, whatever the name of its folder is."""
     import torch
 
+    from worldsmith.checkpoint.dcp.reader import load_part
+
     state = {"iteration": torch.tensor(0)}
     load_part(checkpoint / "trainer", state, no_dist=True)
     return int(state["iteration"])
@@ -169,6 +173,8 @@ def steps_done(checkpoint: Path) -> int:
 
 def wanted_moments(checkpoint: Path, skipped: Sequence[str] = ()) -> list[str]:
     """The optimizer state that is taken from a checkpoint: all but that of `skipped` weights (`net.<name>`)."""
+    from worldsmith.checkpoint.dcp.reader import stored_shapes
+
     fresh = tuple(f"state.{name.removeprefix(LIVE)}." for name in skipped if name.startswith(LIVE))
     return [key for key in stored_shapes(checkpoint / "optim") if not (fresh and key.startswith(fresh))]
 

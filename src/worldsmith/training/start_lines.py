@@ -12,7 +12,7 @@ from worldsmith.checkpoint.run.folders import gone_back
 from worldsmith.checkpoint.sources.warm_start import plan_loading
 from worldsmith.data.stream import dataset_record
 from worldsmith.distributed.world import World, local_size, present_device
-from worldsmith.files.record_lock import in_use
+from worldsmith.files.locks import in_use
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.weights.table import counts, table_of
 from worldsmith.monitor.short_text import format_bytes, short_number

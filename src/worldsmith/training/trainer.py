@@ -18,7 +18,7 @@ from worldsmith.distributed.memory import held_memory
 from worldsmith.distributed.peers import lost_partner
 from worldsmith.distributed.stop_signals import STOP_NOTICE, StopSignals
 from worldsmith.distributed.world import World
-from worldsmith.files.lease import release_leases
+from worldsmith.files.locks import release_leases
 from worldsmith.monitor.message_log import MessageLog
 from worldsmith.monitor.process_log import begin_log
 from worldsmith.monitor.throughput import Throughput

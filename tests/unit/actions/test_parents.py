@@ -12,7 +12,7 @@ import pytest
 
 from worldsmith.actions.parents import Parent, as_words, find_parent
 from worldsmith.config.errors import UserError
-from worldsmith.files.manifest import list_files, summarize, write_manifest
+from worldsmith.files.manifest import list_files, summarize_files, write_manifest
 from worldsmith.monitor.lineage import Input, write_lineage
 
 CONFIG = """\
@@ -67,7 +67,7 @@ def add_checkpoint(run: Path, step: int, *, lora: bool) -> None:
     (folder / "model" / "__0_0.distcp").write_bytes(f"weights {step}".encode())
     if lora:
         (folder / "frozen_weights.json").write_text("{}", encoding="utf-8")
-    write_manifest(folder, summarize(folder, list_files(folder)))
+    write_manifest(folder, summarize_files(folder, list_files(folder)))
 
 
 def record(folder: Path, action: str, parent: Parent, *, outputs: tuple[str, ...] = ()) -> str:

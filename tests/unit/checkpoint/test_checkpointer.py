@@ -15,7 +15,7 @@ from mortal import Mortal
 from stored_checkpoints import checkpointer, save, weights
 from torch import nn
 
-from worldsmith.checkpoint.dcp.parts import stored_shapes
+from worldsmith.checkpoint.dcp.reader import stored_shapes
 from worldsmith.checkpoint.run.checkpointer import Checkpointer, load_positions
 from worldsmith.checkpoint.run.folders import POINTER
 from worldsmith.checkpoint.run.optimizer_state import empty_optimizer_state, optimizer_state, restore_optimizer_state

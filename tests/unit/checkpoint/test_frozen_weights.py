@@ -11,7 +11,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worldsmith.checkpoint.run.frozen_weights import FILE, LOAD_REPORT, fingerprint, is_partial, record, require_same
+from worldsmith.checkpoint.run.frozen_weights import (
+    FILE,
+    LOAD_REPORT,
+    describe_frozen_weights,
+    fingerprint,
+    is_partial,
+    require_same,
+)
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World, ensure_process_group, stop_world
 
@@ -65,7 +72,7 @@ def test_sharded_weights_have_the_fingerprint_of_whole_ones(process_group: None)
 
 def test_changed_weights_are_refused_naming_both_sources(tmp_path: Path) -> None:
     assert not is_partial(tmp_path)
-    (tmp_path / FILE).write_text(record(weights(), source="the old base"))
+    (tmp_path / FILE).write_text(describe_frozen_weights(weights(), source="the old base"))
     assert is_partial(tmp_path)
     require_same(tmp_path, weights(), source="the new base")
     other = weights()
@@ -74,7 +81,7 @@ def test_changed_weights_are_refused_naming_both_sources(tmp_path: Path) -> None
         require_same(tmp_path, other, source="the new base")
     run, first = tmp_path / "run", tmp_path / "iter_000000004" / "model"
     (run / "checkpoints/iter_000000009").mkdir(parents=True)
-    (run / "checkpoints/iter_000000009" / FILE).write_text(record(weights(), source="the old base"))
+    (run / "checkpoints/iter_000000009" / FILE).write_text(describe_frozen_weights(weights(), source="the old base"))
     (run / LOAD_REPORT).write_text(json.dumps({"folder": str(first)}))
     for made, words in ((False, "is gone: give a copy"), (True, "give that folder as checkpoint.load_path")):
         first.mkdir(parents=True) if made else None

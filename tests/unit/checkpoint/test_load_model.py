@@ -12,13 +12,12 @@ import pytest
 import torch
 
 from worldsmith.assets import asset_path
-from worldsmith.checkpoint.formats.family_formats import ExportOptions
+from worldsmith.checkpoint.formats.export_weights import export_native
+from worldsmith.checkpoint.formats.family_formats import ExportOptions, formats_of
 from worldsmith.checkpoint.formats.find_model import find_model, load_model
-from worldsmith.checkpoint.formats.native_export import export_native
-from worldsmith.checkpoint.formats.registry import formats_of
 from worldsmith.checkpoint.run import frozen_weights
 from worldsmith.checkpoint.run.checkpointer import Checkpointer
-from worldsmith.checkpoint.sources.start_weights import StartWeights
+from worldsmith.checkpoint.sources.open_weights import StartWeights
 from worldsmith.checkpoint.sources.warm_start import load_weights
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
@@ -241,7 +240,7 @@ class TestMovedBase:
         state = native_parameters(network)
         adapters = {f"net.{name}": torch.full_like(p, 0.5) for name, p in state.items() if is_adapter(name)}
         frozen = {name: torch.full_like(p, 2.0) for name, p in state.items() if not is_adapter(name)}
-        texts = {frozen_weights.FILE: frozen_weights.record(frozen, source="the base")}
+        texts = {frozen_weights.FILE: frozen_weights.describe_frozen_weights(frozen, source="the base")}
         checkpointer = Checkpointer.Config(init="scratch").build(folder=folder / "checkpoints")
         checkpointer.save(1, {"model": adapters}, texts=texts)
         run_folder.rename(tmp_path / "moved")

@@ -17,7 +17,7 @@ from worldsmith.checkpoint.run.folders import POINTER, find_latest
 from worldsmith.checkpoint.run.save_error import SaveError
 from worldsmith.distributed.world import World
 from worldsmith.files import atomic
-from worldsmith.files.lease import release_leases
+from worldsmith.files.locks import release_leases
 from worldsmith.files.manifest import find_damage
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from worldsmith.checkpoint.formats.registry import formats_of
+from worldsmith.checkpoint.formats.family_formats import formats_of
 from worldsmith.config.recipes.registry import get_recipe
 from worldsmith.config.tree.plain import to_dict
 

@@ -13,10 +13,9 @@ from stored_models import spec_of
 
 from worldsmith.checkpoint.formats.convert import convert
 from worldsmith.checkpoint.run.checkpointer import Checkpointer
-from worldsmith.checkpoint.sources.start_weights import StartWeights
+from worldsmith.checkpoint.sources.open_weights import StartWeights, open_weights
 from worldsmith.checkpoint.sources.verify import WEIGHTS, damage, require_whole
 from worldsmith.checkpoint.sources.warm_start import load_weights, plan_loading
-from worldsmith.checkpoint.sources.weight_source import open_weights
 from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
@@ -137,8 +136,8 @@ def test_a_converted_base_has_checksums(run: Path, tmp_path: Path, to: str) -> N
 
 def test_loading_reads_every_file_once_for_its_checksum(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files: list[Path] = []
-    summary = manifest.summary
-    monkeypatch.setattr(manifest, "summary", lambda path: [files.append(path), summary(path)][1])
+    summarize = manifest.summarize_file
+    monkeypatch.setattr(manifest, "summarize_file", lambda path: [files.append(path), summarize(path)][1])
     load_weights(str(run), weights(0))
     newest = run / "checkpoints" / "iter_000000002"
     wanted = [file for file in manifest.list_files(newest) if str(file.relative_to(newest)).startswith(WEIGHTS)]
@@ -206,8 +205,8 @@ class OneOfTwo(World):
 def test_ranks_share_the_reading(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of two looks at its files, together all; what one of them finds counts for both."""
     checkpoint, files = run / "checkpoints" / "iter_000000002", []
-    summary = manifest.summary
-    monkeypatch.setattr(manifest, "summary", lambda path: [files.append(path), summary(path)][1])
+    summarize = manifest.summarize_file
+    monkeypatch.setattr(manifest, "summarize_file", lambda path: [files.append(path), summarize(path)][1])
     for rank in (0, 1):
         assert damage(checkpoint, OneOfTwo(rank=rank)) is None
     assert sorted(files) == manifest.list_files(checkpoint)

@@ -17,9 +17,8 @@ from stored_models import spec_of
 
 from worldsmith.checkpoint.formats import peft_adapter
 from worldsmith.checkpoint.formats.convert import convert
-from worldsmith.checkpoint.sources.start_weights import StartWeights
+from worldsmith.checkpoint.sources.open_weights import StartWeights, open_weights
 from worldsmith.checkpoint.sources.warm_start import load_weights
-from worldsmith.checkpoint.sources.weight_source import open_weights
 from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig

@@ -19,10 +19,9 @@ from transformers.models.cosmos3_edge.configuration_cosmos3_edge import Cosmos3E
 from worldsmith.checkpoint.dcp.parts import planner_of, save_part
 from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.checkpoint.sources.checkpoint_weights import CheckpointWeights
-from worldsmith.checkpoint.sources.merged_weights import MergedWeights
-from worldsmith.checkpoint.sources.start_weights import StartWeights
+from worldsmith.checkpoint.sources.open_weights import StartWeights, open_weights
 from worldsmith.checkpoint.sources.warm_start import load_weights, plan_loading
-from worldsmith.checkpoint.sources.weight_source import open_weights
+from worldsmith.checkpoint.sources.weight_source import MergedWeights
 from worldsmith.config.errors import UserError
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig, edge, nano, super_
 from worldsmith.families.cosmos3.network.initialization import init_weights

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from worldsmith.checkpoint.dcp import parts as dcp
+from worldsmith.checkpoint.dcp.reader import load_part
 from worldsmith.checkpoint.run.checkpointer import Checkpointer
 from worldsmith.checkpoint.run.save_error import SaveError
 from worldsmith.checkpoint.run.staging import Stager
-from worldsmith.checkpoint.run.write_checkpoint import Save
-from worldsmith.checkpoint.run.writer_process import WriterProcess
+from worldsmith.checkpoint.run.write_checkpoint import Save, WriterProcess
 from worldsmith.distributed.peers import SideGroup
 from worldsmith.distributed.process_signals import STOP_SIGNALS
 
@@ -40,7 +40,7 @@ def make_state() -> dict[str, torch.Tensor]:
 
 def read(folder: Path, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     found = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
-    dcp.load_part(folder, found, no_dist=True)
+    load_part(folder, found, no_dist=True)
     return found
 
 
@@ -177,7 +177,7 @@ def die(process: psutil.Process) -> None:
 def test_it_ends_with_its_owner(tmp_path: Path) -> None:
     """Also when the owner is killed; and it is not disturbed by the signals that stop a run."""
     code = (
-        "import time; from worldsmith.checkpoint.run.writer_process import WriterProcess; "
+        "import time; from worldsmith.checkpoint.run.write_checkpoint import WriterProcess; "
         "process = WriterProcess(); print('ready', flush=True); time.sleep(240)"
     )
     owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from worldsmith.checkpoint.run.save_error import describe, is_expected
+from worldsmith.checkpoint.run.save_error import describe_causes, is_expected
 from worldsmith.distributed.peers import PeerError, lost_partner
 
 GLOO = "[gloo/transport/tcp/pair.cc:537] Read error [10.0.0.7]:22203: Connection reset by peer. GLHF!"
@@ -27,7 +27,7 @@ def test_a_partner_that_has_ended_is_told_with_its_address(text: str, where: str
     of_a_clean_up.__context__ = RuntimeError(text)
     assert lost_partner(of_a_clean_up) == said
     failure = PeerError({1: RuntimeError(text)})
-    assert (is_expected(failure), describe(failure)) == (True, said)
+    assert (is_expected(failure), describe_causes(failure)) == (True, said)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("mat1 and mat2 shapes"), ConnectionResetError("reset by peer")])

@@ -14,7 +14,7 @@ import pytest
 from worldsmith.config.errors import UserError
 from worldsmith.files import manifest
 from worldsmith.files.fingerprint import fingerprint
-from worldsmith.files.manifest import list_files, summarize, write_manifest
+from worldsmith.files.manifest import list_files, summarize_files, write_manifest
 
 
 def make_folder(folder: Path) -> Path:
@@ -29,7 +29,7 @@ def make_checkpoint(folder: Path) -> Path:
     for name in ("model/a.distcp", "optim/b.distcp", "config.yaml"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(name.encode())
-    write_manifest(folder, summarize(folder, list_files(folder)))
+    write_manifest(folder, summarize_files(folder, list_files(folder)))
     return folder
 
 

@@ -6,7 +6,7 @@ import importlib
 
 import pytest
 
-from worldsmith.checkpoint.formats.registry import FORMATS
+from worldsmith.checkpoint.formats.weight_formats import FORMATS
 from worldsmith.config.declare.class_tags import class_of
 from worldsmith.families.earlier_names import NEW_NAMES
 from worldsmith.models.families import shipped_families

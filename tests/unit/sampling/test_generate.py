@@ -19,8 +19,7 @@ from worldsmith.families.cosmos3.sampling import Cosmos3Defaults, seeded_noise
 from worldsmith.families.diffusers_pipeline.sampling import SchedulerSolver
 from worldsmith.families.wan.sampling import WanDefaults
 from worldsmith.sampling.generate import generate, generate_latents
-from worldsmith.sampling.requests import GenerationRequest, fit
-from worldsmith.sampling.texts import conditional_text, unconditional_text
+from worldsmith.sampling.requests import GenerationRequest, conditional_text, fit, unconditional_text
 
 SETTINGS: dict[str, Any] = {"steps": 4, "guidance": 3.0, "shift": 3.0}
 REQUEST = GenerationRequest(prompt="A red square.", height=64, width=64, num_frames=9, fps=8.0, seed=1)

@@ -12,7 +12,7 @@ import pytest
 import toy_runs
 
 from worldsmith.checkpoint.formats.find_model import find_model
-from worldsmith.checkpoint.sources.weight_source import open_weights
+from worldsmith.checkpoint.sources.open_weights import open_weights
 from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.callbacks.progress import HeartBeat

@@ -31,7 +31,7 @@ def write_config(run: Path, change: Callable[[str], str]) -> None:
     for file in (run / "config.yaml", *run.glob("checkpoints/iter_*/config.yaml")):
         file.write_text(change(file.read_text()))
     for checkpoint in run.glob("checkpoints/iter_*"):
-        manifest.write_manifest(checkpoint, manifest.summarize(checkpoint, manifest.list_files(checkpoint)))
+        manifest.write_manifest(checkpoint, manifest.summarize_files(checkpoint, manifest.list_files(checkpoint)))
 
 
 def run_of(world: Path, folder: Path, *, steps: int, resume_changed: bool = False, **checkpoint: object) -> Trainer:

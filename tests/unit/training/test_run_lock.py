@@ -19,7 +19,7 @@ import pytest
 from worldsmith.checkpoint.run.save_error import SaveError
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World
-from worldsmith.files.record_lock import in_use
+from worldsmith.files.locks import in_use
 from worldsmith.training import run_folder
 from worldsmith.training.run_folder import RunLock, lock_folder
 

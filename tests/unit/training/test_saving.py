@@ -13,7 +13,7 @@ import toy_runs
 from toy_runs import read_checkpoint, read_losses, toy_config
 
 from worldsmith.checkpoint.dcp import parts as dcp
-from worldsmith.checkpoint.dcp.parts import stored_shapes
+from worldsmith.checkpoint.dcp.reader import stored_shapes
 from worldsmith.checkpoint.run.save_error import SaveError
 from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError

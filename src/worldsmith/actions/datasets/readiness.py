@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.checkpoint.sources.weight_source import FILES as WEIGHTS
+from worldsmith.checkpoint.sources.open_weights import FILES as WEIGHTS
 from worldsmith.config.errors import UserError
 from worldsmith.config.sections import has_wandb_login
 from worldsmith.config.tree.paths import Path as Keys

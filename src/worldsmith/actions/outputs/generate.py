@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from worldsmith.actions.action import Result
 from worldsmith.actions.model_action import WritingAction, find_device
 from worldsmith.actions.outputs.sample_order import Order, order_of
+from worldsmith.checkpoint.formats.family_formats import formats_of
 from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.checkpoint.formats.merged_adapter import use_adapter
-from worldsmith.checkpoint.formats.registry import formats_of
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
 from worldsmith.config.declare.ranges import Count

@@ -1,9 +1,14 @@
-"""What `worldsmith generate` is to make, with which model and where; what of it is there; and how it is made."""
+"""The samples of one `worldsmith generate` command: their model, their folders on disk and how they are generated.
+
+A folder holds `sample_args.json`, the video or image, and `sample_outputs.json`, which is written last: a sample that
+has it is complete.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -13,15 +18,22 @@ from worldsmith.actions.action import Result, share_done
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.distributed.world import World
-from worldsmith.sampling.sample_folder import differences, read_sample, write_sample
+from worldsmith.files.atomic import remove_leftovers, write_text
+from worldsmith.files.json_file import read_json_object
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from worldsmith.models.video_model import Sampling, VideoModel
     from worldsmith.sampling.generate import BranchShare
     from worldsmith.sampling.sample_args import SampleArgs
 
 SHEET, SHEET_SAMPLES = "contact_sheet.png", 64
 WEIGHTS = ("*.safetensors", "*.distcp")
+ARGS, OUTPUTS = "sample_args.json", "sample_outputs.json"
+FILES = ("vision.mp4", "vision.jpg")
+SOURCES = "sources"
+"""Argument that records where each value came from; it does not change the sample."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +74,13 @@ class Order:
     def made(self) -> list[str]:
         """Names of the samples that are complete, with these arguments."""
         known = [(sample, read_sample(self.out / sample.name)) for sample in self.samples]
-        return [s.name for s, made in known if made is not None and not differences(made, self.arguments(s))]
+        return [s.name for s, made in known if made is not None and not changed_arguments(made, self.arguments(s))]
 
     def require_same(self) -> None:
         """Raises FileExistsError when a complete sample was made with other arguments."""
         for sample in self.samples:
             made = read_sample(self.out / sample.name)
-            if made is not None and (changed := differences(made, self.arguments(sample))):
+            if made is not None and (changed := changed_arguments(made, self.arguments(sample))):
                 raise FileExistsError(
                     f"{made.folder} was made with other arguments ({', '.join(changed)}); choose another folder, or "
                     "give --force"
@@ -100,7 +112,7 @@ class Order:
         that was never stopped.
         """
         from worldsmith.sampling.generate import generate_pack
-        from worldsmith.sampling.requests import read
+        from worldsmith.sampling.requests import read_request
 
         grid, share = LatentGrid(*generator.latent_grid), branch_share(world)
         most = min(max_num_seqs or len(self.samples), -(-len(self.samples) // world.data_size))
@@ -118,7 +130,7 @@ class Order:
 
         for pack in mine:
             sampler = generator.sampler(pack[0].sampling)
-            requests = [read(sampler, sample.request(grid)) for sample in pack]
+            requests = [read_request(sampler, sample.request(grid)) for sample in pack]
             latents = generate_pack(sampler, requests, progress=count, share=share)
             for sample, latent in zip(pack, latents):
                 if sample.name not in made and (share is None or share.branch == 0):
@@ -130,7 +142,7 @@ class Order:
     ) -> list[list[SampleArgs]]:
         """The samples cut into packs of the same settings."""
         from worldsmith.sampling.generate import make_packs
-        from worldsmith.sampling.requests import read
+        from worldsmith.sampling.requests import read_request
 
         groups: dict[Sampling, list[SampleArgs]] = {}
         for sample in self.samples:
@@ -138,7 +150,7 @@ class Order:
         packs = []
         for sampling, group in groups.items():
             sampler = generator.sampler(sampling)
-            requests = (read(sampler, sample.request(grid)) for sample in group)  # one at a time in memory
+            requests = (read_request(sampler, sample.request(grid)) for sample in group)  # one at a time in memory
             cut = make_packs(sampler, requests, max_tokens=max_tokens, most=most, shared=shared)
             packs += [[group[place] for place in pack] for pack in cut]
         return packs
@@ -185,3 +197,59 @@ def mark_of(files: Iterable[Path]) -> str:
         status = file.stat()
         digest.update(f"{file.name} {status.st_size} {status.st_mtime_ns}\n".encode())
     return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class MadeSample:
+    """A complete sample on disk."""
+
+    folder: Path
+    args: Mapping[str, Any]
+    """What `sample_args.json` says."""
+
+    @property
+    def file(self) -> Path:
+        """The video or the image."""
+        return next(self.folder / name for name in FILES if (self.folder / name).is_file())
+
+
+def find_samples(root: Path) -> Iterator[MadeSample]:
+    """The complete samples below a folder that `worldsmith generate` has written, by name."""
+    for outcome in sorted(root.rglob(OUTPUTS)):
+        if found := read_sample(outcome.parent):
+            yield found
+
+
+def read_sample(folder: Path) -> MadeSample | None:
+    """The sample of a folder; None where there is no complete one. Raises UserError for files that are damaged."""
+    if not (folder / OUTPUTS).is_file() or not any((folder / name).is_file() for name in FILES):
+        return None
+    return MadeSample(folder, read_json_object(folder / ARGS))
+
+
+def changed_arguments(made: MadeSample, args: Mapping[str, Any]) -> list[str]:
+    """The arguments in which a sample differs from what is asked for, wherever they came from."""
+    wanted = json.loads(json.dumps(args))
+    names = sorted({*made.args, *wanted} - {SOURCES})
+    return [name for name in names if made.args.get(name) != wanted.get(name)]
+
+
+def write_sample(folder: Path, sample: SampleArgs, args: Mapping[str, Any], video: Tensor) -> None:
+    """Writes a video, uint8 [3, T, H, W], or the image that it is, with its arguments; replaces an earlier sample."""
+    from worldsmith.sampling.video_writer import write_jpeg, write_mp4
+
+    folder.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(folder)
+    for name in (OUTPUTS, *FILES):
+        (folder / name).unlink(missing_ok=True)
+    write_text(folder / ARGS, to_json(args))
+    if sample.is_image:
+        write_jpeg(folder / sample.file, video[:, 0], sample.image_save_quality)
+    else:
+        write_mp4(folder / sample.file, video, sample.fps)
+    outputs = [{"content": {}, "files": [sample.file]}]
+    write_text(folder / OUTPUTS, to_json({"args": args, "status": "success", "message": None, "outputs": outputs}))
+
+
+def to_json(data: Mapping[str, Any]) -> str:
+    return json.dumps(data, ensure_ascii=False, indent=2) + "\n"

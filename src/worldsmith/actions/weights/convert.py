@@ -8,11 +8,10 @@ from typing import ClassVar, Literal
 
 from worldsmith.actions.action import Action, Result
 from worldsmith.checkpoint.dcp.parts import whole_checkpoint
-from worldsmith.checkpoint.formats.convert import INDEX, convert
-from worldsmith.checkpoint.formats.convert_adapter import convert_adapter
+from worldsmith.checkpoint.formats.convert import INDEX, convert, convert_adapter
 from worldsmith.checkpoint.formats.export_folder import require_place
-from worldsmith.checkpoint.formats.registry import assembling
-from worldsmith.checkpoint.sources.weight_source import open_weights
+from worldsmith.checkpoint.formats.family_formats import assembling
+from worldsmith.checkpoint.sources.open_weights import open_weights
 from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Count, Seed
 from worldsmith.config.tree.plain import to_dict

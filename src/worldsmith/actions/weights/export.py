@@ -10,10 +10,10 @@ from typing import Any, Literal
 from worldsmith.actions.action import Result
 from worldsmith.actions.model_action import WritingAction
 from worldsmith.checkpoint.formats.export_folder import read_about, require_place
+from worldsmith.checkpoint.formats.export_weights import exports_of
 from worldsmith.checkpoint.formats.family_formats import Export as Format
-from worldsmith.checkpoint.formats.family_formats import ExportOptions
+from worldsmith.checkpoint.formats.family_formats import ExportOptions, formats_of
 from worldsmith.checkpoint.formats.find_model import find_family, find_model
-from worldsmith.checkpoint.formats.registry import formats_of
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.config.declare.class_tags import tag_of
 from worldsmith.config.declare.ranges import PositiveFactor
@@ -67,7 +67,7 @@ class Export(WritingAction):
             write_lineage(out, action="export", settings=to_dict(config), inputs=inputs, outputs=["."])
         what = f"({self.describe(model)})"
         done = f"exported {form.what}: {out} {what}" if written else f"{out} is complete already {what}, nothing to do"
-        lines = [done, *model.formats.left_out(name, model.config)]
+        lines = [done, *formats_of(model.spec.name).left_out(name, model.config)]
         if model.config.converters and name != "native":
             names = ", ".join(tag_of(type(converter)) for converter in model.config.converters)
             lines.append(f"trained with {names}, which this format does not know: there the network is the plain one")
@@ -88,7 +88,7 @@ class Export(WritingAction):
         """The format and its name, the folder and the model, after all checks that cost little."""
         config, path = self.config, Path(self.config.model)
         family = find_family(path, base=config.base)
-        formats = formats_of(family).exports()
+        formats = exports_of(family)
         name = next(iter(formats)) if config.format is None else config.format
         if name not in formats:
             raise UserError(f"--format {name}: such a model is exported as {' or '.join(formats)}")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.config.errors import UserError
 from worldsmith.distributed.peers import Peers, SideGroup
 
 if TYPE_CHECKING:
@@ -17,6 +15,8 @@ if TYPE_CHECKING:
 
 METADATA = ".metadata"
 """The file with which DCP makes a folder complete."""
+
+
 COPY_AHEAD = 10_000_000
 """Bytes that are copied from a GPU while others are written; DCP's default."""
 
@@ -72,30 +72,6 @@ def save_part(
     plan = peers.scatter(plan_all)
     results = peers.gather(lambda: writer.write_data(planner.finish_plan(plan), planner).value())
     peers.run_on_main(finish)
-
-
-def load_part(folder: Path, state: dict[str, Any], *, no_dist: bool) -> None:
-    """Reads a DCP folder into the tensors of `state`, in place. Raises UserError for a folder that cannot be read."""
-    from torch.distributed.checkpoint.api import CheckpointException
-    from torch.distributed.checkpoint.state_dict_loader import load
-
-    from worldsmith.checkpoint.dcp.reader import TensorReader
-
-    warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # a single process knows
-    try:
-        load(state, storage_reader=TensorReader(folder), no_dist=no_dist)
-    except CheckpointException as error:
-        reason = next(failure for failure, _ in error.failures.values())
-        if isinstance(reason, UserError):
-            raise reason from error
-        raise UserError(f"{folder} cannot be read: {str(reason) or type(reason).__name__}") from error
-
-
-def stored_shapes(folder: Path) -> dict[str, list[int]]:
-    """Name and shape of every tensor in a DCP folder. Raises UserError for a folder that cannot be read."""
-    from worldsmith.checkpoint.dcp.reader import read_entries
-
-    return {name: list(entry.size) for name, entry in read_entries(folder).items()}
 
 
 def whole_checkpoint(folder: Path) -> Path:

@@ -7,6 +7,7 @@ there as a plain object. Here only what DCP itself writes for tensors is taken o
 from __future__ import annotations
 
 import pickle
+import warnings
 from enum import Enum, EnumType
 from pathlib import Path
 from typing import Any
@@ -102,3 +103,23 @@ def is_tensor(name: Any, entry: Any) -> bool:
 def read_entries(folder: Path) -> dict[str, TensorStorageMetadata]:
     """Shape, type and place of every tensor in a DCP folder, by name."""
     return TensorReader(folder).read_metadata().state_dict_metadata  # type: ignore[return-value]
+
+
+def load_part(folder: Path, state: dict[str, Any], *, no_dist: bool) -> None:
+    """Reads a DCP folder into the tensors of `state`, in place. Raises UserError for a folder that cannot be read."""
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # a single process knows
+    try:
+        load(state, storage_reader=TensorReader(folder), no_dist=no_dist)
+    except CheckpointException as error:
+        reason = next(failure for failure, _ in error.failures.values())
+        if isinstance(reason, UserError):
+            raise reason from error
+        raise UserError(f"{folder} cannot be read: {str(reason) or type(reason).__name__}") from error
+
+
+def stored_shapes(folder: Path) -> dict[str, list[int]]:
+    """Name and shape of every tensor in a DCP folder. Raises UserError for a folder that cannot be read."""
+    return {name: list(entry.size) for name, entry in read_entries(folder).items()}

@@ -14,21 +14,25 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from worldsmith import __version__
 from worldsmith.checkpoint.formats.export_folder import publish_export, require_free, require_place
-from worldsmith.checkpoint.formats.export_weights import CONFIG, STEM
-from worldsmith.checkpoint.formats.family_formats import NATIVE_PREFIX, DType
-from worldsmith.checkpoint.formats.native_export import native_config
-from worldsmith.checkpoint.formats.registry import FORMATS, formats_of
-from worldsmith.checkpoint.formats.write_safetensors import GIGABYTE, write_safetensors
+from worldsmith.checkpoint.formats.export_weights import CONFIG, GIGABYTE, STEM, native_config, write_safetensors
+from worldsmith.checkpoint.formats.family_formats import AddsHeads, DType, LoadsPipelineAdapters, formats_of
+from worldsmith.checkpoint.formats.peft_adapter import (
+    PIPELINE_WEIGHTS,
+    export_adapter,
+    pipeline_file,
+    read_pipeline_file,
+)
+from worldsmith.checkpoint.formats.stored_adapter import AdapterLayout, StoredAdapter
+from worldsmith.checkpoint.formats.weight_formats import FORMATS, NATIVE_PREFIX, ForeignCheckpoints
 from worldsmith.checkpoint.sources.checkpoint_weights import LIVE
-from worldsmith.checkpoint.sources.joined_weights import JoinedWeights
-from worldsmith.checkpoint.sources.merged_weights import MergedWeights
-from worldsmith.checkpoint.sources.start_weights import StartWeights
-from worldsmith.checkpoint.sources.warm_start import LoadReport, compare
-from worldsmith.checkpoint.sources.weight_source import WeightSource, open_weights
+from worldsmith.checkpoint.sources.open_weights import StartWeights, open_weights
+from worldsmith.checkpoint.sources.warm_start import LoadReport, compare_weights
+from worldsmith.checkpoint.sources.weight_source import JoinedWeights, MergedWeights, WeightSource
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.files.atomic import folder_aside
 from worldsmith.models.lora import MATRICES, is_adapter
+from worldsmith.models.model_files import local_folder
 from worldsmith.models.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -79,15 +83,16 @@ def convert(
     require_place(out, INDEX[to])
     require_free(out, INDEX[to], force=force)
     source = open_weights(path, field="SOURCE")
-    spec = model_of(source, heads)
+    spec = find_spec(source, heads)
     formats = formats_of(spec.name)
-    source = source if to == "sat" else merged(source, lora_alpha)
+    source = source if to == "sat" else with_merged_adapters(source, lora_alpha)
     weights: WeightSource = StartWeights(spec, seed, source)
     if to == "sat":
         weights = with_adapters(weights, source)
-    report = compare(
+    new_heads = formats.head_names(source, heads) if isinstance(formats, AddsHeads) else []
+    report = compare_weights(
         source, {LIVE + name: shape for name, shape in weights.shapes.items()}, spec=spec,
-        allow_initialised=[LIVE + name for name in formats.head_names(source, heads)],
+        allow_initialised=[LIVE + name for name in new_heads],
     )  # fmt: skip
     dtype_of = weights.dtype if dtype == "stored" else formats.stored_dtype(dtype)
     about = {
@@ -104,6 +109,8 @@ def convert(
         if to == "dcp":
             write_dcp(aside / "model", weights, dtype_of)
         elif to == "sat":
+            if not isinstance(formats, ForeignCheckpoints):
+                raise formats.not_converted(to)
             formats.write_foreign(to, aside, spec, weights, dtype_of, vae)
         else:
             native = to == "native"
@@ -116,7 +123,7 @@ def convert(
     return report
 
 
-def model_of(source: WeightSource, heads: Sequence[str]) -> ModelSpec:
+def find_spec(source: WeightSource, heads: Sequence[str]) -> ModelSpec:
     """The model that the weights belong to. Raises UserError when they do not say enough about it."""
     if source.family:
         return formats_of(source.family).model_of(source, heads)
@@ -129,7 +136,7 @@ def model_of(source: WeightSource, heads: Sequence[str]) -> ModelSpec:
     raise complaint
 
 
-def merged(source: WeightSource, alpha: float | None) -> WeightSource:
+def with_merged_adapters(source: WeightSource, alpha: float | None) -> WeightSource:
     """The weights with the source's adapters in them; as they are without adapters, or without a known alpha."""
     ranks = {shape[0] for name, shape in source.shapes.items() if name.endswith(MATRICES[0])}
     alpha = alpha or source.adapter_alpha
@@ -170,3 +177,39 @@ def write_dcp(folder: Path, source: WeightSource, dtype_of: Callable[[str], torc
     planner.set_up_planner(cast(dict[str, Any], state))
     # One file for each tensor: the writer keeps all tensors of a file in memory until it is closed.
     save_part(folder, planner, single_file_per_rank=False)
+
+
+def convert_adapter(path: str, out: str | Path, *, lora_alpha: float | None = None, force: bool = False) -> str:
+    """Writes the folder `out`, and says what it holds.
+
+    `lora_alpha` is that of the adapters where the source does not say it; 1 for SAT's. Raises UserError for a source
+    without adapters, ValueError for adapters that are not understood.
+    """
+    layout, stored = read_foreign_adapter(path, lora_alpha)
+    if not export_adapter(layout, stored.weights, out, alpha=stored.alpha, dtype="float32", force=force):
+        return f"{out} is complete already, nothing to do"
+    return f"{len(stored.layers)} layers of a {layout.family} network, rank {stored.rank}, alpha {stored.alpha}"
+
+
+def read_foreign_adapter(path: str, lora_alpha: float | None) -> tuple[AdapterLayout, StoredAdapter]:
+    """Reads the adapters in a source, and returns them with the layout of their family."""
+    root = local_folder(path, file_patterns=("*.safetensors",), field="SOURCE")
+    file = pipeline_file(root)
+    if file is not None:
+        for formats in FORMATS.all():
+            if isinstance(formats, LoadsPipelineAdapters):
+                stored = read_pipeline_file(formats.adapter_layout, file, lora_alpha)
+                if formats.adapts(stored.layers):
+                    return formats.adapter_layout, stored
+        raise UserError(f"{file} adapts layers of no network that is known here")
+    source: Any = open_weights(path, field="SOURCE")
+    weights = {name: source.read(name) for name in source.shapes if is_adapter(name)}
+    alpha = lora_alpha or source.adapter_alpha
+    formats = formats_of(source.family)
+    if not weights or alpha is None or not isinstance(formats, LoadsPipelineAdapters) or not formats.adapts([]):
+        raise UserError(
+            f"{source.describe}: expected {PIPELINE_WEIGHTS}, or a checkpoint of SAT with adapters; of a run, "
+            "`worldsmith export RUN --format adapter` writes them"
+        )
+    rank = min(len(matrix) for name, matrix in weights.items() if ".lora_A." in name)
+    return formats.adapter_layout, StoredAdapter(root, rank, alpha, weights)

@@ -12,15 +12,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from worldsmith.checkpoint.dcp.parts import METADATA
-from worldsmith.checkpoint.formats.registry import formats_of
+from worldsmith.checkpoint.formats.family_formats import formats_of
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
 from worldsmith.files import atomic
 from worldsmith.files.fingerprint import LINEAGE
-from worldsmith.files.foreign import require_only
 from worldsmith.files.json_file import read_json_object, section
 from worldsmith.files.lines import read_lines
-from worldsmith.files.manifest import find_change, find_damage, list_files, summarize, summary, write_manifest
-from worldsmith.files.writable import require_writable
+from worldsmith.files.manifest import (
+    find_change,
+    find_damage,
+    list_files,
+    summarize_file,
+    summarize_files,
+    write_manifest,
+)
+from worldsmith.files.writable import require_only, require_writable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -113,7 +119,8 @@ def facts_of(model: StoredModel) -> dict[str, Any]:
         card = section(read_json_object(file), "card") if file.is_file() else {}
         return {name: card[name] for name in ("data", "clips", "windows") if name in card}
     run = model.folder if model.weights == "untrained" else model.folder.resolve().parent.parent
-    windows = [line.split(" ", 1)[-1] for line in lines_of(run / "dataset_windows.txt")]
+    listed = run / "dataset_windows.txt"
+    windows = [line.split(" ", 1)[-1] for line in read_lines(listed)] if listed.is_file() else []
     path = (model.tree["dataloader_train"].get("dataset") or {}).get("path")
     if not windows or not path:
         return {}
@@ -124,10 +131,6 @@ def facts_of(model: StoredModel) -> dict[str, Any]:
 def count_numbers(shapes: Mapping[str, Sequence[int]]) -> int:
     """How many numbers tensors of these shapes hold."""
     return sum(math.prod(shape) for shape in shapes.values())
-
-
-def lines_of(file: Path) -> list[str]:
-    return read_lines(file) if file.is_file() else []
 
 
 def add_to_card(folder: Path, measured: Mapping[str, float], frames: Path) -> bool:
@@ -148,7 +151,7 @@ def add_to_card(folder: Path, measured: Mapping[str, float], frames: Path) -> bo
     atomic.write_text(card, formats.card(folder.name, about))
     about["files"] |= {name: (folder / name).stat().st_size for name in (card.name, frames.name)}
     if "checksums" in about:  # an export of an earlier version has none
-        about["checksums"] |= {name: summary(folder / name)[1] for name in (card.name, frames.name)}
+        about["checksums"] |= {name: summarize_file(folder / name)[1] for name in (card.name, frames.name)}
     atomic.write_text(file, json.dumps(about, indent=2) + "\n")
     return True
 
@@ -185,10 +188,10 @@ def publish_export(aside: Path, out: Path, about: dict[str, Any], *, force: bool
     Weight files get the permissions of an ordinary file: safetensors makes them readable by their owner only.
     """
     weights = [file for file in list_files(aside) if file.suffix in WEIGHT_FILES or file.name in WEIGHT_FILES]
-    write_manifest(aside, summarize(aside, weights))
+    write_manifest(aside, summarize_files(aside, weights))
     about["files"] = {str(p.relative_to(aside)): p.stat().st_size for p in sorted(aside.rglob("*")) if p.is_file()}
     others = [aside / name for name in about["files"] if aside / name not in weights]
-    about["checksums"] = {name: crc for name, (_, crc) in summarize(aside, others).items()}
+    about["checksums"] = {name: crc for name, (_, crc) in summarize_files(aside, others).items()}
     (aside / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
     ordinary = (aside / ABOUT).stat().st_mode
     for name in about["files"]:
@@ -211,3 +214,17 @@ def add_tensor(digest: Any, name: str, tensor: Tensor) -> None:
     tensor = tensor.contiguous()
     digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
     digest.update(tensor.view(-1).view(torch.uint8).numpy().data)
+
+
+def parameters(about: Mapping[str, Any]) -> str:
+    count = about.get("card", {}).get("parameters")
+    return f" of {count / 1e6:.1f} million parameters" if count else ""
+
+
+def origin(about: Mapping[str, Any], what: str) -> str:
+    source = about["source"]
+    run = f" of the run `{source['run']}`" if source["run"] else ""
+    return (
+        f"the {source['weights']} {what}{run} after {source['iteration']} steps, in {about['dtype']}, exported by "
+        f"Worldsmith {about['worldsmith']}"
+    )

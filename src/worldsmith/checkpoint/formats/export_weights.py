@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from worldsmith import __version__
 from worldsmith.checkpoint.formats.export_folder import (
     ExportSource,
+    add_tensor,
     count_numbers,
     facts_of,
     find_export_damage,
@@ -20,27 +23,29 @@ from worldsmith.checkpoint.formats.export_folder import (
     read_about,
     same_export,
 )
-from worldsmith.checkpoint.formats.family_formats import OWN, DType, ExportOptions
-from worldsmith.checkpoint.formats.registry import formats_of
+from worldsmith.checkpoint.formats.family_formats import OWN, DType, Export, ExportOptions, formats_of
 from worldsmith.checkpoint.formats.stored_model import StoredModel
-from worldsmith.checkpoint.formats.write_safetensors import GIGABYTE, write_safetensors
+from worldsmith.checkpoint.formats.weight_formats import NATIVE_PREFIX
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
-from worldsmith.checkpoint.sources.joined_weights import JoinedWeights
+from worldsmith.checkpoint.sources.open_weights import open_weights
 from worldsmith.checkpoint.sources.vision_tower import find_tower
-from worldsmith.checkpoint.sources.weight_source import WeightSource, open_weights
+from worldsmith.checkpoint.sources.weight_source import JoinedWeights, WeightSource
 from worldsmith.config.errors import UserError
 from worldsmith.files.atomic import folder_aside
-from worldsmith.files.foreign import require_only
+from worldsmith.files.writable import require_only
 from worldsmith.models.spec import ModelSpec
+from worldsmith.models.weights.finite import non_finite, require_finite
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 CONFIG, STEM = "config.json", "model"
+GIGABYTE = 10**9
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class WeightLayout:
     """How such a folder is written."""
 
     format: str
@@ -57,14 +62,17 @@ class Layout:
     """Packages whose versions are recorded."""
 
 
-def export_stored(layout: Layout, model: StoredModel, out: Path, options: ExportOptions) -> bool:
+def export_stored_weights(layout: WeightLayout, model: StoredModel, out: Path, options: ExportOptions) -> bool:
     """`export_weights` of a model on disk."""
     if options.merge:
         model.require_effect()
     source, card = model.open(merge=options.merge), facts_of(model)
     if options.tower is not None:
         tower = tower_of(model, options.tower)
-        source, card = with_tower(source, tower, model.formats.tower), {**card, "vision_tower": tower.describe}
+        source, card = (
+            with_tower(source, tower, formats_of(model.spec.name).tower),
+            {**card, "vision_tower": tower.describe},
+        )
     spec = model.merged_spec if options.merge else model.spec
     return export_weights(
         layout,
@@ -81,13 +89,13 @@ def export_stored(layout: Layout, model: StoredModel, out: Path, options: Export
     )
 
 
-def named_tensors(layout: Layout, model: StoredModel, options: ExportOptions) -> dict[str, Tensor]:
-    """`Export.tensors` of such a layout; all of them at once, where `export_stored` reads them one after the other."""
+def named_tensors(layout: WeightLayout, model: StoredModel, options: ExportOptions) -> dict[str, Tensor]:
+    """`Export.tensors` of such a layout: all tensors at once; `export_stored_weights` reads them one by one."""
     import torch
 
     spec = model.merged_spec if options.merge else model.spec
     source = layout.prepare(model.open(merge=options.merge), spec)
-    dtype_of = model.formats.stored_dtype(options.dtype, spec.config)
+    dtype_of = formats_of(spec.name).stored_dtype(options.dtype, spec.config)
     tensors = {name: torch.empty(shape, dtype=dtype_of(name)) for name, shape in source.shapes.items()}
     source.read_into(tensors, average=model.average)
     return {layout.key(name): tensor for name, tensor in tensors.items()}
@@ -117,7 +125,7 @@ def with_tower(source: WeightSource, tower: WeightSource, prefix: str) -> Weight
 
 
 def export_weights(
-    layout: Layout,
+    layout: WeightLayout,
     source: WeightSource,
     spec: ModelSpec,
     out: str | Path,
@@ -166,9 +174,7 @@ def export_weights(
             return False
         if present is not None and not force:
             raise another_export(out, damage)
-        formats.pack_components(spec.config, aside)
-        if tree is not None:
-            formats.pack_run(tree, aside)
+        formats.pack_components(spec.config, aside, tree)
         (aside / CONFIG).write_text(json.dumps(layout.config(spec, about), indent=2) + "\n", encoding="utf-8")
         (aside / "README.md").write_text(formats.card(out.name, about), encoding="utf-8")
         publish_export(aside, out, about, force=force)
@@ -178,3 +184,97 @@ def export_weights(
 def another_export(out: Path, damage: str | None) -> FileExistsError:
     state = "another export" if damage is None else f"damaged ({damage})"
     return FileExistsError(f"{out} is {state}; use --force to replace it, or choose another folder")
+
+
+def native_config(spec: ModelSpec, about: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of config.json: the model type that readers look for, and the model's whole config."""
+    return {
+        "model_type": formats_of(spec.name).native_type or spec.name,
+        "dtype": about["dtype"],
+        "model": about["model"],
+    }
+
+
+LAYOUT = WeightLayout("native", NATIVE_PREFIX.__add__, native_config)
+
+
+NATIVE = Export(
+    "export_native",
+    CONFIG,
+    "weights",
+    partial(export_stored_weights, LAYOUT),
+    partial(named_tensors, LAYOUT),
+    keeps_adapters=True,
+    keeps_tower=True,
+    has_schedule=True,
+)
+
+
+export_native = partial(export_weights, LAYOUT)
+"""`export_weights` in this layout."""
+
+
+def exports_of(family: str) -> dict[str, Export]:
+    """The export formats of a family, by name; only the native one if it has none of its own."""
+    return formats_of(family).exports() or {"native": NATIVE}
+
+
+def write_safetensors(
+    folder: Path,
+    stem: str,
+    source: WeightSource,
+    keys: Mapping[str, str],
+    dtype_of: Callable[[str], torch.dtype],
+    *,
+    average: bool = False,
+    max_shard_size: int = 5 * GIGABYTE,
+) -> str:
+    """Writes `stem.safetensors`, or `stem-00001-of-0000N.safetensors` and an index when one file would be too large.
+
+    Args:
+        keys: native name → name in the files.
+        dtype_of: the dtype in which the tensor of a native name is stored.
+        average: take the averaged weights where the source has them.
+        max_shard_size: bytes of a file; a tensor that is larger by itself gets its own file.
+
+    Returns the digest of all tensors (see `weights_digest`). Raises UserError for a tensor that is not finite.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    digest = hashlib.sha256()
+    shards = plan_shards(source, keys, dtype_of, max_shard_size)
+    total, weight_map = 0, {}
+    for index, names in enumerate(shards, start=1):
+        file = f"{stem}.safetensors" if len(shards) == 1 else f"{stem}-{index:05d}-of-{len(shards):05d}.safetensors"
+        shapes = {name: source.shapes[name] for name in names}
+        tensors = {name: torch.empty(shape, dtype=dtype_of(name)) for name, shape in shapes.items()}
+        source.read_into(tensors, average=average)
+        require_finite(source.describe, non_finite(tensors))
+        for name in names:
+            add_tensor(digest, keys[name], tensors[name])
+            total += tensors[name].nbytes
+            weight_map[keys[name]] = file
+        save_file({keys[name]: tensor for name, tensor in tensors.items()}, folder / file, metadata={"format": "pt"})
+    if len(shards) > 1:
+        content = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        (folder / f"{stem}.safetensors.index.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return digest.hexdigest()
+
+
+def plan_shards(
+    source: WeightSource, keys: Mapping[str, str], dtype_of: Callable[[str], torch.dtype], max_shard_size: int
+) -> list[list[str]]:
+    """Native names by file, in the order of their keys."""
+    shards: list[list[str]] = [[]]
+    size = 0
+    for name in sorted(keys, key=lambda name: keys[name]):
+        count = dtype_of(name).itemsize
+        for side in source.shapes[name]:
+            count *= side
+        if shards[-1] and size + count > max_shard_size:
+            shards.append([])
+            size = 0
+        shards[-1].append(name)
+        size += count
+    return shards

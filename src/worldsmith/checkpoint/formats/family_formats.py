@@ -1,105 +1,29 @@
-"""`FamilyFormats`: what `checkpoint/` knows of a model family, and all that it asks of it."""
+"""`FamilyFormats`: the formats that the weights of a model family are read from, exported to and converted to."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
+from worldsmith.checkpoint.formats.weight_formats import FORMATS, NATIVE_PREFIX, WeightFormats
 from worldsmith.config import Configurable
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
-from worldsmith.config.tree.reader import from_dict
-from worldsmith.files.json_file import section
 from worldsmith.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from worldsmith.checkpoint.formats.peft_adapter import AdapterLayout
-    from worldsmith.checkpoint.formats.quantizer import Method, Quantizer, Scheme
-    from worldsmith.checkpoint.formats.stored_adapter import StoredAdapter
+    from worldsmith.checkpoint.formats.stored_adapter import AdapterLayout
     from worldsmith.checkpoint.formats.stored_model import StoredModel
     from worldsmith.checkpoint.sources.weight_source import WeightSource
 
 DType = Literal["float32", "bfloat16"]
 OWN = "own"
 """Instead of a folder: the vision tower that a model came with."""
-NATIVE_PREFIX = "model.net."
-"""What native exports put before every name."""
-
-
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """A weight that a folder keeps in parts."""
-
-    keys: Sequence[str]
-    """Names of the parts in the files."""
-    shape: list[int]
-    """Of the whole."""
-    make: Callable[[Mapping[str, Tensor]], Tensor]
-    """Makes it of the parts, by those names."""
-
-
-@dataclass(frozen=True, slots=True)
-class Naming:
-    """One naming scheme, applied to the tensors of one folder."""
-
-    family: str
-    describe: str
-    """What a folder in it is called, for people."""
-    keys: Mapping[str, str]
-    """Native name → name in the file."""
-    read_config: Callable[[Mapping[str, Any]], dict[str, Any]]
-    """What the config.json of such a folder says about the network; raises ValueError for nonsense."""
-    copies: Mapping[str, str] = field(default_factory=dict)
-    """Weights that such a folder does not hold and stands for: native name → that of the weight it equals."""
-    lacks: Callable[[str], bool] = lambda name: False
-    """Whether such a folder never has the weight of this native name."""
-    joined: Mapping[str, Joined] = field(default_factory=dict)
-    """Weights that such a folder keeps in parts."""
-
-
-@dataclass(frozen=True, slots=True)
-class NetworkDifference:
-    """Where the settings of a stored network differ from those of the one that is to get its weights, in words."""
-
-    meanings: Sequence[str] = ()
-    """With other values the same weights compute something else, though every shape may fit."""
-    sizes: Sequence[str] = ()
-    """Differences that show in shapes, too."""
-    choices: Sequence[str] = ()
-    """What a fine-tuned run may choose, but should know."""
-
-
-@dataclass(frozen=True, slots=True)
-class Export:
-    """One format in which a family's models are exported."""
-
-    folder: str
-    """The name of the exported folder in the run folder."""
-    index: str
-    """The file that every such folder has."""
-    what: str
-    """What is written, for people."""
-    write: Callable[[StoredModel, Path, ExportOptions], bool]
-    """Writes the folder; False when the same is there already. Raises ValueError for what it cannot hold."""
-    tensors: Callable[[StoredModel, ExportOptions], Mapping[str, Tensor]]
-    """What is in its weight files, by the names there. Raises ValueError for a weight that has no name there."""
-    check: Callable[[StoredModel], None] = lambda model: None
-    """Raises ValueError for a model that the format cannot hold, which is known without its weights."""
-    of_library: bool = False
-    """Whether the family's library reads the weights by the names of its own class (`library_shapes`)."""
-    keeps_adapters: bool = False
-    """Whether adapters may stay beside the weights."""
-    keeps_tower: bool = False
-    """Whether the vision tower of a family that trains without it may be kept with the weights."""
-    has_schedule: bool = False
-    """Whether it holds settings of a noise schedule."""
-    has_weights: bool = True
-    """Whether it holds the weights themselves, and not adapters alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,169 +34,135 @@ class ExportOptions:
     force: bool = False
     """Replace an older export."""
     tower: str | None = None
-    """Where the vision tower is that is kept with the weights; OWN: what the run started from. None: none is kept."""
+    """Path of the vision tower that is stored with the weights; OWN: that of the initial weights. None: no tower."""
 
 
-class FamilyFormats:
-    """The formats of one family; as it stands, those of a family that has none of its own.
+@dataclass(frozen=True, slots=True)
+class Export:
+    """One format in which a family's models are exported."""
 
-    A model config is the `Config` of the family's model. `settings` are what a folder says about its network, by the
-    names of the network's fields.
+    folder: str
+    """Name of the exported folder in the run folder."""
+    index: str
+    """A file that every such folder has."""
+    what: str
+    """What is written, for messages."""
+    write: Callable[[StoredModel, Path, ExportOptions], bool]
+    """Writes the folder; False if the same export exists. Raises ValueError for a model that it cannot hold."""
+    tensors: Callable[[StoredModel, ExportOptions], Mapping[str, Tensor]]
+    """Tensors in its weight files, by name there. Raises ValueError for a weight that has no name there."""
+    check: Callable[[StoredModel], None] = lambda model: None
+    """Raises ValueError for a model that the format cannot hold, without reading its weights."""
+    of_library: bool = False
+    """Whether the family's library reads the weights by the names of its own class (`library_network`)."""
+    keeps_adapters: bool = False
+    """Whether adapters can be stored next to the weights, unmerged."""
+    keeps_tower: bool = False
+    """Whether the vision tower of a family that trains without it can be stored with the weights."""
+    has_schedule: bool = False
+    """Whether it holds settings of a noise schedule."""
+    has_weights: bool = True
+    """Whether it holds the weights themselves, and not only adapters."""
+
+
+class FamilyFormats(WeightFormats):
+    """The formats of one family; the base class is for families without formats of their own.
+
+    What only some families can do is declared by the protocols of this module and of `weight_formats`.
     """
 
-    reads = ""
-    """The folders of weights that only this family reads, for people."""
     tower = ""
-    """The beginning of the names of a vision tower, which the family trains without; empty: there is none."""
-    assembled_as = ""
-    """`convert --to` this word makes a model of this family out of another's (`assemble`); empty: nothing does."""
-    advice = "Set model.config.network to the values of these weights."
-    """What to do about weights whose settings are not those of the model."""
-    heads: Sequence[str] = ()
-    """Heads that `convert` can add to a network which lacks them."""
-    adapter_layout: AdapterLayout | None = None
-    """How a pipeline of this family stores adapters (`load_lora_weights`); None: it cannot load any."""
-
-    def __init__(self, family: str) -> None:
-        self.family = family
-
-    # Reading
-
-    def find_naming(self, keys: Sequence[str], config: Mapping[str, Any]) -> Naming | None:
-        """The naming scheme of tensors with these names beside this config.json; None for another family's.
-
-        Raises ValueError when two of them are the same tensor.
-        """
-        own = {key.removeprefix(NATIVE_PREFIX): key for key in keys if key.startswith(NATIVE_PREFIX)}
-        return Naming(self.family, "native export", own, self.native_settings) if own else None
-
-    def find_source(self, root: Path) -> Callable[[], WeightSource] | None:
-        """What opens the weights in a folder, or a file, of a kind that only this family knows; None for any other.
-
-        Raises UserError for one that is of this kind and damaged.
-        """
-        return None
-
-    def native_settings(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings in the config.json of a native export."""
-        return self.settings_of(section(section(config, "model"), "config"))
-
-    def settings_of(self, model_config: Mapping[str, Any]) -> dict[str, Any]:
-        """The network's settings out of a model config as plain data. Raises ValueError for what it does not have."""
-        return {}
-
-    def network_of_run(self, model: Mapping[str, Any]) -> ModelSpec:
-        """A model with the network that the `model` section of a run's config describes, and perhaps other settings."""
-        return from_dict(dict(model), ModelSpec)
-
-    def difference(self, settings: Mapping[str, Any], config: Configurable.Config) -> NetworkDifference:
-        """The settings of stored weights against a model config."""
-        return NetworkDifference()
-
-    def refused(self, surplus: Sequence[str], config: Configurable.Config) -> list[str]:
-        """Of the stored weights that a model has no place for those that must not be left out: an error."""
-        return []
-
-    def model_of(self, source: WeightSource, heads: Sequence[str] = ()) -> ModelSpec:
-        """The model that weights belong to, with the heads asked for. Raises UserError when they do not say enough."""
-        raise UserError(f"{source.describe}: weights of the family '{self.family}' are not converted")
-
-    def head_names(self, source: WeightSource, heads: Sequence[str]) -> list[str]:
-        """The beginnings of the weights' names of those heads that are asked for and the source lacks."""
-        return []
-
-    def read_pipeline(self, folder: Path) -> ModelSpec | None:
-        """The model in a folder that another library has written; None when it is not of this family."""
-        return None
-
-    def weights_folder(self, config: Configurable.Config, folder: Path) -> Path:
-        """Where an exported folder, or one that `read_pipeline` reads, has the weights of this model."""
-        return folder
-
-    def place_components(self, config: Configurable.Config, folder: Path) -> None:
-        """Sets the paths of a model config to the components that an export holds."""
-
-    def defaults_of_run(self, tree: Mapping[str, Any]) -> Any:
-        """What a run's config says about using its model; None where a family has nothing of the kind."""
-        return None
-
-    def read_defaults(self, data: Mapping[str, Any]) -> Any:
-        """The same out of an export's description."""
-        return None
-
-    def published_defaults(self, config: Configurable.Config, folder: Path) -> Any:
-        """The same for weights in a folder of another library: what it says, and what their maker has published."""
-        return self.read_defaults({})
-
-    # Exporting
+    """Prefix of the names of a vision tower, which the family trains without; empty: no tower."""
+    native_type = ""
+    """`model_type` in the config.json of a native export; empty: the family's name."""
 
     def library_network(self, config: Configurable.Config) -> nn.Module | None:
-        """The network of a model as the library has it that its exports are for, on the meta device; None: there is
-        no such library."""
+        """The model's network as a class of the library that exports are for, on the meta device.
+
+        None without such a library.
+        """
         return None
 
-    def library_shapes(self, config: Configurable.Config) -> Mapping[str, Sequence[int]]:
-        """Name and shape of all that the library's class looks for in a folder of weights."""
-        network = self.library_network(config)
-        return {} if network is None else {name: value.shape for name, value in network.state_dict().items()}
-
     def exports(self) -> dict[str, Export]:
-        """The formats to export to, by name."""
-        from worldsmith.checkpoint.formats.native_export import NATIVE
-
-        return {"native": NATIVE}
+        """The family's own export formats, by name; empty: only the native one (see `exports_of`)."""
+        return {}
 
     def stored_dtype(self, dtype: DType, config: Configurable.Config | None = None) -> Callable[[str], torch.dtype]:
-        """The dtype of each weight in an export in `dtype`, by its name there; `config` is that of the model."""
+        """The dtype of each weight in an export in `dtype`, by its name there; `config` is the model's."""
         import torch
 
         target: torch.dtype = getattr(torch, dtype)
         return lambda name: target
 
-    def native_type(self) -> str:
-        """`model_type` in the config.json of a native export."""
-        return self.family
+    def pack_components(self, config: Configurable.Config, folder: Path, tree: Mapping[str, Any] | None = None) -> None:
+        """Copies the components that the model needs besides its weights into an exported folder.
 
-    def quantizer(self, model: StoredModel, scheme: Scheme, group_size: int | None, method: Method) -> Quantizer:
-        """What quantizes the model. Raises UserError when it cannot be."""
-        raise UserError(f"models of the family '{self.family}' are not quantized")
-
-    def is_quantized(self, folder: Path) -> bool:
-        """Whether the weights in an exported folder are quantized: they can be used, and nothing is made of them."""
-        return False
-
-    def load_quantized(self, folder: Path, device: str | torch.device) -> Any:
-        """The model of a folder for which `is_quantized` is true, ready for use."""
-        raise UserError(f"models of the family '{self.family}' are not quantized")
-
-    def pack_components(self, config: Configurable.Config, folder: Path) -> None:
-        """Copies into a native export what the model needs beside its weights."""
-
-    def pack_run(self, tree: Mapping[str, Any], folder: Path) -> None:
-        """Puts into an exported folder what the run's config says, outside the model, of how it is used."""
+        `tree` is the config of the run, whose other settings may be needed to use the model; None without a run.
+        """
 
     def exported_config(self, spec: ModelSpec) -> dict[str, Any]:
-        """A model's config, as plain data, as a native export describes it."""
+        """A model's config as plain data, as a native export states it."""
         return to_dict(spec)
 
     def left_out(self, format: str, config: Configurable.Config) -> list[str]:
-        """What an export in `format` does not hold of the model, in words."""
+        """Parts of the model that an export in `format` omits, for messages."""
         return []
 
     def card(self, name: str, about: Mapping[str, Any]) -> str:
-        """The README.md of an exported folder of this name, out of what it says about itself."""
+        """The README.md of an exported folder of this name; `about` is its description."""
         return (
             f"# {name}\n\nThe weights of a {self.family} model under their native names (`{NATIVE_PREFIX}…`), in "
             f"{about['dtype']}, exported by Worldsmith {about['worldsmith']}. To train from it: "
             "`checkpoint.load_path` = this folder.\n"
         )
 
-    def language_weights(self, source: WeightSource, config: Mapping[str, Any]) -> dict[str, str]:
-        """For `convert --to vlm`: names in a Qwen3-VL folder with this config.json → native names of the same weights.
+    def foreign_keys(self, format: str) -> tuple[str, Callable[[str], str]]:
+        """For `convert --to FORMAT`: the stem of the weight files, and internal name → name in them."""
+        raise self.not_converted(format)
 
-        Raises UserError when the language model of the source is not that of the folder.
-        """
-        raise self.not_converted("vlm")
+    def foreign_config(self, format: str, spec: ModelSpec) -> dict[str, Any]:
+        """For `convert --to FORMAT`: the content of config.json."""
+        raise self.not_converted(format)
+
+    def not_converted(self, format: str) -> UserError:
+        return UserError(
+            f"weights of the family '{self.family}' are not converted to {format}; give --to dcp or native"
+        )
+
+
+@runtime_checkable
+class AddsHeads(Protocol):
+    """Formats of a family whose networks can get heads that the weights lack (`convert --heads`)."""
+
+    def head_names(self, source: WeightSource, heads: Sequence[str]) -> list[str]:
+        """Prefixes of the weights of the requested heads that the source lacks."""
+
+
+@runtime_checkable
+class NamesLibraryShapes(Protocol):
+    """Formats of a family whose library reads other tensors than those of its network's state dict."""
+
+    def library_shapes(self, config: Configurable.Config) -> Mapping[str, Sequence[int]]:
+        """Name and shape of every tensor that the library's class reads from a folder of weights."""
+
+
+@runtime_checkable
+class LoadsPipelineAdapters(Protocol):
+    """Formats of a family whose pipeline loads adapters (`load_lora_weights`)."""
+
+    adapter_layout: AdapterLayout
+    """Names of the adapters in files for the pipeline."""
+
+    def adapts(self, layers: Sequence[str]) -> bool:
+        """Whether adapters of these layers fit a pipeline of this family."""
+
+
+@runtime_checkable
+class AssemblesModels(Protocol):
+    """Formats of a family whose models can be made out of another family's (`convert --to WORD`)."""
+
+    assembled_as: str
+    """The word for `convert --to`."""
 
     def assemble(
         self,
@@ -284,45 +174,37 @@ class FamilyFormats:
         dtype: DType | Literal["stored"],
         force: bool,
     ) -> list[str]:
-        """Makes a model of this family out of another family's; says what came from where."""
-        raise self.not_converted(self.assembled_as)
+        """Writes a model of this family from another family's weights; returns lines about the origin of its parts."""
 
-    def foreign_keys(self, format: str) -> tuple[str, Callable[[str], str]]:
-        """For `convert --to FORMAT`: the stem of the weight files and native name → name in them."""
-        raise self.not_converted(format)
 
-    def foreign_config(self, format: str, spec: ModelSpec) -> dict[str, Any]:
-        """For `convert --to FORMAT`: the content of config.json."""
-        raise self.not_converted(format)
+@runtime_checkable
+class HasLanguageModel(Protocol):
+    """Formats of a family whose networks contain the language model of a Qwen3-VL (`convert --to vlm`)."""
 
-    def write_foreign(
-        self,
-        format: str,
-        folder: Path,
-        spec: ModelSpec,
-        source: WeightSource,
-        dtype_of: Callable[[str], torch.dtype],
-        vae: str | None = None,
-    ) -> None:
-        """For `convert --to FORMAT` into files that are not safetensors: writes them, and the VAE at `vae` in its form.
+    def language_weights(self, source: WeightSource, config: Mapping[str, Any]) -> dict[str, str]:
+        """Names in a Qwen3-VL folder with this config.json → internal names of the same weights.
 
-        Raises ValueError for weights that the format cannot hold.
+        Raises UserError if the language model of the source is not that of the folder.
         """
-        raise self.not_converted(format)
 
-    def not_converted(self, format: str) -> UserError:
-        return UserError(
-            f"weights of the family '{self.family}' are not converted to {format}; give --to dcp or native"
-        )
 
-    def adapts(self, layers: Sequence[str]) -> bool:
-        """Whether adapters of these layers are of a pipeline of this family; False where there are no such files."""
-        return False
+def formats_of(family: str) -> FamilyFormats:
+    """The formats of a family; those of the base class if it has none of its own."""
+    found = FORMATS.find(family)
+    return found if isinstance(found, FamilyFormats) else FamilyFormats(family)
 
-    def read_adapter(self, folder: Path) -> StoredAdapter:
-        """The adapters of a folder in PEFT's format, by native name."""
-        raise UserError(f"adapters for models of the family '{self.family}' cannot be read")
 
-    def load_adapter(self, network: nn.Module, folder: Path) -> list[str]:
-        """Gives a network the adapters of a folder in PEFT's format; returns the adapted layers' paths."""
-        raise UserError(f"adapters for models of the family '{self.family}' cannot be read")
+def assembling(word: str) -> AssemblesModels:
+    """The formats of the family that `convert --to` this word makes. Raises LookupError if no family does."""
+    for formats in FORMATS.all():
+        if isinstance(formats, AssemblesModels) and formats.assembled_as == word:
+            return formats
+    raise LookupError(f"no family is made by convert --to {word}")
+
+
+def language_weights(family: str, source: WeightSource, config: Mapping[str, Any]) -> dict[str, str]:
+    """`HasLanguageModel.language_weights` of a family. Raises UserError for a family without such a model."""
+    formats = formats_of(family)
+    if not isinstance(formats, HasLanguageModel):
+        raise formats.not_converted("vlm")
+    return formats.language_weights(source, config)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 from worldsmith.checkpoint.dcp.parts import METADATA
 from worldsmith.checkpoint.formats.merged_adapter import check_base, require_no_adapters
 from worldsmith.checkpoint.formats.peft_adapter import BASE_WEIGHTS
-from worldsmith.checkpoint.formats.registry import FORMATS, formats_of, full_name
 from worldsmith.checkpoint.formats.stored_model import StoredModel
+from worldsmith.checkpoint.formats.weight_formats import FORMATS, full_name, weight_formats
 from worldsmith.checkpoint.run.folders import NAME, find_latest, folder_iteration
 from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT, RUN_CONFIG, CheckpointWeights
@@ -24,8 +24,8 @@ from worldsmith.config.text_file import read_config_text
 from worldsmith.config.tree.reader import from_dict
 from worldsmith.config.yaml.text import read_yaml
 from worldsmith.distributed.world import World
-from worldsmith.files.adapter_folder import ADAPTER_CONFIG, base_of_adapter, is_adapter_folder
 from worldsmith.files.json_file import read_json_object, section
+from worldsmith.files.model_folder import ADAPTER_CONFIG, base_of_adapter, is_adapter_folder
 from worldsmith.models.model_files import local_folder
 from worldsmith.models.spec import ModelSpec
 
@@ -141,7 +141,7 @@ def of_run(config_file: Path, path: Path) -> StoredModel:
     return StoredModel(
         folder=config_file.parent,
         spec=spec,
-        defaults=formats_of(spec.name).defaults_of_run(tree),
+        defaults=weight_formats(spec.name).defaults_of_run(tree),
         run="/".join(tree["job"][key] for key in ("project", "group", "name") if tree["job"].get(key)),
         iteration=0,
         weights="untrained",
@@ -172,7 +172,7 @@ def choose_of_run(model: StoredModel, checkpoint: Path | None, weights: Weights)
 
 def of_export(folder: Path, spec: ModelSpec, about: Mapping[str, Any]) -> StoredModel:
     """The model in a folder that holds all its weights: our export, or a pipeline of another library."""
-    formats = formats_of(spec.name)
+    formats = weight_formats(spec.name)
     formats.place_components(spec.config, folder)
     source = section(about, "source")
     if about:

@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.checkpoint.formats.export_folder import is_whole, read_source
+from worldsmith.checkpoint.formats.export_weights import exports_of
 from worldsmith.checkpoint.formats.family_formats import DType, ExportOptions
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
-from worldsmith.checkpoint.sources.merged_weights import MergedWeights
+from worldsmith.checkpoint.sources.weight_source import MergedWeights
 from worldsmith.config.errors import UserError
-from worldsmith.files.adapter_folder import base_of_adapter
 from worldsmith.files.atomic import write_text
 from worldsmith.files.fingerprint import LINEAGE, fingerprint
 from worldsmith.files.json_file import read_json_object
+from worldsmith.files.model_folder import base_of_adapter
 from worldsmith.models.model_files import is_local
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def base_folders(model: StoredModel) -> list[Path]:
         return [Path(start) if is_local(start) else model.folder]
     folders = [model.folder]
     if model.tree is None:
-        folders.append(Path(model.weights_path or model.formats.weights_folder(model.config, model.folder)))
+        folders.append(model.weights_folder)
     return list(dict.fromkeys(folder for folder in folders if folder.exists()))
 
 
@@ -150,14 +151,14 @@ def merge_adapter(model: StoredModel, place: Path) -> Merged:
     folder, facts = place / mark[:NAMED_BY], place / f"{mark[:NAMED_BY]}.json"
     if (known := read_merged(folder, facts)) is not None and known.fingerprint == mark:
         return known
-    changed, largest = changes(source, dtype, average=model.average)
+    changed, largest = count_changes(source, dtype, average=model.average)
     if not changed:
         raise UserError(
             f"{model.adapter} changes no weight of {model.folder}: its matrices are zero, or smaller than the rounding "
             f"of {dtype}"
         )
     place.mkdir(parents=True, exist_ok=True)
-    form = next(iter(model.formats.exports().values()))
+    form = next(iter(exports_of(model.spec.name).values()))
     form.write(model, folder, ExportOptions(dtype=dtype, force=folder.exists()))
     merged = Merged(str(folder), mark, len(source.adapted), changed, largest, dtype)
     write_text(facts, json.dumps(asdict(merged), indent=2) + "\n")
@@ -184,7 +185,7 @@ def stored_dtype(source: WeightSource) -> DType:
     return "bfloat16" if found == {torch.bfloat16} else "float32"
 
 
-def changes(source: MergedWeights, dtype: DType, *, average: bool) -> tuple[int, float]:
+def count_changes(source: MergedWeights, dtype: DType, *, average: bool) -> tuple[int, float]:
     """How many weights differ from the base's when they are stored in `dtype`, and by how much at most."""
     import torch
 

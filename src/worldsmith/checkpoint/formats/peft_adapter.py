@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -19,17 +19,17 @@ from worldsmith.checkpoint.formats.export_folder import (
     publish_export,
     weights_digest,
 )
-from worldsmith.checkpoint.formats.family_formats import DType, Export, ExportOptions
-from worldsmith.checkpoint.formats.registry import formats_of, full_name
-from worldsmith.checkpoint.formats.stored_adapter import StoredAdapter
+from worldsmith.checkpoint.formats.family_formats import DType, Export, ExportOptions, formats_of
+from worldsmith.checkpoint.formats.stored_adapter import PREFIX, AdapterLayout, StoredAdapter
+from worldsmith.checkpoint.formats.weight_formats import full_name
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
 from worldsmith.checkpoint.sources.safetensors_weights import open_file
 from worldsmith.checkpoint.sources.verify import require_whole
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World
-from worldsmith.files.adapter_folder import ADAPTER_CONFIG
 from worldsmith.files.atomic import folder_aside
-from worldsmith.files.json_file import are_numbers, kind_of, read_json_object
+from worldsmith.files.json_file import are_numbers, json_type, read_json_object
+from worldsmith.files.model_folder import ADAPTER_CONFIG
 from worldsmith.models.lora import MATRICES, adapter_state, inject_adapters, is_adapter
 from worldsmith.models.model_files import hub_name, is_local, lasting_name
 from worldsmith.models.weights.finite import non_finite, require_finite
@@ -50,48 +50,10 @@ UNSUPPORTED = (
 CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Values of `init_lora_weights` (and of those with a suffix, such as `pissa_niter_4`) with which PEFT changes the base
 weights before training: on the original base such adapters give another model."""
-PREFIX = "base_model.model"
-"""Where PEFT keeps the adapted model inside its own."""
 PIPELINE_WEIGHTS = "pytorch_lora_weights.safetensors"
 """The file that a pipeline's `load_lora_weights` looks for; its names begin with the part that is adapted."""
 DIFFUSERS_HEADER = "lora_adapter_metadata"
 """Key of diffusers' own adapter metadata in a safetensors header; its keys carry the prefix too."""
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterLayout:
-    """How the adapters of one family are called in the library that they are for."""
-
-    family: str
-    outward: Callable[[str], str]
-    """Native name of a weight → that library's; raises ValueError for what is no weight of the model."""
-    inward: Callable[[str], str]
-    """The other way round."""
-    library: str
-    """The package, whose version is recorded."""
-    header: Callable[[Mapping[str, Any]], dict[str, str]] = lambda config: {}
-    """What the file's header tells the library, out of adapter_config.json."""
-    part: str = ""
-    """The part of a pipeline that is adapted, as `load_lora_weights` calls it; empty: no pipeline can load adapters."""
-
-    def peft_name(self, name: str) -> str:
-        """`….q_proj.lora_A.weight` → `base_model.model.….to_q.lora_A.weight`."""
-        for matrix in MATRICES:
-            if name.endswith(matrix):
-                return f"{PREFIX}.{self.layer_name(name.removesuffix(matrix))}{matrix}"
-        raise ValueError(f"'{name}' is not the name of an adapter's matrix")
-
-    def layer_name(self, path: str) -> str:
-        """The path of an adapted layer, in the library."""
-        return self.outward(f"{path}.weight").removesuffix(".weight")
-
-    def native_adapter_name(self, name: str) -> str:
-        """Inverse of `peft_name`; raises ValueError for names of other things."""
-        for matrix in MATRICES:
-            if name.endswith(matrix) and name.startswith(f"{PREFIX}."):
-                base = name.removeprefix(f"{PREFIX}.").removesuffix(matrix)
-                return self.inward(f"{base}.weight").removesuffix(".weight") + matrix
-        raise ValueError(f"'{name}' is not the name of an adapter's matrix, which is {PREFIX}.<layer>{MATRICES[0]}")
 
 
 def diffusers_header(config: Mapping[str, Any], prefix: str = PREFIX) -> dict[str, str]:
@@ -106,14 +68,14 @@ def export_of(layout: AdapterLayout) -> Export:
         "export_adapter",
         CONFIG,
         "adapter",
-        partial(export_stored, layout),
+        partial(export_stored_adapter, layout),
         partial(stored_tensors, layout),
         require_adapters,
         has_weights=False,
     )
 
 
-def export_stored(layout: AdapterLayout, model: StoredModel, out: Path, options: ExportOptions) -> bool:
+def export_stored_adapter(layout: AdapterLayout, model: StoredModel, out: Path, options: ExportOptions) -> bool:
     """`export_adapter` for a LoRA run on disk; only the adapters are read.
 
     Raises ValueError for a model that was not trained with LoRA.
@@ -324,7 +286,7 @@ def read_pipeline_file(layout: AdapterLayout, file: Path, alpha: float | None = 
     except (ValueError, RecursionError) as error:
         raise UserError(f"{file}: {DIFFUSERS_HEADER} in its header is not valid JSON: {error}") from error
     if not isinstance(known, dict):
-        raise UserError(f"{file}: {DIFFUSERS_HEADER} in its header: expected an object, found {kind_of(known)}")
+        raise UserError(f"{file}: {DIFFUSERS_HEADER} in its header: expected an object, found {json_type(known)}")
     stated = known.get(f"{layout.part}.lora_alpha", alpha)
     if stated is None:
         raise UserError(

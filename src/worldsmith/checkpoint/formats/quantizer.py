@@ -1,4 +1,4 @@
-"""What an action asks of a family to quantize a model."""
+"""Quantization of a model: the protocol of a family's formats that can do it, and its quantizer."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+from worldsmith.checkpoint.formats.weight_formats import weight_formats
+from worldsmith.config.errors import UserError
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+
+    from worldsmith.checkpoint.formats.stored_model import StoredModel
 
 Scheme = Literal["FP8_DYNAMIC", "FP8", "W8A8", "W8A16", "W4A16", "NVFP4", "NVFP4A16"]
 """By the names of compressed-tensors: bits of weights and of activations."""
@@ -47,3 +53,22 @@ class Quantizer(ABC):
     @abstractmethod
     def fill(self, folder: Path, name: str) -> dict[str, Any]:
         """Writes all files of a folder that will be called `name`; returns what it says about itself."""
+
+
+@runtime_checkable
+class QuantizesModels(Protocol):
+    """Formats of a family whose models can be quantized; it reads the folders too (`QuantizedFolders`)."""
+
+    def quantizer(self, model: StoredModel, scheme: Scheme, group_size: int | None, method: Method) -> Quantizer:
+        """Returns the quantizer of a model. Raises UserError for a model that cannot be quantized."""
+
+    def load_quantized(self, folder: Path, device: str | torch.device) -> Any:
+        """Loads the quantized model in a folder."""
+
+
+def quantizing(family: str) -> QuantizesModels:
+    """The formats of a family that quantize its models. Raises UserError if they cannot."""
+    formats = weight_formats(family)
+    if not isinstance(formats, QuantizesModels):
+        raise UserError(f"models of the family '{family}' are not quantized")
+    return formats

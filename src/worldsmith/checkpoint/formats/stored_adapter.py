@@ -1,11 +1,11 @@
-"""Adapters (LoRA) out of a folder, and whether they belong to some weights."""
+"""Adapters (LoRA) read from a folder: their tensor names in a library, and whether they fit some weights."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.config.errors import UserError
@@ -14,6 +14,9 @@ from worldsmith.models.weights.finite import non_finite, require_finite
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+PREFIX = "base_model.model"
+"""Prefix of the adapted model's names in PEFT."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ class StoredAdapter:
         )
 
 
-def require_fit(adapter: StoredAdapter, source: WeightSource) -> None:
+def require_adapter_fits(adapter: StoredAdapter, source: WeightSource) -> None:
     """Raises UserError unless every matrix of an adapter belongs to a weight of `source`, and none is missing."""
     for path in adapter.layers:
         low, high = (adapter.weights.get(path + matrix) for matrix in MATRICES)
@@ -56,3 +59,39 @@ def require_fit(adapter: StoredAdapter, source: WeightSource) -> None:
                 f"{list(shape)} with rank {adapter.rank} needs {[shape[0], adapter.rank]} and "
                 f"{[adapter.rank, shape[1]]}"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterLayout:
+    """How the adapters of one family are called in the library that they are for."""
+
+    family: str
+    outward: Callable[[str], str]
+    """Native name of a weight → that library's; raises ValueError for what is no weight of the model."""
+    inward: Callable[[str], str]
+    """The other way round."""
+    library: str
+    """The package, whose version is recorded."""
+    header: Callable[[Mapping[str, Any]], dict[str, str]] = lambda config: {}
+    """What the file's header tells the library, out of adapter_config.json."""
+    part: str = ""
+    """The part of a pipeline that is adapted, as `load_lora_weights` calls it; empty: no pipeline can load adapters."""
+
+    def peft_name(self, name: str) -> str:
+        """`….q_proj.lora_A.weight` → `base_model.model.….to_q.lora_A.weight`."""
+        for matrix in MATRICES:
+            if name.endswith(matrix):
+                return f"{PREFIX}.{self.layer_name(name.removesuffix(matrix))}{matrix}"
+        raise ValueError(f"'{name}' is not the name of an adapter's matrix")
+
+    def layer_name(self, path: str) -> str:
+        """The path of an adapted layer, in the library."""
+        return self.outward(f"{path}.weight").removesuffix(".weight")
+
+    def native_adapter_name(self, name: str) -> str:
+        """Inverse of `peft_name`; raises ValueError for names of other things."""
+        for matrix in MATRICES:
+            if name.endswith(matrix) and name.startswith(f"{PREFIX}."):
+                base = name.removeprefix(f"{PREFIX}.").removesuffix(matrix)
+                return self.inward(f"{base}.weight").removesuffix(".weight") + matrix
+        raise ValueError(f"'{name}' is not the name of an adapter's matrix, which is {PREFIX}.<layer>{MATRICES[0]}")

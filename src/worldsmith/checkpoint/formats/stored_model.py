@@ -8,15 +8,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from worldsmith.checkpoint.formats.family_formats import FamilyFormats
-from worldsmith.checkpoint.formats.registry import formats_of
-from worldsmith.checkpoint.formats.stored_adapter import require_fit
-from worldsmith.checkpoint.sources.checkpoint_weights import LIVE, CheckpointWeights, open_checkpoint
+from worldsmith.checkpoint.formats.stored_adapter import require_adapter_fits
+from worldsmith.checkpoint.formats.weight_formats import (
+    QuantizedFolders,
+    SeveralNetworks,
+    WeightFormats,
+    weight_formats,
+)
+from worldsmith.checkpoint.sources.checkpoint_weights import LIVE, CheckpointWeights
 from worldsmith.checkpoint.sources.first_weights import FirstWeights, start_in
-from worldsmith.checkpoint.sources.merged_weights import MergedWeights
-from worldsmith.checkpoint.sources.start_weights import start_of_run
-from worldsmith.checkpoint.sources.warm_start import compare
-from worldsmith.checkpoint.sources.weight_source import WeightSource, open_weights
+from worldsmith.checkpoint.sources.open_weights import open_checkpoint, open_weights, start_of_run
+from worldsmith.checkpoint.sources.warm_start import compare_weights
+from worldsmith.checkpoint.sources.weight_source import MergedWeights, WeightSource
 from worldsmith.config.errors import UserError
 from worldsmith.models.lora import is_adapter
 from worldsmith.models.parameter_names import native_parameters
@@ -56,8 +59,22 @@ class StoredModel:
         return self.spec.config
 
     @property
-    def formats(self) -> FamilyFormats:
-        return formats_of(self.spec.name)
+    def formats(self) -> WeightFormats:
+        return weight_formats(self.spec.name)
+
+    @property
+    def weights_folder(self) -> Path:
+        """The folder that holds the weights of an exported model."""
+        if self.weights_path is not None:
+            return Path(self.weights_path)
+        formats = self.formats
+        return formats.weights_folder(self.config, self.folder) if isinstance(formats, SeveralNetworks) else self.folder
+
+    @property
+    def quantized(self) -> QuantizedFolders | None:
+        """The formats that load the folder, if it holds quantized weights."""
+        formats = self.formats
+        return formats if isinstance(formats, QuantizedFolders) and formats.is_quantized(self.folder) else None
 
     @property
     def has_adapters(self) -> bool:
@@ -92,7 +109,7 @@ class StoredModel:
         source = self._source
         if self.adapter is not None:
             stored = self.formats.read_adapter(self.adapter)
-            require_fit(stored, source)
+            require_adapter_fits(stored, source)
             return MergedWeights(source, stored.alpha / stored.rank, stored.weights)
         if not merge or not any(is_adapter(name) for name in source.shapes):
             return source
@@ -107,8 +124,7 @@ class StoredModel:
         """The weights, verified: that is done once, however often they are opened."""
         if self.tree is None:
             self.require_dense()
-            folder = self.weights_path or self.formats.weights_folder(self.config, self.folder)
-            return open_weights(folder, field="model", family=self.spec.name)
+            return open_weights(self.weights_path or self.weights_folder, field="model", family=self.spec.name)
         if self.weights == "untrained":
             return start_of_run(self.tree, base=self.base)
         checkpoint = open_checkpoint(self.folder / "model", self.tree, base=self.base)
@@ -117,7 +133,7 @@ class StoredModel:
 
     def require_dense(self) -> None:
         """Raises UserError for quantized weights, of which nothing else can be made."""
-        if self.formats.is_quantized(self.folder):
+        if self.quantized is not None:
             raise UserError(
                 f"{self.folder} holds quantized weights: they can be asked (infer, evaluate), and nothing else is made "
                 "of them; give the model that it was made of"
@@ -141,11 +157,11 @@ class StoredModel:
         """
         import torch
 
-        if self.tree is None and self.formats.is_quantized(self.folder):
+        if self.tree is None and (quantized := self.quantized) is not None:
             if self.adapter is not None or self.config.precision != "bfloat16":
                 asked = "--adapter" if self.adapter is not None else f"--dtype {self.config.precision}"
                 raise UserError(f"{self.folder} holds quantized weights, beside bfloat16 ones; leave {asked} out")
-            return self.formats.load_quantized(self.folder, device)
+            return quantized.load_quantized(self.folder, device)
         keep = keep_adapters and self.has_adapters
         config: Any = self.config if keep else self.merged_spec.config
         generator = config.build(device="meta", **({} if self.defaults is None else {"defaults": self.defaults}))
@@ -155,7 +171,7 @@ class StoredModel:
         parameters = {name: p.detach() for name, p in native_parameters(generator.network).items()}
         source = self.open(merge=not keep)
         shapes = {LIVE + name: list(parameter.shape) for name, parameter in parameters.items()}
-        report = compare(source, shapes, spec=self.spec)
+        report = compare_weights(source, shapes, spec=self.spec)
         if report.initialised:
             raise UserError(
                 f"{source.describe} is not a whole model: it lacks {len(report.initialised)} of "

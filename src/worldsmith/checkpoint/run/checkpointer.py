@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from worldsmith.checkpoint.dcp import parts as dcp
 from worldsmith.checkpoint.run.folders import find_latest, folder_name, gone_back, tidy_up
-from worldsmith.checkpoint.run.save_error import SaveError, describe, is_disk_full, is_expected
-from worldsmith.checkpoint.run.staging import Layout, Stager, private_memory
+from worldsmith.checkpoint.run.save_error import SaveError, describe_causes, is_disk_full, is_expected
+from worldsmith.checkpoint.run.staging import StagedLayout, Stager, private_memory
 from worldsmith.checkpoint.run.write_checkpoint import Save, write_checkpoint
 from worldsmith.config import Configurable, wrong
 from worldsmith.config.declare.ranges import Count
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.checkpoint.planner import SavePlanner
 
-    from worldsmith.checkpoint.run.writer_process import WriterProcess
+    from worldsmith.checkpoint.run.write_checkpoint import WriterProcess
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +137,7 @@ class Checkpointer(Configurable):
         position, settings = None if dataloader is None else json.dumps(dataloader), self.config
         keep = settings.keep_latest_k if retire else None
         save = Save(target, texts or {}, position, self.world.data_rank, keep, settings.keep_every, is_best)
-        staged: list[tuple[Layout, Tensor]] = []  # not what `run` returns, since that goes to all ranks
+        staged: list[tuple[StagedLayout, Tensor]] = []  # not what `run` returns, since that goes to all ranks
         with self._all_or_nothing(target, needed):
             self._peers.run_on_main(partial(require_space, self.folder, needed))
             if background:
@@ -175,7 +175,9 @@ class Checkpointer(Configurable):
 
     def load_part(self, checkpoint: Path, part: str, state: dict[str, Any]) -> None:
         """Reads `part` of a checkpoint into the tensors of `state`, in place."""
-        dcp.load_part(checkpoint / part, state, no_dist=self.world.size == 1)
+        from worldsmith.checkpoint.dcp.reader import load_part
+
+        load_part(checkpoint / part, state, no_dist=self.world.size == 1)
 
     @cached_property
     def _thread(self) -> ThreadPoolExecutor:
@@ -188,7 +190,7 @@ class Checkpointer(Configurable):
         allocate = private_memory if self._process is None else self._process.allocate
         return Stager(allocate, on_cuda=self.world.device.startswith("cuda"))
 
-    def _write_staged(self, save: Save, needed: int, layout: Layout, buffer: Tensor) -> Path:
+    def _write_staged(self, save: Save, needed: int, layout: StagedLayout, buffer: Tensor) -> Path:
         """Runs in a thread, which has little to do as long as the process lives."""
         with self._all_or_nothing(save.target, needed):
             if self._process is not None and self._process.is_alive:
@@ -223,7 +225,7 @@ class Checkpointer(Configurable):
             raise SaveError(self._complaint(target, needed, error)) from error
 
     def _complaint(self, target: Path, needed: int, error: BaseException) -> str:
-        text = f"the checkpoint {target.name} could not be written to {self.folder}: {describe(error)}."
+        text = f"the checkpoint {target.name} could not be written to {self.folder}: {describe_causes(error)}."
         free = free_space(self.folder)
         if free is not None and (is_disk_full(error) or free < needed):
             fewer = "" if self.config.keep_latest_k else ", or keep fewer checkpoints with checkpoint.keep_latest_k"
@@ -246,7 +248,7 @@ def start_writer(config: Checkpointer.Config) -> WriterProcess | None:
     """
     if not config.async_save or sys.platform != "linux":
         return None
-    from worldsmith.checkpoint.run.writer_process import WriterProcess
+    from worldsmith.checkpoint.run.write_checkpoint import WriterProcess
 
     return WriterProcess()
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from worldsmith.checkpoint.sources.verify import damage
 from worldsmith.config.errors import UserError
 from worldsmith.files import atomic
-from worldsmith.files.lease import lease, take_unleased
+from worldsmith.files.locks import lease, take_unleased
 from worldsmith.files.manifest import MANIFEST, find_damage
 
 if TYPE_CHECKING:

@@ -43,7 +43,7 @@ def fingerprint(frozen: Mapping[str, Tensor | WeightSum], dtypes: Mapping[str, s
     return digest.hexdigest()
 
 
-def record(frozen: Mapping[str, Tensor | WeightSum], *, source: str) -> str:
+def describe_frozen_weights(frozen: Mapping[str, Tensor | WeightSum], *, source: str) -> str:
     """The content of the file; `source` says in words where the frozen weights come from."""
     tensors = {name: tensor for name, tensor in frozen.items() if not isinstance(tensor, WeightSum)}
     dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items()}

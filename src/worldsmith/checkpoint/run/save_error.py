@@ -22,7 +22,7 @@ def is_expected(error: BaseException) -> bool:
     return any(isinstance(cause, OSError) for cause in causes(error)) or lost_partner(error) is not None
 
 
-def describe(error: BaseException) -> str:
+def describe_causes(error: BaseException) -> str:
     """The innermost causes in one line."""
     if lost := lost_partner(error):
         return lost

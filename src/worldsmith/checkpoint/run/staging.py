@@ -25,7 +25,7 @@ ALIGNMENT = 64
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
+class StagedLayout:
     """Where each tensor lies in a buffer. It says all that a save needs to know beside the buffer, and can be sent."""
 
     plans: dict[str, SavePlan]
@@ -59,10 +59,10 @@ class Stager:
         self._allocate, self._on_cuda = allocate, on_cuda
         self._shapes: list[Any] = []
         self._views: list[Tensor] = []
-        self._staged: tuple[Layout, Tensor] | None = None
+        self._staged: tuple[StagedLayout, Tensor] | None = None
         self._pinned = False
 
-    def stage(self, parts: Mapping[str, Mapping[str, Any]]) -> tuple[Layout, Tensor]:
+    def stage(self, parts: Mapping[str, Mapping[str, Any]]) -> tuple[StagedLayout, Tensor]:
         """Copies the tensors of all parts and returns where they are. The buffer belongs to the newest copy.
 
         Layout and buffer are the same objects as before when names, shapes and sharding are.
@@ -79,7 +79,7 @@ class Stager:
             torch.cuda.current_stream().synchronize()
         return self._staged
 
-    def _prepare(self, parts: Mapping[str, Mapping[str, Any]]) -> tuple[Layout, Tensor]:
+    def _prepare(self, parts: Mapping[str, Mapping[str, Any]]) -> tuple[StagedLayout, Tensor]:
         layout = lay_out(parts)
         if self._pinned and self._staged is not None:
             unpin(self._staged[1])
@@ -90,7 +90,7 @@ class Stager:
         return layout, buffer
 
 
-def lay_out(parts: Mapping[str, Mapping[str, Any]]) -> Layout:
+def lay_out(parts: Mapping[str, Mapping[str, Any]]) -> StagedLayout:
     """One tensor behind the other, in the order of `parts`."""
     plans = {part: planner_of(state).create_local_plan() for part, state in parts.items()}
     starts: dict[str, dict[MetadataIndex, int]] = {part: {} for part in plans}
@@ -101,7 +101,7 @@ def lay_out(parts: Mapping[str, Mapping[str, Any]]) -> Layout:
             starts[part][item.index] = end
             shape, dtype = shape_and_dtype(item)
             end += -(-shape.numel() * dtype.itemsize // ALIGNMENT) * ALIGNMENT
-    return Layout(plans, starts, max(end, ALIGNMENT))
+    return StagedLayout(plans, starts, max(end, ALIGNMENT))
 
 
 def shape_and_dtype(item: WriteItem) -> tuple[torch.Size, torch.dtype]:

@@ -1,23 +1,37 @@
-"""One checkpoint on its way to the disk: every rank writes its share, and rank 0 makes it visible."""
+"""Writes one checkpoint: every rank its shard, rank 0 publishes it; in the training process or in a forked one."""
 
 from __future__ import annotations
 
 import errno
+import logging
+import mmap
 import os
 import shutil
+import signal
+import traceback
+import weakref
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from worldsmith.checkpoint.dcp import parts as dcp
 from worldsmith.checkpoint.run.folders import BEST_POINTER, POINTER, hidden, remove_old
-from worldsmith.distributed.peers import Peers
+from worldsmith.distributed.peers import Kind, Peers, portable
+from worldsmith.distributed.process_signals import STOP_SIGNALS, signal_at_parents_end
 from worldsmith.files import atomic, manifest
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from torch.distributed.checkpoint.planner import SavePlanner
+
+    from worldsmith.checkpoint.run.staging import StagedLayout
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -51,7 +65,7 @@ def write_checkpoint(save: Save, planners: Mapping[str, SavePlanner], peers: Pee
     peers.run_on_main(lambda: require_folder(aside, made[0], save.texts))
     peers.run_on_main(lambda: write_positions(aside / "dataloader", positions))
     share = peers.scatter(lambda: deal(aside, peers.size))
-    shares = peers.run(lambda: manifest.summarize(aside, [aside / name for name in share]))
+    shares = peers.run(lambda: manifest.summarize_files(aside, [aside / name for name in share]))
     peers.run_on_main(lambda: make_visible(save, shares))
 
 
@@ -101,3 +115,170 @@ def write_positions(folder: Path, positions: list[tuple[int, str | None]]) -> No
     for rank, position in positions:
         if position is not None:
             (folder / f"rank_{rank}.json").write_text(position, encoding="utf-8")
+
+
+class WriterProcess:
+    """Writes checkpoints from memory that it shares with its owner. One caller at a time."""
+
+    def __init__(self) -> None:
+        own, other = Pipe(duplex=True)
+        parent, pid = os.getpid(), os.fork()
+        if pid == 0:
+            own.close()
+            serve(other, parent)
+        other.close()
+        self._connection, self._pid = own, pid
+        self._layout: StagedLayout | None = None
+        self.close = weakref.finalize(self, end, own, pid, owner=os.getpid())
+        """Ends the process; happens by itself when this object is no longer used."""
+
+    @property
+    def is_alive(self) -> bool:
+        return bool(self.close.alive)
+
+    def allocate(self, size: int) -> Tensor:
+        """`size` bytes that the process sees too, uint8, from which `write` writes. The last ones count.
+
+        They have no name and no limit but the machine's memory, unlike /dev/shm, which is tiny in many containers. When
+        the process has died they are there all the same.
+        """
+        handle = os.memfd_create("worldsmith")
+        try:
+            os.ftruncate(handle, size)
+            memory = mapped(handle, size)
+            if self.is_alive:
+                self._connection.send(Memory(size))
+                send_handle(self._connection, handle, self._pid)
+        except ConnectionError:
+            logger.warning("%s", self._buried())
+        finally:
+            os.close(handle)
+        return memory
+
+    def write(self, save: Save, layout: StagedLayout, peers: Peers) -> Exception | None:
+        """Lets the process write a checkpoint from its memory, and meets the other ranks for it.
+
+        Returns what went wrong on this rank alone, which the others do not know yet: ChildProcessError when the process
+        has died; then `is_alive` is False. Raises what failed on all, from a meeting: PeerError.
+        """
+        failure: Exception | None = None
+        outcome: Exception | None
+        try:
+            if layout is not self._layout:
+                self._connection.send(layout)
+                self._layout = layout
+            self._connection.send(Job(save, peers.rank, peers.size))
+            while isinstance(message := self._connection.recv(), Meeting):
+                answer: Any
+                try:
+                    answer = peers.exchange(*message)
+                except Exception as raised:
+                    answer = failure = raised
+                self._connection.send(answer)
+            outcome = message
+        except (EOFError, OSError):
+            outcome = self._buried()
+        except Exception as error:  # something that cannot be sent: what the process waits for is unknown
+            self.close()
+            outcome = error
+        if failure is not None:
+            raise failure
+        return outcome
+
+    def _buried(self) -> ChildProcessError:
+        self.close()
+        what = "the process that writes checkpoints has died (out of memory?); a thread writes the next ones"
+        return ChildProcessError(errno.ECHILD, what)
+
+
+class Memory(NamedTuple):
+    """Says that the file of so many bytes that comes next is the memory to write from."""
+
+    size: int
+
+
+class Job(NamedTuple):
+    """Asks for a checkpoint of the last layout and memory that were sent."""
+
+    save: Save
+    rank: int
+    size: int
+
+
+class Meeting(NamedTuple):
+    """Asks the owner for `Peers.exchange`, whose result or error is the answer."""
+
+    kind: Kind
+    payload: bytes | list[bytes] | None
+    error: Exception | None
+
+
+class Relay(Peers):
+    """The other ranks' writing processes, reached through the owners of all."""
+
+    def __init__(self, connection: Connection, rank: int, size: int) -> None:
+        super().__init__(rank, size)
+        self._connection = connection
+
+    def exchange(self, kind: Kind, payload: bytes | list[bytes] | None, error: Exception | None) -> Any:
+        self._connection.send(Meeting(kind, payload, error))
+        answer = self._connection.recv()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def serve(connection: Connection, parent: int) -> None:
+    """The life of the process: saves until the other end is closed. Never returns."""
+    import torch
+
+    try:
+        torch.set_num_threads(1)  # OpenMP's threads do not survive a fork, and whoever needs them waits for ever
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)  # a stop is for the run, which may have a save to finish
+        # No save goes on after its run: the next run would meet it in the same folder.
+        signal_at_parents_end(signal.SIGKILL, parent)
+        layout: Any = None
+        memory: Any = None
+        while True:
+            message = connection.recv()
+            if isinstance(message, Memory):
+                handle = recv_handle(connection)
+                memory = mapped(handle, message.size)
+                os.close(handle)
+            elif isinstance(message, Job):
+                connection.send(outcome(message, layout, memory, connection))
+            else:
+                layout = message
+    except (EOFError, ConnectionError):  # the owner has gone
+        pass
+    except BaseException:  # the owner only learns that this process has died
+        traceback.print_exc()
+    finally:
+        os._exit(0)
+
+
+def outcome(job: Job, layout: StagedLayout, memory: Tensor, connection: Connection) -> Exception | None:
+    """Writes a checkpoint and returns what went wrong."""
+    try:
+        write_checkpoint(job.save, layout.planners(memory), Relay(connection, job.rank, job.size), staged=True)
+    except Exception as error:
+        return portable(error)
+    return None
+
+
+def mapped(handle: int, size: int) -> Tensor:
+    """The bytes of a file as a tensor; whoever maps the same file sees the same bytes."""
+    import torch
+
+    return torch.frombuffer(mmap.mmap(handle, size), dtype=torch.uint8)
+
+
+def end(connection: Connection, pid: int, *, owner: int) -> None:
+    """Ends the process. Does nothing in a fork of its owner, such as a worker of the data loader, which has a copy."""
+    if os.getpid() != owner:
+        return
+    connection.close()
+    with suppress(ProcessLookupError, ChildProcessError):  # somebody else has waited for it, or nobody has to
+        os.kill(pid, signal.SIGKILL)  # a fork that lives on keeps its copy of the connection open
+        os.waitpid(pid, 0)

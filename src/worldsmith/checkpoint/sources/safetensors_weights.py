@@ -9,8 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.checkpoint.formats.family_formats import Joined, Naming
-from worldsmith.checkpoint.formats.registry import describe_readable, find_naming
+from worldsmith.checkpoint.formats.weight_formats import Joined, Naming, describe_readable, find_naming
 from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.config.errors import UserError
 from worldsmith.files.json_file import read_json_object
@@ -135,7 +134,7 @@ def open_safetensors(root: Path, family: str = "") -> SafetensorsWeights:
     wrappers = wrappers_in(naming.keys.values())
     if wrappers:
         logger.warning("%s: the names hold %s of a wrapped model, left out here", folder, " and ".join(wrappers))
-    source = SafetensorsWeights(folder, files, naming, read_settings(folder, naming))
+    source = SafetensorsWeights(folder, files, naming, read_network_settings(folder, naming))
     source.converters = lasting(config.get("model"))
     return source
 
@@ -205,7 +204,7 @@ def open_file(file: Path) -> Any:
         raise UserError(f"{file} is damaged or no safetensors file ({error})") from error
 
 
-def read_settings(folder: Path, naming: Naming) -> dict[str, Any]:
+def read_network_settings(folder: Path, naming: Naming) -> dict[str, Any]:
     """The network fields that the config beside the weights states. Raises UserError for a config that contradicts."""
     for file in (folder / "config.json", folder / TRANSFORMER / "config.json"):
         if file.is_file():

@@ -7,15 +7,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from worldsmith.checkpoint.formats.family_formats import Naming
-from worldsmith.checkpoint.sources.joined_weights import JoinedWeights
+from worldsmith.checkpoint.formats.weight_formats import Naming
 from worldsmith.checkpoint.sources.safetensors_weights import (
     SafetensorsWeights,
     tensor_files,
     unwrapped,
     weight_folder,
 )
-from worldsmith.checkpoint.sources.weight_source import WeightSource
+from worldsmith.checkpoint.sources.weight_source import JoinedWeights, WeightSource
 from worldsmith.config.errors import UserError
 from worldsmith.files.json_file import read_json_object
 from worldsmith.files.model_folder import read_weight_map

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from dataclasses import field as default
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.checkpoint.formats.family_formats import NetworkDifference
-from worldsmith.checkpoint.formats.registry import formats_of
+from worldsmith.checkpoint.formats.weight_formats import NetworkDifference, weight_formats
 from worldsmith.checkpoint.sources.checkpoint_weights import AVERAGE, LIVE, CheckpointWeights
 from worldsmith.checkpoint.sources.first_weights import LOAD_PATH
-from worldsmith.checkpoint.sources.weight_source import WeightSource, open_weights
+from worldsmith.checkpoint.sources.open_weights import open_weights
+from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.config.declare.class_tags import tag_of
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World
@@ -64,19 +64,19 @@ class LoadReport:
         text = [f"weights from {self.source}: {len(self.loaded)} tensors loaded"]
         if self.copied:
             pairs = [f"{name} from {source}" for name, source in self.copied.items()]
-            text.append(f"  of these made equal to others, which the source has: {shorten(pairs, 1)}")
+            text.append(f"  of these made equal to others, which the source has: {shorten_names(pairs, 1)}")
         if self.initialised:
-            text.append(f"  not in such a source, as initialised: {shorten(self.initialised)}")
+            text.append(f"  not in such a source, as initialised: {shorten_names(self.initialised)}")
         if self.skipped:
-            text.append(f"  skipped by keys_to_skip_loading: {shorten(self.skipped)}")
+            text.append(f"  skipped by keys_to_skip_loading: {shorten_names(self.skipped)}")
         if self.started_live:
             text.append(f"  averages that start from the live weights: {len(self.started_live)}")
         averages = [name for name in self.unexpected if name.startswith(AVERAGE)]
         others = [name for name in self.unexpected if name not in set(averages)]
         if averages:
-            text.append(f"  averaged weights of the checkpoint, which are not taken: {shorten(averages, 1)}")
+            text.append(f"  averaged weights of the checkpoint, which are not taken: {shorten_names(averages, 1)}")
         if others:
-            text.append(f"  in the checkpoint but not in this network: {shorten(others)}")
+            text.append(f"  in the checkpoint but not in this network: {shorten_names(others)}")
         for rule in self.rules_without_effect:
             text.append(f'  keys_to_skip_loading: "{rule}" is in no tensor\'s name and skips nothing')
         text += [f"  note: {note}" for note in self.notes]
@@ -121,7 +121,7 @@ def load_weights(
     world = world or World()
     source = open_weights(path, field=field, family="" if spec is None else spec.name, world=world)
     shapes = {name: list(tensor.shape) for name, tensor in model.items()}
-    report = compare(
+    report = compare_weights(
         source,
         shapes,
         keys_to_skip,
@@ -163,7 +163,7 @@ def plan_loading(
     field: str = LOAD_PATH,
 ) -> LoadReport:
     """Compares names and shapes without reading a tensor; raises like `load_weights`."""
-    return compare(
+    return compare_weights(
         open_weights(path, field=field, family="" if spec is None else spec.name),
         wanted,
         keys_to_skip,
@@ -173,7 +173,7 @@ def plan_loading(
     )
 
 
-def compare(
+def compare_weights(
     source: WeightSource,
     wanted: Mapping[str, list[int]],
     keys_to_skip: Sequence[str] = (),
@@ -211,7 +211,7 @@ def compare(
     names = [*wanted, *held]
     report.rules_without_effect = [key for key in keys_to_skip if not any(key in name for name in names)]
     if spec is not None:
-        report.notes = list(require_fit(report, source, spec, keys_to_skip).choices)
+        report.notes = list(require_same_network(report, source, spec, keys_to_skip).choices)
         before, now = list(source.converters), [tag_of(type(found)) for found in spec.config.as_used().converters]
         if before != now:
             report.notes.append(f"converters that the weights were trained with: {before}, and now: {now}")
@@ -222,21 +222,21 @@ def compare(
     return report
 
 
-def require_fit(
+def require_same_network(
     report: LoadReport, source: WeightSource, spec: ModelSpec, keys_to_skip: Sequence[str]
 ) -> NetworkDifference:
     """How the model of a source differs from `spec`. Raises UserError when its weights must not be loaded."""
     if source.family not in ("", spec.name):
         raise UserError(f"{source.describe} holds a model of the family '{source.family}', and '{spec.name}' is wanted")
-    formats = formats_of(spec.name)
+    formats = weight_formats(spec.name)
     difference = formats.difference(source.settings, spec.config)
     refuse(report, difference, keys_to_skip, advice=formats.advice)
     surplus = [name.removeprefix(LIVE) for name in report.unexpected if not name.startswith(AVERAGE)]
     surplus = [n for n in surplus if n in source.shapes and not any(key in LIVE + n for key in keys_to_skip)]
-    refused = formats.refused(surplus, spec.config) if surplus else []
+    refused = [name for name in surplus if difference.is_required(name)]
     if refused:
         raise UserError(
-            f"{report.source} holds weights that this network has no place for: {shorten(refused)}. Correct the "
+            f"{report.source} holds weights that this network has no place for: {shorten_names(refused)}. Correct the "
             "model's config, or name what may be left out in checkpoint.keys_to_skip_loading."
         )
     return difference
@@ -249,7 +249,7 @@ def refuse(report: LoadReport, difference: NetworkDifference, keys_to_skip: Sequ
     adapters = [name for name in report.unexpected if is_adapter(name) and not any(k in name for k in keys_to_skip)]
     if adapters and not any(is_adapter(name) for name in report.loaded):
         raise UserError(
-            f"{report.source} holds adapters (LoRA) that this network has no place for: {shorten(adapters)}. "
+            f"{report.source} holds adapters (LoRA) that this network has no place for: {shorten_names(adapters)}. "
             "Set model.config.lora_enabled, or start from the merged weights (`worldsmith export RUN -o DIR --format "
             'native`), or drop them with "lora_" in checkpoint.keys_to_skip_loading.'
         )
@@ -260,7 +260,7 @@ def live_name(name: str) -> str:
     return LIVE + name.removeprefix(AVERAGE)
 
 
-def shorten(names: Sequence[str], limit: int = 3) -> str:
+def shorten_names(names: Sequence[str], limit: int = 3) -> str:
     shown = ", ".join(names[:limit])
     return f"{len(names)} ({shown}{', …' if len(names) > limit else ''})"
 
@@ -271,12 +271,12 @@ def _complaint(report: LoadReport, difference: NetworkDifference, advice: str) -
     if differing:
         parts.append(f"Its config differs: {'; '.join(differing)}.")
     if report.missing and report.unexpected and not report.loaded:
-        text = f"None of its names is wanted here: it holds {shorten(report.unexpected)}, and wanted are"
-        return " ".join([*parts, f"{text} {shorten(report.missing)}."])
+        text = f"None of its names is wanted here: it holds {shorten_names(report.unexpected)}, and wanted are"
+        return " ".join([*parts, f"{text} {shorten_names(report.missing)}."])
     if report.missing:
-        parts.append(f"Not in the checkpoint: {shorten(report.missing)}.")
+        parts.append(f"Not in the checkpoint: {shorten_names(report.missing)}.")
     if report.mismatched:
-        parts.append(f"Other shapes: {shorten(report.mismatched)}.")
+        parts.append(f"Other shapes: {shorten_names(report.mismatched)}.")
     if differing:
         parts.append(advice)
     else:

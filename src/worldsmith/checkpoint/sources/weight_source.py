@@ -1,4 +1,4 @@
-"""`WeightSource`: weights on disk under native names, whatever folder format they are in."""
+"""`WeightSource`: weights on disk by internal parameter name; joined sources, merged adapters."""
 
 from __future__ import annotations
 
@@ -7,21 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.checkpoint.formats.registry import describe_readable, find_source, full_name
-from worldsmith.checkpoint.sources.first_weights import LOAD_PATH
-from worldsmith.config.errors import UserError
-from worldsmith.distributed.world import World
-from worldsmith.models.lora import is_adapter
+from worldsmith.models.fill import fill
+from worldsmith.models.lora import MATRICES, is_adapter, merged_weight
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-FILES = ("*.safetensors", "*.json")
-OURS = (
-    "expected a run folder, a checkpoints/iter_… folder or its model folder, what `worldsmith convert` or `worldsmith "
-    "export` wrote"
-)
 
 
 class WeightSource(ABC):
@@ -84,76 +75,64 @@ class WeightSource(ABC):
         """The dtype in which a weight is stored."""
 
 
-def open_weights(
-    path: str | Path, *, field: str = LOAD_PATH, family: str = "", world: World | None = None
-) -> WeightSource:
-    """The weights at a local path, in the Hugging Face cache or on the hub (see `local_folder`).
+class JoinedWeights(WeightSource):
+    """Each weight is one of another source, which may call it otherwise."""
 
-    A folder that several families can read is taken as one of `family`. Files with checksums are read once and
-    verified; the ranks of `world`, which call this together, share that.
-    Raises FileNotFoundError when there are none, UserError for a file or a folder that is damaged or not understood.
+    def __init__(self, describe: str, places: Mapping[str, tuple[WeightSource, str]]) -> None:
+        """`places`: name here → source, and name there."""
+        self.describe, self.places = describe, places
+        self.path, self.settings = Path(), {}
+        self.shapes = {name: source.shapes[there] for name, (source, there) in places.items()}
+        averages = {name: source.average_shapes.get(there) for name, (source, there) in places.items()}
+        self.average_shapes = {name: shape for name, shape in averages.items() if shape is not None}
+        self.copies, self.unknown = {}, []
+
+    def read_into(self, tensors: Mapping[str, Tensor], *, average: bool = False, no_dist: bool = True) -> None:
+        sources = {id(self.places[name][0]): self.places[name][0] for name in tensors}
+        for key, source in sources.items():
+            own = {self.places[name][1]: tensor for name, tensor in tensors.items() if id(self.places[name][0]) == key}
+            source.read_into(own, average=average, no_dist=no_dist)
+
+    def dtype(self, name: str, *, average: bool = False) -> torch.dtype:
+        source, there = self.places[name]
+        return source.dtype(there, average=average)
+
+
+class MergedWeights(WeightSource):
+    """`merged_weight` for every weight of `source` that has an adapter; the others as they are.
+
+    The adapters are those that the source holds, or `adapters`, by native name.
     """
-    from worldsmith.checkpoint.sources.checkpoint_weights import find_model_folder, open_checkpoint
-    from worldsmith.checkpoint.sources.safetensors_weights import has_safetensors, open_safetensors
-    from worldsmith.checkpoint.sources.verify import require_whole
-    from worldsmith.models.model_files import local_folder
 
-    root = local_folder(full_name(str(path)), file_patterns=FILES, field=field)
-    foreign = find_source(root)
-    if root.is_file() and foreign is None:
-        raise UserError(f"{field} {path} is a file; {OURS}, or {describe_readable()}")
-    world = world or World()
-    require_same_kind(root, world, field=field)
-    if foreign is not None:
-        if root.is_dir():
-            require_whole(root, world)
-        return foreign()
-    model_folder = find_model_folder(root, world)
-    if model_folder is not None:
-        return open_checkpoint(model_folder, world=world)
-    if has_safetensors(root):
-        require_whole(root, world)
-        return open_safetensors(root, family)
-    raise FileNotFoundError(f"{field} {path}: no checkpoint in this folder; {OURS}, or {describe_readable()}")
+    def __init__(self, source: WeightSource, scale: float, adapters: Mapping[str, Tensor] | None = None) -> None:
+        self.source, self.scale, self.adapters = source, scale, adapters
+        self.path, self.family = source.path, source.family
+        self.settings, self.unknown = source.settings, source.unknown
+        self.copies = source.copies
+        self.describe = f"{source.describe} with its adapters merged"
+        self.shapes = {name: shape for name, shape in source.shapes.items() if not is_adapter(name)}
+        self.average_shapes = {name: shape for name, shape in source.average_shapes.items() if not is_adapter(name)}
+        self.adapted = {
+            f"{name.removesuffix(MATRICES[0])}.weight"
+            for name in (source.shapes if adapters is None else adapters)
+            if name.endswith(MATRICES[0])
+        }
 
+    def read_into(self, tensors: Mapping[str, Tensor], *, average: bool = False, no_dist: bool = True) -> None:
+        plain = {name: tensor for name, tensor in tensors.items() if name not in self.adapted}
+        self.source.read_into(plain, average=average, no_dist=no_dist)
+        for name in tensors.keys() & self.adapted:
+            base = name.removesuffix(".weight")
+            low, high = (self._matrix(base + part, average) for part in MATRICES)
+            fill(tensors[name], merged_weight(self.source.read(name, average=average), low, high, self.scale))
 
-def require_weights(path: str, *, field: str, family: str = "") -> None:
-    """Raises like `open_weights` for a place without weights; reads no tensor and downloads nothing."""
-    from worldsmith.checkpoint.run.folders import checkpoint_folders
-    from worldsmith.checkpoint.sources.checkpoint_weights import own_model_folder
-    from worldsmith.checkpoint.sources.safetensors_weights import has_safetensors, open_safetensors
-    from worldsmith.models.model_files import look_for
+    def dtype(self, name: str, *, average: bool = False) -> torch.dtype:
+        return self.source.dtype(name, average=average)
 
-    root = look_for(full_name(path), file_patterns=FILES, field=field)
-    if root is None:  # the hub has it
-        return
-    foreign = find_source(root)
-    if foreign is not None:
-        foreign()
-        return
-    if root.is_file():
-        raise UserError(f"{field} {path} is a file; {OURS}, or {describe_readable()}")
-    if own_model_folder(root) is not None or any(checkpoint_folders(place) for place in (root, root / "checkpoints")):
-        return
-    if not has_safetensors(root):
-        raise FileNotFoundError(f"{field} {path}: no checkpoint in this folder; {OURS}, or {describe_readable()}")
-    open_safetensors(root, family)
+    def changes_something(self, *, average: bool = False) -> bool:
+        """Whether any B is not zero."""
+        bases = (name.removesuffix(".weight") for name in sorted(self.adapted))
+        return any(bool(self._matrix(base + MATRICES[1], average).any()) for base in bases)
 
-
-def require_same_kind(root: Path, world: World, *, field: str) -> None:
-    """Raises UserError, on all ranks, when what they see in a folder is not opened in the same way: copies on nodes."""
-    from worldsmith.checkpoint.sources.checkpoint_weights import own_model_folder
-    from worldsmith.checkpoint.sources.safetensors_weights import has_safetensors
-
-    model = own_model_folder(root)
-    kind = "safetensors" if has_safetensors(root) else "a run"
-    if find_source(root) is not None:
-        kind = "a checkpoint of another program"
-    if model is not None:
-        kind = f"weights in {model.relative_to(root)}/"
-    kinds = world.gather(kind)
-    other = next((rank for rank, found in enumerate(kinds) if found != kinds[0]), None)
-    if other is not None:
-        raise UserError(
-            f"{field} {root}: process 0 finds {kinds[0]} there and process {other} {kinds[other]}; copy it to all nodes"
-        )
+    def _matrix(self, name: str, average: bool) -> Tensor:
+        return self.source.read(name, average=average) if self.adapters is None else self.adapters[name]

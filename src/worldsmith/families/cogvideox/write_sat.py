@@ -17,7 +17,7 @@ from worldsmith.checkpoint.formats.export_folder import (
     publish_export,
     weights_digest,
 )
-from worldsmith.checkpoint.formats.family_formats import Export, ExportOptions
+from worldsmith.checkpoint.formats.family_formats import Export, ExportOptions, formats_of
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.families.cogvideox.architecture import NetworkConfig
@@ -53,7 +53,7 @@ def export_stored_sat(model: StoredModel, out: Path, options: ExportOptions) -> 
         "dtype": options.dtype,
         "weights_sha256": weights_digest(tensors),
         "lora": {"r": config.lora_rank, "lora_alpha": config.lora_alpha} if kept else {},
-        "model": model.formats.exported_config(model.spec if kept else model.merged_spec),
+        "model": formats_of(model.spec.name).exported_config(model.spec if kept else model.merged_spec),
         "generation": asdict(model.defaults),
         "card": {"parameters": count_numbers(source.shapes), **facts_of(model)},
     }
@@ -61,7 +61,7 @@ def export_stored_sat(model: StoredModel, out: Path, options: ExportOptions) -> 
         return False
     with folder_aside(out) as aside:
         save_sat_folder(aside, tensors, iteration=model.iteration)
-        (aside / "README.md").write_text(model.formats.card(out.name, about), encoding="utf-8")
+        (aside / "README.md").write_text(formats_of(model.spec.name).card(out.name, about), encoding="utf-8")
         publish_export(aside, out, about, force=options.force)
     return True
 

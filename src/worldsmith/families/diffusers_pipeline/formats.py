@@ -21,16 +21,11 @@ from worldsmith.checkpoint.formats.export_folder import (
     publish_export,
     weights_digest,
 )
-from worldsmith.checkpoint.formats.family_formats import (
-    DType,
-    Export,
-    ExportOptions,
-    FamilyFormats,
-    Naming,
-    NetworkDifference,
-)
-from worldsmith.checkpoint.formats.peft_adapter import AdapterLayout, diffusers_header
+from worldsmith.checkpoint.formats.family_formats import DType, Export, ExportOptions, FamilyFormats
+from worldsmith.checkpoint.formats.peft_adapter import diffusers_header
+from worldsmith.checkpoint.formats.stored_adapter import AdapterLayout
 from worldsmith.checkpoint.formats.stored_model import StoredModel
+from worldsmith.checkpoint.formats.weight_formats import Naming, NetworkDifference
 from worldsmith.config import Configurable
 from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.config.tree.plain import TAG, to_dict
@@ -161,7 +156,9 @@ class PipelineFormats(FamilyFormats):
         return network
 
     def exports(self) -> dict[str, Export]:
-        return {"diffusers": DIFFUSERS, **super().exports(), "adapter": peft_adapter.export_of(self.adapter_layout)}
+        from worldsmith.checkpoint.formats.export_weights import NATIVE
+
+        return {"diffusers": DIFFUSERS, "native": NATIVE, "adapter": peft_adapter.export_of(self.adapter_layout)}
 
     def stored_dtype(self, dtype: DType, config: Configurable.Config | None = None) -> Callable[[str], torch.dtype]:
         """All weights in `dtype` but those which the network's class keeps in float32."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from worldsmith.files.record_lock import in_use
+from worldsmith.files.locks import in_use
 from worldsmith.monitor.page.run_files import RunFiles, lookup
 
 SILENT = timedelta(minutes=2)

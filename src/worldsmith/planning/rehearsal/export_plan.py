@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from worldsmith.checkpoint.formats.family_formats import Export, ExportOptions
-from worldsmith.checkpoint.formats.registry import formats_of
+from worldsmith.checkpoint.formats.export_weights import exports_of
+from worldsmith.checkpoint.formats.family_formats import Export, ExportOptions, NamesLibraryShapes, formats_of
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.checkpoint.sources.checkpoint_weights import AVERAGE, LIVE
 from worldsmith.checkpoint.sources.weight_source import WeightSource
@@ -109,9 +109,9 @@ def rehearse_exports(config: Trainer.Config) -> Exports:
     """Every format of the family, of the network at its full size."""
     network = config.model.config.build(device="meta").network
     model, done = TrainedModel.of(config, network), Exports()
-    formats = model.formats
+    formats = formats_of(model.spec.name)
     library = cache(lambda: formats.library_network(model.merged_spec.config))
-    for name, export in formats.exports().items():
+    for name, export in exports_of(model.spec.name).items():
         try:
             export.check(model)
         except ValueError as error:
@@ -160,7 +160,11 @@ def wanted_by(
     owners: dict[int, str] = {}
     parameters = network.named_parameters(remove_duplicate=False)
     twins = {name for name, parameter in parameters if owners.setdefault(id(parameter), name) != name}
-    return Wanted(whose, formats.library_shapes(model.merged_spec.config), buffers | twins)
+    if isinstance(formats, NamesLibraryShapes):
+        shapes = formats.library_shapes(model.merged_spec.config)
+    else:
+        shapes = {name: value.shape for name, value in network.state_dict().items()}
+    return Wanted(whose, shapes, buffers | twins)
 
 
 def adapted_shapes(network: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Sequence[int]]:

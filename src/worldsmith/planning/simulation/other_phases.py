@@ -119,7 +119,7 @@ PHASES = {"encoding": encoding, "validation": validation, "sampling": sampling, 
 def draw_videos(run: TrackedRun, drawn: DrawVideos.Config) -> None:
     """Latents of as many prompts as the callback draws, of the size of the batch's first clip, and one that is
     decoded."""
-    from worldsmith.checkpoint.formats.registry import formats_of
+    from worldsmith.checkpoint.formats.family_formats import formats_of
     from worldsmith.sampling.generate import generate_latents
     from worldsmith.sampling.requests import GenerationRequest
 

@@ -13,7 +13,7 @@ from worldsmith.actions.action import Result, share_done
 from worldsmith.actions.answers.answering import AnswerAction
 from worldsmith.actions.model_action import WritingAction, find_device
 from worldsmith.checkpoint.formats.export_folder import publish_export, require_free, require_place
-from worldsmith.checkpoint.formats.quantizer import Method, Quantizer, Scheme
+from worldsmith.checkpoint.formats.quantizer import Method, Quantizer, Scheme, quantizing
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Count, Range
@@ -113,7 +113,7 @@ class Quantize(AnswerAction, WritingAction):
             facts["size"] = sizes_of(quantizer, aside)
             passed = True
             if before is not None and questions is not None:
-                answerer = Answerer(model.formats.load_quantized(aside, device), self.settings(model))
+                answerer = Answerer(quantizing(model.spec.name).load_quantized(aside, device), self.settings(model))
                 check = compare(asked, before, self.ask(answerer, asked, "asking the result"))
                 check["left_out"] += min(config.max_questions, len(questions)) - len(asked)
                 passed = falls_by(check) <= config.tolerance / 100 + 1e-9
@@ -145,7 +145,7 @@ class Quantize(AnswerAction, WritingAction):
         require_place(out, INDEX)
         require_free(out, INDEX, force=config.force)
         model = self.find()
-        quantizer = model.formats.quantizer(model, config.scheme, config.group_size, config.method)
+        quantizer = quantizing(model.spec.name).quantizer(model, config.scheme, config.group_size, config.method)
         data = questions = None
         if quantizer.needs_data:
             data = dataset_of(model, config.dataset, "dataset", "dataloader_train", "observe activations with")

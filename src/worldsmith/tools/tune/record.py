@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from worldsmith.config.errors import UserError
 from worldsmith.files.atomic import write_text
 from worldsmith.files.json_file import read_json_object
-from worldsmith.files.record_lock import FILE as LOCK
-from worldsmith.files.record_lock import try_lock
+from worldsmith.files.locks import LOCK_FILE as LOCK
+from worldsmith.files.locks import try_lock
 from worldsmith.tools.tune.space import as_words
 from worldsmith.tools.tune.strategy import Direction, Plan
 

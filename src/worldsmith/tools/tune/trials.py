@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.stop_signals import PREEMPTED
-from worldsmith.files.record_lock import in_use
+from worldsmith.files.locks import in_use
 from worldsmith.monitor.terminal_text import print_message
 from worldsmith.tools.tune.record import Record, ended
 from worldsmith.tools.tune.space import Space

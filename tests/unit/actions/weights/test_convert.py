@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from worldsmith.checkpoint.formats.find_model import find_model
-from worldsmith.checkpoint.sources.weight_source import open_weights
+from worldsmith.checkpoint.sources.open_weights import open_weights
 from worldsmith.cli.main import main
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig, edge, nano, super_
 from worldsmith.families.cosmos3.network.network import Cosmos3Network

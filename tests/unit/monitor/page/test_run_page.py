@@ -17,7 +17,7 @@ from PIL import Image
 from run_folders import EVIL, add_samples, write_lines, write_run
 
 from worldsmith.config.errors import UserError
-from worldsmith.files.record_lock import FILE as LOCK
+from worldsmith.files.locks import LOCK_FILE as LOCK
 from worldsmith.monitor.page import evaluations, samples
 from worldsmith.monitor.page.compare_page import write_comparison
 from worldsmith.monitor.page.run_files import read_run

@@ -19,8 +19,7 @@ from worldsmith.checkpoint.formats.export_folder import (
     publish_export,
     weights_digest,
 )
-from worldsmith.checkpoint.formats.family_formats import DType, Export, ExportOptions
-from worldsmith.checkpoint.formats.registry import formats_of
+from worldsmith.checkpoint.formats.family_formats import DType, Export, ExportOptions, formats_of
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.families.cosmos3.attention.modes import describe_modes

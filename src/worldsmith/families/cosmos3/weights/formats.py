@@ -8,14 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from worldsmith.checkpoint.formats import peft_adapter
-from worldsmith.checkpoint.formats.family_formats import (
-    DType,
-    Export,
-    FamilyFormats,
-    Naming,
-    NetworkDifference,
-)
-from worldsmith.checkpoint.formats.peft_adapter import AdapterLayout, diffusers_header
+from worldsmith.checkpoint.formats.family_formats import DType, Export, FamilyFormats
+from worldsmith.checkpoint.formats.peft_adapter import diffusers_header
+from worldsmith.checkpoint.formats.stored_adapter import AdapterLayout
+from worldsmith.checkpoint.formats.weight_formats import Naming, NetworkDifference
 from worldsmith.checkpoint.run.clip_defaults import clip_defaults, shift_of
 from worldsmith.config import Configurable
 from worldsmith.config.tree.plain import to_dict
@@ -64,8 +60,8 @@ header of `adapter_model.safetensors`, where it looks for it under the prefix of
 
 class Cosmos3Formats(FamilyFormats):
     reads = "a diffusers pipeline or transformer folder, or a Qwen3-VL or Edge reasoner folder (safetensors)"
-    heads = ("action", "sound")
     tower = "language_model.visual."
+    native_type = NATIVE_TYPE
 
     # Reading
 
@@ -136,9 +132,10 @@ class Cosmos3Formats(FamilyFormats):
         return network
 
     def exports(self) -> dict[str, Export]:
+        from worldsmith.checkpoint.formats.export_weights import NATIVE
         from worldsmith.families.cosmos3.weights.export_diffusers import DIFFUSERS
 
-        return {"diffusers": DIFFUSERS, **super().exports(), "adapter": peft_adapter.export_of(ADAPTER_LAYOUT)}
+        return {"diffusers": DIFFUSERS, "native": NATIVE, "adapter": peft_adapter.export_of(ADAPTER_LAYOUT)}
 
     def stored_dtype(self, dtype: DType, config: Configurable.Config | None = None) -> Callable[[str], torch.dtype]:
         """All weights in `dtype` but the time embedder's, which every reader of such networks keeps in float32."""
@@ -147,9 +144,6 @@ class Cosmos3Formats(FamilyFormats):
         target: torch.dtype = getattr(torch, dtype)
         return lambda name: torch.float32 if name.startswith(KEPT_IN_FLOAT32) else target
 
-    def native_type(self) -> str:
-        return NATIVE_TYPE
-
     def exported_config(self, spec: ModelSpec) -> dict[str, Any]:
         """The VAE is named by its hub name or its absolute path, the tokenizer is the copy beside the weights."""
         model = to_dict(spec)
@@ -157,7 +151,7 @@ class Cosmos3Formats(FamilyFormats):
         model["config"]["tokenizer"]["vae_path"] = lasting_name(generator(spec.config).tokenizer.vae_path)
         return model
 
-    def pack_components(self, config: Configurable.Config, folder: Path) -> None:
+    def pack_components(self, config: Configurable.Config, folder: Path, tree: Mapping[str, Any] | None = None) -> None:
         path = generator(config).text_tokenizer.path
         source, target = find_tokenizer(path), folder / TOKENIZER
         target.mkdir()

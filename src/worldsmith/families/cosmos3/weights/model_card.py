@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from worldsmith.checkpoint.formats.card_text import origin, parameters
+from worldsmith.checkpoint.formats.export_folder import origin, parameters
 
 
 def pipeline_card(name: str, about: Mapping[str, Any]) -> str:

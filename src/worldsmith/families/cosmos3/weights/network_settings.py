@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
-from worldsmith.checkpoint.formats.family_formats import NetworkDifference
+from worldsmith.checkpoint.formats.weight_formats import NetworkDifference
 from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.config.tree.plain import TAG

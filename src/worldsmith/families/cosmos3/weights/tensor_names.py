@@ -9,7 +9,8 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from worldsmith.checkpoint.formats.family_formats import NATIVE_PREFIX, FamilyFormats, Naming
+from worldsmith.checkpoint.formats.family_formats import FamilyFormats
+from worldsmith.checkpoint.formats.weight_formats import NATIVE_PREFIX, Naming
 from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.config.errors import UserError
 from worldsmith.families.cosmos3.network.architecture import edge

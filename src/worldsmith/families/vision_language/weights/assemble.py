@@ -17,13 +17,11 @@ from worldsmith.checkpoint.formats.export_folder import (
     require_free,
     require_place,
 )
-from worldsmith.checkpoint.formats.export_weights import CONFIG, STEM
-from worldsmith.checkpoint.formats.family_formats import DType
-from worldsmith.checkpoint.formats.registry import formats_of
-from worldsmith.checkpoint.formats.write_safetensors import GIGABYTE, write_safetensors
-from worldsmith.checkpoint.sources.joined_weights import JoinedWeights
+from worldsmith.checkpoint.formats.export_weights import CONFIG, GIGABYTE, STEM, write_safetensors
+from worldsmith.checkpoint.formats.family_formats import DType, formats_of, language_weights
+from worldsmith.checkpoint.sources.open_weights import open_weights
 from worldsmith.checkpoint.sources.vision_tower import find_tower
-from worldsmith.checkpoint.sources.weight_source import WeightSource, open_weights
+from worldsmith.checkpoint.sources.weight_source import JoinedWeights, WeightSource
 from worldsmith.config.errors import UserError
 from worldsmith.families.vision_language.model import VisionLanguageModel
 from worldsmith.families.vision_language.weights.model_folder import FILES, ORIGINS, with_dtype
@@ -71,7 +69,7 @@ def assemble(
     source = open_weights(path, field="SOURCE")
     folder = local_folder(base or stock_of(source), file_patterns=("*.safetensors", *FILES), field="--vlm-model-name")
     config = read_json_object(folder / CONFIG)
-    language = formats_of(source.family).language_weights(source, config)
+    language = language_weights(source.family, source, config)
     stock = required_tower(open_weights(folder, field="--vlm-model-name", family=FAMILY))
     chosen = find_tower(source) if tower is None else required_tower(open_weights(tower, field="--vision-tower"))
     visual = stock if chosen is None else chosen

@@ -12,7 +12,7 @@ from copy import deepcopy
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.checkpoint.formats.family_formats import Joined
+from worldsmith.checkpoint.formats.weight_formats import Joined
 from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.files.model_folder import require_known_attention
 

@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from worldsmith.checkpoint.formats.card_text import origin, parameters
-from worldsmith.checkpoint.formats.export_weights import CONFIG, Layout, export_stored, named_tensors
+from worldsmith.checkpoint.formats.export_folder import origin, parameters
+from worldsmith.checkpoint.formats.export_weights import CONFIG, WeightLayout, export_stored_weights, named_tensors
 from worldsmith.checkpoint.formats.family_formats import Export
 from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.families.vision_language.model import VisionLanguageModel
@@ -115,12 +115,14 @@ model = PeftModel.from_pretrained(model, "{name}")
 """
 
 
-LAYOUT = Layout("hf", str, folder_config, base_facts, as_in_folder, packages=("torch", "safetensors", "transformers"))
+LAYOUT = WeightLayout(
+    "hf", str, folder_config, base_facts, as_in_folder, packages=("torch", "safetensors", "transformers")
+)
 FOLDER = Export(
     "export_hf",
     CONFIG,
     "Hugging Face folder",
-    partial(export_stored, LAYOUT),
+    partial(export_stored_weights, LAYOUT),
     partial(named_tensors, LAYOUT),
     of_library=True,
 )

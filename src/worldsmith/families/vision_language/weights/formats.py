@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from worldsmith.checkpoint.formats import peft_adapter
-from worldsmith.checkpoint.formats.family_formats import DType, Export, FamilyFormats, Joined, Naming, NetworkDifference
-from worldsmith.checkpoint.formats.peft_adapter import AdapterLayout
+from worldsmith.checkpoint.formats.family_formats import DType, Export, FamilyFormats
+from worldsmith.checkpoint.formats.stored_adapter import AdapterLayout
+from worldsmith.checkpoint.formats.weight_formats import Joined, Naming, NetworkDifference
 from worldsmith.config import Configurable
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.families.vision_language.model import VisionLanguageModel
@@ -74,19 +76,17 @@ class VisionLanguageFormats(FamilyFormats):
             return {}
 
     def difference(self, settings: Mapping[str, Any], config: Configurable.Config) -> NetworkDifference:
-        own = folder_settings(model_folder(config))
+        folder = model_folder(config)
+        own, patterns = folder_settings(folder), cache(lambda: unexpected_patterns(folder))
         return NetworkDifference(
             meanings=[
                 f"{name} is {value!r} there and {own[name]!r} here"
                 for name, value in settings.items()
                 if name in own and own[name] != value
-            ]
+            ],
+            # All but a tied language head, and what the model's class in transformers leaves out.
+            is_required=lambda name: not any(re.search(pattern, name) for pattern in patterns()),
         )
-
-    def refused(self, surplus: Sequence[str], config: Configurable.Config) -> list[str]:
-        """All but a tied language head, and what the model's class in transformers leaves out."""
-        patterns = unexpected_patterns(model_folder(config))
-        return [name for name in surplus if not any(re.search(pattern, name) for pattern in patterns)]
 
     def model_of(self, source: WeightSource, heads: Sequence[str] = ()) -> ModelSpec:
         return self.spec_of(source.path)
@@ -153,10 +153,10 @@ class VisionLanguageFormats(FamilyFormats):
 
         return load_quantized(folder, device)
 
-    def pack_components(self, config: Configurable.Config, folder: Path) -> None:
+    def pack_components(self, config: Configurable.Config, folder: Path, tree: Mapping[str, Any] | None = None) -> None:
         copy_companions(model_folder(config), folder)
-
-    def pack_run(self, tree: Mapping[str, Any], folder: Path) -> None:
+        if tree is None:
+            return
         media = section(section(section(tree, "dataloader_train"), "processor"), "media")
         name = str(section(section(section(section(tree, "model"), "config"), "policy"), "backbone").get("model_name"))
         kind = read_json_object(find_folder(name, field=FIELD) / CONFIG).get("model_type")

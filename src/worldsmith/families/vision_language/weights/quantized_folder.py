@@ -14,9 +14,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 
 from worldsmith import __version__
 from worldsmith.checkpoint.formats.export_folder import facts_of, origin_of
-from worldsmith.checkpoint.formats.export_weights import CONFIG, STEM
+from worldsmith.checkpoint.formats.export_weights import CONFIG, STEM, write_safetensors
+from worldsmith.checkpoint.formats.family_formats import formats_of
 from worldsmith.checkpoint.formats.quantizer import Method, Quantizer, Scheme
-from worldsmith.checkpoint.formats.write_safetensors import write_safetensors
 from worldsmith.config.errors import UserError
 from worldsmith.families.vision_language.generation import generate_tokens
 from worldsmith.families.vision_language.inputs import Conversation
@@ -84,7 +84,7 @@ class ReasonerQuantizer(Quantizer):
         self.weights.seen = seen
 
     def fill(self, folder: Path, name: str) -> dict[str, Any]:
-        model, formats = self.model, self.model.formats
+        model, formats = self.model, formats_of(self.model.spec.name)
         about: dict[str, Any] = {
             "worldsmith": __version__,
             "versions": {p: version(p) for p in ("torch", "safetensors", "transformers", "compressed-tensors")},
@@ -103,9 +103,7 @@ class ReasonerQuantizer(Quantizer):
         names = {key: key for key in self.weights.shapes}
         dtypes = {key: own.get(key) or plain(key) for key in names}
         about["weights_sha256"] = write_safetensors(folder, STEM, self.weights, names, dtypes.__getitem__)
-        formats.pack_components(self.spec.config, folder)
-        if model.tree is not None:
-            formats.pack_run(model.tree, folder)
+        formats.pack_components(self.spec.config, folder, model.tree)
         config = {**folder_config(self.spec, about), "quantization_config": self.quantization.config()}
         (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         (folder / "README.md").write_text(quantized_card(name, about), encoding="utf-8")

@@ -112,8 +112,8 @@ class DrawVideos(DrawSamples):
     def prepare(self, trainer: TrainingRun) -> None:
         if self.requests:
             return
-        from worldsmith.checkpoint.formats.registry import formats_of
-        from worldsmith.sampling.requests import GenerationRequest, read
+        from worldsmith.checkpoint.formats.family_formats import formats_of
+        from worldsmith.sampling.requests import GenerationRequest, read_request
         from worldsmith.sampling.training_data import first_windows, of_first_clip
 
         run, config = trainer.config, self.config
@@ -137,20 +137,20 @@ class DrawVideos(DrawSamples):
         size = {name: getattr(defaults, name) for name in ("height", "width", "num_frames", "fps")}
         captions = [GenerationRequest(**given, seed=config.seed + i, **size) for i, given in enumerate(prompts)]
         requests = [*captions, *requests]
-        known = [read(sampler, request) for sampler in samplers for request in requests]
+        known = [read_request(sampler, request) for sampler in samplers for request in requests]
         texts = [tuple(layout.text_ids) for one in known for layout in (one.conditional, one.unconditional)]
         samplers[0].load_texts(list(dict.fromkeys(texts)))
         self.requests, self.windows = requests, windows
 
     def _fitting(self, found: Mapping[str, Window], sampler: VideoSampler) -> dict[str, Window]:
         """Selects captions that sampling accepts, since it refuses those that training cuts; else the first ones."""
-        from worldsmith.sampling.requests import GenerationRequest, read
+        from worldsmith.sampling.requests import GenerationRequest, read_request
 
         defaults, fitting = sampler.model.defaults, {}
         size = {name: getattr(defaults, name) for name in ("height", "width", "num_frames", "fps")}
         for caption, window in found.items():
             with suppress(ValueError):
-                read(sampler, GenerationRequest(prompt=caption, **size))
+                read_request(sampler, GenerationRequest(prompt=caption, **size))
                 fitting[caption] = window
             if len(fitting) == self.num_prompts:
                 break
@@ -261,12 +261,12 @@ def write_clip(stem: Path, frames: Tensor, fps: float, *, max_bytes: int | None 
 
 def of_data(windows: Mapping[str, Window], data: VideoDataset, model: Any) -> list[dict[str, Any]]:
     """Captions of the data, with their first frames where a model with this config reads an image."""
-    from worldsmith.sampling.training_data import first_frame
+    from worldsmith.sampling.training_data import read_first_frame
 
     if FROM_TEXT & set(model.modes):
         return [{"prompt": caption} for caption in windows]
     return [
-        {"prompt": caption, "condition": first_frame(window, data, model.latent_grid), "condition_frames": 1}
+        {"prompt": caption, "condition": read_first_frame(window, data, model.latent_grid), "condition_frames": 1}
         for caption, window in windows.items()
     ]
 

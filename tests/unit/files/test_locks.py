@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from worldsmith.files.lease import lease, release_leases, take_unleased
+from worldsmith.files.locks import lease, release_leases, take_unleased
 
 READ = """
 import sys
 from pathlib import Path
-from worldsmith.files.lease import lease
+from worldsmith.files.locks import lease
 print(lease(Path(sys.argv[1])), flush=True)
 sys.stdin.read()
 """

@@ -1,0 +1,247 @@
+"""Opens the weights at a path, whatever format they are in, and the initial weights of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from worldsmith.checkpoint.dcp.parts import METADATA
+from worldsmith.checkpoint.formats.weight_formats import describe_readable, find_source, full_name, run_network
+from worldsmith.checkpoint.run.folders import find_latest
+from worldsmith.checkpoint.run.frozen_weights import is_partial
+from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT, RUN_CONFIG, CheckpointWeights
+from worldsmith.checkpoint.sources.first_weights import LOAD_PATH, start_in
+from worldsmith.checkpoint.sources.verify import WEIGHTS, has_checksums, require_whole
+from worldsmith.checkpoint.sources.weight_source import WeightSource
+from worldsmith.config.errors import UserError
+from worldsmith.config.text_file import read_config_text
+from worldsmith.config.tree.references import resolve
+from worldsmith.config.yaml.text import read_yaml
+from worldsmith.distributed.world import World
+from worldsmith.files.json_file import read_json_object
+from worldsmith.models.fill import fill
+from worldsmith.models.lora import is_adapter
+from worldsmith.models.parameter_names import native_name
+from worldsmith.models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+FILES = ("*.safetensors", "*.json")
+OURS = (
+    "expected a run folder, a checkpoints/iter_… folder or its model folder, what `worldsmith convert` or `worldsmith "
+    "export` wrote"
+)
+
+
+def open_weights(
+    path: str | Path, *, field: str = LOAD_PATH, family: str = "", world: World | None = None
+) -> WeightSource:
+    """The weights at a local path, in the Hugging Face cache or on the hub (see `local_folder`).
+
+    A folder that several families can read is taken as one of `family`. Files with checksums are read once and
+    verified; the ranks of `world`, which call this together, share that.
+    Raises FileNotFoundError when there are none, UserError for a file or a folder that is damaged or not understood.
+    """
+    from worldsmith.checkpoint.sources.safetensors_weights import has_safetensors, open_safetensors
+    from worldsmith.checkpoint.sources.verify import require_whole
+    from worldsmith.models.model_files import local_folder
+
+    root = local_folder(full_name(str(path)), file_patterns=FILES, field=field)
+    foreign = find_source(root)
+    if root.is_file() and foreign is None:
+        raise UserError(f"{field} {path} is a file; {OURS}, or {describe_readable()}")
+    world = world or World()
+    require_same_kind(root, world, field=field)
+    if foreign is not None:
+        if root.is_dir():
+            require_whole(root, world)
+        return foreign()
+    model_folder = find_model_folder(root, world)
+    if model_folder is not None:
+        return open_checkpoint(model_folder, world=world)
+    if has_safetensors(root):
+        require_whole(root, world)
+        return open_safetensors(root, family)
+    raise FileNotFoundError(f"{field} {path}: no checkpoint in this folder; {OURS}, or {describe_readable()}")
+
+
+def require_weights(path: str, *, field: str, family: str = "") -> None:
+    """Raises like `open_weights` for a place without weights; reads no tensor and downloads nothing."""
+    from worldsmith.checkpoint.run.folders import checkpoint_folders
+    from worldsmith.checkpoint.sources.safetensors_weights import has_safetensors, open_safetensors
+    from worldsmith.models.model_files import look_for
+
+    root = look_for(full_name(path), file_patterns=FILES, field=field)
+    if root is None:  # the hub has it
+        return
+    foreign = find_source(root)
+    if foreign is not None:
+        foreign()
+        return
+    if root.is_file():
+        raise UserError(f"{field} {path} is a file; {OURS}, or {describe_readable()}")
+    if own_model_folder(root) is not None or any(checkpoint_folders(place) for place in (root, root / "checkpoints")):
+        return
+    if not has_safetensors(root):
+        raise FileNotFoundError(f"{field} {path}: no checkpoint in this folder; {OURS}, or {describe_readable()}")
+    open_safetensors(root, family)
+
+
+def require_same_kind(root: Path, world: World, *, field: str) -> None:
+    """Raises UserError, on all ranks, when what they see in a folder is not opened in the same way: copies on nodes."""
+    from worldsmith.checkpoint.sources.safetensors_weights import has_safetensors
+
+    model = own_model_folder(root)
+    kind = "safetensors" if has_safetensors(root) else "a run"
+    if find_source(root) is not None:
+        kind = "a checkpoint of another program"
+    if model is not None:
+        kind = f"weights in {model.relative_to(root)}/"
+    kinds = world.gather(kind)
+    other = next((rank for rank, found in enumerate(kinds) if found != kinds[0]), None)
+    if other is not None:
+        raise UserError(
+            f"{field} {root}: process 0 finds {kinds[0]} there and process {other} {kinds[other]}; copy it to all nodes"
+        )
+
+
+def find_model_folder(root: Path, world: World) -> Path | None:
+    """The model folder to read from: `root`, that of an iter folder or base checkpoint, or of a run's newest whole one.
+
+    None when there is none of these. Checksums are verified, by all ranks together: a damaged checkpoint of a run is
+    passed over with a warning, any other is a UserError.
+    """
+    model = own_model_folder(root)
+    if model is not None:
+        if model.name == "model":  # else what lies beside it has nothing to do with it
+            require_whole(model.parent, world, only=WEIGHTS)
+        return model
+    for checkpoints in (root, root / "checkpoints"):
+        latest = find_latest(checkpoints, world, weights_only=True)
+        if latest is not None:
+            return latest / "model"
+    return None
+
+
+def own_model_folder(root: Path) -> Path | None:
+    """`root`, or the model folder in it: one that DCP has written, or of which checksums say so."""
+    for model in (root, root / "model"):
+        if (model / METADATA).is_file() or (model.name == "model" and model.is_dir() and has_checksums(model.parent)):
+            return model
+    return None
+
+
+def open_checkpoint(
+    model_folder: Path,
+    tree: Mapping[str, Any] | None = None,
+    *,
+    base: str | None = None,
+    world: World | None = None,
+) -> CheckpointWeights:
+    """The weights in a model folder; the run's config says what network they belong to and where the rest of them is.
+
+    `tree` is that config as plain data; None: the one that is kept with the checkpoint. `base` is where the rest is
+    now; None: where the config says. Raises UserError when a checkpoint of trained weights only cannot find the others.
+    """
+    tree = tree or run_tree(model_folder)
+    if tree is None:
+        about = model_folder.parent / ABOUT
+        return CheckpointWeights(model_folder, read_json_object(about).get("model") if about.is_file() else None)
+    below = None
+    if is_partial(model_folder.parent):
+        try:
+            below = start_of_run(tree, base=base, world=world)
+        except FileNotFoundError as error:
+            raise UserError(
+                f"{model_folder.parent} holds trained weights only, and the others are not there: {error}. `worldsmith "
+                "export`, `generate` and `evaluate` take their place with --base DIR"
+            ) from error
+    return CheckpointWeights(model_folder, tree["model"], below)
+
+
+def run_tree(model_folder: Path) -> dict[str, Any] | None:
+    """The config of the run that wrote a model folder: kept with the checkpoint, else that of the run folder."""
+    for file in (model_folder.parent / RUN_CONFIG, *(p / RUN_CONFIG for p in model_folder.parents[2:3])):
+        if file.is_file():
+            tree = read_yaml(read_config_text(file), str(file)).data
+            model = tree.get("model") if isinstance(tree, dict) else None
+            if isinstance(model, dict) and isinstance(model.get("config"), dict):
+                return tree
+    return None
+
+
+class StartWeights(WeightSource):
+    """The first weights of a model, tensor by tensor: those of `source` where it has them, else by name and seed.
+
+    Weights whose name contains one of `keys_to_skip` are not taken from the source. Adapters are no part of it.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        seed: int,
+        source: WeightSource | None = None,
+        keys_to_skip: Sequence[str] = (),
+        *,
+        average_as_live: bool = False,
+    ) -> None:
+        self.family = spec.name
+        self.model: Any = resolve(spec).config.build(device="meta")
+        parameters = dict(self.model.network.named_parameters())
+        self._places = {native_name(place): place for place in parameters if not is_adapter(native_name(place))}
+        self.seed, self.source, self.average_as_live = seed, source, average_as_live
+        self.shapes = {name: list(parameters[place].shape) for name, place in self._places.items()}
+        self.stored = {
+            name
+            for name in self.shapes
+            if source is not None and name in source.shapes and not any(key in f"net.{name}" for key in keys_to_skip)
+        }
+        self.path = source.path if source is not None else Path()
+        self.describe = source.describe if source is not None else f"initial weights of seed {seed}"
+        self.settings, self.average_shapes, self.copies, self.unknown = {}, {}, {}, []
+
+    def read_into(self, tensors: Mapping[str, Tensor], *, average: bool = False, no_dist: bool = True) -> None:
+        if self.source is not None:
+            stored = {name: tensor for name, tensor in tensors.items() if name in self.stored}
+            self.source.read_into(stored, average=self.average_as_live, no_dist=no_dist)
+        for name, tensor in tensors.items():
+            if name not in self.stored:
+                self._initialise(name, tensor)
+
+    def dtype(self, name: str, *, average: bool = False) -> torch.dtype:
+        import torch
+
+        if self.source is None or name not in self.stored:
+            return torch.float32
+        return self.source.dtype(name, average=self.average_as_live)
+
+    def _initialise(self, name: str, target: Tensor) -> None:
+        """Only the module that owns the parameter gets memory, and only for as long as it takes."""
+        place = self._places[name]
+        owner = self.model.network.get_submodule(place.rpartition(".")[0])
+        owner.to_empty(device="cpu", recurse=False)
+        self.model.init_weights(self.seed, [name])
+        fill(target, self.model.network.get_parameter(place).detach())
+        owner.to_empty(device="meta", recurse=False)
+
+
+def start_of_run(tree: Mapping[str, Any], *, base: str | None = None, world: World | None = None) -> StartWeights:
+    """The start of the run with this config, as plain data. `base` is where the weights of its load_path are now."""
+    section = tree["checkpoint"]
+    spec = run_network(tree["model"])
+    spec.config = spec.config.as_used()
+    start = start_in(tree, spec.config)
+    source = None
+    if start is not None:
+        field = start.field if base is None else "base"
+        source = open_weights(base or start.path, field=field, family=spec.name, world=world)
+    return StartWeights(
+        spec,
+        tree["trainer"]["seed"],
+        source,
+        section.get("keys_to_skip_loading") or (),
+        average_as_live=section.get("load_ema_to_reg", False),
+    )
