@@ -202,7 +202,7 @@ def require_same_run(folder: Path, config: RunConfig, *, resume_changed: bool) -
     if changes and not resume_changed:
         raise UserError(
             f"the run in {folder} was started with other settings:\n{indented(changes)}\n"
-            "To resume it with the new settings, add --resume-changed. To start a new run, give it another name "
+            "To resume it with the new settings, add --resume-changed before `--`. To start a new run, give it another name "
             "(-- job.name=NAME). Otherwise put the settings back."
         )
     return changes
@@ -227,7 +227,7 @@ def completion(folder: Path, config: RunConfig) -> str | None:
         raise UserError(
             f"the run in {folder} is complete ({done} steps) and was trained with other settings or data:\n"
             f"{indented(changes)}\nTo train it further with the new ones, raise trainer.max_iter and add "
-            "--resume-changed. To start a new run, give it another name (-- job.name=NAME). Otherwise put them back."
+            "--resume-changed before `--`. To start a new run, give it another name (-- job.name=NAME). Otherwise put them back."
         )
     return f"the run in {folder} is complete: {done} of {config.trainer.max_iter} steps are done"
 
