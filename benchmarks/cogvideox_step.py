@@ -30,6 +30,7 @@ from torch import Tensor
 from worldsmith.actions.datasets.encode import Encode
 from worldsmith.assets import asset_path
 from worldsmith.config import get_recipe
+from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.tree.references import resolve
 from worldsmith.data.moving_shapes import DatasetPlan, make_dataset
 from worldsmith.training.trainer import Trainer
@@ -187,7 +188,7 @@ def main() -> int:
         make_dataset(folder / "data", DatasetPlan(clips=clips, val_clips=0, size=SIZE))
         make_pipeline(folder / "pipeline", layers)
         cached, encoding = (our_config(folder, layers, cache) for cache in (str(folder / "cache"), ""))
-        Encode.Config(run=cached).build().run()
+        Encode.Config().build(run=Loaded(cached)).run()
         ways = {
             "ours": ours(cached, folder / "cached"),
             "encoding": ours(encoding, folder / "encoding"),
