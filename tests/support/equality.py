@@ -30,7 +30,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig, ParallelismConfig
-from worldsmith.data.clips.video_loader import VideoLoader, VideoSample
+from worldsmith.data.clips.video_loader import VideoLoader
+from worldsmith.data.clips.video_sample import VideoSample
 from worldsmith.distributed.context_parallel import divide_work, require_same_packs
 from worldsmith.distributed.world import World, stop_world
 from worldsmith.families.cosmos3.attention.modes import NeighborhoodConfig
