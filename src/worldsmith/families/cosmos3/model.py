@@ -28,7 +28,8 @@ from worldsmith.families.cosmos3.network.architecture import (
 )
 from worldsmith.families.cosmos3.sampling import Cosmos3Defaults, Cosmos3Sampler
 from worldsmith.families.cosmos3.text_tokenizer import TextTokenizer
-from worldsmith.models.model import Model, NetworkParts
+from worldsmith.models.model import Model
+from worldsmith.models.network_parts import NetworkParts
 from worldsmith.models.video_model import MODES, GenerationDefaults, Mode
 from worldsmith.models.video_vae.wan import SPATIAL_FACTOR, TEMPORAL_FACTOR, WanVAE
 from worldsmith.models.weights.shapes import Shapes

@@ -16,8 +16,9 @@ from worldsmith.families.vision_language.network.arithmetic import HEAD, linear_
 from worldsmith.families.vision_language.policy import FILES, PolicyConfig, check_device
 from worldsmith.families.vision_language.published import find_config, published_config, why_not_trained
 from worldsmith.models.decoding import GREEDY, Decoding
-from worldsmith.models.model import Model, NetworkParts
+from worldsmith.models.model import Model
 from worldsmith.models.model_files import local_folder
+from worldsmith.models.network_parts import NetworkParts
 from worldsmith.models.weights.shapes import Shapes
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from worldsmith.families.vision_language.policy import choose_attention
 from worldsmith.families.vision_language.published import TRAINED, VISUAL, why_not_trained
 from worldsmith.files.errors import UserError
 from worldsmith.files.model_folder import load_from_folder
-from worldsmith.models.model import NetworkParts
 from worldsmith.models.model_files import read_settings
+from worldsmith.models.network_parts import NetworkParts
 from worldsmith.models.real_values import with_real_values
 
 PACKABLE = (*VISUAL, "llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "deepseek_v3", "llama4_text")
