@@ -18,7 +18,7 @@ from worldsmith.checkpoint.formats.export_folder import ExportSource
 from worldsmith.checkpoint.formats.export_weights import export_native
 from worldsmith.checkpoint.formats.find_model import find_model, load_model
 from worldsmith.cli.main import main
-from worldsmith.families.cosmos3.sampling import Cosmos3Defaults
+from worldsmith.families.cosmos3.model import Cosmos3Defaults
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.video_model import SampleLayout
 from worldsmith.training.trainer import Trainer

@@ -19,9 +19,9 @@ from worldsmith.data.clips.sample_maker import draw_condition_frames
 from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.clips.video_reader import cover_and_crop
 from worldsmith.data.stream.packing import SequentialPacker
+from worldsmith.families.cosmos3.model import Cosmos3Sampler
 from worldsmith.families.cosmos3.network.architecture import edge, nano, super_
 from worldsmith.families.cosmos3.network.rope import video_positions
-from worldsmith.families.cosmos3.sampling import Cosmos3Sampler
 from worldsmith.models.ema import PowerEMA, exponent
 from worldsmith.models.video_model import Sampling
 from worldsmith.models.video_vae.wan_files import LATENTS_MEAN, LATENTS_STD, released_to_diffusers

@@ -24,9 +24,8 @@ from worldsmith.config.tree.plain import to_dict
 from worldsmith.config.yaml.text import dump_yaml
 from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.clips.video_loader import VideoLoader
-from worldsmith.families.cosmos3.model import Cosmos3Generator
+from worldsmith.families.cosmos3.model import Cosmos3Defaults, Cosmos3Generator
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig
-from worldsmith.families.cosmos3.sampling import Cosmos3Defaults
 from worldsmith.families.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.models.lora import is_adapter
 from worldsmith.models.parameter_names import native_parameters
