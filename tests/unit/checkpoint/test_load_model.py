@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from native_export import export_native
 
 from worldsmith.assets import asset_path
-from worldsmith.checkpoint.formats.export_weights import export_native
 from worldsmith.checkpoint.formats.family_formats import ExportOptions, formats_of
 from worldsmith.checkpoint.formats.find_model import find_model, load_model
 from worldsmith.checkpoint.run import frozen_weights

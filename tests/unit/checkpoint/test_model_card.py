@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
+from native_export import export_native
 from stored_models import QWEN, spec_of
 
 from worldsmith.assets import asset_path
 from worldsmith.checkpoint.formats.export_folder import ExportSource, add_to_card, facts_of, is_whole
-from worldsmith.checkpoint.formats.export_weights import export_native
 from worldsmith.checkpoint.formats.family_formats import formats_of
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.checkpoint.sources.open_weights import StartWeights
