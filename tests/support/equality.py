@@ -37,7 +37,7 @@ from worldsmith.distributed.world import World, stop_world
 from worldsmith.families.cosmos3.attention.modes import NeighborhoodConfig
 from worldsmith.families.cosmos3.model import Cosmos3Generator
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig
-from worldsmith.families.cosmos3.network.initialization import init_weights
+from worldsmith.families.cosmos3.network.network import init_weights
 from worldsmith.families.cosmos3.task import Cosmos3Task, layout_of
 from worldsmith.families.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.models.parameter_names import native_parameters

@@ -188,7 +188,7 @@ class Cosmos3Generator(Model):
         )
 
     def init_weights(self, seed: int, names: Collection[str] | None = None) -> None:
-        from worldsmith.families.cosmos3.network.initialization import init_weights
+        from worldsmith.families.cosmos3.network.network import init_weights
 
         init_weights(self.network, seed, names)
 

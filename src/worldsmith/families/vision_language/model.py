@@ -131,12 +131,12 @@ class VisionLanguageModel(Model):
         return network_parts(self.network)
 
     def init_weights(self, seed: int, names: Collection[str] | None = None) -> None:
-        from worldsmith.families.vision_language.network.initialization import initialize_backbone
+        from worldsmith.families.vision_language.network.backbone import initialize_backbone
 
         initialize_backbone(self.network, seed, names)
 
     def materialize(self, device: str | torch.device) -> None:
-        from worldsmith.families.vision_language.network.initialization import compute_buffers
+        from worldsmith.families.vision_language.network.backbone import compute_buffers
 
         super().materialize(device)
         self.network.tie_weights(recompute_mapping=False)
