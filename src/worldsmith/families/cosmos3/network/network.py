@@ -20,7 +20,7 @@ from worldsmith.families.cosmos3.network.architecture import TIMESTEP_CHANNELS, 
 from worldsmith.families.cosmos3.network.layers import MoTDecoderLayer, TextMemory, stream_norm
 from worldsmith.families.cosmos3.network.sequence import Geometry, PackedSequence, TokenShare, hold_all
 from worldsmith.models.fill import chosen, fill, seed_of
-from worldsmith.models.lora import is_adapter
+from worldsmith.models.lora import draw_adapter, is_adapter
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.real_values import in_simulation
 
@@ -282,7 +282,7 @@ def initial_value(network: Cosmos3Network, name: str, shape: torch.Size, base: i
     stream = torch.Generator().manual_seed(seed_of(base, name))
     head = name.split(".")[0]
     if is_adapter(name):
-        return adapter_value(value, name, generator=stream)
+        return draw_adapter(value, name, stream)
     if leaf.endswith("_modality_embed"):
         return truncated_normal(value, fan_in=value.numel(), generator=stream)
     if head in HEADS:
@@ -294,13 +294,6 @@ def initial_value(network: Cosmos3Network, name: str, shape: torch.Size, base: i
     if value.ndim == 1:  # every vector outside the heads is a norm's weight
         return value.fill_(1.0)
     return value.normal_(0.0, network.config.initializer_range, generator=stream)
-
-
-def adapter_value(value: Tensor, name: str, *, generator: torch.Generator) -> Tensor:
-    """PEFT's default: A is drawn as `nn.Linear` draws its weight, B is zero."""
-    if name.endswith(".lora_A.weight"):
-        return nn.init.kaiming_uniform_(value, a=math.sqrt(5), generator=generator)
-    return value.zero_()
 
 
 def truncated_normal(value: Tensor, *, fan_in: int, generator: torch.Generator) -> Tensor:

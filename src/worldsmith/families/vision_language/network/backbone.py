@@ -19,7 +19,7 @@ from worldsmith.families.vision_language.published import TRAINED, VISUAL, why_n
 from worldsmith.files.errors import UserError
 from worldsmith.files.model_folder import load_from_folder
 from worldsmith.models.fill import chosen, fill, seed_of
-from worldsmith.models.lora import is_adapter
+from worldsmith.models.lora import draw_adapter, is_adapter
 from worldsmith.models.model_files import read_settings
 from worldsmith.models.network_parts import NetworkParts
 from worldsmith.models.parameter_names import native_name
@@ -162,7 +162,7 @@ def initial_backbone_value(network: Any, name: str, place: str, seed: int) -> Te
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, name))
         if is_adapter(name):
-            return adapter_value(fresh, name)
+            return draw_adapter(fresh, name).detach()
         kept = dict(owner._parameters)
         others = [tensor for key, tensor in kept.items() if key != leaf and tensor is not None]
         try:
@@ -176,13 +176,6 @@ def initial_backbone_value(network: Any, name: str, place: str, seed: int) -> Te
             f"{name} has no first value of its own in transformers: set checkpoint.load_path to weights that have it"
         )
     return fresh.detach()
-
-
-def adapter_value(value: Tensor, name: str) -> Tensor:
-    """PEFT's default: A is drawn as `nn.Linear` draws its weight, B is zero."""
-    if name.endswith(".lora_A.weight"):
-        return nn.init.kaiming_uniform_(value, a=5**0.5).detach()
-    return torch.zeros_like(value)
 
 
 def owning_model(network: Any, path: str) -> Any:
