@@ -15,7 +15,7 @@ from worldsmith import __version__
 from worldsmith.actions.action import Action, Result, share_done
 from worldsmith.config.errors import UserError
 from worldsmith.data.conversations.annotate import Annotated, annotate
-from worldsmith.data.conversations.datasets.chat_dataset import ChatFile
+from worldsmith.data.conversations.datasets.chat_file import ChatFile
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.data.conversations.datasets.messages import MessagesDataset
 from worldsmith.data.report.data_report import EXAMPLES

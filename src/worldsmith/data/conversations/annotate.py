@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from worldsmith.data.conversations.datasets.chat_dataset import ChatFile, Entry
+from worldsmith.data.conversations.datasets.chat_file import ChatFile, Entry
 from worldsmith.data.conversations.datasets.llava import TURNS, WRAPPERS, LlavaDataset
 from worldsmith.data.conversations.media.frames_and_sizes import rates_differ
 from worldsmith.data.json_records import read_lines, records_in
