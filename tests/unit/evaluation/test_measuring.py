@@ -17,8 +17,7 @@ from torch import Tensor
 
 from worldsmith.actions.outputs.evaluation_file import measure_all, values_of
 from worldsmith.config.errors import UserError
-from worldsmith.data.moving_shapes import DatasetPlan, make_dataset
-from worldsmith.data.shape_captions import COLOURS, DIRECTIONS, SHAPES
+from worldsmith.demo.moving_shapes import COLOURS, DIRECTIONS, SHAPES, MovingShapes
 from worldsmith.evaluation.made_video import MadeVideo, find_real
 from worldsmith.evaluation.measuring import Scores, measure, summarize, table
 from worldsmith.evaluation.metric import Metric, Output, Values
@@ -107,7 +106,7 @@ def test_an_image_does_not_move_and_is_sharp(tmp_path: Path) -> None:
 
 def test_shapes_are_looked_for_where_the_notes_name_them(tmp_path: Path) -> None:
     dataset = tmp_path / "data"
-    make_dataset(dataset, DatasetPlan(clips=1, val_clips=1))
+    MovingShapes(clips=1, val_clips=1).make(dataset)
     record = json.loads((dataset / "train/video_dataset_file.jsonl").read_text().splitlines()[0])
     colour, shape, direction = attributes_in(json.dumps(record))
     file = next((dataset / "train").rglob("*.mp4"))

@@ -6,19 +6,19 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field, fields, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from worldsmith.actions.action import Result, share_done
+from worldsmith.actions.action import Action, Result, share_done
 from worldsmith.actions.model_action import VideoAction, find_device, require_outside
-from worldsmith.actions.outputs.adherence import MeasureAdherence
 from worldsmith.actions.outputs.clip_samples import SAMPLES, choose_mode, write_samples
 from worldsmith.actions.outputs.evaluation_file import RESULT, draw, measure_all, read_known, record, values_of
 from worldsmith.actions.outputs.evaluators import Evaluators, metric_configs
 from worldsmith.actions.outputs.generate import GenerateVideos
 from worldsmith.actions.outputs.held_out import HeldOutClips, HeldOutLoss
 from worldsmith.actions.outputs.sample_order import SHEET, Order, mark_of, order_of
+from worldsmith.actions.registry import kind_for_flag
 from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.config import wrong
@@ -108,7 +108,7 @@ class MeasureVideos(VideoAction):
     def plan(self) -> Iterator[str]:
         require_one_process()
         if self.config.prompts is not None:
-            yield from self.adherence().plan()
+            yield from self.on_prompts().plan()
             return
         self.evaluators.require_folders()
         if self.config.dataset is not None:
@@ -140,7 +140,7 @@ class MeasureVideos(VideoAction):
     def run(self) -> Result:
         require_one_process()
         if self.config.prompts is not None:
-            return self.adherence().run()
+            return self.on_prompts().run()
         self.evaluators.require_folders()
         if self.config.dataset is not None:
             return self.run_on_clips(self.config.dataset)
@@ -260,10 +260,12 @@ class MeasureVideos(VideoAction):
         write_lineage(out, action="evaluate", settings=to_dict(self.config), inputs=inputs, outputs=outputs)
         return Result([*table(facts["figures"]), *notes, *last], facts)
 
-    def adherence(self) -> MeasureAdherence:
-        config = self.config
-        names = [one.name for one in fields(MeasureAdherence.Config)]
-        return MeasureAdherence.Config(**{name: getattr(config, name) for name in names}).build()
+    def on_prompts(self) -> Action:
+        """The action that measures with `prompts`, and its settings."""
+        kind = kind_for_flag("evaluate", "--prompts")
+        settings = {name: getattr(self.config, name) for name in field_names(kind.Config)}
+        action: Action = kind.Config(**settings).build()
+        return action
 
     @property
     def evaluators(self) -> Evaluators:

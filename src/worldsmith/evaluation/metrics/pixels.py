@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from worldsmith.evaluation.adherence import ATTRIBUTES, KNOWN
 from worldsmith.evaluation.made_video import MadeVideo
 from worldsmith.evaluation.metric import Metric, Output, SampleMetric, Values
 from worldsmith.models.video_model import Mode
@@ -118,26 +117,6 @@ class Diversity(Metric):
                 value = diversity([self.seen[name].unread().video[:, self.seen[name].kept :] for name in group])
             self.by_sample[group[0]] = {"diversity": "the frames are too small" if value is None else value}
         return self.means()
-
-
-class Shapes(SampleMetric):
-    """Compares what the detector of moving shapes sees with the sample's notes (`extra`)."""
-
-    outputs = {
-        "adherence": Output(
-            "share", "share of the videos that show the `colour`, `shape` and `direction` of their `extra`"
-        )
-    }
-    by_default = False
-
-    def measure(self, sample: MadeVideo) -> Values:
-        from worldsmith.evaluation.shape_detector import detect
-
-        notes = sample.args["extra"]
-        if any(str(notes.get(name)) not in KNOWN[name] for name in ATTRIBUTES):
-            return {"adherence": "no notes (extra) of a moving shape"}
-        seen = detect(sample.video.permute(1, 2, 3, 0).numpy())
-        return {"adherence": float(all(getattr(seen, name) == notes[name] for name in ATTRIBUTES))}
 
 
 def groups_of_seeds(args: Sequence[Mapping[str, Any]]) -> list[list[str]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from worldsmith.data.shape_captions import Attributes
+from worldsmith.demo.moving_shapes import Attributes
 
 # Hue angle in degrees at the middle of each colour.
 HUES = {"red": 0.0, "yellow": 50.0, "green": 134.0, "blue": 226.0}

@@ -12,8 +12,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, get_type_hints
 
-from worldsmith.data.shape_captions import COLOURS, DIRECTIONS, SHAPES
-from worldsmith.evaluation.shape_detector import detect
+from worldsmith.demo.moving_shapes import COLOURS, DIRECTIONS, SHAPES
+from worldsmith.demo.shape_detector import detect
+from worldsmith.evaluation.made_video import MadeVideo
+from worldsmith.evaluation.metric import Output, SampleMetric, Values
 from worldsmith.files.lines import read_lines
 
 if TYPE_CHECKING:
@@ -133,3 +135,21 @@ def judge(prompts: Sequence[ShapePrompt], videos: Sequence[np.ndarray]) -> Adher
 def share(hits: Iterable[bool]) -> float:
     values = list(hits)
     return sum(values) / len(values) if values else 0.0
+
+
+class Shapes(SampleMetric):
+    """Compares what the detector of moving shapes sees with the sample's notes (`extra`)."""
+
+    outputs = {
+        "adherence": Output(
+            "share", "share of the videos that show the `colour`, `shape` and `direction` of their `extra`"
+        )
+    }
+    by_default = False
+
+    def measure(self, sample: MadeVideo) -> Values:
+        notes = sample.args["extra"]
+        if any(str(notes.get(name)) not in KNOWN[name] for name in ATTRIBUTES):
+            return {"adherence": "no notes (extra) of a moving shape"}
+        seen = detect(sample.video.permute(1, 2, 3, 0).numpy())
+        return {"adherence": float(all(getattr(seen, name) == notes[name] for name in ATTRIBUTES))}

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
-from worldsmith.data.moving_shapes import DatasetPlan, make_dataset, render, sample_scene
-from worldsmith.data.shape_captions import COMBINATIONS, Attributes
-from worldsmith.evaluation.shape_detector import detect
+from worldsmith.demo.moving_shapes import COMBINATIONS, Attributes, MovingShapes, render, sample_scene
+from worldsmith.demo.shape_detector import detect
 
 
 def clip(attributes=COMBINATIONS[0], seed=0, **changes):
@@ -24,7 +23,7 @@ def blurred(video, radius):
 
 
 def test_every_decoded_validation_clip_is_read_right(tmp_path):
-    make_dataset(tmp_path / "set", DatasetPlan(clips=1, val_clips=64, seed=11))
+    MovingShapes(clips=1, val_clips=64, seed=11).make(tmp_path / "set")
     wrong = []
     for line in (tmp_path / "set" / "val" / "video_dataset_file.jsonl").read_text().splitlines():
         record = json.loads(line)

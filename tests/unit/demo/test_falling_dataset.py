@@ -10,17 +10,15 @@ import av
 import numpy as np
 import pytest
 
-from worldsmith.data.falling_dataset import FallingPlan, draw_scenes, make_dataset
-from worldsmith.data.falling_objects import render
-from worldsmith.data.falling_questions import SCORE_PROMPT, ask
+from worldsmith.demo.falling_objects import SCORE_PROMPT, FallingObjects, ask, draw_scenes, render
 
-PLAN = FallingPlan(clips=6, val_clips=3, seed=5)
+PLAN = FallingObjects(clips=6, val_clips=3, seed=5)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     out = tmp_path_factory.mktemp("falling") / "set"
-    assert make_dataset(out, PLAN)
+    assert PLAN.make(out)
     return out
 
 
@@ -81,22 +79,22 @@ def test_annotations_are_llava_records_with_the_true_answers(folder):
 
 
 def test_the_same_plan_gives_the_same_bytes_and_another_seed_others(folder, tmp_path):
-    make_dataset(tmp_path / "again", PLAN)
+    PLAN.make(tmp_path / "again")
     assert files(tmp_path / "again") == files(folder)
-    make_dataset(tmp_path / "other", replace(PLAN, seed=6))
+    replace(PLAN, seed=6).make(tmp_path / "other")
     clip = "videophy2_train/media/video_0001.mp4"
     assert files(tmp_path / "other")[clip] != files(folder)[clip]
 
 
 def test_no_clip_is_in_both_splits():
-    plan = FallingPlan(clips=240, val_clips=240)
+    plan = FallingObjects(clips=240, val_clips=240)
     train, val = draw_scenes(plan, "train"), draw_scenes(plan, "val")
     clips = {render(scene).tobytes() for scene in [*train, *val]}
     assert len(clips) == 480
 
 
 def test_held_out_questions_cannot_be_answered_from_their_text():
-    scenes = draw_scenes(FallingPlan(val_clips=120), "val")
+    scenes = draw_scenes(FallingObjects(val_clips=120), "val")
     answers = Counter((q.text, q.answer) for scene in scenes for q in ask(scene))
     best = sum(max(answers[text, "yes"], answers[text, "no"]) for text in {text for text, _ in answers})
     assert best == sum(answers.values()) / 2
@@ -108,21 +106,21 @@ def test_more_clips_begin_with_the_same_ones():
 
 def test_a_complete_dataset_is_left_alone_and_another_plan_refused(folder):
     before = files(folder)
-    assert not make_dataset(folder, PLAN)
+    assert not PLAN.make(folder)
     with pytest.raises(FileExistsError, match="seed 5, asked 6"):
-        make_dataset(folder, replace(PLAN, seed=6))
+        replace(PLAN, seed=6).make(folder)
     assert files(folder) == before
 
 
 @pytest.mark.parametrize(("change", "said"), [({"clips": 0}, "clips must be at least 1"), ({"size": 65}, "even")])
 def test_impossible_plans_are_refused(tmp_path, change, said):
     with pytest.raises(ValueError, match=said):
-        make_dataset(tmp_path, replace(PLAN, **change))
+        replace(PLAN, **change).make(tmp_path)
 
 
 def test_only_the_topics_that_are_wanted_are_asked(tmp_path):
     plan = replace(PLAN, topics=["red", "left"])
-    make_dataset(tmp_path / "set", plan)
+    plan.make(tmp_path / "set")
     train, val = (read(tmp_path / f"set/videophy2_{split}/annotations.json") for split in ("train", "val"))
     asked = [turn["value"] for record in train for turn in record["conversations"] if turn["from"] == "human"]
     assert len(train) == 6

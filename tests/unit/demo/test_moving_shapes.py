@@ -11,34 +11,31 @@ import numpy as np
 import pytest
 
 from worldsmith.cli.main import main
-from worldsmith.data.moving_shapes import (
+from worldsmith.demo.moving_shapes import (
     CANVAS,
-    STEP,
-    DatasetPlan,
-    draw_clip,
-    make_dataset,
-    prompts,
-    render,
-    sample_scene,
-)
-from worldsmith.data.shape_captions import (
     COMBINATIONS,
     HELD_OUT_COMBINATIONS,
     HELD_OUT_WORDINGS,
+    STEP,
     TRAIN_WORDINGS,
     WORDINGS,
+    MovingShapes,
     all_captions,
     dense_caption,
+    draw_clip,
+    prompts,
+    render,
+    sample_scene,
     structured_caption,
 )
 
-PLAN = DatasetPlan(clips=56, val_clips=32, seed=3)
+PLAN = MovingShapes(clips=56, val_clips=32, seed=3)
 
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):
     out = tmp_path_factory.mktemp("moving_shapes") / "set"
-    assert make_dataset(out, PLAN)
+    assert PLAN.make(out)
     return out
 
 
@@ -58,7 +55,7 @@ def decode(path):
 
 
 def test_same_seed_gives_the_same_bytes_and_another_seed_gives_others(dataset, tmp_path):
-    make_dataset(tmp_path / "again", PLAN)
+    PLAN.make(tmp_path / "again")
     assert content(tmp_path / "again") == content(dataset)
     other, _ = draw_clip(replace(PLAN, seed=4), "train", 0)
     scene, _ = draw_clip(PLAN, "train", 0)
@@ -166,14 +163,14 @@ def test_the_shape_stays_inside_the_picture_and_moves_its_way(attributes):
 
 def test_a_complete_dataset_is_left_alone_and_another_plan_is_refused(dataset):
     before = content(dataset)
-    assert make_dataset(dataset, PLAN) is False
+    assert PLAN.make(dataset) is False
     with pytest.raises(FileExistsError, match=r"clips 56, asked 57.*--force"):
-        make_dataset(dataset, replace(PLAN, clips=57))
+        replace(PLAN, clips=57).make(dataset)
     assert content(dataset) == before
 
 
 def test_an_interrupted_dataset_is_made_anew_and_force_replaces_another(tmp_path):
-    small = DatasetPlan(clips=3, val_clips=1)
+    small = MovingShapes(clips=3, val_clips=1)
 
     class StopError(Exception):
         pass
@@ -183,15 +180,15 @@ def test_an_interrupted_dataset_is_made_anew_and_force_replaces_another(tmp_path
             raise StopError
 
     with pytest.raises(StopError):
-        make_dataset(tmp_path / "a", small, progress=stop)
+        small.make(tmp_path / "a", progress=stop)
     assert not (tmp_path / "a" / "dataset.json").exists()
-    assert make_dataset(tmp_path / "a", small)
-    make_dataset(tmp_path / "b", DatasetPlan(clips=5, val_clips=2))
+    assert small.make(tmp_path / "a")
+    MovingShapes(clips=5, val_clips=2).make(tmp_path / "b")
     (tmp_path / "b" / "train" / "mine.txt").write_text("keep")
     with pytest.raises(FileExistsError, match=r"train/mine\.txt; move them away first"):
-        make_dataset(tmp_path / "b", small, force=True)
+        small.make(tmp_path / "b", force=True)
     (tmp_path / "b" / "train" / "mine.txt").unlink()
-    assert make_dataset(tmp_path / "b", small, force=True)
+    assert small.make(tmp_path / "b", force=True)
     assert content(tmp_path / "a") == content(tmp_path / "b")
 
 
@@ -199,7 +196,7 @@ def test_a_folder_with_other_files_is_never_touched(tmp_path):
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "mine.txt").write_text("keep")
     with pytest.raises(FileExistsError, match="not made by this command"):
-        make_dataset(tmp_path, PLAN, force=True)
+        PLAN.make(tmp_path, force=True)
     assert content(tmp_path) == {"train/mine.txt": b"keep"}
 
 
@@ -213,7 +210,7 @@ def test_a_folder_with_other_files_is_never_touched(tmp_path):
 )
 def test_an_impossible_plan_is_refused_by_name(tmp_path, change, message):
     with pytest.raises(ValueError, match=message):
-        make_dataset(tmp_path, replace(PLAN, **change))
+        replace(PLAN, **change).make(tmp_path)
 
 
 def test_command_makes_then_skips_then_refuses(tmp_path, capsys):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from worldsmith.evaluation.adherence import load_prompts
+from worldsmith.demo.adherence import load_prompts
 
 PROMPT = {
     "prompt": "A red square moves.", "seed": 1, "colour": "red", "shape": "square", "direction": "left",

@@ -1,28 +1,25 @@
-"""`worldsmith dataset KIND OUT` for the datasets that Worldsmith renders itself."""
+"""`worldsmith dataset moving-shapes OUT` and `worldsmith dataset falling-objects OUT`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, field, fields
 from pathlib import Path
 from typing import ClassVar
 
 from worldsmith.actions.action import Action, Result, share_done
-from worldsmith.data import falling_dataset, moving_shapes
-from worldsmith.data.clip_plan import ClipPlan
-from worldsmith.data.falling_dataset import FallingPlan
-from worldsmith.data.falling_questions import TOPICS, Topic
-from worldsmith.data.moving_shapes import DatasetPlan
+from worldsmith.demo.falling_objects import TOPICS, FallingObjects, Topic
+from worldsmith.demo.moving_shapes import MovingShapes
+from worldsmith.demo.synthetic_dataset import SyntheticDataset
 
 
 class MakeClips(Action):
-    """What the kinds have in common. A complete dataset with the same parameters is left as it is."""
+    """Makes a dataset that Worldsmith renders itself. A complete dataset with the same parameters is left as it is."""
 
     places: ClassVar[tuple[str, ...]] = ("out",)
-    make: ClassVar[Callable[..., bool]]
 
     class Config(Action.Config):
-        plan_class: ClassVar[type[ClipPlan]]
+        dataset_class: ClassVar[type[SyntheticDataset]]
 
         out: str
         """Folder of the dataset."""
@@ -36,29 +33,29 @@ class MakeClips(Action):
         """Replace a dataset made with other parameters."""
 
         def check(self) -> None:
-            self.dataset_plan().check()
+            self.dataset().check()
 
-        def dataset_plan(self) -> ClipPlan:
-            return self.plan_class(**{item.name: getattr(self, item.name) for item in fields(self.plan_class)})
+        def dataset(self) -> SyntheticDataset:
+            return self.dataset_class(**{item.name: getattr(self, item.name) for item in fields(self.dataset_class)})
 
     config: Config
 
     def plan(self) -> Iterator[str]:
-        plan = self.config.dataset_plan()
-        plan.check(Path(self.config.out))
+        dataset = self.config.dataset()
+        dataset.check(Path(self.config.out))
         yield (
-            f"{plan.kind}: {plan.clips} train and {plan.val_clips} val clips of {plan.num_frames} frames, "
-            f"{plan.size}×{plan.size}, in {self.config.out}"
+            f"{dataset.kind}: {dataset.clips} train and {dataset.val_clips} val clips of {dataset.num_frames} frames, "
+            f"{dataset.size}×{dataset.size}, in {self.config.out}"
         )
 
     def run(self) -> Result:
-        out, plan = self.config.out, self.config.dataset_plan()
-        made = type(self).make(out, plan, force=self.config.force, progress=share_done(plan.kind))
+        out, dataset = self.config.out, self.config.dataset()
+        made = dataset.make(out, force=self.config.force, progress=share_done(dataset.kind))
         if made:
-            line = f"{plan.kind}: {plan.clips} train and {plan.val_clips} val clips in {out}"
+            line = f"{dataset.kind}: {dataset.clips} train and {dataset.val_clips} val clips in {out}"
         else:
-            line = f"{plan.kind}: {out} is complete already, nothing to do"
-        return Result([line], {"folder": out, "made": made, **asdict(plan)})
+            line = f"{dataset.kind}: {out} is complete already, nothing to do"
+        return Result([line], {"folder": out, "made": made, **asdict(dataset)})
 
 
 class MakeMovingShapes(MakeClips):
@@ -68,10 +65,8 @@ class MakeMovingShapes(MakeClips):
     left as it is.
     """
 
-    make = staticmethod(moving_shapes.make_dataset)
-
     class Config(MakeClips.Config):
-        plan_class = DatasetPlan
+        dataset_class = MovingShapes
 
         clips: int = 700
         """Training clips."""
@@ -89,10 +84,8 @@ class MakeFallingObjects(MakeClips):
     it is.
     """
 
-    make = staticmethod(falling_dataset.make_dataset)
-
     class Config(MakeClips.Config):
-        plan_class = FallingPlan
+        dataset_class = FallingObjects
 
         clips: int = 1200
         """Training clips; every 60 hold each score equally often."""

@@ -7,9 +7,19 @@ import itertools
 import numpy as np
 import pytest
 
-from worldsmith.data.falling_objects import BAR, CANVAS, ROUND, VIOLATIONS, path, render, sample_scene
-from worldsmith.data.falling_questions import QUESTIONS, ask, describe
-from worldsmith.data.moving_shapes import RGB
+from worldsmith.demo.falling_objects import (
+    BAR,
+    CANVAS,
+    QUESTIONS,
+    ROUND,
+    VIOLATIONS,
+    ask,
+    describe,
+    path,
+    render,
+    sample_scene,
+)
+from worldsmith.demo.moving_shapes import RGB
 
 CASES = [frozenset(c) for n in range(5) for c in itertools.combinations(VIOLATIONS, n)]
 

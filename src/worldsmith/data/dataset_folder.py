@@ -1,4 +1,4 @@
-"""The folder of a dataset that Worldsmith makes itself: complete or not there, and known by the plan that made it."""
+"""The folder of a dataset that Worldsmith writes: complete or absent, and recognized by the header in dataset.json."""
 
 from __future__ import annotations
 

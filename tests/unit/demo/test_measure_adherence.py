@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from worldsmith.actions.outputs.adherence import RESULT, MeasureAdherence, video_name
 from worldsmith.config.errors import UserError
-from worldsmith.data.moving_shapes import DatasetPlan, make_dataset
-from worldsmith.evaluation.adherence import load_prompts
+from worldsmith.demo.adherence import load_prompts
+from worldsmith.demo.measure_adherence import RESULT, MeasureAdherence, video_name
+from worldsmith.demo.moving_shapes import MovingShapes
 
 FIGURES = {"adherence": 1.0, "prompts": 1, "by_attribute": {"colour": 1.0}, "by_novelty": {}}
 
@@ -18,7 +18,7 @@ FIGURES = {"adherence": 1.0, "prompts": 1, "by_attribute": {"colour": 1.0}, "by_
 @pytest.fixture
 def measured(tmp_path: Path) -> MeasureAdherence:
     """What a command would leave that has measured a run."""
-    make_dataset(tmp_path / "data", DatasetPlan(clips=1, val_clips=1))
+    MovingShapes(clips=1, val_clips=1).make(tmp_path / "data")
     run, out = tmp_path / "run", tmp_path / "out"
     for name in ("iter_000000001/model/a.distcp", "iter_000000002/model/a.distcp", "latest_checkpoint.txt"):
         (run / "checkpoints" / name).parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""`worldsmith evaluate` for video generators: how often generated videos show what the prompt asks for."""
+"""`worldsmith evaluate MODEL --prompts FILE`: how often generated videos show what the prompt asks for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
-from worldsmith.evaluation.adherence import Judgement, ShapePrompt, judge, load_prompts
+from worldsmith.demo.adherence import Judgement, ShapePrompt, judge, load_prompts
 from worldsmith.files.atomic import write_text
 from worldsmith.files.json_file import read_json_object
 from worldsmith.files.writable import require_writable

@@ -1,37 +1,120 @@
-"""A procedural video dataset: one coloured shape that moves in one direction over a plain background."""
+"""The moving-shapes dataset: one coloured shape moves in one direction over a plain background, with captions."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from worldsmith.data.clip_plan import ClipPlan
-from worldsmith.data.made_folder import complete_folder, prepare_folder
-from worldsmith.data.shape_captions import (
-    COMBINATIONS,
-    HELD_OUT_COMBINATIONS,
-    HELD_OUT_WORDINGS,
-    TRAIN_COMBINATIONS,
-    TRAIN_WORDINGS,
-    Attributes,
-    Wording,
-    dense_caption,
-    structured_caption,
-)
 from worldsmith.data.video_writer import write_video
+from worldsmith.demo.synthetic_dataset import SPLITS, SyntheticDataset
 
 CANVAS = 64.0
 MARGIN = 2.0
 RGB = {"red": (215, 45, 45), "green": (45, 175, 75), "blue": (55, 95, 230), "yellow": (230, 200, 50)}
 STEP = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
-SPLITS = {"train": 0, "val": 1}
 PROMPT_STREAM = 2
 JSONL_NAME = "video_dataset_file.jsonl"
+COLOURS = ("red", "green", "blue", "yellow")
+SHAPES = ("square", "triangle")
+DIRECTIONS = ("left", "right", "up", "down")
+
+
+class Attributes(NamedTuple):
+    """What one clip shows."""
+
+    colour: str
+    shape: str
+    direction: str
+
+
+COMBINATIONS = tuple(Attributes(*names) for names in itertools.product(COLOURS, SHAPES, DIRECTIONS))
+
+# One for each colour and each direction, two for each shape, so that training still sees every value often.
+HELD_OUT_COMBINATIONS = (
+    Attributes("red", "square", "up"),
+    Attributes("green", "triangle", "left"),
+    Attributes("blue", "square", "right"),
+    Attributes("yellow", "triangle", "down"),
+)
+TRAIN_COMBINATIONS = tuple(c for c in COMBINATIONS if c not in HELD_OUT_COMBINATIONS)
+
+FRAMES = (
+    "A {colour} {shape} {verb} {way}.",
+    "The {colour} {shape} {verb} {way} slowly.",
+    "One {colour} {shape} {verb} {way} on a plain background.",
+    "A plain background where a {colour} {shape} {verb} {way}.",
+    "Against a dark backdrop, a {colour} {shape} {verb} {way}.",
+)
+VERBS = ("moves", "slides", "glides", "drifts", "travels")
+WAYS = {
+    "left": ("to the left", "leftward", "left"),
+    "right": ("to the right", "rightward", "right"),
+    "up": ("to the top", "upward", "up"),
+    "down": ("to the bottom", "downward", "down"),
+}
+
+
+class Wording(NamedTuple):
+    """Indices into the sentence frames, the verbs and the ways to name a direction."""
+
+    frame: int
+    verb: int
+    way: int
+
+
+WORDINGS = tuple(Wording(*i) for i in itertools.product(range(len(FRAMES)), range(len(VERBS)), range(3)))
+
+# Training sees every frame, every verb and every way. The held-out fifth pairs verbs with ways that they never have
+# there, so that its wordings are new in the dense and in the structured caption.
+HELD_OUT_WORDINGS = tuple(w for w in WORDINGS if (w.verb + w.way) % 5 == 0)
+TRAIN_WORDINGS = tuple(w for w in WORDINGS if w not in HELD_OUT_WORDINGS)
+
+
+@dataclass(frozen=True)
+class MovingShapes(SyntheticDataset):
+    """Clips for a generator, as train/, val/ and prompts.jsonl."""
+
+    kind = "moving-shapes"
+    format_version = 3
+    min_frames = 5
+    contents = (*SPLITS, "prompts.jsonl")
+
+    clips: int = 700
+    val_clips: int = 64
+
+    def check(self, out: Path | None = None) -> None:
+        super().check(out)
+        if self.num_frames % 4 != 1:
+            near = (self.num_frames - 1) // 4 * 4 + 1
+            raise ValueError(
+                f"{self.kind}: num_frames must be 4k+1 for the video VAE, found {self.num_frames}; {near} works"
+            )
+
+    def write(self, out: Path, clip_written: Callable[[], None]) -> dict[str, Any]:
+        for split, clips in self.counts.items():
+            records = []
+            (out / split / "videos").mkdir(parents=True)
+            for index in range(clips):
+                scene, wording = draw_clip(self, split, index)
+                record = clip_record(self, split, index, scene, wording)
+                frames = render(scene, size=self.size, num_frames=self.num_frames)
+                write_video(out / split / record["vision_path"], frames, self.fps, crf=10, preset="veryfast")
+                records.append(record)
+                clip_written()
+            write_jsonl(out / split / JSONL_NAME, records)
+        write_jsonl(out / "prompts.jsonl", prompts(self))
+        return {
+            "splits": self.counts,
+            "prompts": len(COMBINATIONS),
+            "held_out_combinations": [list(c) for c in HELD_OUT_COMBINATIONS],
+            "held_out_wordings": len(HELD_OUT_WORDINGS),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,96 +198,61 @@ def signed_distance(shape: str, x: np.ndarray, y: np.ndarray, half: float) -> np
     return np.maximum(slanted, y - half)
 
 
-@dataclass(frozen=True)
-class DatasetPlan(ClipPlan):
-    """Clips for a generator."""
-
-    kind = "moving-shapes"
-    format_version = 3
-    least_frames = 5
-
-    clips: int = 700
-    val_clips: int = 64
-
-    def check(self, out: Path | None = None) -> None:
-        super().check(out)
-        if self.num_frames % 4 != 1:
-            near = (self.num_frames - 1) // 4 * 4 + 1
-            raise ValueError(
-                f"{self.kind}: num_frames must be 4k+1 for the video VAE, found {self.num_frames}; {near} works"
-            )
+def dense_caption(attributes: Attributes, wording: Wording) -> str:
+    """One short sentence that names colour, shape and direction."""
+    return FRAMES[wording.frame].format(
+        colour=attributes.colour,
+        shape=attributes.shape,
+        verb=VERBS[wording.verb],
+        way=WAYS[attributes.direction][wording.way],
+    )
 
 
-def make_dataset(
-    out: str | Path,
-    plan: DatasetPlan,
-    *,
-    force: bool = False,
-    progress: Callable[[int, int], None] | None = None,
-) -> bool:
-    """Writes train/, val/, prompts.jsonl and, last, dataset.json under `out`; False if all of it was there already.
-
-    An interrupted dataset is made anew. Raises ValueError for an impossible plan, and FileExistsError for a dataset of
-    another plan (unless `force`) or a folder with other content.
-    """
-    out = Path(out)
-    plan.check(out)
-    if not prepare_folder(out, plan.header(), (*SPLITS, "prompts.jsonl"), force):
-        return False
-    total, done = sum(plan.counts.values()), 0
-    for split, clips in plan.counts.items():
-        records = []
-        (out / split / "videos").mkdir(parents=True)
-        for index in range(clips):
-            scene, wording = draw_clip(plan, split, index)
-            record = clip_record(plan, split, index, scene, wording)
-            frames = render(scene, size=plan.size, num_frames=plan.num_frames)
-            write_video(out / split / record["vision_path"], frames, plan.fps, crf=10, preset="veryfast")
-            records.append(record)
-            done += 1
-            if progress is not None:
-                progress(done, total)
-        write_jsonl(out / split / JSONL_NAME, records)
-    write_jsonl(out / "prompts.jsonl", prompts(plan))
-    summary = plan.header() | {
-        "splits": plan.counts,
-        "prompts": len(COMBINATIONS),
-        "held_out_combinations": [list(c) for c in HELD_OUT_COMBINATIONS],
-        "held_out_wordings": len(HELD_OUT_WORDINGS),
+def structured_caption(attributes: Attributes, wording: Wording) -> dict[str, Any]:
+    """The same content as a structured caption with two of its schema's keys."""
+    motion = f"{VERBS[wording.verb]} {WAYS[attributes.direction][wording.way]}"
+    return {
+        "subjects": [{"description": f"{attributes.colour} {attributes.shape}"}],
+        "actions": [{"description": motion}],
     }
-    complete_folder(out, summary)
-    return True
 
 
-def draw_clip(plan: DatasetPlan, split: str, index: int) -> tuple[Scene, Wording]:
+def all_captions() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every dense caption of the grammar with its structured sibling, in a fixed order."""
+    for attributes in COMBINATIONS:
+        for wording in WORDINGS:
+            yield dense_caption(attributes, wording), structured_caption(attributes, wording)
+
+
+def draw_clip(dataset: MovingShapes, split: str, index: int) -> tuple[Scene, Wording]:
     """The scene and the wording of one clip: a pure function of the seed, the split and the index.
 
     Combinations come round by round, each round in a random order, so that all are equally frequent.
     """
     combinations = TRAIN_COMBINATIONS if split == "train" else COMBINATIONS
     round_index, place = divmod(index, len(combinations))
-    order = np.random.default_rng([plan.seed, SPLITS[split], 0, round_index]).permutation(len(combinations))
-    rng = np.random.default_rng([plan.seed, SPLITS[split], 1, index])
+    order = np.random.default_rng([dataset.seed, SPLITS[split], 0, round_index]).permutation(len(combinations))
+    rng = np.random.default_rng([dataset.seed, SPLITS[split], 1, index])
     scene = sample_scene(rng, combinations[order[place]])
     wordings = TRAIN_WORDINGS if split == "train" else HELD_OUT_WORDINGS
     return scene, wordings[rng.integers(len(wordings))]
 
 
-def clip_record(plan: DatasetPlan, split: str, index: int, scene: Scene, wording: Wording) -> dict[str, Any]:
+def clip_record(dataset: MovingShapes, split: str, index: int, scene: Scene, wording: Wording) -> dict[str, Any]:
     """The dataset line of one clip: one window over all of it, with a structured and a dense caption."""
     uuid = f"moving-shapes-{split}-{index:05d}"
     return {
         "uuid": uuid,
-        "duration": plan.num_frames / plan.fps,
-        "width": plan.size,
-        "height": plan.size,
+        "duration": dataset.num_frames / dataset.fps,
+        "width": dataset.size,
+        "height": dataset.size,
         "vision_path": f"videos/{uuid}.mp4",
-        "nb_frames": plan.num_frames,
-        "framerate": float(plan.fps),
+        "nb_frames": dataset.num_frames,
+        "framerate": float(dataset.fps),
         "t2w_windows": [
             {
                 "start_frame": 0,
-                "end_frame": plan.num_frames - 1,
+                "end_frame": dataset.num_frames - 1,
                 "temporal_interval": 1,
                 "caption_json": structured_caption(scene.attributes, wording),
                 "caption": dense_caption(scene.attributes, wording),
@@ -214,22 +262,22 @@ def clip_record(plan: DatasetPlan, split: str, index: int, scene: Scene, wording
     }
 
 
-def prompts(plan: DatasetPlan) -> Iterator[dict[str, Any]]:
+def prompts(dataset: MovingShapes) -> Iterator[dict[str, Any]]:
     """One evaluation prompt for each combination, in wordings that no training caption has."""
-    rng = np.random.default_rng([plan.seed, PROMPT_STREAM])
+    rng = np.random.default_rng([dataset.seed, PROMPT_STREAM])
     order = rng.permutation(len(HELD_OUT_WORDINGS))
     for index, attributes in enumerate(COMBINATIONS):
         wording = HELD_OUT_WORDINGS[order[index % len(order)]]
         yield {
             "prompt": dense_caption(attributes, wording),
             "caption_json": structured_caption(attributes, wording),
-            "seed": 1_000_000 + 1000 * plan.seed + index,
+            "seed": 1_000_000 + 1000 * dataset.seed + index,
             **attributes._asdict(),
             "held_out": attributes in HELD_OUT_COMBINATIONS,
-            "height": plan.size,
-            "width": plan.size,
-            "num_frames": plan.num_frames,
-            "fps": plan.fps,
+            "height": dataset.size,
+            "width": dataset.size,
+            "num_frames": dataset.num_frames,
+            "fps": dataset.fps,
         }
 
 
