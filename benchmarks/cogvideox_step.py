@@ -27,11 +27,11 @@ import torch
 from side_by_side import medians
 from torch import Tensor
 
-from worldsmith.actions.datasets.encode import Encode
 from worldsmith.assets import asset_path
 from worldsmith.config import get_recipe
 from worldsmith.config.tree.references import resolve
 from worldsmith.demo.moving_shapes import MovingShapes
+from worldsmith.tools.encode.encode import Encode
 from worldsmith.training.trainer import Trainer
 
 CLIPS, FRAMES, SIZE, BATCH = 16, 9, 64, 2

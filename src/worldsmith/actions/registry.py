@@ -37,30 +37,10 @@ class Command:
 
 
 ACTIONS = {
-    "check": Command(
-        "read the data of a run, or a data set, as the run would, and say what is in it",
-        {"": "worldsmith.actions.datasets.check:CheckData"},
-        about_run=True,
-    ),
     "plan": Command(
         "say what a run would need: memory, time, disk, before it has a GPU",
         {"": "worldsmith.actions.plan_run:PlanRun"},
         about_run=True,
-    ),
-    "encode": Command(
-        "encode the clips of a run ahead of it, into its latent cache",
-        {"": "worldsmith.actions.datasets.encode:Encode"},
-        about_run=True,
-    ),
-    "dataset": Command(
-        "make a dataset, or look at one",
-        {
-            "import": "worldsmith.actions.datasets.import_clips:ImportClips",
-            "videophy2": "worldsmith.actions.datasets.videophy2:PrepareVideoPhy2",
-            "preview": "worldsmith.actions.datasets.preview_chats:PreviewChats",
-            "annotate-fps": "worldsmith.actions.datasets.annotate_fps:AnnotateFps",
-        },
-        by="word",
     ),
     "generate": Command(
         "make videos and images with a trained or released model",

@@ -15,7 +15,7 @@ from worldsmith.data.assumed_batches import AssumedBatch, assumed_chats, with_pa
 from worldsmith.data.conversations.chat_loader import ChatLoader
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset, ChatFile
 from worldsmith.data.conversations.datasets.mixed import MixedDataset
-from worldsmith.data.report.data_report import DataFlag
+from worldsmith.data.data_report import DataFlag
 from worldsmith.distributed.world import World
 from worldsmith.families.vision_language.freezing import LANGUAGE, PARTS, backbone_part, describe_parts
 from worldsmith.families.vision_language.model import VisionLanguageModel

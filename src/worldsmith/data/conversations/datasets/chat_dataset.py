@@ -19,7 +19,7 @@ from worldsmith.data.content_mark import content_marks
 from worldsmith.data.conversations.conversation import Part, Turn, check_turns, say
 from worldsmith.data.conversations.datasets.record_flags import LOOKED_AT, NO_FPS, flags_of, rates
 from worldsmith.data.conversations.media_archives import is_archive, media_folders
-from worldsmith.data.report.data_report import DataFlag
+from worldsmith.data.data_report import DataFlag
 from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.data.stream.quarantine import Rejection
 

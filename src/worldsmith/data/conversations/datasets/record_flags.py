@@ -9,7 +9,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.data.report.data_report import DataFlag, flag_records
+from worldsmith.data.data_report import DataFlag, flag_records
 
 if TYPE_CHECKING:
     from worldsmith.data.conversations.datasets.chat_dataset import ChatFile

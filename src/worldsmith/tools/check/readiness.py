@@ -15,7 +15,6 @@ from worldsmith.checkpoint.sources.open_weights import FILES as WEIGHTS
 from worldsmith.config.errors import UserError
 from worldsmith.config.sections import has_wandb_login
 from worldsmith.config.tree.paths import Path as Keys
-from worldsmith.data.report.text import titled
 from worldsmith.distributed.memory import free_memory
 from worldsmith.distributed.world import World, device_remarks, local_size, present_device
 from worldsmith.files.writable import nearest_folder, require_writable
@@ -23,6 +22,7 @@ from worldsmith.models.hub import LOOKED, HubName
 from worldsmith.models.model_files import cached, hub_name, is_local
 from worldsmith.models.weights.table import table_of
 from worldsmith.monitor.short_text import format_bytes
+from worldsmith.tools.check.report_text import titled
 from worldsmith.training.file_checks import check_files
 from worldsmith.training.preflight import (
     build_optimizer,

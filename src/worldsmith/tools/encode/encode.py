@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.actions.action import Result, share_done
-from worldsmith.actions.datasets.shares import do_shares
 from worldsmith.actions.run_action import RunAction
+from worldsmith.actions.shares import do_shares
 from worldsmith.config.declare.ranges import Count
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World, launched_as, take_device

@@ -10,11 +10,11 @@ import tiny_runs
 import toy_runs
 from damaged_data import damaged_chats
 
-from worldsmith.actions.datasets.check import CheckData
 from worldsmith.cli.main import main
 from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.tree.plain import to_yaml
 from worldsmith.config.tree.references import resolve
+from worldsmith.tools.check.check import CheckData
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from web_server import Web, serving
 
 from worldsmith.cli.main import main
 from worldsmith.data.conversations.datasets.manifest import ManifestDataset
-from worldsmith.data.conversations.videophy2 import PHYSICS, Made, Wanted, answer_text, prepare, prompt_text
 from worldsmith.data.stream.errors import DataError, SampleError
+from worldsmith.tools.datasets.videophy2 import PHYSICS, Made, Wanted, answer_text, prepare, prompt_text
 
 TABLE = "/datasets/videophysics/videophy2_train/resolve/main/videophy2_training.csv"
 TEST_TABLE = "/datasets/videophysics/videophy2_test/resolve/main/videophy2_test.csv"

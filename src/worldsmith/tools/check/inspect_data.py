@@ -7,15 +7,15 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
-from worldsmith.data.report.data_report import EXAMPLES, DataReport, distribution
+from worldsmith.data.data_report import EXAMPLES, DataReport, distribution
 from worldsmith.data.stream.dataset_record import digest
 from worldsmith.data.stream.errors import DataError
 from worldsmith.data.stream.loader import PACKERS, PackingDataLoader
-from worldsmith.data.stream.maker import Features, Made, SampleMaker, StreamDataset
+from worldsmith.data.stream.maker import Features, Made, SampleMaker
 from worldsmith.data.stream.positions import Positions
-from worldsmith.data.stream.quarantine import Quarantine, Rejection, Split
+from worldsmith.data.stream.quarantine import Rejection, Tally
 from worldsmith.data.stream.workers import fetch
 
 AHEAD = 4
@@ -51,7 +51,7 @@ def read_data(
     """
     dataset, config = loader.dataset, loader.config
     loader.maker.decodes = decode
-    report = start_report(loader)
+    report = DataReport.of_dataset(dataset, config.sample_cap)
     report.decoded, report.packer = decode, config.packer
     report.cap_field = cap_field or f"{tally.section}.{config.sample_cap_field}"
     report.cap_included = config.sample_cap_field != "max_sequence_length"
@@ -84,39 +84,6 @@ def read_data(
     loader.check_quarantine()
     report.problems += refusals(report, loader, tally, seen)
     return report
-
-
-def start_report(loader: PackingDataLoader) -> DataReport:
-    """Returns the report before any sample is opened."""
-    return report_of(loader.dataset, loader.config.sample_cap)
-
-
-def report_of(dataset: StreamDataset, cap: int | None) -> DataReport:
-    """Returns the report of a dataset before any sample is opened."""
-    report = DataReport(dataset.name, dataset.num_records, dataset.num_samples, len(dataset), cap=cap)
-    report.leave_out(dataset.rejections)
-    return report
-
-
-class Tally(Quarantine):
-    """A quarantine that collects skipped samples; it logs nothing and never stops."""
-
-    refuses: ClassVar[bool] = False
-
-    def __init__(self, split: Split = "train") -> None:
-        super().__init__(None, split=split)
-        self.rejections: list[Rejection] = []
-        self.refusal: str | None = None
-        """Why a run would stop because of too many broken samples."""
-
-    def tell(self, rejection: Rejection) -> None:
-        self.rejections.append(rejection)
-
-    def check(self, total: int, *, max_bad_fraction: float, bad_samples_allowed: int) -> None:
-        try:
-            super().check(total, max_bad_fraction=max_bad_fraction, bad_samples_allowed=bad_samples_allowed)
-        except DataError as error:
-            self.refusal = str(error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from worldsmith.cli.main import main
 from worldsmith.config.load import load
 from worldsmith.config.tree.plain import to_yaml
 from worldsmith.data.conversations.media.pixels import patchify, unpatchify
-from worldsmith.data.conversations.preview import Stretch, contact_sheet, in_terminal, written
+from worldsmith.tools.datasets.preview_chats import Stretch, contact_sheet, in_terminal, written
 
 MODEL = str(asset_path("tiny_reasoner"))
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any
 
+from worldsmith.data.stream.maker import StreamDataset
 from worldsmith.data.stream.quarantine import Rejection
 
 EXAMPLES = 5
@@ -73,6 +74,13 @@ class DataReport:
     """Groups of keys of samples with equal content."""
     problems: list[str] = field(default_factory=list)
     """Problems that would prevent the run from starting or stop it in its first epoch."""
+
+    @classmethod
+    def of_dataset(cls, dataset: StreamDataset, cap: int | None) -> DataReport:
+        """Returns the report before any sample is opened."""
+        report = cls(dataset.name, dataset.num_records, dataset.num_samples, len(dataset), cap=cap)
+        report.leave_out(dataset.rejections)
+        return report
 
     def facts(self) -> dict[str, Any]:
         """Returns the report as plain data."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from worldsmith.data.report.data_report import DataReport, Distribution, Histogram, format_number
+from worldsmith.data.data_report import DataReport, Distribution, Histogram, format_number
 
 INDENT = " " * 13
 BAR, LONGEST = "█", 32

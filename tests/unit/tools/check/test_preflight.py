@@ -18,13 +18,13 @@ import pytest
 import reasoner_runs
 from hub_server import serving_hub
 
-from worldsmith.actions.datasets.check import CheckData
 from worldsmith.cli.main import main
 from worldsmith.config.errors import ConfigError
 from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.tree.plain import to_yaml
 from worldsmith.config.tree.references import resolve
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
+from worldsmith.tools.check.check import CheckData
 from worldsmith.training.run_folder import ROOT_VARIABLES
 
 Records = list[dict[str, Any]]

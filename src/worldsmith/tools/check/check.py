@@ -13,19 +13,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from worldsmith.actions.action import Result, share_done
-from worldsmith.actions.datasets.readiness import Needs, look_at_files, look_at_latents, look_at_machine
 from worldsmith.actions.run_action import RunAction, RunWords
 from worldsmith.config.declare.ranges import Count, NotNegative
 from worldsmith.config.errors import Place, UserError
 from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.tree.paths import format_path
-from worldsmith.data.report.data_report import DataReport
-from worldsmith.data.report.inspect_data import Tally, larger_cap, read_data, report_of
-from worldsmith.data.report.text import counted, report_lines, titled, wrapped
+from worldsmith.data.data_report import DataReport
 from worldsmith.data.stream.errors import DataError
+from worldsmith.data.stream.quarantine import Tally
 from worldsmith.distributed.world import world_size
 from worldsmith.models.hub import LOOKED
 from worldsmith.tasks.registry import TASKS, task_of
+from worldsmith.tools.check.inspect_data import larger_cap, read_data
+from worldsmith.tools.check.readiness import Needs, look_at_files, look_at_latents, look_at_machine
+from worldsmith.tools.check.report_text import counted, report_lines, titled, wrapped
 from worldsmith.training.parallel import plan_degrees
 from worldsmith.training.run_folder import run_path
 
@@ -197,7 +198,7 @@ class CheckData(RunAction):
             return {}
         if dataset is None:
             return {}
-        report = report_of(dataset, data.sample_cap)
+        report = DataReport.of_dataset(dataset, data.sample_cap)
         report.flags = list(dataset.flags())
         return {"train": report}
 
