@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, get_type_hints
 
 from worldsmith.demo.moving_shapes import COLOURS, DIRECTIONS, SHAPES
 from worldsmith.demo.shape_detector import detect
-from worldsmith.evaluation.made_video import MadeVideo
+from worldsmith.evaluation.generated_video import GeneratedVideo
 from worldsmith.evaluation.metric import Output, SampleMetric, Values
 from worldsmith.files.lines import read_lines
 
@@ -147,7 +147,7 @@ class Shapes(SampleMetric):
     }
     by_default = False
 
-    def measure(self, sample: MadeVideo) -> Values:
+    def measure(self, sample: GeneratedVideo) -> Values:
         notes = sample.args["extra"]
         if any(str(notes.get(name)) not in KNOWN[name] for name in ATTRIBUTES):
             return {"adherence": "no notes (extra) of a moving shape"}

@@ -29,7 +29,7 @@ from worldsmith.config.tree.plain import class_defaults, to_dict
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.stream.errors import DataError
 from worldsmith.distributed.world import world_size
-from worldsmith.evaluation.made_video import MadeVideo, find_real
+from worldsmith.evaluation.generated_video import GeneratedVideo, find_real
 from worldsmith.evaluation.measuring import LOSS, REAL, table
 from worldsmith.evaluation.metrics.registry import METRICS, Evaluator, MetricOptions
 from worldsmith.files.atomic import write_text
@@ -165,7 +165,7 @@ class MeasureVideos(VideoAction):
         for name, order in orders.items() if LOSS in self.evaluators.active else ():
             progress = share_done(f"held-out loss of {clips.dataset.num_samples} windows ({name})")
             losses[name] = clips.measure_loss(order, progress, anew=self.config.force)
-        samples: dict[str, list[MadeVideo]] = {name: [] for name in orders}
+        samples: dict[str, list[GeneratedVideo]] = {name: [] for name in orders}
         if self.evaluators.generates:
             assert self.mode is not None  # since the data set was read
             write_samples(clips, out, self.config.max_videos, self.mode, anew=self.config.force)
@@ -215,7 +215,7 @@ class MeasureVideos(VideoAction):
     def measure(
         self,
         orders: Mapping[str, Order],
-        samples: Mapping[str, Sequence[MadeVideo]],
+        samples: Mapping[str, Sequence[GeneratedVideo]],
         losses: Mapping[str, HeldOutLoss] | None = None,
         about: Mapping[str, Any] | None = None,
         lines: Sequence[str] = (),
@@ -329,21 +329,21 @@ class MeasureVideos(VideoAction):
             found[name] = order, generation
         return found
 
-    def samples(self, order: Order) -> list[MadeVideo]:
+    def samples(self, order: Order) -> list[GeneratedVideo]:
         """What an order makes. Raises UserError for a real video that is not there."""
         folders = {entry.name: entry.layers[0].folder for entry in read_files(self.files)}
         grid = LatentGrid(*order.model.config.latent_grid)
-        found: list[MadeVideo] = []
+        found: list[GeneratedVideo] = []
         for sample in order.samples:
             entry = sample.name if sample.name in folders else sample.name.rpartition("/")[0]
             given = len(sample.condition_frame_indexes_vision)
             kept = grid.pixel_frames(given) if given else 0
             args = json.loads(json.dumps(order.arguments(sample)))
             file = order.out / sample.name / sample.file
-            found.append(MadeVideo(args, file, kept, find_real(sample, folders[entry])))
+            found.append(GeneratedVideo(args, file, kept, find_real(sample, folders[entry])))
         return found
 
-    def signature(self, samples: Mapping[str, Sequence[MadeVideo]], losses: Mapping[str, HeldOutLoss]) -> str:
+    def signature(self, samples: Mapping[str, Sequence[GeneratedVideo]], losses: Mapping[str, HeldOutLoss]) -> str:
         """Changes with the metrics, their weights and settings, every loss, every video, and every real one."""
         networks = [fingerprint(folder) for folder in self.evaluators.folders.values()]
         found = [[name, of.losses, of.left_out] for name, of in losses.items()]

@@ -9,7 +9,7 @@ from scipy.ndimage import laplace
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 from torch import Tensor
 
-from worldsmith.evaluation.image_quality import diversity, luma, psnr, sharpness, ssim
+from worldsmith.evaluation.pixel_measures import diversity, luma, psnr, sharpness, ssim
 
 
 def noise(seed: int, height: int = 32, width: int = 48) -> Tensor:

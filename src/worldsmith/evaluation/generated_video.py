@@ -1,4 +1,4 @@
-"""A generated video on disk, beside the real one that begins as it does, if that is known."""
+"""A generated video on disk, and the real video that it is compared with, if that is known."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RATE = 0.02
 
 
 @dataclass(frozen=True)
-class MadeVideo:
+class GeneratedVideo:
     """A sample with its files."""
 
     args: Mapping[str, Any]
@@ -38,11 +38,11 @@ class MadeVideo:
     def name(self) -> str:
         return str(self.args["name"])
 
-    def unread(self) -> MadeVideo:
+    def unread(self) -> GeneratedVideo:
         """The same, of which nothing is in memory; what is read through it goes with it."""
         return replace(self)
 
-    def as_real(self) -> MadeVideo | None:
+    def as_real(self) -> GeneratedVideo | None:
         """The real video as a sample of its own; None if it is not known or cannot be compared."""
         sample = replace(self, is_real=True)
         return None if isinstance(sample.real, str) else sample
