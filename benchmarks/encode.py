@@ -27,11 +27,11 @@ from demo_run import demo_config
 from diffusers import AutoencoderKLWan
 from side_by_side import medians
 
-from worldsmith.actions.datasets.encode import Encode
-from worldsmith.actions.datasets.shares import do_shares
+from worldsmith.actions.shares import do_shares
 from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.tree.references import resolve
 from worldsmith.models.video_vae.wan_files import find_vae, read_vae_config
+from worldsmith.tools.encode.encode import Encode
 from worldsmith.training.trainer import Trainer
 
 

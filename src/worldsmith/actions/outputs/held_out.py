@@ -19,8 +19,7 @@ from worldsmith.config.tree.plain import to_dict
 from worldsmith.config.tree.reader import from_dict
 from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.clips.video_loader import VideoLoader
-from worldsmith.data.report.inspect_data import Tally
-from worldsmith.data.stream.quarantine import Rejection
+from worldsmith.data.stream.quarantine import Rejection, Tally
 from worldsmith.files.atomic import write_text
 from worldsmith.files.fingerprint import fingerprint
 from worldsmith.files.json_file import read_json_object
