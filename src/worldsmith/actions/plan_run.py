@@ -21,7 +21,7 @@ from worldsmith.config.errors import UserError
 from worldsmith.config.tree.draft import Loaded
 from worldsmith.distributed.gpus import Gpu, find_gpu
 from worldsmith.monitor.terminal_text import print_message
-from worldsmith.planning.quick import QuickPlan, quick_plan
+from worldsmith.planning.plan import QuickPlan, quick_plan
 from worldsmith.training.parallel import plan_degrees
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from torch.distributed.tensor._op_schema import OpSchema
 from worldsmith.config.tree.references import resolve
 from worldsmith.models.converters.frozen_base import FrozenBase
 from worldsmith.models.converters.quantized_linear import QuantizedLinear
-from worldsmith.planning.batches import assumed_batches
 from worldsmith.planning.simulation import first_and_last
 from worldsmith.planning.simulation.other_phases import other_phases
 from worldsmith.planning.simulation.simulated_run import simulate, simulated_run
+from worldsmith.planning.simulation_inputs import assumed_batches
 from worldsmith.training.callbacks.samples.draw_videos import DrawVideos
 
 NAMES = ("encoding", "validation", "sampling")

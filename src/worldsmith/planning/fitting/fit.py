@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from worldsmith.config.errors import ConfigError, UserError, WrongValueError
 from worldsmith.config.tree.paths import format_path
 from worldsmith.distributed.gpus import GPUS, Gpu, holding
+from worldsmith.planning.estimate_memory import MemoryVerdict, memory_verdict
+from worldsmith.planning.estimate_time import step_seconds
 from worldsmith.planning.fitting.enough import Enough, find_enough
 from worldsmith.planning.fitting.knobs import (
     ENCODED,
@@ -28,18 +30,16 @@ from worldsmith.planning.fitting.knobs import (
 )
 from worldsmith.planning.fitting.packs import Limits
 from worldsmith.planning.fitting.search import OutOfTime, Search, Tried, needed
-from worldsmith.planning.memory_verdict import MemoryVerdict, memory_verdict
-from worldsmith.planning.quick import quick_plan
-from worldsmith.planning.quiet import quietly
-from worldsmith.planning.seconds import step_seconds
+from worldsmith.planning.plan import quick_plan
 from worldsmith.planning.simulation.short_run import least_layers
+from worldsmith.planning.simulation_inputs import quietly
 from worldsmith.planning.work import BESIDE, StepWork
 from worldsmith.training.parallel import plan_degrees
 
 if TYPE_CHECKING:
     from worldsmith.config.tree.draft import Loaded
-    from worldsmith.planning.batches import PlannedBatches
     from worldsmith.planning.simulation.other_phases import Encodings
+    from worldsmith.planning.simulation_inputs import PlannedBatches
 
 REFUSED = (ConfigError, UserError, ValueError, NotImplementedError)
 """What a setting raises that the run does not allow."""
@@ -214,7 +214,7 @@ class Fitting:
 
     @cached_property
     def data(self) -> PlannedBatches:
-        from worldsmith.planning.batches import PlannedBatches, plan_batches
+        from worldsmith.planning.simulation_inputs import PlannedBatches, plan_batches
 
         if self.given is not None:
             return PlannedBatches(self.given, "those that were given", 0, 0)
@@ -246,7 +246,7 @@ class Fitting:
     @cached_property
     def weighs_samples(self) -> bool:
         """Whether a step learns the same from its samples however they are packed."""
-        from worldsmith.planning.batches import task_for
+        from worldsmith.planning.simulation_inputs import task_for
 
         with self.stated(self.config_of_degrees) as stated:
             task = task_for(stated.config, self.ranks)
@@ -285,9 +285,9 @@ class Fitting:
 
     def carry_out(self, config: Any, setting: Setting, whole: bool) -> StepWork:
         """What a plan carries out; not `whole`: with few layers, and of data that are read the same samples."""
-        from worldsmith.planning.batches import plan_batches
         from worldsmith.planning.simulation.short_run import short_work, with_layers
         from worldsmith.planning.simulation.simulated_run import simulate
+        from worldsmith.planning.simulation_inputs import plan_batches
 
         start, model = time.process_time(), config.model.config
         encoders = repr([getattr(model, name, None) for name in ("tokenizer", "text_encoder", "image_encoder")])
@@ -309,7 +309,7 @@ class Fitting:
 
     @contextmanager
     def stated(self, config: Any) -> Iterator[Any]:
-        from worldsmith.planning.published_parts import with_published_parts
+        from worldsmith.planning.simulation_inputs import with_published_parts
 
         with with_published_parts(config) as stated:
             yield stated

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from worldsmith.config import WrongValueError
 from worldsmith.config.tree.degrees import Degrees, divisors, fit_degrees
 from worldsmith.data.clips.resolution import TIERS, exact_size
-from worldsmith.planning.batches import why_not_encodable
 from worldsmith.planning.fitting.packs import FACTORS, Limits, Packing, packings
+from worldsmith.planning.simulation_inputs import why_not_encodable
 from worldsmith.training.parallel import plan_degrees
 
 if TYPE_CHECKING:

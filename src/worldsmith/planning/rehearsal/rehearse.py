@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worldsmith.config import WrongValueError
-from worldsmith.planning.published_parts import with_published_parts
-from worldsmith.planning.quick import quick_plan
-from worldsmith.planning.quiet import quietly
+from worldsmith.planning.plan import quick_plan
 from worldsmith.planning.rehearsal.collectives import compare_traces, count, in_words
 from worldsmith.planning.rehearsal.export_plan import Exports, rehearse_exports
 from worldsmith.planning.rehearsal.rank_run import Cast, record_rank, resume_rank, write_layout
@@ -22,6 +20,7 @@ from worldsmith.planning.rehearsal.record import Finding, RankRecord
 from worldsmith.planning.rehearsal.save_plan import check_save, join_plans
 from worldsmith.planning.rehearsal.shallow import shorten
 from worldsmith.planning.rehearsal.weights import compare_weights
+from worldsmith.planning.simulation_inputs import quietly, with_published_parts
 from worldsmith.planning.text import line, size
 from worldsmith.training.parallel import plan_degrees
 

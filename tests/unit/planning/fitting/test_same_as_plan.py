@@ -11,7 +11,7 @@ from worldsmith.config.recipes.registry import recipe_names
 from worldsmith.distributed.gpus import find_gpu
 from worldsmith.planning.fitting.fit import Fitting, least_of
 from worldsmith.planning.plan import Plan, make_plan
-from worldsmith.planning.quiet import quietly
+from worldsmith.planning.simulation_inputs import quietly
 from worldsmith.planning.work import BESIDE
 
 GPU = find_gpu("h200")
