@@ -57,7 +57,7 @@ def peak(
 ) -> int:
     """Bytes of a step of one rank over so many tokens. `all_learned`: each is a target, and logits are in one piece."""
     from worldsmith.config.tree.references import resolve
-    from worldsmith.planning.simulation.simulated_run import simulate
+    from worldsmith.planning.simulation.simulate import simulate
     from worldsmith.planning.simulation_inputs import assumed_batches, task_for, with_published_parts
 
     config = run_tree("pre_exp012_llava_ov", model)

@@ -22,7 +22,8 @@ from worldsmith.distributed.gpus import GIB, Gpu
 from worldsmith.distributed.world import stop_world
 from worldsmith.planning.fitting.fit import Fitting
 from worldsmith.planning.simulation.memory_tracker import MemoryTracker
-from worldsmith.planning.simulation.simulated_run import TrackedRun, as_simulated, measure
+from worldsmith.planning.simulation.simulate import measure
+from worldsmith.planning.simulation.tracked_run import TrackedRun, as_simulated
 from worldsmith.planning.work import StepWork
 from worldsmith.training.parallel import join_world
 

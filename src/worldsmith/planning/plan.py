@@ -130,7 +130,7 @@ def make_plan(
     `encoded`: the latent cache is complete before the run. Raises ValueError for degrees that do not fit so many
     ranks, UserError for what cannot be planned.
     """
-    from worldsmith.planning.simulation.simulated_run import simulate
+    from worldsmith.planning.simulation.simulate import simulate
     from worldsmith.planning.simulation_inputs import plan_batches, require_encodable, with_published_parts
 
     if encoded:

@@ -6,7 +6,7 @@ import pytest
 from tiny_runs import make_world, tiny_config
 
 from worldsmith.config.tree.references import resolve
-from worldsmith.planning.simulation.simulated_run import simulate
+from worldsmith.planning.simulation.simulate import simulate
 from worldsmith.planning.simulation_inputs import Stated, assumed_batches, plan_batches
 
 

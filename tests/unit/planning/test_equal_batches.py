@@ -10,7 +10,7 @@ from recipe_environment import PLACES
 import worldsmith.families.recipes  # noqa: F401 (registers them)
 from worldsmith.config.recipes.registry import get_recipe
 from worldsmith.config.tree.references import resolve
-from worldsmith.planning.simulation.simulated_run import simulate
+from worldsmith.planning.simulation.simulate import simulate
 from worldsmith.planning.simulation_inputs import assumed_batches, with_published_parts
 
 

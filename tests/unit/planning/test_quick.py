@@ -82,7 +82,7 @@ FULL = ["vision_sft_nano", "videophy2_sft_nano", "cogvideox_5b_lora", "wan22_ti2
 @pytest.mark.parametrize("name", ["vision_sft_tiny", *(pytest.param(name, marks=pytest.mark.slow) for name in FULL)])
 def test_the_states_are_those_of_a_simulated_step(name: str) -> None:
     """Of FSDP itself on 8 processes, with the trainer's own optimizer and average; it counts buffers as parameters."""
-    from worldsmith.planning.simulation.simulated_run import simulate
+    from worldsmith.planning.simulation.simulate import simulate
     from worldsmith.planning.simulation_inputs import assumed_batches, task_for, with_published_parts
 
     with with_published_parts(run_of(name)) as stated:

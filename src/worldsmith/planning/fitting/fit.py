@@ -38,7 +38,7 @@ from worldsmith.training.parallel import plan_degrees
 
 if TYPE_CHECKING:
     from worldsmith.config.tree.draft import Loaded
-    from worldsmith.planning.simulation.other_phases import Encodings
+    from worldsmith.planning.simulation.simulate import Encodings
     from worldsmith.planning.simulation_inputs import PlannedBatches
 
 REFUSED = (ConfigError, UserError, ValueError, NotImplementedError)
@@ -286,7 +286,7 @@ class Fitting:
     def carry_out(self, config: Any, setting: Setting, whole: bool) -> StepWork:
         """What a plan carries out; not `whole`: with few layers, and of data that are read the same samples."""
         from worldsmith.planning.simulation.short_run import short_work, with_layers
-        from worldsmith.planning.simulation.simulated_run import simulate
+        from worldsmith.planning.simulation.simulate import simulate
         from worldsmith.planning.simulation_inputs import plan_batches
 
         start, model = time.process_time(), config.model.config
@@ -303,7 +303,7 @@ class Fitting:
                 if not self.lists:
                     self.seconds = time.process_time() - start
                 return work
-            work, _ = short_work(stated.config, batches, ranks=self.ranks, lists=self.lists, **shared)
+            work = short_work(stated.config, batches, ranks=self.ranks, lists=self.lists, **shared)
         self.seconds = time.process_time() - start
         return work
 

@@ -23,7 +23,7 @@ from worldsmith.models.real_values import real_values
 from worldsmith.planning.rehearsal.record import RankRecord, Weight
 from worldsmith.planning.rehearsal.weights import listed
 from worldsmith.planning.simulation.fake_world import without_memory
-from worldsmith.planning.simulation.simulated_run import TrackedRun, simulated_run
+from worldsmith.planning.simulation.tracked_run import TrackedRun, simulated_run
 
 if TYPE_CHECKING:
     from worldsmith.training.step import Step
