@@ -14,7 +14,7 @@ from worldsmith.config.errors import UserError
 from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.write.convert import convert, write_new
 from worldsmith.monitor.terminal_text import WIDTH, terminal_width
-from worldsmith.planning.fitting.fit import Clock, Fitting
+from worldsmith.planning.fitting.evaluate_settings import Clock, Fitting
 from worldsmith.planning.fitting.fit_text import fit_facts, fit_lines
 
 if TYPE_CHECKING:

@@ -63,7 +63,7 @@ def simulate(
     with simulated_run(config, simulated, ranks=ranks, rank=rank, prepare=prepare, loads="loading" in phases) as run:
         work = measure(run, start=start, repeats=repeats)
         if timelines is not None:
-            timelines.append(Timeline(run.tracker))
+            timelines.append(Timeline(run.tracker.stretches()))
         others = other_phases(run, [name for name in phases if name != "loading"], encodings)
         found = [*work.phases, *others]
         return replace(work, phases=found, encode_bytes=run.encode_bytes, seconds=time.perf_counter() - start)
