@@ -21,7 +21,7 @@ from worldsmith.config.errors import UserError
 from worldsmith.config.tree.draft import Loaded
 from worldsmith.distributed.gpus import Gpu, find_gpu
 from worldsmith.monitor.terminal_text import print_message
-from worldsmith.planning.plan import QuickPlan, quick_plan
+from worldsmith.planning.plan import QuickPlan, least_ranks, quick_plan
 from worldsmith.training.parallel import plan_degrees
 
 if TYPE_CHECKING:
@@ -123,13 +123,6 @@ class PlanRun(RunAction):
 
         unset = unset_variables(self.loaded.raw)
         return make_plan(self.tree, self.ranks, self.gpu, encoded=self.config.encoded, open_variables=unset)
-
-
-def least_ranks(run: Any) -> int:
-    """The fewest ranks that the degrees of the run allow."""
-    asked = run.model.config.parallelism
-    shard, replicate = asked.data_parallel_shard_degree, asked.data_parallel_replicate_degree
-    return int(max(shard, 1) * max(replicate, 1) * asked.context_parallel_shard_degree)
 
 
 def unset_variables(tree: Any) -> list[str]:

@@ -54,6 +54,13 @@ def quick_plan(config: Trainer.Config, ranks: int) -> QuickPlan:
     return QuickPlan(*counts(table), parts, checkpoint.files, checkpoint.tensors, kept)
 
 
+def least_ranks(config: Trainer.Config) -> int:
+    """The fewest ranks that the degrees of the run allow."""
+    asked = config.model.config.parallelism
+    shard, replicate = asked.data_parallel_shard_degree, asked.data_parallel_replicate_degree
+    return max(shard, 1) * max(replicate, 1) * asked.context_parallel_shard_degree
+
+
 def run_table(config: Trainer.Config) -> Table:
     """Every weight of the run; the network is built, without memory, where arithmetic does not know it."""
     table = weight_table(config.model.config, config.optimizer.keys_to_select)

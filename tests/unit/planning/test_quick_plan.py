@@ -19,8 +19,7 @@ import sys
 import worldsmith.families.recipes
 from worldsmith.config.recipes.registry import get_recipe, recipe_names
 from worldsmith.config.tree.references import resolve
-from worldsmith.actions.plan_run import least_ranks
-from worldsmith.planning.quick import quick_plan
+from worldsmith.planning.plan import least_ranks, quick_plan
 for name in recipe_names():
     run = resolve(get_recipe(name))
     if name != "videophy2_sft_edge":
