@@ -15,7 +15,7 @@ import torch
 from pretrained_folders import make_clip, make_videomae
 from torch import Tensor
 
-from worldsmith.actions.outputs.evaluation_file import measure_all, values_of
+from worldsmith.actions.outputs.evaluate_samples import measure_all, values_of
 from worldsmith.config.errors import UserError
 from worldsmith.data.moving_shapes import DatasetPlan, make_dataset
 from worldsmith.data.shape_captions import COLOURS, DIRECTIONS, SHAPES
