@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from worldsmith.config.errors import UserError
 from worldsmith.config.tree.degrees import Degrees
 from worldsmith.distributed.gpus import Gpu
 from worldsmith.models.weights.table import Table, counts, table_of, weight_table
@@ -138,10 +139,10 @@ def make_plan(
     ranks, UserError for what cannot be planned.
     """
     from worldsmith.planning.simulation.simulate import simulate
-    from worldsmith.planning.simulation_inputs import plan_batches, require_encodable, with_published_parts
+    from worldsmith.planning.simulation_inputs import plan_batches, why_not_encodable, with_published_parts
 
-    if encoded:
-        require_encodable(config)
+    if encoded and (reason := why_not_encodable(config)):
+        raise UserError(f"--encoded: {reason}")
     quick, degrees = quick_plan(config, ranks), plan_degrees(config.model.config, ranks)
     with with_published_parts(config) as stated:
         data = plan_batches(stated, ranks=ranks)

@@ -140,7 +140,7 @@ def read_batches(config: Any, task: Task) -> PlannedBatches:
     loader = task.loader(dry=True)
     loader.maker.decodes = False
     count = config.trainer.grad_accum_iter
-    packs = list(islice(first_packs(loader), max(LOOKED_AT, count)))
+    packs = list(islice(loader, max(LOOKED_AT, count)))  # of an endless stream
     packs.sort(key=lambda pack: -sum(sample.num_tokens for sample in pack))
     encoded = is_cached(config)
     batches = [[task.stand_in(sample, encoded=encoded) for sample in pack] for pack in packs[:count]]
@@ -148,11 +148,6 @@ def read_batches(config: Any, task: Task) -> PlannedBatches:
     samples, tokens = (sum(numbers) for numbers in zip(*sizes))
     what = f"{samples:,} samples with {tokens:,} tokens, the most in {len(packs)} batches of {loader.dataset.name}"
     return replace(planned(config, task, batches, what), num_samples=loader.dataset.num_samples)
-
-
-def first_packs(loader: Any) -> Iterator[list[Any]]:
-    """Of an endless stream: a small data set is read again."""
-    return iter(loader)
 
 
 def planned(config: Any, task: Task, batches: Sequence[Any], described: str) -> PlannedBatches:
@@ -173,12 +168,6 @@ def task_for(config: Any, ranks: int | None = None) -> Task:
 def is_cached(config: Any) -> bool:
     """Whether what encoders make is kept, so that steps find it."""
     return bool(getattr(config.dataloader_train, "latent_cache", ""))
-
-
-def require_encodable(config: Any) -> None:
-    """Raises UserError for a run whose encoders stay on the GPU though all of its clips have been encoded."""
-    if reason := why_not_encodable(config):
-        raise UserError(f"--encoded: {reason}")
 
 
 def why_not_encodable(config: Any) -> str:

@@ -79,7 +79,7 @@ class Fitting:
         other clips than those of the run, which each setting has."""
         self.read, self.ranks, self.gpu, self.given, self.told = read, ranks, gpu, batches, told
         self.clock, self.clips = clock or Clock(), clips
-        self.loaded = read(() if clips is None else changed_words(clips))
+        self.loaded = read(() if clips is None else changed_words(clips.words))
         self.config: Any = self.loaded.tree
         self.works: dict[tuple[tuple[str, ...], bool], StepWork] = {}
         self.encodings: dict[str, Encodings] = {}
@@ -131,7 +131,7 @@ class Fitting:
             plan_degrees(self.config.model.config, self.ranks)
         except WrongValueError:
             words = degree_words(self.config, self.ranks, 1, degrees_now(self.config, self.ranks).context)
-            return self.read([*(changed_words(self.clips) if self.clips else ()), *changed_words(words)]).tree
+            return self.read(changed_words({**(self.clips.words if self.clips else {}), **words})).tree
         return self.config
 
     @cached_property

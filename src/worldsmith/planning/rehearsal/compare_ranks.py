@@ -205,8 +205,8 @@ def find_fault(held: Sequence[Piece], *, all_ranks: bool) -> str:
         return ""
     more = ""
     if same:
-        first, second = same[0]
-        more = f"; ranks {first} and {second.rank} want to write the same {words_of(second.box)}"
+        earlier, piece = same[0]
+        more = f"; ranks {earlier} and {piece.rank} want to write the same {words_of(piece.box)}"
     ranks = in_words(sorted({piece.rank for piece in held}))
     return f": {total - written:,} of {total:,} numbers are written by none of the ranks {ranks}{more}"
 

@@ -6,7 +6,7 @@ import re
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial, wraps
 from itertools import groupby
@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from worldsmith.models.local_part import local_part
 from worldsmith.models.real_values import real_values
+from worldsmith.planning.simulation.fake_world import replaced
 from worldsmith.planning.simulation.memory_peaks import Change, memory_after
 from worldsmith.planning.simulation.operations import OperationCounter
 from worldsmith.planning.simulation.traffic import TrafficRecorder
@@ -80,7 +81,7 @@ class MemoryTracker(TorchDispatchMode):
         self._names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._numbers: dict[int, tuple[int, weakref.ref[Any]]] = {}
         self._working_out_shapes = Flag()
-        self._undo: list[Callable[[], Any]] = []
+        self._undo = ExitStack()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -190,25 +191,18 @@ class MemoryTracker(TorchDispatchMode):
             self._resized(storage)
             return result
 
-        torch.UntypedStorage.resize_ = noted  # type: ignore[method-assign, assignment]  # no operation tells of it
-        handles = [
-            register_module_forward_pre_hook(lambda module, _: self._modules.append(self._names.get(module, ""))),
-            register_module_forward_hook(lambda *_: self._leave_module(), always_call=True),
-        ]
-        lock = ShardingPropagator._fake_mode_lock
-        ShardingPropagator._fake_mode_lock = self._working_out_shapes  # type: ignore[assignment]
-        self._undo = [
-            partial(setattr, torch.UntypedStorage, "resize_", resize),
-            partial(setattr, ShardingPropagator, "_fake_mode_lock", lock),
-            *(handle.remove for handle in handles),
-        ]
+        enter = register_module_forward_pre_hook(lambda module, _: self._modules.append(self._names.get(module, "")))
+        leave = register_module_forward_hook(lambda *_: self._leave_module(), always_call=True)
+        self._undo.callback(enter.remove)
+        self._undo.callback(leave.remove)
+        self._undo.enter_context(replaced(torch.UntypedStorage, "resize_", noted))  # no operation tells of it
+        self._undo.enter_context(replaced(ShardingPropagator, "_fake_mode_lock", self._working_out_shapes))
         super().__enter__()
         return self
 
     def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)
-        for undo in self._undo:
-            undo()
+        self._undo.close()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -217,16 +211,17 @@ class MemoryTracker(TorchDispatchMode):
         if self._working_out_shapes.on or func.namespace == "prim":
             return func(*args, **kwargs)  # of whole tensors, in the same fake mode; or a question
         given = list(tensors_among((*args, *kwargs.values())))
-        if self.fake_mode is not None and given and all(map(has_values, given)):
-            with real_values():
-                return func(*args, **kwargs)
-        if self.fake_mode is not None and func in BY_INDEX:
-            args = with_places(args)
-        if self.fake_mode is not None and func is torch.ops.aten._local_scalar_dense.default:
-            dtype = args[0].dtype
-            return True if dtype is torch.bool else 1.0 if dtype.is_floating_point else 1
-        if self.fake_mode is not None and func is torch.ops._c10d_functional.wait_tensor.default:
-            return args[0]  # as it is in a real run
+        if self.fake_mode is not None:
+            if given and all(map(has_values, given)):
+                with real_values():
+                    return func(*args, **kwargs)
+            if func in BY_INDEX:
+                args = with_places(args)
+            elif func is aten._local_scalar_dense.default:
+                dtype = args[0].dtype
+                return True if dtype is torch.bool else 1.0 if dtype.is_floating_point else 1
+            elif func is torch.ops._c10d_functional.wait_tensor.default:
+                return args[0]  # as it is in a real run
         result = func(*args, **kwargs)
         if self.only_traffic:
             self.traffic.note(func, args, kwargs, self.module)

@@ -129,17 +129,19 @@ def can_be_built(config: Trainer.Config | None) -> bool:
 def plus(work: StepWork, shallow: StepWork, deeper: StepWork, times: int) -> StepWork:
     """`work` with what `deeper` has more than `shallow`, so many times; their phases and collectives are the same."""
 
-    def add(name: str, one: Any, two: Any, three: Any) -> int:
-        return int(getattr(one, name) + (getattr(three, name) - getattr(two, name)) * times)
+    def add(name: str, *of: Any) -> int:
+        own, less, more = (getattr(one, name) for one in of)
+        return int(own + (more - less) * times)
 
-    phases, traffic = [], []
+    phases = []
     for phase in work.phases:
-        less, more = (next(other for other in of.phases if other.name == phase.name) for of in (shallow, deeper))
-        phases.append(sum_of([phase, less, more], [1, -times, times]))
+        same = (next(found for found in of.phases if found.name == phase.name) for of in (shallow, deeper))
+        phases.append(sum_of([phase, *same], [1, -times, times]))
+    traffic = []
     for sent in work.traffic:
-        less, more = (find_traffic(of, sent) for of in (shallow, deeper))
-        traffic.append(replace(sent, **{name: add(name, sent, less, more) for name in ("calls", "payload")}))
-    sums = {name: add(name, work, shallow, deeper) for name in COUNTED}
+        all_sent = sent, find_traffic(shallow, sent), find_traffic(deeper, sent)
+        traffic.append(replace(sent, calls=add("calls", *all_sent), payload=add("payload", *all_sent)))
+    sums: dict[str, Any] = {name: add(name, work, shallow, deeper) for name in COUNTED}
     return replace(work, phases=phases, traffic=traffic, **sums)
 
 

@@ -19,6 +19,7 @@ from worldsmith.checkpoint.run.staging import lay_out
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.models import weight_sum
 from worldsmith.models.real_values import real_values, with_real_values
+from worldsmith.planning.simulation.fake_world import replaced
 from worldsmith.planning.simulation.memory_peaks import Timeline, sum_of
 from worldsmith.planning.simulation.tracked_run import TrackedRun, simulated_run
 from worldsmith.planning.simulation.traffic import nbytes
@@ -248,16 +249,13 @@ def save(run: TrackedRun) -> None:
 @contextmanager
 def equal_sums_once() -> Iterator[None]:
     """Within the block the sums over frozen weights of one shape are carried out once: they need the same memory."""
-    before, known = weight_sum.bit_sum, dict[Any, int]()
+    carry_out, known = weight_sum.bit_sum, dict[Any, int]()
 
     def bit_sum(tensor: Tensor) -> int:
         key = tensor.shape, tensor.dtype, str(getattr(tensor, "placements", ""))
         if key not in known:
-            known[key] = before(tensor)
+            known[key] = carry_out(tensor)
         return known[key]
 
-    weight_sum.bit_sum = bit_sum
-    try:
+    with replaced(weight_sum, "bit_sum", bit_sum):
         yield
-    finally:
-        weight_sum.bit_sum = before

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -26,7 +26,7 @@ from worldsmith.models.fill import fill
 from worldsmith.models.lora import is_adapter
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.monitor.throughput import Throughput
-from worldsmith.planning.simulation.fake_world import fake_world, without_memory
+from worldsmith.planning.simulation.fake_world import fake_world, replaced, without_memory
 from worldsmith.planning.simulation.memory_tracker import MemoryTracker
 from worldsmith.planning.simulation.operations import OperationCounter
 from worldsmith.tasks.registry import task_of
@@ -231,7 +231,8 @@ def load(run: TrackedRun, source: WeightSource | None = None) -> None:
 
     for layer in layers:
         vars(layer)["hold"] = held_on_device(partial(hold, layer, layer.hold), tracker)
-    with opened(source), tracker.phase("loading"), tracker.in_main_memory():
+    opened = nullcontext() if source is None else replaced(warm_start, "open_weights", lambda *_, **__: source)
+    with opened, tracker.phase("loading"), tracker.in_main_memory():
         run.state._start_weights()
 
 
@@ -254,20 +255,6 @@ def held_on_device(hold: Callable[[Tensor], None], tracker: MemoryTracker) -> Ca
             hold(value.to(torch.float32, copy=True))  # as to a device that is not the processor
 
     return run
-
-
-@contextmanager
-def opened(source: WeightSource | None) -> Iterator[None]:
-    """Within the block a run that reads its first weights finds these."""
-    if source is None:
-        yield
-        return
-    before, found = warm_start.open_weights, source
-    warm_start.open_weights = lambda *_, **__: found
-    try:
-        yield
-    finally:
-        warm_start.open_weights = before
 
 
 def as_simulated(config: Trainer.Config, *, batches: int | None = None) -> Trainer.Config:
