@@ -27,7 +27,7 @@ class Pattern:
     """Fixed text of each expression: a line without it cannot match, and a substring search is faster."""
     means: str
     remedies: tuple[str, ...]
-    """What to do, the most likely first, in the words of `remedies.render`."""
+    """What to do, the most likely first, as templates of `explanation.render`."""
     needs: tuple[re.Pattern[str], ...] = ()
     """One of them must be found somewhere in the log too, if there are any."""
     raised_in: tuple[re.Pattern[str], ...] = ()

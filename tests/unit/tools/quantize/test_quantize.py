@@ -23,7 +23,7 @@ from worldsmith.data.conversations.conversation import question, say
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.monitor.lineage import read_lineage
 from worldsmith.sampling.answers import Answer, Answerer
-from worldsmith.tools.quantize.compare_answers import Said, compare
+from worldsmith.tools.quantize.quantize import Said, compare
 
 
 @pytest.fixture(scope="module")
