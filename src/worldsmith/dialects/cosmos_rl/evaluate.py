@@ -295,8 +295,7 @@ def gpus(t: SpecTranslation) -> None:
     else:
         t.report("evaluation.shard_id", "unneeded", "all records")
         if launched is None and number > 1:
-            t.put("processes", number, source="num_gpus")
-            t.report("num_gpus", "renamed", f"processes = {number}, at most one for each GPU of the machine")
+            t.assign("num_gpus", "processes", number, ", at most one for each GPU of the machine")
         elif number <= int(launched or 1):
             t.report("num_gpus", "kept", "as it is here")
         else:

@@ -96,14 +96,11 @@ def samples(t: SpecTranslation) -> None:
             t.report(f"{CALIBRATION}{name}", "unneeded", f"without records {scheme} rounds to the nearest")
         return
     few = f": {number} is enough to try it; take {FEW} or more for use" if number < FEW else ""
-    cut = "; longer samples are left out and counted, not cut" if length < VIDEO_TOKENS else ""
-    t.put("samples", number, source=f"{CALIBRATION}num_calibration_samples")
-    t.report(f"{CALIBRATION}num_calibration_samples", "approximated" if few else "renamed", f"samples = {number}{few}")
-    t.put("max_sequence_length", length, source=f"{CALIBRATION}{LENGTH}")
-    more = f": videos want {VIDEO_TOKENS} or more" if cut else ""
-    t.report(
-        f"{CALIBRATION}{LENGTH}", "approximated" if cut else "renamed", f"max_sequence_length = {length}{cut}{more}"
-    )
+    cut = f"; longer samples are left out and counted, not cut: videos want {VIDEO_TOKENS} or more"
+    cut = cut if length < VIDEO_TOKENS else ""
+    count = f"{CALIBRATION}num_calibration_samples"
+    t.assign(count, "samples", number, few, outcome="approximated" if few else "renamed")
+    t.assign(f"{CALIBRATION}{LENGTH}", LENGTH, length, cut, outcome="approximated" if cut else "renamed")
 
 
 @computed(f"{CALIBRATION}annotation_path", f"{CALIBRATION}media_dir", "quantization_method.skip_test_generation")

@@ -119,23 +119,18 @@ def put_frames(t: SpecTranslation, section: str, *, count: str, default: int | N
         t.move(fps, "processor.media.fps", "renamed")
         t.report(frames, "unneeded", f"{fps} says how many")
     elif default is not None:
-        t.put("processor.media.nframes", default, source=frames)
-        t.report(frames, "renamed", f"processor.media.nframes = {default}, their default")
+        t.assign(frames, "processor.media.nframes", default, ", their default")
         t.report(fps, "unneeded", f"{frames} says how many")
 
 
 def put_total_pixels(t: SpecTranslation, section: str) -> None:
     """Sets the max pixels of a video, below `processor.media`."""
-    pixels = t.get(f"{section}total_pixels")
-    if pixels is not None:
-        t.put("processor.media.total_pixels", 2 * pixels, source=f"{section}total_pixels")
-        t.report(
-            f"{section}total_pixels",
-            "renamed",
-            f"processor.media.total_pixels = {2 * pixels}: they count two frames once, and here each counts",
-        )
-    else:
-        t.report(f"{section}total_pixels", "unneeded", "as the model folder says")
+    key, pixels = f"{section}total_pixels", t.get(f"{section}total_pixels")
+    if pixels is None:
+        t.report(key, "unneeded", "as the model folder says")
+        return
+    note = ": they count two frames once, and here each counts"
+    t.assign(key, "processor.media.total_pixels", 2 * pixels, note)
 
 
 def drop_overruled(t: SpecTranslation, section: str, given: dict[str, Any], *, by_fps: bool) -> None:

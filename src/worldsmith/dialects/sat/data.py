@@ -94,10 +94,9 @@ def put_size(t: SpecTranslation, key: str) -> None:
 def model_frames(t: SpecTranslation) -> None:
     key, frames = f"{NETWORK}num_frames", t.get(f"{NETWORK}num_frames")
     count = t.get(FRAMES) or t.get(f"{DATA}params.num_frames")
-    t.put(f"{NET}sample_frames", frames, source=key)
     differs = count not in (None, frames)
     note = f"; clips have {count} frames and the model was made for {frames}" if differs else ""
-    t.report(key, "renamed", f"{NET}sample_frames = {frames}{note}", warn=bool(note))
+    t.assign(key, f"{NET}sample_frames", frames, note, warn=bool(note))
 
 
 @computed(f"{ARGS}train_data", f"{ARGS}train_data_weights")
