@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,86 +25,87 @@ Lines = Sequence[Mapping[str, Any]]
 """Trials as trials.jsonl has them."""
 
 
+@dataclass(frozen=True)
+class SettingAxis:
+    """A searched setting as an axis of a chart."""
+
+    dimension: Dimension
+    labels: list[str] | None
+    """The values of a setting that is no number; a trial's position is the index of its label. None for numbers."""
+    positions: list[float | None]
+    """Position of each complete trial; None if it has none."""
+
+    @property
+    def is_log(self) -> bool:
+        return self.dimension.mark.log or self.dimension.mark.power_of_two
+
+
+def setting_axis(path: str, lines: Lines, space: Space) -> SettingAxis:
+    dimension = next(dimension for dimension in space.dimensions if dimension.path == path)
+    values: list[Any] = [space.value(path, line["settings"]) for line in lines]
+    complete = [value for value, line in zip(values, lines, strict=True) if line["state"] == "complete"]
+    if all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values):
+        numbers = [None if dimension.mark.log and value <= 0 else value for value in complete]
+        return SettingAxis(dimension, None, numbers)
+    labels = list(dict.fromkeys(shown(value) for value in [*dimension.mark.choices, *values]))
+    return SettingAxis(dimension, labels, [labels.index(shown(value)) for value in complete])
+
+
 def study_charts(lines: Lines, space: Space, metric: str, direction: str) -> tuple[list[dict[str, Any]], list[str]]:
     """The charts that have values, and one sentence for each reason to omit others."""
-    complete, paths = len(valued(lines)), list(dict.fromkeys(dimension.path for dimension in space.dimensions))
-    titles = {path: f"{metric} over {path}" for path in paths}
-    if complete < FEWEST:
-        there = f"there {'is' if complete == 1 else 'are'} {complete}"
-        named = ", ".join((history_title(metric), *titles.values(), "all settings"))
+    complete = [line for line in lines if line["state"] == "complete"]
+    titles = {path: f"{metric} over {path}" for path in space.paths}
+    history_title = f"{metric} by trial"
+    if len(complete) < FEWEST:
+        there = f"there {'is' if len(complete) == 1 else 'are'} {len(complete)}"
+        named = ", ".join((history_title, *titles.values(), "all settings"))
         return [], [f"Not drawn, because each needs at least {FEWEST} complete trials and {there}: {named}."]
-    drawn: list[dict[str, Any]] = []
+    settings = {path: setting_axis(path, lines, space) for path in titles}
+    drawn: list[dict[str, Any]] = [chart("history", history_title, history(lines, direction), over="trial")]
     same: list[str] = []
     few: list[str] = []
-    for path in paths:
-        places = slice_places(lines, space, path)
-        if len({place for place, _ in places}) > 1:
-            drawn.append(slice_chart(lines, space, path, titles[path], places))
+    for path, setting in settings.items():
+        pairs = zip(setting.positions, complete, strict=True)
+        points = [(position, line["value"]) for position, line in pairs if position is not None]
+        if len({position for position, _ in points}) > 1:
+            about: dict[str, Any] = {"over": path, "ticks": setting.labels, "log_over": setting.is_log}
+            about["stops"] = [[value, figure(value)] for value in stops(setting.dimension)]
+            drawn.append(chart(f"slice {path}", titles[path], [curve(path, points, points=True)], **about))
         else:
-            (same if len(places) == complete else few).append(titles[path])
+            (same if len(points) == len(complete) else few).append(titles[path])
+    drawn.append(parallel_coordinates(complete, list(settings.values()), metric, direction))
     reasons = {"all complete trials have the same value of the setting": same, "too few trials have a value": few}
-    notes = [f"Not drawn, because {reason}: {', '.join(named)}." for reason, named in reasons.items() if named]
-    return [*history(lines, metric, direction), *drawn, *across(lines, space, metric, direction)], notes
+    return drawn, [f"Not drawn, because {reason}: {', '.join(named)}." for reason, named in reasons.items() if named]
 
 
-def history_title(metric: str) -> str:
-    return f"{metric} by trial"
-
-
-def history(lines: Lines, metric: str, direction: str) -> list[dict[str, Any]]:
-    """Values by trial, and the best one so far."""
-    complete = valued(lines)
-    better = min if direction == "min" else max
-    best: list[float] = []
-    for _, value in complete:
-        best.append(better([value, *best[-1:]]))
-    pruned = [(line["trial"], line["value"]) for line in lines if line["state"] == "pruned"]
-    drawn = [
-        curve("best so far", [number for number, _ in complete], best),
-        curve("complete", *columns(complete), points=True),
-        *([curve("pruned, its last value", *columns(pruned), points=True)] if pruned else []),
+def history(lines: Lines, direction: str) -> list[dict[str, Any]]:
+    """The curves of values by trial, and of the best value so far."""
+    complete, pruned = (
+        [(line["trial"], line["value"]) for line in lines if line["state"] == state] for state in ("complete", "pruned")
+    )
+    best = itertools.accumulate((value for _, value in complete), min if direction == "min" else max)
+    return [
+        curve("best so far", list(zip((number for number, _ in complete), best, strict=True))),
+        curve("complete", complete, points=True),
+        *([curve("pruned, its last value", pruned, points=True)] if pruned else []),
     ]
-    return [chart("history", history_title(metric), drawn, over="trial")]
 
 
-def slice_places(lines: Lines, space: Space, path: str) -> list[tuple[float, float]]:
-    """The position on the axis of a setting and the value of each complete trial that has one there."""
-    dimension = dimension_of(space, path)
-    labels = labels_of(dimension, lines, space)
-    places = [
-        (place_of(line, dimension, space, labels), line["value"]) for line in lines if line["state"] == "complete"
-    ]
-    return [(place, value) for place, value in places if place is not None]
-
-
-def slice_chart(
-    lines: Lines, space: Space, path: str, title: str, places: Sequence[tuple[float, float]]
+def parallel_coordinates(
+    complete: Lines, settings: Sequence[SettingAxis], metric: str, direction: str
 ) -> dict[str, Any]:
-    """The values over one setting."""
-    dimension = dimension_of(space, path)
-    about: dict[str, Any] = {"over": path, "ticks": labels_of(dimension, lines, space), "log_over": is_log(dimension)}
-    about["stops"] = [[value, figure(value)] for value in stops(dimension)]
-    return chart(f"slice {path}", title, [curve(path, *columns(places), points=True)], **about)
-
-
-def dimension_of(space: Space, path: str) -> Dimension:
-    return next(dimension for dimension in space.dimensions if dimension.path == path)
-
-
-def across(lines: Lines, space: Space, metric: str, direction: str) -> list[dict[str, Any]]:
-    """Parallel coordinates of the complete trials: an axis for each setting, the last for the value."""
-    complete = [line for line in lines if line["state"] == "complete"]
+    """The chart of all settings: an axis for each one, the last for the value, and a line for each complete trial."""
+    values = [line["value"] for line in complete]
     axes, heights = [], []
-    for path in dict.fromkeys(dimension.path for dimension in space.dimensions):
-        dimension = dimension_of(space, path)
-        labels = labels_of(dimension, lines, space)
-        places = [place_of(line, dimension, space, labels) for line in complete]
-        if any(place is not None for place in places):
-            axes.append(axis(path.rpartition(".")[2], places, labels, stops(dimension), log=is_log(dimension)))
-            heights.append(places)
-    axes.append(axis(metric, [line["value"] for line in complete], log=False))
-    heights.append([line["value"] for line in complete])
-    order = sorted(range(len(complete)), key=lambda n: complete[n]["value"], reverse=direction == "max")
+    for setting in settings:
+        if any(position is not None for position in setting.positions):
+            name = setting.dimension.path.rpartition(".")[2]
+            ticks = stops(setting.dimension)
+            axes.append(axis(name, setting.positions, setting.labels, ticks, log=setting.is_log))
+            heights.append(setting.positions)
+    axes.append(axis(metric, values, log=False))
+    heights.append(values)
+    order = sorted(range(len(complete)), key=values.__getitem__, reverse=direction == "max")
     drawn = []
     for rank, index in reversed(list(enumerate(order))):
         line, is_first = complete[index], complete[index]["trial"] == 0
@@ -121,7 +124,7 @@ def across(lines: Lines, space: Space, metric: str, direction: str) -> list[dict
         })  # fmt: skip
     title = f"All settings: the best in orange, as it is in grey, the better the darker ({metric})"
     named = [{"name": found["name"], "ticks": found["ticks"]} for found in axes]
-    return [{"id": "across", "title": title, "unit": "", "log": False, "more": 0, "axes": named, "lines": drawn}]
+    return {"id": "across", "title": title, "unit": "", "log": False, "more": 0, "axes": named, "lines": drawn}
 
 
 def axis(
@@ -170,52 +173,23 @@ def scaled(value: float | None, axis: Mapping[str, Any]) -> float | None:
     return 0.5 if low == high else (value - low) / (high - low)
 
 
-def labels_of(dimension: Dimension, lines: Lines, space: Space) -> list[str] | None:
-    """The values of a setting that is no number, as they were met; None for numbers."""
-    values = [space.value(dimension.path, line["settings"]) for line in lines]
-    if all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values):
-        return None
-    return list(dict.fromkeys(shown(value) for value in [*dimension.mark.choices, *values]))
-
-
-def is_log(dimension: Dimension) -> bool:
-    return dimension.mark.log or dimension.mark.power_of_two
-
-
-def place_of(line: Mapping[str, Any], dimension: Dimension, space: Space, labels: Sequence[str] | None) -> float | None:
-    """Where a trial stands on the axis of a setting; None where it has none."""
-    value: Any = space.value(dimension.path, line["settings"])
-    if labels is not None:
-        return labels.index(shown(value))
-    return None if dimension.mark.log and value <= 0 else value
-
-
 def chart(name: str, title: str, lines: list[dict[str, Any]], **about: Any) -> dict[str, Any]:
     return {"id": name, "title": title, "unit": "", "log": False, "more": 0, "lines": lines, **about}
 
 
-def curve(label: str, x: Sequence[float], y: Sequence[float], *, points: bool = False) -> dict[str, Any]:
+def curve(label: str, pairs: Sequence[tuple[float, float]], *, points: bool = False) -> dict[str, Any]:
     """A line, or points, as `look/page.js` draws them."""
-    pairs = list(zip(x, y, strict=True))
     ends = {"last": pairs[-1], "least": min(pairs, key=lambda p: p[1]), "greatest": max(pairs, key=lambda p: p[1])}
     return {
         "label": label,
-        "x": [short(value) for value in x],
-        "y": [short(value) for value in y],
+        "x": [short(x) for x, _ in pairs],
+        "y": [short(y) for _, y in pairs],
         "smooth": False,
         "points": points,
         "values": len(pairs),
         "run": 0,
         **{name: [short(place), short(value)] for name, (place, value) in ends.items()},
     }
-
-
-def valued(lines: Lines) -> list[tuple[int, float]]:
-    return [(line["trial"], line["value"]) for line in lines if line["state"] == "complete"]
-
-
-def columns(pairs: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    return [x for x, _ in pairs], [y for _, y in pairs]
 
 
 def shown(value: Any) -> str:
@@ -228,11 +202,10 @@ def write_page(
 ) -> Path:  # fmt: skip
     """`lines` are those of trials.jsonl, `facts` those of best.json, `rules` what the study was asked to do."""
     metric, direction = rules["metric"], rules["direction"]
-    paths = list(dict.fromkeys(dimension.path for dimension in space.dimensions))
     rows = [
         {
             **line,
-            "shown": {path: shown(space.value(path, line["settings"])) for path in paths},
+            "shown": {path: shown(space.value(path, line["settings"])) for path in space.paths},
             "report": report(out, line),
         }
         for line in lines
@@ -261,7 +234,7 @@ def write_page(
         ),
         section("study_charts", "Charts", notes=notes),
         section("importances", "What matters", importances=importances, complete=count(lines, "complete"), why=few),
-        section("trials", "Trials", lines=rows, paths=paths, best=facts.get("trial"), refused=refused),
+        section("trials", "Trials", lines=rows, paths=space.paths, best=facts.get("trial"), refused=refused),
         section("space", "Search", space=[str(dimension) for dimension in space.dimensions], rules=rules),
     ]
     title = f"{name}: {len(lines)} trials"

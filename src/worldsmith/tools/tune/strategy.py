@@ -98,18 +98,17 @@ class Strategy:
         if number == 0:  # the run as it is
             drawn, kinds = space.untouched()
             return Plan(0, {}, drawn, kinds)
-        paths = list(dict.fromkeys(dimension.path for dimension in space.dimensions))
 
-        def whole(settings: Mapping[str, Any]) -> list[Any]:
-            return [space.value(path, settings) for path in paths]
+        def values(settings: Mapping[str, Any]) -> str:
+            return json.dumps([space.value(path, settings) for path in space.paths])
 
-        before = {json.dumps(whole(settings)): number for number, settings in reversed(list(tried.items()))}
+        before = {values(settings): number for number, settings in reversed(list(tried.items()))}
         refused: list[dict[str, Any]] = []
         for attempt in range(TRIES):
             study = self._study(known, sampler=self._sampler(number, attempt))
             trial = study.ask()
             settings = space.suggest(trial)
-            same = before.get(json.dumps(whole(settings)))
+            same = before.get(values(settings))
             reason = f"the same as trial {same}" if same is not None else refusal(settings)
             if reason is None:
                 return Plan(number, settings, trial.params, trial.distributions, refused)
