@@ -235,7 +235,7 @@ class Trials:
         UserError for a metric that the run does not have.
         """
         config, direction = self.setup.config, self.setup.direction
-        figures = run.facts() if config.evaluate else dict.fromkeys(run.figures)
+        figures = run.facts() if config.evaluate else dict.fromkeys(run.validations.names)
         if config.metric not in figures:
             raise UserError(f"there is no figure '{config.metric}'; there are: {', '.join(sorted(figures)) or 'none'}")
         values = [figures[config.metric]] if config.evaluate else run.values()
