@@ -206,7 +206,7 @@ def _apply(document: Document, form: SpecForm, override: Override, problems: lis
     parent[path[-1]] = value
     _forget(document, path)
     span = Span(override.place, override.place)
-    document.spans |= {(*path, *below): span for below, _ in walk(value)}
+    document.spans.update({(*path, *below): span for below, _ in walk(value)})
     for length in range(1, len(path)):
         document.spans.setdefault(path[:length], span)
 
