@@ -34,7 +34,6 @@ from worldsmith.training.run_folder import dataset_inputs
 
 if TYPE_CHECKING:
     from worldsmith.data.conversations.chat_processor import ChatSample
-    from worldsmith.models.decoding import Decoding
     from worldsmith.sampling.answers import Answer, Answerer
 
 
@@ -43,33 +42,17 @@ Asked = Sequence[tuple[str, Sequence[Turn]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """The answers of one model."""
+class TimedAnswers:
+    """The answers of one model, and the seconds that all of them took."""
 
     answers: list[Answer]
     seconds: float
-    """For all of them."""
 
 
-def ask(
-    answerer: Answerer, asked: Asked, *, batch_size: int, max_new_tokens: int, decoding: Decoding, what: str
-) -> Said:
-    """The first question is also asked once before the clock starts: some models make themselves ready then."""
-    questions = [(key, question(turns)) for key, turns in asked]
-    list(answerer.answers(questions[:1], batch_size=1, max_new_tokens=1))
-    answers, show = [], share_done(what)
-    start = time.perf_counter()
-    for answer in answerer.answers(questions, batch_size=batch_size, max_new_tokens=max_new_tokens, decoding=decoding):
-        answers.append(answer)
-        show(len(answers), len(questions))
-    return Said(answers, time.perf_counter() - start)
+def compare_answers(asked: Asked, before: TimedAnswers, after: TimedAnswers) -> dict[str, Any]:
+    """Metrics of both models, as `worldsmith evaluate` computes them.
 
-
-def compare(asked: Asked, before: Said, after: Said) -> dict[str, Any]:
-    """The figures of both models, judged as `worldsmith evaluate` does. A conversation that one of them could not be
-    asked is in none of them.
-
-    Raises UserError when that is so of all.
+    Conversations that one of the models could not be asked are left out. Raises UserError if all of them are.
     """
     pairs = {old.key: (old, new) for old, new in zip(before.answers, after.answers) if not old.error and not new.error}
     if not pairs:
@@ -178,7 +161,7 @@ class Quantize(AnswerAction, WritingAction):
             passed = True
             if before is not None and questions is not None:
                 answerer = Answerer(quantizing(model.spec.name).load_quantized(aside, device), self.settings(model))
-                check = compare(asked, before, self.ask(answerer, asked, "asking the result"))
+                check = compare_answers(asked, before, self.ask(answerer, asked, "asking the result"))
                 check["left_out"] += min(config.max_questions, len(questions)) - len(asked)
                 passed = falls_by(check) <= config.tolerance / 100 + 1e-9
                 facts["check"] = {
@@ -223,16 +206,17 @@ class Quantize(AnswerAction, WritingAction):
             questions = dataset_of(model, config.questions, "questions", "dataloader_val", purpose)
         return model, quantizer, data, questions
 
-    def ask(self, answerer: Answerer, asked: Asked, what: str) -> Said:
-        config = self.config
-        return ask(
-            answerer,
-            asked,
-            batch_size=config.batch_size,
-            max_new_tokens=config.max_new_tokens,
-            decoding=self.decoding,
-            what=what,
-        )
+    def ask(self, answerer: Answerer, asked: Asked, what: str) -> TimedAnswers:
+        """Asks a model all questions; the first one also before the clock starts, as a warm-up."""
+        questions = [(key, question(turns)) for key, turns in asked]
+        list(answerer.answers(questions[:1], batch_size=1, max_new_tokens=1))
+        answers, show = [], share_done(what)
+        size, longest = self.config.batch_size, self.config.max_new_tokens
+        start = time.perf_counter()
+        for answer in answerer.answers(questions, batch_size=size, max_new_tokens=longest, decoding=self.decoding):
+            answers.append(answer)
+            show(len(answers), len(questions))
+        return TimedAnswers(answers, time.perf_counter() - start)
 
     def observe(self, quantizer: Quantizer, answerer: Answerer, data: ChatDataset) -> dict[str, Any]:
         """Runs the model over conversations as in training; what was used and left out. Raises UserError for none."""
