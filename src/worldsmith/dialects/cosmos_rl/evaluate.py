@@ -15,10 +15,10 @@ from worldsmith.dialects.cosmos_rl.rules import (
     PIXELS,
     RESIZED,
     drop_overruled,
+    model_rule,
     move_if_any,
     number_format,
     put_frames,
-    put_model,
     put_total_pixels,
     refuse_remote_output,
 )
@@ -231,11 +231,6 @@ class EvaluateSpec(Config):
     """Where the results go."""
 
 
-@computed("model.model_name", "model.enable_lora", "model.base_model_path")
-def evaluated_model(t: SpecTranslation) -> None:
-    put_model(t, "model.model_name", "model.")
-
-
 @computed("results_dir", "model.save_folder")
 def evaluation_folder(t: SpecTranslation) -> None:
     if refuse_remote_output(t, "results_dir"):
@@ -353,7 +348,8 @@ FORM = SpecForm(
     "evaluate",
     EvaluateSpec,
     (
-        *(questions, evaluated_model, evaluation_folder, task, gpus, soft, limit, evaluation_frames, metrics, merged),
+        *(questions, model_rule("model.model_name"), evaluation_folder, task, gpus, soft, limit, evaluation_frames),
+        *(metrics, merged),
         renamed("model.dtype", "dtype", number_format),
         *read_key_rules("cosmos_rl", "evaluate", "any_result"),
     ),

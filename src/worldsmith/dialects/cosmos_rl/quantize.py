@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from worldsmith.config.declare.configurable import Config
 from worldsmith.config.declare.ranges import Range, Share
 from worldsmith.config.declare.search import Example, Popular
-from worldsmith.dialects.cosmos_rl.rules import LLAVA, put_model, refuse_remote, refuse_remote_output
+from worldsmith.dialects.cosmos_rl.rules import LLAVA, model_rule, refuse_remote, refuse_remote_output
 from worldsmith.dialects.translation import SpecForm, SpecTranslation, computed, format_value, read_key_rules
 
 CALIBRATION, LENGTH = "calibration_dataset.", "max_sequence_length"
@@ -74,11 +74,6 @@ class QuantizeSpec(Config):
     """How numbers are stored."""
     results_dir: Annotated[str, Example("results/quantize"), Popular()]
     """Where the quantized model goes."""
-
-
-@computed("model.model_path", "model.enable_lora", "model.base_model_path")
-def quantized_model(t: SpecTranslation) -> None:
-    put_model(t, "model.model_path", "model.")
 
 
 def is_measured(t: SpecTranslation) -> bool:
@@ -170,7 +165,7 @@ FORM = SpecForm(
     "quantize",
     QuantizeSpec,
     (
-        *(quantized_model, samples, calibration, smoothing, hub, quantized_folder),
+        *(model_rule("model.model_path"), samples, calibration, smoothing, hub, quantized_folder),
         *read_key_rules("cosmos_rl", "quantize", "any_result"),
     ),
     left_open=dict.fromkeys(("model.model_path", "results_dir"), ""),

@@ -148,15 +148,18 @@ def encoders(t: SpecTranslation) -> None:
     key, path = f"{VAE}params.ckpt_path", t.get(f"{VAE}params.ckpt_path")
     if not path:
         t.refuse(key, "no value is given", f"{key}=PATH")
-    elif is_missing(path):
-        t.refuse(key, f"there is no '{path}'", f"{key}=zai-org/CogVideoX-2b, or a diffusers folder with vae/")
     else:
-        t.move(key, "model.config.tokenizer.vae_path", "renamed")
-    key, path = f"{TEXT}params.model_dir", t.get(f"{TEXT}params.model_dir")
-    if is_missing(path):
-        t.refuse(key, f"there is no '{path}'", f"{key}=google/t5-v1_1-xxl, or a folder with the encoder")
+        move_path(t, key, "model.config.tokenizer.vae_path", "zai-org/CogVideoX-2b, or a diffusers folder with vae/")
+    text_path = "google/t5-v1_1-xxl, or a folder with the encoder"
+    move_path(t, f"{TEXT}params.model_dir", "model.config.text_encoder.path", text_path)
+
+
+def move_path(t: SpecTranslation, key: str, to: str, expected: str = "PATH") -> None:
+    """Sets `to` from a key whose value must be a path that exists, or a repository on the hub."""
+    if is_missing(t.get(key)):
+        t.refuse(key, f"there is no '{t.get(key)}'", f"{key}={expected}")
     else:
-        t.move(key, "model.config.text_encoder.path", "renamed")
+        t.move(key, to, "renamed")
 
 
 def is_missing(place: str) -> bool:

@@ -14,8 +14,8 @@ from worldsmith.dialects.sat.data import (
     clips,
     count_clips,
     encoders,
-    is_missing,
     model_frames,
+    move_path,
     train_data,
     valid_data,
 )
@@ -119,10 +119,8 @@ def start(t: SpecTranslation) -> None:
             "it is left out: a run starts from the weights that the recipe names",
             warn=True,
         )
-    elif is_missing(load):
-        t.refuse(f"{ARGS}load", f"there is no '{load}'", f"{ARGS}load=PATH")
     else:
-        t.move(f"{ARGS}load", "checkpoint.load_path", "renamed")
+        move_path(t, f"{ARGS}load", "checkpoint.load_path")
     text = "weights that the transformer needs must all be there; there, missing ones were let pass"
     t.report(f"{ARGS}force_train", "approximated" if t.get(f"{ARGS}force_train") else "kept", text)
     t.report(f"{ARGS}no_load_rng", "unneeded", "a fine-tuning starts with draws of its own")

@@ -123,7 +123,10 @@ def read(*, match: Sequence[str], **row: Any) -> Pattern:
     row |= {"match": match, "parts": map(fixed_part, match), "remedies": row.pop("try"), "needs": row.pop("with", ())}
     for name in ("match", "needs", "raised_in"):
         row[name] = map(re.compile, row.get(name, ()))
-    return Pattern(**{name: value if isinstance(value, int | str) else tuple(value) for name, value in row.items()})
+    values: dict[str, Any] = {
+        name: value if isinstance(value, int | str) else tuple(value) for name, value in row.items()
+    }
+    return Pattern(**values)
 
 
 def fixed_part(expression: str) -> str:
