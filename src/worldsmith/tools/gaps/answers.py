@@ -27,10 +27,10 @@ FAILED = ("prep_error", "gen_error")
 
 
 class Answer(NamedTuple):
-    """One answer of an evaluation: the file, its index there, and the row of the file."""
+    """One answer of an evaluation: the file, the number of the row in it, from 0, and the row."""
 
     file: str
-    index: int
+    number: int
     row: Mapping[str, Any]
 
 
@@ -62,8 +62,8 @@ class Evaluation:
             rows = read_rows(file)
             ids = Counter(str(row.get("id")) for row in rows)
             found += [
-                Answer(file, index, {k: v for k, v in row.items() if k != "id" or ids[str(v)] == 1})
-                for index, row in enumerate(rows)
+                Answer(file, number, {k: v for k, v in row.items() if k != "id" or ids[str(v)] == 1})
+                for number, row in enumerate(rows)
             ]
         return found
 

@@ -164,7 +164,7 @@ def find_gaps(evaluation: Evaluation, annotations: Annotations | None, mode: Mod
                 continue
             key = name_of(answer.row) if annotations is None else annotations.key_of(answer.row)
         except ValueError as error:
-            unreadable.append(f"{answer.file}[{answer.index}]: {error}")
+            unreadable.append(f"{answer.file}[{answer.number}]: {error}")
             continue
         if key is None:
             lost.append(name_of(answer.row))
@@ -185,7 +185,7 @@ def find_gaps(evaluation: Evaluation, annotations: Annotations | None, mode: Mod
                 "media": media,
                 "media_exists": are_there(media),
                 "results_file": answer.file,
-                "row": answer.index,
+                "row": answer.number,
                 "evaluation": None if is_remote(answer.file) else ids.get(local(answer.file).resolve().parent),
             }
         )
