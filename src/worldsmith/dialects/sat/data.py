@@ -62,9 +62,8 @@ def put_rate(t: SpecTranslation, folder: bool) -> None:
     else:
         t.put(f"{DATASET}frame_selection_mode", "random", source=f"{DATA}target")
         t.report(RATE, "renamed", f"{DATASET}target_fps = {rate:g}, temporal_interval_mode = target_fps, from anywhere")
-    t.put(f"{DATASET}skip_frames", int(skipped), source=SKIPPED)
     short = "; where SAT would repeat a clip's last frame, fewer are skipped, or it is left out" if folder else ""
-    t.report(SKIPPED, "approximated" if short else "renamed", f"{DATASET}skip_frames = {int(skipped)}{short}")
+    t.assign(SKIPPED, f"{DATASET}skip_frames", int(skipped), short, outcome="approximated" if short else "renamed")
 
 
 def put_size(t: SpecTranslation, key: str) -> None:

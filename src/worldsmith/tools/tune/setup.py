@@ -87,17 +87,9 @@ class StudySetup:
 
     @cached_property
     def strategy(self) -> Strategy:
-        config = self.config
-        return Strategy(
-            direction=self.direction,
-            seed=config.seed,
-            sampler=config.sampler,
-            startup=config.startup,
-            pruner=config.pruner,
-            reduction=config.reduction,
-            least=config.least_validations,
-            most=self.validations({}),
-        )
+        names = ("seed", "sampler", "startup", "pruner", "reduction", "least_validations")
+        settings = {name: getattr(self.config, name) for name in names}
+        return Strategy(self.direction, most=self.validations({}), **settings)
 
     def validations(self, settings: Mapping[str, Any]) -> int:
         """How often a run with these settings validates."""

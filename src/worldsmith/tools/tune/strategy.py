@@ -79,7 +79,7 @@ class Strategy:
     startup: int = 10
     pruner: PRUNERS = "none"
     reduction: int = 3
-    least: int = 1
+    least_validations: int = 1
     most: int = 1
 
     def plan(
@@ -152,12 +152,14 @@ class Strategy:
         from optuna import pruners
 
         if self.pruner == "asha":
-            return pruners.SuccessiveHalvingPruner(min_resource=self.least, reduction_factor=self.reduction)
+            return pruners.SuccessiveHalvingPruner(min_resource=self.least_validations, reduction_factor=self.reduction)
         if self.pruner == "hyperband":
-            most = max(self.most, self.least)
-            return pruners.HyperbandPruner(min_resource=self.least, max_resource=most, reduction_factor=self.reduction)
+            most = max(self.most, self.least_validations)
+            return pruners.HyperbandPruner(
+                min_resource=self.least_validations, max_resource=most, reduction_factor=self.reduction
+            )
         if self.pruner == "median":
-            return pruners.MedianPruner(n_startup_trials=self.startup, n_warmup_steps=self.least)
+            return pruners.MedianPruner(n_startup_trials=self.startup, n_warmup_steps=self.least_validations)
         return pruners.NopPruner()
 
 
