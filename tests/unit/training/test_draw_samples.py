@@ -29,6 +29,8 @@ from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.video_file import examine
 from worldsmith.families.diffusers_pipeline.text_encoder import T5TextEncoder
 from worldsmith.monitor.metrics_log import read_metrics
+from worldsmith.monitor.page.next_steps import trained_prompt
+from worldsmith.monitor.page.run_files import read_run
 from worldsmith.monitor.throughput import Throughput
 from worldsmith.sampling.answers import Answerer
 from worldsmith.sampling.generate import GenerationRequest, generate
@@ -356,6 +358,7 @@ def test_half_of_the_captions_are_of_training_clips_and_half_held_out(world: Pat
     labels = ["training caption", "held-out caption"] * 2
     assert [s["source"] for s in samples] == labels[:count]
     assert [s["prompt"].endswith(" is held out") for s in samples] == [False, True, False, True][:count]
+    assert trained_prompt(read_run(tmp_path / "run")) == samples[0]["prompt"]
     for sample in samples:  # next to the clip of its own data set
         number = sample["prompt"].split()[1]
         original = few_frames(world / f"data/videos/{number}.mp4", 99)

@@ -22,6 +22,7 @@ from worldsmith.config.tree.plain import to_dict
 from worldsmith.files.fingerprint import LINEAGE
 from worldsmith.models.video_model import GenerationDefaults
 from worldsmith.monitor.lineage import Input, read_lineage, record_of, write_lineage
+from worldsmith.monitor.short_text import WEIGHTS_NAMES
 from worldsmith.sampling.training_data import with_clip_size
 
 
@@ -38,7 +39,7 @@ class Export(WritingAction):
         dtype: Literal["bfloat16", "float32"] = "bfloat16"
         """Number format of the weights."""
         weights: Literal["auto", "ema", "live"] = "auto"
-        """auto: the averaged ones (ema) if there are any."""
+        """auto: the EMA weights (ema) if there are any, else the raw weights (live)."""
         merge: bool = True
         """Merge a LoRA run's adapters into the weights; --no-merge keeps them beside (native, sat)."""
         vision_tower: str | None = None
@@ -82,7 +83,7 @@ class Export(WritingAction):
         return ExportOptions(config.dtype, config.merge, config.force, config.vision_tower)
 
     def describe(self, model: StoredModel) -> str:
-        return f"{model.weights} weights after {model.iteration} steps, {self.config.dtype}"
+        return f"{WEIGHTS_NAMES[model.weights]} after {model.iteration} steps, {self.config.dtype}"
 
     def prepare(self) -> tuple[str, Format, Path, StoredModel]:
         """The format and its name, the folder and the model, after all checks that cost little."""

@@ -28,6 +28,7 @@ from worldsmith.files.json_file import read_json_object, section
 from worldsmith.files.model_folder import ADAPTER_CONFIG, base_of_adapter, is_adapter_folder
 from worldsmith.models.model_files import local_folder
 from worldsmith.models.spec import ModelSpec
+from worldsmith.monitor.short_text import WEIGHTS_NAMES
 
 if TYPE_CHECKING:
     import torch
@@ -50,8 +51,8 @@ def find_model(path: str | Path, *, weights: Weights = "auto", base: str | None 
     Args:
         path: a run folder (its newest complete checkpoint is taken), an iter folder, an exported pipeline or native
             export, the hub name of one of the last two, or a folder of adapters in PEFT's format, whose base is read.
-        weights: "ema" the averaged weights, "live" the trained ones, "untrained" those that the run started from,
-            "auto" averaged if there are any, else live.
+        weights: "ema" the EMA weights, "live" the raw weights, "untrained" those that the run started from, "auto"
+            the EMA weights if there are any, else the raw weights.
         base: where the weights are now on which a checkpoint of trained weights only was trained (what
             `open_weights` takes), or where the base of adapters is; None: at the load_path in the run's config, or
             where the adapters' own files say.
@@ -165,7 +166,7 @@ def choose_of_run(model: StoredModel, checkpoint: Path | None, weights: Weights)
         raise needs_no_base(checkpoint, "it holds all its weights")
     averaged = bool(CheckpointWeights(checkpoint / "model").average_shapes)
     if weights == "ema" and not averaged:
-        raise ValueError(f"{checkpoint} has no averaged weights (model.config.ema was off); ask for the live ones")
+        raise ValueError(f"{checkpoint} has no EMA weights (model.config.ema was off); ask for the raw ones (live)")
     kind: Literal["ema", "live"] = "live" if weights == "live" or not averaged else "ema"
     return replace(model, folder=checkpoint, iteration=folder_iteration(checkpoint.resolve()), weights=kind)
 
@@ -210,7 +211,8 @@ def choose_of_export(model: StoredModel, _: Path | None, weights: Weights) -> St
         raise needs_no_base(model.folder, "an exported folder holds all weights")
     if weights not in ("auto", model.weights):
         raise ValueError(
-            f"{model.folder} holds the {model.weights} weights only; for the {weights} ones give the run folder"
+            f"{model.folder} has only the {WEIGHTS_NAMES[model.weights]}: for the {WEIGHTS_NAMES[weights]}, give the "
+            "run folder"
         )
     return model
 

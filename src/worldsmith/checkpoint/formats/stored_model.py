@@ -25,6 +25,7 @@ from worldsmith.models.lora import is_adapter
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.spec import ModelSpec
 from worldsmith.models.weights.finite import non_finite, require_finite
+from worldsmith.monitor.short_text import WEIGHTS_NAMES
 
 if TYPE_CHECKING:
     import torch
@@ -94,11 +95,11 @@ class StoredModel:
     @property
     def weights_in_words(self) -> str:
         """Which weights are meant, for people."""
-        return "untrained" if self.weights == "untrained" else f"{self.weights} weights, {self.iteration} steps"
+        return "untrained" if self.weights == "untrained" else f"{WEIGHTS_NAMES[self.weights]}, {self.iteration} steps"
 
     @property
     def average(self) -> bool:
-        """Whether the averaged weights are meant."""
+        """Whether the EMA weights are meant."""
         return self.weights == "ema"
 
     def open(self, *, merge: bool = True) -> WeightSource:

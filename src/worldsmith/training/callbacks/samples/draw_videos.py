@@ -16,6 +16,7 @@ from worldsmith.config.declare.ranges import Factor, PositiveFactor, Range, Seed
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.models.video_model import NOISE_LEVELS
+from worldsmith.monitor.short_text import WEIGHTS_NAMES
 from worldsmith.sampling.sample_settings import SampleSettings
 from worldsmith.training.callbacks.samples.draw_samples import DrawingSize, DrawnSample, DrawSamples, Weights
 
@@ -33,7 +34,6 @@ SAME_FOR_ALL = ("num_steps", "guidance", "dynamic_guidance", "shift", "scheduler
 QUALITY = 95
 """Of JPEG files."""
 FROM_TEXT = {"text2image", "text2video"}
-NAMES = {"live": "raw weights", "ema": "EMA weights"}
 TRAINING, HELD_OUT = "training caption", "held-out caption"
 """Labels of captions of clips that are trained on, and of clips of the validation data."""
 CANDIDATES = 8
@@ -242,7 +242,7 @@ class DrawVideos(DrawSamples):
                         "file": str(file.relative_to(run)),
                         **({} if clip is None else {"real": str(clip.relative_to(run))}),
                     }
-                rows.append((f"{NAMES[weights]}, guidance {scale:g}", clips))
+                rows.append((f"{WEIGHTS_NAMES[weights]}, guidance {scale:g}", clips))
         sources = [f"{caption.source}: " for caption in self.captions]
         titles = [f"{source}{request.prompt}" for request, source in zip(requests, chain(sources, repeat("")))]
         contact_sheet(folder / "sheet.png", rows, titles)
