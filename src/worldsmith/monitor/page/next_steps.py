@@ -67,9 +67,9 @@ def going_on(run: RunFiles, status: Status) -> Iterator[Advice]:
         yield Advice("Explain it", about, command("explain", run.folder.resolve()))
     if status.state == "failed":
         yield Advice("Check the start", "Checks everything before the first step, files included.", f"{start} --dryrun")
-        text = f"When the cause is mended, the run goes on {from_where}."
+        text = f"After the cause is fixed, the run resumes {from_where}."
     else:
-        text = f"The run goes on {from_where}."
+        text = f"The run resumes {from_where}."
     yield Advice("Resume it", text, start)
 
 
