@@ -14,7 +14,7 @@ from worldsmith.checkpoint.formats.export_weights import exports_of
 from worldsmith.checkpoint.formats.family_formats import Export as Format
 from worldsmith.checkpoint.formats.family_formats import ExportOptions, formats_of
 from worldsmith.checkpoint.formats.find_model import find_family, find_model
-from worldsmith.checkpoint.formats.stored_model import StoredModel
+from worldsmith.checkpoint.formats.stored_model import WEIGHTS_NAMES, StoredModel
 from worldsmith.config.declare.class_tags import tag_of
 from worldsmith.config.declare.ranges import PositiveFactor
 from worldsmith.config.errors import UserError
@@ -22,7 +22,6 @@ from worldsmith.config.tree.plain import to_dict
 from worldsmith.files.fingerprint import LINEAGE
 from worldsmith.models.video_model import GenerationDefaults
 from worldsmith.monitor.lineage import Input, read_lineage, record_of, write_lineage
-from worldsmith.monitor.short_text import WEIGHTS_NAMES
 from worldsmith.sampling.training_data import with_clip_size
 
 

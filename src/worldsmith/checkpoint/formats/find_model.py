@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 from worldsmith.checkpoint.dcp.parts import METADATA
 from worldsmith.checkpoint.formats.merged_adapter import check_base, require_no_adapters
 from worldsmith.checkpoint.formats.peft_adapter import BASE_WEIGHTS
-from worldsmith.checkpoint.formats.stored_model import StoredModel
+from worldsmith.checkpoint.formats.stored_model import WEIGHTS_NAMES, StoredModel
 from worldsmith.checkpoint.formats.weight_formats import FORMATS, full_name, weight_formats
 from worldsmith.checkpoint.run.folders import NAME, find_latest, folder_iteration
 from worldsmith.checkpoint.run.frozen_weights import is_partial
@@ -28,7 +28,6 @@ from worldsmith.files.json_file import read_json_object, section
 from worldsmith.files.model_folder import ADAPTER_CONFIG, base_of_adapter, is_adapter_folder
 from worldsmith.models.model_files import local_folder
 from worldsmith.models.spec import ModelSpec
-from worldsmith.monitor.short_text import WEIGHTS_NAMES
 
 if TYPE_CHECKING:
     import torch

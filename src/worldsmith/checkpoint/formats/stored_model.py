@@ -25,10 +25,13 @@ from worldsmith.models.lora import is_adapter
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.spec import ModelSpec
 from worldsmith.models.weights.finite import non_finite, require_finite
-from worldsmith.monitor.short_text import WEIGHTS_NAMES
 
 if TYPE_CHECKING:
     import torch
+
+
+WEIGHTS_NAMES = {"live": "raw weights", "ema": "EMA weights", "untrained": "untrained weights"}
+"""Names of `StoredModel.weights` for people."""
 
 
 @dataclass(frozen=True)
