@@ -24,9 +24,9 @@ LIMITS = {
     "core_code_lines": 36_300,
     "longest_file": 400,
     "import_percent": 9.5,
-    "single_importer_files": 90,
+    "single_importer_files": 84,
     "names_defined_three_times": 24,
-    "import_circles": 12,
+    "import_circles": 3,
 }
 """What `scripts/house.py` may find. Lower a limit when the package gets better; raise none."""
 
