@@ -57,4 +57,18 @@ NEW_NAMES = (
             "ltx_video.network.NetworkConfig": "ltx_video.model.NetworkConfig",
         }.items()
     }
+    | {
+        f"worldsmith.actions.{earlier}": f"worldsmith.{now}"
+        for earlier, now in {
+            "datasets.annotate_fps.AnnotateFps": "tools.datasets.annotate_fps.AnnotateFps",
+            "datasets.check.CheckData": "tools.check.check.CheckData",
+            "datasets.encode.Encode": "tools.encode.encode.Encode",
+            "datasets.import_clips.ImportClips": "tools.datasets.import_clips.ImportClips",
+            "datasets.made_clips.MakeFallingObjects": "demo.commands.MakeFallingObjects",
+            "datasets.made_clips.MakeMovingShapes": "demo.commands.MakeMovingShapes",
+            "datasets.preview_chats.PreviewChats": "tools.datasets.preview_chats.PreviewChats",
+            "datasets.videophy2.PrepareVideoPhy2": "tools.datasets.videophy2.PrepareVideoPhy2",
+            "outputs.adherence.MeasureAdherence": "demo.measure_adherence.MeasureAdherence",
+        }.items()
+    }
 )

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from worldsmith.data.clips.inspect_clips import DatasetSummary
     from worldsmith.data.clips.video_dataset import VideoDataset
     from worldsmith.data.clips.video_sample import FirstFrames, VideoSample
-    from worldsmith.data.report.data_report import DataReport
+    from worldsmith.data.data_report import DataReport
 
 
 class ClipTask(Task):

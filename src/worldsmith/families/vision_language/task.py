@@ -16,7 +16,7 @@ from worldsmith.data.conversations.chat_loader import ChatLoader
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
 from worldsmith.data.conversations.datasets.chat_file import ChatFile
 from worldsmith.data.conversations.datasets.mixed import MixedDataset
-from worldsmith.data.report.data_report import DataFlag
+from worldsmith.data.data_report import DataFlag
 from worldsmith.distributed.world import World
 from worldsmith.families.vision_language.freezing import LANGUAGE, PARTS, backbone_part, describe_parts
 from worldsmith.families.vision_language.model import VisionLanguageModel

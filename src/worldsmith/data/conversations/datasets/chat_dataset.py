@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from worldsmith.config import Configurable
 from worldsmith.data.conversations.conversation import Turn, say
-from worldsmith.data.report.data_report import DataFlag
+from worldsmith.data.data_report import DataFlag
 from worldsmith.data.stream.quarantine import Rejection
 
 

@@ -17,7 +17,7 @@ from worldsmith.data.content_mark import content_marks
 from worldsmith.data.conversations.conversation import Part, Turn, check_turns
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset, record_name, unique, with_system
 from worldsmith.data.conversations.media_archives import is_archive, media_folders
-from worldsmith.data.report.data_report import DataFlag, flag_records
+from worldsmith.data.data_report import DataFlag, flag_records
 from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.data.stream.quarantine import Rejection
 
