@@ -13,18 +13,15 @@ from pathlib import Path as FilePath
 from typing import Any, Literal, TypeVar, get_args
 
 from worldsmith.config.declare.class_tags import class_of
-from worldsmith.config.declare.configurable import Config, field_hints, walk
+from worldsmith.config.declare.configurable import Config, field_hints
 from worldsmith.config.declare.value_types import is_config_class, item_hint, nested_config_classes
 from worldsmith.config.dialects import Translation
 from worldsmith.config.errors import ConfigError, Place, Problem, locate
 from worldsmith.config.toml.text import Span
-from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
+from worldsmith.config.tree.paths import Path, parse_path
 from worldsmith.config.tree.reader import Reader
 from worldsmith.config.words.class_choice import class_choices
-from worldsmith.config.words.literals import read_text
-from worldsmith.config.words.overrides import Override
 from worldsmith.config.write.values import SHOWN, write
-from worldsmith.config.yaml.text import Document
 
 Tree = TypeVar("Tree", bound=Config)
 PARENT_KEY = "parent_job_id"
@@ -380,40 +377,6 @@ def name_class(table: Any, hint: Any, below: Any) -> None:
         below = class_of(name)
     if below is not None and is_config_class(below if isinstance(below, type) else type(below)):
         name_classes(table, below)
-
-
-def set_override(
-    document: Document, parent: Any, path: Path, override: Override, hint: Any, problems: list[Problem]
-) -> bool:
-    """Sets the value of an override in a document.
-
-    Args:
-        document: The document; the places of its values are changed too.
-        parent: The table or list that holds the value.
-        path: The path of the value in the document.
-        override: The override; it does not remove the value.
-        hint: The type of the value.
-        problems: Receives a problem if the text of the value cannot be parsed.
-
-    Returns:
-        Whether the value is set.
-    """
-    try:
-        value = read_text(override.given, hint) if isinstance(override.given, str) else override.given
-    except ValueError as error:
-        problems.append(Problem(format_path(path), f"the value cannot be read: {error}", place=override.place))
-        return False
-    parent[path[-1]] = value
-    forget_places(document, path)
-    span = Span(override.place, override.place)
-    document.spans.update({(*path, *below): span for below, _ in walk(value)})
-    return True
-
-
-def forget_places(document: Document, path: Path) -> None:
-    """Removes the places of a value and of all values below it."""
-    for known in [known for known in document.spans if starts_with(known, path)]:
-        del document.spans[known]
 
 
 def format_value(value: Any) -> str:

@@ -18,6 +18,7 @@ from worldsmith.config.tree.plain import required_fields
 from worldsmith.config.tree.reader import Reader, unset_fields, unset_tree
 from worldsmith.config.tree.suggest import did_you_mean_path, nearest_path
 from worldsmith.config.words.overrides import Override, parse_overrides
+from worldsmith.config.yaml.stack import forget_places, set_override
 from worldsmith.config.yaml.text import Document, read_yaml
 from worldsmith.dialects.cosmos_rl import SUFFIXES
 from worldsmith.dialects.cosmos_rl.names import (
@@ -31,7 +32,7 @@ from worldsmith.dialects.cosmos_rl.names import (
     leaf_keys,
 )
 from worldsmith.dialects.cosmos_rl.policy import KEY as POLICY
-from worldsmith.dialects.translation import ForeignSpec, SpecForm, forget_places, is_one_of, set_override
+from worldsmith.dialects.translation import ForeignSpec, SpecForm, is_one_of
 
 
 @dataclass(slots=True)
@@ -180,7 +181,7 @@ def _apply(document: Document, form: SpecForm, override: Override, problems: lis
         if path[-1] not in parent:
             problems.append(Problem(shown, "the spec does not have this key", place=override.place))
         parent.pop(path[-1], None)
-        forget_places(document, path)
+        forget_places(document.spans, path)
         return
     hint = hint_at(form.spec, tuple(field_of(part) if isinstance(part, str) else part for part in path))
     if set_override(document, parent, path, override, hint, problems):
@@ -218,7 +219,7 @@ def _take_open(document: Document, form: SpecForm) -> dict[str, Any]:
         parent = find(document.data, path[:-1])
         if isinstance(parent, dict) and path[-1] in parent and is_one_of(parent[path[-1]], (value,)):
             found[key] = parent.pop(path[-1])
-            forget_places(document, path)
+            forget_places(document.spans, path)
     return found
 
 

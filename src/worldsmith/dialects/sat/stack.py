@@ -16,11 +16,11 @@ from worldsmith.config.text_file import read_config_text
 from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
 from worldsmith.config.tree.suggest import did_you_mean_path
 from worldsmith.config.words.overrides import Override, parse_overrides
-from worldsmith.config.yaml.stack import merge_documents
+from worldsmith.config.yaml.stack import forget_places, merge_documents, set_override
 from worldsmith.config.yaml.text import Document, advice_on, read_yaml
 from worldsmith.dialects.sat.keys import KEYS, OPTIONAL, REQUIRED
 from worldsmith.dialects.sat.targets import TARGETS, explain
-from worldsmith.dialects.translation import ForeignSpec, KeyRule, forget_places, set_override
+from worldsmith.dialects.translation import ForeignSpec, KeyRule
 
 SECTIONS = ("model", "data", "args", "deepspeed")
 _PATHS = {parse_path(key) for key in KEYS}
@@ -153,7 +153,7 @@ def _apply(document: Document, override: Override, stack: SatStack) -> None:
         return
     if override.action == "~":
         del parent[path[-1]]
-        forget_places(document, path)
+        forget_places(document.spans, path)
         return
     before = parent[path[-1]] if there else ABSENT
     hint = KEYS[shown].plain if shown in KEYS else Any
