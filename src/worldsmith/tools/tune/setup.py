@@ -145,7 +145,7 @@ class StudySetup:
                 remedy = f"validation.enable=true, and {TEST_SIZE}=N to hold out N training records"
             raise UserError(f"--metric {config.metric}: the run does not validate; add {remedy}")
         if is_validation and config.metric.startswith("val_ema/") and not tree.model.config.ema.enabled:
-            raise UserError(f"--metric {config.metric}: the run keeps no averaged weights (model.config.ema.enabled)")
+            raise UserError(f"--metric {config.metric}: the run keeps no EMA weights (model.config.ema.enabled)")
         if config.pruner != "none" and not is_validation:
             raise UserError(f"--pruner {config.pruner} needs a figure of the validation as --metric")
         if config.pruner != "none" and tree.trainer.validation_iter >= tree.trainer.max_iter:
