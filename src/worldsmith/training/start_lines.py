@@ -67,7 +67,7 @@ def describe_start(config: RunConfig, checkpoint: Path | None) -> str:
 def model_lines(config: RunConfig, network: nn.Module, task: Task, optimizer: Optimizer) -> list[str]:
     """Family, parameters, and what to expect of them; what is trained must have been chosen."""
     total, trained = counts(table_of(task.model))
-    average = ", with a running average" if config.model.config.ema.enabled else ""
+    average = ", with EMA weights" if config.model.config.ema.enabled else ""
     expected = task.expectation(config)
     return [
         f"model        {config.model.name}: {short_number(total)} parameters, {short_number(trained)} trained, "

@@ -15,9 +15,9 @@ from worldsmith.config.load import load
 from worldsmith.distributed.gpus import GIB, find_gpu
 from worldsmith.monitor.terminal_text import WIDTH
 from worldsmith.planning.assumptions import assumptions
-from worldsmith.planning.memory_verdict import MemoryVerdict, worst_moment
+from worldsmith.planning.estimate_memory import MemoryVerdict, worst_moment
+from worldsmith.planning.estimate_time import Range
 from worldsmith.planning.plan import Plan, why_untimed
-from worldsmith.planning.seconds import Range
 from worldsmith.planning.text import figure, flops, makers, plan_lines, quick_lines, size, span
 
 BACKWARD = WORK.phases[3]

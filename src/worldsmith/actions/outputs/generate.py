@@ -64,7 +64,7 @@ class GenerateVideos(WritingAction):
         adapter: str | None = None
         """An adapter folder in PEFT's format, merged into the model."""
         weights: Literal["auto", "ema", "live", "untrained"] = "auto"
-        """auto: averaged (ema) if there are any."""
+        """auto: the EMA weights (ema) if there are any, else the raw weights (live)."""
         max_num_seqs: Count | None = None
         """Most samples in one forward pass; null: as many as max_model_len allows."""
         max_model_len: Count | None = None

@@ -16,6 +16,10 @@ from worldsmith.monitor.page.status import Status
 
 OTHER_CLIPS, OTHER_DATA = "VAL_CLIPS", "VAL_DATA"
 """Placeholders for data that the run was not trained on."""
+TRAINED = "training caption"
+"""Label of a sample in samples.jsonl whose caption the run was trained on."""
+CAPTION = "a caption of your training clips"
+"""Placeholder for a prompt."""
 PACKAGES = ("--import", "--trust")
 """Options of a start that every other command on the run needs too."""
 
@@ -65,9 +69,9 @@ def going_on(run: RunFiles, status: Status) -> Iterator[Advice]:
         yield Advice("Explain it", about, command("explain", run.folder.resolve()))
     if status.state == "failed":
         yield Advice("Check the start", "Checks everything before the first step, files included.", f"{start} --dryrun")
-        text = f"When the cause is mended, the run goes on {from_where}."
+        text = f"After the cause is fixed, the run resumes {from_where}."
     else:
-        text = f"The run goes on {from_where}."
+        text = f"The run resumes {from_where}."
     yield Advice("Resume it", text, start)
 
 
@@ -95,11 +99,11 @@ def using_it(run: RunFiles, *, here: bool = False) -> Iterator[Advice]:
     )
     prompt = str(run.samples[0].get("prompt")) if run.samples else None
     if task == "vfm":
-        given = prompt or "what the video shows"
-        text = "Makes a video for a prompt of your own."
+        text = "Makes a video for a caption that the run was trained on; replace it with a prompt of your own."
+        given = trained_prompt(run) or CAPTION
         yield Advice("Generate", text, make("generate", folder, "--prompt", given, "-o", folder / "videos"))
         if prompts := prompts_file(run):
-            text = "Measures what the videos show, beside those of the untrained network."
+            text = "Measures what the videos show, and compares them with those of the untrained network."
             judged = ("--untrained", folder, "--prompts", prompts, "-o", folder / "evaluation")
             yield Advice("Evaluate", text, make("evaluate", folder, *judged))
         else:
@@ -120,6 +124,21 @@ def using_it(run: RunFiles, *, here: bool = False) -> Iterator[Advice]:
             questions = ("--dataset", kind, "--dataset.path", path or OTHER_DATA, "-o", folder / "evaluation")
             text = "Asks all questions of a data set and compares the answers with those expected."
             yield Advice("Evaluate", text, make("evaluate", folder, *questions))
+
+
+def trained_prompt(run: RunFiles) -> str | None:
+    """A sampled caption that the run was trained on, else a sampled prompt of the config; None if there is none.
+
+    Samples without a label are of prompts in the config, or of an earlier version, which took held-out captions if the
+    run validated.
+    """
+    trained = next((str(sample.get("prompt")) for sample in run.samples if sample.get("source") == TRAINED), None)
+    if trained is not None:
+        return trained
+    own = lookup(run.config, "trainer.callbacks.EveryNDrawSample.prompts")
+    if lookup(run.config, "trainer.run_validation") and not own:
+        return None
+    return next((str(sample.get("prompt")) for sample in run.samples if not sample.get("source")), None)
 
 
 def resume_command(run: RunFiles) -> str | None:
