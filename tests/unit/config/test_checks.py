@@ -156,6 +156,13 @@ def test_a_schedule_that_is_shorter_than_the_run_is_a_warning(tmp_path: Path) ->
         "small", ["scheduler.cycle_lengths=[30]", "scheduler.warm_up_steps=[3]", "trainer.max_iter=40"]
     ).warnings
     assert "end after 30 steps, trainer.max_iter is 40: the last 10 steps" in warning
+    tree.trainer.max_iter, tree.optimizer.lr, tree.scheduler.f_min = 40, 1.0e-3, [0.0, 0.25]
+    (warning,) = remarks(tree, {})
+    assert "the last 10 steps run at learning rate 0.00025. Set scheduler.cycle_lengths=[10,30] for" in warning
+    tree.scheduler.f_min[1] = 0.0
+    assert "run at learning rate 0 and train nothing. Set" in remarks(tree, {})[0]
+    tree.scheduler.warm_up_steps[1] = 20  # there is no decay to f_min
+    assert "run at the schedule's last value. Set" in remarks(tree, {})[-1]
 
 
 @pytest.mark.parametrize(
