@@ -29,6 +29,7 @@ from torch import Tensor
 
 from worldsmith.assets import asset_path
 from worldsmith.config import get_recipe
+from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.tree.references import resolve
 from worldsmith.demo.moving_shapes import MovingShapes
 from worldsmith.tools.encode.encode import Encode
@@ -187,7 +188,7 @@ def main() -> int:
         MovingShapes(clips=clips, val_clips=0, size=SIZE).make(folder / "data")
         make_pipeline(folder / "pipeline", layers)
         cached, encoding = (our_config(folder, layers, cache) for cache in (str(folder / "cache"), ""))
-        Encode.Config(run=cached).build().run()
+        Encode.Config().build(run=Loaded(cached)).run()
         ways = {
             "ours": ours(cached, folder / "cached"),
             "encoding": ours(encoding, folder / "encoding"),

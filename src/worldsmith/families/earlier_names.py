@@ -5,7 +5,7 @@ NEW_NAMES = (
         f"worldsmith.models.{earlier}": f"worldsmith.families.{now}"
         for earlier, now in {
             "cogvideox.architecture.NetworkConfig": "cogvideox.architecture.NetworkConfig",
-            "cogvideox.defaults.SamplingConfig": "cogvideox.sampling.SamplingConfig",
+            "cogvideox.defaults.SamplingConfig": "cogvideox.model.SamplingConfig",
             "cogvideox.generator.CogVideoXGenerator": "cogvideox.model.CogVideoXGenerator",
             "cogvideox.image_input.ImageConfig": "cogvideox.architecture.ImageConfig",
             "cosmos3.architecture.NetworkConfig": "cosmos3.network.architecture.NetworkConfig",
@@ -49,8 +49,9 @@ NEW_NAMES = (
     | {
         f"worldsmith.families.{earlier}": f"worldsmith.families.{now}"
         for earlier, now in {
-            "cogvideox.defaults.SamplingConfig": "cogvideox.sampling.SamplingConfig",
+            "cogvideox.defaults.SamplingConfig": "cogvideox.model.SamplingConfig",
             "cogvideox.image_input.ImageConfig": "cogvideox.architecture.ImageConfig",
+            "cogvideox.sampling.SamplingConfig": "cogvideox.model.SamplingConfig",
             "ltx_video.encoders.LTXTextEncoder": "ltx_video.model.LTXTextEncoder",
             "ltx_video.encoders.LTXVideoVAE": "ltx_video.model.LTXVideoVAE",
             "ltx_video.network.NetworkConfig": "ltx_video.model.NetworkConfig",

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from worldsmith import __version__
 from worldsmith.actions.action import Action, Result, share_done
 from worldsmith.config.errors import UserError
-from worldsmith.data.conversations.datasets.chat_dataset import ChatFile, Entry
+from worldsmith.data.conversations.datasets.chat_file import ChatFile, Entry
 from worldsmith.data.conversations.datasets.llava import TURNS, WRAPPERS, LlavaDataset
 from worldsmith.data.conversations.datasets.messages import MessagesDataset
 from worldsmith.data.conversations.media.frames_and_sizes import rates_differ

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from worldsmith.evaluation.answers.scores import correlation, measure_scores, parse_score, ranks
+from worldsmith.evaluation.answers.ratings import correlation, measure_ratings, parse_rating, ranks
 from worldsmith.evaluation.intervals import correlation_interval, share_interval
 
 
@@ -15,14 +15,14 @@ from worldsmith.evaluation.intervals import correlation_interval, share_interval
     [("3", 3), ("Score: 3", 3), ("4/5", 4), ("2.5", 2), ("none", None), ("10", None), ("Score: 10", None), ("[5]", 5)],
 )
 def test_a_score_is_the_first_digit_that_stands_alone(text: str, score: int | None) -> None:
-    assert parse_score(text) == score
+    assert parse_rating(text) == score
 
 
 def test_figures_of_scores_by_hand() -> None:
     """Six samples: two right, two off by one, one off by three, one without a score; and one without a truth."""
     said = ["1", "2", "4", "4", "5", "no idea", "3"]
     true = ["1", "2", "3", "5", "2", "4", "unknown"]
-    found = measure_scores(said, true)
+    found = measure_ratings(said, true)
     assert (found["total"], found["correct"], found["truths_unread"], found["unparsed"]) == (6, 2, 1, 1)
     assert found["accuracy"] == pytest.approx(2 / 6)
     assert found["within_one"] == pytest.approx(4 / 6)
@@ -40,8 +40,8 @@ def test_figures_of_scores_by_hand() -> None:
 
 
 def test_figures_that_do_not_exist_are_none() -> None:
-    assert measure_scores([], [])["accuracy"] is None
-    same = measure_scores(["3", "3"], ["1", "5"])
+    assert measure_ratings([], [])["accuracy"] is None
+    same = measure_ratings(["3", "3"], ["1", "5"])
     assert same["pearson_correlation"] is None
     assert same["spearman_correlation"] is None
 

@@ -1,4 +1,4 @@
-"""Scores from 1 to 5 out of answers, as the VideoPhy-2 protocol reads and counts them, and what it does not tell."""
+"""Ratings from 1 to 5: parsed and measured as in the VideoPhy-2 protocol, with metrics that it does not have."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Any
 
 from worldsmith.evaluation.intervals import correlation_interval, share_interval
 
-SCORES = (1, 2, 3, 4, 5)
+RATINGS = (1, 2, 3, 4, 5)
 ALONE = re.compile(r"\b([1-5])\b")
 
 
-def parse_score(text: str) -> int | None:
-    """The first digit from 1 to 5 that stands alone: "2.5" is 2, "4/5" is 4, "10" is none."""
+def parse_rating(text: str) -> int | None:
+    """Returns the first digit from 1 to 5 that stands alone: "2.5" is 2, "4/5" is 4, "10" is None."""
     found = ALONE.search(text)
     return int(found[1]) if found else None
 
 
-def measure_scores(answers: Sequence[str], truths: Sequence[str]) -> dict[str, Any]:
-    """The figures of answers against true scores, which are texts as well.
+def measure_ratings(answers: Sequence[str], truths: Sequence[str]) -> dict[str, Any]:
+    """Returns the metrics of answers against the ground truth, which is text as well.
 
-    A sample without a true score does not count; an answer without a score is wrong, and not in correlations and the
-    mean error. `accuracy` and `pearson_correlation` are those of the protocol; figures that do not exist are None.
+    A sample without a true rating does not count; an answer without a rating is wrong, and is not in correlations and
+    the mean error. `accuracy` and `pearson_correlation` are those of the protocol; undefined metrics are None.
     """
     import numpy as np
 
-    known = [(parse_score(answer), true) for answer, truth in zip(answers, truths) if (true := parse_score(truth))]
+    known = [(parse_rating(answer), true) for answer, truth in zip(answers, truths) if (true := parse_rating(truth))]
     pairs = np.array(sorted(pair for pair in known if pair[0] is not None), dtype=float).reshape(-1, 2)
     errors = np.abs(pairs[:, 0] - pairs[:, 1])
     counts = Counter(true for _, true in known)
@@ -48,14 +48,14 @@ def measure_scores(answers: Sequence[str], truths: Sequence[str]) -> dict[str, A
         "pearson_interval": correlation_interval(pearson, len(pairs)),
         "spearman_correlation": correlation(np.stack([ranks(column) for column in pairs.T], axis=1)),
         "confusion": {
-            "labels": [str(score) for score in SCORES],
-            "rows": [[sum(pair == (said, true) for pair in known) for said in (*SCORES, None)] for true in SCORES],
+            "labels": [str(rating) for rating in RATINGS],
+            "rows": [[sum(pair == (said, true) for pair in known) for said in (*RATINGS, None)] for true in RATINGS],
         },
     }
 
 
 def correlation(pairs: Any) -> float | None:
-    """Pearson's, of [n, 2]; None for fewer than two pairs, and when either side never varies."""
+    """Returns Pearson's correlation of [n, 2]; None for fewer than two pairs, and if a column is constant."""
     import numpy as np
 
     if len(pairs) < 2 or not pairs.std(axis=0).all():
@@ -64,7 +64,7 @@ def correlation(pairs: Any) -> float | None:
 
 
 def ranks(values: Any) -> Any:
-    """From 1; equal values share the mean of theirs."""
+    """Returns ranks from 1; equal values get their mean rank."""
     import numpy as np
 
     _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
