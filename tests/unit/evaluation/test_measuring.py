@@ -15,7 +15,7 @@ import torch
 from pretrained_folders import make_clip, make_videomae
 from torch import Tensor
 
-from worldsmith.actions.outputs.evaluation_file import measure_all, values_of
+from worldsmith.actions.outputs.evaluate_samples import measure_all, values_of
 from worldsmith.config.errors import UserError
 from worldsmith.demo.moving_shapes import COLOURS, DIRECTIONS, SHAPES, MovingShapes
 from worldsmith.evaluation.generated_video import GeneratedVideo, find_real

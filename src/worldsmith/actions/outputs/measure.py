@@ -12,11 +12,18 @@ from typing import Any, ClassVar, Literal
 
 from worldsmith.actions.action import Action, Result, share_done
 from worldsmith.actions.model_action import VideoAction, find_device, require_outside
-from worldsmith.actions.outputs.clip_samples import SAMPLES, choose_mode, write_samples
-from worldsmith.actions.outputs.evaluation_file import RESULT, draw, measure_all, read_known, record, values_of
-from worldsmith.actions.outputs.evaluators import Evaluators, metric_configs
+from worldsmith.actions.outputs.evaluate_samples import (
+    RESULT,
+    Evaluators,
+    draw,
+    measure_all,
+    metric_configs,
+    read_known,
+    record,
+    values_of,
+)
 from worldsmith.actions.outputs.generate import GenerateVideos
-from worldsmith.actions.outputs.held_out import HeldOutClips, HeldOutLoss
+from worldsmith.actions.outputs.held_out import SAMPLES, HeldOutClips, HeldOutLoss, choose_mode, write_samples
 from worldsmith.actions.outputs.sample_order import SHEET, Order, mark_of, order_of
 from worldsmith.actions.registry import kind_for_flag
 from worldsmith.checkpoint.formats.find_model import find_model

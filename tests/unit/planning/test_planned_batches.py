@@ -6,9 +6,8 @@ import pytest
 from tiny_runs import make_world, tiny_config
 
 from worldsmith.config.tree.references import resolve
-from worldsmith.planning.batches import assumed_batches, plan_batches
-from worldsmith.planning.published_parts import Stated
-from worldsmith.planning.simulation.simulated_run import simulate
+from worldsmith.planning.simulation.simulate import simulate
+from worldsmith.planning.simulation_inputs import Stated, assumed_batches, plan_batches
 
 
 @pytest.fixture(scope="module")

@@ -12,15 +12,14 @@ from recipe_environment import PLACES
 import worldsmith.families.recipes  # noqa: F401 (registers them)
 from worldsmith.config.recipes.registry import get_recipe, recipe_names
 from worldsmith.config.tree.references import resolve
-from worldsmith.planning.quick import quick_plan
+from worldsmith.planning.plan import quick_plan
 
 WITHOUT_TORCH = """
 import sys
 import worldsmith.families.recipes
 from worldsmith.config.recipes.registry import get_recipe, recipe_names
 from worldsmith.config.tree.references import resolve
-from worldsmith.actions.plan_run import least_ranks
-from worldsmith.planning.quick import quick_plan
+from worldsmith.planning.plan import least_ranks, quick_plan
 for name in recipe_names():
     run = resolve(get_recipe(name))
     if name != "videophy2_sft_edge":
@@ -82,9 +81,8 @@ FULL = ["vision_sft_nano", "videophy2_sft_nano", "cogvideox_5b_lora", "wan22_ti2
 @pytest.mark.parametrize("name", ["vision_sft_tiny", *(pytest.param(name, marks=pytest.mark.slow) for name in FULL)])
 def test_the_states_are_those_of_a_simulated_step(name: str) -> None:
     """Of FSDP itself on 8 processes, with the trainer's own optimizer and average; it counts buffers as parameters."""
-    from worldsmith.planning.batches import assumed_batches, task_for
-    from worldsmith.planning.published_parts import with_published_parts
-    from worldsmith.planning.simulation.simulated_run import simulate
+    from worldsmith.planning.simulation.simulate import simulate
+    from worldsmith.planning.simulation_inputs import assumed_batches, task_for, with_published_parts
 
     with with_published_parts(run_of(name)) as stated:
         batches = assumed_batches(stated.config, task_for(stated.config, 8), fill=0.1).batches

@@ -1,33 +1,108 @@
-"""What a run does beside its steps, by its own code: encoding clips and captions, validating, and drawing samples."""
+"""`simulate`: the phases of a run of one rank, by its own code, on tensors without memory.
+
+A steady step, and what a run does beside its steps: encoding clips and captions, validating, drawing samples, saving.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
+from worldsmith.checkpoint.run.staging import lay_out
 from worldsmith.config.tree.plain import to_dict
-from worldsmith.models.real_values import real_values
-from worldsmith.planning.simulation.first_and_last import save
+from worldsmith.models import weight_sum
+from worldsmith.models.real_values import real_values, with_real_values
+from worldsmith.planning.simulation.fake_world import replaced
+from worldsmith.planning.simulation.memory_peaks import Timeline, sum_of
+from worldsmith.planning.simulation.tracked_run import TrackedRun, simulated_run
 from worldsmith.planning.simulation.traffic import nbytes
-from worldsmith.planning.work import PhaseMemory
+from worldsmith.planning.work import BEFORE, PhaseMemory, StepWork
 from worldsmith.training.callbacks.samples.draw_answers import BATCH, DrawAnswers
 from worldsmith.training.callbacks.samples.draw_samples import DrawSamples
 from worldsmith.training.callbacks.samples.draw_videos import FROM_TEXT, DrawVideos
 from worldsmith.training.validation import evaluating
 
 if TYPE_CHECKING:
-    from worldsmith.planning.simulation.simulated_run import TrackedRun
+    from worldsmith.models.model import Model
+    from worldsmith.training.trainer import Trainer
 
+DIFFERENT = 3
+"""Batches of a step that may differ though they are equal: the first, one that finds gradients, and the last."""
 STEPS, NEW_TOKENS = 1, 2
 """Steps of a solver, and tokens of an answer: with further ones hardly more is held."""
 
 
 Encodings = dict[tuple[Any, ...], tuple[PhaseMemory, int]]
 """What encoding takes beside everything else, and `encode_bytes` of a `StepWork`, by the sizes of the clips."""
+
+
+def simulate(
+    config: Trainer.Config,
+    batches: Sequence[Any],
+    *,
+    ranks: int,
+    rank: int = 0,
+    phases: Collection[str] = (),
+    encodings: Encodings | None = None,
+    prepare: Callable[[Model], None] = lambda model: None,
+    timelines: list[Timeline] | None = None,
+) -> StepWork:
+    """What a step over `batches` needs of one rank. The optimizer has its states by then.
+
+    `phases`: what else is carried out: "loading" before it, and after it those of `other_phases`, to which `encodings`
+    are given. `prepare`: see `TrackedRun`. `timelines` gets that of the step.
+    """
+    start = time.perf_counter()
+    simulated, repeats = different(batches)
+    with simulated_run(config, simulated, ranks=ranks, rank=rank, prepare=prepare, loads="loading" in phases) as run:
+        work = measure(run, start=start, repeats=repeats)
+        if timelines is not None:
+            timelines.append(Timeline(run.tracker.stretches()))
+        others = other_phases(run, [name for name in phases if name != "loading"], encodings)
+        found = [*work.phases, *others]
+        return replace(work, phases=found, encode_bytes=run.encode_bytes, seconds=time.perf_counter() - start)
+
+
+def different(batches: Sequence[Any]) -> tuple[Sequence[Any], int]:
+    """Those that are simulated, and how many are as the second of them beside it."""
+    alike = all(batch is batches[0] for batch in batches)
+    simulated = batches[:DIFFERENT] if alike else batches
+    return simulated, len(batches) - len(simulated)
+
+
+def measure(run: TrackedRun, *, start: float, repeats: int = 0) -> StepWork:
+    """A steady step, in which the second of three equal batches comes so many times more."""
+    tracker = run.tracker
+    building = [phase for phase in tracker.phases() if phase.name in BEFORE]
+    run.prime()
+    tracker.restart()
+    step = run.step()
+    operations, trace, batches = tracker.operations, tracker.traffic.trace, len(run.batches)
+    if repeats:
+        (start_sent, before), (end_sent, after) = run.begun[1:3]
+        operations = operations.with_repeats(before, after, repeats)
+        trace = [*trace, *trace[start_sent:end_sent] * repeats]
+    return StepWork(
+        rank=run.world.rank,
+        ranks=run.world.size,
+        phases=[*building, *tracker.phases()],
+        traffic=tracker.traffic.sums(trace),
+        model_flops=operations.flops - operations.repeated_flops,
+        hardware_flops=operations.flops,
+        attention_flops=operations.attention_flops,
+        skipped_flops=operations.skipped_flops,
+        moved_bytes=operations.moved_bytes,
+        samples=step.samples // run.world.data_size * (batches + repeats) // batches,
+        tokens=step.tokens // run.world.data_size * (batches + repeats) // batches,
+        seconds=time.perf_counter() - start,
+    )
 
 
 def other_phases(run: TrackedRun, names: Collection[str], encodings: Encodings | None = None) -> list[PhaseMemory]:
@@ -45,7 +120,7 @@ def other_phases(run: TrackedRun, names: Collection[str], encodings: Encodings |
         shared = encodings if name == "encoding" and run.finds_all_encoded else None
         if shared is not None and sizes in shared:
             alone, run.encode_bytes = shared[sizes]
-            found.append(joined(before, alone, 1))
+            found.append(sum_of([alone, before], [1, 1]))
             run.task.assume_cached()
             continue
         with run.tracker.phase(name):
@@ -53,7 +128,7 @@ def other_phases(run: TrackedRun, names: Collection[str], encodings: Encodings |
         run.tracker.tag("encoders", run.task.encoder_tensors())
         phases = [phase for phase in run.tracker.phases() if phase.name == name]
         if name == "encoding":
-            alone, texts = joined(phases[0], before, -1), sum(map(nbytes, run.task.caption_tensors()))
+            alone, texts = sum_of([phases[0], before], [1, -1]), sum(map(nbytes, run.task.caption_tensors()))
             run.encode_bytes = max(alone.peak - texts, texts)
             if shared is not None:
                 shared[sizes] = alone, run.encode_bytes
@@ -61,16 +136,6 @@ def other_phases(run: TrackedRun, names: Collection[str], encodings: Encodings |
         if run.finds_all_encoded:
             run.task.assume_cached()
     return found
-
-
-def joined(phase: PhaseMemory, other: PhaseMemory, sign: int) -> PhaseMemory:
-    """The encoding with what is alive beside it added (1) or taken off (-1)."""
-    kinds = {
-        kind: phase.kinds.get(kind, 0) + sign * other.kinds.get(kind, 0) for kind in {**phase.kinds, **other.kinds}
-    }
-    modules = phase.modules or other.modules
-    peak, beside = (getattr(phase, name) + sign * getattr(other, name) for name in ("peak", "main_memory"))
-    return PhaseMemory("encoding", peak, {kind: count for kind, count in kinds.items() if count}, modules, beside)
 
 
 def encoding(run: TrackedRun) -> Callable[[], None] | None:
@@ -162,4 +227,35 @@ def evaluated(run: TrackedRun, *, averaged: bool = True) -> Iterator[None]:
     swapped = average.swapped(network) if averaged and average is not None else nullcontext()
     with evaluating(network), torch.no_grad(), swapped:
         run.tracker.tag_survivors("average", run.tracker.now)
+        yield
+
+
+def save(run: TrackedRun) -> None:
+    """A save as the run makes it, up to the first file: one in the background is written from a copy in main memory."""
+    state: Any = run.state
+
+    def keep(iteration: int, parts: Mapping[str, Mapping[str, Any]], *, background: bool, **others: Any) -> None:
+        with real_values():
+            size = lay_out(parts).size
+        with run.tracker.in_main_memory():
+            torch.empty(size * background, dtype=torch.uint8)
+
+    state.checkpointer, state.loader = SimpleNamespace(world=run.world, save=keep), SimpleNamespace(state_dict=dict)
+    state._rng_state = with_real_values(state._rng_state)
+    with equal_sums_once():
+        state.save(background=run.config.checkpoint.async_save)
+
+
+@contextmanager
+def equal_sums_once() -> Iterator[None]:
+    """Within the block the sums over frozen weights of one shape are carried out once: they need the same memory."""
+    carry_out, known = weight_sum.bit_sum, dict[Any, int]()
+
+    def bit_sum(tensor: Tensor) -> int:
+        key = tensor.shape, tensor.dtype, str(getattr(tensor, "placements", ""))
+        if key not in known:
+            known[key] = carry_out(tensor)
+        return known[key]
+
+    with replaced(weight_sum, "bit_sum", bit_sum):
         yield

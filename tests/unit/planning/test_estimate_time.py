@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from worldsmith.distributed.gpus import GPUS, Gpu, find_gpu
-from worldsmith.planning.seconds import EFFICIENCIES, StepSeconds, latency, rate, step_seconds
+from worldsmith.planning.estimate_time import EFFICIENCIES, StepSeconds, latency, rate, step_seconds
 from worldsmith.planning.work import StepWork, Traffic
 
 H100, A100 = GPUS["h100-80"], GPUS["a100-80"]

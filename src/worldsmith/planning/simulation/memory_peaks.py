@@ -1,18 +1,17 @@
-"""`Timeline`: what is held at each moment of a step, and the peaks of a deeper network from those of shallow ones."""
+"""The peak of a phase and what makes it, from the changes of memory in their order; also of a deeper network."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain, groupby, takewhile
+from itertools import accumulate, chain, takewhile
 from operator import eq
-from typing import TYPE_CHECKING
 
 from worldsmith.planning.work import PhaseMemory
 
-if TYPE_CHECKING:
-    from worldsmith.planning.simulation.memory_tracker import MemoryTracker
+Change = tuple[int, str, str]
+"""Bytes on the device that an event adds, with the kind of the storage and the module that made it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,43 +19,55 @@ class Stretch:
     """Events of one phase that follow each other."""
 
     phase: str
-    changes: Sequence[tuple[int, str, str]]
-    """Bytes on the device that each event adds, with the kind of the storage and the module that made it."""
+    changes: Sequence[Change]
     totals: Sequence[int]
     """Bytes on the device after each event."""
 
 
 class Timeline:
-    """The events of a step up to now, with the kinds that its storages have now."""
+    """The events of a step."""
 
-    def __init__(self, tracker: MemoryTracker) -> None:
+    def __init__(self, stretches: Iterable[tuple[str, Sequence[Change]]]) -> None:
+        """`stretches`: those of `MemoryTracker.stretches`."""
         self.stretches: list[Stretch] = []
         total = 0
-        for phase, group in groupby(tracker.events, key=lambda event: event[2]):
-            on_device = ((number, change) for number, change, _ in group if number >= 0)
-            found = [
-                (change, *tracker.kind_and_module(number))
-                for number, change in on_device
-                if not tracker.held[number].elsewhere
-            ]
-            if found:
-                totals = list(accumulate((change for change, *_ in found), initial=total))[1:]
-                total = totals[-1]
-                self.stretches.append(Stretch(phase, found, totals))
+        for phase, changes in stretches:
+            totals = list(accumulate((change for change, *_ in changes), initial=total))[1:]
+            total = totals[-1]
+            self.stretches.append(Stretch(phase, changes, totals))
 
     def moment(self, stretch: int, number: int) -> PhaseMemory:
         """What is held after this event of a stretch."""
-        kinds: Counter[str] = Counter()
-        modules: Counter[str] = Counter()
         before = (change for found in self.stretches[:stretch] for change in found.changes)
         found = self.stretches[stretch]
-        for change, kind, module in chain(before, found.changes[: number + 1]):
-            kinds[kind] += change
-            if kind == "activations":
-                modules[module] += change
-        largest = sorted(((name, size) for name, size in modules.items() if size), key=lambda item: (-item[1], item[0]))
-        held = {kind: size for kind, size in kinds.items() if size}
-        return PhaseMemory(found.phase, found.totals[number], held, largest)
+        return memory_after(chain(before, found.changes[: number + 1]), found.phase)
+
+
+def memory_after(changes: Iterable[Change], phase: str, main_memory: int = 0) -> PhaseMemory:
+    """What is on the device after these changes, from the first one on."""
+    kinds, modules = Counter[str](), Counter[str]()
+    for change, kind, module in changes:
+        kinds[kind] += change
+        if kind == "activations":
+            modules[module] += change
+    held = {kind: size for kind, size in kinds.most_common() if size}
+    largest = sorted(((name, size) for name, size in modules.items() if size), key=lambda item: (-item[1], item[0]))
+    return PhaseMemory(phase, sum(held.values()), held, largest, main_memory)
+
+
+def sum_of(phases: Sequence[PhaseMemory], counts: Sequence[int]) -> PhaseMemory:
+    """Each of the phases so many times, in one; a negative count takes one off. Its name is that of the first."""
+    kinds = Counter[str]()
+    for phase, count in zip(phases, counts, strict=True):
+        for kind, size in phase.kinds.items():
+            kinds[kind] += count * size
+    return replace(
+        phases[0],
+        peak=sum(count * phase.peak for phase, count in zip(phases, counts, strict=True)),
+        kinds={kind: size for kind, size in kinds.items() if size},
+        modules=next((phase.modules for phase in phases if phase.modules), []),
+        main_memory=sum(count * phase.main_memory for phase, count in zip(phases, counts, strict=True)),
+    )
 
 
 def deeper_peaks(base: Timeline, deeper: Mapping[Timeline, int]) -> dict[str, PhaseMemory]:
@@ -86,14 +97,9 @@ def deeper_peaks(base: Timeline, deeper: Mapping[Timeline, int]) -> dict[str, Ph
             if own.phase and min(numbers) >= 0 and peak > best.get(own.phase, (-1,))[0]:
                 best[own.phase] = peak, index, number, numbers
     found = {}
-    for phase, (peak, index, number, numbers) in best.items():
-        moment = base.moment(index, number)
-        held = dict(moment.kinds)
-        for (line, times), other in zip(deeper.items(), numbers, strict=True):
-            more = line.moment(index, other).kinds
-            for kind in {**moment.kinds, **more}:
-                held[kind] = held.get(kind, 0) + times * (more.get(kind, 0) - moment.kinds.get(kind, 0))
-        found[phase] = replace(moment, peak=peak, kinds=held)
+    for phase, (_, index, number, numbers) in best.items():
+        moments = [base.moment(index, number), *(line.moment(index, n) for line, n in zip(deeper, numbers))]
+        found[phase] = sum_of(moments, [1 - sum(deeper.values()), *deeper.values()])
     return found
 
 

@@ -10,9 +10,8 @@ from fixed_plan import WORK
 from worldsmith.config.load import load
 from worldsmith.config.tree.degrees import Degrees
 from worldsmith.distributed.gpus import GIB, GPUS
-from worldsmith.planning.run_time import FORWARD, run_time
-from worldsmith.planning.seconds import NOTHING, step_seconds
-from worldsmith.planning.surroundings import PROCESS, WORKER, disk, host_memory
+from worldsmith.planning.estimate_memory import PROCESS, WORKER, disk, host_memory
+from worldsmith.planning.estimate_time import FORWARD, NOTHING, run_time, step_seconds
 
 
 def config(*words: str) -> Any:

@@ -20,8 +20,7 @@ from worldsmith.config.tree.plain import to_dict
 from worldsmith.models.lora import MATRICES
 from worldsmith.models.parameter_names import ADAPTER, native_name
 from worldsmith.models.real_values import real_values
-from worldsmith.planning.rehearsal.record import Finding
-from worldsmith.planning.rehearsal.weights import listed
+from worldsmith.planning.rehearsal.rank_run import Finding, listed
 from worldsmith.planning.simulation.fake_world import without_memory
 from worldsmith.training.start_checks import state_shapes
 
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from worldsmith.checkpoint.formats.family_formats import FamilyFormats
     from worldsmith.training.trainer import Trainer
 
-PART = "export"
 PEFT = "base_model.model."
 
 
@@ -122,7 +120,7 @@ def rehearse_exports(config: Trainer.Config) -> Exports:
                 tensors = export.tensors(model, ExportOptions())
             wanted = wanted_by(export, formats, model, tensors, library)
         except Exception as error:  # whatever it is, the export would end by it
-            done.findings.append(Finding(PART, f"{name}: {error}"))
+            done.findings.append(Finding("export", f"{name}: {error}"))
             continue
         done.findings += compare(name, tensors, wanted)
         judge = "" if wanted is None else f", as {wanted.whose} has them"
@@ -187,13 +185,13 @@ def compare(format: str, tensors: Mapping[str, Tensor], wanted: Wanted | None) -
     missing = [name for name in wanted.shapes if name not in tensors and name not in wanted.spare]
     unknown = [name for name in tensors if name not in wanted.shapes]
     if missing:
-        yield Finding(PART, f"{format}: {wanted.whose} looks for {listed(missing)}, which would not be written")
+        yield Finding("export", f"{format}: {wanted.whose} looks for {listed(missing)}, which would not be written")
     if unknown:
-        yield Finding(PART, f"{format}: {wanted.whose} has no place for {listed(unknown)}")
+        yield Finding("export", f"{format}: {wanted.whose} has no place for {listed(unknown)}")
     other = [
         f"{name} ({list(tensor.shape)}, {wanted.whose} has {list(wanted.shapes[name])})"
         for name, tensor in tensors.items()
         if name in wanted.shapes and list(tensor.shape) != list(wanted.shapes[name])
     ]
     if other:
-        yield Finding(PART, f"{format}: of another shape: {listed(other)}")
+        yield Finding("export", f"{format}: of another shape: {listed(other)}")

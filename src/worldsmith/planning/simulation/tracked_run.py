@@ -1,27 +1,34 @@
-"""`simulate`: the trainer's own steps of one rank, on tensors without memory."""
+"""`TrackedRun`: a run of one rank under a `MemoryTracker`, by the trainer's own code: built, loaded and stepped.
+
+Files are not touched: what would be read from one has its size alone.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from copy import copy
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
+from worldsmith.checkpoint.sources import warm_start
+from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.config.sections import CompileConfig
 from worldsmith.distributed.world import World
+from worldsmith.models.fill import fill
+from worldsmith.models.lora import is_adapter
+from worldsmith.models.parameter_names import native_parameters
 from worldsmith.monitor.throughput import Throughput
-from worldsmith.planning.simulation.fake_world import fake_world, without_memory
-from worldsmith.planning.simulation.first_and_last import WithoutFiles, load
+from worldsmith.planning.simulation.fake_world import fake_world, replaced, without_memory
 from worldsmith.planning.simulation.memory_tracker import MemoryTracker
 from worldsmith.planning.simulation.operations import OperationCounter
-from worldsmith.planning.simulation.other_phases import Encodings, other_phases
-from worldsmith.planning.simulation.timeline import Timeline
-from worldsmith.planning.work import BEFORE, StepWork
 from worldsmith.tasks.registry import task_of
 from worldsmith.training.callbacks.grad_clip import GradClip
 from worldsmith.training.optimizer import trainable_parameters
@@ -32,13 +39,13 @@ if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from worldsmith.config.tree.degrees import Degrees
+    from worldsmith.models.converters.held_weight import HoldsWeight
     from worldsmith.models.model import Model
     from worldsmith.tasks.task import Task
     from worldsmith.training.step import Step
 
-
-DIFFERENT = 3
-"""Batches of a step that may differ though they are equal: the first, one that finds gradients, and the last."""
+STORED = torch.bfloat16
+"""In which weights are published."""
 
 
 class TrackedRun(Trainer):
@@ -175,66 +182,79 @@ def simulated_run(
         yield run
 
 
-def simulate(
-    config: Trainer.Config,
-    batches: Sequence[Any],
-    *,
-    ranks: int,
-    rank: int = 0,
-    phases: Collection[str] = (),
-    encodings: Encodings | None = None,
-    prepare: Callable[[Model], None] = lambda model: None,
-    timelines: list[Timeline] | None = None,
-) -> StepWork:
-    """What a step over `batches` needs of one rank. The optimizer has its states by then.
+class WithoutFiles(WeightSource):
+    """Weights as a folder of safetensors has them: a rank reads its part of each."""
 
-    `phases`: what else is carried out: "loading" before it, and after it those of `other_phases`, to which `encodings`
-    are given. `prepare`: see `TrackedRun`. `timelines` gets that of the step.
+    def __init__(self, model: Model) -> None:
+        self.path, self.describe, self.settings = Path(), "weights that are not looked at", {}
+        self.average_shapes, self.copies, self.unknown = {}, {}, []
+        names = native_parameters(model.network)
+        self.shapes = {name: list(value.shape) for name, value in names.items() if not is_adapter(name)}
+
+    def read_into(self, tensors: Mapping[str, Tensor], *, average: bool = False, no_dist: bool = True) -> None:
+        for name, tensor in tensors.items():
+            fill(tensor, Stored(self.shapes[name]))
+
+    def dtype(self, name: str, *, average: bool = False) -> torch.dtype:
+        return STORED
+
+
+class Stored:
+    """A tensor in a file, of which a part can be read."""
+
+    def __init__(self, shape: list[int]) -> None:
+        self.shape = shape
+
+    def __getitem__(self, part: Any) -> Tensor:
+        sizes = [piece.stop - piece.start for piece in part] if isinstance(part, tuple) else self.shape
+        return torch.empty(sizes, dtype=STORED)
+
+
+def load(run: TrackedRun, source: WeightSource | None = None) -> None:
+    """The phase "loading": the first weights of a new run, drawn, or read from `source`; None: from its own files.
+
+    Values are made and read in main memory, and copied; what a layer that holds its weight in another form makes of it
+    is on the device. In a simulation only the first and the last of equal layers convert their weight: the layers
+    between them need the same memory for it, next to fewer layers that are done.
     """
-    start = time.perf_counter()
-    simulated, repeats = different(batches)
-    with simulated_run(config, simulated, ranks=ranks, rank=rank, prepare=prepare, loads="loading" in phases) as run:
-        work = measure(run, start=start, repeats=repeats)
-        if timelines is not None:
-            timelines.append(Timeline(run.tracker))
-        others = other_phases(run, [name for name in phases if name != "loading"], encodings)
-        found = [*work.phases, *others]
-        return replace(work, phases=found, encode_bytes=run.encode_bytes, seconds=time.perf_counter() - start)
+    tracker, layers = run.tracker, list(run.model.held.values())
+    left: Counter[Any] = Counter(map(conversion_key, layers))
+    first: dict[Any, HoldsWeight] = {}
+
+    def hold(layer: HoldsWeight, convert: Callable[[Tensor], None], value: Tensor) -> None:
+        key = conversion_key(layer)
+        left[key] -= 1
+        if tracker.fake_mode is None or not left[key] or first.setdefault(key, layer) is layer:
+            convert(value)
+        else:
+            copy_sizes(first[key], layer)
+
+    for layer in layers:
+        vars(layer)["hold"] = held_on_device(partial(hold, layer, layer.hold), tracker)
+    opened = nullcontext() if source is None else replaced(warm_start, "open_weights", lambda *_, **__: source)
+    with opened, tracker.phase("loading"), tracker.in_main_memory():
+        run.state._start_weights()
 
 
-def different(batches: Sequence[Any]) -> tuple[Sequence[Any], int]:
-    """Those that are simulated, and how many are as the second of them beside it."""
-    alike = all(batch is batches[0] for batch in batches)
-    simulated = batches[:DIFFERENT] if alike else batches
-    return simulated, len(batches) - len(simulated)
+def conversion_key(layer: HoldsWeight) -> Hashable:
+    """Layers with the same key need the same memory for converting their weight."""
+    return type(layer), layer.weight.shape, layer.held_bytes
 
 
-def measure(run: TrackedRun, *, start: float, repeats: int = 0) -> StepWork:
-    """A steady step, in which the second of three equal batches comes so many times more."""
-    tracker = run.tracker
-    building = [phase for phase in tracker.phases() if phase.name in BEFORE]
-    run.prime()
-    tracker.restart()
-    step = run.step()
-    operations, trace, batches = tracker.operations, tracker.traffic.trace, len(run.batches)
-    if repeats:
-        (start_sent, before), (end_sent, after) = run.begun[1:3]
-        operations = operations.with_repeats(before, after, repeats)
-        trace = [*trace, *trace[start_sent:end_sent] * repeats]
-    return StepWork(
-        rank=run.world.rank,
-        ranks=run.world.size,
-        phases=[*building, *tracker.phases()],
-        traffic=tracker.traffic.sums(trace),
-        model_flops=operations.flops - operations.repeated_flops,
-        hardware_flops=operations.flops,
-        attention_flops=operations.attention_flops,
-        skipped_flops=operations.skipped_flops,
-        moved_bytes=operations.moved_bytes,
-        samples=step.samples // run.world.data_size * (batches + repeats) // batches,
-        tokens=step.tokens // run.world.data_size * (batches + repeats) // batches,
-        seconds=time.perf_counter() - start,
-    )
+def copy_sizes(first: HoldsWeight, layer: HoldsWeight) -> None:
+    """Gives `layer` tensors of the sizes that `first` made of its weight."""
+    for name, value in vars(first).items():
+        if torch.is_tensor(value):
+            setattr(layer, name, torch.empty_like(value))
+    layer.taken = first.taken
+
+
+def held_on_device(hold: Callable[[Tensor], None], tracker: MemoryTracker) -> Callable[[Tensor], None]:
+    def run(value: Tensor) -> None:
+        with tracker.in_main_memory(False):
+            hold(value.to(torch.float32, copy=True))  # as to a device that is not the processor
+
+    return run
 
 
 def as_simulated(config: Trainer.Config, *, batches: int | None = None) -> Trainer.Config:
