@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -42,7 +42,7 @@ class MeasureAdherence(VideoAction):
         untrained: str | None = None
         """A run whose first weights are measured beside the model."""
         weights: Literal["auto", "ema", "live"] = "auto"
-        """auto: averaged (ema) if there are any."""
+        """auto: the EMA weights (ema) if there are any, else the raw weights (live)."""
 
     config: Config
 
@@ -73,7 +73,7 @@ class MeasureAdherence(VideoAction):
             save_videos(out / name, prompts, videos[name])
             judged[name] = judge(prompts, [video.permute(1, 2, 3, 0).numpy() for video in videos[name]])
         titles = [title(judgement) for judgement in judged["trained"].judgements]
-        contact_sheet(out / "contact_sheet.png", list(videos.items()), titles)
+        contact_sheet(out / "contact_sheet.png", list(videos.items()), titles, legend=legend(videos))
         figures = {name: adherence.to_dict() for name, adherence in judged.items()}
         score = {"adherence": figures["trained"]["adherence"], "prompts": len(prompts)}
         add_to_card(Path(config.model), score, out / "contact_sheet.png")
@@ -145,6 +145,16 @@ class MeasureAdherence(VideoAction):
                     status = file.stat()
                     digest.update(f"{file.relative_to(root)} {status.st_size} {status.st_mtime_ns}\n".encode())
         return digest.hexdigest()
+
+
+def legend(models: Iterable[str]) -> str:
+    """Explains the rows and the columns of the contact sheet."""
+    rows = {"trained": "videos of the trained network", "untrained": "videos of the same network before training"}
+    return (
+        f"Rows: {'; '.join(f'{name} = {rows[name]}' for name in models)}. Columns: one caption each, above its frames "
+        "from first to last. In brackets: what the detector saw in the video of the trained network; right = the "
+        "caption's color, shape and direction; combination held out = these three never occur together in the training."
+    )
 
 
 def title(judgement: Judgement) -> str:

@@ -47,6 +47,7 @@ class ClipTask(Task):
 
     loader_class = VideoLoader
     has_encoder = True
+    terms = "record: one clip; sample: one window of a clip, the frames that one caption describes"
 
     data: VideoLoader.Config
     said_at: float | None = None

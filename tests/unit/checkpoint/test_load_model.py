@@ -132,7 +132,7 @@ def test_without_an_average_auto_is_live_and_ema_is_refused(config: Cosmos3Gener
     save(tmp_path / "run", config, 3, {"net.": 3})
     assert find_model(tmp_path / "run").weights == "live"
     assert value_of(load_model(tmp_path / "run")) == 3
-    with pytest.raises(ValueError, match="no averaged weights"):
+    with pytest.raises(ValueError, match="no EMA weights"):
         load_model(tmp_path / "run", weights="ema")
 
 

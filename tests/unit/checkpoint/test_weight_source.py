@@ -217,7 +217,7 @@ class TestReport:
         text = "\n".join(report.lines())
         assert '"tpyo" is in no tensor\'s name and skips nothing' in text
         assert "in the checkpoint but not in this network: 1 (net.old)\n" in text
-        assert "averaged weights of the checkpoint, which are not taken: 1 (net_ema.old)\n" in text
+        assert "EMA weights of the checkpoint, which are not loaded: 1 (net_ema.old)\n" in text
         assert json.loads(json.dumps(report.to_json()))["rules_without_effect"] == ["tpyo"]
 
     def test_averages_of_trained_weights_only(self, tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ class MeasureVideos(VideoAction):
         baseline: str | None = None
         """Another model that is measured beside it."""
         weights: Literal["auto", "ema", "live"] = "auto"
-        """auto: averaged (ema) if there are any."""
+        """auto: the EMA weights (ema) if there are any, else the raw weights (live)."""
         evaluators: list[Evaluator] = field(default_factory=list)
         """What is measured; empty: all that can be."""
 

@@ -14,7 +14,7 @@ from worldsmith.checkpoint.formats.export_weights import exports_of
 from worldsmith.checkpoint.formats.family_formats import Export as Format
 from worldsmith.checkpoint.formats.family_formats import ExportOptions, formats_of
 from worldsmith.checkpoint.formats.find_model import find_family, find_model
-from worldsmith.checkpoint.formats.stored_model import StoredModel
+from worldsmith.checkpoint.formats.stored_model import WEIGHTS_NAMES, StoredModel
 from worldsmith.config.declare.class_tags import tag_of
 from worldsmith.config.declare.ranges import PositiveFactor
 from worldsmith.config.errors import UserError
@@ -49,7 +49,7 @@ class Export(WritingAction):
         dtype: Literal["bfloat16", "float32"] = "bfloat16"
         """Number format of the weights."""
         weights: Literal["auto", "ema", "live"] = "auto"
-        """auto: the averaged ones (ema) if there are any."""
+        """auto: the EMA weights (ema) if there are any, else the raw weights (live)."""
         merge: bool = True
         """Merge a LoRA run's adapters into the weights; --no-merge keeps them beside (native, sat)."""
         vision_tower: str | None = None
@@ -94,7 +94,7 @@ class Export(WritingAction):
         return ExportOptions(config.dtype, config.merge, config.force, config.vision_tower)
 
     def describe(self, model: StoredModel) -> str:
-        return f"{model.weights} weights after {model.iteration} steps, {self.config.dtype}"
+        return f"{WEIGHTS_NAMES[model.weights]} after {model.iteration} steps, {self.config.dtype}"
 
     def prepare(self) -> PreparedExport:
         """Runs the checks that need no weights. Raises UserError."""
