@@ -44,7 +44,7 @@ def test_a_run_with_overrides_and_a_part_of_its_data(run_file: Path, capsys: pyt
     assert facts["disk"]["latent_cache"] == 4 * 48 * report["cells"]
     assert facts["disk"]["checkpoints_kept"] * facts["disk"]["checkpoint"] < facts["disk"]["free"]
     assert main(["check", str(run_file), "--sample", "3", "--workers", "0"]) == 0
-    assert "3 of them, evenly chosen, were read as for training" in " ".join(capsys.readouterr().out.split())
+    assert "3 of them, evenly spaced, were read as in training" in " ".join(capsys.readouterr().out.split())
 
 
 def test_validation_data_that_are_trained_on_are_told(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
