@@ -25,10 +25,11 @@ import worldsmith.families.recipes  # noqa: F401
 from worldsmith.config.recipes.registry import get_recipe
 from worldsmith.config.tree.references import resolve
 from worldsmith.distributed.world import World
-from worldsmith.planning.batches import assumed_batches
-from worldsmith.planning.memory_verdict import worst_moment
+from worldsmith.planning.estimate_memory import worst_moment
 from worldsmith.planning.simulation.memory_tracker import MemoryTracker
-from worldsmith.planning.simulation.simulated_run import TrackedRun, as_simulated, measure, simulate
+from worldsmith.planning.simulation.simulate import measure, simulate
+from worldsmith.planning.simulation.tracked_run import TrackedRun, as_simulated
+from worldsmith.planning.simulation_inputs import assumed_batches
 from worldsmith.planning.work import StepWork
 from worldsmith.training.trainer import Trainer
 

@@ -18,7 +18,7 @@ import torch
 from plan_memory import MODES, predicted, real_run, twin
 
 from worldsmith.distributed.world import start_world, stop_world
-from worldsmith.planning.memory_verdict import FRAGMENTATION, worst_moment
+from worldsmith.planning.estimate_memory import FRAGMENTATION, worst_moment
 from worldsmith.planning.simulation.memory_tracker import MemoryTracker
 from worldsmith.training.trainer import Trainer
 

@@ -57,9 +57,8 @@ def peak(
 ) -> int:
     """Bytes of a step of one rank over so many tokens. `all_learned`: each is a target, and logits are in one piece."""
     from worldsmith.config.tree.references import resolve
-    from worldsmith.planning.batches import assumed_batches, task_for
-    from worldsmith.planning.published_parts import with_published_parts
-    from worldsmith.planning.simulation.simulated_run import simulate
+    from worldsmith.planning.simulation.simulate import simulate
+    from worldsmith.planning.simulation_inputs import assumed_batches, task_for, with_published_parts
 
     config = run_tree("pre_exp012_llava_ov", model)
     config.model.config.activation_checkpointing.mode = mode
@@ -90,7 +89,7 @@ def quick(
 ) -> float:
     """Of the quick plan of a recipe."""
     from worldsmith.config.tree.references import resolve
-    from worldsmith.planning.quick import quick_plan
+    from worldsmith.planning.plan import quick_plan
 
     config = run_tree(recipe, model)
     config.checkpoint.save_weights = save_weights or config.checkpoint.save_weights

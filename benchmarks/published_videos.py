@@ -106,9 +106,8 @@ def simulated(recipe: str, master: str, ranks: int) -> list[dict[str, int]]:
     import worldsmith.families.recipes  # noqa: F401
     from worldsmith.config.recipes.registry import get_recipe
     from worldsmith.config.tree.references import resolve
-    from worldsmith.planning.batches import assumed_batches, task_for
-    from worldsmith.planning.published_parts import with_published_parts
-    from worldsmith.planning.simulation.simulated_run import simulate
+    from worldsmith.planning.simulation.simulate import simulate
+    from worldsmith.planning.simulation_inputs import assumed_batches, task_for, with_published_parts
 
     os.environ.setdefault("DATASET_PATH", "none")
     os.environ.setdefault("COGVIDEOX_PATH", "none")

@@ -8,8 +8,8 @@ from math import log2, sqrt
 from typing import Any
 
 from worldsmith.distributed.gpus import Gpu
-from worldsmith.planning.memory_verdict import MemoryVerdict
-from worldsmith.planning.seconds import EFFICIENCIES, NOTHING, Range, StepSeconds, over_rates, step_seconds
+from worldsmith.planning.estimate_memory import MemoryVerdict
+from worldsmith.planning.estimate_time import EFFICIENCIES, NOTHING, Range, StepSeconds, over_rates, step_seconds
 from worldsmith.planning.work import StepWork, Traffic
 
 HOURS_BETWEEN_FAILURES = 16384 * 54 * 24 / 419

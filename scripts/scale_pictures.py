@@ -10,7 +10,7 @@ from scale_figures import best, failures
 from scale_tables import H100, NETWORKS, RANKS, STRONG, Entries, known, reading, shared, title
 
 from worldsmith.distributed.gpus import Gpu
-from worldsmith.planning.seconds import EFFICIENCIES
+from worldsmith.planning.estimate_time import EFFICIENCIES
 
 TICKS = [(ranks, f"{ranks:,}") for ranks in RANKS[::2]] + [(4096, "4,096")]
 

@@ -99,10 +99,10 @@ def tree(run: Run) -> Any:
 
 def simulated(run: Run) -> dict[str, Any]:
     """What rank 0 does and holds in a step, without what differs from machine to machine."""
-    from worldsmith.planning.batches import assumed_batches, task_for
-    from worldsmith.planning.published_parts import with_published_parts
-    from worldsmith.planning.quick import quick_plan, run_table
-    from worldsmith.planning.simulation.simulated_run import measure, simulated_run
+    from worldsmith.planning.plan import quick_plan, run_table
+    from worldsmith.planning.simulation.simulate import measure
+    from worldsmith.planning.simulation.tracked_run import simulated_run
+    from worldsmith.planning.simulation_inputs import assumed_batches, task_for, with_published_parts
     from worldsmith.training.state_bytes import checkpoint_bytes
 
     config = tree(run)

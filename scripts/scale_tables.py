@@ -10,8 +10,8 @@ from scale_figures import NEAR, Cost, Layout, best, cost, failures, layouts
 from scale_runs import CHECKS, CLIPS, RUNS
 
 from worldsmith.distributed.gpus import GIB, GPUS, Gpu
-from worldsmith.planning.memory_verdict import MemoryVerdict
-from worldsmith.planning.seconds import Range
+from worldsmith.planning.estimate_memory import MemoryVerdict
+from worldsmith.planning.estimate_time import Range
 
 RANKS = [8 * 2**power for power in range(10)]
 H100 = GPUS["h100-80"]

@@ -13,7 +13,7 @@ import torch
 from generator_run import write_generator_run
 from PIL import Image
 
-from worldsmith.actions.outputs.evaluation_file import read_known
+from worldsmith.actions.outputs.evaluate_samples import read_known
 from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
 from worldsmith.sampling.video_writer import read_image, write_mp4

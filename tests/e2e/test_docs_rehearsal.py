@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from worldsmith.actions.action import Result
-from worldsmith.actions.dry_run import Rehearse
+from worldsmith.actions.rehearse_run import Rehearse
 from worldsmith.cli.main import main
 
 PAGE = (Path(__file__).parents[2] / "docs/rehearsal.md").read_text(encoding="utf-8")

@@ -12,9 +12,8 @@ from worldsmith.config.recipes.registry import get_recipe
 from worldsmith.config.tree.references import resolve
 from worldsmith.families.cosmos3.network.sequence import token_grid
 from worldsmith.families.cosmos3.task import StepCounter
-from worldsmith.planning.batches import assumed_batches, task_for
-from worldsmith.planning.published_parts import with_published_parts
-from worldsmith.planning.simulation.simulated_run import simulate
+from worldsmith.planning.simulation.simulate import simulate
+from worldsmith.planning.simulation_inputs import assumed_batches, task_for, with_published_parts
 from worldsmith.training.preflight import build_optimizer
 
 

@@ -23,7 +23,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from worldsmith.distributed.world import World
 from worldsmith.planning.simulation.memory_tracker import MemoryTracker
-from worldsmith.planning.simulation.simulated_run import TrackedRun, as_simulated, simulate
+from worldsmith.planning.simulation.simulate import simulate
+from worldsmith.planning.simulation.tracked_run import TrackedRun, as_simulated
 
 ON_ONE = ["cosmos3.bits4", "vision_language.full.fill50", "cogvideox.selective.lora", "flux", "wan.lora.dropout"]
 ON_TWO = ["cosmos3.bf16.average", "wan.twice.every_pack"]

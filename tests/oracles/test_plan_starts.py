@@ -18,7 +18,7 @@ from plan_cases import case_batches
 from plan_starts import start_config
 
 from worldsmith.distributed.world import World
-from worldsmith.planning.simulation.simulated_run import simulate
+from worldsmith.planning.simulation.simulate import simulate
 from worldsmith.planning.work import PhaseMemory
 
 ON_ONE = ["cosmos3.bits4"]

@@ -9,7 +9,7 @@ import worldsmith
 from worldsmith.cli.main import main
 from worldsmith.cli.schema import schema_text
 from worldsmith.config.load import load
-from worldsmith.planning.quick import quick_plan
+from worldsmith.planning.plan import quick_plan
 
 DOC = "Whether the largest `exp_avg_sq` so far is in the denominator."
 RECIPE = "moving_shapes"

@@ -20,9 +20,11 @@ from worldsmith.config.load import load
 from worldsmith.config.tree.draft import Loaded
 from worldsmith.distributed.gpus import GIB, Gpu
 from worldsmith.distributed.world import stop_world
-from worldsmith.planning.fitting.fit import Fitting
+from worldsmith.planning.fitting.evaluate_settings import Fitting
 from worldsmith.planning.simulation.memory_tracker import MemoryTracker
-from worldsmith.planning.simulation.simulated_run import TrackedRun, as_simulated, measure
+from worldsmith.planning.simulation.simulate import measure
+from worldsmith.planning.simulation.tracked_run import TrackedRun, as_simulated
+from worldsmith.planning.simulation_inputs import with_published_parts
 from worldsmith.planning.work import StepWork
 from worldsmith.training.parallel import join_world
 
@@ -42,7 +44,7 @@ def real_peak(recipe: str, words: Sequence[str], setting: Sequence[str]) -> int:
     torch.set_num_threads(1)
     search = fitting(recipe, words, Gpu("", GIB), int(os.environ.get("WORLD_SIZE", 1)))
     chosen = next(found for found in search.settings if list(found.words) == list(setting))
-    with search.stated(search.read(setting).tree) as stated:
+    with with_published_parts(search.read(setting).tree) as stated:
         config = as_simulated(stated.config)
         run = TrackedRun(config, join_world(config.model.config), MemoryTracker(), chosen.packs.batches)
         with run.tracker:

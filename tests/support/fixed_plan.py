@@ -9,13 +9,10 @@ from worldsmith.config.load import load
 from worldsmith.config.tree.degrees import Degrees
 from worldsmith.distributed.gpus import GIB, find_gpu
 from worldsmith.planning.assumptions import assumptions
-from worldsmith.planning.batches import PlannedBatches
-from worldsmith.planning.memory_verdict import MemoryVerdict, worst_moment
-from worldsmith.planning.plan import Plan
-from worldsmith.planning.quick import QuickPlan
-from worldsmith.planning.run_time import run_time
-from worldsmith.planning.seconds import step_seconds
-from worldsmith.planning.surroundings import disk, host_memory
+from worldsmith.planning.estimate_memory import MemoryVerdict, disk, host_memory, worst_moment
+from worldsmith.planning.estimate_time import run_time, step_seconds
+from worldsmith.planning.plan import Plan, QuickPlan
+from worldsmith.planning.simulation_inputs import PlannedBatches
 from worldsmith.planning.work import PhaseMemory, StepWork, Traffic
 
 QUICK = QuickPlan(

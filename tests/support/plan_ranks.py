@@ -28,7 +28,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from worldsmith.distributed.world import World, stop_world
 from worldsmith.planning.simulation.memory_tracker import MemoryTracker
-from worldsmith.planning.simulation.simulated_run import TrackedRun, as_simulated, group_names, measure
+from worldsmith.planning.simulation.simulate import measure
+from worldsmith.planning.simulation.tracked_run import TrackedRun, as_simulated, group_names
 from worldsmith.training.parallel import join_world, plan_degrees
 
 

@@ -23,9 +23,8 @@ from torch.distributed.fsdp import fully_shard  # noqa: F401 (imported once for 
 from torch.profiler import ProfilerActivity, profile
 
 from worldsmith.distributed.world import World, stop_world
-from worldsmith.planning.simulation.first_and_last import held_on_device
 from worldsmith.planning.simulation.memory_tracker import MemoryTracker
-from worldsmith.planning.simulation.simulated_run import TrackedRun, as_simulated
+from worldsmith.planning.simulation.tracked_run import TrackedRun, as_simulated, held_on_device
 from worldsmith.training.parallel import join_world
 from worldsmith.training.trainer import Trainer
 

@@ -1,31 +1,27 @@
-"""`--dryrun` and `--rehearse` of `worldsmith train`: what would happen before and at the first step of a run.
+"""`--dryrun` of `worldsmith train`: what would happen before the first step of a run.
 
-A dry run checks this machine, with the data and weights of the run, and allocates nothing. A rehearsal simulates every
-rank, without a GPU, the data or the weights.
+It checks this machine, with the data and weights of the run, and allocates nothing.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worldsmith.actions.action import Result
-from worldsmith.actions.run_action import RunAction, RunWords, load_without_variables
+from worldsmith.actions.run_action import RunAction
 from worldsmith.checkpoint.run.folders import find_latest
 from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.config.declare.ranges import Count
 from worldsmith.config.errors import UserError
-from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.tree.paths import Path as Keys
 from worldsmith.config.tree.references import resolve
 from worldsmith.distributed.gpus import Gpu, find_gpu, word_of_device
-from worldsmith.distributed.world import World, device_remarks, launched_as, present_device
+from worldsmith.distributed.world import World, device_remarks, present_device
 from worldsmith.files.writable import nearest_folder
-from worldsmith.monitor.terminal_text import print_message
 from worldsmith.tasks.registry import task_of
 from worldsmith.training.file_checks import require_files
 from worldsmith.training.parallel import plan_degrees
@@ -74,35 +70,6 @@ class DryRun(RunAction):
             changed, variables = self.config.resume_changed, self.loaded.variables
             yield from plan_run(tree, folder, world_size=processes, resume_changed=changed, variables=variables)
             yield from step_plan_lines(tree, processes, gpu)
-
-
-class Rehearse(RunAction):
-    """Simulates the first step of every rank, a save, a resume and the exports; says what would go wrong."""
-
-    class Config(RunAction.Config):
-        gpus: Count | None = None
-        """Ranks; null: what WORLD_SIZE says, or as many as the degrees of the run ask for."""
-
-    config: Config
-
-    def run(self) -> Result:
-        from worldsmith.planning.rehearsal.rehearse import rehearse
-
-        self.print_warnings()
-        if sys.stderr.isatty():
-            print_message("every process is simulated; this can take a minute …")
-        found = rehearse(self.tree, self.ranks)
-        return Result(found.lines(), code=2 if found.findings else 0)
-
-    def load(self, words: RunWords) -> Loaded:
-        return load_without_variables(words)
-
-    @property
-    def ranks(self) -> int:
-        from worldsmith.planning.rehearsal.rehearse import usual_ranks
-
-        launched = launched_as()[1] if "WORLD_SIZE" in os.environ else None
-        return self.config.gpus or launched or usual_ranks(self.tree)
 
 
 def plan_run(

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from functools import cached_property
+from functools import cached_property, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from worldsmith.actions.action import Result
@@ -19,14 +22,23 @@ from worldsmith.config.declare.configurable import walk
 from worldsmith.config.declare.ranges import Count
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.draft import Loaded
+from worldsmith.config.write.convert import convert, write_new
 from worldsmith.distributed.gpus import Gpu, find_gpu
-from worldsmith.monitor.terminal_text import print_message
-from worldsmith.planning.quick import QuickPlan, quick_plan
+from worldsmith.monitor.terminal_text import WIDTH, print_message, terminal_width
+from worldsmith.planning.plan import Plan, QuickPlan, least_ranks, make_plan, quick_plan
+from worldsmith.planning.text import plan_lines, quick_lines
 from worldsmith.training.parallel import plan_degrees
 
 if TYPE_CHECKING:
     from worldsmith.config.tree.degrees import Degrees
-    from worldsmith.planning.plan import Plan
+    from worldsmith.planning.fitting.evaluate_settings import Clock
+
+BUDGET = 55.0
+"""Seconds of processor time that a search may take: with starting the command about a minute."""
+EVERY = 5.0
+"""Seconds between two lines of progress through a pipe."""
+INTERRUPTED = 130
+FORMS = {".yaml": "yaml", ".yml": "yaml", ".json": "json"}
 
 
 class PlanRun(RunAction):
@@ -59,9 +71,7 @@ class PlanRun(RunAction):
         """The lines come as they are known. Raises ValueError or UserError for what cannot be planned."""
         self.refuse_ignored()
         if self.config.fit:
-            from worldsmith.actions.fit_run import find_fits
-
-            return find_fits(self)
+            return self.find_fits()
         self.print_warnings()
         return Result(self.lines(), self.facts)
 
@@ -80,6 +90,35 @@ class PlanRun(RunAction):
                 f"--encoded has no effect with {'--fit, which tries both' if config.fit else '--quick'}: leave it out"
             )
 
+    def find_fits(self) -> Result:
+        """Searches, and writes the best setting. Raises UserError before it for a file that cannot be written."""
+        from worldsmith.planning.fitting.evaluate_settings import Clock, Fitting
+        from worldsmith.planning.fitting.fit import find_fits
+        from worldsmith.planning.fitting.fit_text import fit_facts, fit_lines
+
+        words, gpu, output = self.given, self.gpu, Path(self.config.output) if self.config.output else None
+        if isinstance(words, Loaded):
+            raise UserError("a search loads the run again with other settings: expected the words that describe it")
+        if output and output.suffix not in FORMS:
+            raise UserError(f"{output}: the best setting is written as {', '.join(FORMS)}; name such a file")
+        if output and output.exists():
+            raise UserError(f"{output} is there already; name another file")
+        self.print_warnings()
+        read, clock = partial(words.load, keep_unset="names"), Clock(BUDGET)
+        progress = Progress(clock)
+        fits = find_fits(Fitting(read, ranks=self.ranks, gpu=gpu, told=progress, clock=clock))
+        progress.end()
+        start = ["worldsmith", *launch_words(self.ranks, gpu.per_machine), "train"]
+        lines = [*fit_lines(fits, gpu, start, words.repeat())]
+        if output and fits.best and fits.best[0].whole:
+            best = fits.best[0].setting
+            write_new(str(output), convert(read(best.words), FORMS[output.suffix]).text, False)
+            commands = [["worldsmith", "encode"]] * best.encoded + [start]
+            lines += ["", "; ".join([f"written: {output}", *(shlex.join([*line, str(output)]) for line in commands)])]
+        elif output:
+            lines += ["", f"{output} is not written: nothing that was carried out with all layers fits"]
+        return Result(lines, fit_facts(fits), INTERRUPTED if fits.stopped == "interrupted" else 0 if fits.best else 1)
+
     def facts(self) -> dict[str, Any]:
         """The same for programs; of a quick plan the keys that are known."""
         if not self.config.quick:
@@ -88,8 +127,6 @@ class PlanRun(RunAction):
         return {**known, "gpu": asdict(self.gpu), "quick": self.quick.to_json()}
 
     def lines(self) -> Iterator[str]:
-        from worldsmith.planning.text import plan_lines, quick_lines
-
         yield from quick_lines(self.name, self.quick, self.gpu, self.ranks, self.degrees)
         if self.config.quick:
             return
@@ -119,17 +156,8 @@ class PlanRun(RunAction):
 
     @cached_property
     def exact(self) -> Plan:
-        from worldsmith.planning.plan import make_plan
-
         unset = unset_variables(self.loaded.raw)
         return make_plan(self.tree, self.ranks, self.gpu, encoded=self.config.encoded, open_variables=unset)
-
-
-def least_ranks(run: Any) -> int:
-    """The fewest ranks that the degrees of the run allow."""
-    asked = run.model.config.parallelism
-    shard, replicate = asked.data_parallel_shard_degree, asked.data_parallel_replicate_degree
-    return int(max(shard, 1) * max(replicate, 1) * asked.context_parallel_shard_degree)
 
 
 def unset_variables(tree: Any) -> list[str]:
@@ -137,3 +165,32 @@ def unset_variables(tree: Any) -> list[str]:
     texts = [value for _, value in walk(tree) if isinstance(value, str)]
     names = [name.strip() for text in texts for name in re.findall(r"\$\{oc\.env:([^,{}]+)\}", text)]
     return [name for name in dict.fromkeys(names) if name not in os.environ]
+
+
+def launch_words(ranks: int, per_machine: int) -> list[str]:
+    """What starts so many processes. R and HOST are each machine's number and the address of the first."""
+    machines = next(n for n in range(-(-ranks // per_machine), ranks + 1) if ranks % n == 0)
+    several = ["--nnodes", str(machines), "--node-rank", "R", "--master-addr", "HOST"] if machines > 1 else []
+    return ["launch", *several, "--nproc-per-node", str(ranks // machines)] if ranks > 1 else []
+
+
+class Progress:
+    """Says on stderr what is being tried: on a line of the terminal that the next one replaces; through a pipe a line
+    every few seconds."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock, self.said_at = clock, -EVERY
+
+    def __call__(self, text: str) -> None:
+        line = f"trying, {self.clock.spent:.0f} of {self.clock.budget:.0f} s of processor time: {text}"
+        if sys.stderr.isatty():
+            width = terminal_width(sys.stderr) or WIDTH
+            print(f"\r\033[K{line[: width - 1]}", end="", file=sys.stderr, flush=True)
+        elif time.monotonic() - self.said_at >= EVERY:
+            self.said_at = time.monotonic()
+            print(line, file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """Clears the line of a terminal."""
+        if sys.stderr.isatty():
+            print("\r\033[K", end="", file=sys.stderr, flush=True)

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from worldsmith.data.clips.resolution import RESOLUTIONS, exact_size
-from worldsmith.data.clips.video_loader import FirstFrames, VideoLoader, VideoSample
+from worldsmith.data.clips.video_loader import VideoLoader
+from worldsmith.data.clips.video_sample import FirstFrames, VideoSample
 
 if TYPE_CHECKING:
     from torch import Tensor

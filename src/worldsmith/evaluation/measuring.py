@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from worldsmith.evaluation.intervals import mean_interval, share_interval
 
 if TYPE_CHECKING:
-    from worldsmith.evaluation.made_video import MadeVideo
+    from worldsmith.evaluation.generated_video import GeneratedVideo
     from worldsmith.evaluation.metric import Metric
 
 LOSS = "loss"
@@ -39,7 +39,7 @@ class Scores:
         return dict(sorted(Counter(value for value in self.values.values() if isinstance(value, str)).items()))
 
 
-def measure(videos: Iterable[MadeVideo], metrics: Collection[Metric]) -> dict[str, Scores]:
+def measure(videos: Iterable[GeneratedVideo], metrics: Collection[Metric]) -> dict[str, Scores]:
     """Measures the videos of one model, one after the other; returns the scores by output."""
     if not metrics:
         return {}

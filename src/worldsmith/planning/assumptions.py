@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from worldsmith.distributed.gpus import GIB, Gpu
-from worldsmith.planning.memory_verdict import COMMUNICATION, CONTEXT, FRAGMENTATION
-from worldsmith.planning.run_time import FORWARD
-from worldsmith.planning.seconds import EFFICIENCIES, HOP, NETWORK_HOP, Range
-from worldsmith.planning.surroundings import PROCESS, WORKER
+from worldsmith.planning.estimate_memory import COMMUNICATION, CONTEXT, FRAGMENTATION, PROCESS, WORKER
+from worldsmith.planning.estimate_time import EFFICIENCIES, FORWARD, HOP, NETWORK_HOP, Range
 
 if TYPE_CHECKING:
-    from worldsmith.planning.batches import PlannedBatches
+    from worldsmith.planning.simulation_inputs import PlannedBatches
     from worldsmith.planning.work import StepWork
     from worldsmith.training.trainer import Trainer
 

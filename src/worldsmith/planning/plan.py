@@ -1,4 +1,8 @@
-"""`make_plan`: all that is known of a run before it has a GPU."""
+"""`make_plan`: all that is known of a run before it has a GPU; `quick_plan`: what arithmetic alone tells.
+
+Nothing here imports torch before a step is simulated, unless the model's family does not know the shapes of its
+parameters without a network, or a setting of the optimizer may change its state (`training.optimizer:parameter_state`).
+"""
 
 from __future__ import annotations
 
@@ -6,19 +10,66 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from worldsmith.config.errors import UserError
 from worldsmith.config.tree.degrees import Degrees
 from worldsmith.distributed.gpus import Gpu
+from worldsmith.models.weights.table import Table, counts, table_of, weight_table
 from worldsmith.planning.assumptions import BESIDE_STEPS, assumptions, encoded_first
-from worldsmith.planning.memory_verdict import MemoryVerdict, memory_verdict
-from worldsmith.planning.quick import QuickPlan, quick_plan
-from worldsmith.planning.run_time import RunTime, run_time
-from worldsmith.planning.seconds import EFFICIENCIES, StepSeconds, step_seconds
-from worldsmith.planning.surroundings import Parts, disk, host_memory
+from worldsmith.planning.estimate_memory import MemoryVerdict, Parts, disk, host_memory, memory_verdict
+from worldsmith.planning.estimate_time import EFFICIENCIES, RunTime, StepSeconds, run_time, step_seconds
 from worldsmith.planning.work import BESIDE, StepWork
 from worldsmith.training.parallel import plan_degrees
+from worldsmith.training.preflight import build_optimizer, kept_checkpoints
+from worldsmith.training.state_bytes import checkpoint_bytes, state_bytes
 
 if TYPE_CHECKING:
+    from worldsmith.models.model import Model
     from worldsmith.training.trainer import Trainer
+
+
+@dataclass(frozen=True, slots=True)
+class QuickPlan:
+    """Numbers of the whole network, and bytes."""
+
+    parameters: int
+    trained: int
+    states: Mapping[str, int]
+    """Of the process that has most, by kind: exact, apart from the gradients of what is trained and not used."""
+    checkpoint_bytes: int
+    """One checkpoint on disk: exactly its tensors, and about what each tensor's files take beside it."""
+    checkpoint_tensors: int = 0
+    """Exactly its tensors."""
+    kept_checkpoints: int = 1
+    """The most that are on the disk at once."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def quick_plan(config: Trainer.Config, ranks: int) -> QuickPlan:
+    """References of the config are resolved. Raises ValueError for degrees that do not fit so many ranks."""
+    degrees, table = plan_degrees(config.model.config, ranks), run_table(config)
+    states, checkpoint = state_bytes(table, config, degrees), checkpoint_bytes(table, config, degrees)
+    parts = {"parameters" if name == "weights" else name: count for name, count in states.parts.items()}
+    kept = kept_checkpoints(config)
+    return QuickPlan(*counts(table), parts, checkpoint.files, checkpoint.tensors, kept)
+
+
+def least_ranks(config: Trainer.Config) -> int:
+    """The fewest ranks that the degrees of the run allow."""
+    asked = config.model.config.parallelism
+    shard, replicate = asked.data_parallel_shard_degree, asked.data_parallel_replicate_degree
+    return max(shard, 1) * max(replicate, 1) * asked.context_parallel_shard_degree
+
+
+def run_table(config: Trainer.Config) -> Table:
+    """Every weight of the run; the network is built, without memory, where arithmetic does not know it."""
+    table = weight_table(config.model.config, config.optimizer.keys_to_select)
+    if table is not None:
+        return table
+    model: Model = config.model.config.build(device="meta")
+    build_optimizer(config, model.network)
+    return table_of(model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +138,11 @@ def make_plan(
     `encoded`: the latent cache is complete before the run. Raises ValueError for degrees that do not fit so many
     ranks, UserError for what cannot be planned.
     """
-    from worldsmith.planning.batches import plan_batches, require_encodable
-    from worldsmith.planning.published_parts import with_published_parts
-    from worldsmith.planning.simulation.simulated_run import simulate
+    from worldsmith.planning.simulation.simulate import simulate
+    from worldsmith.planning.simulation_inputs import plan_batches, why_not_encodable, with_published_parts
 
-    if encoded:
-        require_encodable(config)
+    if encoded and (reason := why_not_encodable(config)):
+        raise UserError(f"--encoded: {reason}")
     quick, degrees = quick_plan(config, ranks), plan_degrees(config.model.config, ranks)
     with with_published_parts(config) as stated:
         data = plan_batches(stated, ranks=ranks)

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, TypeVar
 from worldsmith.distributed.gpus import GIB, Gpu
 from worldsmith.monitor.short_text import format_bytes, short_number
 from worldsmith.monitor.terminal_text import text_width
-from worldsmith.planning.memory_verdict import worst_moment
-from worldsmith.planning.seconds import Range, StepSeconds, leaves
+from worldsmith.planning.estimate_memory import worst_moment
+from worldsmith.planning.estimate_time import Range, StepSeconds, leaves
 
 if TYPE_CHECKING:
-    from worldsmith.planning.plan import Plan
-    from worldsmith.planning.quick import QuickPlan
-    from worldsmith.planning.run_time import RunTime
+    from worldsmith.planning.estimate_time import RunTime
+    from worldsmith.planning.plan import Plan, QuickPlan
     from worldsmith.planning.work import PhaseMemory
 
 T = TypeVar("T")

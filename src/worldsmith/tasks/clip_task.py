@@ -17,7 +17,8 @@ from worldsmith.config.errors import UserError
 from worldsmith.data.assumed_batches import AssumedBatch, assumed_clips, with_contents
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.video_loader import VideoLoader
-from worldsmith.data.encoded_cache import LatentCache, latents_of
+from worldsmith.data.clips.video_sample import latents_of
+from worldsmith.data.encoded_cache import LatentCache
 from worldsmith.tasks.task import Task
 
 logger = logging.getLogger(__name__)
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 
     from worldsmith.data.clips.inspect_clips import DatasetSummary
     from worldsmith.data.clips.video_dataset import VideoDataset
-    from worldsmith.data.clips.video_loader import FirstFrames, VideoSample
-    from worldsmith.data.report.data_report import DataReport
+    from worldsmith.data.clips.video_sample import FirstFrames, VideoSample
+    from worldsmith.data.data_report import DataReport
 
 
 class ClipTask(Task):

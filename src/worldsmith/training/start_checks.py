@@ -215,10 +215,13 @@ def completion(folder: Path, config: RunConfig) -> str | None:
     from worldsmith.checkpoint.run.folders import folder_iteration, read_pointer
     from worldsmith.files.manifest import find_damage
 
-    newest, problem = read_pointer(folder / "checkpoints")
-    if newest is None or problem or folder_iteration(newest) < config.trainer.max_iter or find_damage(newest):
+    pointer = read_pointer(folder / "checkpoints")
+    newest = pointer.checkpoint
+    if newest is None or pointer.problem:
         return None
     done = folder_iteration(newest)
+    if done < config.trainer.max_iter or find_damage(newest):
+        return None
     config.job.name = config.job.name or folder.name
     changes = changed_settings(folder, config) or changed_data(folder, config)
     if changes:

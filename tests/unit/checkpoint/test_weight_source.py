@@ -24,8 +24,7 @@ from worldsmith.checkpoint.sources.warm_start import load_weights, plan_loading
 from worldsmith.checkpoint.sources.weight_source import MergedWeights
 from worldsmith.config.errors import UserError
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig, edge, nano, super_
-from worldsmith.families.cosmos3.network.initialization import init_weights
-from worldsmith.families.cosmos3.network.network import Cosmos3Network
+from worldsmith.families.cosmos3.network.network import Cosmos3Network, init_weights
 from worldsmith.families.cosmos3.weights.tensor_names import (
     generation_name,
     nemotron_name,

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from worldsmith.actions.fit_run import Progress, launch_words
-from worldsmith.actions.plan_run import unset_variables
+from worldsmith.actions.plan_run import Progress, launch_words, unset_variables
 from worldsmith.cli.commands import read_command
 from worldsmith.cli.main import main
-from worldsmith.planning.fitting.fit import Clock
+from worldsmith.planning.fitting.evaluate_settings import Clock
 
 VARIABLES = ("DATASET_PATH", "WAN_PATH", "WAN_VAE_PATH", "BASE_CHECKPOINT_PATH", "COGVIDEOX_PATH")
 

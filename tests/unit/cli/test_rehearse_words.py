@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from worldsmith.actions.action import Result
-from worldsmith.actions.dry_run import Rehearse
+from worldsmith.actions.rehearse_run import Rehearse
 from worldsmith.cli import train
 from worldsmith.cli.main import main
 

@@ -10,9 +10,8 @@ from recipe_environment import PLACES
 import worldsmith.families.recipes  # noqa: F401 (registers them)
 from worldsmith.config.recipes.registry import get_recipe
 from worldsmith.config.tree.references import resolve
-from worldsmith.planning.batches import assumed_batches
-from worldsmith.planning.published_parts import with_published_parts
-from worldsmith.planning.simulation.simulated_run import simulate
+from worldsmith.planning.simulation.simulate import simulate
+from worldsmith.planning.simulation_inputs import assumed_batches, with_published_parts
 
 
 @pytest.mark.parametrize("every_pack", [False, True])

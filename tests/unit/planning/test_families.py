@@ -14,10 +14,10 @@ import worldsmith.families.recipes  # noqa: F401 (registers them)
 from worldsmith.config.recipes.registry import get_recipe
 from worldsmith.config.tree.references import resolve
 from worldsmith.distributed.world import World
-from worldsmith.planning.batches import assumed_batches
-from worldsmith.planning.published_parts import with_published_parts
 from worldsmith.planning.simulation.memory_tracker import MemoryTracker
-from worldsmith.planning.simulation.simulated_run import TrackedRun, as_simulated, measure, simulate
+from worldsmith.planning.simulation.simulate import measure, simulate
+from worldsmith.planning.simulation.tracked_run import TrackedRun, as_simulated
+from worldsmith.planning.simulation_inputs import assumed_batches, with_published_parts
 from worldsmith.planning.work import StepWork
 
 TINY = ["cogvideox_5b_i2v_tiny", "llava_ov_tiny"]

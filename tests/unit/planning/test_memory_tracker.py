@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 from worldsmith.models.local_part import local_part
 from worldsmith.planning.simulation.fake_world import without_memory
+from worldsmith.planning.simulation.memory_peaks import Timeline, deeper_peaks
 from worldsmith.planning.simulation.memory_tracker import MemoryTracker
-from worldsmith.planning.simulation.timeline import Timeline, deeper_peaks
 
 ROWS, WIDTH = 8, 16
 ACTIVATION, WEIGHT = 4 * ROWS * WIDTH, 4 * WIDTH * WIDTH
@@ -122,7 +122,7 @@ def test_the_peak_of_many_layers_may_be_at_another_moment_than_that_of_few(depth
     few, more, exact = steps_of(3), steps_of(4), {phase.name: phase for phase in steps_of(depth).phases()}
     few_peaks = {phase.name: phase.peak for phase in few.phases()}
     assert few_peaks["backward"] == 4 * (3 * 50 + 600)  # at its end, while with 13 layers it is at its beginning
-    found = deeper_peaks(Timeline(few), {Timeline(more): depth - 3})
+    found = deeper_peaks(Timeline(few.stretches()), {Timeline(more.stretches()): depth - 3})
     assert {name: phase.peak for name, phase in found.items()} == {name: phase.peak for name, phase in exact.items()}
     assert found["backward"].kinds == exact["backward"].kinds
 

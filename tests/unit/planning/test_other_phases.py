@@ -9,10 +9,10 @@ from torch.distributed.tensor._op_schema import OpSchema
 from worldsmith.config.tree.references import resolve
 from worldsmith.models.converters.frozen_base import FrozenBase
 from worldsmith.models.converters.quantized_linear import QuantizedLinear
-from worldsmith.planning.batches import assumed_batches
-from worldsmith.planning.simulation import first_and_last
-from worldsmith.planning.simulation.other_phases import other_phases
-from worldsmith.planning.simulation.simulated_run import simulate, simulated_run
+from worldsmith.planning.simulation import tracked_run
+from worldsmith.planning.simulation.simulate import other_phases, simulate
+from worldsmith.planning.simulation.tracked_run import simulated_run
+from worldsmith.planning.simulation_inputs import assumed_batches
 from worldsmith.training.callbacks.samples.draw_videos import DrawVideos
 
 NAMES = ("encoding", "validation", "sampling")
@@ -91,7 +91,7 @@ def test_of_equal_frozen_layers_the_first_and_the_last_are_quantized(config, mon
     for name in ("first and last", "all"):
         with monkeypatch.context() as patch:
             if name == "all":
-                patch.setattr(first_and_last, "conversion_key", id)
+                patch.setattr(tracked_run, "conversion_key", id)
             quantized.clear()
             with simulated_run(qlora, batches, ranks=1, loads=True) as run:
                 phases = {phase.name: phase for phase in run.tracker.phases()}

@@ -13,9 +13,9 @@ from fixed_plan import QUICK, WORK, fixed_plan, phase
 
 from worldsmith.distributed.gpus import GIB, find_gpu
 from worldsmith.monitor.terminal_text import WIDTH
-from worldsmith.planning.memory_verdict import MemoryVerdict, worst_moment
+from worldsmith.planning.estimate_memory import MemoryVerdict, worst_moment
+from worldsmith.planning.estimate_time import Range
 from worldsmith.planning.plan import Plan
-from worldsmith.planning.seconds import Range
 from worldsmith.planning.text import figure, flops, makers, plan_lines, quick_lines, size, span
 
 BACKWARD = WORK.phases[3]

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import worldsmith.families.recipes  # noqa: F401 (registers them)
 from worldsmith.config.recipes.registry import get_recipe
 from worldsmith.config.tree.references import resolve
-from worldsmith.planning.published_parts import with_published_parts
+from worldsmith.planning.simulation_inputs import with_published_parts
 
 DEPTHS = ("num_hidden_layers", "num_layers", "num_single_layers")
 PUBLISHED = {

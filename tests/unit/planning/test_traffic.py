@@ -3,7 +3,7 @@
 import torch
 
 from worldsmith.config.tree.degrees import Degrees
-from worldsmith.planning.simulation.simulated_run import group_names
+from worldsmith.planning.simulation.tracked_run import group_names
 from worldsmith.planning.simulation.traffic import TrafficRecorder
 
 

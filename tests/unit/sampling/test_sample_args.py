@@ -13,7 +13,7 @@ from PIL import Image
 
 from worldsmith.config.errors import UserError
 from worldsmith.data.clips.latent_grid import LatentGrid
-from worldsmith.families.cosmos3.sampling import Cosmos3Defaults
+from worldsmith.families.cosmos3.model import Cosmos3Defaults
 from worldsmith.sampling.requests import is_structured
 from worldsmith.sampling.sample_args import SampleArgs, decide, settings_lines
 from worldsmith.sampling.sample_files import Entry, Layer, read_condition

@@ -11,9 +11,8 @@ from typing import Any, Literal
 
 from worldsmith.actions.action import Result, share_done
 from worldsmith.actions.answers.answering import AnswerAction
-from worldsmith.actions.answers.asked import Asked, find_repeated, find_trained_on, mark_of, read_records
-from worldsmith.actions.answers.outcome import describe, write_outcome
-from worldsmith.actions.answers.saved_answers import SavedAnswers
+from worldsmith.actions.answers.outcome import SavedAnswers, describe, write_outcome
+from worldsmith.actions.answers.read_questions import Asked, find_repeated, find_trained_on, mark_of, read_records
 from worldsmith.actions.model_action import WritingAction, require_outside
 from worldsmith.actions.parents import training_data_of
 from worldsmith.checkpoint.formats.merged_adapter import Merged, merge_adapter

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from worldsmith.config import wrong
 from worldsmith.models.fill import chosen, fill, seed_of
-from worldsmith.models.model import Model, NetworkParts
+from worldsmith.models.model import Model
+from worldsmith.models.network_parts import NetworkParts
 from worldsmith.models.parameter_names import native_parameters
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from worldsmith.tasks.clip_task import ClipTask
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from worldsmith.data.clips.video_loader import VideoSample
+    from worldsmith.data.clips.video_sample import VideoSample
 
 
 class PipelineTask(ClipTask):

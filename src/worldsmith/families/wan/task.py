@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.config import WrongValueError
-from worldsmith.data.encoded_cache import latents_of
+from worldsmith.data.clips.video_sample import latents_of
 from worldsmith.families.diffusers_pipeline.task import PipelineTask
 from worldsmith.families.wan.model import WanGenerator
 from worldsmith.objectives.rectified_flow import RectifiedFlow
@@ -16,7 +16,7 @@ from worldsmith.objectives.rectified_flow import RectifiedFlow
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from worldsmith.data.clips.video_loader import FirstFrames, VideoSample
+    from worldsmith.data.clips.video_sample import FirstFrames, VideoSample
 
 
 class WanTask(PipelineTask):

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from worldsmith.config import WrongValueError
 from worldsmith.config.tree.degrees import Degrees, divisors, fit_degrees
 from worldsmith.data.clips.resolution import TIERS, exact_size
-from worldsmith.planning.batches import why_not_encodable
 from worldsmith.planning.fitting.packs import FACTORS, Limits, Packing, packings
+from worldsmith.planning.simulation_inputs import why_not_encodable
 from worldsmith.training.parallel import plan_degrees
 
 if TYPE_CHECKING:
@@ -273,12 +273,11 @@ def with_clips(setting: Setting, clips: Learned) -> Setting:
     learned = setting.learned
     says = clips.says if not learned.level else f"{clips.says}; {learned.says}"
     learned = Learned(clips.level + learned.level, says, {**clips.words, **learned.words})
-    return replace(setting, learned=learned, words=(*changed_words(clips), *setting.words))
+    return replace(setting, learned=learned, words=(*changed_words(clips.words), *setting.words))
 
 
-def changed_words(change: Learned | Mapping[str, str]) -> tuple[str, ...]:
+def changed_words(words: Mapping[str, str]) -> tuple[str, ...]:
     """What a change writes on a command line."""
-    words = change.words if isinstance(change, Learned) else change
     return tuple(f"{path}={value}" for path, value in words.items())
 
 
@@ -310,7 +309,7 @@ def can_share(config: Trainer.Config, context: int) -> bool:
 
 def changed(config: Trainer.Config, words: Mapping[str, str]) -> tuple[str, ...]:
     """Those words that say something else than the run."""
-    return tuple(f"{path}={value}" for path, value in words.items() if value != as_word(config, path))
+    return changed_words({path: value for path, value in words.items() if value != as_word(config, path)})
 
 
 def as_word(config: Any, path: str) -> str | None:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from worldsmith.planning.estimate_memory import MemoryVerdict
+from worldsmith.planning.estimate_time import Range
 from worldsmith.planning.fitting.knobs import Setting
-from worldsmith.planning.memory_verdict import MemoryVerdict
-from worldsmith.planning.seconds import Range
 from worldsmith.planning.work import StepWork
 
 SURELY = 0.05

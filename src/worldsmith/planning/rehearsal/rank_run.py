@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -20,12 +20,13 @@ from worldsmith.checkpoint.dcp.reader import TensorReader
 from worldsmith.models.local_part import local_part
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.real_values import real_values
-from worldsmith.planning.rehearsal.record import RankRecord, Weight
-from worldsmith.planning.rehearsal.weights import listed
 from worldsmith.planning.simulation.fake_world import without_memory
-from worldsmith.planning.simulation.simulated_run import TrackedRun, simulated_run
+from worldsmith.planning.simulation.tracked_run import TrackedRun, simulated_run
 
 if TYPE_CHECKING:
+    from torch.distributed.checkpoint.planner import SavePlan
+
+    from worldsmith.planning.simulation.traffic import Sent
     from worldsmith.training.step import Step
     from worldsmith.training.trainer import Trainer
 
@@ -34,6 +35,51 @@ PACKS = 2
 FILLS = (0.06, 0.03, 0.09)
 """Shares of the longest pack, by the rank of the data: ranks have read different data, and the least that tells."""
 STEP_DONE = 1
+SHOWN = 3
+"""Of many names so many are given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that would go wrong in the run."""
+
+    part: str
+    """Of the rehearsal: degrees, first step, save, resume, export."""
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.part}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A parameter of the network, as a rank holds it."""
+
+    shape: Sequence[int]
+    """Of the whole."""
+    dtype: torch.dtype
+    trained: bool
+    whole: bool
+    """Whether the rank holds all of it, unsharded, and not because it is meant to (`Model.held`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankRecord:
+    """One rank's building, first step and save."""
+
+    rank: int
+    data_rank: int
+    weights: Mapping[str, Weight] = field(default_factory=dict)
+    """By native name."""
+    trace: Sequence[Sent] = ()
+    """Collectives of the first step, in their order."""
+    plans: Mapping[str, SavePlan] = field(default_factory=dict)
+    """What it would write, of each part of a checkpoint."""
+    texts: Mapping[str, str] = field(default_factory=dict)
+    """Small files beside the tensors."""
+    tokens: int = 0
+    error: str = ""
+    """Why it came no further."""
 
 
 class Cast:
@@ -219,3 +265,8 @@ def write_layout(folder: Path, metadata: Mapping[str, Any], texts: Mapping[str, 
 
 def form(shape: Sequence[int], dtype: Any) -> str:
     return f"{list(shape)} {str(dtype).removeprefix('torch.')}"
+
+
+def listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more

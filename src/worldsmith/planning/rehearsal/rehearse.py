@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-import math
+import json
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from worldsmith.config import WrongValueError
-from worldsmith.planning.published_parts import with_published_parts
-from worldsmith.planning.quick import quick_plan
-from worldsmith.planning.quiet import quietly
-from worldsmith.planning.rehearsal.collectives import compare_traces, count, in_words
-from worldsmith.planning.rehearsal.export_plan import Exports, rehearse_exports
-from worldsmith.planning.rehearsal.rank_run import Cast, record_rank, resume_rank, write_layout
-from worldsmith.planning.rehearsal.record import Finding, RankRecord
-from worldsmith.planning.rehearsal.save_plan import check_save, join_plans
-from worldsmith.planning.rehearsal.shallow import shorten
-from worldsmith.planning.rehearsal.weights import compare_weights
+from worldsmith.files.json_file import read_json_object
+from worldsmith.planning.plan import least_ranks, quick_plan
+from worldsmith.planning.rehearsal.check_exports import Exports, rehearse_exports
+from worldsmith.planning.rehearsal.compare_ranks import (
+    check_save,
+    compare_traces,
+    compare_weights,
+    count,
+    in_words,
+    join_plans,
+)
+from worldsmith.planning.rehearsal.rank_run import Cast, Finding, RankRecord, record_rank, resume_rank, write_layout
+from worldsmith.planning.simulation.short_run import COUNTS
+from worldsmith.planning.simulation_inputs import quietly, with_published_parts
 from worldsmith.planning.text import line, size
 from worldsmith.training.parallel import plan_degrees
 
@@ -34,6 +40,11 @@ MOST = 16
 USUAL = 8
 LAYERS = 2
 """Of each kind of repeated layers, in the ranks' steps."""
+SELECTED = "deepstack_visual_indexes"
+"""Layers of a vision encoder from which the first layers of the language model take something."""
+WHOLE = "fullatt_block_indexes"
+"""Layers of a vision encoder that attend to a whole frame, where the others attend within windows."""
+CONFIG = "config.json"
 
 
 @dataclass(slots=True)
@@ -163,10 +174,9 @@ def any_degrees(config: Trainer.Config) -> Trainer.Config:
 
 def usual_ranks(config: Trainer.Config) -> int:
     """The number of ranks that the degrees of a run ask for; where they leave it open, 8 or the next that fits."""
-    asked = config.model.config.parallelism
-    degrees = asked.data_parallel_shard_degree, asked.data_parallel_replicate_degree
-    product = math.prod(max(degree, 1) for degree in degrees) * asked.context_parallel_shard_degree
-    return product if min(degrees) > 0 else product * -(-USUAL // product)
+    asked, least = config.model.config.parallelism, least_ranks(config)
+    is_open = min(asked.data_parallel_shard_degree, asked.data_parallel_replicate_degree) <= 0
+    return least * -(-USUAL // least) if is_open else least
 
 
 def chosen_ranks(ranks: int, degrees: Degrees) -> list[int]:
@@ -177,3 +187,61 @@ def chosen_ranks(ranks: int, degrees: Degrees) -> list[int]:
     for group in (degrees.context, degrees.weights, degrees.shard):
         borders |= {group - 1, group, ranks - group - 1, ranks - group}
     return sorted(rank for rank in borders if 0 <= rank < ranks)
+
+
+def shorten(config: Trainer.Config, layers: int, folder: Path) -> Trainer.Config:
+    """With at most `layers` of each kind, or what the network cannot do without; itself where it has no more.
+
+    A network that a folder describes is described by another one, which is written into `folder`.
+    """
+    short: Any = deepcopy(config)
+    model = short.model.config
+    if hasattr(model, "network"):
+        counts = {name: getattr(model.network, name) for name in COUNTS if hasattr(model.network, name)}
+        for name, number in counts.items():
+            setattr(model.network, name, min(number, layers))
+        return short if any(number > layers for number in counts.values()) else config  # type: ignore[no-any-return]
+    for key, name, _ in model.named_folders():
+        if not (Path(name) / CONFIG).is_file():
+            continue
+        described = read_json_object(Path(name) / CONFIG)
+        fewer = with_fewer(described, layers)
+        if fewer != described:
+            path, _, leaf = key.removeprefix("model.config.").rpartition(".")
+            setattr(attrgetter(path)(model), leaf, str(copied(Path(name), folder / "shallow", fewer)))
+            return short  # type: ignore[no-any-return]
+    return config
+
+
+def with_fewer(described: dict[str, Any], layers: int) -> dict[str, Any]:
+    """A config of transformers with fewer layers."""
+    selected = len((described.get("vision_config") or {}).get(SELECTED) or ())
+    return cut(described, max(layers, selected))
+
+
+def cut(described: dict[str, Any], layers: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in described.items():
+        if isinstance(value, dict):
+            found[name] = cut(value, layers)
+        elif name in COUNTS and isinstance(value, int):
+            found[name] = min(value, layers)
+        elif name == SELECTED and value:
+            found[name] = list(range(len(value)))
+        elif name == WHOLE and value:
+            found[name] = sorted({min(index, layers - 1) for index in value})
+        elif name == "layer_types" and isinstance(value, list):
+            found[name] = value[:layers]
+        else:
+            found[name] = value
+    return found
+
+
+def copied(source: Path, target: Path, described: dict[str, Any]) -> Path:
+    """The small files of a model folder, beside another config."""
+    target.mkdir()
+    for file in source.iterdir():
+        if file.is_file() and file.suffix in (".json", ".jinja", ".txt", ".model") and file.name != CONFIG:
+            shutil.copyfile(file, target / file.name)
+    (target / CONFIG).write_text(json.dumps(described), encoding="utf-8")
+    return target

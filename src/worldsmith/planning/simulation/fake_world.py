@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -57,37 +56,45 @@ def fake_world(rank: int, size: int, *, context_parallel: int = 1) -> Iterator[F
     hook = sys.excepthook  # which would get one that puts the rank before every line of an error
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
     sys.excepthook = hook
-    undo = check_strides_once()
     try:
-        share = context_parallel > 1
-        group = dist.new_subgroups(group_size=context_parallel)[0] if share else None
-        yield FakeWorld(rank=rank, size=size, context_group=group)
+        with check_strides_once():
+            share = context_parallel > 1
+            group = dist.new_subgroups(group_size=context_parallel)[0] if share else None
+            yield FakeWorld(rank=rank, size=size, context_group=group)
     finally:
-        undo()
         stop_world()
 
 
-def check_strides_once() -> Callable[[], None]:
-    """Until the function that is returned is called, DTensor looks for strided shards once in each operation.
+@contextmanager
+def check_strides_once() -> Iterator[None]:
+    """Within the block DTensor looks for strided shards once in each operation.
 
     It does so for each tensor of a list, among all of them: for the update of 1,000 parameters that takes seconds. A
     torch without that function is left as it is.
     """
-    propagate = getattr(_sharding_prop, STRIDED, None)
-    if propagate is None:
-        return lambda: None
-    last, strided = None, False
+    propagate, last, strided = getattr(_sharding_prop, STRIDED, None), None, False
 
     def check(strategy: Any, schema: Any) -> None:
         nonlocal last, strided
         if schema is not last:
             last = schema
             strided = any(isinstance(part, _StridedShard) for spec in schema.args_spec for part in spec.placements)
-        if strided:
+        if strided and propagate is not None:
             propagate(strategy, schema)
 
-    setattr(_sharding_prop, STRIDED, check)
-    return partial(setattr, _sharding_prop, STRIDED, propagate)
+    with nullcontext() if propagate is None else replaced(_sharding_prop, STRIDED, check):
+        yield
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Within the block `owner` has this value under the name."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
 
 
 def without_memory() -> FakeTensorMode:

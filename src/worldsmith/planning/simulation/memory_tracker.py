@@ -6,9 +6,11 @@ import re
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial, wraps
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -21,7 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from worldsmith.models.local_part import local_part
 from worldsmith.models.real_values import real_values
-from worldsmith.planning.simulation.indices import BY_INDEX, has_values, with_places
+from worldsmith.planning.simulation.fake_world import replaced
+from worldsmith.planning.simulation.memory_peaks import Change, memory_after
 from worldsmith.planning.simulation.operations import OperationCounter
 from worldsmith.planning.simulation.traffic import TrafficRecorder
 from worldsmith.planning.work import PhaseMemory
@@ -31,6 +34,13 @@ COMMUNICATED = "communication"
 GATHERED = "gathered"
 """Kind of whole weights that FSDP gathers."""
 PASSES = ("forward", "encoding", "validation", "sampling")
+INDEX_TYPES = {torch.int64, torch.int32, torch.bool}
+"""Types of indices and masks, which keep values that they are made from in a simulation: sizes depend on them."""
+LONGEST_TABLE = 4096
+"""Elements of a table of one dimension, such as a schedule, that keeps its values too."""
+aten = torch.ops.aten
+BY_INDEX = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
+"""Operations that take masks as indices."""
 LAYER = re.compile(r"\.\d+(?=\.|$)")
 
 
@@ -71,7 +81,7 @@ class MemoryTracker(TorchDispatchMode):
         self._names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._numbers: dict[int, tuple[int, weakref.ref[Any]]] = {}
         self._working_out_shapes = Flag()
-        self._undo: list[Callable[[], Any]] = []
+        self._undo = ExitStack()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -136,7 +146,7 @@ class MemoryTracker(TorchDispatchMode):
 
     def held_now(self) -> PhaseMemory:
         """What is alive on the device at this moment."""
-        return self._moment(self._phase, len(self.events) - 1, 0)
+        return memory_after(self._changes(self.events), self._phase)
 
     @property
     def now(self) -> str:
@@ -161,11 +171,16 @@ class MemoryTracker(TorchDispatchMode):
             total += change
             if phase and total > peaks.get(phase, (-1, 0))[0]:
                 peaks[phase] = total, place
-        return [self._moment(phase, place, beside[phase]) for phase, (_, place) in peaks.items()]
+        return [
+            memory_after(self._changes(self.events[: place + 1]), phase, beside[phase])
+            for phase, (_, place) in peaks.items()
+        ]
 
-    def kind_and_module(self, number: int) -> tuple[str, str]:
-        """Kind of the storage with this number, and the module that made it."""
-        return self._kind(number), self.held[number].module
+    def stretches(self) -> Iterator[tuple[str, list[Change]]]:
+        """Changes on the device of one phase that follow each other, with the kinds that the storages have now."""
+        for phase, events in groupby(self.events, key=itemgetter(2)):
+            if changes := list(self._changes(events)):
+                yield phase, changes
 
     def __enter__(self) -> MemoryTracker:
         resize = torch.UntypedStorage.resize_
@@ -176,25 +191,18 @@ class MemoryTracker(TorchDispatchMode):
             self._resized(storage)
             return result
 
-        torch.UntypedStorage.resize_ = noted  # type: ignore[method-assign, assignment]  # no operation tells of it
-        handles = [
-            register_module_forward_pre_hook(lambda module, _: self._modules.append(self._names.get(module, ""))),
-            register_module_forward_hook(lambda *_: self._leave_module(), always_call=True),
-        ]
-        lock = ShardingPropagator._fake_mode_lock
-        ShardingPropagator._fake_mode_lock = self._working_out_shapes  # type: ignore[assignment]
-        self._undo = [
-            partial(setattr, torch.UntypedStorage, "resize_", resize),
-            partial(setattr, ShardingPropagator, "_fake_mode_lock", lock),
-            *(handle.remove for handle in handles),
-        ]
+        enter = register_module_forward_pre_hook(lambda module, _: self._modules.append(self._names.get(module, "")))
+        leave = register_module_forward_hook(lambda *_: self._leave_module(), always_call=True)
+        self._undo.callback(enter.remove)
+        self._undo.callback(leave.remove)
+        self._undo.enter_context(replaced(torch.UntypedStorage, "resize_", noted))  # no operation tells of it
+        self._undo.enter_context(replaced(ShardingPropagator, "_fake_mode_lock", self._working_out_shapes))
         super().__enter__()
         return self
 
     def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)
-        for undo in self._undo:
-            undo()
+        self._undo.close()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -203,16 +211,17 @@ class MemoryTracker(TorchDispatchMode):
         if self._working_out_shapes.on or func.namespace == "prim":
             return func(*args, **kwargs)  # of whole tensors, in the same fake mode; or a question
         given = list(tensors_among((*args, *kwargs.values())))
-        if self.fake_mode is not None and given and all(map(has_values, given)):
-            with real_values():
-                return func(*args, **kwargs)
-        if self.fake_mode is not None and func in BY_INDEX:
-            args = with_places(args)
-        if self.fake_mode is not None and func is torch.ops.aten._local_scalar_dense.default:
-            dtype = args[0].dtype
-            return True if dtype is torch.bool else 1.0 if dtype.is_floating_point else 1
-        if self.fake_mode is not None and func is torch.ops._c10d_functional.wait_tensor.default:
-            return args[0]  # as it is in a real run
+        if self.fake_mode is not None:
+            if given and all(map(has_values, given)):
+                with real_values():
+                    return func(*args, **kwargs)
+            if func in BY_INDEX:
+                args = with_places(args)
+            elif func is aten._local_scalar_dense.default:
+                dtype = args[0].dtype
+                return True if dtype is torch.bool else 1.0 if dtype.is_floating_point else 1
+            elif func is torch.ops._c10d_functional.wait_tensor.default:
+                return args[0]  # as it is in a real run
         result = func(*args, **kwargs)
         if self.only_traffic:
             self.traffic.note(func, args, kwargs, self.module)
@@ -275,25 +284,11 @@ class MemoryTracker(TorchDispatchMode):
         if self._modules:
             self._modules.pop()
 
-    def _moment(self, phase: str, place: int, main_memory: int) -> PhaseMemory:
-        """What is alive on the device right after the event at `place`."""
-        alive: dict[int, int] = defaultdict(int)
-        for number, change, _ in self.events[: place + 1]:
-            alive[number] += change
-        kinds: dict[str, int] = defaultdict(int)
-        modules: dict[str, int] = defaultdict(int)
-        for number, size in alive.items():
-            if size and not self.held[number].elsewhere:
-                kind = self._kind(number)
-                kinds[kind] += size
-                if kind == "activations":
-                    modules[self.held[number].module] += size
-        found = sorted(modules.items(), key=lambda item: (-item[1], item[0]))
-        kinds = dict(sorted(kinds.items(), key=lambda item: -item[1]))
-        return PhaseMemory(phase, sum(kinds.values()), kinds, found, main_memory)
-
-    def _kind(self, number: int) -> str:
-        return self.tags.get(number) or self.held[number].kind
+    def _changes(self, events: Iterable[tuple[int, int, str]]) -> Iterator[Change]:
+        """What these events change on the device."""
+        for number, change, _ in events:
+            if number >= 0 and not self.held[number].elsewhere:
+                yield change, self.tags.get(number) or self.held[number].kind, self.held[number].module
 
 
 def tensors_among(values: Iterable[Any]) -> Iterator[Tensor]:
@@ -305,6 +300,23 @@ def tensors_among(values: Iterable[Any]) -> Iterator[Tensor]:
             yield from tensors_among(value)
         elif isinstance(value, dict):
             yield from tensors_among(value.values())
+
+
+def has_values(tensor: Tensor) -> bool:
+    """Whether a tensor keeps its values in a simulation."""
+    if type(tensor) is not Tensor or tensor.device.type == "meta":
+        return False
+    return tensor.dtype in INDEX_TYPES or (tensor.ndim < 2 and tensor.numel() <= LONGEST_TABLE)
+
+
+def with_places(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The same arguments of an operation by index, with places for masks that have values."""
+    indices: list[Tensor | None] = []
+    with real_values():
+        for index in args[1]:
+            is_mask = index is not None and index.dtype is torch.bool and has_values(index)
+            indices += index.nonzero(as_tuple=True) if is_mask else [index]
+    return (args[0], indices, *args[2:])
 
 
 class Flag:

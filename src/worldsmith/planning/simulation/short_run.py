@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from worldsmith.planning.simulation.other_phases import Encodings
-from worldsmith.planning.simulation.simulated_run import simulate
-from worldsmith.planning.simulation.timeline import Timeline, deeper_peaks
-from worldsmith.planning.work import PhaseMemory, StepWork, Traffic
+from worldsmith.planning.simulation.memory_peaks import Timeline, deeper_peaks, sum_of
+from worldsmith.planning.simulation.simulate import Encodings, simulate
+from worldsmith.planning.work import StepWork, Traffic
 
 if TYPE_CHECKING:
     from worldsmith.models.model import Model
@@ -24,6 +24,7 @@ LAYERS = 3
 """Of a list of layers: with fewer, what is gathered ahead is not yet as in the middle of many."""
 LAYERS_AFTER_TOWER = 5
 """Of those that follow a tower, which adds to the first three of them."""
+COUNTED = ("model_flops", "hardware_flops", "attention_flops", "skipped_flops", "moved_bytes", "samples", "tokens")
 
 
 def short_work(
@@ -34,8 +35,8 @@ def short_work(
     phases: Collection[str] = (),
     encodings: Encodings | None = None,
     lists: Mapping[str, int] | None = None,
-) -> tuple[StepWork, bool]:
-    """As `simulate`: operations, traffic and moved bytes exactly, peaks at least; and whether no layer was left out.
+) -> StepWork:
+    """As `simulate`: operations, traffic and moved bytes exactly, peaks at least.
 
     Each is a sum over layers, so two depths tell it for any. A peak is the largest of several such sums: for a step of
     those of all its moments, for another phase of the peak alone, so that this one can be larger in a deep network.
@@ -47,14 +48,16 @@ def short_work(
     timelines: list[Timeline] = []
     given: dict[str, Any] = {"ranks": ranks, "phases": phases, "encodings": encodings, "timelines": timelines}
     if not lists:
-        return simulate(config, batches, **given), True
+        return simulate(config, batches, **given)
 
     least = least_layers(lists)
 
     def of_depths(depths: Mapping[str, int]) -> StepWork:
         found = {**dict.fromkeys(lists, least), **depths}
         short = with_layers(config, found)
-        return simulate(short or config, batches, prepare=no_change if short else shortened_to(found), **given)
+        if short is not None:
+            return simulate(short, batches, **given)
+        return simulate(config, batches, prepare=partial(shorten, depths=found), **given)
 
     work = shallow = of_depths({})
     for name, length in lists.items():
@@ -62,8 +65,7 @@ def short_work(
     base, *others = timelines
     peaks = deeper_peaks(base, dict(zip(others, (length - least for length in lists.values()), strict=True)))
     phases_found = [max(phase, peaks.get(phase.name, phase), key=lambda phase: phase.peak) for phase in work.phases]
-    work = replace(work, phases=phases_found)
-    return replace(work, seconds=time.perf_counter() - start), False
+    return replace(work, phases=phases_found, seconds=time.perf_counter() - start)
 
 
 def as_equal(batches: Sequence[Any]) -> Sequence[Any]:
@@ -72,18 +74,10 @@ def as_equal(batches: Sequence[Any]) -> Sequence[Any]:
     return [batches[0]] * len(batches) if same else batches
 
 
-def no_change(model: Model) -> None:
-    """Leaves the network as its config has it."""
-
-
-def shortened_to(depths: Mapping[str, int]) -> Callable[[Model], None]:
-    """Leaves so many layers in lists of a network."""
-
-    def shorten(model: Model) -> None:
-        for name, depth in depths.items():
-            del model.network.get_submodule(name)[depth:]  # type: ignore[operator]
-
-    return shorten
+def shorten(model: Model, depths: Mapping[str, int]) -> None:
+    """Leaves so many layers in lists of the network."""
+    for name, depth in depths.items():
+        del model.network.get_submodule(name)[depth:]  # type: ignore[operator]
 
 
 def with_layers(config: Trainer.Config, depths: Mapping[str, int]) -> Trainer.Config | None:
@@ -133,28 +127,22 @@ def can_be_built(config: Trainer.Config | None) -> bool:
 
 
 def plus(work: StepWork, shallow: StepWork, deeper: StepWork, times: int) -> StepWork:
-    """`work` with what `deeper` has more than `shallow`, so many times."""
-    return combined([work, shallow, deeper], lambda a, b, c: a + (c - b) * times)
+    """`work` with what `deeper` has more than `shallow`, so many times; their phases and collectives are the same."""
 
+    def add(name: str, *of: Any) -> int:
+        own, less, more = (getattr(one, name) for one in of)
+        return int(own + (more - less) * times)
 
-def combined(works: Sequence[StepWork], join: Callable[..., int]) -> StepWork:
-    """Each figure joined from those of all works; their collectives and phases are of the same kinds."""
-    first, phases, traffic = works[0], [], []
-    for phase in first.phases:
-        alike = [next(other for other in work.phases if other.name == phase.name) for work in works]
-        kinds = {
-            kind: join(*(other.kinds.get(kind, 0) for other in alike))
-            for kind in {kind: None for other in alike for kind in other.kinds}
-        }
-        peak, beside = (join(*(getattr(other, name) for other in alike)) for name in ("peak", "main_memory"))
-        phases.append(PhaseMemory(phase.name, peak, kinds, phase.modules, beside))
-    for sent in first.traffic:
-        same = [find_traffic(work, sent) for work in works]
-        calls, payload = (join(*(getattr(other, name) for other in same)) for name in ("calls", "payload"))
-        traffic.append(replace(sent, calls=calls, payload=payload))
-    counted = ("model_flops", "hardware_flops", "attention_flops", "skipped_flops", "moved_bytes", "samples", "tokens")
-    sums = {name: join(*(getattr(work, name) for work in works)) for name in counted}
-    return replace(first, phases=phases, traffic=traffic, **sums)
+    phases = []
+    for phase in work.phases:
+        same = (next(found for found in of.phases if found.name == phase.name) for of in (shallow, deeper))
+        phases.append(sum_of([phase, *same], [1, -times, times]))
+    traffic = []
+    for sent in work.traffic:
+        all_sent = sent, find_traffic(shallow, sent), find_traffic(deeper, sent)
+        traffic.append(replace(sent, calls=add("calls", *all_sent), payload=add("payload", *all_sent)))
+    sums: dict[str, Any] = {name: add(name, work, shallow, deeper) for name in COUNTED}
+    return replace(work, phases=phases, traffic=traffic, **sums)
 
 
 def find_traffic(work: StepWork, wanted: Traffic) -> Traffic:

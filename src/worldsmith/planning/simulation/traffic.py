@@ -66,12 +66,10 @@ class TrafficRecorder:
         op = OPS.get(func._schema.name.partition("::")[2])
         if op is not None:
             tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
-            self.add(op, ranks_of([*args, *kwargs.values()]), max(map(nbytes, tensors)), tensors[0].dtype, module)
-            if func.namespace == "_c10d_functional" and op in ("all_gather", "reduce_scatter"):
-                last = self.trace[-1]
-                if op == "all_gather":
-                    payload = last.payload * len(last.ranks)
-                    self.trace[-1] = Sent(op, last.ranks, payload, last.dtype, module)
+            ranks, payload = ranks_of([*args, *kwargs.values()]), max(map(nbytes, tensors))
+            if func.namespace == "_c10d_functional" and op == "all_gather":
+                payload *= len(ranks)  # its argument is the shard
+            self.add(op, ranks, payload, tensors[0].dtype, module)
         return True
 
     def add(self, op: Collective, ranks: tuple[int, ...], payload: int, dtype: torch.dtype, module: str = "") -> None:

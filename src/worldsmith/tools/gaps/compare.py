@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from worldsmith.evaluation.answers.choices import LETTERS, parse_letter
+from worldsmith.evaluation.answers.choices import LETTERS, parse_letter, parse_yes_no
 from worldsmith.evaluation.answers.reading import normalize
-from worldsmith.evaluation.answers.yes_no import parse_yes_no
 
 Mode = Literal["exact", "normalized", "yes_no", "letter"]
 ErrorType = Literal["FP", "FN", "wrong", "unparsed", "missing", "format"]

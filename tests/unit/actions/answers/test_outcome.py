@@ -13,10 +13,9 @@ from PIL import Image
 from run_folders import write_run
 from tiny_runs import moving_gradient
 
-from worldsmith.actions.answers.asked import duration, mark_of, template
 from worldsmith.actions.answers.judge import JudgeAnswers
-from worldsmith.actions.answers.outcome import describe, write_outcome
-from worldsmith.actions.answers.saved_answers import SavedAnswers
+from worldsmith.actions.answers.outcome import SavedAnswers, describe, write_outcome
+from worldsmith.actions.answers.read_questions import duration, mark_of, template
 from worldsmith.config.errors import UserError
 from worldsmith.data.conversations.conversation import Part, say
 from worldsmith.data.conversations.datasets.llava import LlavaDataset

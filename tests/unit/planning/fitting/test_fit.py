@@ -14,12 +14,13 @@ from launch import launch
 
 from worldsmith.distributed.gpus import GIB, GPUS, Gpu
 from worldsmith.distributed.world import stop_world
-from worldsmith.planning.fitting.enough import Enough, find_enough, states_fit
-from worldsmith.planning.fitting.fit import Clock, Fits, Fitting
+from worldsmith.planning.fitting.evaluate_settings import Clock, Fitting
+from worldsmith.planning.fitting.fit import Enough, Fits, find_enough, find_fits, states_fit
 from worldsmith.planning.fitting.fit_text import fit_lines
 from worldsmith.planning.fitting.knobs import smaller_clips
 from worldsmith.planning.simulation.short_run import long_lists, short_work
-from worldsmith.planning.simulation.simulated_run import simulate
+from worldsmith.planning.simulation.simulate import simulate
+from worldsmith.planning.simulation_inputs import with_published_parts
 
 FULL = ["model.config.activation_checkpointing.mode=full"]
 WORDS = ["dataloader_train.max_samples_per_batch=33"]  # which no number divides: packs stay as they are
@@ -46,7 +47,7 @@ def test_a_run_that_is_made_to_fit() -> None:
     needed = sorted({one.memory.needed for one in every})
     assert len(needed) > 2
     middle = needed[len(needed) // 2]
-    found = fitting("cogvideox_2b_tiny", WORDS, Gpu("made up", middle)).find()
+    found = find_fits(fitting("cogvideox_2b_tiny", WORDS, Gpu("made up", middle)))
     assert found.now is not None
     assert not found.now.fits
     best = next(one for one in every if one.memory.needed <= middle)
@@ -92,7 +93,7 @@ def test_what_is_chosen_is_the_best_of_all_and_fits(case: str, tmp_path: Path) -
     assert len(every) > 2
     needed = sorted(one.memory.needed for one in every)
     gpu = of_memory(needed[int(share * (len(needed) - 1))])
-    found = fitting(recipe, words, gpu, ranks).find()
+    found = find_fits(fitting(recipe, words, gpu, ranks))
     best = next(one for one in every if one.memory.needed <= gpu.memory)
     assert found.best[0].setting.words == best.setting.words
     assert all(tried.fits and tried.whole for tried in found.best)
@@ -120,14 +121,14 @@ def test_adapters_that_are_proposed_for_a_reasoner_are_trained_as_planned() -> N
 def test_a_search_without_time_says_how_many_settings_it_has_not_tried() -> None:
     search = fitting("cogvideox_2b_tiny", [*WORDS, *FULL], Gpu("", GIB))
     search.clock = Clock(budget=0.0)
-    found = search.find()
+    found = find_fits(search)
     assert (found.stopped, found.tried) == ("time", 1)
     assert found.best == [found.now]  # which has been carried out with all layers, whatever that took
     assert found.best[0].whole
     assert 0 < found.not_tried < found.settings
     search = fitting("cogvideox_2b_tiny", WORDS, Gpu("", GIB // 2))
     search.clock = Clock(budget=0.0)
-    found = search.find()
+    found = find_fits(search)
     assert (found.best, found.stopped) == ([], "time")
     assert found.nearest == found.now  # of what was tried
     assert "that may be better were not tried" in "\n".join(fit_lines(found, search.gpu, ["train"], ["run", "--"]))
@@ -166,7 +167,7 @@ def test_what_was_found_before_a_search_is_interrupted_is_its_answer() -> None:
             raise KeyboardInterrupt
 
     search.told = interrupt
-    found = search.find()
+    found = find_fits(search)
     assert (found.stopped, found.tried) == ("interrupted", 2)
     assert len(found.best) == 1
     assert found.best[0].fits
@@ -195,7 +196,7 @@ def test_clips_are_smaller_only_where_nothing_else_fits_and_that_is_said() -> No
         least[name] = of.evaluate(last, True).memory.needed
     assert least["shorter"] < least["as it is"]
     search = fitting("cogvideox_2b_tiny", words, Gpu("", least["shorter"]))
-    found = search.find()
+    found = find_fits(search)
     assert found.now is not None
     assert not found.now.fits
     assert found.best
@@ -212,11 +213,11 @@ def test_clips_that_the_run_does_not_allow_are_passed_over() -> None:
     assert [dict(clips.words) for clips in smaller_clips(search.config)][-1] == {
         "dataloader_train.dataset.resolution": "128"
     }
-    assert search.find().best == []
+    assert find_fits(search).best == []
 
 
 def test_where_nothing_fits_what_is_nearest_is_said() -> None:
-    found = fitting("cogvideox_2b_tiny", WORDS, Gpu("made up", GIB // 2)).find()
+    found = find_fits(fitting("cogvideox_2b_tiny", WORDS, Gpu("made up", GIB // 2)))
     assert (found.best, found.enough) == ([], Enough(None))
     assert found.nearest is not None
     assert found.nearest.memory is not None
@@ -267,12 +268,11 @@ def test_more_gpus_share_weights_and_quantized_weights_are_whole_on_each() -> No
 def test_few_layers_and_few_packs_tell_of_many(ranks: int, packs: int) -> None:
     words = ["model.config.network.num_layers=11", f"trainer.grad_accum_iter={packs}"]
     search = fitting("cogvideox_2b_tiny", words, Gpu("", GIB), ranks)
-    with search.stated(search.config) as stated:
+    with with_published_parts(search.config) as stated:
         batches = search.data.batches
         assert long_lists(stated.config) == {"num_layers": 11}
-        short, whole = short_work(stated.config, batches, ranks=ranks)
+        short = short_work(stated.config, batches, ranks=ranks)
         full = simulate(stated.config, batches, ranks=ranks)
-    assert not whole
     for name in ("model_flops", "hardware_flops", "attention_flops", "moved_bytes", "samples", "tokens", "traffic"):
         assert getattr(short, name) == getattr(full, name)
     for found, exact in zip(short.phases, full.phases, strict=True):

@@ -9,9 +9,10 @@ from worldsmith.config.errors import UserError
 from worldsmith.config.load import load
 from worldsmith.config.recipes.registry import recipe_names
 from worldsmith.distributed.gpus import find_gpu
-from worldsmith.planning.fitting.fit import Fitting, least_of
+from worldsmith.planning.fitting.evaluate_settings import Fitting, least_of
+from worldsmith.planning.fitting.fit import find_fits
 from worldsmith.planning.plan import Plan, make_plan
-from worldsmith.planning.quiet import quietly
+from worldsmith.planning.simulation_inputs import quietly
 from worldsmith.planning.work import BESIDE
 
 GPU = find_gpu("h200")
@@ -78,7 +79,7 @@ def test_few_layers_of_every_shipped_recipe_tell_what_a_plan_says(recipe: str, r
 @pytest.mark.parametrize(("recipe", "ranks"), [("cogvideox_2b_tiny", 1), ("wan21_t2v_tiny", 2)])
 def test_what_is_proposed_is_to_the_byte_what_a_plan_of_the_same_words_says(recipe: str, ranks: int) -> None:
     search = fitting(recipe, ["dataloader_train.max_samples_per_batch=8"], GPU, ranks)
-    found = search.find()
+    found = find_fits(search)
     assert found.best
     for tried in found.best:
         assert tried.whole
@@ -125,7 +126,7 @@ def test_a_run_without_a_latent_cache_cannot_be_encoded_first(recipe: str, word:
 
 def test_degrees_of_more_gpus_are_changed() -> None:
     words = ["model.config.parallelism.data_parallel_shard_degree=8"]
-    found = fitting("wan21_t2v_tiny", words, GPU, 2).find()
+    found = find_fits(fitting("wan21_t2v_tiny", words, GPU, 2))
     assert found.now is None
     assert found.best
     assert all(tried.setting.words for tried in found.best)

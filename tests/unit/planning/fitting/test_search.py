@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from worldsmith.distributed.gpus import GIB, Gpu
+from worldsmith.planning.estimate_memory import MemoryVerdict
+from worldsmith.planning.estimate_time import Range
 from worldsmith.planning.fitting.knobs import Learned, Setting
 from worldsmith.planning.fitting.packs import Packing
 from worldsmith.planning.fitting.search import Search, Tried
-from worldsmith.planning.memory_verdict import MemoryVerdict
-from worldsmith.planning.seconds import Range
 
 GPU = Gpu("made up", 24 * GIB)
 WORK: Any = object()

@@ -11,8 +11,7 @@ from rehearsals import DEFAULT, FULL, REFUSED, check_eight, full_size, rehearsal
 
 from worldsmith.config.recipes.registry import get_recipe
 from worldsmith.config.tree.references import resolve
-from worldsmith.planning.rehearsal.rehearse import rehearse
-from worldsmith.planning.rehearsal.shallow import with_fewer
+from worldsmith.planning.rehearsal.rehearse import rehearse, with_fewer
 
 
 @pytest.mark.parametrize("name", rehearsals("cosmos3", "vision_language"))

@@ -7,7 +7,7 @@ import pytest
 from worldsmith.config import get_recipe
 from worldsmith.config.tree.references import resolve
 from worldsmith.families.cosmos3.weights import diffusers_keys
-from worldsmith.planning.rehearsal.export_plan import rehearse_exports
+from worldsmith.planning.rehearsal.check_exports import rehearse_exports
 from worldsmith.training.trainer import Trainer
 
 

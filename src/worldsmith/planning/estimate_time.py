@@ -1,0 +1,190 @@
+"""Seconds of a step and of a run, as a range from fast to slow: work over peak rates times stated efficiencies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil, log2
+from typing import TYPE_CHECKING, Any
+
+from worldsmith.distributed.gpus import Gpu
+from worldsmith.planning.work import StepWork, Traffic
+
+if TYPE_CHECKING:
+    from worldsmith.training.trainer import Trainer
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """From `fast` to `slow`."""
+
+    fast: float
+    slow: float
+
+    def __add__(self, other: Range) -> Range:
+        return Range(self.fast + other.fast, self.slow + other.slow)
+
+    def __mul__(self, times: float) -> Range:
+        return Range(self.fast * times, self.slow * times)
+
+    @property
+    def middle(self) -> float:
+        return (self.fast + self.slow) / 2
+
+    def to_json(self) -> dict[str, float]:
+        return {"fast": self.fast, "slow": self.slow}
+
+
+NOTHING = Range(0.0, 0.0)
+
+EFFICIENCIES = {
+    "matrix products": (Range(0.94, 0.56), "of the share of the peak that one large product reaches"),
+    "attention": (Range(0.6, 0.275), "of the same, by the kernel and its backward"),
+    "memory": (Range(0.85, 0.6), "of the bandwidth, by what is no matrix product and no attention"),
+    "unfused": (Range(0.3, 0.5), "of the bytes of such operations are left where they are compiled"),
+    "links": (Range(0.85, 0.6), "of the rate of a link, by the collectives of large tensors"),
+    "disk": (Range(4e9, 0.5e9), "bytes a second that all machines together write"),
+    "staging": (Range(25e9, 8e9), "bytes a second from a GPU to its machine's memory"),
+}
+"""What is assumed of the machine, fast and slow, and of what it is a share."""
+STARTED, HOP, NETWORK_HOP = 8.4e-6, 3.4e-6, 14e-6
+"""Assumed: seconds until a collective has started, of a hop inside a machine, and of one between machines: those by
+which NCCL chooses among its algorithms for large tensors."""
+HIDDEN = ("dp_shard", "dp_replicate", "world")
+"""Groups whose collectives can go on beside the computation; those of a context must end first."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepSeconds:
+    """Seconds of one optimizer step, the loader's and the launching of kernels not counted."""
+
+    terms: Mapping[str, Range]
+    """matrix products, attention, memory, and what is sent inside a machine and between machines."""
+    total: Range
+    """Fast: collectives of weights and gradients are hidden behind the computation; slow: none is."""
+    bound: str
+    """The term that takes longest."""
+
+    def to_json(self) -> dict[str, Any]:
+        terms = {name: term.to_json() for name, term in self.terms.items()}
+        return {"total": self.total.to_json(), "bound": self.bound, "terms": terms}
+
+
+def step_seconds(work: StepWork, gpu: Gpu, *, compiled: bool) -> StepSeconds | None:
+    """Of a GPU whose rates are known; None for another."""
+    if not gpu.peak_flops:
+        return None
+    peak, bandwidth = gpu.peak_flops * gpu.reached, gpu.bandwidth
+    terms = {
+        "matrix products": over(work.hardware_flops - work.attention_flops, peak, "matrix products"),
+        "attention": over(work.attention_flops - work.skipped_flops, peak, "attention"),
+        "memory": over(work.moved_bytes, bandwidth, "memory"),
+    }
+    if compiled:
+        left = EFFICIENCIES["unfused"][0]
+        terms["memory"] = Range(terms["memory"].fast * left.fast, terms["memory"].slow * left.slow)
+    computed = sum(terms.values(), NOTHING)
+    hidden = waited = NOTHING
+    for traffic in work.traffic:
+        seconds = over(traffic.sent, rate(traffic, gpu), "links") + latency(traffic, gpu) * traffic.calls
+        place = "between machines" if leaves(traffic, gpu) else "inside a machine"
+        terms[place] = terms.get(place, NOTHING) + seconds
+        if traffic.group in HIDDEN:
+            hidden += seconds
+        else:
+            waited += seconds
+    total = Range(max(computed.fast, hidden.fast), computed.slow + hidden.slow) + waited
+    return StepSeconds(terms, total, max(terms, key=lambda name: terms[name].middle))
+
+
+def over(amount: float, rate: float, kind: str) -> Range:
+    """Seconds for `amount` at the efficiencies of that kind."""
+    return over_rates(amount, EFFICIENCIES[kind][0] * rate)
+
+
+def over_rates(amount: float, rates: Range) -> Range:
+    return Range(amount / rates.fast, amount / rates.slow)
+
+
+def leaves(traffic: Traffic, gpu: Gpu) -> bool:
+    """Whether the group has ranks on more than one machine."""
+    return traffic.span > gpu.per_machine
+
+
+def latency(traffic: Traffic, gpu: Gpu) -> Range:
+    """Seconds of a call beside those of its bytes: fast by a tree over the ranks, slow by a ring through all."""
+    machines = min(traffic.ranks, -(-traffic.span // gpu.per_machine))
+    times = 2 if traffic.op == "all_reduce" else 1
+    tree = HOP * ceil(log2(traffic.ranks / machines)) + NETWORK_HOP * ceil(log2(machines))
+    ring = HOP * (traffic.ranks - machines) + NETWORK_HOP * (machines - 1)
+    return Range(STARTED + times * tree, STARTED + times * ring)
+
+
+def rate(traffic: Traffic, gpu: Gpu) -> float:
+    """Bytes a second that a rank of the group sends.
+
+    A ring leaves a machine once on the network of each rank that the group has there. All-to-all sends what is for
+    other machines over each rank's own.
+    """
+    if not leaves(traffic, gpu):
+        return gpu.link
+    step = max(1, (traffic.span - 1) // (traffic.ranks - 1))
+    here = max(1, gpu.per_machine // step)
+    share = (traffic.ranks - 1) / (traffic.ranks - here) if traffic.op == "all_to_all" else here
+    return min(gpu.link, gpu.network * share)
+
+
+FORWARD = Range(0.25, 0.5)
+"""Assumed share of a step that a forward pass alone takes: a quarter where layers are recomputed, half of adapters'."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunTime:
+    """Seconds in which all ranks are taken. Loading, drawing samples and waiting for data are not counted."""
+
+    ranks: int
+    count: int
+    """Of steps."""
+    steps: Range
+    saves: Range
+    """In which the steps wait for a save."""
+    validation: Range | None
+    """None: nobody knows how many packs its data are."""
+
+    @property
+    def total(self) -> Range:
+        return self.steps + self.saves + (self.validation or NOTHING)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "seconds": self.total.to_json(),
+            "gpu_hours": (self.total * (self.ranks / 3600)).to_json(),
+            "count": self.count,
+            "steps": self.steps.to_json(),
+            "saves": self.saves.to_json(),
+            "validation": None if self.validation is None else self.validation.to_json(),
+        }
+
+
+def run_time(
+    config: Trainer.Config, step: StepSeconds, *, ranks: int, staged_bytes: int, checkpoint_bytes: int
+) -> RunTime:
+    """Of all steps of `config`. A rank copies `staged_bytes` for a save."""
+    loop, settings = config.trainer, config.checkpoint
+    written = over_rates(checkpoint_bytes, EFFICIENCIES["disk"][0])
+    staged = over_rates(staged_bytes, EFFICIENCIES["staging"][0])
+    saves = -(-loop.max_iter // settings.save_iter)
+    waited = staged * (saves - 1) + written if settings.async_save else written * saves
+    return RunTime(ranks, loop.max_iter, step.total * loop.max_iter, waited, validation_time(config, step))
+
+
+def validation_time(config: Trainer.Config, step: StepSeconds) -> Range | None:
+    """Of all validations; live weights, and their average where there is one, see each pack."""
+    loop = config.trainer
+    if not loop.run_validation:
+        return NOTHING
+    if loop.max_val_iter is None:
+        return None
+    times = loop.run_validation_on_start + -(-loop.max_iter // loop.validation_iter)
+    packs = times * loop.max_val_iter * (2 if config.model.config.ema.enabled else 1) / loop.grad_accum_iter
+    return Range(step.total.fast * FORWARD.fast, step.total.slow * FORWARD.slow) * packs

@@ -1,0 +1,115 @@
+"""The peak of a phase and what makes it, from the changes of memory in their order; also of a deeper network."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain, takewhile
+from operator import eq
+
+from worldsmith.planning.work import PhaseMemory
+
+Change = tuple[int, str, str]
+"""Bytes on the device that an event adds, with the kind of the storage and the module that made it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Events of one phase that follow each other."""
+
+    phase: str
+    changes: Sequence[Change]
+    totals: Sequence[int]
+    """Bytes on the device after each event."""
+
+
+class Timeline:
+    """The events of a step."""
+
+    def __init__(self, stretches: Iterable[tuple[str, Sequence[Change]]]) -> None:
+        """`stretches`: those of `MemoryTracker.stretches`."""
+        self.stretches: list[Stretch] = []
+        total = 0
+        for phase, changes in stretches:
+            totals = list(accumulate((change for change, *_ in changes), initial=total))[1:]
+            total = totals[-1]
+            self.stretches.append(Stretch(phase, changes, totals))
+
+    def moment(self, stretch: int, number: int) -> PhaseMemory:
+        """What is held after this event of a stretch."""
+        before = (change for found in self.stretches[:stretch] for change in found.changes)
+        found = self.stretches[stretch]
+        return memory_after(chain(before, found.changes[: number + 1]), found.phase)
+
+
+def memory_after(changes: Iterable[Change], phase: str, main_memory: int = 0) -> PhaseMemory:
+    """What is on the device after these changes, from the first one on."""
+    kinds, modules = Counter[str](), Counter[str]()
+    for change, kind, module in changes:
+        kinds[kind] += change
+        if kind == "activations":
+            modules[module] += change
+    held = {kind: size for kind, size in kinds.most_common() if size}
+    largest = sorted(((name, size) for name, size in modules.items() if size), key=lambda item: (-item[1], item[0]))
+    return PhaseMemory(phase, sum(held.values()), held, largest, main_memory)
+
+
+def sum_of(phases: Sequence[PhaseMemory], counts: Sequence[int]) -> PhaseMemory:
+    """Each of the phases so many times, in one; a negative count takes one off. Its name is that of the first."""
+    kinds = Counter[str]()
+    for phase, count in zip(phases, counts, strict=True):
+        for kind, size in phase.kinds.items():
+            kinds[kind] += count * size
+    return replace(
+        phases[0],
+        peak=sum(count * phase.peak for phase, count in zip(phases, counts, strict=True)),
+        kinds={kind: size for kind, size in kinds.items() if size},
+        modules=next((phase.modules for phase in phases if phase.modules), []),
+        main_memory=sum(count * phase.main_memory for phase, count in zip(phases, counts, strict=True)),
+    )
+
+
+def deeper_peaks(base: Timeline, deeper: Mapping[Timeline, int]) -> dict[str, PhaseMemory]:
+    """The peak of each phase of a network with more layers.
+
+    Which moment is the peak depends on the depth, so each moment is extrapolated on its own. A moment of `base` has its
+    equal in a deeper network: as far from the start of its stretch, or as far from the end.
+
+    Args:
+        base: The step of the network with the fewest layers.
+        deeper: Steps with one layer more in one list of layers, each with how many layers this list lacks in `base`.
+
+    Returns:
+        The peak by phase, empty if the phases of the timelines do not follow each other in the same order.
+    """
+    kinds = [[stretch.phase for stretch in line.stretches] for line in (base, *deeper)]
+    if any(found != kinds[0] for found in kinds):
+        return {}
+    best: dict[str, tuple[int, int, int, list[int]]] = {}
+    for index, own in enumerate(base.stretches):
+        matches = [alike_moments(own, line.stretches[index]) for line in deeper]
+        for number, total in enumerate(own.totals):
+            numbers = [match[number] for match in matches]
+            peak = total
+            for (line, times), other in zip(deeper.items(), numbers, strict=True):
+                peak += times * (line.stretches[index].totals[other] - total) if other >= 0 else 0
+            if own.phase and min(numbers) >= 0 and peak > best.get(own.phase, (-1,))[0]:
+                best[own.phase] = peak, index, number, numbers
+    found = {}
+    for phase, (_, index, number, numbers) in best.items():
+        moments = [base.moment(index, number), *(line.moment(index, n) for line, n in zip(deeper, numbers))]
+        found[phase] = sum_of(moments, [1 - sum(deeper.values()), *deeper.values()])
+    return found
+
+
+def alike_moments(own: Stretch, other: Stretch) -> list[int]:
+    """For each event the one of a deeper network that stands for it, where most is held; -1: there is none."""
+    ahead = sum(1 for _ in takewhile(bool, map(eq, own.changes, other.changes)))
+    behind = sum(1 for _ in takewhile(bool, map(eq, reversed(own.changes), reversed(other.changes))))
+    count, more = len(own.totals), len(other.totals) - len(own.totals)
+    found = []
+    for number in range(count):
+        candidates = [number] * (number < ahead) + [number + more] * (number >= count - behind)
+        found.append(max(candidates, key=lambda index: other.totals[index], default=-1))
+    return found

@@ -1,0 +1,193 @@
+"""What a simulation takes instead of the files of a run: published parts, and the first batches or assumed ones."""
+
+from __future__ import annotations
+
+import json
+import logging
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, fields, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from worldsmith.config import Config
+from worldsmith.config.errors import ConfigError, UserError
+from worldsmith.data.stream.errors import DataError
+from worldsmith.distributed.world import World
+from worldsmith.models.model_files import Contents, PublishedPart, cached, hub_name, is_local
+from worldsmith.tasks.registry import task_of
+from worldsmith.tasks.task import Task
+from worldsmith.training.parallel import plan_degrees
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """A run tree that can be built in a simulation."""
+
+    config: Any
+    assumptions: list[str]
+    """A line for each part that was replaced."""
+    reads_texts: bool
+    """Whether its tokenizer is that of the run."""
+
+
+@contextmanager
+def with_published_parts(config: Any) -> Iterator[Stated]:
+    """The run tree `config`, whose references are resolved, with its frozen parts at hand, within the block.
+
+    A part whose files are neither in the folder that is named nor in the cache of the hub is replaced by a folder with
+    the config of the published one. Nothing is downloaded.
+    """
+    config, said, reads_texts = deepcopy(config), [], True
+    with tempfile.TemporaryDirectory(prefix="worldsmith-plan-") as folder:
+        for number, (where, section) in enumerate(sections(config.model.config, "model.config")):
+            part: PublishedPart | None = section.published()
+            name = "" if part is None else getattr(section, part.field)
+            why = why_not_at_hand(section, part) if part is not None and name else None
+            if part is None or why is None:
+                continue
+            place = Path(folder) / str(number)
+            write(place, part.contents)
+            setattr(section, part.field, str(place))
+            reads_texts &= not part.reads_texts
+            said.append(f"{where}.{part.field} = '{name}': {why}; taken for it: {part.what}")
+        yield Stated(config, said, reads_texts)
+
+
+def sections(section: Config, path: str) -> Iterator[tuple[str, Any]]:
+    """Every section of a tree that may stand for something published, with its path."""
+    if hasattr(section, "published"):
+        yield path, section
+    for field in fields(section):
+        value = getattr(section, field.name)
+        if isinstance(value, Config):
+            yield from sections(value, f"{path}.{field.name}")
+
+
+def why_not_at_hand(section: Any, part: PublishedPart) -> str | None:
+    """Why the files that a section names cannot be used on this machine; None when they can."""
+    name = getattr(section, part.field)
+    if is_local(name):
+        try:
+            section.check_files()
+        except (OSError, ValueError, UserError) as error:
+            return str(error)
+        return None
+    hub = hub_name(name)
+    found = hub is not None and any(cached(hub, patterns) is not None for patterns in part.places)
+    return None if found else "not on this machine"
+
+
+def write(folder: Path, contents: Contents) -> None:
+    """The files of a published part."""
+    for name, content in contents.items():
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, Path):
+            file.symlink_to(content)
+        else:
+            file.write_text(json.dumps(content) if isinstance(content, Mapping) else "")
+
+
+LOOKED_AT = 8
+"""Batches of the data among which the largest are taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBatches:
+    """What one rank works on in a step."""
+
+    batches: Sequence[Any]
+    """As many as a step has; contents have one value and no memory of their own."""
+    described: str
+    sample_bytes: int
+    """Bytes of main memory of the largest sample as a loader gives it."""
+    cache_bytes: int
+    """Bytes of disk that a cache keeps of it; 0: there is no cache."""
+    num_samples: int | None = None
+    """Of the whole data set; None: not known."""
+
+
+def plan_batches(stated: Stated, *, ranks: int) -> PlannedBatches:
+    """The largest of the first batches of the data where they are at hand, else assumed ones, and why."""
+    task, data = task_for(stated.config, ranks), stated.config.dataloader_train
+    why, path = "the run's tokenizer is not on this machine", str(getattr(data.dataset, "path", ""))
+    if path.startswith("$"):
+        why = f"{path} is not set"
+    elif stated.reads_texts:
+        try:
+            return read_batches(stated.config, task)
+        except (DataError, UserError, ConfigError, OSError, ValueError, ImportError) as error:
+            why = str(error).partition("\n")[0]
+    found = assumed_batches(stated.config, task)
+    return replace(found, described=f"assumed: {found.described} (the data are not read: {why})")
+
+
+def assumed_batches(config: Any, task: Task | None = None, *, fill: float = 1.0) -> PlannedBatches:
+    """Batches at a share of the run's own limits, made without data."""
+    task = task or task_for(config)
+    made = task.assumed_batch(fill=fill, encoded=is_cached(config))
+    count = config.trainer.grad_accum_iter
+    each = f", in each of {count} batches of a step" if count > 1 else ""
+    return planned(config, task, [list(made.samples)] * count, made.assumption + each)
+
+
+def read_batches(config: Any, task: Task) -> PlannedBatches:
+    """The largest of the first batches of a data set, of which nothing is decoded."""
+    loader = task.loader(dry=True)
+    loader.maker.decodes = False
+    count = config.trainer.grad_accum_iter
+    packs = list(islice(loader, max(LOOKED_AT, count)))  # of an endless stream
+    packs.sort(key=lambda pack: -sum(sample.num_tokens for sample in pack))
+    encoded = is_cached(config)
+    batches = [[task.stand_in(sample, encoded=encoded) for sample in pack] for pack in packs[:count]]
+    sizes = [task.size(pack) for pack in batches]
+    samples, tokens = (sum(numbers) for numbers in zip(*sizes))
+    what = f"{samples:,} samples with {tokens:,} tokens, the most in {len(packs)} batches of {loader.dataset.name}"
+    return replace(planned(config, task, batches, what), num_samples=loader.dataset.num_samples)
+
+
+def planned(config: Any, task: Task, batches: Sequence[Any], described: str) -> PlannedBatches:
+    sizes = [task.sample_bytes(sample) for batch in batches for sample in batch]
+    kept = max(disk for _, disk in sizes) if is_cached(config) else 0
+    return PlannedBatches(batches, described, max(memory for memory, _ in sizes), kept)
+
+
+def task_for(config: Any, ranks: int | None = None) -> Task:
+    """The run's task over a network without memory, for the first rank's share of the data, or for all of them."""
+    model = config.model.config.build(device="meta")
+    shares = 1 if ranks is None else ranks // plan_degrees(config.model.config, ranks).context
+    return task_of(config.model.name)(
+        model=model, objective=config.objective, data=config.dataloader_train, world=World(size=shares)
+    )
+
+
+def is_cached(config: Any) -> bool:
+    """Whether what encoders make is kept, so that steps find it."""
+    return bool(getattr(config.dataloader_train, "latent_cache", ""))
+
+
+def why_not_encodable(config: Any) -> str:
+    """Why encoding all clips ahead of the run would not keep its encoders off the GPU; "" where it does."""
+    data, val = config.dataloader_train, config.dataloader_val
+    if not hasattr(data, "latent_cache"):
+        return f"runs of '{config.model.name}' have no latent cache"
+    if not data.latent_cache:
+        return "dataloader_train.latent_cache is '', so that every step encodes its clips; name a folder"
+    if val is not None and config.trainer.run_validation and not val.latent_cache:
+        return "dataloader_val.latent_cache is '', so that validations encode their clips; name a folder"
+    return ""
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Within the block nothing below an error is logged."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
