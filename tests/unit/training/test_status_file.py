@@ -8,7 +8,7 @@ from datetime import datetime
 
 from small_disk import largest_file
 
-from worldsmith.monitor.status_file import StatusFile
+from worldsmith.training.callbacks.progress import StatusFile
 
 
 def test_it_is_there_at_once_beats_in_a_thread_and_ends_with_the_last_status(tmp_path):

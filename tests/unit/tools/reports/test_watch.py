@@ -15,8 +15,7 @@ import pytest
 from run_folders import add_samples, write_run
 
 from worldsmith.config.errors import UserError
-from worldsmith.monitor.page import serve
-from worldsmith.monitor.page.serve import PageServer
+from worldsmith.tools.reports.watch import Handler, PageServer
 
 
 @pytest.fixture
@@ -120,7 +119,7 @@ def test_a_range_of_thousands_of_digits_is_not_one(server: PageServer, asked: st
 
 
 def test_a_connection_that_says_nothing_is_closed(server: PageServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve.Handler, "timeout", 0.2)
+    monkeypatch.setattr(Handler, "timeout", 0.2)
     for sent in (b"", b"GET / HTTP/1.1\r\nHost: "):
         with socket.create_connection(("127.0.0.1", server.server_port), timeout=20) as connection:
             connection.sendall(sent)
