@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -167,9 +168,19 @@ def help_of(name: str, prefix: str, kind: type[Action], words: Words, file: str 
     places = "".join(f" {place.upper()}" for place in kind.places)
     aliases = [f"{alias} is the same as --{field}." for alias, field in kind.aliases.items()]
     usage = "\n".join(
-        [f"usage: {prefix}{places} [--flag VALUE]… [-- override…]", "", f"{inspect.getdoc(kind)}", *aliases]
+        [
+            f"usage: {prefix}{places} [--flag VALUE]… [-- override…]",
+            "",
+            join_lines(inspect.getdoc(kind) or ""),
+            *aliases,
+        ]
     )
     return action_help(usage, draft, options_of(name, kind), topic)
+
+
+def join_lines(text: str) -> str:
+    """Joins the lines of each paragraph, which the terminal wraps; indented lines stay."""
+    return re.sub(r"(?<=\S)\n(?=\S)", " ", text)
 
 
 def options_of(name: str, kind: type[Action]) -> dict[str, str]:

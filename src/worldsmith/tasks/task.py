@@ -52,6 +52,8 @@ class Task(ABC):
     """Whether raw samples are encoded; `compile_encoder`, `require_cache` and `encode_ahead` work only then."""
     small_recipe: ClassVar[str] = ""
     """Recipe whose limits apply to a data set without a run; "": none."""
+    terms: ClassVar[str] = ""
+    """Explains to users what a record and a sample of its data are."""
 
     # The config, the loader and one step of training
 

@@ -62,6 +62,7 @@ FREE_TO_CHANGE = (
     "dataloader_train.latent_cache",
 )
 """Settings that a resumed run may change without being asked: they change no number of the training."""
+STEPS = "trainer.max_iter"
 ABSENT = "(absent)"
 ADAPTERS = "model.config.lora_enabled"
 
@@ -201,7 +202,8 @@ def require_same_run(folder: Path, config: RunConfig, *, resume_changed: bool) -
     if changes and not resume_changed:
         raise UserError(
             f"the run in {folder} was started with other settings:\n{indented(changes)}\n"
-            "Give the run another job.name, put the settings back, or add --resume-changed to go on with the new ones."
+            "To resume it with the new settings, add --resume-changed. To start a new run, give it another name "
+            "(-- job.name=NAME). Otherwise put the settings back."
         )
     return changes
 
@@ -227,8 +229,8 @@ def completion(folder: Path, config: RunConfig) -> str | None:
     if changes:
         raise UserError(
             f"the run in {folder} is complete ({done} steps) and was trained with other settings or data:\n"
-            f"{indented(changes)}\nPut them back, give the run another job.name, or raise trainer.max_iter and add "
-            "--resume-changed to go on with the new ones."
+            f"{indented(changes)}\nTo train it further with the new ones, raise trainer.max_iter and add "
+            "--resume-changed. To start a new run, give it another name (-- job.name=NAME). Otherwise put them back."
         )
     return f"the run in {folder} is complete: {done} of {config.trainer.max_iter} steps are done"
 
@@ -244,7 +246,11 @@ def changed_settings(folder: Path, config: RunConfig) -> list[str]:
     except ConfigError:  # another version's: its classes may have moved, or were not written where there was one only
         with written_here(path):
             before = from_dict(with_classes_of(read_yaml(text, str(path)).data, after), type(config))
-    return changed_values(flatten(to_dict(before)), flatten(after))
+    old, new = flatten(to_dict(before)), flatten(after)
+    changes = changed_values(old, new)
+    if changes and old.get(STEPS) != new.get(STEPS):  # explains a schedule that follows it
+        changes.append(f"{STEPS}: {old.get(STEPS)} -> {new.get(STEPS)} (allowed; others may follow it)")
+    return changes
 
 
 def changed_data(folder: Path, config: RunConfig) -> list[str]:

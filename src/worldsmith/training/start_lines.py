@@ -151,13 +151,13 @@ def step_lines(
     """What a step holds when all packs are like one of so many samples and tokens, and what the steps to come hold."""
     loop = config.trainer
     packs, steps = loop.grad_accum_iter * processes, loop.max_iter - done
-    passes = steps * packs * samples / len(loader.dataset)
+    epochs = steps * packs * samples / len(loader.dataset)
     return [
         f"step         {packs} {'pack' if packs == 1 else 'packs'}, about {short_number(packs * samples)} samples and "
         f"{short_number(packs * tokens)} tokens",
         f"run          {f'steps {done + 1} to {loop.max_iter}' if done else f'{steps} steps'}, about "
         f"{short_number(steps * packs * samples)} samples and {short_number(steps * packs * tokens)} tokens: "
-        f"{passes:.1f} passes over the data",
+        f"{epochs:.1f} epochs",
     ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -11,7 +10,6 @@ from worldsmith.data.stream.maker import ThroughPipe
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from worldsmith.data.encoded_cache import LatentCache
 
 FirstFrames = Literal["none", "encoded each time", "cached", "opening", "opening and pixels"]
 """What a sample contains of its first frame, as a sample of its own: nothing; pixels; cached latents; cached latents of
@@ -52,15 +50,3 @@ class VideoSample(ThroughPipe):
     """Resolution of the dataset: a tier such as "256", or a size such as "720x480"."""
     image: VideoSample | None = None
     """The first frame as a sample of its own, if the task needs it; also in addition to cached `latents`."""
-
-
-def latents_of(sample: VideoSample, encode: Callable[[Tensor], Tensor], cache: LatentCache | None) -> Tensor:
-    """Returns the latents [C, t, h, w] of a sample: its own, or encoded now and then stored in the cache."""
-    if sample.latents is not None:
-        return sample.latents
-    if sample.video is None:
-        raise ValueError(f"sample {sample.key} has neither latents nor a video")
-    latents = encode(sample.video)
-    if cache is not None and sample.cache_key is not None:
-        cache.put(sample.cache_key, latents)
-    return latents

@@ -44,6 +44,7 @@ class VisionLanguageTask(Task):
     objective_class = NextToken
     loader_class = ChatLoader
     small_recipe = "videophy2_nano_tiny"
+    terms = "record: one conversation; sample: that conversation with its images and videos"
 
     model: VisionLanguageModel
     objective: NextToken

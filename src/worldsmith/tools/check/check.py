@@ -240,6 +240,8 @@ class CheckData(RunAction):
             yield titled(
                 "processes", f"{self.processes}, as model.config.parallelism asks; --processes N says otherwise"
             )
+        if terms := task_of(self.tree.model.name).terms:
+            yield from wrapped("terms", f"{terms}; pack: samples of one forward pass; epoch: every sample once", width)
         for split, report in found.reports.items():
             if len(found.reports) > 1:
                 yield titled(split, "-" * (width - 13))

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from worldsmith.data.data_report import DataReport, Distribution, Histogram, format_number
 
 INDENT = " " * 13
+FILLED_UP = "the last pack is filled up with samples of the next epoch"
 BAR, LONGEST = "█", 32
 """Of what bars are made, and how many of it at most."""
 RANKS = 8
@@ -17,15 +18,19 @@ RANKS = 8
 def report_lines(report: DataReport, *, width: int, workers: int) -> Iterator[str]:
     """The report in lines of at most `width` columns, file names apart. `workers`: processes that a run reads with."""
     yield titled("data", report.dataset)
-    looked = "all of them" if report.looked_at >= report.positions else f"{report.looked_at} of them, evenly chosen,"
-    how = "were read as for training" if report.decoded else "were opened for their headers alone"
+    looked = "all of them" if report.looked_at >= report.positions else f"{report.looked_at} of them, evenly spaced,"
+    how = "were read as in training" if report.decoded else "were inspected by their headers only"
     if report.kept is None:
         looked, how = "none", "was read"
-    held = f"{counted(report.records, 'record')}, {counted(report.positions, 'sample')} in a pass; {looked} {how}"
+    held = f"{counted(report.records, 'record')}, {counted(report.positions, 'sample')} in an epoch; {looked} {how}"
     yield from wrapped("", held, width)
+    skipped = str(sum(group.count for group in report.left_out.values()))
     if report.kept is not None:
-        yield from wrapped("kept", str(report.kept), width)
-    yield from wrapped("left out", str(sum(group.count for group in report.left_out.values())), width)
+        yield from wrapped("kept", f"{report.kept} of {counted(report.looked_at, 'sample')}", width)
+        samples = report.looked_at - report.kept
+        if samples < int(skipped):
+            skipped += f": {counted(samples, 'sample')}, and {int(skipped) - samples} in the records, before sampling"
+    yield from wrapped("left out", skipped, width)
     names = max([len(name) for name in report.left_out], default=0)
     for name, group in report.left_out.items():
         first = group.examples[0]
@@ -45,7 +50,7 @@ def report_lines(report: DataReport, *, width: int, workers: int) -> Iterator[st
         said = f"{counted(again, 'sample')} the same as another one, such as {' = '.join(report.duplicates[0])}"
         yield titled("duplicates", clip(said, width - len(INDENT)))
     if report.tokens is not None:
-        cap = f"; the cap of a pack is {report.cap}" if report.cap else ""
+        cap = f"; the cap of a pack, which holds several samples, is {report.cap}" if report.cap else ""
         if report.cap and report.cap_included:
             cap = f"; at most {report.cap - 1} are allowed"
         if report.over_cap:
@@ -60,31 +65,35 @@ def report_lines(report: DataReport, *, width: int, workers: int) -> Iterator[st
             yield from drawn(name, bars, width)
     if report.seconds is not None and report.seconds.total > 0:
         rate = report.seconds.count / report.seconds.total
-        times = f"a sample takes {report.seconds.p50:.2g} s, 95 % take up to {report.seconds.p95:.2g} s"
-        yield from wrapped(
-            "time", f"{times}; {rate * max(1, workers):.3g} samples/s with {counted(workers, 'worker')}", width
-        )
+        times = f"half take up to {report.seconds.p50:.2g} s, 95 % up to {report.seconds.p95:.2g} s"
+        times = f"reading a sample takes {1 / rate:.2g} s on average ({times})"
+        speed = f"{rate * max(1, workers):.3g} samples/s with {counted(workers, 'worker')}"
+        yield from wrapped("time", f"{times}; {speed}", width)
     yield from packing_lines(report, width)
 
 
 def packing_lines(report: DataReport, width: int) -> Iterator[str]:
     if report.fill:
         shares = ", ".join(f"{name} {share:.1%}" for name, share in report.fill.items())
-        yield from wrapped("packs filled", f"{shares} (the run uses {report.packer})", width)
+        told = f"tokens of a pack as a fraction of the cap: {shares} (the run uses {report.packer})"
+        yield from wrapped("packs filled", told, width)
     about = "" if report.looked_at >= report.positions else "about "
     kinds = sorted(set(zip(report.packs, report.steps)), reverse=True)
     if len(kinds) == 1 and len(report.packs) > 1:
-        yield from wrapped("a pass", f"on each of {len(report.packs)} processes {about}{pass_of(*kinds[0])}", width)
+        yield from wrapped("an epoch", f"on each of {len(report.packs)} processes {about}{epoch_of(*kinds[0])}", width)
+        yield from wrapped("", FILLED_UP, width)
         return
     for rank, both in list(enumerate(zip(report.packs, report.steps)))[:RANKS]:
         place = f"on process {rank} " if len(report.packs) > 1 else ""
-        yield from wrapped("" if rank else "a pass", f"{place}{about}{pass_of(*both)}", width)
+        yield from wrapped("" if rank else "an epoch", f"{place}{about}{epoch_of(*both)}", width)
     if len(report.packs) > RANKS:
         rest = report.packs[RANKS:]
         yield from wrapped("", f"on {len(rest)} further ones {about}{min(rest)} to {max(rest)} packs each", width)
+    if report.packs:
+        yield from wrapped("", FILLED_UP, width)
 
 
-def pass_of(packs: int, steps: float) -> str:
+def epoch_of(packs: int, steps: float) -> str:
     return f"{counted(packs, 'pack')}, {format_number(steps)} step{'s' * (steps != 1)}"
 
 
@@ -100,7 +109,7 @@ def drawn(name: str, bars: Histogram, width: int) -> Iterator[str]:
 
 def percentiles(values: Distribution) -> str:
     p50, p95, largest = (format_number(value) for value in (values.p50, values.p95, values.max))
-    return f"half up to {p50}, 95 % up to {p95}, most {largest}"
+    return f"half of the samples have up to {p50}, 95 % up to {p95}, the longest {largest}"
 
 
 def wrapped(word: str, message: str, width: int) -> list[str]:

@@ -25,9 +25,17 @@ SHOWN = 3
 class ImportClips(Action):
     """Turns clips and captions into a data set that training reads, and leaves the clips where they are.
 
-    sidecar: videos or images with a .txt or .json of the same name. lines: prompts.txt and videos.txt. table:
-    metadata.csv or metadata.jsonl, also as Hugging Face's videofolder and imagefolder. captions: captions/NAME/ beside
-    videos/NAME.mp4. lerobot: LeRobot v2.0, v2.1, v3.0. Every clip is opened; what is left out is counted and listed.
+    Layouts of SOURCE:
+      sidecar   videos or images, each with a .txt or .json of the same name
+      lines     prompts.txt and videos.txt
+      table     metadata.csv or metadata.jsonl, also Hugging Face's videofolder and imagefolder
+      captions  captions/NAME/ and videos/NAME.mp4
+      lerobot   LeRobot v2.0, v2.1, v3.0
+
+    Splits: clips in folders `train`, `val` (or `validation`, `valid`, `dev`) and `test` of SOURCE become OUT/train,
+    OUT/val and OUT/test; all other clips become OUT/train. To validate on some clips, move them into SOURCE/val.
+
+    Every clip is opened; skipped clips are counted and listed.
     """
 
     places: ClassVar[tuple[str, ...]] = ("source",)
@@ -87,7 +95,7 @@ class ImportClips(Action):
         settings = {name: value for name, value in asdict(config).items() if name not in ("out", "layout", "force")}
         header = {"dataset": "import", "format_version": 1, "layout": layout, "settings": settings}
         write_import(made, out, header, force=config.force)
-        lines = [*self.describe(layout, why, made), *self.next_steps(made)]
+        lines = [*self.describe(layout, why, made), *self.next_steps(layout, made)]
         return Result(lines, {"folder": str(out), "layout": layout, "why": why, **made.facts()})
 
     def gather(self) -> tuple[str, str, Import]:
@@ -133,7 +141,7 @@ class ImportClips(Action):
             for rejection in [r for r in made.left_out if r.reason == reason][:SHOWN]:
                 yield f"  {rejection.key}: {reason}: {rejection.detail}"
 
-    def next_steps(self, made: Import) -> Iterator[str]:
+    def next_steps(self, layout: str, made: Import) -> Iterator[str]:
         """What training needs to be told of this data set."""
         limits = VideoDataset.Config()
         if made.longest > limits.max_duration:
@@ -148,6 +156,8 @@ class ImportClips(Action):
             yield f"train on it: export DATASET_PATH={self.config.out}"
         if "val" in made.records:
             yield f"validate on it: export VAL_DATASET_PATH={Path(self.config.out, 'val')}"
+        elif layout not in ("lerobot", "sat_shards"):
+            yield "no validation data: move some clips into a folder `val` of the source and import again with --force"
 
 
 def counted(count: int, what: str) -> str:

@@ -108,7 +108,7 @@ def test_a_family_that_says_nothing_of_its_samples(tmp_path: Path, capsys: pytes
     result = CheckData.Config(workers=0).build(run=Loaded(resolve(config))).run()
     assert result.code == 0
     assert {name: report["kept"] for name, report in result.facts["data"].items()} == {"train": 6, "val": 5}
-    assert "kept         6" in list(result.lines)
+    assert "kept         6 of 6 samples" in list(result.lines)
 
 
 def test_what_is_no_data_set_is_refused(run_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
