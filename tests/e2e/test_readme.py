@@ -56,7 +56,7 @@ def plain_shell(clone: Path, script: str, **variables: str) -> subprocess.Comple
 @pytest.mark.timeout(900)
 def test_every_block_of_the_shell_runs_as_it_stands_and_the_export_loads_in_diffusers(clone: Path) -> None:
     """One shell goes from the first block to the last; "your own" clips are three small ones, trained shortly."""
-    words = ["dataset", "moving-shapes", "--clips", "3", "--val-clips", "0", "--num-frames", "5"]
+    words = ["dataset", "moving-shapes", "--clips", "3", "--val-clips", "1", "--num-frames", "5"]
     assert main([*words, str(clone / "my_clips")]) == 0
     script = "\n".join(blocks("bash"))
     assert f"{TRAIN}  " in script
@@ -64,6 +64,8 @@ def test_every_block_of_the_shell_runs_as_it_stands_and_the_export_loads_in_diff
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"adherence \d\.\d\d \(untrained \d\.\d\d\) over 32 prompts", done.stdout)
     assert list((clone / "my_videos").glob("*/vision.mp4"))
+    assert (clone / "my_evaluation/evaluation.json").is_file()
+    assert (clone / "outputs/train/worldsmith/sft/try/checkpoints/iter_000000005").is_dir(), "has a folder of its own"
     python = blocks("python")[0] + "\nassert pipeline.transformer.config.hidden_size == 256\n"
     done = plain_shell(clone, f"source .venv/bin/activate\npython - <<'END'\n{python}\nEND")
     assert done.returncode == 0, done.stderr

@@ -17,6 +17,7 @@ from worldsmith.config.tree.paths import Path, format_path
 from worldsmith.config.tree.plain import TAG, to_yaml
 from worldsmith.config.write.values import LAUNCH_WORD, write
 from worldsmith.models.model import Model
+from worldsmith.monitor.short_text import short_number
 from worldsmith.monitor.terminal_text import print_text, print_warning, text_width
 
 HELP = "List the recipes with model, task, size and what they start from; or one with data and changes."
@@ -89,7 +90,7 @@ def print_one(found: dict[str, Any], as_json: bool) -> None:
         named = [{"path": path, "before": before, "after": after} for path, before, after in changes]
         print(json.dumps({**found, "changes": named}, indent=2, ensure_ascii=False))
         return
-    size = f", {format_count(found['parameters'])} parameters" if found["parameters"] is not None else ""
+    size = f", {short_number(found['parameters'])} parameters" if found["parameters"] is not None else ""
     print_text(f"{found['name']}: {found['doc']}".rstrip(": "))
     print_text(f"  task    {found['task']}\n  model   {found['model']}{size}\n  data    {found['data']}")
     print_text(f"  module  {found['module']}\n  from    {parent or 'nothing: it writes the whole tree'}")
@@ -127,7 +128,8 @@ def print_list(found: list[dict[str, Any]]) -> None:
         groups.setdefault((entry["model"], entry["task"]), []).append(entry)
     for number, ((model, task), entries) in enumerate(groups.items()):
         print(*[""] * (number > 0), f"{model}, task {task}:", sep="\n")
-        names, sizes = [entry["name"] for entry in entries], [format_count(entry["parameters"]) for entry in entries]
+        names, counts = [entry["name"] for entry in entries], [entry["parameters"] for entry in entries]
+        sizes = ["" if count is None else short_number(count) for count in counts]
         for entry, name, size in zip(entries, names, sizes):
             row = f"{name:<{max(map(len, names))}}  {size:>{max(map(len, sizes))}}"
             parent = f"  from{UNBROKEN}{entry['starts_from']}" if entry["starts_from"] else ""
@@ -146,13 +148,3 @@ def wrap(text: str, indent: str) -> list[str]:
         break_on_hyphens=False,
     )
     return [line.replace(UNBROKEN, " ") for line in lines]
-
-
-def format_count(number: int | None) -> str:
-    """11.8M, 15.2B; empty if it is not known."""
-    if number is None:
-        return ""
-    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= size:
-            return f"{number / size:.1f}{unit}"
-    return str(number)

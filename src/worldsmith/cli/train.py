@@ -162,7 +162,7 @@ def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
             complete = completion(run_path(tree.job), resolve(tree))
             if complete is not None:
                 if is_first():
-                    print(complete)
+                    print_text("\n".join([complete, *next_lines(run_path(tree.job))]))
                 return 0
             trainer = tree.build(resume_changed=resume_changed, launch=launch)  # the class that the recipe names
         try:

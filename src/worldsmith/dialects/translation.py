@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import tomllib
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
-from typing import Any, Literal, Protocol, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from worldsmith.config.declare.class_tags import class_of
 from worldsmith.config.declare.configurable import Config, field_hints
@@ -83,32 +84,46 @@ class SpecForm:
         return next((by_key[known] for known in above if known in by_key), None)
 
 
-class ForeignSpec(Protocol):
+@dataclass(slots=True)
+class ForeignSpec(ABC):
     """Values that were read from files of another system. Keys are dotted."""
 
     source: str
-    outside: dict[str, Any]
-    open: dict[str, Any]
-    problems: list[Problem]
+    rules: tuple[KeyRule, ...]
+    outside: dict[str, Any] = field(default_factory=dict, kw_only=True)
+    """Stated keys that only the rules know, or that a free section accepts, with their values."""
+    open: dict[str, Any] = field(default_factory=dict, kw_only=True)
+    """Keys that a template leaves open, with the value that says so."""
+    problems: list[Problem] = field(default_factory=list, kw_only=True)
 
     @property
-    def rules(self) -> tuple[KeyRule, ...]: ...
-
-    @property
+    @abstractmethod
     def keys(self) -> tuple[str, ...]:
         """All keys of values, in the order of a report."""
 
-    def get(self, key: str) -> Any: ...
+    @abstractmethod
+    def get(self, key: str) -> Any:
+        """The value of a key; its default if the key is left out."""
 
+    @abstractmethod
     def default(self, key: str) -> Any:
-        """The value that the other system uses for a key that is left out."""
+        """The value that the other system uses for a key that is left out; None for a required key."""
 
-    def is_stated(self, key: str) -> bool: ...
+    @abstractmethod
+    def is_stated(self, key: str) -> bool:
+        """Whether the files or the command line state the key, or one below it."""
 
+    @abstractmethod
     def is_broken(self, key: str) -> bool:
         """Whether its value, or one above or below it, is known to be wrong."""
 
-    def place(self, key: str) -> Place: ...
+    @abstractmethod
+    def place(self, key: str) -> Place:
+        """Where the key is written; a key that is left out has its name instead of a line."""
+
+    def is_word(self, key: str) -> bool:
+        """Whether the command line states the key, or one below it."""
+        return self.is_stated(key) and self.place(key).file == "override"
 
 
 @dataclass(frozen=True, slots=True)

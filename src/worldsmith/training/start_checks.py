@@ -63,6 +63,7 @@ FREE_TO_CHANGE = (
 )
 """Settings that a resumed run may change without being asked: they change no number of the training."""
 STEPS = "trainer.max_iter"
+NEW_NAME = "To start a new run, give it another name (-- job.name=NAME)."
 ABSENT = "(absent)"
 ADAPTERS = "model.config.lora_enabled"
 
@@ -204,8 +205,8 @@ def require_same_run(folder: Path, config: RunConfig, *, resume_changed: bool) -
     if changes and not resume_changed:
         raise UserError(
             f"the run in {folder} was started with other settings:\n{indented(changes)}\n"
-            "To resume it with the new settings, add --resume-changed. To start a new run, give it another name "
-            "(-- job.name=NAME). Otherwise put the settings back."
+            f"To resume it with the new settings, add --resume-changed before `--`. {NEW_NAME} Otherwise put the "
+            "settings back."
         )
     return changes
 
@@ -232,7 +233,7 @@ def completion(folder: Path, config: RunConfig) -> str | None:
         raise UserError(
             f"the run in {folder} is complete ({done} steps) and was trained with other settings or data:\n"
             f"{indented(changes)}\nTo train it further with the new ones, raise trainer.max_iter and add "
-            "--resume-changed. To start a new run, give it another name (-- job.name=NAME). Otherwise put them back."
+            f"--resume-changed before `--`. {NEW_NAME} Otherwise put them back."
         )
     return f"the run in {folder} is complete: {done} of {config.trainer.max_iter} steps are done"
 

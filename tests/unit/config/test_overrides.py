@@ -127,6 +127,7 @@ def test_a_table_given_for_a_section_changes_only_its_keys_and_type_chooses_a_cl
         ("custom.x=1", "no key 'custom'"),
         ("a..b=1", "no path"),
         ("=1", "no override"),
+        ("--resume-changed", "flags come before `--`"),
         ("job.name=\udcff", "not valid UTF-8"),
     ],
 )

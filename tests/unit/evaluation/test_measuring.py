@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -147,6 +148,22 @@ def test_figures_of_models_are_compared_by_pairs() -> None:
     assert lines[0].split() == ["figure", "unit", "trained", "untrained", "minus", "untrained", "samples"]
     assert lines[1].split()[:5] == ["psnr", "dB", "22", "[20,", "24]"]
     assert lines[2:] == ["psnr: 1 not measured (trained): why"]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_a_table_fits_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In parts that are not wider, each with the names of the figures; through a pipe it is one."""
+    scores = {name: {"motion": Scores({"a": 4.151, "b": 4.259, "c": 3.9})} for name in ("trained", "untrained", "real")}
+    found = summarize({"motion": "pixels/frame"}, scores)
+    piped = list(table(found))
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    shown = list(table(found))
+    assert max(map(len, shown)) <= columns
+    assert ("" in shown) == (columns < 200)
+    assert all(line.split()[0] in ("figure", "motion") for line in shown if line)
+    cells = [cell for line in shown for cell in line.split() if cell not in ("figure", "motion")]
+    assert sorted(cells) == sorted(cell for line in piped for cell in line.split()[1:])
 
 
 def test_a_share_has_the_interval_of_a_share() -> None:

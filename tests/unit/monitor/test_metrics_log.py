@@ -51,6 +51,17 @@ def test_a_new_run_in_an_old_folder_starts_empty(tmp_path):
     assert path.read_text() == ""
 
 
+@pytest.mark.parametrize(("last", "removed"), [(4, "1 line"), (6, "3 lines")])
+def test_lines_of_steps_that_are_repeated_are_removed_and_said(tmp_path, caplog, last, removed):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(f'{{"step": {step}}}\n' for step in range(1, last + 1)))
+    with caplog.at_level(logging.INFO, logger="worldsmith"):
+        MetricsLog(path, resumed_step=3).close()
+    assert caplog.messages == [
+        f"{path}: removed {removed} written after step 3: the run resumes there and repeats them"
+    ]
+
+
 def test_a_line_that_was_cut_off_is_removed_and_said(tmp_path, caplog):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "loss": 1.0}\n{"step": 2, "lo')

@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixed_plan import QUICK, WORK, fixed_plan, phase
+from fixed_plan import DATA, QUICK, WORK, fixed_plan, phase
 
+from worldsmith.config.load import load
 from worldsmith.distributed.gpus import GIB, find_gpu
 from worldsmith.monitor.terminal_text import WIDTH
+from worldsmith.planning.assumptions import assumptions
 from worldsmith.planning.estimate_memory import MemoryVerdict, worst_moment
 from worldsmith.planning.estimate_time import Range
-from worldsmith.planning.plan import Plan
+from worldsmith.planning.plan import Plan, why_untimed
 from worldsmith.planning.text import figure, flops, makers, plan_lines, quick_lines, size, span
 
 BACKWARD = WORK.phases[3]
@@ -45,6 +47,22 @@ def test_one_that_does_not_fit_says_by_how_much_and_what_holds_it() -> None:
     assert "more than 24GB has, before anything is computed\n" in text
     assert "to do        add --fit to the command: it looks for settings that fit\n" in text
     assert "time         not known: its memory alone is known" in text
+
+
+def test_time_of_a_gpu_that_only_states_its_memory_needs_a_name() -> None:
+    config = load("vision_sft_nano", keep_unset=True).tree
+    assert why_untimed(config, find_gpu("h100-80")) == ""
+    for memory, named in (("24GB", "rtx-4090"), ("30GB", "rtx-5090"), ("999GB", "b200")):
+        why = why_untimed(config, find_gpu(memory))
+        assert why.startswith(f"{memory} states the memory of a GPU, not its speed")
+        assert why.endswith(f"--gpu {named}")
+
+
+@pytest.mark.parametrize(("ranks", "gpus"), [(1, "1 GPU;"), (4, "4 GPUs;"), (16, "8 GPUs;")])
+def test_a_machine_has_the_gpus_of_the_run(ranks: int, gpus: str) -> None:
+    config = load("vision_sft_nano", keep_unset=True).tree
+    found = assumptions(config, find_gpu("h100-80"), ranks, DATA, timed=False)
+    assert found["machine"].startswith(gpus)
 
 
 def test_one_that_fits_as_long_as_memory_is_whole() -> None:

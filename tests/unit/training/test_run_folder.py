@@ -99,7 +99,11 @@ def test_the_run_that_was_saved_last_is_resumed(
     assert "a new run" not in caplog.text
     again.train()
     config.optimizer.lr *= 2
-    with pytest.raises(UserError, match=r"was started with other settings(.|\n)*optimizer\.lr"):
+    with pytest.raises(UserError, match=r"was started with other settings(.|\n)*optimizer\.lr") as refused:
+        Trainer(config)
+    assert "trainer.max_iter" not in str(refused.value)
+    config.trainer.max_iter = 8
+    with pytest.raises(UserError, match=r"optimizer\.lr(.|\n)*trainer\.max_iter: 6 -> 8 (.|\n)*add --resume-changed"):
         Trainer(config)
 
 

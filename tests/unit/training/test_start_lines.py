@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,11 @@ def test_done_names_the_next_command(
 ) -> None:
     monkeypatch.setenv("WORLDSMITH_OUTPUT_ROOT", str(tmp_path / "my runs"))
     (tmp_path / "run.yaml").write_text(to_yaml(short(world, 2)))
-    assert main(["train", str(tmp_path / "run.yaml")]) == 0
-    (command,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("next: worldsmith ")]
-    assert command == f"next: worldsmith export '{tmp_path / 'my runs/tests/tiny/run'}' -o DIR"
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):  # after the training, and for a run that is complete
+        assert main(["train", str(tmp_path / "run.yaml")]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        export, generate, *rest = [shlex.split(line) for line in lines[lines.index("next:") + 1 :]]
+        assert export == ["worldsmith", "export", "my runs/tests/tiny/run", "-o", "my runs/tests/tiny/run/export"]
+        assert generate[:3] == ["worldsmith", "generate", "my runs/tests/tiny/run"]
+        assert not rest, "without validation clips there is nothing to evaluate on"

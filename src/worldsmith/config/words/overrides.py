@@ -242,6 +242,8 @@ def _parse(word: str, place: Place) -> Override | Problem:
     match = _WORD.fullmatch(word)
     if match is None:
         return Problem("", "this is no override", expected="path=value, +path=value or ~path", found=repr(word))
+    if word.startswith("--"):
+        return Problem("", "flags come before `--`, overrides such as path=value after it", hint="move it before `--`")
     action, left, equals, text = match[1] or "", match[2].strip(), match[3], match[4]
     try:
         path = parse_path(left)

@@ -21,9 +21,10 @@ from worldsmith.config.recipes.registry import get_recipe, lineage, recipe_task
 from worldsmith.config.text_file import read_config_text
 from worldsmith.config.toml.text import Span
 from worldsmith.config.tree.draft import Draft
-from worldsmith.config.tree.paths import Path, starts_with
+from worldsmith.config.tree.paths import Path, format_path, starts_with
 from worldsmith.config.tree.plain import MISSING, TAG
 from worldsmith.config.tree.reader import Reader, require_set
+from worldsmith.config.words.literals import read_text
 from worldsmith.config.words.overrides import (
     Override,
     chosen_recipe,
@@ -176,11 +177,44 @@ def _merge_plain(
             _merge_plain(below[key], value, here, spans, layer)
             continue
         if key in below:
-            for known in [known for known in spans if starts_with(known, here)]:
-                del spans[known]
+            forget_places(spans, here)
         spans.update((known, layer[known]) for known, _ in walk(value, here) if known in layer)
         below[key] = copy.deepcopy(value)
 
 
 def _without(document: Document, *keys: str) -> Document:
     return Document({key: value for key, value in document.data.items() if key not in keys}, document.spans)
+
+
+def set_override(
+    document: Document, parent: Any, path: Path, override: Override, hint: Any, problems: list[Problem]
+) -> bool:
+    """Sets the value of an override in a document.
+
+    Args:
+        document: The document; the places of its values are changed too.
+        parent: The table or list that holds the value.
+        path: The path of the value in the document.
+        override: The override; it does not remove the value.
+        hint: The type of the value.
+        problems: Receives a problem if the text of the value cannot be parsed.
+
+    Returns:
+        Whether the value is set.
+    """
+    try:
+        value = read_text(override.given, hint) if isinstance(override.given, str) else override.given
+    except ValueError as error:
+        problems.append(Problem(format_path(path), f"the value cannot be read: {error}", place=override.place))
+        return False
+    parent[path[-1]] = value
+    forget_places(document.spans, path)
+    span = Span(override.place, override.place)
+    document.spans.update({(*path, *below): span for below, _ in walk(value)})
+    return True
+
+
+def forget_places(spans: dict[Path, Span], path: Path) -> None:
+    """Removes the places of a value and of all values below it."""
+    for known in [known for known in spans if starts_with(known, path)]:
+        del spans[known]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from worldsmith.config.declare.configurable import ABSENT, Config, field_hints, find, walk
+from worldsmith.config.declare.configurable import ABSENT, Config, field_hints, find
 from worldsmith.config.declare.value_types import fits, is_reference, mismatch, nested_config_classes
 from worldsmith.config.errors import ConfigError, Place, Problem, locate
 from worldsmith.config.text_file import read_config_text
@@ -17,8 +17,8 @@ from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_w
 from worldsmith.config.tree.plain import required_fields
 from worldsmith.config.tree.reader import Reader, unset_fields, unset_tree
 from worldsmith.config.tree.suggest import did_you_mean_path, nearest_path
-from worldsmith.config.words.literals import read_text
 from worldsmith.config.words.overrides import Override, parse_overrides
+from worldsmith.config.yaml.stack import forget_places, set_override
 from worldsmith.config.yaml.text import Document, read_yaml
 from worldsmith.dialects.cosmos_rl import SUFFIXES
 from worldsmith.dialects.cosmos_rl.names import (
@@ -32,28 +32,18 @@ from worldsmith.dialects.cosmos_rl.names import (
     leaf_keys,
 )
 from worldsmith.dialects.cosmos_rl.policy import KEY as POLICY
-from worldsmith.dialects.translation import KeyRule, SpecForm, is_one_of
+from worldsmith.dialects.translation import ForeignSpec, SpecForm, is_one_of
 
 
 @dataclass(slots=True)
-class Spec:
+class Spec(ForeignSpec):
     """A spec that was read. Paths are those of fields; what the file leaves out has the default of its class."""
 
     form: SpecForm
-    source: str
-    root: Any
-    places: dict[Path, Place]
+    root: Any = None
+    places: dict[Path, Place] = field(default_factory=dict)
     """Where each stated value stands, also of keys outside the classes."""
-    outside: dict[str, Any] = field(default_factory=dict)
-    """Stated keys that are no fields, with their values: known ones of the rules, and further ones of free sections."""
-    problems: list[Problem] = field(default_factory=list)
     broken: list[Path] = field(default_factory=list)
-    open: dict[str, Any] = field(default_factory=dict)
-    """Keys that a template leaves open, with the value that says so."""
-
-    @property
-    def rules(self) -> tuple[KeyRule, ...]:
-        return self.form.rules
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -77,10 +67,6 @@ class Spec:
         path = fields_of(key)
         return any(starts_with(known, path) for known in self.places)
 
-    def is_word(self, key: str) -> bool:
-        """Whether a word of the command line gives the key, or one below it."""
-        return self.is_stated(key) and self.place(key).file == "override"
-
     def place(self, key: str) -> Place:
         """Where a key stands; one that is left out has its name in place of a line."""
         path = fields_of(key)
@@ -98,7 +84,7 @@ def read_spec(form: SpecForm, file: str, words: Sequence[str] = ()) -> Spec:
         _move(document, parse_path(alias), parse_path(key), problems)
     for override in parse_overrides(words, problems):
         _apply(document, form, override, problems)
-    spec = Spec(form, file, None, {}, problems=problems, open=_take_open(document, form))
+    spec = Spec(file, form.rules, form, problems=problems, open=_take_open(document, form))
     _take_outside(spec, document)
     for key, sections in form.instead.items():
         for name, values in sections.items() if document.data.get(key) else ():
@@ -195,25 +181,12 @@ def _apply(document: Document, form: SpecForm, override: Override, problems: lis
         if path[-1] not in parent:
             problems.append(Problem(shown, "the spec does not have this key", place=override.place))
         parent.pop(path[-1], None)
-        _forget(document, path)
+        forget_places(document.spans, path)
         return
     hint = hint_at(form.spec, tuple(field_of(part) if isinstance(part, str) else part for part in path))
-    try:
-        value = read_text(override.given, hint) if isinstance(override.given, str) else override.given
-    except ValueError as error:
-        problems.append(Problem(shown, f"the value cannot be read: {error}", place=override.place))
-        return
-    parent[path[-1]] = value
-    _forget(document, path)
-    span = Span(override.place, override.place)
-    document.spans.update({(*path, *below): span for below, _ in walk(value)})
-    for length in range(1, len(path)):
-        document.spans.setdefault(path[:length], span)
-
-
-def _forget(document: Document, path: Path) -> None:
-    for known in [known for known in document.spans if starts_with(known, path)]:
-        del document.spans[known]
+    if set_override(document, parent, path, override, hint, problems):
+        for length in range(1, len(path)):
+            document.spans.setdefault(path[:length], Span(override.place, override.place))
 
 
 def _move(document: Document, source: Path, target: Path, problems: list[Problem]) -> None:
@@ -246,7 +219,7 @@ def _take_open(document: Document, form: SpecForm) -> dict[str, Any]:
         parent = find(document.data, path[:-1])
         if isinstance(parent, dict) and path[-1] in parent and is_one_of(parent[path[-1]], (value,)):
             found[key] = parent.pop(path[-1])
-            _forget(document, path)
+            forget_places(document.spans, path)
     return found
 
 

@@ -13,16 +13,14 @@ from worldsmith.config.declare.ranges import outside
 from worldsmith.config.declare.value_types import fits, misfit, mismatch
 from worldsmith.config.errors import ConfigError, Place, Problem
 from worldsmith.config.text_file import read_config_text
-from worldsmith.config.toml.text import Span
 from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
 from worldsmith.config.tree.suggest import did_you_mean_path
-from worldsmith.config.words.literals import read_text
 from worldsmith.config.words.overrides import Override, parse_overrides
-from worldsmith.config.yaml.stack import merge_documents
+from worldsmith.config.yaml.stack import forget_places, merge_documents, set_override
 from worldsmith.config.yaml.text import Document, advice_on, read_yaml
 from worldsmith.dialects.sat.keys import KEYS, OPTIONAL, REQUIRED
 from worldsmith.dialects.sat.targets import TARGETS, explain
-from worldsmith.dialects.translation import KeyRule
+from worldsmith.dialects.translation import ForeignSpec, KeyRule
 
 SECTIONS = ("model", "data", "args", "deepspeed")
 _PATHS = {parse_path(key) for key in KEYS}
@@ -35,20 +33,13 @@ _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 
 
 @dataclass(slots=True)
-class SatStack:
+class SatStack(ForeignSpec):
     """The values of a stack, with their places and mistakes."""
 
-    source: str
-    rules: tuple[KeyRule, ...]
     values: dict[str, Any] = field(default_factory=dict)
     """The keys that are stated. A null section is left out."""
     places: dict[str, Place] = field(default_factory=dict)
-    outside: dict[str, Any] = field(default_factory=dict)
-    """Stated keys that SAT never read."""
-    problems: list[Problem] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
-    open: dict[str, Any] = field(default_factory=dict)
-    """No key of a SAT file is left open."""
     won: dict[str, Any] = field(default_factory=dict)
     """Keys that both a word and a file state, with the value of the file."""
 
@@ -160,22 +151,14 @@ def _apply(document: Document, override: Override, stack: SatStack) -> None:
         text = f"the list has {len(parent)} items, numbered from 0" if isinstance(parent, list) else NOT_THERE
         stack.problems.append(Problem(shown, text, place=override.place))
         return
-    before = parent[path[-1]] if there else ABSENT
-    for known in [known for known in document.spans if starts_with(known, path)]:
-        del document.spans[known]
     if override.action == "~":
         del parent[path[-1]]
+        forget_places(document.spans, path)
         return
+    before = parent[path[-1]] if there else ABSENT
     hint = KEYS[shown].plain if shown in KEYS else Any
-    try:
-        value = read_text(override.given, hint) if isinstance(override.given, str) else override.given
-    except ValueError as error:
-        stack.problems.append(Problem(shown, f"the value cannot be read: {error}", place=override.place))
-        return
-    parent[path[-1]] = value
-    span = Span(override.place, override.place)
-    document.spans.update({path: span, **{(*path, *below): span for below, _ in walk(value) if below}})
-    if before not in (ABSENT, value) and not isinstance(before, (dict, list)):
+    is_set = set_override(document, parent, path, override, hint, stack.problems)
+    if is_set and before not in (ABSENT, parent[path[-1]]) and not isinstance(before, (dict, list)):
         stack.won[shown] = before
 
 

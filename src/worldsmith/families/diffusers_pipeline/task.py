@@ -81,7 +81,7 @@ class PipelineTask(ClipTask):
         return {}
 
     @cached_property
-    def text_cache(self) -> TextCache | AssumedTexts | None:
+    def text_cache(self) -> TextCache | None:
         return TextCache(Path(self.data.latent_cache)) if self.data.latent_cache else None
 
     @classmethod

@@ -53,7 +53,7 @@ class Finding:
     """Samples that are validated and trained on; None where nothing is validated."""
     remarks: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    """Why the run could not start, or would stop in its first pass."""
+    """Why the run could not start, or would stop in its first epoch."""
 
     def refuse(self, problem: str) -> None:
         """Notes a problem, unless one that is known says the same, perhaps of the same field in other words."""
@@ -65,7 +65,7 @@ class Finding:
 
 class CheckData(RunAction):
     """Read the data of a run once, by the run's own code: what is kept and left out, with the reasons and counts of
-    training; tokens, packs, sizes, duplicates, steps of a pass, free disk. Nothing is written.
+    training; tokens, packs, sizes, duplicates, steps of an epoch, free disk. Nothing is written.
 
     In place of FILE_OR_RECIPE, a data set will do: a folder or a file of one of our layouts.
     """
@@ -217,8 +217,8 @@ class CheckData(RunAction):
             found.remarks.append(too_few_steps(report, self.tree.trainer.grad_accum_iter))
         elif 0 in report.packs and report.looked_at == report.positions:
             found.remarks.append(
-                f"{split}: {report.packs.count(0)} of {ranks} processes get nothing of a pass over {report.kept} "
-                "samples and read those of later passes: use fewer processes, or more data"
+                f"{split}: {report.packs.count(0)} of {ranks} processes get nothing of an epoch over {report.kept} "
+                "samples and read those of later epochs: use fewer processes, or more data"
             )
 
     def look_at_run(self, found: Finding, model: Model, degrees: Degrees, task: Task) -> None:
@@ -252,17 +252,17 @@ class CheckData(RunAction):
         for problem in found.problems:
             yield from wrapped("PROBLEM", problem, width)
         if found.problems:
-            yield titled("verdict", "this run could not start, or would stop in its first pass")
+            yield titled("verdict", "this run could not start, or would stop in its first epoch")
 
 
 def too_few_steps(report: DataReport, packs_a_step: int) -> str:
-    """That a pass is less than a step for some process, and what would give it one."""
+    """That an epoch is less than a step for some process, and what would give it one."""
     ranks, packs, most = len(report.packs), min(report.packs), report.ranks_that_work
     ways = [f"at most {most} process{'es' * (most > 1)}"] if most else []
     ways += [f"trainer.grad_accum_iter = {packs} or less"] if packs else []
     step, data = counted(packs_a_step, "pack"), counted(report.kept or 0, "sample")
     return (
-        f"a step takes {step} on each process, and a pass over {data} gives {packs} to some of {ranks}: they "
+        f"a step takes {step} on each process, and an epoch over {data} gives {packs} to some of {ranks}: they "
         "see samples twice in one step. What works: "
         f"{', '.join([*ways, 'smaller packs, or more data'])}"
     )

@@ -72,7 +72,7 @@ class Needs:
             yield titled("disk", f"{sizes}; free: {format_bytes(disk['free'])}")
         if "latent_cache" in disk:
             free = format_bytes(disk["latent_cache_free"])
-            yield titled("", f"latents of a pass {format_bytes(disk['latent_cache'])}; free: {free}")
+            yield titled("", f"latents of an epoch {format_bytes(disk['latent_cache'])}; free: {free}")
         if machine:
             gpus = ", ".join(machine["gpus"]) or "no GPU"
             needed = f"a process holds {format_bytes(machine['needed'])} before activations"
@@ -175,12 +175,12 @@ def look_at_machine(needs: Needs, tree: Any, model: Model, degrees: Degrees, ran
 
 
 def look_at_latents(needs: Needs, cache: str, needed: int) -> None:
-    """What a pass leaves in the latent cache, against what is free there."""
+    """What an epoch leaves in the latent cache, against what is free there."""
     free = shutil.disk_usage(nearest_folder(Path(cache))).free
     needs.disk |= {"latent_cache": needed, "latent_cache_free": free}
     if needed > free:
         needs.remarks.append(
-            f"the latents of a pass take {format_bytes(needed)}, and the disk of {cache} has {format_bytes(free)} "
+            f"the latents of an epoch take {format_bytes(needed)}, and the disk of {cache} has {format_bytes(free)} "
             "free: clips whose latents do not fit are encoded each time"
         )
 

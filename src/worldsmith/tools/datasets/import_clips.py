@@ -26,11 +26,12 @@ class ImportClips(Action):
     """Turns clips and captions into a data set that training reads, and leaves the clips where they are.
 
     Layouts of SOURCE:
-      sidecar   videos or images, each with a .txt or .json of the same name
-      lines     prompts.txt and videos.txt
-      table     metadata.csv or metadata.jsonl, also Hugging Face's videofolder and imagefolder
-      captions  captions/NAME/ and videos/NAME.mp4
-      lerobot   LeRobot v2.0, v2.1, v3.0
+      sidecar     videos or images, each with a .txt or .json of the same name
+      lines       prompts.txt and videos.txt
+      table       metadata.csv or metadata.jsonl, also Hugging Face's videofolder and imagefolder
+      captions    captions/NAME/ and videos/NAME.mp4
+      sat_shards  tar shards of CogVideo's SAT, with NAME.meta.jsonl
+      lerobot     LeRobot v2.0, v2.1, v3.0
 
     Splits: clips in folders `train`, `val` (or `validation`, `valid`, `dev`) and `test` of SOURCE become OUT/train,
     OUT/val and OUT/test; all other clips become OUT/train. To validate on some clips, move them into SOURCE/val.

@@ -36,6 +36,25 @@ def test_the_layouts_of_the_flag_are_those_that_there_are() -> None:
     assert re.findall(r"\w+", str(choices))[1:] == ["auto", *LAYOUTS]
 
 
+def test_where_validation_clips_come_from_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dataset", "import", "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "To validate on some clips, move them into SOURCE/val." in shown
+    assert all(f" {layout} " in shown for layout in LAYOUTS)
+    source, out = tmp_path / "source", tmp_path / "out"
+    for name in ("a", "b"):
+        write(clip(source / f"{name}.mp4").with_suffix(".txt"), "A square.")
+    words = ["dataset", "import", str(source), "-o", str(out), "--force"]
+    assert main(words) == 0
+    assert "no validation data: move some clips into a folder `val` of the source" in capsys.readouterr().out
+    (source / "val").mkdir()
+    for suffix in ("mp4", "txt"):
+        (source / f"b.{suffix}").rename(source / f"val/b.{suffix}")
+    assert main(words) == 0
+    assert f"validate on it: export VAL_DATASET_PATH={out}/val" in capsys.readouterr().out
+    assert (len(records(out)), len(records(out, "val"))) == (1, 1)
+
+
 @pytest.mark.parametrize("name", SOURCES)
 def test_the_reader_takes_every_window_and_a_second_import_gives_the_same_bytes(name: str, tmp_path: Path) -> None:
     make, layout = SOURCES[name]

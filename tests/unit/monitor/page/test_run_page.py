@@ -312,6 +312,13 @@ def test_next_steps_fit_the_state(tmp_path: Path) -> None:
     found = commands(finished)
     assert list(found) == ["Train longer", "Export it", "Generate", "Evaluate"]
     assert found["Train longer"] == f"{resume.format(finished)} -- trainer.max_iter=80"
+    with (finished / "config.yaml").open("a") as file:
+        file.write("scheduler: {cycle_lengths: [10, 30], f_max: [1, 1], f_min: [0, 0]}\n")
+    longer = "--resume-changed -- trainer.max_iter=80 'scheduler.cycle_lengths=[10,70]'"
+    assert commands(finished)["Train longer"] == f"{resume.format(finished)} {longer}"
+    text = (finished / "config.yaml").read_text()
+    (finished / "config.yaml").write_text(text.replace("f_min: [0, 0]", "f_min: [0, 1]"))  # constant at its end
+    assert commands(finished)["Train longer"] == found["Train longer"]
     assert found["Export it"] == f"cd {there} && worldsmith export {finished} -o {finished}/export"
     now = datetime.now(UTC).isoformat()
     running = write_run(tmp_path, "second", steps=3, status={"state": "running", "updated": now})

@@ -44,7 +44,7 @@ def test_a_run_with_overrides_and_a_part_of_its_data(run_file: Path, capsys: pyt
     assert facts["disk"]["latent_cache"] == 4 * 48 * report["cells"]
     assert facts["disk"]["checkpoints_kept"] * facts["disk"]["checkpoint"] < facts["disk"]["free"]
     assert main(["check", str(run_file), "--sample", "3", "--workers", "0"]) == 0
-    assert "3 of them, evenly chosen, were read as for training" in " ".join(capsys.readouterr().out.split())
+    assert "3 of them, evenly spaced, were read as in training" in " ".join(capsys.readouterr().out.split())
 
 
 def test_validation_data_that_are_trained_on_are_told(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,7 +80,7 @@ def test_more_processes_than_samples_is_said(run_file: Path, capsys: pytest.Capt
     assert code == 0
     assert facts["data"]["train"]["packs"] == [1] * 6 + [0] * 2
     (remark,) = [remark for remark in facts["remarks"] if "a step takes" in remark]
-    assert "a step takes 2 packs on each process, and a pass over 6 samples gives 0 to some of 8" in remark
+    assert "a step takes 2 packs on each process, and an epoch over 6 samples gives 0 to some of 8" in remark
     assert "What works: at most 1 process, smaller packs" in remark
     one_pack = "--", "trainer.grad_accum_iter=1"
     assert facts_of(capsys, str(run_file), "--processes", "2", *one_pack)[1] == 0

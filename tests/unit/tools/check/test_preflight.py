@@ -370,7 +370,7 @@ def test_a_step_that_is_more_than_a_pass_is_told(world: Path, tmp_path: Path) ->
     assert (code, facts["can_start"]) == (0, True)
     assert "note" in text
     assert any(
-        "a pass over 6 samples gives 2 to some of 1: they see samples twice in one step. What works: "
+        "an epoch over 6 samples gives 2 to some of 1: they see samples twice in one step. What works: "
         "trainer.grad_accum_iter = 2 or less, smaller packs" in remark
         for remark in facts["remarks"]
     )
@@ -409,7 +409,7 @@ def test_a_spec_of_another_system(world: Path, tmp_path: Path, capsys: pytest.Ca
     assert checked(most, mini=2)[1]["over_cap"] == 0
     code, train, _, remarks = checked(most - 1, batch=3, shards=2)  # one of six is left out: not three for each
     assert (code, len(train["packs"])) == (0, 2)
-    assert any("a step takes 3 packs on each process, and a pass over" in remark for remark in remarks)
+    assert any("a step takes 3 packs on each process, and an epoch over" in remark for remark in remarks)
     code, train, problems, _ = checked(500, rated=False)
     assert (code, len(problems), train["tokens"]["max"]) == (2, 1, most)
     assert "4 of 4 records with a video state no video_fps, which video_fps = 'require' asks for" in problems[0]

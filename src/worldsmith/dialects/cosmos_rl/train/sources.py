@@ -105,13 +105,13 @@ def put_annotations(t: SpecTranslation, key: str, to: str, given: str) -> None:
 def put_media(t: SpecTranslation, key: str, to: str) -> bool:
     """Sets the media folder, which has two names; the command line wins over the file."""
     files = {name: t.get(f"{key}.{name}") for name in MEDIA}
-    words = [name for name in MEDIA if is_word(t, f"{key}.{name}")]
+    words = [name for name in MEDIA if t.spec.is_word(f"{key}.{name}")]
     if words:
         for name in [name for name in files if name not in words]:
             if t.is_stated(f"{key}.{name}") and files[name]:
                 t.report(f"{key}.{name}", "unneeded", f"{key}.{words[0]} of the command line takes its place")
             del files[name]
-    elif is_word(t, f"{key}.annotation_path") and holds_media(root := t.get(f"{key}.annotation_path")):
+    elif t.spec.is_word(f"{key}.annotation_path") and holds_media(root := t.get(f"{key}.annotation_path")):
         others = [name for name, value in files.items() if value and not is_same_folder(value, root)]
         for name in others:
             text = f"{format_value(root)} of the command line has annotations.json and the media"
@@ -130,11 +130,6 @@ def put_media(t: SpecTranslation, key: str, to: str) -> bool:
         else:
             t.report_stated("unneeded", "the folder of the annotations", f"{key}.{name}")
     return True
-
-
-def is_word(t: SpecTranslation, key: str) -> bool:
-    """Whether the command line gives a key."""
-    return t.is_stated(key) and t.spec.place(key).file != t.spec.source
 
 
 def holds_media(folder: str) -> bool:
