@@ -29,6 +29,16 @@ class Result:
     """Exit code."""
 
 
+NAMED = 10
+"""Records or clips that are left out, of which a line says why."""
+
+
+def left_out_lines(reasons: Mapping[str, str]) -> list[str]:
+    """Names what is left out, each with its reason."""
+    lines = [f"left out {name}: {reason}" for name, reason in reasons.items()]
+    return lines[:NAMED] + ([f"left out {len(lines) - NAMED} more"] if len(lines) > NAMED else [])
+
+
 class Action(Configurable, ABC):
     """Its docstring is the command's description, and the docs of its fields are those of the flags.
 

@@ -42,9 +42,6 @@ class QuickPlan:
     kept_checkpoints: int = 1
     """The most that are on the disk at once."""
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def quick_plan(config: Trainer.Config, ranks: int) -> QuickPlan:
     """References of the config are resolved. Raises ValueError for degrees that do not fit so many ranks."""
@@ -117,14 +114,14 @@ class Plan:
             "degrees": asdict(self.degrees),
             "gpu": asdict(self.gpu),
             "data": self.data,
-            "quick": self.quick.to_json(),
+            "quick": asdict(self.quick),
             "memory": self.memory.to_json(),
             "host_memory": self.host.to_json(),
             "disk": self.disk.to_json(),
             "step": {"samples": self.samples, "tokens": self.tokens, "work": self.work.to_json()},
-            "seconds": None if self.step is None else self.step.to_json(),
+            "seconds": None if self.step is None else asdict(self.step),
             "time": None if self.time is None else self.time.to_json(),
-            "efficiencies": {name: {**share.to_json(), "of": what} for name, (share, what) in EFFICIENCIES.items()},
+            "efficiencies": {name: {**asdict(share), "of": what} for name, (share, what) in EFFICIENCIES.items()},
             "untimed": self.untimed,
             "assumptions": dict(self.assumptions),
         }
