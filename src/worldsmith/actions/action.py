@@ -33,9 +33,9 @@ NAMED = 10
 """Records or clips that are left out, of which a line says why."""
 
 
-def left_out_lines(reasons: Mapping[str, str]) -> list[str]:
-    """Names what is left out, each with its reason."""
-    lines = [f"left out {name}: {reason}" for name, reason in reasons.items()]
+def left_out_lines(found: Iterable[str]) -> list[str]:
+    """Lists what is left out, from texts that name each with its reason."""
+    lines = [f"left out {text}" for text in found]
     return lines[:NAMED] + ([f"left out {len(lines) - NAMED} more"] if len(lines) > NAMED else [])
 
 

@@ -124,7 +124,9 @@ class JudgeAnswers(AnswerAction, WritingAction):
         if self.config.shard is not None:
             number, count = read_shard(self.config.shard)
             yield f"shard    {len(exam.asked.share(number, count))} of them, number {number} of {count}"
-        yield from left_out_lines({row.id: row.reason for row in exam.asked.rows if row.id not in exam.asked.turns})
+        yield from left_out_lines(
+            f"{row.id}: {row.reason}" for row in exam.asked.rows if row.id not in exam.asked.turns
+        )
         yield from (f"noted    {flag}" for flag in exam.dataset.flags())
         yield f"media    {len(media)} files are named, {there} are there; no other file is opened"
         yield f"decoding {', '.join(f'{name} {value:g}' for name, value in self.how(model).items() if name in SHOWN)}"

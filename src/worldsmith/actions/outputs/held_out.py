@@ -82,7 +82,7 @@ class HeldOutClips:
 
     def left_out_lines(self) -> list[str]:
         """Names the clips that are left out, each with its reason."""
-        return left_out_lines({one["key"]: f"{one['reason']}: {one['detail']}" for one in self.left_out.values()})
+        return left_out_lines(f"{one['key']}: {one['reason']}: {one['detail']}" for one in self.left_out.values())
 
     def count_trained_on(self) -> int | None:
         """The number of windows whose clip is in the training data too, by path or content; None: these are not known.
