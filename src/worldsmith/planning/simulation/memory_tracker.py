@@ -281,6 +281,7 @@ class MemoryTracker(TorchDispatchMode):
         self.events.append((-1, 0, name))
 
     def _leave_module(self) -> None:
+        """Returns nothing: what a hook returns would replace the output of the module."""
         if self._modules:
             self._modules.pop()
 
