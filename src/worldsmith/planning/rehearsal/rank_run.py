@@ -92,9 +92,9 @@ class Cast:
         self.encoded: dict[Any, torch.Tensor] = {}
 
     @contextmanager
-    def rank(self, rank: int, ranks: int, batches: Sequence[Any] = ()) -> Iterator[TrackedRun]:
+    def rank(self, rank: int, ranks: int) -> Iterator[TrackedRun]:
         """The built run of one rank."""
-        with simulated_run(self.config, batches, ranks=ranks, rank=rank, only_traffic=True, mode=self.mode) as run:
+        with simulated_run(self.config, [], ranks=ranks, rank=rank, only_traffic=True, mode=self.mode) as run:
             run.tracker.name_modules(run.model.network, each=True)
             state: Any = run.state
             state.run_folder, state.loader = self.folder, NoLoader(run.world.data_size)

@@ -63,7 +63,7 @@ def simulate(
     start = time.perf_counter()
     simulated, repeats = different(batches)
     with simulated_run(config, simulated, ranks=ranks, rank=rank, prepare=prepare, loads="loading" in phases) as run:
-        work = measure(run, start=start, repeats=repeats)
+        work = measure_step(run, start=start, repeats=repeats)
         if timelines is not None:
             timelines.append(Timeline(run.tracker.stretches()))
         others = other_phases(run, [name for name in phases if name != "loading"], encodings)
@@ -78,7 +78,7 @@ def different(batches: Sequence[Any]) -> tuple[Sequence[Any], int]:
     return simulated, len(batches) - len(simulated)
 
 
-def measure(run: TrackedRun, *, start: float, repeats: int = 0) -> StepWork:
+def measure_step(run: TrackedRun, *, start: float, repeats: int = 0) -> StepWork:
     """A steady step, in which the second of three equal batches comes so many times more."""
     tracker = run.tracker
     building = [phase for phase in tracker.phases() if phase.name in BEFORE]
