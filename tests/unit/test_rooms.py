@@ -26,7 +26,7 @@ LIMITS = {
     "import_percent": 9.5,
     "single_importer_files": 90,
     "names_defined_three_times": 24,
-    "import_circles": 12,
+    "import_circles": 9,
 }
 """What `scripts/house.py` may find. Lower a limit when the package gets better; raise none."""
 
