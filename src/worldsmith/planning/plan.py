@@ -144,28 +144,12 @@ def make_plan(
     with with_published_parts(config) as stated:
         data = plan_batches(stated, ranks=ranks)
         work = simulate(stated.config, data.batches, ranks=ranks, phases=BESIDE)
-    checkpoint, untimed = quick.checkpoint_bytes, why_untimed(config, gpu)
-    step = None if untimed else step_seconds(work, gpu, compiled=config.model.config.compile.enabled)
-    beside = {phase.name: phase.main_memory for phase in work.phases}
-    staged = beside["saving"]
-    time = None
-    if step is not None:
-        time = run_time(config, step, ranks=ranks, staged_bytes=staged, checkpoint_bytes=checkpoint)
-    host = host_memory(
-        config,
-        degrees,
-        per_machine=gpu.per_machine,
-        staged=staged,
-        loaded=beside["loading"],
-        sample_bytes=data.sample_bytes,
-    )
-    cached = data.cache_bytes * (data.num_samples or 0)
-    memory = memory_verdict(work, gpu, encoded=encoded)
-    said = {"open_variables": open_variables, "parts": stated.assumptions}
-    encoders = encoded_first(work) if encoded else BESIDE_STEPS if memory.encoders else ""
-    found = assumptions(config, gpu, ranks, data, timed=not untimed, encoders=encoders, **said)
     if encoded:
         work = replace(work, phases=[phase for phase in work.phases if phase.name != "encoding"])
+    memory, untimed = memory_verdict(work, gpu), why_untimed(config, gpu)
+    step = None if untimed else step_seconds(work, gpu, compiled=config.model.config.compile.enabled)
+    beside = {phase.name: phase.main_memory for phase in work.phases}
+    staged, checkpoint = beside["saving"], quick.checkpoint_bytes
     return Plan(
         name=config.job.name or config.model.name,
         family=config.model.name,
@@ -175,12 +159,28 @@ def make_plan(
         work=work,
         data=data.described,
         memory=memory,
-        host=host,
-        disk=disk(config, checkpoint_bytes=checkpoint, cached_bytes=cached),
+        host=host_memory(
+            config,
+            degrees,
+            per_machine=gpu.per_machine,
+            staged=staged,
+            loaded=beside["loading"],
+            sample_bytes=data.sample_bytes,
+        ),
+        disk=disk(config, checkpoint_bytes=checkpoint, cached_bytes=data.cache_bytes * (data.num_samples or 0)),
         step=step,
-        time=time,
+        time=step and run_time(config, step, ranks=ranks, staged_bytes=staged, checkpoint_bytes=checkpoint),
         untimed=untimed,
-        assumptions=found,
+        assumptions=assumptions(
+            config,
+            gpu,
+            ranks,
+            data,
+            timed=not untimed,
+            encoders=encoded_first(work) if encoded else BESIDE_STEPS if memory.encoders else "",
+            open_variables=open_variables,
+            parts=stated.assumptions,
+        ),
     )
 
 

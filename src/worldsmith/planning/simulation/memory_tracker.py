@@ -114,9 +114,9 @@ class MemoryTracker(TorchDispatchMode):
 
         setattr(owner, method, run)
 
-    def name_modules(self, network: nn.Module, prefix: str = "", *, each: bool = False) -> None:
+    def name_modules(self, network: nn.Module, *, each: bool = False) -> None:
         """The names under which the modules of a network are reported; layers of a list share one unless `each`."""
-        for name, module in network.named_modules(prefix=prefix):
+        for name, module in network.named_modules():
             self._names[module] = name if each else LAYER.sub(".*", name)
 
     def tag(self, kind: str, tensors: Iterable[Tensor | None]) -> None:
