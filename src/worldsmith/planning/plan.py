@@ -169,7 +169,9 @@ def make_plan(
         ),
         disk=disk(config, checkpoint_bytes=checkpoint, cached_bytes=data.cache_bytes * (data.num_samples or 0)),
         step=step,
-        time=step and run_time(config, step, ranks=ranks, staged_bytes=staged, checkpoint_bytes=checkpoint),
+        time=None
+        if step is None
+        else run_time(config, step, ranks=ranks, staged_bytes=staged, checkpoint_bytes=checkpoint),
         untimed=untimed,
         assumptions=assumptions(
             config,
