@@ -27,11 +27,12 @@ import torch
 from side_by_side import medians
 from torch import Tensor
 
-from worldsmith.actions.datasets.encode import Encode
 from worldsmith.assets import asset_path
 from worldsmith.config import get_recipe
+from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.tree.references import resolve
-from worldsmith.data.moving_shapes import DatasetPlan, make_dataset
+from worldsmith.demo.moving_shapes import MovingShapes
+from worldsmith.tools.encode.encode import Encode
 from worldsmith.training.trainer import Trainer
 
 CLIPS, FRAMES, SIZE, BATCH = 16, 9, 64, 2
@@ -184,10 +185,10 @@ def main() -> int:
     layers, rounds, clips = (1, 1, BATCH) if arguments.quick else (6, arguments.rounds, CLIPS)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        make_dataset(folder / "data", DatasetPlan(clips=clips, val_clips=0, size=SIZE))
+        MovingShapes(clips=clips, val_clips=0, size=SIZE).make(folder / "data")
         make_pipeline(folder / "pipeline", layers)
         cached, encoding = (our_config(folder, layers, cache) for cache in (str(folder / "cache"), ""))
-        Encode.Config(run=cached).build().run()
+        Encode.Config().build(run=Loaded(cached)).run()
         ways = {
             "ours": ours(cached, folder / "cached"),
             "encoding": ours(encoding, folder / "encoding"),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import cast
 
 from worldsmith.config import get_recipe
-from worldsmith.data.moving_shapes import DatasetPlan, make_dataset
+from worldsmith.demo.moving_shapes import MovingShapes
 from worldsmith.families.cosmos3.network.architecture import tiny
 from worldsmith.training.trainer import Trainer
 
@@ -15,7 +15,7 @@ VOCAB_SIZE = 512
 
 def demo_config(data: Path, *, clips: int = 16, layers: int = 6, size: int = 64) -> Trainer.Config:
     """All `clips` in every step, float32; the network has hidden size 256. The clips are made in `data`."""
-    make_dataset(data, DatasetPlan(clips=clips, val_clips=0, size=size))
+    MovingShapes(clips=clips, val_clips=0, size=size).make(data)
     config = cast(Trainer.Config, get_recipe("moving_shapes"))
     config.job.project, config.job.group = "benchmarks", "demo"
     model = config.model.config

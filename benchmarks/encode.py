@@ -27,10 +27,11 @@ from demo_run import demo_config
 from diffusers import AutoencoderKLWan
 from side_by_side import medians
 
-from worldsmith.actions.datasets.encode import Encode
-from worldsmith.actions.datasets.shares import do_shares
+from worldsmith.actions.shares import do_shares
+from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.tree.references import resolve
 from worldsmith.models.video_vae.wan_files import find_vae, read_vae_config
+from worldsmith.tools.encode.encode import Encode
 from worldsmith.training.trainer import Trainer
 
 
@@ -57,7 +58,7 @@ def main() -> int:
             def once() -> None:
                 shutil.rmtree(cache, ignore_errors=True)
                 config.dataloader_train.latent_cache = str(cache)
-                action = Encode.Config(run=resolve(config), processes=processes).build()
+                action = Encode.Config(processes=processes).build(run=Loaded(resolve(config)))
 
                 def work(rank: int, size: int, done: Callable[[int], None]) -> float:
                     action.encode_share(rank, size, done)

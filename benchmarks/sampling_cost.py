@@ -22,7 +22,7 @@ from typing import cast
 import torch
 
 from worldsmith.config.load import load
-from worldsmith.data.moving_shapes import DatasetPlan, make_dataset
+from worldsmith.demo.moving_shapes import MovingShapes
 from worldsmith.training.callbacks.samples.draw_samples import DrawSamples
 from worldsmith.training.trainer import Trainer
 
@@ -46,7 +46,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if not arguments.data:
-            make_dataset(folder / "data", DatasetPlan(clips=2 if arguments.quick else 64, val_clips=0))
+            MovingShapes(clips=2 if arguments.quick else 64, val_clips=0).make(folder / "data")
         os.environ["DATASET_PATH"] = arguments.data or str(folder / "data")
         os.environ["WORLDSMITH_LATENT_CACHE"] = arguments.cache or str(folder / "cache")
         config = cast(Trainer.Config, load(arguments.recipe, settings).tree)

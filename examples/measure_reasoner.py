@@ -24,9 +24,9 @@ from worldsmith.data.conversations.chat_processor import ChatProcessor, ChatSamp
 from worldsmith.data.conversations.conversation import Turn, question
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.data.conversations.datasets.manifest import ManifestDataset
-from worldsmith.evaluation.answers.classes import measure_classes
-from worldsmith.evaluation.answers.scores import measure_scores
-from worldsmith.evaluation.answers.yes_no import WORDS, parse_yes_no
+from worldsmith.evaluation.answers.accuracy import measure_classes
+from worldsmith.evaluation.answers.choices import YES_NO, parse_yes_no
+from worldsmith.evaluation.answers.ratings import measure_ratings
 
 BATCH = 24
 
@@ -129,12 +129,12 @@ def yes_no(asked: list[tuple[str, tuple[Turn, ...]]], answers: list[str]) -> dic
     for (key, turns), answer in zip(asked, answers):
         for name in ("yes_no_accuracy", f"yes_no_accuracy_{key.rpartition('-')[2]}"):
             pairs[name].append((parse_yes_no(answer), truth(turns)))
-    return {name: round(measure_classes(*zip(*found), WORDS)["accuracy"], 3) for name, found in pairs.items()}
+    return {name: round(measure_classes(*zip(*found), YES_NO)["accuracy"], 3) for name, found in pairs.items()}
 
 
 def plausibility(asked: list[tuple[str, tuple[Turn, ...]]], answers: list[str]) -> dict[str, float]:
     """Accuracy, share within one, and Pearson's correlation where an answer holds a score; others are wrong."""
-    found = measure_scores(answers, [truth(turns) for _, turns in asked])
+    found = measure_ratings(answers, [truth(turns) for _, turns in asked])
     return {
         "accuracy": round(found["accuracy"], 3),
         "within_one": round(found["within_one"], 3),

@@ -14,7 +14,7 @@ from worldsmith.assets import asset_path
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.clips.video_loader import VideoLoader
-from worldsmith.data.moving_shapes import DatasetPlan, make_dataset
+from worldsmith.demo.moving_shapes import MovingShapes
 from worldsmith.families.cosmos3.model import Cosmos3Generator
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig
 from worldsmith.families.cosmos3.task import layout_of
@@ -29,7 +29,7 @@ parser.add_argument("folder", nargs="?", type=Path, default=Path("outputs/traini
 parser.add_argument("--steps", type=int, default=20)
 args = parser.parse_args()
 # The data set: eight MP4 files with captions.
-make_dataset(args.folder / "data", DatasetPlan(clips=8, val_clips=0, num_frames=5))
+MovingShapes(clips=8, val_clips=0, num_frames=5).make(args.folder / "data")
 # The model: a network with random weights from the seed, a frozen video VAE and a tokenizer.
 model: Cosmos3Generator = Cosmos3Generator.Config(
     precision="float32",

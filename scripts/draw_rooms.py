@@ -21,6 +21,7 @@ SUBJECTS = {
     "cli": "the command line",
     "config": "the run tree, ways in and out",
     "data": "the stream of samples",
+    "demo": "synthetic data, their metric",
     "dialects": "configs of other systems",
     "distributed": "processes, sharding",
     "evaluation": "what a video shows",

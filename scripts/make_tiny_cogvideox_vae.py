@@ -19,8 +19,7 @@ from make_tiny_vae import State, measure, trained
 from tiny_vae_clips import to_tensor, training_clip
 from torch import Tensor
 
-from worldsmith.data.moving_shapes import render, sample_scene
-from worldsmith.data.shape_captions import TRAIN_COMBINATIONS
+from worldsmith.demo.moving_shapes import TRAIN_COMBINATIONS, render, sample_scene
 
 CHANNELS = 8
 ARCHITECTURE = dict(

@@ -22,8 +22,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, CLIPTextConfig, CLIPTextModel, CLIPTokenizer, T5EncoderModel
 
 from worldsmith.assets import asset_path
-from worldsmith.data.moving_shapes import render, sample_scene
-from worldsmith.data.shape_captions import COMBINATIONS, TRAIN_COMBINATIONS
+from worldsmith.demo.moving_shapes import COMBINATIONS, TRAIN_COMBINATIONS, render, sample_scene
 
 CHANNELS, CLIP_TOKENS = 4, 77
 ARCHITECTURE = dict(

@@ -17,8 +17,7 @@ from make_tiny_tokenizer import make_tokenizer
 from make_tiny_tokenizer import texts as common_texts
 from transformers import PreTrainedTokenizerBase, Qwen3VLConfig
 
-from worldsmith.data.falling_dataset import FallingPlan, draw_scenes
-from worldsmith.data.falling_questions import all_sentences, describe
+from worldsmith.demo.falling_objects import FallingObjects, all_sentences, describe, draw_scenes
 
 PATCHES = {
     "patch_size": 16,
@@ -110,7 +109,7 @@ def texts() -> Iterator[str]:
     """What the tokenizer learns from: the sentences and answers of the dataset first, then what every one learns."""
     for sentence in all_sentences():
         yield from [sentence] * 80
-    for scene in draw_scenes(FallingPlan(clips=240), "train"):
+    for scene in draw_scenes(FallingObjects(clips=240), "train"):
         yield from [describe(scene)] * 8
     for word in ("yes", "no", "user", "assistant", "system"):
         yield from [word] * 200

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from transformers import T5Config, T5EncoderModel, T5Tokenizer, UMT5Config, UMT5EncoderModel
 
-from worldsmith.data.shape_captions import all_captions
+from worldsmith.demo.moving_shapes import all_captions
 
 CONFIG = dict(
     d_model=64,

@@ -16,7 +16,7 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import Qwen2Tokenizer
 
-from worldsmith.data.shape_captions import all_captions
+from worldsmith.demo.moving_shapes import all_captions
 
 VOCAB_SIZE = 512
 SPECIAL_TOKENS = (

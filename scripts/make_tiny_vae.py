@@ -23,9 +23,8 @@ from diffusers import AutoencoderKLWan, ModelMixin
 from muon import Muon
 from tiny_vae_clips import to_tensor, training_clip
 
-from worldsmith.data.moving_shapes import render, sample_scene
-from worldsmith.data.shape_captions import COMBINATIONS, TRAIN_COMBINATIONS
-from worldsmith.evaluation.shape_detector import detect
+from worldsmith.demo.moving_shapes import COMBINATIONS, TRAIN_COMBINATIONS, render, sample_scene
+from worldsmith.demo.shape_detector import detect
 
 ARCHITECTURE = dict(
     base_dim=16,

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from worldsmith.data.moving_shapes import render, sample_scene
-from worldsmith.data.shape_captions import TRAIN_COMBINATIONS
+from worldsmith.demo.moving_shapes import TRAIN_COMBINATIONS, render, sample_scene
 
 # Smaller shapes, lighter backgrounds and freer paths than the dataset's own: harder cases, so that those are easy.
 SCENES: dict[str, Any] = {

@@ -30,7 +30,8 @@ import torch
 
 from worldsmith.assets import asset_path
 from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig, ParallelismConfig
-from worldsmith.data.clips.video_loader import VideoLoader, VideoSample
+from worldsmith.data.clips.video_loader import VideoLoader
+from worldsmith.data.clips.video_sample import VideoSample
 from worldsmith.distributed.world import World, start_world, stop_world
 from worldsmith.families.cosmos3.model import Cosmos3Generator
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig, nano, tiny

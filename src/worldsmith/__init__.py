@@ -39,6 +39,8 @@ DIALECTS = "worldsmith.dialects"
 """The package of the configs of other systems, likewise."""
 TOOLS = "worldsmith.tools"
 """The package of the commands around a run, likewise."""
+DEMO = "worldsmith.demo"
+"""The package of the synthetic datasets, likewise."""
 ROOT = "worldsmith.training.trainer.Trainer"
 """The component at the root of a tree, by the name that files write."""
 

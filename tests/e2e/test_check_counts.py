@@ -12,12 +12,12 @@ import pytest
 import reasoner_runs
 import tiny_runs
 
-from worldsmith.actions.datasets.check import CheckData
 from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.tree.references import resolve
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.distributed.world import World
 from worldsmith.tasks.registry import task_of
+from worldsmith.tools.check.check import CheckData
 from worldsmith.training.trainer import Trainer
 
 

@@ -11,13 +11,13 @@ import tiny_cogvideox
 import torch
 from diffusers import CogVideoXPipeline
 
-from worldsmith.actions.outputs.adherence import MeasureAdherence
 from worldsmith.actions.outputs.generate import GenerateVideos
 from worldsmith.actions.outputs.measure import MeasureVideos
 from worldsmith.actions.weights.export import Export
 from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.config import WrongValueError
 from worldsmith.config.errors import UserError
+from worldsmith.demo.measure_adherence import MeasureAdherence
 from worldsmith.sampling.generate import generate_latents
 from worldsmith.sampling.requests import GenerationRequest
 from worldsmith.sampling.video_writer import write_jpeg, write_mp4

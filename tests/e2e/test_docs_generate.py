@@ -19,9 +19,8 @@ from worldsmith.actions.outputs.sample_order import find_samples
 from worldsmith.cli.main import main
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.families.cogvideox.architecture import tiny
-from worldsmith.families.cogvideox.sampling import CogVideoXDefaults
-from worldsmith.families.cosmos3.model import Cosmos3Generator
-from worldsmith.families.cosmos3.sampling import Cosmos3Defaults
+from worldsmith.families.cogvideox.model import CogVideoXDefaults
+from worldsmith.families.cosmos3.model import Cosmos3Defaults, Cosmos3Generator
 from worldsmith.families.cosmos3.weights.export_diffusers import export_pipeline
 from worldsmith.sampling.sample_args import decide
 from worldsmith.sampling.sample_files import Entry, Layer

@@ -13,13 +13,13 @@ import pytest
 import reasoner_runs
 import tiny_runs
 
-from worldsmith.actions.datasets.encode import Encode
 from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.tree.plain import to_yaml
 from worldsmith.config.tree.references import resolve
 from worldsmith.families.cosmos3.task import Cosmos3Task
+from worldsmith.tools.encode.encode import Encode
 from worldsmith.training.trainer import Trainer
 
 

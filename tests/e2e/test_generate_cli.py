@@ -43,7 +43,7 @@ def test_export_then_generate(run_folder: Path, tmp_path: Path, capsys: pytest.C
     """The run's size, length and rate reach the export and the videos; run and export generate the same frames."""
     export = tmp_path / "export"
     assert main(["export", str(run_folder), "-o", str(export), "--dtype", "float32"]) == 0
-    assert "ema weights after 4 steps, float32" in capsys.readouterr().out
+    assert "EMA weights after 4 steps, float32" in capsys.readouterr().out
     assert main(["export", str(run_folder), "-o", str(export), "--dtype", "float32"]) == 0
     assert "nothing to do" in capsys.readouterr().out
     generation = json.loads((export / "worldsmith.json").read_text())["generation"]
@@ -217,10 +217,10 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(
     Path("samples.json").write_text(json.dumps(size))
     run, prompts = str(run_folder), ["--prompts", "prompts.jsonl"]
     for words, lines in (
-        (["generate", run, "--prompt", "x"], ["ema weights, 4 steps", "9 frames of 64×96, 8 a second, seed 0: x"]),
+        (["generate", run, "--prompt", "x"], ["EMA weights, 4 steps", "9 frames of 64×96, 8 a second, seed 0: x"]),
         (["generate", run, "-i", "samples.json"], ["5 frames of 64×64, 8 a second, seed 3: A red square."]),
-        (["evaluate", run, *prompts, "--untrained", run, "-o", "out"], ["(ema weights, 4 steps)", "untrained", "1 of"]),
-        (["export", run, "-o", "out"], ["pipeline would be written to out (ema weights after 4 steps, bfloat16)"]),
+        (["evaluate", run, *prompts, "--untrained", run, "-o", "out"], ["(EMA weights, 4 steps)", "untrained", "1 of"]),
+        (["export", run, "-o", "out"], ["pipeline would be written to out (EMA weights after 4 steps, bfloat16)"]),
         (["convert", run, "-o", "out"], ["would become out (dcp)"]),
         (["dataset", "moving-shapes", "out", "--clips", "2"], ["2 train and 64 val clips of 17 frames, 64×64"]),
     ):

@@ -25,7 +25,7 @@ from worldsmith.data.conversations.chat_loader import ChatLoader
 from worldsmith.data.conversations.chat_processor import ChatProcessor
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.data.conversations.media.media_processor import MediaProcessor
-from worldsmith.data.conversations.preview import pictures
+from worldsmith.tools.datasets.preview_chats import pictures
 
 pytestmark = pytest.mark.skipif(
     not os.environ.get("DATASET_PATH"), reason="DATASET_PATH is not set; point it to a folder with real clips"

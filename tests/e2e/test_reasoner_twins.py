@@ -17,7 +17,7 @@ from transformers import AutoConfig
 
 from worldsmith.assets import asset_path
 from worldsmith.cli.main import main
-from worldsmith.data.falling_dataset import FallingPlan, make_dataset
+from worldsmith.demo.falling_objects import FallingObjects
 from worldsmith.monitor.metrics_log import read_metrics
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +29,7 @@ SIZES = {"8B": (4096, 36, 12288, 32, 8_767_123_696), "32B": (5120, 64, 25600, 64
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A working directory with a few clips, their scores, and questions about them."""
     folder = tmp_path_factory.mktemp("reasoner")
-    make_dataset(folder / "data", FallingPlan(clips=20, val_clips=5, num_frames=8))
+    FallingObjects(clips=20, val_clips=5, num_frames=8).make(folder / "data")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("VIDEOPHYSICS_ROOT", str(folder / "data"))

@@ -15,8 +15,7 @@ import torch
 from diffusers import CogVideoXImageToVideoPipeline, CogVideoXPipeline, CogVideoXVideoToVideoPipeline
 
 from worldsmith.families.cogvideox.architecture import ImageConfig
-from worldsmith.families.cogvideox.model import CogVideoXGenerator
-from worldsmith.families.cogvideox.sampling import CogVideoXDefaults, dynamic_scale
+from worldsmith.families.cogvideox.model import CogVideoXDefaults, CogVideoXGenerator, dynamic_scale
 from worldsmith.families.diffusers_pipeline.text_encoder import T5TextEncoder
 from worldsmith.models.video_vae.cogvideox import CogVideoXVAE
 from worldsmith.sampling.generate import BranchShare, generate, generate_latents

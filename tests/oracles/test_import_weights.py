@@ -30,8 +30,7 @@ from worldsmith.checkpoint.sources.open_weights import open_weights
 from worldsmith.checkpoint.sources.warm_start import load_weights
 from worldsmith.config.errors import UserError
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig, edge
-from worldsmith.families.cosmos3.network.initialization import init_weights
-from worldsmith.families.cosmos3.network.network import Cosmos3Network
+from worldsmith.families.cosmos3.network.network import Cosmos3Network, init_weights
 from worldsmith.families.cosmos3.weights.network_settings import network_of
 
 FORMATS = ("dcp", "native", "diffusers")

@@ -16,11 +16,10 @@ from peft import PeftModel
 from safetensors import safe_open
 
 from worldsmith.checkpoint.formats import peft_adapter
-from worldsmith.families.cosmos3.model import Cosmos3Generator
+from worldsmith.families.cosmos3.model import Cosmos3Defaults, Cosmos3Generator
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig
 from worldsmith.families.cosmos3.network.network import Cosmos3Network
 from worldsmith.families.cosmos3.network.sequence import pack_samples
-from worldsmith.families.cosmos3.sampling import Cosmos3Defaults
 from worldsmith.families.cosmos3.weights.diffusers_keys import native_to_diffusers, transformer_config
 from worldsmith.families.cosmos3.weights.formats import ADAPTER_LAYOUT
 from worldsmith.models.lora import adapter_state, merge_adapters

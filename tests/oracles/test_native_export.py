@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 import tiny_runs
 import torch
+from native_export import export_native
 from safetensors import safe_open
 from stored_models import write_tiny_base
 from torch import Tensor
 
 from worldsmith.checkpoint.formats.export_folder import ExportSource
-from worldsmith.checkpoint.formats.export_weights import export_native
 from worldsmith.checkpoint.formats.find_model import find_model, load_model
 from worldsmith.cli.main import main
-from worldsmith.families.cosmos3.sampling import Cosmos3Defaults
+from worldsmith.families.cosmos3.model import Cosmos3Defaults
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.video_model import SampleLayout
 from worldsmith.training.trainer import Trainer

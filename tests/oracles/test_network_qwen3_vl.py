@@ -7,8 +7,7 @@ from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLTextConfi
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextModel
 
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig
-from worldsmith.families.cosmos3.network.initialization import init_weights
-from worldsmith.families.cosmos3.network.network import Cosmos3Network
+from worldsmith.families.cosmos3.network.network import Cosmos3Network, init_weights
 from worldsmith.families.cosmos3.network.sequence import pack_samples
 from worldsmith.models.video_model import SampleLayout
 

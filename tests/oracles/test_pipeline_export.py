@@ -16,9 +16,8 @@ from sampling import beginning
 from worldsmith.assets import asset_path
 from worldsmith.checkpoint.formats.export_folder import ExportSource
 from worldsmith.checkpoint.formats.find_model import find_model, load_model
-from worldsmith.families.cosmos3.model import Cosmos3Generator
+from worldsmith.families.cosmos3.model import Cosmos3Defaults, Cosmos3Generator
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig
-from worldsmith.families.cosmos3.sampling import Cosmos3Defaults
 from worldsmith.families.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.families.cosmos3.weights.export_diffusers import export_pipeline
 from worldsmith.models.video_vae.wan import WanVAE
@@ -241,7 +240,7 @@ def test_an_export_is_a_model_of_ours_again(exported) -> None:
     reloaded = load_model(folder)
     assert reloaded.defaults == generator.defaults
     assert torch.equal(generate(reloaded, [REQUEST])[0], generate(generator, [REQUEST])[0])
-    with pytest.raises(ValueError, match="holds the live weights only"):
+    with pytest.raises(ValueError, match="has only the raw weights"):
         load_model(folder, weights="ema")
 
 

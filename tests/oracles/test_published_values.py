@@ -12,15 +12,16 @@ import pytest
 import torch
 
 from worldsmith.data.clips.captions import CAPTION_KEYS, LEGACY_STYLES, Caption, render_caption
-from worldsmith.data.clips.inspect_clips import select_frames
+from worldsmith.data.clips.frame_selection import select_frames
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.resolution import RESOLUTIONS, TIERS, aspect_bucket, check_tier, target_size
 from worldsmith.data.clips.sample_maker import draw_condition_frames
+from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.clips.video_reader import cover_and_crop
 from worldsmith.data.stream.packing import SequentialPacker
+from worldsmith.families.cosmos3.model import Cosmos3Sampler
 from worldsmith.families.cosmos3.network.architecture import edge, nano, super_
 from worldsmith.families.cosmos3.network.rope import video_positions
-from worldsmith.families.cosmos3.sampling import Cosmos3Sampler
 from worldsmith.models.ema import PowerEMA, exponent
 from worldsmith.models.video_model import Sampling
 from worldsmith.models.video_vae.wan_files import LATENTS_MEAN, LATENTS_STD, released_to_diffusers
@@ -246,10 +247,8 @@ class TestFrames:
     @staticmethod
     def select(window: tuple[int, int, int], *, fps: float = 24.0, total: int = 1000, count: int = -1,
                mode: str = "max_30fps", place: str = "first"):  # fmt: skip
-        return select_frames(
-            window, total=total, fps=fps, min_frames=61, num_video_frames=count, temporal_interval_mode=mode,
-            frame_selection_mode=place, grid=GRID, rng=random.Random(0),
-        )  # fmt: skip
+        config = VideoDataset.Config(num_video_frames=count, temporal_interval_mode=mode, frame_selection_mode=place)
+        return select_frames(window, config, GRID, random.Random(0), total=total, fps=fps)
 
     def test_minus_one_takes_the_window_at_its_own_interval(self) -> None:
         assert list(self.select((100, 162, 1)).indices) == list(range(100, 161))

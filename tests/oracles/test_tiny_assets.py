@@ -18,9 +18,8 @@ from diffusers.pipelines.cosmos.pipeline_cosmos3_omni import Cosmos3OmniPipeline
 from transformers import AutoTokenizer
 
 from worldsmith.assets import asset_path
-from worldsmith.data.moving_shapes import render, sample_scene
-from worldsmith.data.shape_captions import COMBINATIONS, all_captions
-from worldsmith.evaluation.shape_detector import detect
+from worldsmith.demo.moving_shapes import COMBINATIONS, all_captions, render, sample_scene
+from worldsmith.demo.shape_detector import detect
 from worldsmith.models.video_vae.wan import WanVAE
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"

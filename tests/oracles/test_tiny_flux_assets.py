@@ -11,8 +11,7 @@ from diffusers import AutoencoderKL
 from transformers import CLIPTextModel, T5EncoderModel
 
 from worldsmith.assets import asset_path
-from worldsmith.data.moving_shapes import render, sample_scene
-from worldsmith.data.shape_captions import COMBINATIONS
+from worldsmith.demo.moving_shapes import COMBINATIONS, render, sample_scene
 from worldsmith.families.flux.text_encoder import FluxTextEncoder
 from worldsmith.models.video_vae.moments import ImageVAE
 

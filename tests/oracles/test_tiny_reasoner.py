@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, Qwen3VLForConditionalGeneration
 
 from worldsmith.assets import asset_path
-from worldsmith.data.falling_questions import all_sentences
+from worldsmith.demo.falling_objects import all_sentences
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 FOLDER = asset_path("tiny_reasoner")

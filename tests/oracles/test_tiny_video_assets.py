@@ -14,8 +14,7 @@ from diffusers import AutoencoderKLCogVideoX
 from transformers import T5EncoderModel, T5Tokenizer, UMT5EncoderModel
 
 from worldsmith.assets import asset_path
-from worldsmith.data.moving_shapes import render, sample_scene
-from worldsmith.data.shape_captions import (
+from worldsmith.demo.moving_shapes import (
     COMBINATIONS,
     HELD_OUT_COMBINATIONS,
     HELD_OUT_WORDINGS,
@@ -23,8 +22,10 @@ from worldsmith.data.shape_captions import (
     TRAIN_WORDINGS,
     all_captions,
     dense_caption,
+    render,
+    sample_scene,
 )
-from worldsmith.evaluation.shape_detector import detect
+from worldsmith.demo.shape_detector import detect
 from worldsmith.families.diffusers_pipeline.text_encoder import T5TextEncoder
 from worldsmith.models.video_vae.cogvideox import CogVideoXVAE
 

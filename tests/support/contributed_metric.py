@@ -13,7 +13,7 @@ from generator_run import write_generator_run
 import worldsmith
 from worldsmith.cli.main import main
 
-ADVICE = "--features features, after `hf download me/tiny-features --local-dir features`"
+ADVICE = "dd --features FOLDER; `hf download me/tiny-features --local-dir FOLDER` downloads such weights"
 
 
 def command(words: str, code: int = 0) -> str:
@@ -37,10 +37,10 @@ def check_help() -> None:
 def check_results() -> None:
     write_generator_run(Path.cwd())
     evaluate = "evaluate run --dataset data -o out --model-mode image2video --max-videos 2 --steps 1 --device cpu"
-    assert f"features: it needs {ADVICE}" in command(f"{evaluate} --evaluators features", 2)
+    assert f"features: its weights are not given: a{ADVICE}" in command(f"{evaluate} --evaluators features", 2)
     Path("features").mkdir()
     said = command(f"{evaluate} --evaluators features --features features", 2)
-    assert f"is missing. Give {ADVICE}" in said, said
+    assert f"is missing. A{ADVICE}" in said, said
     torch.manual_seed(0)
     torch.save(torch.nn.Conv2d(3, 8, 3).state_dict(), "features/features.pt")
     words = f"{evaluate} --evaluators features --evaluators motion --features features --stride 3"

@@ -30,13 +30,14 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig, ParallelismConfig
-from worldsmith.data.clips.video_loader import VideoLoader, VideoSample
+from worldsmith.data.clips.video_loader import VideoLoader
+from worldsmith.data.clips.video_sample import VideoSample
 from worldsmith.distributed.context_parallel import divide_work, require_same_packs
 from worldsmith.distributed.world import World, stop_world
 from worldsmith.families.cosmos3.attention.modes import NeighborhoodConfig
 from worldsmith.families.cosmos3.model import Cosmos3Generator
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig
-from worldsmith.families.cosmos3.network.initialization import init_weights
+from worldsmith.families.cosmos3.network.network import init_weights
 from worldsmith.families.cosmos3.task import Cosmos3Task, layout_of
 from worldsmith.families.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.models.parameter_names import native_parameters

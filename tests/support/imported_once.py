@@ -29,8 +29,8 @@ def import_for_reasoners() -> None:
     import worldsmith.families.cogvideox.task
     import worldsmith.families.cosmos3.task
     import worldsmith.families.flux.task
+    import worldsmith.families.vision_language.network.backbone
     import worldsmith.families.vision_language.network.forward
-    import worldsmith.families.vision_language.network.initialization
     import worldsmith.families.vision_language.task
     import worldsmith.families.wan.task
     import worldsmith.sampling.video_writer
@@ -42,7 +42,6 @@ def import_for_videos() -> None:
     import diffusers
 
     import worldsmith.data.clips.sample_maker
-    import worldsmith.families.cosmos3.network.initialization
     import worldsmith.families.cosmos3.network.network
     import worldsmith.objectives.noise_schedule
 

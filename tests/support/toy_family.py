@@ -24,7 +24,8 @@ from worldsmith.data.stream.maker import Made, SampleMaker
 from worldsmith.data.stream.quarantine import Quarantine, Rejection
 from worldsmith.models.ema import PowerEMA
 from worldsmith.models.fill import fill
-from worldsmith.models.model import Model, NetworkParts
+from worldsmith.models.model import Model
+from worldsmith.models.network_parts import NetworkParts
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.spec import ModelSpec
 from worldsmith.models.weights.shapes import Shapes, repeat_shapes

@@ -20,13 +20,13 @@ FAMILY_FOLDERS = ("families/", "models/video_vae/")
 
 
 LIMITS = {
-    "code_lines": 54_500,
-    "core_code_lines": 36_300,
+    "code_lines": 54_000,
+    "core_code_lines": 33_600,
     "longest_file": 400,
-    "import_percent": 9.5,
-    "single_importer_files": 90,
+    "import_percent": 9.3,
+    "single_importer_files": 68,
     "names_defined_three_times": 24,
-    "import_circles": 9,
+    "import_circles": 0,
 }
 """What `scripts/house.py` may find. Lower a limit when the package gets better; raise none."""
 

@@ -100,6 +100,8 @@ def share_done(what: str) -> Callable[[int, int], None]:
     task = bar.add_task(what, total=None)
 
     def show(done: int, total: int) -> None:
+        if bar.finished:
+            return
         bar.start()
         bar.update(task, completed=done, total=total)
         if done == total:

@@ -196,7 +196,7 @@ def choose(run: Path, choice: str, name: str) -> Path:
     found = [folder for folder in checkpoint_folders(parent) if (folder / MANIFEST).is_file()]
     if not found:
         raise UserError(f"{PARENT} {name}: {run} has no complete checkpoint")
-    best, named = read_best(parent), read_pointer(parent)[0]
+    best, named = read_best(parent), read_pointer(parent).checkpoint
     last = named if named in found else found[0]
 
     def refusal(reason: str) -> UserError:

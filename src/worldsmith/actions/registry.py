@@ -1,7 +1,8 @@
-"""The actions that are commands, and which class does one of them for the model or the word that is given.
+"""The actions that are commands, and which class does one of them for the model, the word or the flag that is given.
 
-The commands of `worldsmith/tools/` stand in the `COMMANDS` of their folders. An action of another package is an entry
-point:
+`COMMANDS` in the folders of `worldsmith/tools/` has the commands around a run. `CLASSES` of `worldsmith/demo/` has
+further classes of commands, by "command word", "command output" or "command --flag". An action of another package is an
+entry point:
 
 [project.entry-points."worldsmith.actions"]
 "evaluate my_kind" = "my_package.evaluate:EvaluateMine"
@@ -36,32 +37,10 @@ class Command:
 
 
 ACTIONS = {
-    "check": Command(
-        "read the data of a run, or a data set, as the run would, and say what is in it",
-        {"": "worldsmith.actions.datasets.check:CheckData"},
-        about_run=True,
-    ),
     "plan": Command(
         "say what a run would need: memory, time, disk, before it has a GPU",
         {"": "worldsmith.actions.plan_run:PlanRun"},
         about_run=True,
-    ),
-    "encode": Command(
-        "encode the clips of a run ahead of it, into its latent cache",
-        {"": "worldsmith.actions.datasets.encode:Encode"},
-        about_run=True,
-    ),
-    "dataset": Command(
-        "make a dataset, or look at one",
-        {
-            "moving-shapes": "worldsmith.actions.datasets.made_clips:MakeMovingShapes",
-            "falling-objects": "worldsmith.actions.datasets.made_clips:MakeFallingObjects",
-            "import": "worldsmith.actions.datasets.import_clips:ImportClips",
-            "videophy2": "worldsmith.actions.datasets.videophy2:PrepareVideoPhy2",
-            "preview": "worldsmith.actions.datasets.preview_chats:PreviewChats",
-            "annotate-fps": "worldsmith.actions.datasets.annotate_fps:AnnotateFps",
-        },
-        by="word",
     ),
     "generate": Command(
         "make videos and images with a trained or released model",
@@ -103,15 +82,29 @@ def kinds_of(name: str) -> dict[str, type[Action]]:
     """The classes of an action, by what chooses among them; those of other packages last."""
     from importlib.metadata import entry_points
 
+    paths = {f"{name} {kind}": path for kind, path in commands()[name].kinds.items()} | demo_classes()
     kinds: dict[str, type[Action]] = {}
-    for kind, path in commands()[name].kinds.items():
-        module, _, cls = path.partition(":")
-        kinds[kind] = getattr(importlib.import_module(module), cls)
+    for key, path in paths.items():
+        command, _, kind = key.partition(" ")
+        if command == name and not kind.startswith("--"):
+            kinds[kind] = pkgutil.resolve_name(path)
     for point in entry_points(group="worldsmith.actions"):
         command, _, kind = point.name.partition(" ")
         if command == name:
             kinds[kind] = point.load()
     return kinds
+
+
+def demo_classes() -> dict[str, str]:
+    """The classes of commands that `worldsmith/demo/` has."""
+    found: dict[str, str] = importlib.import_module(worldsmith.DEMO).CLASSES
+    return found
+
+
+def kind_for_flag(name: str, flag: str) -> type[Action]:
+    """The class that does the action instead of the usual one when this flag is given."""
+    kind: type[Action] = pkgutil.resolve_name(demo_classes()[f"{name} {flag}"])
+    return kind
 
 
 def kind_for_model(name: str, model: str, *, base: str | None = None) -> type[Action]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -12,6 +13,7 @@ from typing import Any
 
 from worldsmith.actions.action import Action, ColoredLine, Result, mistakes_of_the_user
 from worldsmith.actions.registry import commands, kind_for_model, kind_for_word, kinds_of
+from worldsmith.cli.run_source import take_help
 from worldsmith.cli.spec_and_parent import (
     PARENT,
     PARENT_HELP,
@@ -62,7 +64,7 @@ def run_action(name: str, head: list[str], tail: list[str], packages: Sequence[s
     Raises:
         ConfigError: And UserError or OSError, for mistakes that the user can fix.
     """
-    head, topic = take_help(head)
+    head, topic = take_help(head, os.path.exists)
     if commands()[name].by == "word" and (not head or head[0].startswith("-")):
         if topic is None:
             raise UserError(f"say which:\n{kinds_in_words(name)}")
@@ -158,16 +160,6 @@ def named_place(words: Words, field: str, loose: Sequence[str] = ()) -> str | No
     return given[0] if given and isinstance(given[0], str) else None
 
 
-def take_help(head: list[str]) -> tuple[list[str], str | None]:
-    """The words without the request for help, and the word that it is about; None where there is none."""
-    for index, word in enumerate(head):
-        if word in ("-h", HELP):
-            after = head[index + 1 : index + 2]
-            about = [] if not after or after[0].startswith("-") or os.path.exists(after[0]) else after
-            return head[:index] + head[index + 1 + len(about) :], "".join(about)
-    return head, None
-
-
 def help_of(name: str, prefix: str, kind: type[Action], words: Words, file: str | None, topic: str) -> str:
     from worldsmith.cli.flag_help import action_help
 
@@ -176,9 +168,19 @@ def help_of(name: str, prefix: str, kind: type[Action], words: Words, file: str 
     places = "".join(f" {place.upper()}" for place in kind.places)
     aliases = [f"{alias} is the same as --{field}." for alias, field in kind.aliases.items()]
     usage = "\n".join(
-        [f"usage: {prefix}{places} [--flag VALUE]… [-- override…]", "", f"{inspect.getdoc(kind)}", *aliases]
+        [
+            f"usage: {prefix}{places} [--flag VALUE]… [-- override…]",
+            "",
+            join_lines(inspect.getdoc(kind) or ""),
+            *aliases,
+        ]
     )
     return action_help(usage, draft, options_of(name, kind), topic)
+
+
+def join_lines(text: str) -> str:
+    """Joins the lines of each paragraph, which the terminal wraps; indented lines stay."""
+    return re.sub(r"(?<=\S)\n(?=\S)", " ", text)
 
 
 def options_of(name: str, kind: type[Action]) -> dict[str, str]:

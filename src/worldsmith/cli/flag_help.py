@@ -144,7 +144,14 @@ def _paragraph(text: str, doc: str) -> str:
     width = text_width()
     lines = textwrap.wrap(text, width, subsequent_indent=" " * 8, break_long_words=False, break_on_hyphens=False)
     for paragraph in doc.splitlines():
-        lines += textwrap.wrap(paragraph, width, initial_indent=" " * 6, subsequent_indent=" " * 6)
+        lines += textwrap.wrap(
+            paragraph,
+            width,
+            initial_indent=" " * 6,
+            subsequent_indent=" " * 6,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
     return "\n".join(lines)
 
 

@@ -20,6 +20,10 @@ from worldsmith.models.model import Model
 from worldsmith.monitor.terminal_text import print_text, print_warning, text_width
 
 HELP = "List the recipes with model, task, size and what they start from; or one with data and changes."
+NEXT = """next:
+  its settings             worldsmith recipes RECIPE
+  its memory on a GPU      worldsmith plan RECIPE
+  a check of this machine  worldsmith train RECIPE --dryrun"""
 UNBROKEN = "\N{NO-BREAK SPACE}"
 DETAILS = " " * 6
 """Indentation of the description of a recipe."""
@@ -128,6 +132,7 @@ def print_list(found: list[dict[str, Any]]) -> None:
             row = f"{name:<{max(map(len, names))}}  {size:>{max(map(len, sizes))}}"
             parent = f"  from{UNBROKEN}{entry['starts_from']}" if entry["starts_from"] else ""
             print(*wrap(row + parent, "  "), *wrap(entry["doc"], DETAILS), sep="\n")
+    print(f"\n{NEXT}")
 
 
 def wrap(text: str, indent: str) -> list[str]:

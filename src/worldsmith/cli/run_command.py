@@ -76,7 +76,7 @@ class RunCommand:
 
     def run(self, args: Namespace) -> int:
         """Raises ConfigError or UserError for what the user can fix."""
-        from worldsmith.actions.datasets.shares import ShareError
+        from worldsmith.actions.shares import ShareError
 
         try:
             with mistakes_of_the_user():

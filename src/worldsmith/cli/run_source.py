@@ -62,7 +62,7 @@ def count_from(least: int) -> Callable[[str], int]:
 def read_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
     """Reads a command's words before ``--``; typed flags go to `flags`, wherever they and the source stand."""
     own = {option for action in parser._actions for option in action.option_strings}
-    words, topic, wants_help = _take_help(list(words))
+    words, topic = take_help(list(words), names_source)
     rest, flags = split_flags(words, own)
     args, extra = parser.parse_known_args(rest)
     if extra and args.source and not args.spec and is_spec(args.source):
@@ -81,8 +81,8 @@ def read_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> argpars
     if not any(sources(args)):
         args.source = take_source(flags, names_source)
     args.flags, args.own_options = flags, sorted(own)
-    if wants_help:
-        print_help(parser, args, topic)
+    if topic is not None:
+        print_help(parser, args, topic or None)
         raise SystemExit(0)
     return args
 
@@ -163,14 +163,22 @@ def source_name(args: argparse.Namespace) -> str:
     return str(args.spec or args.sft_toml or args.source)
 
 
-def _take_help(words: list[str]) -> tuple[list[str], str | None, bool]:
-    """The words without the request for help; the section or word that follows it; whether there was one."""
+def take_help(words: list[str], is_no_topic: Callable[[str], bool]) -> tuple[list[str], str | None]:
+    """Removes the request for help from a command's arguments.
+
+    Args:
+        words: Arguments before ``--``.
+        is_no_topic: Whether the argument after ``--help`` means something else than a section or word.
+
+    Returns:
+        The other arguments, and the topic of the help: empty for all of it, None if no help is requested.
+    """
     for index, word in enumerate(words):
         if word in ("-h", "--help"):
-            after = words[index + 1 : index + 2]
-            topic = after[0] if after and not after[0].startswith("-") and not names_source(after[0]) else None
-            return words[:index] + words[index + (2 if topic else 1) :], topic, True
-    return words, None, False
+            topic = next(iter(words[index + 1 :]), "")
+            topic = "" if topic.startswith("-") or is_no_topic(topic) else topic
+            return words[:index] + words[index + 1 + bool(topic) :], topic
+    return words, None
 
 
 def names_source(word: str) -> bool:

@@ -12,6 +12,7 @@ import shlex
 import sys
 import traceback
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.actions.action import mistakes_of_the_user
@@ -196,12 +197,24 @@ def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
         stop_world()
     if outcome is Outcome.STOPPED:
         if trainer.world.is_main and (trainer.world.size == 1 or COMMAND_VARIABLE in os.environ):
-            print(f"To resume the run:\n{resume_command('' if is_named else trainer.run_folder.name)}", flush=True)
+            print(f"next: resume the run\n{resume_command('' if is_named else trainer.run_folder.name)}", flush=True)
         return PREEMPTED
     if trainer.world.is_main:
         print_text(f"done: {trainer.iteration} steps; the run is in {trainer.run_folder}")
-        print_text(f"next: worldsmith export {shlex.quote(str(trainer.run_folder))} -o DIR")
+        print_text("\n".join(next_lines(trainer.run_folder)))
     return 0
+
+
+def next_lines(folder: Path) -> list[str]:
+    """Commands that use a finished run, for the current folder; those that lack data to name are omitted."""
+    from worldsmith.monitor.page.next_steps import OTHER_CLIPS, OTHER_DATA, using_it
+    from worldsmith.monitor.page.run_files import read_run
+
+    with suppress(UserError, OSError):  # best effort: the run has succeeded
+        commands = [advice.command for advice in using_it(read_run(folder), here=True)]
+        complete = [text for text in commands if not {OTHER_CLIPS, OTHER_DATA}.intersection(shlex.split(text))]
+        return ["next:", *(f"  {text}" for text in complete)]
+    return []
 
 
 def resume_command(name: str) -> str:

@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from worldsmith.data.clips.resolution import RESOLUTIONS, exact_size
-from worldsmith.data.clips.video_loader import FirstFrames, VideoLoader, VideoSample
+from worldsmith.data.clips.video_loader import VideoLoader
+from worldsmith.data.clips.video_sample import FirstFrames, VideoSample
+from worldsmith.data.encoded_cache import TextCache
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,17 +47,13 @@ class AssumedBatch:
     """The assumption as text: "46 clips of 61 frames of 320x192 pixels, captions of 211 tokens"."""
 
 
-@dataclass(frozen=True, slots=True)
-class AssumedTexts:
-    """A `TextCache` for plans that contains every caption."""
+class AssumedTexts(TextCache):
+    """A text cache for plans that contains every caption and has no folder."""
 
-    shape: tuple[int, int]
-    """(tokens, channels) of the hidden states of a caption."""
-    precision: str
-    unwritten: int = 0
-
-    def key(self, fingerprint: str, ids: Sequence[int], length: int) -> str:
-        return ""
+    def __init__(self, shape: tuple[int, int], precision: str) -> None:
+        """`shape`: (tokens, channels) of the hidden states of a caption."""
+        self.shape, self.precision = shape, precision
+        self.fingerprint, self.unwritten = "", 0
 
     def get(self, key: str, shape: tuple[int, ...] | None = None) -> Tensor | None:
         import torch

@@ -9,7 +9,7 @@ import logging
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -19,7 +19,8 @@ from worldsmith.files.atomic import replacing
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from worldsmith.data.clips.video_loader import VideoSample
+    from worldsmith.data.clips.frame_selection import FrameSelection
+    from worldsmith.data.clips.video_dataset import Window
     from worldsmith.data.video_file import Status
 
 log = logging.getLogger(__name__)
@@ -151,6 +152,29 @@ class LatentCache(EncodedCache):
 
     encoder, tensor, what = "vae", "latents", "clip"
 
+    def clip_key(
+        self, window: Window, status: Status, selection: FrameSelection, size: tuple[int, int], *counts: int
+    ) -> str:
+        """Returns the key of the latents of a window's first used frames.
+
+        The key changes with the clip's file (`file_identity`), the window's numbers in the dataset, the first used
+        frame and the interval, the number of frames, the size, the VAE (`fingerprint`) and `FORMAT_VERSION`. The
+        caption is no part of it.
+
+        Args:
+            window: The window of the dataset.
+            status: Size and modification time of its file.
+            selection: The used frames; `counts` replaces their number.
+            size: (H, W) in pixels after scaling and cropping.
+            counts: Number of encoded frames; a second number for one frame followed by empty ones: the total length.
+        """
+        return self.key_for(
+            file=file_identity(status, window.path, window.relative_path, window.mark),
+            window=[window.start_frame, window.end_frame, window.temporal_interval],
+            frames=[selection.start, selection.interval, *counts],
+            size=list(size),
+        )
+
     def put(self, key: str, encoded: Tensor) -> None:
         """Stores latents [C, t, h, w] as float32."""
         super().put(key, encoded.float())
@@ -167,18 +191,6 @@ class TextCache(EncodedCache):
     def key(self, fingerprint: str, ids: Sequence[int], length: int) -> str:
         """Returns the key of an encoder and the padded ids of a caption; the first `length` ids are text."""
         return self.key_for(by=fingerprint, ids=list(ids), length=length)
-
-
-def latents_of(sample: VideoSample, encode: Callable[[Tensor], Tensor], cache: LatentCache | None) -> Tensor:
-    """Returns the latents [C, t, h, w] of a sample: its own, or encoded now and then stored in the cache."""
-    if sample.latents is not None:
-        return sample.latents
-    if sample.video is None:
-        raise ValueError(f"sample {sample.key} has neither latents nor a video")
-    latents = encode(sample.video)
-    if cache is not None and sample.cache_key is not None:
-        cache.put(sample.cache_key, latents)
-    return latents
 
 
 def file_identity(status: Status, path: str, relative_path: str, mark: str = "") -> list[Any]:

@@ -165,8 +165,20 @@ class SpecTranslation(Translation):
         except ValueError as error:
             self.refuse(key, str(error))
             return
+        self.assign(key, to, value, f"; {why}" if why else "", outcome=outcome)
+
+    def assign(
+        self, key: str, to: str, value: Any, note: str = "", *, outcome: Outcome = "renamed", warn: bool = False
+    ) -> None:
+        """Sets our value `to`, which comes from a key, and reports it; `note` is appended to the report's text."""
         self.put(to, value, source=key)
-        self.report(key, outcome, f"{to} = {format_value(value)}{f'; {why}' if why else ''}")
+        self.report(key, outcome, f"{to} = {format_value(value)}{note}", warn=warn)
+
+    def report_stated(self, outcome: Outcome, text: str, *keys: str) -> None:
+        """Reports those of the keys that the spec states."""
+        for key in keys:
+            if self.is_stated(key):
+                self.report(key, outcome, text)
 
     def report(self, key: str, outcome: Outcome, text: str, *, warn: bool = False) -> None:
         """Adds a line to the report; for a section, one for each key that is stated."""

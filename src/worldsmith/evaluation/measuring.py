@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.evaluation.intervals import mean_interval, share_interval
+from worldsmith.monitor.terminal_text import fitting_columns, terminal_width
 
 if TYPE_CHECKING:
-    from worldsmith.evaluation.made_video import MadeVideo
+    from worldsmith.evaluation.generated_video import GeneratedVideo
     from worldsmith.evaluation.metric import Metric
 
 LOSS = "loss"
@@ -39,7 +41,7 @@ class Scores:
         return dict(sorted(Counter(value for value in self.values.values() if isinstance(value, str)).items()))
 
 
-def measure(videos: Iterable[MadeVideo], metrics: Collection[Metric]) -> dict[str, Scores]:
+def measure(videos: Iterable[GeneratedVideo], metrics: Collection[Metric]) -> dict[str, Scores]:
     """Measures the videos of one model, one after the other; returns the scores by output."""
     if not metrics:
         return {}
@@ -103,7 +105,10 @@ def facts(values: Sequence[float], samples: int | None = None, *, share: bool = 
 
 
 def table(figures: Mapping[str, Any]) -> Iterator[str]:
-    """For people: a line for each figure, intervals in brackets, and what could not be measured."""
+    """Formats figures for people: a line for each, intervals in brackets, and what could not be measured.
+
+    In a terminal that is narrower than the table, the columns are split into tables below each other.
+    """
     some, *_ = figures.values()
     models = list(some["not_measured"])
     rows = [["figure", "unit", *models, *(f"minus {name}" for name in models[1:]), "samples"]]
@@ -115,8 +120,14 @@ def table(figures: Mapping[str, Any]) -> Iterator[str]:
         for model, reasons in figure["not_measured"].items():
             notes += [f"{name}: {count} not measured ({model}): {reason}" for reason, count in reasons.items()]
         notes += [f"{name}: {note}" for note in figure.get("notes", [])]
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    yield from ("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
+    first, *widths = [max(map(len, column)) for column in zip(*rows)]
+    columns = terminal_width(sys.stdout)
+    parts = [range(len(widths))] if columns is None else fitting_columns(widths, columns - first)
+    for number, part in enumerate(parts):
+        if number:
+            yield ""
+        for name, *cells in rows:
+            yield "  ".join([name.ljust(first), *(cells[column].ljust(widths[column]) for column in part)]).rstrip()
     yield from notes
 
 

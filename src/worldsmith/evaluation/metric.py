@@ -12,7 +12,7 @@ from worldsmith.evaluation.pretrained import PretrainedWeights
 from worldsmith.models.video_model import Mode
 
 if TYPE_CHECKING:
-    from worldsmith.evaluation.made_video import MadeVideo
+    from worldsmith.evaluation.generated_video import GeneratedVideo
 
 Values = dict[str, float | str]
 """Outputs of a metric for one sample; text states why an output has no number."""
@@ -63,8 +63,8 @@ class Metric(Configurable, ABC):
         """Why `compute` lacks an output."""
 
     @abstractmethod
-    def update(self, batch: Sequence[MadeVideo]) -> None:
-        """Adds videos, uint8 [3, T, H, W]. `MadeVideo.real` is the real video or the reason why there is none."""
+    def update(self, batch: Sequence[GeneratedVideo]) -> None:
+        """Adds videos, uint8 [3, T, H, W]. `GeneratedVideo.real` is the real video or the reason why there is none."""
 
     @abstractmethod
     def compute(self) -> dict[str, float]:
@@ -103,10 +103,10 @@ class SampleMetric(Metric):
     """A metric that has values for each sample: models are compared sample by sample, with intervals."""
 
     @abstractmethod
-    def measure(self, sample: MadeVideo) -> Values:
+    def measure(self, sample: GeneratedVideo) -> Values:
         """The outputs for one sample."""
 
-    def update(self, batch: Sequence[MadeVideo]) -> None:
+    def update(self, batch: Sequence[GeneratedVideo]) -> None:
         self.by_sample |= {sample.name: self.measure(sample) for sample in batch}
 
     def compute(self) -> dict[str, float]:

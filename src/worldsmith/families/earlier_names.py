@@ -5,7 +5,7 @@ NEW_NAMES = (
         f"worldsmith.models.{earlier}": f"worldsmith.families.{now}"
         for earlier, now in {
             "cogvideox.architecture.NetworkConfig": "cogvideox.architecture.NetworkConfig",
-            "cogvideox.defaults.SamplingConfig": "cogvideox.sampling.SamplingConfig",
+            "cogvideox.defaults.SamplingConfig": "cogvideox.model.SamplingConfig",
             "cogvideox.generator.CogVideoXGenerator": "cogvideox.model.CogVideoXGenerator",
             "cogvideox.image_input.ImageConfig": "cogvideox.architecture.ImageConfig",
             "cosmos3.architecture.NetworkConfig": "cosmos3.network.architecture.NetworkConfig",
@@ -49,11 +49,26 @@ NEW_NAMES = (
     | {
         f"worldsmith.families.{earlier}": f"worldsmith.families.{now}"
         for earlier, now in {
-            "cogvideox.defaults.SamplingConfig": "cogvideox.sampling.SamplingConfig",
+            "cogvideox.defaults.SamplingConfig": "cogvideox.model.SamplingConfig",
             "cogvideox.image_input.ImageConfig": "cogvideox.architecture.ImageConfig",
+            "cogvideox.sampling.SamplingConfig": "cogvideox.model.SamplingConfig",
             "ltx_video.encoders.LTXTextEncoder": "ltx_video.model.LTXTextEncoder",
             "ltx_video.encoders.LTXVideoVAE": "ltx_video.model.LTXVideoVAE",
             "ltx_video.network.NetworkConfig": "ltx_video.model.NetworkConfig",
+        }.items()
+    }
+    | {
+        f"worldsmith.actions.{earlier}": f"worldsmith.{now}"
+        for earlier, now in {
+            "datasets.annotate_fps.AnnotateFps": "tools.datasets.annotate_fps.AnnotateFps",
+            "datasets.check.CheckData": "tools.check.check.CheckData",
+            "datasets.encode.Encode": "tools.encode.encode.Encode",
+            "datasets.import_clips.ImportClips": "tools.datasets.import_clips.ImportClips",
+            "datasets.made_clips.MakeFallingObjects": "demo.commands.MakeFallingObjects",
+            "datasets.made_clips.MakeMovingShapes": "demo.commands.MakeMovingShapes",
+            "datasets.preview_chats.PreviewChats": "tools.datasets.preview_chats.PreviewChats",
+            "datasets.videophy2.PrepareVideoPhy2": "tools.datasets.videophy2.PrepareVideoPhy2",
+            "outputs.adherence.MeasureAdherence": "demo.measure_adherence.MeasureAdherence",
         }.items()
     }
 )

@@ -104,11 +104,11 @@ class PowerEMA(Configurable):
             self.copy_live()
         return dict(self.average)
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continues a saved average. Raises ValueError for missing or unknown names."""
+    def load_state_dict(self, state: Mapping[str, Tensor], *, started: bool = True) -> None:
+        """Loads saved EMA weights; `started` states whether they were updated before. ValueError for other names."""
         require_same_names(state, self.average, "the saved average", "the network")
         copy_tensors(self.average, state)
-        self.started = True
+        self.started = started
 
     def copy_live(self) -> None:
         """Makes the average equal to the live parameters."""

@@ -14,6 +14,7 @@ from worldsmith.config.tree.suggest import nearest
 from worldsmith.models.parameter_names import ADAPTER, native_name, native_parameters
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
 ALL_LINEAR, HEAD = "all-linear", "lm_head"
@@ -109,6 +110,15 @@ def adapted_layers(network: nn.Module) -> dict[str, Any]:
 def is_adapter(name: str) -> bool:
     """Whether a native parameter name is that of an adapter's matrix."""
     return name.endswith(MATRICES)
+
+
+def draw_adapter(value: Tensor, name: str, generator: torch.Generator | None = None) -> Tensor:
+    """Fills a matrix with PEFT's default: A is drawn as `nn.Linear` draws its weight, B is zero."""
+    from torch import nn
+
+    if name.endswith(".lora_A.weight"):
+        return nn.init.kaiming_uniform_(value, a=5**0.5, generator=generator)
+    return nn.init.zeros_(value)
 
 
 def adapter_state(network: nn.Module) -> dict[str, Tensor]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import field, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from worldsmith.config import Configurable, WrongValueError, wrong
@@ -24,31 +24,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from worldsmith.models.converters.held_weight import HoldsWeight
+    from worldsmith.models.network_parts import NetworkParts
     from worldsmith.models.video_model import Mode
-
-
-@dataclass(frozen=True, slots=True)
-class NetworkParts:
-    """What must be known of a network to cut it up, compile it and recompute it, without calling it."""
-
-    layers: Sequence[nn.Module]
-    """Its repeated parts: each is gathered on its own when it is used."""
-    compiled: Sequence[str] = ("forward",)
-    """Methods of a layer that are compiled."""
-    uncompiled: Sequence[nn.Module] = ()
-    """Layers that are never compiled."""
-    recomputed: Sequence[str] = ("forward",)
-    """Methods of a layer that may run again in the backward pass, each on its own."""
-    units: Sequence[nn.Module] = ()
-    """Other parts that are gathered on their own, such as an embedding table."""
-    full_precision: Sequence[nn.Module] = ()
-    """Parts that compute in float32 whatever the rest does."""
-    unused: Sequence[nn.Module] = ()
-    """Parts that no pass of the training uses."""
-    entries: Mapping[nn.Module, Sequence[str]] = field(default_factory=dict)
-    """Methods beside `forward` around which a part's weights are gathered too."""
-    share_tokens: Callable[[Callable[[int], Any]], None] | None = None
-    """Takes what makes a rank's share of a stream of so many tokens; None: there is no context parallelism."""
 
 
 class Model(Configurable, ABC):
@@ -231,7 +208,7 @@ class Model(Configurable, ABC):
         self.config = config
         with torch.device("meta"):
             self.network = self.make_network()
-            self.conversions = convert_network(self, config.converters)
+            self.conversions = convert_network(self.network, self.parts, config.converters)
             if config.lora_enabled:
                 inject_adapters(
                     self.network,

@@ -72,9 +72,11 @@ def truncate_after(path: Path, step: int, is_redone: Callable[[dict[str, Any]], 
     if not dropped and not broken:
         return
     if dropped:
-        logger.info("%s: removed %d lines of what comes after step %d, which is run again", path, dropped, step)
+        lines = "1 line" if dropped == 1 else f"{dropped} lines"
+        logger.info("%s: removed %s written after step %d: the run resumes there and repeats them", path, lines, step)
     if broken:
-        logger.warning("%s: removed %d lines that are not complete", path, broken)
+        lines = "1 incomplete line" if broken == 1 else f"{broken} incomplete lines"
+        logger.warning("%s: removed %s: the run was interrupted while it wrote there", path, lines)
     with replacing(path) as aside:
         aside.write_bytes(b"".join(kept))
 

@@ -1,11 +1,27 @@
-"""One stream of metrics, and everything that takes it: files, TensorBoard, trackers."""
+"""Writes one stream of metrics to all its destinations, such as TensorBoard event files and Weights & Biases."""
 
 from __future__ import annotations
 
 import logging
+import re
+import secrets
+import socket
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from contextlib import suppress
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from worldsmith.files.atomic import write_text
+from worldsmith.files.lines import append
+
+if TYPE_CHECKING:
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    from worldsmith.config.sections import JobConfig
+
 
 logger = logging.getLogger(__name__)
 
@@ -72,3 +88,112 @@ def numbers(metrics: Mapping[str, Any], prefix: str = "") -> list[tuple[str, flo
 def describe(error: BaseException) -> str:
     """An exception in a line: its kind, and what it says."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+EVENT_FILE_PREFIX = "events.out.tfevents."
+
+
+class TensorBoardLog:
+    """Writes every numeric metric as a curve to TensorBoard event files; texts and lists stay in `metrics.jsonl`.
+
+    On resume the readers are told to forget what an interrupted run wrote after `resumed_step` (0 for a new run).
+    Raises OSError when the files cannot be written, as on a full disk; they stay readable.
+    """
+
+    def __init__(self, folder: Path, *, resumed_step: int = 0) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+        folder.mkdir(parents=True, exist_ok=True)
+        stamps = file_stamps(folder)
+        stamp = max([int(time.time()), *(stamp + 1 for stamp in stamps)])
+        self.file = (folder / f"{EVENT_FILE_PREFIX}{stamp:010d}.{socket.gethostname()}").open("xb", buffering=0)
+        self._add(Event(file_version="brain.Event:2"))
+        if stamps:
+            self._add(Event(step=resumed_step + 1, session_log=SessionLog(status=SessionLog.START)))
+
+    def write(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Adds one point to the curve of each number."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers(metrics)]
+        self._add(Event(step=step, summary=Summary(value=values)))
+
+    def close(self, *, failed: bool = False) -> None:
+        self.file.close()
+
+    def _add(self, event: Event) -> None:
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        event.wall_time = time.time()
+        record = BytesIO()
+        RecordWriter(record).write(event.SerializeToString())
+        append(self.file, record.getvalue())
+
+    def __enter__(self) -> TensorBoardLog:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def file_stamps(folder: Path) -> list[int]:
+    """The numbers in the names of the files that are there, which readers take in the order of their names.
+
+    TensorBoard's own writer puts the second there, and then host, process and a counter as text: what two runs wrote
+    within a second, or by clocks that differ, is read in any order. So a new file here has a greater number than all.
+    """
+    found = (re.match(re.escape(EVENT_FILE_PREFIX) + r"(\d+)", path.name) for path in folder.iterdir())
+    return [int(match[1]) for match in found if match]
+
+
+ID_FILE = "wandb_id.txt"
+
+
+class WandbLog:
+    """Sends every number to Weights & Biases, or keeps it for `wandb sync` in `wandb/` of the run folder.
+
+    A resumed run has the same id, from `wandb_id.txt`; a step that is run again is there twice. The command
+    line, the environment and the code of the process are not sent. Raises what `wandb` raises.
+    """
+
+    def __init__(self, folder: Path, job: JobConfig, tree: Mapping[str, Any]) -> None:
+        """`tree`: the run tree, which is shown beside the curves."""
+        import wandb
+
+        settings = wandb.Settings(
+            console="off", silent=True, disable_git=True, disable_code=True, x_disable_meta=True, x_disable_stats=True
+        )
+        self.run = wandb.init(
+            dir=folder.absolute(),
+            id=stable_id(folder / ID_FILE),
+            resume="allow",
+            mode=job.wandb_mode,
+            project=job.project,
+            group=job.group,
+            name=job.name,
+            config=dict(tree),
+            settings=settings,
+        )
+        # A step of its own: wandb's own counter refuses the steps that a resumed run does again.
+        self.run.define_metric("*", step_metric="step")
+
+    def write(self, step: int, metrics: Mapping[str, Any]) -> None:
+        self.run.log({**dict(numbers(metrics)), "step": step})
+
+    def close(self, *, failed: bool = False) -> None:
+        import wandb
+
+        try:
+            self.run.finish(exit_code=int(failed))
+        except Exception:
+            with suppress(Exception):  # its process is gone: nothing may wait for it at exit
+                wandb.teardown()
+            raise
+
+
+def stable_id(path: Path) -> str:
+    """The id that the file holds; a new one is written to it."""
+    if not path.exists():
+        write_text(path, f"{secrets.token_hex(4)}\n")
+    return path.read_text(encoding="utf-8").strip()

@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import textwrap
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TextIO
 
@@ -21,7 +22,7 @@ NARROWEST = 20
 """Columns of the narrowest terminal for which lines are wrapped."""
 _LABEL = re.compile(r"(?P<indent>[\s│├└─]*)\S.{0,24}?\s{2,}(?=\S)|(?P<plain>[\s│├└─]*)")
 """The start of a line whose text stands in a second column, after a label and two spaces; or its indentation."""
-_AS_IT_IS = re.compile(r"\s*\d*\s\|(\s|$)|(next: )?worldsmith \w")
+_AS_IT_IS = re.compile(r"\s*\d*\s\|(\s|$)|(next:)?\s*worldsmith \w")
 """A line of a file that an error shows, or the marks below it; or a command, which is copied whole."""
 
 
@@ -80,6 +81,16 @@ def _fit_word(line: str, width: int, hanging: int) -> str:
     """The line; one that is too wide, which is a single word such as a path, with as little indentation as it needs."""
     word = line.strip()
     return line if len(line) <= width else word.rjust(min(width, hanging + len(word)))
+
+
+def fitting_columns(widths: Sequence[int], room: int) -> list[list[int]]:
+    """Splits a table into parts of at most `room` characters; returns the column numbers of each part."""
+    parts: list[list[int]] = [[]]
+    for column, width in enumerate(widths):
+        if parts[-1] and sum(widths[known] + 2 for known in parts[-1]) + width + 2 > room:
+            parts.append([])
+        parts[-1].append(column)
+    return parts
 
 
 def print_text(text: str) -> None:

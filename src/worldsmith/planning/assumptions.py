@@ -61,8 +61,9 @@ def assumptions(
     )
     if ranks > 1:
         found["margins"] += f", buffers of collectives {COMMUNICATION / GIB:g} GiB"
+    used = min(ranks, gpu.per_machine)
     found["machine"] = (
-        f"{gpu.per_machine} GPUs; main memory of a process {PROCESS / GIB:g} GiB, a reader {WORKER / GIB:g} GiB"
+        f"{used} GPU{'s' * (used > 1)}; main memory of a process {PROCESS / GIB:g} GiB, a reader {WORKER / GIB:g} GiB"
     )
     if compiled:
         found["compiling"] = "layers were carried out uncompiled; compiled ones hold fewer activations"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.degrees import Degrees
-from worldsmith.distributed.gpus import Gpu
+from worldsmith.distributed.gpus import GPUS, Gpu, holding
 from worldsmith.models.weights.table import Table, counts, table_of, weight_table
 from worldsmith.planning.assumptions import BESIDE_STEPS, assumptions, encoded_first
 from worldsmith.planning.estimate_memory import MemoryVerdict, Parts, disk, host_memory, memory_verdict
@@ -189,7 +189,8 @@ def make_plan(
 def why_untimed(config: Trainer.Config, gpu: Gpu) -> str:
     """Why nothing is known of a step's seconds; "" where something is."""
     if not gpu.peak_flops:
-        return f"of {gpu.name} the memory alone is known; name a GPU, such as --gpu h100-80"
+        named = next(iter([*holding(gpu.memory), *GPUS.values()])).name
+        return f"{gpu.name} states the memory of a GPU, not its speed; name a GPU for the time, such as --gpu {named}"
     if config.model.config.precision == "float32":
         return "the run computes in float32, and rates are those of 16 bits"
     return ""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from worldsmith.distributed.gpus import GIB, Gpu
 from worldsmith.monitor.short_text import format_bytes, short_number
-from worldsmith.monitor.terminal_text import text_width
+from worldsmith.monitor.terminal_text import fitting_columns, text_width
 from worldsmith.planning.estimate_memory import worst_moment
 from worldsmith.planning.estimate_time import Range, StepSeconds, leaves
 
@@ -67,7 +67,7 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     if plan.ranks > 1:
         yield from traffic_lines(plan)
     yield from line("main memory", f"{size(plan.host.total)} on each machine: {parts_of(plan.host.parts)}")
-    checkpoint = f"{size(plan.quick.checkpoint_bytes)} each"
+    checkpoint = f"{size(plan.quick.checkpoint_bytes)} for each checkpoint"
     yield from line("disk", f"{size(plan.disk.total)}: {parts_of(plan.disk.parts)} ({checkpoint})")
     yield ""
     yield "assumed"
@@ -98,7 +98,7 @@ def memory_lines(plan: Plan) -> Iterator[str]:
     more = f" and {len(holders) - HOLDERS} more" if len(holders) > HOLDERS else ""
     yield from line("fits on", f"{', '.join(holders[:HOLDERS])}{more}" if holders else "no GPU that is known here")
     if memory.word != "fits":
-        yield from line("to do", "`worldsmith plan … --fit` looks for settings that fit")
+        yield from line("to do", "add --fit to the command: it looks for settings that fit")
 
 
 def makers(phase: PhaseMemory) -> Counter[str]:
@@ -127,16 +127,6 @@ def table(phases: Sequence[PhaseMemory]) -> Iterator[str]:
             yield ""
         for title, *cells in entries:
             yield "  ".join([title.ljust(first), *(cells[column].rjust(widths[column]) for column in columns)])
-
-
-def fitting_columns(widths: Sequence[int], room: int) -> list[list[int]]:
-    """Splits a table into parts of at most `room` characters; returns the column numbers of each part."""
-    parts: list[list[int]] = [[]]
-    for column, width in enumerate(widths):
-        if parts[-1] and sum(widths[known] + 2 for known in parts[-1]) + width + 2 > room:
-            parts.append([])
-        parts[-1].append(column)
-    return parts
 
 
 def in_order(found: Mapping[str, T], names: Iterable[str]) -> dict[str, T]:

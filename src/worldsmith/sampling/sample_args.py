@@ -324,13 +324,19 @@ def read_text(path: Path, name: str) -> str:
 
 
 def settings_lines(samples: Sequence[SampleArgs]) -> list[str]:
-    """Each setting with its source, once for all samples that agree in both; the line of a file does not count."""
+    """Formats each setting with its source, once for all samples that agree in both.
+
+    The line in a file does not count, and the file's folder is omitted if no other file has its name.
+    """
+    files = {re.sub(r":\d+$", "", source) for sample in samples for source in sample.sources.values()}
+    names = Counter(Path(file).name for file in files)
     counts: dict[tuple[str, str], Counter[str]] = {}
     for sample in samples:
         values: Mapping[str, Any] = {k: v for k, v in sample.record().items() if k not in SAID}
         for name, value in values.items():
             if name in sample.sources and name != "seed":
                 source = re.sub(r":\d+$", "", sample.sources[name])
+                source = Path(source).name if names[Path(source).name] == 1 else source
                 counts.setdefault((name, source), Counter())[json.dumps(value, ensure_ascii=False)] += 1
     lines = []
     for (name, source), found in counts.items():

@@ -67,11 +67,20 @@ def contact_sheet(
     *,
     frames_per_clip: int = 4,
     columns: int = 4,
+    legend: str = "",
 ) -> None:
-    """One PNG: a column per prompt, a row per label, each cell some evenly spaced frames of a clip from left to right.
+    """Writes a PNG with a column per prompt and a row per label; a cell has evenly spaced frames from left to right.
 
-    `rows`: (label, one uint8 clip [3, T, H, W] per prompt). Past `columns` prompts the sheet goes on below.
-    Raises ValueError when a row has not one clip for each prompt.
+    Args:
+        path: the PNG file.
+        rows: (label, one uint8 clip [3, T, H, W] per prompt).
+        prompts: the text above each column.
+        frames_per_clip: max number of frames in a cell.
+        columns: prompts next to each other; further ones are below.
+        legend: text at the top that explains rows and columns.
+
+    Raises:
+        ValueError: a row does not have one clip for each prompt.
     """
     for label, clips in rows:
         if len(clips) != len(prompts):
@@ -88,10 +97,14 @@ def contact_sheet(
     header = max(title.count("\n") + 1 for title in titles) * LINE_HEIGHT + GAP
     band_height = header + sum(row_heights) + GAP * len(rows) + GAP
     left = LABEL_WIDTH + GAP
-    sheet = Image.new("RGB", (left + shown * (cell_width + GAP), GAP + band_height * len(bands)), PAPER)
+    width = left + shown * (cell_width + GAP)
+    legend = wrap(legend, font, width - 2 * GAP)
+    first = GAP + ((legend.count("\n") + 1) * LINE_HEIGHT + GAP if legend else 0)
+    sheet = Image.new("RGB", (width, first + band_height * len(bands)), PAPER)
     draw = ImageDraw.Draw(sheet)
+    draw.multiline_text((GAP, GAP), legend, fill=INK, font=font, spacing=3)
     for band, members in enumerate(bands):
-        top = GAP + band * band_height
+        top = first + band * band_height
         if band:
             draw.line([(GAP, top - GAP), (sheet.width - GAP, top - GAP)], fill=RULE)
         for column, index in enumerate(members):

@@ -17,7 +17,7 @@ from worldsmith.config.errors import UserError
 from worldsmith.data.assumed_batches import AssumedBatch, assumed_clips, with_contents
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.video_loader import VideoLoader
-from worldsmith.data.encoded_cache import LatentCache, latents_of
+from worldsmith.data.encoded_cache import LatentCache
 from worldsmith.tasks.task import Task
 
 logger = logging.getLogger(__name__)
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     from worldsmith.data.clips.inspect_clips import DatasetSummary
     from worldsmith.data.clips.video_dataset import VideoDataset
-    from worldsmith.data.clips.video_loader import FirstFrames, VideoSample
-    from worldsmith.data.report.data_report import DataReport
+    from worldsmith.data.clips.video_sample import FirstFrames, VideoSample
+    from worldsmith.data.data_report import DataReport
 
 
 class ClipTask(Task):
@@ -46,6 +46,7 @@ class ClipTask(Task):
 
     loader_class = VideoLoader
     has_encoder = True
+    terms = "record: one clip; sample: one window of a clip, the frames that one caption describes"
 
     data: VideoLoader.Config
     said_at: float | None = None
@@ -120,8 +121,19 @@ class ClipTask(Task):
             self._let_go()
 
     def encode_part(self, part: VideoSample) -> Tensor:
-        """The latents of a clip, or of what stands beside it."""
-        return latents_of(part, self.model.encode, self.latent_cache)
+        """Returns the latents of a clip, or of the image that belongs to it."""
+        return self.cached_latents(part, self.model.encode)
+
+    def cached_latents(self, part: VideoSample, encode: Callable[[Tensor], Tensor]) -> Tensor:
+        """Returns the latents [C, t, h, w] of a sample: its own, or encoded now and then stored in the cache."""
+        if part.latents is not None:
+            return part.latents
+        if part.video is None:
+            raise ValueError(f"sample {part.key} has neither latents nor a video")
+        latents = encode(part.video)
+        if self.latent_cache is not None and part.cache_key is not None:
+            self.latent_cache.put(part.cache_key, latents)
+        return latents
 
     def _let_go(self) -> None:
         """Frees the frozen parts that a cache has made idle; they come back when they are needed."""

@@ -14,8 +14,7 @@ from typing import Any, ClassVar
 from worldsmith.config import UserError, WrongValueError
 from worldsmith.config.declare.configurable import owner_of
 from worldsmith.data.assumed_batches import AssumedBatch
-from worldsmith.data.report.data_report import DataFlag, DataReport
-from worldsmith.data.report.inspect_data import start_report
+from worldsmith.data.data_report import DataFlag, DataReport
 from worldsmith.data.stream.dataset_record import digest
 from worldsmith.data.stream.loader import PackingDataLoader
 from worldsmith.data.stream.quarantine import Quarantine, Split
@@ -53,6 +52,8 @@ class Task(ABC):
     """Whether raw samples are encoded; `compile_encoder`, `require_cache` and `encode_ahead` work only then."""
     small_recipe: ClassVar[str] = ""
     """Recipe whose limits apply to a data set without a run; "": none."""
+    terms: ClassVar[str] = ""
+    """Explains to users what a record and a sample of its data are."""
 
     # The config, the loader and one step of training
 
@@ -175,7 +176,7 @@ class Task(ABC):
 
     def data_report(self, loader: Any) -> DataReport:
         """Report on the data at the start of a run, from what is cheap to read."""
-        report = start_report(loader)
+        report = DataReport.of_dataset(loader.dataset, loader.config.sample_cap)
         report.flags = list(self.flags(loader.dataset))
         return report
 

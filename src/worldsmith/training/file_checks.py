@@ -11,7 +11,7 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING
 
-from worldsmith.checkpoint.run.folders import candidates
+from worldsmith.checkpoint.run.folders import list_candidates
 from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.checkpoint.sources.open_weights import require_weights
 from worldsmith.config.declare.configurable import find, walk
@@ -49,7 +49,8 @@ def check_files(
         if not lacks_text(config, ("job",), wrong):
             folder = run_folder or run_path(config.job)
             require_writable(folder, what="the run folder ")
-            needs_base = all(is_partial(checkpoint) for checkpoint in candidates(folder / "checkpoints")[0][:1])
+            candidates = list_candidates(folder / "checkpoints").checkpoints
+            needs_base = not candidates or is_partial(candidates[0])
     except UserError as error:
         problems.append(Problem("job", str(error)))
     for path, node in walk(config):

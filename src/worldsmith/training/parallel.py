@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from worldsmith.config.sections import CompileConfig
-    from worldsmith.models.model import Model, NetworkParts
+    from worldsmith.models.model import Model
+    from worldsmith.models.network_parts import NetworkParts
     from worldsmith.training.run_config import LoopConfig
 
 MAX_COMPILATIONS = 32

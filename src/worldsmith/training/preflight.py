@@ -84,7 +84,8 @@ def build_optimizer(config: RunConfig, network: nn.Module) -> Optimizer:
 
 def describe_states(states: StateBytes) -> str:
     """What a process holds, for people."""
-    sizes = ", ".join(f"{name} {format_bytes(count)}" for name, count in states.parts.items())
+    names = {"average": "EMA weights"}
+    sizes = ", ".join(f"{names.get(name, name)} {format_bytes(count)}" for name, count in states.parts.items())
     return f"{format_bytes(states.total)} on each process ({sizes})"
 
 

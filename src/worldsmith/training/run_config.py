@@ -69,7 +69,7 @@ class LoopConfig(Config):
     logging_iter: Count = 10
     """Write the figures of every this many steps."""
     run_validation: bool = False
-    """Whether the loss on `dataloader_val` is measured, with the live weights and with their average."""
+    """Whether the loss on `dataloader_val` is measured, with the raw weights and with the EMA weights."""
     validation_iter: Count = 100
     """Validate after every this many steps, and after the last."""
     max_val_iter: Count | None = None
@@ -181,7 +181,7 @@ def check_best_checkpoint(config: RunConfig) -> None:
         raise wrong(config, *both, why="nothing is validated", remedy="set run_validation = true, or keep_best = null")
     if metric is not None and metric.startswith("val_ema/") and not config.model.config.ema.enabled:
         both = "checkpoint.keep_best", "model.config.ema.enabled"
-        raise wrong(config, *both, why="there are no averaged weights", remedy='use "val/loss"')
+        raise wrong(config, *both, why="there are no EMA weights", remedy='use "val/loss"')
     if patience is not None and metric is None:
         both = "trainer.early_stop_patience", "checkpoint.keep_best"
         raise wrong(config, *both, why="nothing says what is better", remedy='set keep_best = "val/loss"')

@@ -62,6 +62,7 @@ FREE_TO_CHANGE = (
     "dataloader_train.latent_cache",
 )
 """Settings that a resumed run may change without being asked: they change no number of the training."""
+STEPS = "trainer.max_iter"
 ABSENT = "(absent)"
 ADAPTERS = "model.config.lora_enabled"
 
@@ -201,7 +202,8 @@ def require_same_run(folder: Path, config: RunConfig, *, resume_changed: bool) -
     if changes and not resume_changed:
         raise UserError(
             f"the run in {folder} was started with other settings:\n{indented(changes)}\n"
-            "Give the run another job.name, put the settings back, or add --resume-changed to go on with the new ones."
+            "To resume it with the new settings, add --resume-changed. To start a new run, give it another name "
+            "(-- job.name=NAME). Otherwise put the settings back."
         )
     return changes
 
@@ -215,17 +217,20 @@ def completion(folder: Path, config: RunConfig) -> str | None:
     from worldsmith.checkpoint.run.folders import folder_iteration, read_pointer
     from worldsmith.files.manifest import find_damage
 
-    newest, problem = read_pointer(folder / "checkpoints")
-    if newest is None or problem or folder_iteration(newest) < config.trainer.max_iter or find_damage(newest):
+    pointer = read_pointer(folder / "checkpoints")
+    newest = pointer.checkpoint
+    if newest is None or pointer.problem:
         return None
     done = folder_iteration(newest)
+    if done < config.trainer.max_iter or find_damage(newest):
+        return None
     config.job.name = config.job.name or folder.name
     changes = changed_settings(folder, config) or changed_data(folder, config)
     if changes:
         raise UserError(
             f"the run in {folder} is complete ({done} steps) and was trained with other settings or data:\n"
-            f"{indented(changes)}\nPut them back, give the run another job.name, or raise trainer.max_iter and add "
-            "--resume-changed to go on with the new ones."
+            f"{indented(changes)}\nTo train it further with the new ones, raise trainer.max_iter and add "
+            "--resume-changed. To start a new run, give it another name (-- job.name=NAME). Otherwise put them back."
         )
     return f"the run in {folder} is complete: {done} of {config.trainer.max_iter} steps are done"
 
@@ -241,7 +246,11 @@ def changed_settings(folder: Path, config: RunConfig) -> list[str]:
     except ConfigError:  # another version's: its classes may have moved, or were not written where there was one only
         with written_here(path):
             before = from_dict(with_classes_of(read_yaml(text, str(path)).data, after), type(config))
-    return changed_values(flatten(to_dict(before)), flatten(after))
+    old, new = flatten(to_dict(before)), flatten(after)
+    changes = changed_values(old, new)
+    if changes and old.get(STEPS) != new.get(STEPS):  # explains a schedule that follows it
+        changes.append(f"{STEPS}: {old.get(STEPS)} -> {new.get(STEPS)} (allowed; others may follow it)")
+    return changes
 
 
 def changed_data(folder: Path, config: RunConfig) -> list[str]:

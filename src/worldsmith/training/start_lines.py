@@ -67,7 +67,7 @@ def describe_start(config: RunConfig, checkpoint: Path | None) -> str:
 def model_lines(config: RunConfig, network: nn.Module, task: Task, optimizer: Optimizer) -> list[str]:
     """Family, parameters, and what to expect of them; what is trained must have been chosen."""
     total, trained = counts(table_of(task.model))
-    average = ", with a running average" if config.model.config.ema.enabled else ""
+    average = ", with EMA weights" if config.model.config.ema.enabled else ""
     expected = task.expectation(config)
     return [
         f"model        {config.model.name}: {short_number(total)} parameters, {short_number(trained)} trained, "
@@ -151,13 +151,13 @@ def step_lines(
     """What a step holds when all packs are like one of so many samples and tokens, and what the steps to come hold."""
     loop = config.trainer
     packs, steps = loop.grad_accum_iter * processes, loop.max_iter - done
-    passes = steps * packs * samples / len(loader.dataset)
+    epochs = steps * packs * samples / len(loader.dataset)
     return [
         f"step         {packs} {'pack' if packs == 1 else 'packs'}, about {short_number(packs * samples)} samples and "
         f"{short_number(packs * tokens)} tokens",
         f"run          {f'steps {done + 1} to {loop.max_iter}' if done else f'{steps} steps'}, about "
         f"{short_number(steps * packs * samples)} samples and {short_number(steps * packs * tokens)} tokens: "
-        f"{passes:.1f} passes over the data",
+        f"{epochs:.1f} epochs",
     ]
 
 

@@ -152,7 +152,7 @@ class Trainer(Configurable):
                         reason = stop.asked or "another process was asked"
                         stop.honour()
                         if not self.state.is_done:
-                            self._warn("stopped and saved after step %d (%s)", self.iteration, reason)
+                            self._say("stopped and saved after step %d (%s)", self.iteration, reason)
                             self.outcome, self.reason = Outcome.STOPPED, reason
                             return self.outcome
                 self.outcome = Outcome.FINISHED

@@ -43,7 +43,7 @@ class Validation:
     seconds: float
 
     def __str__(self) -> str:
-        averaged = f", averaged weights {self.figures['val_ema/loss']:.4f}" if "val_ema/loss" in self.figures else ""
+        averaged = f", EMA weights {self.figures['val_ema/loss']:.4f}" if "val_ema/loss" in self.figures else ""
         return f"loss {self.figures['val/loss']:.4f}{averaged} ({self.samples} samples, {self.seconds:.1f} s)"
 
 

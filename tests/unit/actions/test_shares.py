@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from worldsmith.actions.datasets.shares import ShareError, do_shares
+from worldsmith.actions.shares import ShareError, do_shares
 from worldsmith.config.errors import UserError
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from native_export import export_native
 
 from worldsmith.assets import asset_path
-from worldsmith.checkpoint.formats.export_weights import export_native
 from worldsmith.checkpoint.formats.family_formats import ExportOptions, formats_of
 from worldsmith.checkpoint.formats.find_model import find_model, load_model
 from worldsmith.checkpoint.run import frozen_weights
@@ -24,9 +24,8 @@ from worldsmith.config.tree.plain import to_dict
 from worldsmith.config.yaml.text import dump_yaml
 from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.clips.video_loader import VideoLoader
-from worldsmith.families.cosmos3.model import Cosmos3Generator
+from worldsmith.families.cosmos3.model import Cosmos3Defaults, Cosmos3Generator
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig
-from worldsmith.families.cosmos3.sampling import Cosmos3Defaults
 from worldsmith.families.cosmos3.text_tokenizer import TextTokenizer
 from worldsmith.models.lora import is_adapter
 from worldsmith.models.parameter_names import native_parameters
@@ -133,7 +132,7 @@ def test_without_an_average_auto_is_live_and_ema_is_refused(config: Cosmos3Gener
     save(tmp_path / "run", config, 3, {"net.": 3})
     assert find_model(tmp_path / "run").weights == "live"
     assert value_of(load_model(tmp_path / "run")) == 3
-    with pytest.raises(ValueError, match="no averaged weights"):
+    with pytest.raises(ValueError, match="no EMA weights"):
         load_model(tmp_path / "run", weights="ema")
 
 

@@ -7,15 +7,15 @@ import re
 from pathlib import Path
 
 import pytest
+from native_export import export_native
 from stored_models import QWEN, spec_of
 
 from worldsmith.assets import asset_path
 from worldsmith.checkpoint.formats.export_folder import ExportSource, add_to_card, facts_of, is_whole
-from worldsmith.checkpoint.formats.export_weights import export_native
 from worldsmith.checkpoint.formats.family_formats import formats_of
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.checkpoint.sources.open_weights import StartWeights
-from worldsmith.families.cosmos3.sampling import Cosmos3Defaults
+from worldsmith.families.cosmos3.model import Cosmos3Defaults
 
 SENTENCES = {"append_duration_fps": True, "append_resolution": True}
 SMALL = Cosmos3Defaults(height=64, width=64, num_frames=17, fps=8.0, **SENTENCES)

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from worldsmith.checkpoint.formats import peft_adapter
 from worldsmith.config.errors import UserError
+from worldsmith.families.cosmos3.model import Cosmos3Defaults
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig
 from worldsmith.families.cosmos3.network.network import Cosmos3Network
-from worldsmith.families.cosmos3.sampling import Cosmos3Defaults
 from worldsmith.families.cosmos3.weights.formats import ADAPTER_LAYOUT as LAYOUT
 from worldsmith.files.model_folder import base_of_adapter
 from worldsmith.models.lora import adapter_state, inject_adapters

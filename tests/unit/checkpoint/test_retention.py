@@ -144,7 +144,7 @@ def test_a_checkpoint_that_is_removed_while_it_is_chosen_gives_way_to_a_later_on
 ) -> None:
     one = checkpointer(tmp_path)
     save(one, 1)
-    look = folders.candidates
+    look = folders.list_candidates
 
     def look_and_train_on(parent: Path) -> object:
         found = look(parent)
@@ -153,7 +153,7 @@ def test_a_checkpoint_that_is_removed_while_it_is_chosen_gives_way_to_a_later_on
             shutil.rmtree(parent / "iter_000000001")
         return found
 
-    monkeypatch.setattr(folders, "candidates", look_and_train_on)
+    monkeypatch.setattr(folders, "list_candidates", look_and_train_on)
     assert find_latest(tmp_path, World()).name == "iter_000000002"
     release_leases()
 

@@ -21,8 +21,8 @@ from worldsmith.checkpoint.sources.open_weights import StartWeights, open_weight
 from worldsmith.checkpoint.sources.warm_start import load_weights
 from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
+from worldsmith.families.cosmos3.model import Cosmos3Defaults
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig
-from worldsmith.families.cosmos3.sampling import Cosmos3Defaults
 from worldsmith.families.cosmos3.weights.formats import ADAPTER_LAYOUT
 
 export_adapter = partial(peft_adapter.export_adapter, ADAPTER_LAYOUT, defaults=Cosmos3Defaults())

@@ -24,8 +24,7 @@ from worldsmith.checkpoint.sources.warm_start import load_weights, plan_loading
 from worldsmith.checkpoint.sources.weight_source import MergedWeights
 from worldsmith.config.errors import UserError
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig, edge, nano, super_
-from worldsmith.families.cosmos3.network.initialization import init_weights
-from worldsmith.families.cosmos3.network.network import Cosmos3Network
+from worldsmith.families.cosmos3.network.network import Cosmos3Network, init_weights
 from worldsmith.families.cosmos3.weights.tensor_names import (
     generation_name,
     nemotron_name,
@@ -218,7 +217,7 @@ class TestReport:
         text = "\n".join(report.lines())
         assert '"tpyo" is in no tensor\'s name and skips nothing' in text
         assert "in the checkpoint but not in this network: 1 (net.old)\n" in text
-        assert "averaged weights of the checkpoint, which are not taken: 1 (net_ema.old)\n" in text
+        assert "EMA weights of the checkpoint, which are not loaded: 1 (net_ema.old)\n" in text
         assert json.loads(json.dumps(report.to_json()))["rules_without_effect"] == ["tpyo"]
 
     def test_averages_of_trained_weights_only(self, tmp_path: Path) -> None:

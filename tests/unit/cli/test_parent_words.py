@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from worldsmith.actions.datasets.made_clips import MakeMovingShapes
 from worldsmith.actions.registry import kinds_of
 from worldsmith.cli import run_source, train
 from worldsmith.cli.action import load_settings, options_of, sort_action_words
 from worldsmith.cli.main import main
 from worldsmith.cli.spec_and_parent import adopt_parent, adopt_parent_run
 from worldsmith.config.errors import UserError
+from worldsmith.demo.commands import MakeMovingShapes
 
 
 @pytest.fixture

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from worldsmith.actions.registry import ACTIONS, kinds_of
+from worldsmith.actions.registry import commands, kinds_of
 from worldsmith.cli import run_source
 from worldsmith.cli.commands import read_command
 from worldsmith.cli.main import main
 from worldsmith.config.declare.configurable import field_hints
 from worldsmith.config.tree.draft import Loaded
 
-NAMES = [name for name, command in ACTIONS.items() if command.about_run]
+NAMES = [name for name, command in commands().items() if command.about_run]
 FLAGS = {
     "check": ["--recipe NAME", "--processes N", "--workers N", "--sample N", "--headers"],
     "plan": ["--gpus N", "--gpu WORD", "--quick", "--encoded", "--fit", "-o FILE, --output FILE"],

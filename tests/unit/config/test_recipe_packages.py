@@ -169,7 +169,12 @@ def test_a_module_that_cannot_be_imported_says_why(tmp_path: Path, name: str, co
 
 
 def test_ctrl_c_while_a_module_is_imported_stays_ctrl_c(tmp_path: Path) -> None:
-    (tmp_path / "interrupted.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    (tmp_path / "interrupted.py").write_text(
+        "import signal\n"
+        "before = signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a background job ignores the signal
+        "try:\n    signal.raise_signal(signal.SIGINT)\n"
+        "finally:\n    signal.signal(signal.SIGINT, before)\n"
+    )
     with pytest.raises(KeyboardInterrupt):
         import_recipes("interrupted")
 

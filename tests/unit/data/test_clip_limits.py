@@ -8,12 +8,12 @@ import pytest
 
 from worldsmith.cli.main import main
 from worldsmith.data.clips.latent_grid import LatentGrid
-from worldsmith.data.falling_dataset import FallingPlan
-from worldsmith.data.moving_shapes import DatasetPlan
+from worldsmith.demo.falling_objects import FallingObjects
+from worldsmith.demo.moving_shapes import MovingShapes
 from worldsmith.sampling.requests import GenerationRequest
 
 
-@pytest.mark.parametrize("plan", [DatasetPlan, FallingPlan])
+@pytest.mark.parametrize("plan", [MovingShapes, FallingObjects])
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -22,7 +22,7 @@ from worldsmith.sampling.requests import GenerationRequest
         ({"fps": 10**12}, "fps must be from 0.01 to 1000"),
     ],
 )
-def test_data_sets(plan: type[DatasetPlan], settings: dict[str, int], words: str) -> None:
+def test_data_sets(plan: type[MovingShapes], settings: dict[str, int], words: str) -> None:
     plan().check()
     with pytest.raises(ValueError, match=words):
         plan(**settings).check()

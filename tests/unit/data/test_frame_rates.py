@@ -11,7 +11,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from worldsmith.config import WrongValueError
-from worldsmith.data.clips.inspect_clips import FrameSelection, select_frames
+from worldsmith.data.clips.frame_selection import FrameSelection, select_frames
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.stream.errors import SampleError
@@ -22,10 +22,10 @@ FRAMES = st.integers(1, 24).map(lambda k: 4 * k + 1)
 
 
 def take(mode: str, total: int, fps: float, *, frames: int = 49, least: int = 1, skip: int = 3) -> FrameSelection:
-    return select_frames(
-        (0, -1, 1), total=total, fps=fps, min_frames=least, num_video_frames=frames, temporal_interval_mode=mode,
-        frame_selection_mode="first", grid=LatentGrid(4, 16, 2), rng=random.Random(0), target_fps=8.0, skip_frames=skip,
-    )  # fmt: skip
+    config = VideoDataset.Config(
+        min_frames=least, num_video_frames=frames, temporal_interval_mode=mode, skip_frames=skip
+    )
+    return select_frames((0, -1, 1), config, LatentGrid(4, 16, 2), random.Random(0), total=total, fps=fps)
 
 
 def sat_takes(total: int, fps: float, frames: int = 49, skip: int = 3) -> list[int] | None:
@@ -132,10 +132,7 @@ def test_ours_keeps_the_rate_where_a_clip_is_long_enough(total: int, fps: float)
 def test_a_clip_gets_the_largest_number_of_frames_that_it_has(
     total: int, fps: float, mode: str, count: int, rate: float
 ) -> None:
-    taken = select_frames(
-        (0, -1, 1), total=total, fps=fps, min_frames=1, num_video_frames=-1, temporal_interval_mode=mode,
-        frame_selection_mode="first", grid=LatentGrid(4, 16, 2), rng=random.Random(0), frame_buckets=[17, 33, 49],
-    )  # fmt: skip
+    taken = take_bucket(mode, total, fps, [17, 33, 49])
     assert (taken.count, fps / taken.interval) == (count, pytest.approx(rate))
 
 
@@ -143,17 +140,15 @@ def test_a_clip_below_the_smallest_bucket_is_too_short() -> None:
     config = VideoDataset.Config(frame_buckets=[17, 33], temporal_interval_mode="force_one")
     config.check()
     with pytest.raises(SampleError, match="num_video_frames=17"):
-        take_all(16, config.frame_buckets)
+        take_bucket("force_one", 16, 8.0, config.frame_buckets)
     for changes in ({"num_video_frames": 17}, {"frame_buckets": [33, 17]}):
         with pytest.raises(WrongValueError, match="frame_buckets"):
             replace(config, **changes).check()
 
 
-def take_all(total: int, buckets: list[int]) -> FrameSelection:
-    return select_frames(
-        (0, -1, 1), total=total, fps=8.0, min_frames=1, num_video_frames=-1, temporal_interval_mode="force_one",
-        frame_selection_mode="first", grid=LatentGrid(4, 16, 2), rng=random.Random(0), frame_buckets=buckets,
-    )  # fmt: skip
+def take_bucket(mode: str, total: int, fps: float, buckets: list[int]) -> FrameSelection:
+    config = VideoDataset.Config(min_frames=1, temporal_interval_mode=mode, frame_buckets=buckets)
+    return select_frames((0, -1, 1), config, LatentGrid(4, 16, 2), random.Random(0), total=total, fps=fps)
 
 
 def test_the_nearest_frames_are_taken() -> None:

@@ -6,18 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worldsmith.data.clips.inspect_clips import FrameSelection, select_frames
+from worldsmith.data.clips.frame_selection import FrameSelection, select_frames
 from worldsmith.data.clips.latent_grid import LatentGrid
+from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.stream.errors import SampleError
 
 
 def select(window: tuple[int, int, int], **changes: object) -> FrameSelection:
-    settings = {
-        "total": 1000, "fps": 24.0, "min_frames": 1, "num_video_frames": -1,
-        "temporal_interval_mode": "max_30fps", "frame_selection_mode": "first", "rng": random.Random(0),
-        "grid": LatentGrid(4, 16, 2),
-    }  # fmt: skip
-    return select_frames(window, **{**settings, **changes})
+    given = {"total": 1000, "fps": 24.0, "grid": LatentGrid(4, 16, 2), "rng": random.Random(0), "min_frames": 1}
+    given |= changes
+    arguments = {name: given.pop(name) for name in ("grid", "rng", "total", "fps")}
+    return select_frames(window, VideoDataset.Config(**given), **arguments)
 
 
 def test_a_whole_window_uses_its_own_interval_and_is_cut_to_4k_plus_1() -> None:

@@ -5,13 +5,17 @@ import json
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from worldsmith.data.clips.frame_selection import FrameSelection
+from worldsmith.data.clips.video_dataset import Window
 from worldsmith.data.encoded_cache import LatentCache, file_identity
+from worldsmith.data.video_file import Status
 
 
 @pytest.fixture
@@ -40,6 +44,39 @@ def test_each_fact_and_the_vae_change_the_key(tmp_path: Path, cache: LatentCache
     keys = [cache.key_for(**{**base, **v}) for v in variants] + [LatentCache(tmp_path, "vae-2").key_for(**base)]
     assert len(set(keys)) == len(keys)
     assert cache.key_for(**base) == LatentCache(tmp_path / "elsewhere", "vae-1").key_for(**dict(reversed(base.items())))
+
+
+WINDOW = Window("a_w0", "/clips/a.mp4", "a.mp4", 3, 99, 2, {"long": "A ball."}, 1, "mark")
+STATUS = Status(4096, 1_700_000_000_000_000_000)
+SELECTION = FrameSelection(3, 2, 17)
+
+
+def test_the_keys_of_clips_stay_those_of_existing_caches(cache: LatentCache) -> None:
+    whole, opening = "86462665493cf52040bc0d55c76d3e2d", "21e0eb8c2c01ee28085b6fc73fb4e85c"
+    assert cache.clip_key(WINDOW, STATUS, SELECTION, (64, 96), 17).startswith(whole)
+    assert cache.clip_key(WINDOW, STATUS, SELECTION, (64, 96), 1, 17).startswith(opening)
+
+
+def test_whatever_changes_the_latents_of_a_clip_changes_its_key(tmp_path: Path, cache: LatentCache) -> None:
+    keys = {cache.clip_key(WINDOW, STATUS, SELECTION, (64, 96), *counts) for counts in ((17,), (1,), (1, 17))}
+    changes = (
+        {"relative_path": "b.mp4"},
+        {"start_frame": 4},
+        {"end_frame": 98},
+        {"temporal_interval": 1},
+        {"mark": "x"},
+    )
+    keys |= {cache.clip_key(replace(WINDOW, **change), STATUS, SELECTION, (64, 96), 17) for change in changes}
+    keys |= {
+        cache.clip_key(WINDOW, status, SELECTION, (64, 96), 17) for status in (Status(1, STATUS[1]), Status(4096, 1))
+    }
+    moved = FrameSelection(4, 2, 17), FrameSelection(3, 1, 17)
+    keys |= {cache.clip_key(WINDOW, STATUS, selection, (64, 96), 17) for selection in moved}
+    keys |= {cache.clip_key(WINDOW, STATUS, SELECTION, (64, 64), 17)}
+    keys |= {LatentCache(tmp_path, "vae-2").clip_key(WINDOW, STATUS, SELECTION, (64, 96), 17)}
+    assert len(keys) == 14
+    same = replace(WINDOW, path="/moved/a.mp4", captions={}, key="b_w1", line=None)
+    assert cache.clip_key(same, STATUS, SELECTION, (64, 96), 17) in keys
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty", "text"])

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.sample_maker import ClipMaker
-from worldsmith.data.clips.video_loader import VideoLoader, VideoSample
+from worldsmith.data.clips.video_loader import VideoLoader
+from worldsmith.data.clips.video_sample import VideoSample
 from worldsmith.data.encoded_cache import LatentCache
 from worldsmith.data.stream.errors import DataError
 from worldsmith.data.stream.quarantine import Quarantine

@@ -16,9 +16,8 @@ from torch.utils.checkpoint import CheckpointPolicy
 from worldsmith.config.sections import ActivationCheckpointingConfig
 from worldsmith.distributed.activation_checkpointing import SavedOps, recompute_methods
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig
-from worldsmith.families.cosmos3.network.initialization import init_weights
 from worldsmith.families.cosmos3.network.layers import HALVES
-from worldsmith.families.cosmos3.network.network import Cosmos3Network
+from worldsmith.families.cosmos3.network.network import Cosmos3Network, init_weights
 from worldsmith.families.cosmos3.network.sequence import pack_samples
 from worldsmith.models.video_model import SampleLayout
 

@@ -17,9 +17,8 @@ from torch import Tensor
 
 from worldsmith.actions.outputs.evaluate_samples import measure_all, values_of
 from worldsmith.config.errors import UserError
-from worldsmith.data.moving_shapes import DatasetPlan, make_dataset
-from worldsmith.data.shape_captions import COLOURS, DIRECTIONS, SHAPES
-from worldsmith.evaluation.made_video import MadeVideo, find_real
+from worldsmith.demo.moving_shapes import COLOURS, DIRECTIONS, SHAPES, MovingShapes
+from worldsmith.evaluation.generated_video import GeneratedVideo, find_real
 from worldsmith.evaluation.measuring import Scores, measure, summarize, table
 from worldsmith.evaluation.metric import Metric, Output, Values
 from worldsmith.evaluation.metrics.clip_score import ClipScore
@@ -38,19 +37,19 @@ def clip(level: int, frames: int = 5, height: int = 32) -> Tensor:
     return video
 
 
-def made(folder: Path, name: str, video: Tensor, source: Path | None = None, **args: Any) -> MadeVideo:
+def made(folder: Path, name: str, video: Tensor, source: Path | None = None, **args: Any) -> GeneratedVideo:
     folder.mkdir(exist_ok=True)
     write_mp4(folder / f"{name}.mp4", video, 8)
     form = {"num_frames": video.shape[1], "height": video.shape[2], "width": video.shape[3], "fps": 8.0}
-    return MadeVideo({"name": name, "seed": 0, "extra": {}, **form, **args}, folder / f"{name}.mp4", 1, source)
+    return GeneratedVideo({"name": name, "seed": 0, "extra": {}, **form, **args}, folder / f"{name}.mp4", 1, source)
 
 
-def values(samples: Sequence[MadeVideo], *names: str) -> dict[str, Values]:
+def values(samples: Sequence[GeneratedVideo], *names: str) -> dict[str, Values]:
     """What metrics without weights measure, by sample."""
     return values_of(measure(samples, [METRICS[name].Config().build() for name in names]))
 
 
-def distances(samples: Mapping[str, list[MadeVideo]], metric: Metric) -> dict[str, Any]:
+def distances(samples: Mapping[str, list[GeneratedVideo]], metric: Metric) -> dict[str, Any]:
     """The entry of the Fréchet distance in evaluation.json."""
     found: dict[str, Any] = measure_all(samples, {}, [metric])[0]["fvd_videomae"]
     return found
@@ -107,7 +106,7 @@ def test_an_image_does_not_move_and_is_sharp(tmp_path: Path) -> None:
 
 def test_shapes_are_looked_for_where_the_notes_name_them(tmp_path: Path) -> None:
     dataset = tmp_path / "data"
-    make_dataset(dataset, DatasetPlan(clips=1, val_clips=1))
+    MovingShapes(clips=1, val_clips=1).make(dataset)
     record = json.loads((dataset / "train/video_dataset_file.jsonl").read_text().splitlines()[0])
     colour, shape, direction = attributes_in(json.dumps(record))
     file = next((dataset / "train").rglob("*.mp4"))
@@ -118,7 +117,7 @@ def test_shapes_are_looked_for_where_the_notes_name_them(tmp_path: Path) -> None
         ({"colour": other, "shape": shape, "direction": direction}, 0.0),
         ({"colour": ["red"], "shape": shape, "direction": direction}, "no notes (extra) of a moving shape"),
     ):
-        sample = MadeVideo({**form, "extra": notes}, file, 0, None)
+        sample = GeneratedVideo({**form, "extra": notes}, file, 0, None)
         assert values([sample], "shapes")["x"] == {"adherence": expected}
 
 
@@ -178,7 +177,7 @@ class MeanLevel(Metric):
         super().reset()
         self.sum = self.count = 0.0
 
-    def update(self, batch: Sequence[MadeVideo]) -> None:
+    def update(self, batch: Sequence[GeneratedVideo]) -> None:
         self.sum += sum(float(sample.video.float().mean()) for sample in batch)
         self.count += len(batch)
 
@@ -258,7 +257,7 @@ def test_the_distance_is_of_all_videos_and_says_how_many(tmp_path: Path) -> None
     assert "2048" in lines[2]
 
 
-def decoded(samples: list[MadeVideo]) -> list[Tensor]:
+def decoded(samples: list[GeneratedVideo]) -> list[Tensor]:
     return [sample.unread().video for sample in samples]
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from worldsmith.evaluation.motion import Motion, measure_motion
+from worldsmith.evaluation.pixel_measures import Motion, measure_motion
 
 
 def moving(down: int, right: int, *, frames: int = 4, side: int = 64) -> Tensor:

@@ -104,7 +104,8 @@ def test_a_folder_that_does_not_hold_the_weights_is_refused(tmp_path: Path) -> N
 def test_weights_of_no_known_type_are_any_weights_of_the_folder(tmp_path: Path) -> None:
     weights = PretrainedWeights("lpips_vgg", "a/b")
     with pytest.raises(
-        UserError, match=r"--lpips-vgg .*\*.safetensors or .* is missing. Give --lpips-vgg lpips-vgg, after"
+        UserError,
+        match=r"--lpips-vgg .*\*.safetensors or .* is missing. Add --lpips-vgg FOLDER; `hf download a/b ",
     ):
         weights.require(str(tmp_path))
     (tmp_path / "vgg.pth").touch()

@@ -20,8 +20,7 @@ from worldsmith.families.cosmos3.attention.modes import AxisWindow, Neighborhood
 from worldsmith.families.cosmos3.attention.packed import latent_attention
 from worldsmith.families.cosmos3.attention.plans import axis_mask, plan_latents, plan_masked, plan_natten
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig
-from worldsmith.families.cosmos3.network.initialization import init_weights
-from worldsmith.families.cosmos3.network.network import Cosmos3Network
+from worldsmith.families.cosmos3.network.network import Cosmos3Network, init_weights
 from worldsmith.families.cosmos3.network.sequence import pack_samples
 from worldsmith.models.video_model import SampleLayout
 

@@ -11,9 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 from worldsmith.families.cosmos3.model import Cosmos3Generator
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig
-from worldsmith.families.cosmos3.network.initialization import init_weights
 from worldsmith.families.cosmos3.network.layers import RMSNorm
-from worldsmith.families.cosmos3.network.network import Cosmos3Network
+from worldsmith.families.cosmos3.network.network import Cosmos3Network, init_weights
 from worldsmith.families.cosmos3.network.sequence import pack_samples
 from worldsmith.models.video_model import SampleLayout
 

@@ -57,7 +57,7 @@ def test_a_line_that_was_cut_off_is_removed_and_said(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, logger="worldsmith"), MetricsLog(path, resumed_step=5) as log:
         log.write(6, {"loss": 0.1})
     assert [record["step"] for record in read_metrics(path)] == [1, 6]
-    assert "removed 1 lines that are not complete" in caplog.text
+    assert "removed 1 incomplete line: the run was interrupted" in caplog.text
 
 
 def test_a_process_that_is_killed_leaves_every_line_that_it_wrote(tmp_path):

@@ -127,7 +127,7 @@ def test_what_changes_a_run_can_be_read():
 
 
 MODULES = (
-    *("monitor.metrics_log", "monitor.tensorboard_log", "monitor.terminal_view", "monitor.throughput"),
+    *("monitor.metrics_log", "monitor.sinks", "monitor.terminal_view", "monitor.throughput"),
     *("monitor.run_record", "objectives.rectified_flow", "models.ema", "training.optimizer", "training.scheduler"),
 )
 HEAVY = ("torch", "numpy", "transformers", "diffusers")

@@ -9,7 +9,7 @@ from small_disk import largest_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
-from worldsmith.monitor.tensorboard_log import TensorBoardLog
+from worldsmith.monitor.sinks import TensorBoardLog
 
 
 def curves(folder) -> dict[str, list[tuple[int, float]]]:

@@ -16,13 +16,12 @@ from worldsmith.actions.action import ColoredLine, Result
 from worldsmith.cli.action import print_result
 from worldsmith.cli.main import main
 from worldsmith.config.write.values import escape_controls, limit_message, shorten
-from worldsmith.data.conversations.preview import Stretch, written
 from worldsmith.files.errors import UserError
 from worldsmith.files.json_file import read_json_object
 from worldsmith.monitor.process_log import CopiedStream, ProcessLog
-from worldsmith.monitor.terminal_text import fit_width, print_warning, terminal_handler
+from worldsmith.monitor.terminal_text import fit_width, fitting_columns, print_warning, terminal_handler
 from worldsmith.monitor.terminal_view import TerminalView
-from worldsmith.planning.text import fitting_columns
+from worldsmith.tools.datasets.preview_chats import Stretch, written
 
 CONTROLS = [chr(code) for code in (*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))]
 EVIL = "a\x1b]0;title\x07\x1b[2J\x9b31m\u202egnp.\u2066b\rc"

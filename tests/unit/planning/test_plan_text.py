@@ -43,7 +43,7 @@ def test_one_that_does_not_fit_says_by_how_much_and_what_holds_it() -> None:
     assert "DOES NOT FIT: 72.3 GiB of 22.4 GiB, 49.9 GiB too much" in text
     assert "fits on      h100-80, h100-pcie, a100-80, h100-94, rtx-pro-6000, h200 and 1 more" in text
     assert "more than 24GB has, before anything is computed\n" in text
-    assert "to do        `worldsmith plan … --fit` looks for settings that fit\n" in text
+    assert "to do        add --fit to the command: it looks for settings that fit\n" in text
     assert "time         not known: its memory alone is known" in text
 
 

@@ -14,10 +14,9 @@ from sampling import beginning
 from tiny_generator import WIDER, generator_config
 from torch.nn import functional
 
-from worldsmith.families.cosmos3.model import Cosmos3Generator
-from worldsmith.families.cosmos3.sampling import Cosmos3Defaults, seeded_noise
+from worldsmith.families.cosmos3.model import Cosmos3Defaults, Cosmos3Generator, seeded_noise
 from worldsmith.families.diffusers_pipeline.sampling import SchedulerSolver
-from worldsmith.families.wan.sampling import WanDefaults
+from worldsmith.families.wan.model import WanDefaults
 from worldsmith.sampling.generate import generate, generate_latents
 from worldsmith.sampling.requests import GenerationRequest, conditional_text, fit, unconditional_text
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from worldsmith.config.errors import UserError
 from worldsmith.data.clips.latent_grid import LatentGrid
-from worldsmith.families.cosmos3.sampling import Cosmos3Defaults
+from worldsmith.families.cosmos3.model import Cosmos3Defaults
 from worldsmith.sampling.requests import is_structured
 from worldsmith.sampling.sample_args import SampleArgs, decide, settings_lines
 from worldsmith.sampling.sample_files import Entry, Layer, read_condition
@@ -167,10 +167,12 @@ def test_lines_of_a_file_do_not_grow_with_its_samples() -> None:
         for name in ("guidance", "height"):
             sample.sources[name] = f"in/samples.jsonl:{index + 1}"
     lines = settings_lines(samples)
-    assert "guidance             9 different values (in/samples.jsonl)" in lines
-    assert f"height               {samples[0].height} (in/samples.jsonl)" in lines
+    assert "guidance             9 different values (samples.jsonl)" in lines
+    assert f"height               {samples[0].height} (samples.jsonl)" in lines
     some = settings_lines(samples[:2])
-    assert "guidance             0.0 (in/samples.jsonl; 1 of 2 samples)" in some
+    assert "guidance             0.0 (samples.jsonl; 1 of 2 samples)" in some
+    samples[1].sources["guidance"] = "other/samples.jsonl:1"
+    assert "guidance             1.0 (other/samples.jsonl; 1 of 2 samples)" in settings_lines(samples[:2])
 
 
 def write_clip(path: Path, frames: int = 9, rotation: int | None = None) -> Path:

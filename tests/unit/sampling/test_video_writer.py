@@ -82,6 +82,16 @@ def test_contact_sheet_shows_every_clip_and_frame(tmp_path: Path) -> None:
     assert places[a][1] == places[d][1] == places[c][1] == places[f][1] < places[b][1] == places[e][1]
 
 
+def test_contact_sheet_has_a_legend_above_its_rows(tmp_path: Path) -> None:
+    for name, legend in (("plain", ""), ("legend", "Rows: a = before; b = after. " * 4)):
+        contact_sheet(tmp_path / f"{name}.png", [("a", [moving_square()])], ["one"], legend=legend)
+    plain, sheet = read_image(tmp_path / "plain.png"), read_image(tmp_path / "legend.png")
+    height = sheet.shape[1] - plain.shape[1]
+    assert height > 19
+    assert (sheet[:, 10 : height - 10] < 128).any()  # letters
+    assert (sheet[:, height + 10 :] == plain[:, 10:]).all()
+
+
 def test_contact_sheet_refuses_a_row_with_missing_clips(tmp_path: Path) -> None:
     """A clip that would slide under another prompt is an error."""
     with pytest.raises(ValueError, match="row 'trained' has 1 clips for 2 prompts"):

@@ -9,12 +9,12 @@ import pytest
 import tiny_cogvideox
 import torch
 
-from worldsmith.actions.datasets.encode import Encode
 from worldsmith.config.tree.draft import Loaded
 from worldsmith.data.encoded_cache import TextCache
 from worldsmith.families.diffusers_pipeline.text_encoder import T5TextEncoder, UMT5TextEncoder
 from worldsmith.models.video_vae.cogvideox import CogVideoXVAE
 from worldsmith.tasks import clip_task
+from worldsmith.tools.encode.encode import Encode
 from worldsmith.training.trainer import Trainer
 
 

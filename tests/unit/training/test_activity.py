@@ -22,13 +22,13 @@ def test_encoding_and_validation_tell_which_share_is_done(tmp_path: Path, monkey
     config.dataloader_val = replace(config.dataloader_train, max_samples_per_batch=3, max_sequence_length=None)
     trainer = Trainer(config, run_folder=tmp_path / "run")
     seen: list[tuple[str, float | None]] = []
-    encode = clip_task.latents_of
+    encode = clip_task.ClipTask.cached_latents
 
     def watched(*arguments: Any) -> Any:
         seen.append(current_activity(trainer))
         return encode(*arguments)
 
-    monkeypatch.setattr(clip_task, "latents_of", watched)
+    monkeypatch.setattr(clip_task.ClipTask, "cached_latents", watched)
     trainer.train()
     count = sum(word == "encoding" for word, _ in seen)
     assert count > 1

@@ -153,7 +153,7 @@ def test_a_best_that_nothing_measures_is_refused(world: Path, tmp_path: Path) ->
     with pytest.raises(ConfigError, match="nothing says what is better"):
         Trainer(config, run_folder=tmp_path)
     config.checkpoint.keep_best, config.model.config.ema.enabled = "val_ema/loss", False
-    with pytest.raises(ConfigError, match="there are no averaged weights"):
+    with pytest.raises(ConfigError, match="there are no EMA weights"):
         Trainer(config, run_folder=tmp_path)
     config.checkpoint.keep_best = "loss"
     with pytest.raises(ConfigError, match="a figure of the validation"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import os
@@ -28,6 +29,8 @@ from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.video_file import examine
 from worldsmith.families.diffusers_pipeline.text_encoder import T5TextEncoder
 from worldsmith.monitor.metrics_log import read_metrics
+from worldsmith.monitor.page.next_steps import trained_prompt
+from worldsmith.monitor.page.run_files import read_run
 from worldsmith.monitor.throughput import Throughput
 from worldsmith.sampling.answers import Answerer
 from worldsmith.sampling.generate import GenerationRequest, generate
@@ -112,7 +115,7 @@ def test_a_sample_is_what_the_stored_weights_generate_from_the_same_noise(
         assert (whole / sample["file"]).read_bytes() == (tmp_path / "expected.mp4").read_bytes()
 
 
-def test_live_and_averaged_weights_give_other_samples_and_at_the_start_the_same(whole: Path) -> None:
+def test_raw_and_ema_weights_give_other_samples_and_at_the_start_the_same(whole: Path) -> None:
     files = {
         (s["step"], s["weights"], s["guidance"], s["prompt"]): (whole / s["file"]).read_bytes() for s in read(whole)
     }
@@ -154,7 +157,7 @@ def test_prompts_of_ones_own_and_a_shift(world: Path, tmp_path: Path) -> None:
     Trainer(config, run_folder=tmp_path).train()
     file = f"{NAME}/{LAST}/00_live_guidance_0.mp4"
     sample = {"step": 4, "weights": "live", "guidance": 0.0, "solver_steps": 2, "kind": "video"}
-    assert read(tmp_path) == [{**sample, "prompt": "a red ball", "file": file}]
+    assert read(tmp_path) == [{**sample, "prompt": "a red ball", "file": file}]  # of neither data set
     assert not (tmp_path / NAME / "real").exists()
 
 
@@ -315,9 +318,60 @@ def test_without_an_interval_a_run_draws_at_both_ends_and_trains_as_without(
     assert [(s["step"], s["weights"], s["solver_steps"]) for s in samples] == [(0, "ema", 2), (4, "ema", 2)]
     assert all("real" in s for s in samples)
     require_same_end(tmp_path, whole, step=4)
-    assert (
-        "samples      before the first step, after the last and in between, in at most 0.03 of the time" in caplog.text
-    )
+    assert caplog.text.count("samples      ") == 1
+    assert "samples      before the first step, after the last step; at most 3 % of the run's time: " in caplog.text
+
+
+def test_the_start_says_when_samples_come(world: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def said(**settings: Any) -> list[str]:
+        caplog.clear()
+        Trainer(auto_run(world, **settings), run_folder=tmp_path / str(len(list(tmp_path.iterdir())))).train()
+        lines = [record.getMessage() for record in caplog.records]
+        return [line.removeprefix("samples      ") for line in lines if line.startswith("samples      ")]
+
+    caplog.set_level(logging.INFO)
+    (line,) = said(max_time_fraction=1.0)
+    assert line.startswith("before the first step, after about step 2, later if time allows, after the last step; at")
+    (line,) = said(every=3, on_start=True)
+    assert line.startswith("before the first step, after every 3 steps and the last: ")
+    assert line.endswith(f"{NAME}/samples.jsonl")
+    assert said(enabled=False) == []
+
+
+def held_out_run(world: Path, tmp_path: Path, **settings: Any) -> Trainer.Config:
+    """A run that validates on clips with other captions than those that it is trained on."""
+    data = tmp_path / "held_out"
+    shutil.copytree(world / "data", data)
+    file = data / "video_dataset_file.jsonl"
+    file.write_text(file.read_text().replace(" moves", " is held out"))
+    config = video_run(world, every=4, weights=["live"], guidance=[3.0], **settings)
+    config.trainer.run_validation = True
+    config.dataloader_val = copy.deepcopy(config.dataloader_train)
+    config.dataloader_val.dataset.path = str(file)
+    return config
+
+
+@pytest.mark.parametrize("count", [4, 3, 1])
+def test_half_of_the_captions_are_of_training_clips_and_half_held_out(world: Path, tmp_path: Path, count: int) -> None:
+    Trainer(held_out_run(world, tmp_path, samples=count), run_folder=tmp_path / "run").train()
+    samples = read(tmp_path / "run")
+    labels = ["training caption", "held-out caption"] * 2
+    assert [s["source"] for s in samples] == labels[:count]
+    assert [s["prompt"].endswith(" is held out") for s in samples] == [False, True, False, True][:count]
+    assert trained_prompt(read_run(tmp_path / "run")) == samples[0]["prompt"]
+    for sample in samples:  # next to the clip of its own data set
+        number = sample["prompt"].split()[1]
+        original = few_frames(world / f"data/videos/{number}.mp4", 99)
+        shown = few_frames(tmp_path / "run" / sample["real"], 99)
+        assert (shown.float() - original[:, : shown.shape[1]].float()).abs().mean() < 8
+
+
+def test_captions_that_are_trained_on_are_not_called_held_out(world: Path, tmp_path: Path) -> None:
+    config = held_out_run(world, tmp_path, samples=2)
+    assert isinstance(config.dataloader_val, VideoLoader.Config)
+    config.dataloader_val.dataset.path = config.dataloader_train.dataset.path
+    Trainer(config, run_folder=tmp_path / "run").train()
+    assert [s["source"] for s in read(tmp_path / "run")] == ["training caption"] * 2
 
 
 def test_a_run_that_goes_on_without_an_interval_keeps_its_first_samples(
@@ -327,7 +381,7 @@ def test_a_run_that_goes_on_without_an_interval_keeps_its_first_samples(
     assert [s["step"] for s in read(tmp_path)] == [0, 2]
     caplog.set_level(logging.INFO)
     Trainer(auto_run(world), run_folder=tmp_path).train()
-    assert "samples      after the last step and in between, in at most 0.03 of the time" in caplog.text
+    assert "samples      after the last step; at most 3 % of the run's time: " in caplog.text
     assert "before the first step" not in caplog.text
     assert [s["step"] for s in read(tmp_path)] == [0, 2, 4]
     require_same_end(tmp_path, whole, step=4)
@@ -430,7 +484,9 @@ def test_a_network_that_only_sampling_loads_is_not_loaded_by_default(
     config.trainer.callbacks[NAME] = DrawVideos.Config()
     Trainer(config, run_folder=tmp_path / "run").train()
     assert list((tmp_path / "run" / NAME).iterdir()) == []
-    assert f"expert would be loaded next to the trained network; trainer.callbacks.{NAME}.every=N draws" in caplog.text
+    assert (
+        f"expert would be loaded next to the trained network; trainer.callbacks.{NAME}.every=N generates" in caplog.text
+    )
 
 
 def test_cached_captions_need_no_text_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -465,6 +521,7 @@ def test_a_reasoner_answers_the_same_questions(chats: Path, tmp_path: Path) -> N
         (step, weights) for step in (2, 4) for weights in ("live", "ema") for _ in range(3)
     ]
     assert all(s["kind"] == "answer" and s["prompt"] == "Is the clip possible?" for s in samples)
+    assert {s["source"] for s in samples} == {"training question"}
     places = [0, 2, 4]  # evenly over six
     assert [s["expected"] for s in samples] == [("yes", "no")[place % 2] for place in places] * 4
     assert [s["media"] and (run / s["media"]).name for s in samples[:3]] == ["chat0.mp4", "chat2.png", "chat4.mp4"]
@@ -485,12 +542,12 @@ def test_what_cannot_be_drawn_is_refused(world: Path, chats: Path, tmp_path: Pat
     for config, said in (
         (answer_run(chats, enabled=True), None),
         (video_run(world, guidance=[]), "guidance"),
-        (video_run(world, weights=["ema"]), "no average"),
+        (video_run(world, weights=["ema"]), "no EMA weights"),
     ):
         if said is None:
             config.trainer.callbacks[NAME] = DrawVideos.Config(enabled=True)
             said = "makes answers, and this draws videos"
-        if said == "no average":
+        if said == "no EMA weights":
             config.model.config.ema.enabled = False
         with pytest.raises((ConfigError, UserError), match=said):
             Trainer(config, run_folder=tmp_path)

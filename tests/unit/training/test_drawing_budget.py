@@ -60,6 +60,21 @@ def test_a_run_draws_at_both_ends_and_between_within_the_fraction(
     assert checks < len(drawings) * 15
 
 
+@pytest.mark.parametrize(
+    ("drawing_seconds", "prompts", "in_between"), [(5.0, 1, 1), (4.0, 3, 2), (2.0, 4, 4), (9.0, 1, 1)]
+)
+def test_the_first_samples_between_the_ends_come_after_a_third_of_the_run(
+    drawing_seconds: float, prompts: int, in_between: int
+) -> None:
+    """With fewer prompts where all of them would take too long."""
+    drawings, fraction, _ = simulate(steps=500, step_seconds=2.0, drawing_seconds=drawing_seconds, prompts=prompts)
+    assert drawings[0] == (0, prompts)
+    assert drawings[1][0] <= 500 / 3
+    assert drawings[1][1] == in_between
+    assert drawings[-1][0] == 500
+    assert fraction <= 0.03
+
+
 def test_steps_that_become_faster_leave_room_for_the_last_drawing() -> None:
     drawings, fraction, _ = simulate(steps=500, step_seconds=2.0, drawing_seconds=6.0, speed_up=1.15)
     assert len(drawings) > 2
@@ -75,7 +90,7 @@ def test_a_cheap_drawing_is_not_repeated_without_end() -> None:
 
 def test_the_last_drawing_has_as_many_prompts_as_the_time_allows() -> None:
     drawings, fraction, _ = simulate(steps=100, step_seconds=5.0, drawing_seconds=3.0, prompts=3)
-    assert drawings == [(0, 3), (100, 2)]
+    assert drawings == [(0, 3), (30, 1), (100, 1)]
     assert fraction <= 0.03
 
 

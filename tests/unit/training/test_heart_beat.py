@@ -121,7 +121,7 @@ def test_what_the_run_says_is_kept_from_its_start_on(
     lines = [json.loads(line) for line in (tmp_path / "run/messages.jsonl").read_text().splitlines()]
     assert [line["text"] for line in lines] == said
     assert any(text.startswith("run folder   ") for text in said)
-    assert (lines[-1]["step"], lines[-1]["level"]) == (1, "warning")
+    assert (lines[-1]["step"], lines[-1]["level"]) == (1, "info")
     assert lines[-1]["text"].startswith("stopped and saved after step 1")
     with caplog.at_level(logging.INFO, logger="worldsmith"):
         trainer(world, tmp_path / "run").train()

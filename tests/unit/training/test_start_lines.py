@@ -54,12 +54,12 @@ def test_a_start_says_once_what_its_dry_run_says(world: Path, tmp_path: Path, ca
     plan = planned(world, tmp_path / "run", 8)
     assert plan == [
         f"run folder   {tmp_path / 'run'} (new, random weights)",
-        "model        toy: 40 parameters, 40 trained, 0 frozen, with a running average",
-        "states       0.0 MiB on each process (weights 0.0 MiB, gradients 0.0 MiB, moments 0.0 MiB, average 0.0 MiB), "
-        "before activations",
+        "model        toy: 40 parameters, 40 trained, 0 frozen, with EMA weights",
+        "states       0.0 MiB on each process (weights 0.0 MiB, gradients 0.0 MiB, moments 0.0 MiB, "
+        "EMA weights 0.0 MiB), before activations",
         f"data         6 samples in {world / 'rows.txt'}; left out: none",
         "step         2 packs, about 4 samples and 16 tokens",
-        "run          8 steps, about 32 samples and 128 tokens: 5.3 passes over the data",
+        "run          8 steps, about 32 samples and 128 tokens: 5.3 epochs",
     ]
     said = trained(world, tmp_path / "run", 8, caplog)
     assert [line.partition("; listed in")[0] for line in said] == plan
@@ -69,7 +69,7 @@ def test_a_resumed_run_counts_from_where_it_is(world: Path, tmp_path: Path, capl
     trained(world, tmp_path / "run", 2, caplog)
     plan = planned(world, tmp_path / "run", 8)
     assert plan[0] == f"run folder   {tmp_path / 'run'} (goes on from iter_000000002)"
-    assert plan[-1] == "run          steps 3 to 8, about 24 samples and 96 tokens: 4.0 passes over the data"
+    assert plan[-1] == "run          steps 3 to 8, about 24 samples and 96 tokens: 4.0 epochs"
     said = trained(world, tmp_path / "run", 8, caplog)
     assert [line.partition("; listed in")[0] for line in said] == plan
 
@@ -88,14 +88,14 @@ def test_a_run_that_takes_over_a_training_state_counts_from_it(
         return tree
 
     plan = list(plan_run(resolve(config()), tmp_path / "run", world_size=1))
-    assert "run          steps 3 to 8, about 24 samples and 96 tokens: 4.0 passes over the data" in plan
+    assert "run          steps 3 to 8, about 24 samples and 96 tokens: 4.0 epochs" in plan
     resumed = list(plan_run(resolve(short(world, 8)), tmp_path / "fresh", world_size=1))
     packs = [next(line for line in lines if line.startswith("first pack")) for lines in (plan, resumed)]
     assert packs[0] != packs[1]
     caplog.clear()
     with caplog.at_level(logging.INFO, logger="worldsmith"):
         Trainer(config(), run_folder=tmp_path / "run").train()
-    assert "run          steps 3 to 8, about 24 samples and 96 tokens: 4.0 passes over the data" in caplog.messages
+    assert "run          steps 3 to 8, about 24 samples and 96 tokens: 4.0 epochs" in caplog.messages
 
 
 def test_the_dry_run_of_a_resumed_run_reads_the_pack_that_comes_next(

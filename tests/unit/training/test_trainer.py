@@ -161,7 +161,7 @@ def test_averaged_weights_become_the_regular_ones_of_a_new_run(
     config.checkpoint.load_path, config.checkpoint.load_ema_to_reg = str(whole), True
     with caplog.at_level("INFO"):
         trainer = Trainer(config, run_folder=tmp_path / "new")
-    assert "the live weights are the averaged ones of the source" in caplog.text
+    assert "the raw weights are the EMA weights of the source" in caplog.text
     source = read_checkpoint(whole / "checkpoints/iter_000000008")
     start = load_model(tmp_path / "new", weights="untrained").network.state_dict()
     for name, parameter in trainer.model.network.named_parameters():
@@ -169,7 +169,7 @@ def test_averaged_weights_become_the_regular_ones_of_a_new_run(
             assert torch.equal(found, source[f"model/net_ema.{name}"])
     assert not torch.equal(source["model/net.layers.0.weight"], source["model/net_ema.layers.0.weight"])
     config.checkpoint.load_training_state = True
-    with pytest.raises(ConfigError, match="moments belong to the live weights"):
+    with pytest.raises(ConfigError, match="optimizer state belongs to the raw weights"):
         Trainer(config, run_folder=tmp_path / "other")
 
 
@@ -177,7 +177,7 @@ def test_a_source_without_averages_cannot_give_them(world: Path, whole: Path, tm
     assert main(["export", str(whole), "--format", "native", "-o", str(tmp_path / "base")]) == 0
     config = toy_config(world)
     config.checkpoint.load_path, config.checkpoint.load_ema_to_reg = str(tmp_path / "base"), True
-    with pytest.raises(UserError, match=r"load_ema_to_reg: .* holds no averaged weights"):
+    with pytest.raises(UserError, match=r"load_ema_to_reg: .* holds no EMA weights"):
         Trainer(config, run_folder=tmp_path / "new")
 
 

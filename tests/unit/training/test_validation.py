@@ -272,6 +272,6 @@ def test_what_it_found_is_said_and_drawn(
     said = [message for message in caplog.messages if message.startswith("validation after step")]
     step, live, averaged, _ = expected[-1]
     assert said[-1].startswith(
-        f"validation after step {step}: loss {live:.4f}, averaged weights {averaged:.4f} (5 samples, "
+        f"validation after step {step}: loss {live:.4f}, EMA weights {averaged:.4f} (5 samples, "
     )
     assert len(said) == 4

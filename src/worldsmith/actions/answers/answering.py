@@ -27,7 +27,7 @@ class AnswerAction(ModelAction):
 
     class Config(ModelAction.Config):
         weights: Literal["auto", "ema", "live", "untrained"] = "auto"
-        """auto: averaged (ema) if there are any."""
+        """auto: the EMA weights (ema) if there are any, else the raw weights (live)."""
         adapter: str | None = None
         """An adapter folder in PEFT's format, merged into the model, which is its base."""
         processor: ChatProcessor.Config = field(default_factory=ChatProcessor.Config)

@@ -12,7 +12,7 @@ from worldsmith.actions.outputs.held_out import HeldOutLoss
 from worldsmith.actions.outputs.sample_order import SHEET_SAMPLES
 from worldsmith.config.declare.configurable import Config, field_names
 from worldsmith.config.errors import UserError
-from worldsmith.evaluation.made_video import MadeVideo
+from worldsmith.evaluation.generated_video import GeneratedVideo
 from worldsmith.evaluation.measuring import LOSS, REAL, Scores, measure, summarize, table
 from worldsmith.evaluation.metric import Metric, Values
 from worldsmith.evaluation.metrics.registry import METRICS
@@ -86,7 +86,7 @@ RESULT = "evaluation.json"
 
 
 def measure_all(
-    samples: Mapping[str, Sequence[MadeVideo]], losses: Mapping[str, HeldOutLoss], metrics: Collection[Metric]
+    samples: Mapping[str, Sequence[GeneratedVideo]], losses: Mapping[str, HeldOutLoss], metrics: Collection[Metric]
 ) -> tuple[dict[str, Any], dict[str, dict[str, Scores]], dict[str, Values]]:
     """Results of all metrics, the scores of each model, and the values of each real video."""
     models = {name: measure(show_progress(of, name), metrics) for name, of in samples.items()}
@@ -103,7 +103,7 @@ def measure_all(
     return results, models, values_of(real)
 
 
-def show_progress(samples: Sequence[MadeVideo], name: str) -> Iterator[MadeVideo]:
+def show_progress(samples: Sequence[GeneratedVideo], name: str) -> Iterator[GeneratedVideo]:
     """Yields samples whose videos are not kept in memory afterwards, and shows how many are done."""
     show = share_done(f"measuring {len(samples)} videos ({name})")
     for number, sample in enumerate(samples, start=1):
@@ -127,7 +127,7 @@ def read_known(file: Path, signature: str) -> dict[str, Any]:
     return {}
 
 
-def draw(sheet: Path, samples: Mapping[str, Sequence[MadeVideo]]) -> None:
+def draw(sheet: Path, samples: Mapping[str, Sequence[GeneratedVideo]]) -> None:
     """Each model's videos, and the real ones where any is known."""
     import torch
 
@@ -151,7 +151,7 @@ def values_of(scores: Mapping[str, Scores]) -> dict[str, Values]:
     return found
 
 
-def record(sample: MadeVideo, values: Values, out: Path) -> dict[str, Any]:
+def record(sample: GeneratedVideo, values: Values, out: Path) -> dict[str, Any]:
     """A sample in evaluation.json."""
     return {
         **{name: sample.args[name] for name in ("name", "seed", "model_mode", "prompt")},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, fields, replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from worldsmith.dialects.sat.recognise import is_change
 from worldsmith.dialects.sat.sampling import translate_sampling
 from worldsmith.distributed.world import start_world, stop_world, world_size
 from worldsmith.files.writable import require_writable
+from worldsmith.monitor.terminal_text import print_message
 from worldsmith.sampling.sample_files import Entry, Layer, read_files
 from worldsmith.sampling.sample_settings import Sample, SampleSettings
 from worldsmith.sampling.training_data import with_clip_size
@@ -64,7 +64,7 @@ class GenerateVideos(WritingAction):
         adapter: str | None = None
         """An adapter folder in PEFT's format, merged into the model."""
         weights: Literal["auto", "ema", "live", "untrained"] = "auto"
-        """auto: averaged (ema) if there are any."""
+        """auto: the EMA weights (ema) if there are any, else the raw weights (live)."""
         max_num_seqs: Count | None = None
         """Most samples in one forward pass; null: as many as max_model_len allows."""
         max_model_len: Count | None = None
@@ -90,7 +90,7 @@ class GenerateVideos(WritingAction):
         try:
             world = start_world(context_parallel=config.cfgp_size)
             if world.is_main:
-                print(*order.setting_lines(), sep="\n", file=sys.stderr, flush=True)
+                print_message("\n".join(order.setting_lines()))
             made = world.broadcast([] if config.force else order.made())
             if len(made) < len(order.samples):
                 device = world.device if world.size > 1 and config.device is None else order.device

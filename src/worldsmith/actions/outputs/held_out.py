@@ -25,9 +25,8 @@ from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.video_dataset import VideoDataset, Window
 from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.data.content_mark import content_mark
-from worldsmith.data.report.inspect_data import Tally
 from worldsmith.data.stream.errors import SampleError
-from worldsmith.data.stream.quarantine import Rejection
+from worldsmith.data.stream.quarantine import Rejection, Tally
 from worldsmith.files.atomic import write_text
 from worldsmith.files.fingerprint import fingerprint
 from worldsmith.files.json_file import read_json_object

@@ -6,13 +6,12 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field, fields, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from worldsmith.actions.action import Result, share_done
+from worldsmith.actions.action import Action, Result, share_done
 from worldsmith.actions.model_action import VideoAction, find_device, require_outside
-from worldsmith.actions.outputs.adherence import MeasureAdherence
 from worldsmith.actions.outputs.evaluate_samples import (
     RESULT,
     Evaluators,
@@ -26,6 +25,7 @@ from worldsmith.actions.outputs.evaluate_samples import (
 from worldsmith.actions.outputs.generate import GenerateVideos
 from worldsmith.actions.outputs.held_out import SAMPLES, HeldOutClips, HeldOutLoss, choose_mode, write_samples
 from worldsmith.actions.outputs.sample_order import SHEET, Order, mark_of, order_of
+from worldsmith.actions.registry import kind_for_flag
 from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.config import wrong
@@ -36,7 +36,7 @@ from worldsmith.config.tree.plain import class_defaults, to_dict
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.stream.errors import DataError
 from worldsmith.distributed.world import world_size
-from worldsmith.evaluation.made_video import MadeVideo, find_real
+from worldsmith.evaluation.generated_video import GeneratedVideo, find_real
 from worldsmith.evaluation.measuring import LOSS, REAL, table
 from worldsmith.evaluation.metrics.registry import METRICS, Evaluator, MetricOptions
 from worldsmith.files.atomic import write_text
@@ -86,7 +86,7 @@ class MeasureVideos(VideoAction):
         baseline: str | None = None
         """Another model that is measured beside it."""
         weights: Literal["auto", "ema", "live"] = "auto"
-        """auto: averaged (ema) if there are any."""
+        """auto: the EMA weights (ema) if there are any, else the raw weights (live)."""
         evaluators: list[Evaluator] = field(default_factory=list)
         """What is measured; empty: all that can be."""
 
@@ -115,7 +115,7 @@ class MeasureVideos(VideoAction):
     def plan(self) -> Iterator[str]:
         require_one_process()
         if self.config.prompts is not None:
-            yield from self.adherence().plan()
+            yield from self.on_prompts().plan()
             return
         self.evaluators.require_folders()
         if self.config.dataset is not None:
@@ -147,7 +147,7 @@ class MeasureVideos(VideoAction):
     def run(self) -> Result:
         require_one_process()
         if self.config.prompts is not None:
-            return self.adherence().run()
+            return self.on_prompts().run()
         self.evaluators.require_folders()
         if self.config.dataset is not None:
             return self.run_on_clips(self.config.dataset)
@@ -172,7 +172,7 @@ class MeasureVideos(VideoAction):
         for name, order in orders.items() if LOSS in self.evaluators.active else ():
             progress = share_done(f"held-out loss of {clips.dataset.num_samples} windows ({name})")
             losses[name] = clips.measure_loss(order, progress, anew=self.config.force)
-        samples: dict[str, list[MadeVideo]] = {name: [] for name in orders}
+        samples: dict[str, list[GeneratedVideo]] = {name: [] for name in orders}
         if self.evaluators.generates:
             assert self.mode is not None  # since the data set was read
             write_samples(clips, out, self.config.max_videos, self.mode, anew=self.config.force)
@@ -222,7 +222,7 @@ class MeasureVideos(VideoAction):
     def measure(
         self,
         orders: Mapping[str, Order],
-        samples: Mapping[str, Sequence[MadeVideo]],
+        samples: Mapping[str, Sequence[GeneratedVideo]],
         losses: Mapping[str, HeldOutLoss] | None = None,
         about: Mapping[str, Any] | None = None,
         lines: Sequence[str] = (),
@@ -267,10 +267,12 @@ class MeasureVideos(VideoAction):
         write_lineage(out, action="evaluate", settings=to_dict(self.config), inputs=inputs, outputs=outputs)
         return Result([*table(facts["figures"]), *notes, *last], facts)
 
-    def adherence(self) -> MeasureAdherence:
-        config = self.config
-        names = [one.name for one in fields(MeasureAdherence.Config)]
-        return MeasureAdherence.Config(**{name: getattr(config, name) for name in names}).build()
+    def on_prompts(self) -> Action:
+        """The action that measures with `prompts`, and its settings."""
+        kind = kind_for_flag("evaluate", "--prompts")
+        settings = {name: getattr(self.config, name) for name in field_names(kind.Config)}
+        action: Action = kind.Config(**settings).build()
+        return action
 
     @property
     def evaluators(self) -> Evaluators:
@@ -334,21 +336,21 @@ class MeasureVideos(VideoAction):
             found[name] = order, generation
         return found
 
-    def samples(self, order: Order) -> list[MadeVideo]:
+    def samples(self, order: Order) -> list[GeneratedVideo]:
         """What an order makes. Raises UserError for a real video that is not there."""
         folders = {entry.name: entry.layers[0].folder for entry in read_files(self.files)}
         grid = LatentGrid(*order.model.config.latent_grid)
-        found: list[MadeVideo] = []
+        found: list[GeneratedVideo] = []
         for sample in order.samples:
             entry = sample.name if sample.name in folders else sample.name.rpartition("/")[0]
             given = len(sample.condition_frame_indexes_vision)
             kept = grid.pixel_frames(given) if given else 0
             args = json.loads(json.dumps(order.arguments(sample)))
             file = order.out / sample.name / sample.file
-            found.append(MadeVideo(args, file, kept, find_real(sample, folders[entry])))
+            found.append(GeneratedVideo(args, file, kept, find_real(sample, folders[entry])))
         return found
 
-    def signature(self, samples: Mapping[str, Sequence[MadeVideo]], losses: Mapping[str, HeldOutLoss]) -> str:
+    def signature(self, samples: Mapping[str, Sequence[GeneratedVideo]], losses: Mapping[str, HeldOutLoss]) -> str:
         """Changes with the metrics, their weights and settings, every loss, every video, and every real one."""
         networks = [fingerprint(folder) for folder in self.evaluators.folders.values()]
         found = [[name, of.losses, of.left_out] for name, of in losses.items()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from worldsmith.checkpoint.formats.export_weights import exports_of
 from worldsmith.checkpoint.formats.family_formats import Export as Format
 from worldsmith.checkpoint.formats.family_formats import ExportOptions, formats_of
 from worldsmith.checkpoint.formats.find_model import find_family, find_model
-from worldsmith.checkpoint.formats.stored_model import StoredModel
+from worldsmith.checkpoint.formats.stored_model import WEIGHTS_NAMES, StoredModel
 from worldsmith.config.declare.class_tags import tag_of
 from worldsmith.config.declare.ranges import PositiveFactor
 from worldsmith.config.errors import UserError
@@ -23,6 +23,17 @@ from worldsmith.files.fingerprint import LINEAGE
 from worldsmith.models.video_model import GenerationDefaults
 from worldsmith.monitor.lineage import Input, read_lineage, record_of, write_lineage
 from worldsmith.sampling.training_data import with_clip_size
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedExport:
+    """A model and the format and folder in which it is written."""
+
+    name: str
+    """Name of the format, as `--format` has it."""
+    form: Format
+    out: Path
+    model: StoredModel
 
 
 class Export(WritingAction):
@@ -38,7 +49,7 @@ class Export(WritingAction):
         dtype: Literal["bfloat16", "float32"] = "bfloat16"
         """Number format of the weights."""
         weights: Literal["auto", "ema", "live"] = "auto"
-        """auto: the averaged ones (ema) if there are any."""
+        """auto: the EMA weights (ema) if there are any, else the raw weights (live)."""
         merge: bool = True
         """Merge a LoRA run's adapters into the weights; --no-merge keeps them beside (native, sat)."""
         vision_tower: str | None = None
@@ -52,14 +63,15 @@ class Export(WritingAction):
     config: Config
 
     def plan(self) -> Iterator[str]:
-        _, form, out, model = self.prepare()
-        yield f"{form.what} would be written to {out} ({self.describe(model)})"
-        if read_about(out, form.index) is not None:
+        found = self.prepare()
+        yield f"{found.form.what} would be written to {found.out} ({self.describe(found.model)})"
+        if read_about(found.out, found.form.index) is not None:
             yield "an export is there already: the same one is left as it is, another one needs --force"
 
     def run(self) -> Result:
         config = self.config
-        name, form, out, model = self.prepare()
+        found = self.prepare()
+        name, form, out, model = found.name, found.form, found.out, found.model
         written = form.write(model, out, self.options())
         if written or not (out / LINEAGE).is_file():
             adapter = [] if model.adapter is None else [Input("adapter", model.adapter)]
@@ -82,10 +94,10 @@ class Export(WritingAction):
         return ExportOptions(config.dtype, config.merge, config.force, config.vision_tower)
 
     def describe(self, model: StoredModel) -> str:
-        return f"{model.weights} weights after {model.iteration} steps, {self.config.dtype}"
+        return f"{WEIGHTS_NAMES[model.weights]} after {model.iteration} steps, {self.config.dtype}"
 
-    def prepare(self) -> tuple[str, Format, Path, StoredModel]:
-        """The format and its name, the folder and the model, after all checks that cost little."""
+    def prepare(self) -> PreparedExport:
+        """Runs the checks that need no weights. Raises UserError."""
         config, path = self.config, Path(self.config.model)
         family = find_family(path, base=config.base)
         formats = exports_of(family)
@@ -110,7 +122,7 @@ class Export(WritingAction):
             model = replace(model, defaults=replace(defaults, shift=shift))
         elif config.shift is not None:
             raise UserError(f"--shift: models of the family '{family}' have no such schedule; leave it out")
-        return name, form, out, model
+        return PreparedExport(name, form, out, model)
 
     def require_meaning(self, name: str, formats: Mapping[str, Format]) -> None:
         """Raises UserError for a flag that means nothing in the format, or for another config than the run's."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -62,6 +62,24 @@ class WeightLayout:
     """Packages whose versions are recorded."""
 
 
+@dataclass(frozen=True, slots=True)
+class ExportedModel:
+    """A model and what its exported folder states about it."""
+
+    weights: WeightSource
+    spec: ModelSpec
+    average: bool = False
+    """Whether the EMA weights are exported if there are any."""
+    defaults: Any = None
+    """Generation defaults of the family; None: the folder states none."""
+    origin: ExportSource = field(default_factory=ExportSource)
+    """The run that the weights come from."""
+    card: Mapping[str, Any] = field(default_factory=dict)
+    """Facts for the model card in addition to those of the layout."""
+    tree: Mapping[str, Any] | None = None
+    """The run's config as plain data; None: no run."""
+
+
 def export_stored_weights(layout: WeightLayout, model: StoredModel, out: Path, options: ExportOptions) -> bool:
     """`export_weights` of a model on disk."""
     if options.merge:
@@ -74,19 +92,16 @@ def export_stored_weights(layout: WeightLayout, model: StoredModel, out: Path, o
             {**card, "vision_tower": tower.describe},
         )
     spec = model.merged_spec if options.merge else model.spec
-    return export_weights(
-        layout,
+    exported = ExportedModel(
         layout.prepare(source, spec),
         spec,
-        out,
+        average=model.average,
         defaults=model.defaults,
         origin=origin_of(model, merge=options.merge),
         card=card,
-        average=model.average,
         tree=model.tree,
-        dtype=options.dtype,
-        force=options.force,
     )
+    return export_weights(layout, exported, out, dtype=options.dtype, force=options.force)
 
 
 def named_tensors(layout: WeightLayout, model: StoredModel, options: ExportOptions) -> dict[str, Tensor]:
@@ -126,38 +141,42 @@ def with_tower(source: WeightSource, tower: WeightSource, prefix: str) -> Weight
 
 def export_weights(
     layout: WeightLayout,
-    source: WeightSource,
-    spec: ModelSpec,
-    out: str | Path,
+    model: ExportedModel,
+    out: Path,
     *,
-    defaults: Any = None,
-    origin: ExportSource | None = None,
-    card: Mapping[str, Any] | None = None,
-    average: bool = False,
-    tree: Mapping[str, Any] | None = None,
     dtype: DType = "bfloat16",
     force: bool = False,
     max_shard_size: int = 5 * GIGABYTE,
 ) -> bool:
-    """Writes the folder `out` from the weights of `source`; False when the same export is there already.
+    """Writes the folder `out`, which appears when it is complete.
 
-    The folder appears when it is complete. Raises FileExistsError when `out` is something else (`force` replaces an
-    older export, never other files).
+    Args:
+        layout: How the folder is written.
+        model: The model.
+        out: The folder.
+        dtype: Dtype of the weights that the model does not keep in float32.
+        force: Replace an older export; other files are never replaced.
+        max_shard_size: Maximum size of a weight file in bytes.
+
+    Returns:
+        False if the same export exists already.
+
+    Raises:
+        FileExistsError: `out` is something else.
     """
-    out = Path(out)
-    origin = origin or ExportSource()
+    spec, source = model.spec, model.weights
     formats = formats_of(spec.name)
     present = read_about(out, CONFIG)
     about = {
         "worldsmith": __version__,
         "versions": {name: version(name) for name in layout.packages},
         "format": layout.format,
-        "source": asdict(origin),
+        "source": asdict(model.origin),
         "dtype": dtype,
         "weights_sha256": (present or {}).get("weights_sha256", ""),
-        "generation": asdict(defaults) if defaults is not None else {},
+        "generation": asdict(model.defaults) if model.defaults is not None else {},
         "model": formats.exported_config(spec),
-        "card": {"parameters": count_numbers(source.shapes), **layout.facts(spec), **(card or {})},
+        "card": {"parameters": count_numbers(source.shapes), **layout.facts(spec), **model.card},
     }
     damage = None if present is None else find_export_damage(out, present)
     if present is not None and not force and (damage is not None or not same_export(present, about)):
@@ -168,13 +187,13 @@ def export_weights(
         keys = {name: layout.key(name) for name in source.shapes}
         dtype_of = formats.stored_dtype(dtype, spec.config)
         about["weights_sha256"] = write_safetensors(
-            aside, STEM, source, keys, dtype_of, average=average, max_shard_size=max_shard_size
+            aside, STEM, source, keys, dtype_of, average=model.average, max_shard_size=max_shard_size
         )
         if present is not None and same_export(present, about) and damage is None:
             return False
         if present is not None and not force:
             raise another_export(out, damage)
-        formats.pack_components(spec.config, aside, tree)
+        formats.pack_components(spec.config, aside, model.tree)
         (aside / CONFIG).write_text(json.dumps(layout.config(spec, about), indent=2) + "\n", encoding="utf-8")
         (aside / "README.md").write_text(formats.card(out.name, about), encoding="utf-8")
         publish_export(aside, out, about, force=force)
@@ -208,10 +227,6 @@ NATIVE = Export(
     keeps_tower=True,
     has_schedule=True,
 )
-
-
-export_native = partial(export_weights, LAYOUT)
-"""`export_weights` in this layout."""
 
 
 def exports_of(family: str) -> dict[str, Export]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 from worldsmith.checkpoint.dcp.parts import METADATA
 from worldsmith.checkpoint.formats.merged_adapter import check_base, require_no_adapters
 from worldsmith.checkpoint.formats.peft_adapter import BASE_WEIGHTS
-from worldsmith.checkpoint.formats.stored_model import StoredModel
+from worldsmith.checkpoint.formats.stored_model import WEIGHTS_NAMES, StoredModel
 from worldsmith.checkpoint.formats.weight_formats import FORMATS, full_name, weight_formats
 from worldsmith.checkpoint.run.folders import NAME, find_latest, folder_iteration
 from worldsmith.checkpoint.run.frozen_weights import is_partial
@@ -50,8 +50,8 @@ def find_model(path: str | Path, *, weights: Weights = "auto", base: str | None 
     Args:
         path: a run folder (its newest complete checkpoint is taken), an iter folder, an exported pipeline or native
             export, the hub name of one of the last two, or a folder of adapters in PEFT's format, whose base is read.
-        weights: "ema" the averaged weights, "live" the trained ones, "untrained" those that the run started from,
-            "auto" averaged if there are any, else live.
+        weights: "ema" the EMA weights, "live" the raw weights, "untrained" those that the run started from, "auto"
+            the EMA weights if there are any, else the raw weights.
         base: where the weights are now on which a checkpoint of trained weights only was trained (what
             `open_weights` takes), or where the base of adapters is; None: at the load_path in the run's config, or
             where the adapters' own files say.
@@ -165,7 +165,7 @@ def choose_of_run(model: StoredModel, checkpoint: Path | None, weights: Weights)
         raise needs_no_base(checkpoint, "it holds all its weights")
     averaged = bool(CheckpointWeights(checkpoint / "model").average_shapes)
     if weights == "ema" and not averaged:
-        raise ValueError(f"{checkpoint} has no averaged weights (model.config.ema was off); ask for the live ones")
+        raise ValueError(f"{checkpoint} has no EMA weights (model.config.ema was off); ask for the raw ones (live)")
     kind: Literal["ema", "live"] = "live" if weights == "live" or not averaged else "ema"
     return replace(model, folder=checkpoint, iteration=folder_iteration(checkpoint.resolve()), weights=kind)
 
@@ -210,7 +210,8 @@ def choose_of_export(model: StoredModel, _: Path | None, weights: Weights) -> St
         raise needs_no_base(model.folder, "an exported folder holds all weights")
     if weights not in ("auto", model.weights):
         raise ValueError(
-            f"{model.folder} holds the {model.weights} weights only; for the {weights} ones give the run folder"
+            f"{model.folder} has only the {WEIGHTS_NAMES[model.weights]}: for the {WEIGHTS_NAMES[weights]}, give the "
+            "run folder"
         )
     return model
 

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     import torch
 
 
+WEIGHTS_NAMES = {"live": "raw weights", "ema": "EMA weights", "untrained": "untrained weights"}
+"""Names of `StoredModel.weights` for people."""
+
+
 @dataclass(frozen=True)
 class StoredModel:
     """A model on disk whose config has been read and whose weights have been chosen, but not read yet."""
@@ -94,11 +98,11 @@ class StoredModel:
     @property
     def weights_in_words(self) -> str:
         """Which weights are meant, for people."""
-        return "untrained" if self.weights == "untrained" else f"{self.weights} weights, {self.iteration} steps"
+        return "untrained" if self.weights == "untrained" else f"{WEIGHTS_NAMES[self.weights]}, {self.iteration} steps"
 
     @property
     def average(self) -> bool:
-        """Whether the averaged weights are meant."""
+        """Whether the EMA weights are meant."""
         return self.weights == "ema"
 
     def open(self, *, merge: bool = True) -> WeightSource:

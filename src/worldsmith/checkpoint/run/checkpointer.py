@@ -84,13 +84,13 @@ class Checkpointer(Configurable):
                 raise wrong(
                     self, "load_path", why="an empty name", remedy="name the weights to start from, or null for none"
                 )
-            for name, what in (("load_training_state", "training state"), ("load_ema_to_reg", "averaged weights")):
+            for name, what in (("load_training_state", "training state"), ("load_ema_to_reg", "EMA weights")):
                 if getattr(self, name) and self.load_path is None:
                     remedy = f"set load_path: the checkpoint whose {what} is taken"
                     raise wrong(self, name, "load_path", why="there is nothing to take it from", remedy=remedy)
             if self.load_ema_to_reg and self.load_training_state:
                 both = "load_ema_to_reg", "load_training_state"
-                raise wrong(self, *both, why="the moments belong to the live weights")
+                raise wrong(self, *both, why="the optimizer state belongs to the raw weights")
             if self.keep_every is not None and self.keep_latest_k is None:
                 raise wrong(self, "keep_every", "keep_latest_k", why="all checkpoints are kept anyway")
             if self.keep_best is not None and not self.keep_best.startswith(("val/", "val_ema/")):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,37 +78,50 @@ def go_back_to_best(parent: Path, iteration: int, best: int) -> None:
         (parent / BEST_POINTER).unlink()
 
 
-def read_pointer(parent: Path) -> tuple[Path | None, str | None]:
-    """The checkpoint that the pointer in `parent` names, and what is wrong with the pointer; (None, None) without one.
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """Content of `latest_checkpoint.txt`; both fields are None without that file."""
 
-    A checkpoint that is named and gone is returned, too.
-    """
+    checkpoint: Path | None = None
+    """The checkpoint that it names, even if its folder does not exist; None if the name cannot be read."""
+    problem: str | None = None
+    """What is wrong with the pointer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeCandidates:
+    """The checkpoints of a run, in the order in which a resume tries them."""
+
+    checkpoints: list[Path]
+    """First the one that the pointer names, then earlier ones, then later ones, from which the run has gone back."""
+    pointer: Pointer
+
+
+def read_pointer(parent: Path) -> Pointer:
+    """Reads the pointer to the latest checkpoint in `parent`."""
     try:
         name = (parent / POINTER).read_text(encoding="utf-8").strip()
     except FileNotFoundError:
-        return None, None
+        return Pointer()
     except (OSError, ValueError) as error:
-        return None, f"{POINTER} cannot be read: {error}"
+        return Pointer(problem=f"{POINTER} cannot be read: {error}")
     if not NAME.fullmatch(name):
-        return None, f"{POINTER} holds {name[:40]!r}, which is not the name of a checkpoint"
+        return Pointer(problem=f"{POINTER} holds {name[:40]!r}, which is not the name of a checkpoint")
     missing = None if (parent / name).is_dir() else f"{name}: named by {POINTER}, but there is no such folder"
-    return parent / name, missing
+    return Pointer(parent / name, missing)
 
 
-def candidates(parent: Path) -> tuple[list[Path], Path | None, list[str]]:
-    """The checkpoints in the order in which a resume tries them; what the pointer names, and what is wrong with it.
-
-    First the one that the pointer names, then those before it. Later ones come last: the run has gone back from them.
-    """
-    found = checkpoint_folders(parent)
-    named, problem = read_pointer(parent)
+def list_candidates(parent: Path) -> ResumeCandidates:
+    """Lists the checkpoints in `parent` that a resume tries."""
+    found, pointer = checkpoint_folders(parent), read_pointer(parent)
+    named = pointer.checkpoint
     if named is not None:
         found.sort(key=lambda path: is_later(path, named))
-    return found, named, [] if problem is None else [problem]
+    return ResumeCandidates(found, pointer)
 
 
 def find_latest(parent: Path, world: World, *, weights_only: bool = False, own: bool = False) -> Path | None:
-    """The checkpoint to resume from: the first whole one of `candidates`. All ranks read a share of the files.
+    """The checkpoint to resume from: the first complete one of `list_candidates`. All ranks read a share of the files.
 
     With `weights_only` it is the one to take weights from; see `damage`. Unless the run is the caller's `own`, another
     process may train in it: what is returned is leased, so that it stays until this process has read it.
@@ -115,19 +129,23 @@ def find_latest(parent: Path, world: World, *, weights_only: bool = False, own: 
     Changes nothing. None when there is no checkpoint. A damaged one is passed over with a message. Raises UserError
     when there are checkpoints and none is complete.
     """
-    found, named, problems = world.broadcast(candidates(parent) if world.is_main else None)
+    found: ResumeCandidates = world.broadcast(list_candidates(parent) if world.is_main else None)
+    problems = [found.pointer.problem] if found.pointer.problem else []
     passed_over = 0
-    while found:
-        candidate = found.pop(0)
+    while found.checkpoints:
+        candidate = found.checkpoints.pop(0)
         if not own and not all(world.gather(lease(candidate / MANIFEST) or candidate.is_dir())):
-            found, named, problems = world.broadcast(candidates(parent) if world.is_main else None)
-            continue  # it was removed just now, for a later one
+            # It was removed just now, for a later one: list them again.
+            found = world.broadcast(list_candidates(parent) if world.is_main else None)
+            problems = [found.pointer.problem] if found.pointer.problem else []
+            continue
         problem = damage(candidate, world, weights_only=weights_only)
         if problem is None:
             for line in problems:
                 logger.warning("DAMAGED CHECKPOINT passed over: %s", line)
             if problems:
                 logger.warning("%s is taken instead", candidate.name)
+            named = found.pointer.checkpoint
             if named is not None and is_later(candidate, named):
                 logger.warning("%s is later than %s: the run had gone back from it", candidate.name, named.name)
             return candidate

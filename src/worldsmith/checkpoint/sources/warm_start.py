@@ -70,11 +70,11 @@ class LoadReport:
         if self.skipped:
             text.append(f"  skipped by keys_to_skip_loading: {shorten_names(self.skipped)}")
         if self.started_live:
-            text.append(f"  averages that start from the live weights: {len(self.started_live)}")
+            text.append(f"  EMA weights that start from the raw weights: {len(self.started_live)}")
         averages = [name for name in self.unexpected if name.startswith(AVERAGE)]
         others = [name for name in self.unexpected if name not in set(averages)]
         if averages:
-            text.append(f"  averaged weights of the checkpoint, which are not taken: {shorten_names(averages, 1)}")
+            text.append(f"  EMA weights of the checkpoint, which are not loaded: {shorten_names(averages, 1)}")
         if others:
             text.append(f"  in the checkpoint but not in this network: {shorten_names(others)}")
         for rule in self.rules_without_effect:
@@ -185,7 +185,7 @@ def compare_weights(
     """What loading the wanted tensors (name with prefix → shape) from `source` would do; raises like `load_weights`."""
     report = LoadReport(source=source.describe, folder=str(source.path))
     if average_as_live and not source.average_shapes:
-        raise UserError(f"checkpoint.load_ema_to_reg: {source.describe} holds no averaged weights; set it to false")
+        raise UserError(f"checkpoint.load_ema_to_reg: {source.describe} holds no EMA weights; set it to false")
     for name, shape in wanted.items():
         average = name.startswith(AVERAGE)
         bare = name.removeprefix(AVERAGE if average else LIVE)
@@ -218,7 +218,7 @@ def compare_weights(
     else:
         refuse(report, NetworkDifference(), keys_to_skip)
     if average_as_live:
-        report.notes.append("the live weights are the averaged ones of the source (load_ema_to_reg)")
+        report.notes.append("the raw weights are the EMA weights of the source (load_ema_to_reg)")
     return report
 
 

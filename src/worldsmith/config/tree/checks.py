@@ -12,6 +12,7 @@ from worldsmith.config.errors import Problem, WrongValueError, code_problem
 from worldsmith.config.tree.degrees import NAMES, fit_degrees, needed_processes
 from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
 from worldsmith.config.tree.plain import class_defaults
+from worldsmith.config.write.values import LAUNCH_WORD, write
 
 PARALLELISM: Path = ("model", "config", "parallelism")
 MOST = 20
@@ -70,9 +71,15 @@ def remarks(tree: Any, environment: Mapping[str, str] = os.environ) -> list[str]
     if isinstance(cycles, list) and cycles and all(type(n) is int for n in cycles) and type(steps) is int:
         total = sum(cycles)
         if total < steps:
+            rate, factor = find(tree, ("optimizer", "lr")), find(tree, ("scheduler", "f_min"))
+            at = "the schedule's last value"
+            if isinstance(rate, (int, float)) and isinstance(factor, list) and isinstance(factor[-1], (int, float)):
+                at = f"learning rate {rate * factor[-1]:g}{'' if rate * factor[-1] else ' and train nothing'}"
+            longer = [*cycles[:-1], cycles[-1] + steps - total]
             found.append(
-                f"scheduler.cycle_lengths end after {total} steps, trainer.max_iter is {steps}: "
-                f"the last {steps - total} steps run at the schedule's last value"
+                f"scheduler.cycle_lengths end after {total} steps, trainer.max_iter is {steps}: the last "
+                f"{steps - total} steps run at {at}. Set scheduler.cycle_lengths={write(longer, LAUNCH_WORD)} for a "
+                "schedule as long as the run"
             )
     skipped = find(tree, ("checkpoint", "keys_to_skip_loading"))
     start = [find(tree, ("checkpoint", name)) for name in ("load_path", "init")]

@@ -182,7 +182,9 @@ def _key_comment(entry: TomlField, tree: Config, target: tuple[Any, ...]) -> str
 
 
 def _prose(text: str) -> list[str]:
-    return textwrap.wrap(text, _WIDTH, initial_indent="# ", subsequent_indent="# ", break_long_words=False)
+    return textwrap.wrap(
+        text, _WIDTH, initial_indent="# ", subsequent_indent="# ", break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _toml_value(tree: Config, path: tuple[Any, ...]) -> str:

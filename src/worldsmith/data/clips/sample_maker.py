@@ -13,11 +13,11 @@ from worldsmith.data.clips.captions import choose_caption, render_caption
 from worldsmith.data.clips.inspect_clips import InspectedClip, features_of, inspect_window
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.video_dataset import VideoDataset, Window
-from worldsmith.data.clips.video_loader import FirstFrames, VideoLoader, VideoSample
 from worldsmith.data.clips.video_reader import Framing, read_frames
-from worldsmith.data.encoded_cache import LatentCache, file_identity
+from worldsmith.data.clips.video_sample import FirstFrames, VideoSample
+from worldsmith.data.encoded_cache import LatentCache
 from worldsmith.data.stream.errors import SampleError, check_text
-from worldsmith.data.stream.maker import Features, Made, SampleMaker
+from worldsmith.data.stream.maker import Features, Made, SampleMaker, StreamSettings
 from worldsmith.data.stream.positions import sample_rng
 from worldsmith.data.stream.quarantine import Rejection
 from worldsmith.data.video_file import examine
@@ -31,10 +31,11 @@ class ClipMaker(SampleMaker[VideoSample]):
     def __init__(
         self,
         dataset: VideoDataset,
-        config: VideoLoader.Config,
+        config: StreamSettings,
         *,
         grid: LatentGrid,
         tokenizer: Callable[[str], list[int]],
+        max_caption_tokens: int,
         latent_cache: LatentCache | None,
         first_frames: FirstFrames = "none",
         only_shape: tuple[int, int, int] | None = None,
@@ -42,7 +43,7 @@ class ClipMaker(SampleMaker[VideoSample]):
         super().__init__(dataset, config)
         self.grid = grid
         self.tokenizer = tokenizer
-        self.max_caption_tokens = config.max_caption_tokens
+        self.max_caption_tokens = max_caption_tokens
         self.latent_cache = latent_cache
         self.first_frames = first_frames
         self.only_shape = only_shape
@@ -123,13 +124,10 @@ class ClipMaker(SampleMaker[VideoSample]):
         return replace(sample, video=video, latents=latents, latent_shape=shape, num_frames=count, cache_key=key)
 
     def _key(self, window: Window, part: InspectedClip, *counts: int) -> str | None:
-        """Returns the cache key of the first used frames; `counts`: their number, and that of a clip they begin."""
+        """Returns the cache key of the first used frames (see `LatentCache.clip_key`), or None without a cache."""
         if self.latent_cache is None:
             return None
-        frames = [part.selection.start, part.selection.interval, *counts]
-        source = [window.start_frame, window.end_frame, window.temporal_interval]
-        file = file_identity(part.status, window.path, window.relative_path, window.mark)
-        return self.latent_cache.key_for(file=file, window=source, frames=frames, size=list(part.size))
+        return self.latent_cache.clip_key(window, part.status, part.selection, part.size, *counts)
 
     def _read(self, window: Window, part: InspectedClip, count: int) -> torch.Tensor:
         """Reads the first `count` used frames as uint8 [3, count, H, W]; decodes no later frame."""

@@ -1,27 +1,21 @@
-"""`VideoLoader`: packs of captioned clips, and `VideoSample`, their samples."""
+"""`VideoLoader`: packs of captioned clips."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from dataclasses import field
+from typing import TYPE_CHECKING
 
 from worldsmith.config.declare.ranges import Count
 from worldsmith.data.clips.clip_records import is_clips
 from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.stream.loader import PackingDataLoader
-from worldsmith.data.stream.maker import ThroughPipe
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from worldsmith.data.clips.latent_grid import LatentGrid
+    from worldsmith.data.clips.video_sample import FirstFrames
     from worldsmith.data.encoded_cache import LatentCache
     from worldsmith.data.stream.quarantine import Quarantine
-
-FirstFrames = Literal["none", "encoded each time", "cached", "opening", "opening and pixels"]
-"""What a sample contains of its first frame, as a sample of its own: nothing; pixels; cached latents; cached latents of
-a clip that begins with it and is empty after it; or these latents and pixels."""
 
 
 class VideoLoader(PackingDataLoader):
@@ -71,6 +65,7 @@ class VideoLoader(PackingDataLoader):
             config,
             grid=grid,
             tokenizer=tokenizer,
+            max_caption_tokens=config.max_caption_tokens,
             latent_cache=latent_cache,
             first_frames=first_frames,
             only_shape=only_shape,
@@ -80,39 +75,3 @@ class VideoLoader(PackingDataLoader):
     @classmethod
     def dataset_at(cls, path: str) -> VideoDataset.Config | None:
         return VideoDataset.Config(path=path) if is_clips(path) else None
-
-
-@dataclass(slots=True)
-class VideoSample(ThroughPipe):
-    """One window of one clip, ready to be encoded (`video`) or already encoded (`latents`)."""
-
-    key: str
-    """`<uuid>_w<window index>`."""
-    position: int
-    """Position in the endless stream of samples (epoch * len(dataset) + i); it seeds all its randomness."""
-    text_ids: list[int]
-    """Chat-templated caption ids, truncated; without the end-of-text and vision-start ids that packing appends."""
-    caption: str
-    """The text of the caption."""
-    video: Tensor | None
-    """uint8 [3, T, H, W] with T = 4k + 1; None when `latents` is set."""
-    latents: Tensor | None
-    """float32 [C, t, h, w], normalized; None when `video` is set."""
-    latent_shape: tuple[int, int, int]
-    """(t, h, w) of the latents."""
-    size: tuple[int, int]
-    """(H, W) in pixels."""
-    num_frames: int
-    """T."""
-    fps: float
-    """Conditioning fps: original / interval, or the fixed `conditioning_fps`."""
-    condition_frames: int
-    """Clean leading latent frames: 0 text-to-video, 1 image-to-video, 2 video-to-video."""
-    num_tokens: int
-    """Tokens that count toward the cap of a pack (`LatentGrid.sample_tokens`)."""
-    cache_key: str | None
-    """Key of the latents in the cache; None when the cache is off."""
-    resolution: str
-    """Resolution of the dataset: a tier such as "256", or a size such as "720x480"."""
-    image: VideoSample | None = None
-    """The first frame as a sample of its own, if the task needs it; also in addition to cached `latents`."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.config import Configurable
+from worldsmith.data.conversations.chat_template import ChatTemplate
 from worldsmith.data.conversations.conversation import Part, Turn
 from worldsmith.data.conversations.media.limits import has_limits
 from worldsmith.data.conversations.media.media_processor import ImagePlan, MediaProcessor, VideoPlan
@@ -44,8 +45,6 @@ class ChatProcessor(Configurable):
     def __init__(self, config: Config, *, folder: Path) -> None:
         """Raises DataError if the folder lacks a tokenizer, a chat template or, for a vision model, the limits."""
         from transformers import AutoTokenizer
-
-        from worldsmith.data.conversations.chat_template import ChatTemplate
 
         self.config = config
         self.folder = Path(folder)

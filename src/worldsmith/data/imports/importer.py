@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from worldsmith.data.clips.clip_records import FILE_NAMES
+from worldsmith.data.dataset_folder import complete_folder, prepare_folder
 from worldsmith.data.imports.found import Clip, Found
-from worldsmith.data.made_folder import complete_folder, prepare_folder
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.stream.quarantine import Rejection
 from worldsmith.data.video_file import VideoInfo, examine, frame_times

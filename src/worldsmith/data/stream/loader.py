@@ -5,17 +5,16 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from worldsmith.config import Configurable, wrong
 from worldsmith.config.declare.ranges import Count, NotNegative, Share
 from worldsmith.data.stream.errors import DataError
+from worldsmith.data.stream.maker import SampleMaker
 from worldsmith.data.stream.packing import AlikePacker, Packer, PaddedPacker, PoolPacker, SequentialPacker, check_caps
 from worldsmith.data.stream.positions import Cursor, merge_positions
 from worldsmith.data.stream.quarantine import Quarantine, Rejection
-
-if TYPE_CHECKING:
-    from worldsmith.data.stream.maker import SampleMaker
+from worldsmith.data.stream.workers import fetch
 
 log = logging.getLogger(__name__)
 
@@ -213,8 +212,6 @@ class PackingDataLoader(Configurable):
 
     def _samples(self, cursor: Cursor, stop: int | None = None) -> Iterator[Any]:
         """The samples of this rank in order; those that cannot be used are quarantined here."""
-        from worldsmith.data.stream.workers import fetch
-
         unusable: set[str] = set()
         rejected_in_a_row = 0
         # Far more than chance can explain, also for a rank that sees a small part of each epoch.

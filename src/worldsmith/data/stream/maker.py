@@ -1,18 +1,15 @@
-"""Interfaces between a loader and its data: dataset, sample maker, and transfer of samples between processes."""
+"""Interfaces between a loader and its data: settings, dataset, sample maker, transfer of samples between processes."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from worldsmith.data.stream.errors import READ_ERRORS, SampleError, read_error
 from worldsmith.data.stream.positions import sample_index
 from worldsmith.data.stream.quarantine import Rejection
-
-if TYPE_CHECKING:
-    from worldsmith.data.stream.loader import PackingDataLoader
 
 Features = Mapping[str, Sequence[float | str]]
 """By name numbers, or words such as a size; of some there are several in a sample, or none."""
@@ -65,6 +62,21 @@ class StreamDataset(Protocol):
     def __len__(self) -> int: ...
 
 
+class StreamSettings(Protocol):
+    """Settings of a loader that its sample maker needs."""
+
+    seed: int
+    shuffle: bool
+
+    @property
+    def sample_cap_field(self) -> str:
+        """Name of the setting that limits the tokens of a sample."""
+
+    @property
+    def sample_cap(self) -> int | None:
+        """Exclusive token limit of a sample; None = no limit."""
+
+
 S = TypeVar("S", bound=StreamSample)
 
 
@@ -80,7 +92,7 @@ class Made(Generic[S]):
 class SampleMaker(ABC, Generic[S]):
     """Maps a stream position to a sample, in a worker process. All randomness comes from (seed, position)."""
 
-    def __init__(self, dataset: StreamDataset, config: PackingDataLoader.Config) -> None:
+    def __init__(self, dataset: StreamDataset, config: StreamSettings) -> None:
         self.dataset: Any = dataset
         self.seed, self.shuffle, self.max_tokens = config.seed, config.shuffle, config.sample_cap
         self.cap_text = f"{config.sample_cap_field} is {getattr(config, config.sample_cap_field)}"

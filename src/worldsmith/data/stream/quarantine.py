@@ -139,3 +139,24 @@ def read_keys(file: Path) -> set[str]:
             except (ValueError, KeyError, TypeError):
                 continue
     return keys
+
+
+class Tally(Quarantine):
+    """A quarantine that collects skipped samples; it logs nothing and never stops."""
+
+    refuses: ClassVar[bool] = False
+
+    def __init__(self, split: Split = "train") -> None:
+        super().__init__(None, split=split)
+        self.rejections: list[Rejection] = []
+        self.refusal: str | None = None
+        """Why a run would stop because of too many broken samples."""
+
+    def tell(self, rejection: Rejection) -> None:
+        self.rejections.append(rejection)
+
+    def check(self, total: int, *, max_bad_fraction: float, bad_samples_allowed: int) -> None:
+        try:
+            super().check(total, max_bad_fraction=max_bad_fraction, bad_samples_allowed=bad_samples_allowed)
+        except DataError as error:
+            self.refusal = str(error)

@@ -15,10 +15,10 @@ from worldsmith.dialects.cosmos_rl.rules import (
     PIXELS,
     RESIZED,
     drop_overruled,
+    model_rule,
     move_if_any,
     number_format,
     put_frames,
-    put_model,
     put_total_pixels,
     refuse_remote_output,
 )
@@ -231,11 +231,6 @@ class EvaluateSpec(Config):
     """Where the results go."""
 
 
-@computed("model.model_name", "model.enable_lora", "model.base_model_path")
-def evaluated_model(t: SpecTranslation) -> None:
-    put_model(t, "model.model_name", "model.")
-
-
 @computed("results_dir", "model.save_folder")
 def evaluation_folder(t: SpecTranslation) -> None:
     if refuse_remote_output(t, "results_dir"):
@@ -295,8 +290,7 @@ def gpus(t: SpecTranslation) -> None:
     else:
         t.report("evaluation.shard_id", "unneeded", "all records")
         if launched is None and number > 1:
-            t.put("processes", number, source="num_gpus")
-            t.report("num_gpus", "renamed", f"processes = {number}, at most one for each GPU of the machine")
+            t.assign("num_gpus", "processes", number, ", at most one for each GPU of the machine")
         elif number <= int(launched or 1):
             t.report("num_gpus", "kept", "as it is here")
         else:
@@ -354,7 +348,8 @@ FORM = SpecForm(
     "evaluate",
     EvaluateSpec,
     (
-        *(questions, evaluated_model, evaluation_folder, task, gpus, soft, limit, evaluation_frames, metrics, merged),
+        *(questions, model_rule("model.model_name"), evaluation_folder, task, gpus, soft, limit, evaluation_frames),
+        *(metrics, merged),
         renamed("model.dtype", "dtype", number_format),
         *read_key_rules("cosmos_rl", "evaluate", "any_result"),
     ),

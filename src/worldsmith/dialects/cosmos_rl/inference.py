@@ -8,9 +8,9 @@ from worldsmith.config.declare.configurable import Config
 from worldsmith.config.declare.ranges import Count, Range
 from worldsmith.config.declare.search import Example, Popular, Search
 from worldsmith.dialects.cosmos_rl.rules import (
+    model_rule,
     number_format,
     put_frames,
-    put_model,
     put_total_pixels,
     refuse_remote,
     refuse_remote_output,
@@ -51,11 +51,6 @@ class InferenceSpec(Config):
     """Where the answers go."""
 
 
-@computed("model_path", "enable_lora", "base_model_path")
-def asked_model(t: SpecTranslation) -> None:
-    put_model(t, "model_path", "")
-
-
 @computed("fps", "num_frames", "total_pixels")
 def inference_frames(t: SpecTranslation) -> None:
     put_frames(t, "", count="num_frames")
@@ -91,7 +86,7 @@ FORM = SpecForm(
     "inference",
     InferenceSpec,
     (
-        *(asked_model, inference_frames, device, asked_media, answers_file),
+        *(model_rule("model_path"), inference_frames, device, asked_media, answers_file),
         renamed("torch_dtype", "dtype", number_format),
         *read_key_rules("cosmos_rl", "inference", "any_result"),
     ),

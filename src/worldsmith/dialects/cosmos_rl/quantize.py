@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from worldsmith.config.declare.configurable import Config
 from worldsmith.config.declare.ranges import Range, Share
 from worldsmith.config.declare.search import Example, Popular
-from worldsmith.dialects.cosmos_rl.rules import LLAVA, put_model, refuse_remote, refuse_remote_output
+from worldsmith.dialects.cosmos_rl.rules import LLAVA, model_rule, refuse_remote, refuse_remote_output
 from worldsmith.dialects.translation import SpecForm, SpecTranslation, computed, format_value, read_key_rules
 
 CALIBRATION, LENGTH = "calibration_dataset.", "max_sequence_length"
@@ -76,11 +76,6 @@ class QuantizeSpec(Config):
     """Where the quantized model goes."""
 
 
-@computed("model.model_path", "model.enable_lora", "model.base_model_path")
-def quantized_model(t: SpecTranslation) -> None:
-    put_model(t, "model.model_path", "model.")
-
-
 def is_measured(t: SpecTranslation) -> bool:
     """Whether the model reads records before it is quantized."""
     return bool(t.get(f"{CALIBRATION}annotation_path")) or t.get("quantization_method.scheme") in STATIC
@@ -96,14 +91,11 @@ def samples(t: SpecTranslation) -> None:
             t.report(f"{CALIBRATION}{name}", "unneeded", f"without records {scheme} rounds to the nearest")
         return
     few = f": {number} is enough to try it; take {FEW} or more for use" if number < FEW else ""
-    cut = "; longer samples are left out and counted, not cut" if length < VIDEO_TOKENS else ""
-    t.put("samples", number, source=f"{CALIBRATION}num_calibration_samples")
-    t.report(f"{CALIBRATION}num_calibration_samples", "approximated" if few else "renamed", f"samples = {number}{few}")
-    t.put("max_sequence_length", length, source=f"{CALIBRATION}{LENGTH}")
-    more = f": videos want {VIDEO_TOKENS} or more" if cut else ""
-    t.report(
-        f"{CALIBRATION}{LENGTH}", "approximated" if cut else "renamed", f"max_sequence_length = {length}{cut}{more}"
-    )
+    cut = f"; longer samples are left out and counted, not cut: videos want {VIDEO_TOKENS} or more"
+    cut = cut if length < VIDEO_TOKENS else ""
+    count = f"{CALIBRATION}num_calibration_samples"
+    t.assign(count, "samples", number, few, outcome="approximated" if few else "renamed")
+    t.assign(f"{CALIBRATION}{LENGTH}", LENGTH, length, cut, outcome="approximated" if cut else "renamed")
 
 
 @computed(f"{CALIBRATION}annotation_path", f"{CALIBRATION}media_dir", "quantization_method.skip_test_generation")
@@ -173,7 +165,7 @@ FORM = SpecForm(
     "quantize",
     QuantizeSpec,
     (
-        *(quantized_model, samples, calibration, smoothing, hub, quantized_folder),
+        *(model_rule("model.model_path"), samples, calibration, smoothing, hub, quantized_folder),
         *read_key_rules("cosmos_rl", "quantize", "any_result"),
     ),
     left_open=dict.fromkeys(("model.model_path", "results_dir"), ""),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from worldsmith.dialects.translation import SpecTranslation
+from worldsmith.dialects.translation import KeyRule, SpecTranslation, computed
 from worldsmith.files.model_folder import ADAPTER_CONFIG, base_of_adapter, is_adapter_folder
 
 PREFETCH = "hf_model://"
@@ -72,9 +72,15 @@ def move_if_any(t: SpecTranslation, key: str, to: str, otherwise: str) -> None:
         t.report(key, "unneeded", otherwise)
 
 
-def put_model(t: SpecTranslation, model: str, section: str) -> None:
-    """Sets the model or, with `enable_lora`, an adapter and its base; keys of `section`, which ends in a dot."""
+def model_rule(model: str) -> KeyRule:
+    """The rule of the key of a model, and of `enable_lora` and `base_model_path` in the same section."""
+    section = model[: model.rfind(".") + 1]
     lora, base = f"{section}enable_lora", f"{section}base_model_path"
+    return computed(model, lora, base)(lambda t: put_model(t, model, lora, base))
+
+
+def put_model(t: SpecTranslation, model: str, lora: str, base: str) -> None:
+    """Sets the model or, if `lora` is true, an adapter and its base."""
     name, named = t.get(model), t.get(base)
     if refuse_remote(t, model, base):
         return
@@ -119,23 +125,18 @@ def put_frames(t: SpecTranslation, section: str, *, count: str, default: int | N
         t.move(fps, "processor.media.fps", "renamed")
         t.report(frames, "unneeded", f"{fps} says how many")
     elif default is not None:
-        t.put("processor.media.nframes", default, source=frames)
-        t.report(frames, "renamed", f"processor.media.nframes = {default}, their default")
+        t.assign(frames, "processor.media.nframes", default, ", their default")
         t.report(fps, "unneeded", f"{frames} says how many")
 
 
 def put_total_pixels(t: SpecTranslation, section: str) -> None:
     """Sets the max pixels of a video, below `processor.media`."""
-    pixels = t.get(f"{section}total_pixels")
-    if pixels is not None:
-        t.put("processor.media.total_pixels", 2 * pixels, source=f"{section}total_pixels")
-        t.report(
-            f"{section}total_pixels",
-            "renamed",
-            f"processor.media.total_pixels = {2 * pixels}: they count two frames once, and here each counts",
-        )
-    else:
-        t.report(f"{section}total_pixels", "unneeded", "as the model folder says")
+    key, pixels = f"{section}total_pixels", t.get(f"{section}total_pixels")
+    if pixels is None:
+        t.report(key, "unneeded", "as the model folder says")
+        return
+    note = ": they count two frames once, and here each counts"
+    t.assign(key, "processor.media.total_pixels", 2 * pixels, note)
 
 
 def drop_overruled(t: SpecTranslation, section: str, given: dict[str, Any], *, by_fps: bool) -> None:

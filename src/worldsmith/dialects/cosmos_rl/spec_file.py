@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from worldsmith.config.declare.configurable import ABSENT, Config, field_hints, find
+from worldsmith.config.declare.configurable import ABSENT, Config, field_hints, find, walk
 from worldsmith.config.declare.value_types import fits, is_reference, mismatch, nested_config_classes
 from worldsmith.config.errors import ConfigError, Place, Problem, locate
 from worldsmith.config.text_file import read_config_text
@@ -206,15 +206,9 @@ def _apply(document: Document, form: SpecForm, override: Override, problems: lis
     parent[path[-1]] = value
     _forget(document, path)
     span = Span(override.place, override.place)
-    for below in _paths(value, path):
-        document.spans[below] = span
+    document.spans.update({(*path, *below): span for below, _ in walk(value)})
     for length in range(1, len(path)):
         document.spans.setdefault(path[:length], span)
-
-
-def _paths(value: Any, path: Path) -> list[Path]:
-    inner = value.items() if isinstance(value, dict) else ()
-    return [path, *(found for key, item in inner for found in _paths(item, (*path, key)))]
 
 
 def _forget(document: Document, path: Path) -> None:

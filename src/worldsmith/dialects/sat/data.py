@@ -62,9 +62,8 @@ def put_rate(t: SpecTranslation, folder: bool) -> None:
     else:
         t.put(f"{DATASET}frame_selection_mode", "random", source=f"{DATA}target")
         t.report(RATE, "renamed", f"{DATASET}target_fps = {rate:g}, temporal_interval_mode = target_fps, from anywhere")
-    t.put(f"{DATASET}skip_frames", int(skipped), source=SKIPPED)
     short = "; where SAT would repeat a clip's last frame, fewer are skipped, or it is left out" if folder else ""
-    t.report(SKIPPED, "approximated" if short else "renamed", f"{DATASET}skip_frames = {int(skipped)}{short}")
+    t.assign(SKIPPED, f"{DATASET}skip_frames", int(skipped), short, outcome="approximated" if short else "renamed")
 
 
 def put_size(t: SpecTranslation, key: str) -> None:
@@ -94,10 +93,9 @@ def put_size(t: SpecTranslation, key: str) -> None:
 def model_frames(t: SpecTranslation) -> None:
     key, frames = f"{NETWORK}num_frames", t.get(f"{NETWORK}num_frames")
     count = t.get(FRAMES) or t.get(f"{DATA}params.num_frames")
-    t.put(f"{NET}sample_frames", frames, source=key)
     differs = count not in (None, frames)
     note = f"; clips have {count} frames and the model was made for {frames}" if differs else ""
-    t.report(key, "renamed", f"{NET}sample_frames = {frames}{note}", warn=bool(note))
+    t.assign(key, f"{NET}sample_frames", frames, note, warn=bool(note))
 
 
 @computed(f"{ARGS}train_data", f"{ARGS}train_data_weights")
@@ -149,15 +147,18 @@ def encoders(t: SpecTranslation) -> None:
     key, path = f"{VAE}params.ckpt_path", t.get(f"{VAE}params.ckpt_path")
     if not path:
         t.refuse(key, "no value is given", f"{key}=PATH")
-    elif is_missing(path):
-        t.refuse(key, f"there is no '{path}'", f"{key}=zai-org/CogVideoX-2b, or a diffusers folder with vae/")
     else:
-        t.move(key, "model.config.tokenizer.vae_path", "renamed")
-    key, path = f"{TEXT}params.model_dir", t.get(f"{TEXT}params.model_dir")
-    if is_missing(path):
-        t.refuse(key, f"there is no '{path}'", f"{key}=google/t5-v1_1-xxl, or a folder with the encoder")
+        move_path(t, key, "model.config.tokenizer.vae_path", "zai-org/CogVideoX-2b, or a diffusers folder with vae/")
+    text_path = "google/t5-v1_1-xxl, or a folder with the encoder"
+    move_path(t, f"{TEXT}params.model_dir", "model.config.text_encoder.path", text_path)
+
+
+def move_path(t: SpecTranslation, key: str, to: str, expected: str = "PATH") -> None:
+    """Sets `to` from a key whose value must be a path that exists, or a repository on the hub."""
+    if is_missing(t.get(key)):
+        t.refuse(key, f"there is no '{t.get(key)}'", f"{key}={expected}")
     else:
-        t.move(key, "model.config.text_encoder.path", "renamed")
+        t.move(key, to, "renamed")
 
 
 def is_missing(place: str) -> bool:

@@ -38,8 +38,7 @@ def heads(t: SpecTranslation) -> None:
     if t.get(size) not in (None, width // number):
         t.refuse(size, f"{t.get(size)} x {number} heads are not hidden_size = {width}", f"{size}={width // number}")
         return
-    t.put(f"{NET}attention_head_dim", width // number, source=f"{NETWORK}hidden_size")
-    t.report(f"{NETWORK}hidden_size", "renamed", f"{NET}attention_head_dim = {width // number}, for each of the heads")
+    t.assign(f"{NETWORK}hidden_size", f"{NET}attention_head_dim", width // number, ", for each of the heads")
     t.move(f"{NETWORK}num_attention_heads", f"{NET}num_attention_heads", "renamed")
     t.report(size, "unneeded", "it follows from the sizes")
 
@@ -83,15 +82,11 @@ def patches(t: SpecTranslation) -> None:
 )
 def positions(t: SpecTranslation) -> None:
     kind, learned = t.get(f"{POSITIONS}target"), f"{POSITIONS}params.learnable_pos_embed"
-    t.put(f"{NET}use_rotary_positional_embeddings", kind == ROPE, source=f"{POSITIONS}target")
-    text = "rotary positions" if kind == ROPE else "a fixed sine table"
-    t.report(
-        f"{POSITIONS}target", "renamed", f"{NET}use_rotary_positional_embeddings = {str(kind == ROPE).lower()}: {text}"
-    )
+    text = ": rotary positions" if kind == ROPE else ": a fixed sine table"
+    t.assign(f"{POSITIONS}target", f"{NET}use_rotary_positional_embeddings", kind == ROPE, text)
     if t.get(learned):
-        t.put(f"{NET}use_learned_positional_embeddings", True, source=learned)
         what = "which stays as it is beside adapters" if t.get(LORA.rstrip(".")) else "trained like other weights"
-        t.report(learned, "renamed", f"{NET}use_learned_positional_embeddings = true: a table of positions, {what}")
+        t.assign(learned, f"{NET}use_learned_positional_embeddings", True, f": a table of positions, {what}")
     else:
         t.report(learned, "unneeded", "there is no such table")
     scales = {}
@@ -182,8 +177,7 @@ def put_adapters(t: SpecTranslation) -> None:
     t.put("model.config.ema.trainable_only", True, source=f"{LORA}target")
     t.put("model.config.lora_target_modules", "to_q,to_k,to_v,to_out.0", source=f"{LORA}target")
     count = 8 * rank * t.get(f"{NETWORK}hidden_size") * t.get(f"{NETWORK}num_layers")
-    t.put("model.config.lora_rank", rank, source=f"{LORA}params.r")
-    t.report(f"{LORA}params.r", "renamed", f"model.config.lora_rank = {rank}: {count} trained parameters")
+    t.assign(f"{LORA}params.r", "model.config.lora_rank", rank, f": {count} trained parameters")
     if alpha <= 0:
         t.refuse(f"{LORA}params.lora_alpha", f"expected a number above 0, found {alpha:g}", "write 1")
         return
@@ -208,13 +202,12 @@ def images(t: SpecTranslation) -> None:
         for name in (dropout, repeat):
             t.report(name, "unneeded", "no image is trained with")
         return
-    t.put(f"{OURS_IMAGE}noise", True, source=key)
-    text = f"{OURS_IMAGE}noise = true: each clip's first frame, noised in its pixels and encoded alone"
+    text = ": each clip's first frame, noised in its pixels and encoded alone"
     scaled = isinstance(t.get(f"{NETWORK}patch_size"), list)
     if scaled:
         text += "; its latents have the scale of diffusers' pipeline, where SAT trains with scale_factor and samples"
         text += f" without it: {OURS_IMAGE}latent_scale says another"
-    t.report(key, "approximated" if scaled else "renamed", text, warn=scaled)
+    t.assign(key, f"{OURS_IMAGE}noise", True, text, outcome="approximated" if scaled else "renamed", warn=scaled)
     t.put(f"{OURS_IMAGE}dropout", t.get(dropout), source=dropout)
     text = f"{OURS_IMAGE}dropout = {t.get(dropout):g}, drawn for each sample; there, once for the batch of a process"
     t.report(dropout, "approximated", text)

@@ -14,8 +14,8 @@ from worldsmith.dialects.sat.data import (
     clips,
     count_clips,
     encoders,
-    is_missing,
     model_frames,
+    move_path,
     train_data,
     valid_data,
 )
@@ -119,10 +119,8 @@ def start(t: SpecTranslation) -> None:
             "it is left out: a run starts from the weights that the recipe names",
             warn=True,
         )
-    elif is_missing(load):
-        t.refuse(f"{ARGS}load", f"there is no '{load}'", f"{ARGS}load=PATH")
     else:
-        t.move(f"{ARGS}load", "checkpoint.load_path", "renamed")
+        move_path(t, f"{ARGS}load", "checkpoint.load_path")
     text = "weights that the transformer needs must all be there; there, missing ones were let pass"
     t.report(f"{ARGS}force_train", "approximated" if t.get(f"{ARGS}force_train") else "kept", text)
     t.report(f"{ARGS}no_load_rng", "unneeded", "a fine-tuning starts with draws of its own")
@@ -131,10 +129,8 @@ def start(t: SpecTranslation) -> None:
 @computed(MICRO, ACCUMULATED, WHOLE)
 def batch(t: SpecTranslation) -> None:
     micro, accumulated, whole = batch_of(t)
-    t.put("dataloader_train.max_samples_per_batch", micro, source=MICRO)
-    t.report(MICRO, "renamed", f"dataloader_train.max_samples_per_batch = {micro}, on each process")
-    t.put("trainer.grad_accum_iter", accumulated, source=ACCUMULATED)
-    t.report(ACCUMULATED, "renamed", f"trainer.grad_accum_iter = {accumulated}")
+    t.assign(MICRO, "dataloader_train.max_samples_per_batch", micro, ", on each process")
+    t.assign(ACCUMULATED, "trainer.grad_accum_iter", accumulated)
     if whole is None:
         t.report(WHOLE, "unneeded", "micro-batch x accumulation x processes")
         return
@@ -143,12 +139,8 @@ def batch(t: SpecTranslation) -> None:
         t.refuse(WHOLE, why, f"{WHOLE}={micro * accumulated}, or a multiple for more processes")
         return
     world = whole // (micro * accumulated)
-    t.put("model.config.parallelism.data_parallel_shard_degree", world, source=WHOLE)
-    t.report(
-        WHOLE,
-        "renamed",
-        f"model.config.parallelism.data_parallel_shard_degree = {world}: {whole} / {micro} / {accumulated}",
-    )
+    note = f": {whole} / {micro} / {accumulated}"
+    t.assign(WHOLE, "model.config.parallelism.data_parallel_shard_degree", world, note)
 
 
 def batch_of(t: SpecTranslation) -> tuple[int, int, int | None]:
@@ -174,12 +166,8 @@ def zero_sharding(t: SpecTranslation) -> None:
         t.report(
             key, "renamed" if stage == 3 else "approximated", f"{degrees}shard_degree over all processes (FSDP2); {why}"
         )
-    asked = [f"{ZERO}cpu_offload"] if t.get(f"{ZERO}cpu_offload") else []
-    asked += [
-        k for k in (f"{ZERO}offload_optimizer.device", f"{ZERO}offload_param.device") if t.get(k) not in (None, "none")
-    ]
     for key in (f"{ZERO}cpu_offload", f"{ZERO}offload_optimizer.device", f"{ZERO}offload_param.device"):
-        if key in asked:
+        if t.get(key) not in (False, None, "none"):
             t.refuse(
                 key, "nothing is kept in main memory between its uses here", f"~{key}; more processes take less each"
             )

@@ -8,14 +8,21 @@ from functools import partial
 from typing import Any
 
 from worldsmith.config.errors import UserError
+from worldsmith.evaluation.answers.accuracy import measure_classes, measure_numbers
 from worldsmith.evaluation.answers.bert_score import BertScore
-from worldsmith.evaluation.answers.choices import DIRECTIONS, LETTERS, parse_direction, parse_letter, parse_side
-from worldsmith.evaluation.answers.classes import measure_classes
-from worldsmith.evaluation.answers.numbers import measure_numbers
+from worldsmith.evaluation.answers.choices import (
+    DIRECTIONS,
+    LETTERS,
+    YES_NO,
+    parse_direction,
+    parse_letter,
+    parse_side,
+    parse_yes_no,
+    plain_yes_no,
+)
+from worldsmith.evaluation.answers.ratings import RATINGS, measure_ratings, parse_rating
 from worldsmith.evaluation.answers.reading import normalize, parse_number, split_answer
-from worldsmith.evaluation.answers.scores import SCORES, measure_scores, parse_score
 from worldsmith.evaluation.answers.texts import Metric, is_exact, measure_texts
-from worldsmith.evaluation.answers.yes_no import WORDS, parse_yes_no, plain_yes_no
 
 Figures = dict[str, Any]
 FREE = "free text has no answer that is right or wrong"
@@ -91,8 +98,8 @@ class AnswerTasks:
             return texts(said, true, bert_score=self.bert_score)
 
         self.text = AnswerTask("text", lambda text: text or None, "a text", measure, is_exact)
-        self.scores = AnswerTask("scores", parse_score, "a score from 1 to 5", measure_scores, truths_may_lack=True)
-        self.binary = of_classes("binary", parse_yes_no, WORDS, "yes or no", positive="yes")
+        self.scores = AnswerTask("scores", parse_rating, "a score from 1 to 5", measure_ratings, truths_may_lack=True)
+        self.binary = of_classes("binary", parse_yes_no, YES_NO, "yes or no", positive="yes")
         self.direction = of_classes(
             "its_directionality", parse_direction, DIRECTIONS, "one of " + ", ".join(DIRECTIONS)
         )
@@ -187,6 +194,6 @@ def detect(truths: Sequence[str]) -> str:
         return "binary"
     if all(parse_letter(word) and len(normalize(word, articles=True)) == 1 for word in words):
         return "mcq"
-    if all(normalize(word) in map(str, SCORES) for word in words):
+    if all(normalize(word) in map(str, RATINGS) for word in words):
         return "scores"
     return "text"

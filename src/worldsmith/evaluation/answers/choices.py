@@ -1,8 +1,10 @@
-"""Answers that are one of a few: letters of options, and directions."""
+"""Parses answers that are one of a few: letters of options, directions, yes and no."""
 
 from __future__ import annotations
 
 import re
+
+from worldsmith.evaluation.answers.reading import normalize
 
 LETTERS = "ABCD"
 _OPTION = r"(?<![A-Za-z0-9])[(\[{]?([A-Ja-j])[)\]}]?(?![A-Za-z0-9'’])"
@@ -31,6 +33,13 @@ LISTED = re.compile(rf"(?:^|\n)\s*{_NAMED}{_CAPITAL}\s*[).:\]]", re.IGNORECASE)
 INLINE = re.compile(rf"{_CAPITAL}(?<=[)\]])|{_CAPITAL}(?=[.:])")
 LEADING = re.compile(rf"[^\w([{{]*(?i:{_NAMED}){_OPTION}(?:\s*[.:,]|(?<=[)\]}}])|[ \t]*(?:\n|\Z)|\s+[-–—])")
 """A letter that a text begins with: "B) …", "(B) …", "B. …", "Option B: …", "B - …", or alone in its line."""
+
+YES_NO = ("yes", "no")
+YES_NO_WORD = re.compile(r"\b(yes|no)\b")
+LEADING_YES_NO = re.compile(r"\W*(yes|no)\b")
+STATED_YES_NO = re.compile(r"\banswer\s*(?:is\b\s*:?|:)\W*(yes|no)\b")
+ECHO = re.compile(r"\byes\s*(?:or|/|\|)\s*no\b|\bno\s*(?:or|/|\|)\s*yes\b")
+"""The question repeated, which answers nothing."""
 
 DIRECTIONS = ("going straight", "turning right", "turning left")
 
@@ -66,3 +75,23 @@ def parse_side(text: str) -> str | None:
     """ "left" or "right", when only one of the two words is there."""
     words = set(re.findall(r"\b(left|right)\b", text.lower()))
     return str(words.pop()) if len(words) == 1 else None
+
+
+def parse_yes_no(text: str) -> str | None:
+    """ "yes" or "no": the only one of the two words that is there; else the one that the text begins with; else the
+    last one after "answer is" or "answer:". None when none of these decides."""
+    said = ECHO.sub(" ", text.lower().replace("_", " "))
+    words = set(YES_NO_WORD.findall(said))
+    if len(words) == 1:
+        return str(words.pop())
+    found = LEADING_YES_NO.match(said)
+    if found:
+        return found[1]
+    marked = STATED_YES_NO.findall(said)
+    return str(marked[-1]) if marked else None
+
+
+def plain_yes_no(text: str) -> str | None:
+    """ "yes" or "no" if the text is only that word, apart from case and punctuation; else None."""
+    word = normalize(text, articles=True)
+    return word if word in YES_NO else None

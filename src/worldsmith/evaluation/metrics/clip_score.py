@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from worldsmith.evaluation.made_video import MadeVideo
+from worldsmith.evaluation.generated_video import GeneratedVideo
 from worldsmith.evaluation.metric import Output, SampleMetric, Values
 from worldsmith.evaluation.pretrained import PretrainedWeights, load_network, pictures_of
 from worldsmith.files.model_folder import load_from_folder
@@ -41,7 +41,7 @@ class ClipScore(SampleMetric):
         self.truncated: set[str] = set()
         """Captions of any model with more tokens than CLIP reads, of which only the beginning counts."""
 
-    def measure(self, sample: MadeVideo) -> Values:
+    def measure(self, sample: GeneratedVideo) -> Values:
         return {"clip_score": self.score(str(sample.args["prompt"]), sample.video)}
 
     def score(self, prompt: str, video: Tensor) -> float:

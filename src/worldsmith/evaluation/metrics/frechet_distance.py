@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from worldsmith.evaluation.made_video import MadeVideo
+from worldsmith.evaluation.generated_video import GeneratedVideo
 from worldsmith.evaluation.metric import Metric, Output
 from worldsmith.evaluation.pretrained import PretrainedWeights, load_network, pictures_of
 from worldsmith.files.model_folder import load_from_folder
@@ -52,7 +52,7 @@ class FrechetVideoDistance(Metric):
         self.generated: dict[str, np.ndarray] = {}
         self.lengths: set[int] = set()
 
-    def update(self, batch: Sequence[MadeVideo]) -> None:
+    def update(self, batch: Sequence[GeneratedVideo]) -> None:
         for sample in batch:
             frames = sample.args["num_frames"]
             self.lengths.add(frames)

@@ -6,8 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from worldsmith.evaluation.adherence import ATTRIBUTES, KNOWN
-from worldsmith.evaluation.made_video import MadeVideo
+from worldsmith.evaluation.generated_video import GeneratedVideo
 from worldsmith.evaluation.metric import Metric, Output, SampleMetric, Values
 from worldsmith.models.video_model import Mode
 
@@ -37,9 +36,8 @@ class Continuation(SampleMetric):
             return f"what is generated from text need not look like the clip{advice}"
         return super().skip_reason(config, mode, modes)
 
-    def measure(self, sample: MadeVideo) -> Values:
-        from worldsmith.evaluation.image_quality import psnr, ssim
-        from worldsmith.evaluation.motion import measure_motion
+    def measure(self, sample: GeneratedVideo) -> Values:
+        from worldsmith.evaluation.pixel_measures import measure_motion, psnr, ssim
 
         if sample.source is not None and not sample.kept and sample.args["vision_path"] is None:
             reason = "it was generated from text alone, which the real video need not look like"
@@ -72,8 +70,8 @@ class MotionStrength(SampleMetric):
     for_images = False
     measures_real = True
 
-    def measure(self, sample: MadeVideo) -> Values:
-        from worldsmith.evaluation.motion import measure_motion
+    def measure(self, sample: GeneratedVideo) -> Values:
+        from worldsmith.evaluation.pixel_measures import measure_motion
 
         motion = measure_motion(sample.video)
         if motion is None:
@@ -86,8 +84,8 @@ class Sharpness(SampleMetric):
     outputs = {"sharpness": Output("grey levels²", "variance of the Laplacian (Pech-Pacheco et al. 2000)")}
     measures_real = True
 
-    def measure(self, sample: MadeVideo) -> Values:
-        from worldsmith.evaluation.image_quality import sharpness
+    def measure(self, sample: GeneratedVideo) -> Values:
+        from worldsmith.evaluation.pixel_measures import sharpness
 
         return {"sharpness": sharpness(sample.video)}
 
@@ -104,13 +102,13 @@ class Diversity(Metric):
 
     def reset(self) -> None:
         super().reset()
-        self.seen: dict[str, MadeVideo] = {}
+        self.seen: dict[str, GeneratedVideo] = {}
 
-    def update(self, batch: Sequence[MadeVideo]) -> None:
+    def update(self, batch: Sequence[GeneratedVideo]) -> None:
         self.seen |= {sample.name: sample.unread() for sample in batch}
 
     def compute(self) -> dict[str, float]:
-        from worldsmith.evaluation.image_quality import diversity
+        from worldsmith.evaluation.pixel_measures import diversity
 
         for group in groups_of_seeds([sample.args for sample in self.seen.values()]):
             value: float | str | None = "one seed only (num_outputs makes several)"
@@ -118,26 +116,6 @@ class Diversity(Metric):
                 value = diversity([self.seen[name].unread().video[:, self.seen[name].kept :] for name in group])
             self.by_sample[group[0]] = {"diversity": "the frames are too small" if value is None else value}
         return self.means()
-
-
-class Shapes(SampleMetric):
-    """Compares what the detector of moving shapes sees with the sample's notes (`extra`)."""
-
-    outputs = {
-        "adherence": Output(
-            "share", "share of the videos that show the `colour`, `shape` and `direction` of their `extra`"
-        )
-    }
-    by_default = False
-
-    def measure(self, sample: MadeVideo) -> Values:
-        from worldsmith.evaluation.shape_detector import detect
-
-        notes = sample.args["extra"]
-        if any(str(notes.get(name)) not in KNOWN[name] for name in ATTRIBUTES):
-            return {"adherence": "no notes (extra) of a moving shape"}
-        seen = detect(sample.video.permute(1, 2, 3, 0).numpy())
-        return {"adherence": float(all(getattr(seen, name) == notes[name] for name in ATTRIBUTES))}
 
 
 def groups_of_seeds(args: Sequence[Mapping[str, Any]]) -> list[list[str]]:

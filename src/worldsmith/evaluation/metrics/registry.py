@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
+import worldsmith
 from worldsmith.evaluation.measuring import LOSS
 from worldsmith.evaluation.metric import Metric
 
@@ -14,20 +16,21 @@ PLACES = {
     "motion": "pixels:MotionStrength",
     "sharpness": "pixels:Sharpness",
     "diversity": "pixels:Diversity",
-    "shapes": "pixels:Shapes",
     "clip": "clip_score:ClipScore",
     "fvd": "frechet_distance:FrechetVideoDistance",
 }
 """Module of this folder and class of each metric, by the name of its evaluator, in the order of results."""
 
 
-def _find(place: str) -> type[Metric]:
-    module, _, name = place.partition(":")
-    found: type[Metric] = getattr(importlib.import_module(f"{__package__}.{module}"), name)
-    return found
+def _find_metrics() -> dict[str, type[Metric]]:
+    """Imports the metrics of this folder and of `worldsmith/demo/`; those that need pretrained weights are last."""
+    paths = {name: f"{__package__}.{place}" for name, place in PLACES.items()}
+    paths |= importlib.import_module(worldsmith.DEMO).METRICS
+    found = {name: pkgutil.resolve_name(path) for name, path in paths.items()}
+    return dict(sorted(found.items(), key=lambda item: item[1].weights is not None))
 
 
-METRICS: dict[str, type[Metric]] = {name: _find(place) for name, place in PLACES.items()}
+METRICS: dict[str, type[Metric]] = _find_metrics()
 
 if TYPE_CHECKING:
     Evaluator = str

@@ -13,8 +13,7 @@ from worldsmith.checkpoint.run.clip_defaults import clip_defaults
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import TAG
 from worldsmith.families.cogvideox.architecture import ImageConfig
-from worldsmith.families.cogvideox.model import CogVideoXGenerator
-from worldsmith.families.cogvideox.sampling import SCHEDULERS, CogVideoXDefaults
+from worldsmith.families.cogvideox.model import SCHEDULERS, CogVideoXDefaults, CogVideoXGenerator
 from worldsmith.families.diffusers_pipeline.formats import PipelineFormats
 from worldsmith.files.json_file import read_json_object
 from worldsmith.models.spec import ModelSpec

@@ -16,7 +16,7 @@ from worldsmith.families.cogvideox.sat_keys import FREQUENCIES, NETWORK, SAT_TAB
 from worldsmith.files.json_file import read_json_object, section
 from worldsmith.models.fill import fill
 from worldsmith.models.lora import is_adapter
-from worldsmith.models.torch_file import FILE_ENDINGS, read_torch_file
+from worldsmith.models.weights.torch_file import FILE_ENDINGS, read_torch_file
 
 if TYPE_CHECKING:
     import torch

@@ -17,7 +17,7 @@ from worldsmith.objectives.v_prediction import VPrediction
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from worldsmith.data.clips.video_loader import FirstFrames, VideoSample
+    from worldsmith.data.clips.video_sample import FirstFrames, VideoSample
     from worldsmith.families.cogvideox.architecture import ImageConfig
 
 DROPOUT_STREAM, LEVEL_STREAM, PIXEL_STREAM, IMAGE_STREAM = 16, 17, 18, 19

@@ -1,13 +1,13 @@
-"""The Cosmos3-style video generator: network, video VAE and text tokenizer in one component."""
+"""The Cosmos3-style video generator: network, video VAE and text tokenizer in one component, and its sampler."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Count
@@ -26,10 +26,22 @@ from worldsmith.families.cosmos3.network.architecture import (
     parameter_shapes,
     unreached,
 )
-from worldsmith.families.cosmos3.sampling import Cosmos3Defaults, Cosmos3Sampler
 from worldsmith.families.cosmos3.text_tokenizer import TextTokenizer
-from worldsmith.models.model import Model, NetworkParts
-from worldsmith.models.video_model import MODES, GenerationDefaults, Mode
+from worldsmith.families.diffusers_pipeline.sampling import SchedulerSolver, make_unipc_scheduler
+from worldsmith.models.model import Model
+from worldsmith.models.network_parts import NetworkParts
+from worldsmith.models.real_values import with_real_values
+from worldsmith.models.video_model import (
+    MODES,
+    NOISE_LEVELS,
+    Beginning,
+    GenerationDefaults,
+    Mode,
+    Predict,
+    SampleLayout,
+    Sampling,
+    VideoSampler,
+)
 from worldsmith.models.video_vae.wan import SPATIAL_FACTOR, TEMPORAL_FACTOR, WanVAE
 from worldsmith.models.weights.shapes import Shapes
 
@@ -39,9 +51,31 @@ if TYPE_CHECKING:
 
     from worldsmith.families.cosmos3.network.network import Cosmos3Network
     from worldsmith.families.cosmos3.network.sequence import PackedSequence
-    from worldsmith.models.video_model import SampleLayout, Sampling, VideoSampler
 
 logger = logging.getLogger(__name__)
+
+IMAGE_STEPS, IMAGE_GUIDANCE, IMAGE_FPS = 50, 4.0, 24.0
+"""Released settings for a single image."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cosmos3Defaults(GenerationDefaults):
+    """Generation settings of Cosmos3 where the user gives none."""
+
+    refused: ClassVar[Mapping[str, str]] = {
+        "scheduler": "sampling is UniPC",
+        "dynamic_guidance": "sampling is UniPC with the same guidance at every step",
+        "strength": "frames that are given stay as they are (condition_frame_indexes_vision says how many)",
+    }
+
+    def of_image(self) -> GenerationDefaults:
+        return replace(
+            self,
+            steps=IMAGE_STEPS,
+            guidance=IMAGE_GUIDANCE,
+            shift=self.shift if self.image_shift is None else self.image_shift,
+            fps=IMAGE_FPS if self.fps is None else self.fps,
+        )
 
 
 class Cosmos3Generator(Model):
@@ -154,7 +188,7 @@ class Cosmos3Generator(Model):
         )
 
     def init_weights(self, seed: int, names: Collection[str] | None = None) -> None:
-        from worldsmith.families.cosmos3.network.initialization import init_weights
+        from worldsmith.families.cosmos3.network.network import init_weights
 
         init_weights(self.network, seed, names)
 
@@ -235,3 +269,86 @@ def read_attention(config: Cosmos3Generator.Config) -> AttentionModes:
         config.natten_parameter_list,
         config.video_temporal_causal,
     )
+
+
+class Cosmos3Sampler(VideoSampler):
+    """Samples packs of videos and images with UniPC."""
+
+    model: Cosmos3Generator
+
+    @with_real_values
+    def make_scheduler(self) -> Any:
+        """Builds UniPC with the released noise levels: a grid from 0.999 down to 0, shifted, and then 0."""
+        import numpy as np
+
+        shift = self.sampling.shift
+        if shift is None:
+            raise ValueError(
+                "the model's noise-schedule shift is not known; give one (released models: 3 at 256, 10 at 720)"
+            )
+        scheduler = make_unipc_scheduler(shift)
+        scheduler.set_timesteps(sigmas=np.linspace(1 - 1 / NOISE_LEVELS, 0, self.sampling.steps + 1)[:-1])
+        return scheduler
+
+    @cached_property
+    def timesteps(self) -> list[int]:
+        """The network's timestep at each step: 1000·σ, rounded down."""
+        found: list[int] = self.make_scheduler().timesteps.tolist()
+        return found
+
+    def text_ids(self, text: str, *, dropped: bool) -> Sequence[int]:
+        return self.model.tokenize(text)
+
+    def num_tokens(self, layout: SampleLayout) -> int:
+        return self.model.num_tokens(layout)
+
+    def begin(
+        self, conditional: SampleLayout, unconditional: SampleLayout, *, seed: int, condition: Tensor | None
+    ) -> Beginning:
+        """Returns the first state; its first latent frames are those of the condition, since the VAE is causal."""
+        shape = (self.model.config.network.latent_channel, *conditional.latent_shape)
+        start = seeded_noise(seed, shape).to(self.model.device)
+        if condition is not None:
+            start[:, : conditional.condition_frames] = self.model.encode(condition)
+        solver = CleanFramesSolver(self.make_scheduler(), start[:, : conditional.condition_frames].clone())
+        return Beginning(start, solver, conditional, unconditional)
+
+    def predictor(self, samples: Sequence[Beginning], branches: Sequence[int]) -> Predict:
+        import torch
+
+        layouts = [(s.conditional, s.unconditional)[branch] for branch in branches for s in samples]
+        pack = self.model.pack(layouts)
+        memory = self.model.network.read_text(pack)
+
+        def velocities(states: list[Tensor], step: int) -> list[Tensor]:
+            timestep = float(self.timesteps[step])
+            timesteps = torch.full((len(layouts),), timestep, device=self.model.device)
+            found: list[Tensor] = self.model.network(pack, states, timesteps, memory)
+            return found
+
+        return velocities
+
+
+class CleanFramesSolver(SchedulerSolver):
+    """Solver of one sample that keeps the clean first frames unchanged."""
+
+    def __init__(self, scheduler: Any, clean: Tensor) -> None:
+        import torch
+
+        super().__init__(scheduler, torch.Generator())
+        self.clean_frames = clean
+
+    def step(self, answer: Tensor, state: Tensor) -> Tensor:
+        state = super().step(answer, state)
+        # The velocity is 0 there, so this only removes the solver's rounding.
+        state[:, : self.clean_frames.shape[1]] = self.clean_frames
+        return state
+
+
+def seeded_noise(seed: int, shape: tuple[int, ...]) -> Tensor:
+    """Draws standard normal float32 noise that depends only on seed and shape: Philox is the same everywhere."""
+    import numpy as np
+    import torch
+
+    stream = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
+    return torch.from_numpy(stream.standard_normal(shape, dtype=np.float32))

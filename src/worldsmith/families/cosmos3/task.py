@@ -25,7 +25,7 @@ from worldsmith.tasks.task import Preview
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from worldsmith.data.clips.video_loader import VideoSample
+    from worldsmith.data.clips.video_sample import VideoSample
 
 logger = logging.getLogger(__name__)
 

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from worldsmith.config import wrong
 from worldsmith.models.fill import chosen, fill, seed_of
-from worldsmith.models.model import Model, NetworkParts
+from worldsmith.models.model import Model
+from worldsmith.models.network_parts import NetworkParts
 from worldsmith.models.parameter_names import native_parameters
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from worldsmith.families.diffusers_pipeline.text_encoder import StatesCache
+    from worldsmith.data.encoded_cache import TextCache
 
 
 class PipelineModel(Model):
@@ -54,7 +55,7 @@ class PipelineModel(Model):
 
     config: Any
     network: Any
-    text_cache: StatesCache | None = None
+    text_cache: TextCache | None = None
     """Cache of text encoder states that sampling reads and fills."""
 
     def __init__(
@@ -119,7 +120,7 @@ class PipelineModel(Model):
         video: Tensor = self.vae.decode(latents)
         return video
 
-    def read(self, captions: Sequence[Sequence[int] | None], cache: StatesCache | None = None) -> Tensor:
+    def read(self, captions: Sequence[Sequence[int] | None], cache: TextCache | None = None) -> Tensor:
         """Ids of captions to what the network reads, [n, text, d]; None stands for a dropped caption of zeros."""
         import torch
 

@@ -23,7 +23,7 @@ from worldsmith.tasks.clip_task import ClipTask
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from worldsmith.data.clips.video_loader import VideoSample
+    from worldsmith.data.clips.video_sample import VideoSample
 
 
 class PipelineTask(ClipTask):
@@ -81,7 +81,7 @@ class PipelineTask(ClipTask):
         return {}
 
     @cached_property
-    def text_cache(self) -> TextCache | AssumedTexts | None:
+    def text_cache(self) -> TextCache | None:
         return TextCache(Path(self.data.latent_cache)) if self.data.latent_cache else None
 
     @classmethod

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from worldsmith.config import Configurable
 from worldsmith.config.declare.ranges import Count
@@ -20,6 +20,8 @@ from worldsmith.models.weights.finite import non_finite, require_finite
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+    from worldsmith.data.encoded_cache import TextCache
 
 ENCODER, TOKENIZER = "text_encoder", "tokenizer"
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", "spiece.model", "vocab.json", "merges.txt",
@@ -37,16 +39,6 @@ def in_pipeline(*parts: tuple[str, str]) -> tuple[str, ...]:
 
 PLACES = (in_pipeline((ENCODER, TOKENIZER)), (*WEIGHTS, *TOKENIZER_FILES))
 """Where a repository has both: a pipeline's subfolders, or the repository itself."""
-
-
-class StatesCache(Protocol):
-    """Where states of captions are kept."""
-
-    def key(self, fingerprint: str, ids: Sequence[int], length: int) -> str: ...
-
-    def get(self, key: str, shape: tuple[int, ...] | None = None) -> Tensor | None: ...
-
-    def put(self, key: str, encoded: Tensor) -> None: ...
 
 
 class T5TextEncoder(Configurable):
@@ -125,7 +117,7 @@ class T5TextEncoder(Configurable):
         return [*ids, *[self.tokenizer.pad_token_id] * (length - len(ids))]
 
     def states(
-        self, samples: Sequence[Sequence[int]], device: str | torch.device, cache: StatesCache | None = None
+        self, samples: Sequence[Sequence[int]], device: str | torch.device, cache: TextCache | None = None
     ) -> Tensor:
         """Ids of captions to their states [n, max_length, d], of which the cache has some and gets the others.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from worldsmith.data.clips.video_loader import VideoSample
+from worldsmith.data.clips.video_sample import VideoSample
 from worldsmith.families.diffusers_pipeline.task import PipelineTask
 from worldsmith.objectives.rectified_flow import RectifiedFlow
 

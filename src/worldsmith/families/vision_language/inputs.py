@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from worldsmith.families.vision_language.network.backbone import visual_of
+from worldsmith.families.vision_language.network.forward import Inputs
 from worldsmith.models.real_values import real_values
 
 IGNORED = -100
@@ -44,30 +44,6 @@ class Conversation(Protocol):
     @property
     def video_seconds(self) -> Tensor | None:
         """float32 [videos]: from one time of a grid to the next."""
-
-
-@dataclass(frozen=True, slots=True)
-class Inputs:
-    """One batch on the device."""
-
-    input_ids: Tensor
-    """[rows, length]."""
-    position_ids: Tensor
-    """[rows, length], or [4, rows, length]: plain ones, which begin at 0 for each sample, and three axes (mRoPE)."""
-    attention_mask: Tensor | None
-    """[rows, length], true for tokens; None: a packed row, whose samples the plain positions keep apart."""
-    predicting: Tensor
-    """[S]: places in the flattened rows from whose states supervised tokens are predicted."""
-    targets: Tensor
-    """[S]: those tokens."""
-    sample_lengths: list[int] | None = None
-    """Tokens of each sample of a packed row."""
-    patches: Tensor | None = None
-    """float32 [patches, values], those of all images, then those of all videos; None for a text decoder."""
-    grids: Tensor | None = None
-    """[media, 3]."""
-    visual_tokens: Mapping[str, int] = field(default_factory=dict)
-    """"image" and "video" → how many tokens of each, in this order."""
 
 
 def make_inputs(

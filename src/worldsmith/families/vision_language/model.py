@@ -16,8 +16,9 @@ from worldsmith.families.vision_language.network.arithmetic import HEAD, linear_
 from worldsmith.families.vision_language.policy import FILES, PolicyConfig, check_device
 from worldsmith.families.vision_language.published import find_config, published_config, why_not_trained
 from worldsmith.models.decoding import GREEDY, Decoding
-from worldsmith.models.model import Model, NetworkParts
+from worldsmith.models.model import Model
 from worldsmith.models.model_files import local_folder
+from worldsmith.models.network_parts import NetworkParts
 from worldsmith.models.weights.shapes import Shapes
 
 if TYPE_CHECKING:
@@ -130,12 +131,12 @@ class VisionLanguageModel(Model):
         return network_parts(self.network)
 
     def init_weights(self, seed: int, names: Collection[str] | None = None) -> None:
-        from worldsmith.families.vision_language.network.initialization import initialize_backbone
+        from worldsmith.families.vision_language.network.backbone import initialize_backbone
 
         initialize_backbone(self.network, seed, names)
 
     def materialize(self, device: str | torch.device) -> None:
-        from worldsmith.families.vision_language.network.initialization import compute_buffers
+        from worldsmith.families.vision_language.network.backbone import compute_buffers
 
         super().materialize(device)
         self.network.tie_weights(recompute_mapping=False)

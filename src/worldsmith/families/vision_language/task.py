@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from worldsmith.config.errors import UserError
 from worldsmith.data.assumed_batches import AssumedBatch, assumed_chats, with_patches
 from worldsmith.data.conversations.chat_loader import ChatLoader
-from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset, ChatFile
+from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
+from worldsmith.data.conversations.datasets.chat_file import ChatFile
 from worldsmith.data.conversations.datasets.mixed import MixedDataset
-from worldsmith.data.report.data_report import DataFlag
+from worldsmith.data.data_report import DataFlag
 from worldsmith.distributed.world import World
 from worldsmith.families.vision_language.freezing import LANGUAGE, PARTS, backbone_part, describe_parts
 from worldsmith.families.vision_language.model import VisionLanguageModel
@@ -43,6 +44,7 @@ class VisionLanguageTask(Task):
     objective_class = NextToken
     loader_class = ChatLoader
     small_recipe = "videophy2_nano_tiny"
+    terms = "record: one conversation; sample: that conversation with its images and videos"
 
     model: VisionLanguageModel
     objective: NextToken

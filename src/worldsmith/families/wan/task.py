@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.config import WrongValueError
-from worldsmith.data.encoded_cache import latents_of
 from worldsmith.families.diffusers_pipeline.task import PipelineTask
 from worldsmith.families.wan.model import WanGenerator
 from worldsmith.objectives.rectified_flow import RectifiedFlow
@@ -16,7 +15,7 @@ from worldsmith.objectives.rectified_flow import RectifiedFlow
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from worldsmith.data.clips.video_loader import FirstFrames, VideoSample
+    from worldsmith.data.clips.video_sample import FirstFrames, VideoSample
 
 
 class WanTask(PipelineTask):
@@ -48,7 +47,7 @@ class WanTask(PipelineTask):
     def encode_part(self, part: VideoSample) -> Tensor:
         if part.video is None or part.video.shape[1] == part.num_frames:
             return super().encode_part(part)
-        return latents_of(part, partial(self.model.vae.encode_opening, frames=part.num_frames), self.latent_cache)
+        return self.cached_latents(part, partial(self.model.vae.encode_opening, frames=part.num_frames))
 
     def beside(self, batch: Sequence[VideoSample], latents: Sequence[Tensor], *, seed: int) -> dict[str, Any]:
         import torch

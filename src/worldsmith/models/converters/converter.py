@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from worldsmith.models.converters.held_weight import HoldsWeight
-    from worldsmith.models.model import Model, NetworkParts
+    from worldsmith.models.network_parts import NetworkParts
 
 
 LEAF = re.compile(r"([^.]*[^.0-9][^.]*)?(\.?[0-9]+)*$")
@@ -87,18 +87,25 @@ class Conversion:
         return text
 
 
-def convert_network(model: Model, converters: Sequence[Converter.Config]) -> list[Conversion]:
-    """Lets the converters change the model's network, in their order.
+def convert_network(
+    network: nn.Module, find_parts: Callable[[], NetworkParts], converters: Sequence[Converter.Config]
+) -> list[Conversion]:
+    """Lets the converters change the network, in their order.
 
     Raises ValueError, naming the converter, when one changes nothing, or the name or shape of a parameter.
+
+    Args:
+        network: The network of a model, without memory.
+        find_parts: `Model.parts`; called before each converter, since the one before may have replaced modules.
+        converters: Configs of the converters.
     """
-    network, done = model.network, []
+    done = []
     for index, config in enumerate(converters):
         converter: Converter = config.build()
         where = f"model.config.converters[{index}] ({type(converter).__name__})"
         shapes, held = shapes_of(network), held_weights(network)
         try:
-            paths = list(converter.convert(network, model.parts()))
+            paths = list(converter.convert(network, find_parts()))
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from error
         if not paths:

@@ -14,7 +14,7 @@ from worldsmith.models.converters.converter import Converter, linear_layers
 if TYPE_CHECKING:
     from torch import nn
 
-    from worldsmith.models.model import NetworkParts
+    from worldsmith.models.network_parts import NetworkParts
 
 MULTIPLE = 16
 """Inputs and outputs of a product in 8-bit floats are multiples of this, as the hardware demands."""

@@ -16,7 +16,7 @@ from worldsmith.models.real_values import real_values
 if TYPE_CHECKING:
     from torch import nn
 
-    from worldsmith.models.model import NetworkParts
+    from worldsmith.models.network_parts import NetworkParts
 
 
 BLOCK = 32
@@ -84,10 +84,14 @@ class FrozenBase(Converter):
             from worldsmith.models.converters.quantized_linear import QuantizedLinear
 
         layers = linear_layers(network, parts, self.config.leave_out)
-        made = {path: QuantizedLinear(layer, self.config.bits) for path, layer in layers.items()}
-        return replace_modules(network, made)
+        bits = self.config.bits
+        quantized = {
+            path: QuantizedLinear(layer, bits=bits, block=BLOCK, held_bytes=packed_bytes(layer.weight.numel(), bits))
+            for path, layer in layers.items()
+        }
+        return replace_modules(network, quantized)
 
 
 def packed_bytes(numbers: int, bits: int) -> int:
-    """What so many weights take, with scales and zero points."""
+    """Returns the size of so many quantized weights with their scales and zero points."""
     return -(-numbers // BLOCK) * (BLOCK * bits // 8 + 2 + 1)

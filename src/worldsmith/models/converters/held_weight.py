@@ -24,11 +24,8 @@ class HoldsWeight(nn.Module, ABC):
     """On which it computes; the model sets it."""
     taken: WeightSum | None = None
     """What the weight was, by which a checkpoint knows it again."""
-
-    @property
-    @abstractmethod
-    def held_bytes(self) -> int:
-        """What the other form takes, scales included; known before there is a value."""
+    held_bytes: int
+    """Size of the other form, scales included; known before there is a value."""
 
     @abstractmethod
     def hold(self, value: Tensor) -> None:

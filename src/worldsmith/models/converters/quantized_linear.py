@@ -11,7 +11,6 @@ from compressed_tensors.quantization.lifecycle.forward import quantize
 from compressed_tensors.quantization.utils import calculate_qparams
 from torch import Tensor, nn
 
-from worldsmith.models.converters.frozen_base import BLOCK, packed_bytes
 from worldsmith.models.converters.held_weight import HoldsWeight
 from worldsmith.models.real_values import in_simulation
 from worldsmith.models.weight_sum import WeightSum
@@ -23,22 +22,26 @@ FORMS = {bits: QuantizationArgs(num_bits=bits, type="int", symmetric=False, stra
 class QuantizedLinear(nn.Linear, HoldsWeight):
     """y = W x + b with W rounded to 16 or 256 evenly spaced values between the least and the largest of a block."""
 
-    def __init__(self, linear: nn.Linear, bits: int) -> None:
-        """Takes the place of `linear`, whose parameters it has, frozen."""
+    def __init__(self, linear: nn.Linear, *, bits: int, block: int, held_bytes: int) -> None:
+        """Takes the place of `linear`, whose parameters it has, frozen.
+
+        Args:
+            linear: The layer that is replaced.
+            bits: Bits of a stored weight, 4 or 8.
+            block: Number of neighboring weights that share a scale and a zero point.
+            held_bytes: Size of the stored weights, scales and zero points.
+        """
         nn.Module.__init__(self)
-        self.in_features, self.out_features, self.bits = linear.in_features, linear.out_features, bits
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.bits, self.block, self.held_bytes = bits, block, held_bytes
         self.weight, self.bias = linear.weight.requires_grad_(False), linear.bias
         if self.bias is not None:
             self.bias.requires_grad_(False)
 
-    @property
-    def held_bytes(self) -> int:
-        return packed_bytes(self.weight.numel(), self.bits)
-
     def hold(self, value: Tensor) -> None:
         value = value.to(self.device, torch.float32)
         self.taken = WeightSum.of(value)
-        blocks = nn.functional.pad(value.flatten(), (0, -value.numel() % BLOCK)).view(-1, BLOCK)
+        blocks = nn.functional.pad(value.flatten(), (0, -value.numel() % self.block)).view(-1, self.block)
         ends, form = (blocks.amin(1, keepdim=True), blocks.amax(1, keepdim=True)), FORMS[self.bits]
         scale, self.zero = calculate_qparams(*ends, form)
         self.scale = scale.bfloat16()
@@ -46,13 +49,13 @@ class QuantizedLinear(nn.Linear, HoldsWeight):
         if self.bits == 8:
             self.packed = whole
         elif in_simulation():  # the library chooses by values; packing needs less than rounding
-            self.packed = whole[:, : BLOCK * self.bits // 32].int()
+            self.packed = whole[:, : self.block * self.bits // 32].int()
         else:
             self.packed = pack_to_int32(whole, self.bits)
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         """The rounded weight [out, in]: what the library's `dequantize` gives, which cannot be compiled."""
-        shape = torch.Size((len(self.packed), BLOCK))
+        shape = torch.Size((len(self.packed), self.block))
         whole = self.packed if self.bits == 8 else unpack_from_int32(self.packed, self.bits, shape)
         blocks = (whole.float() - self.zero.float()) * self.scale.float()
         weight: Tensor = blocks.flatten()[: self.weight.numel()].view(self.weight.shape).to(dtype)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from worldsmith.files.json_file import read_json_object
 from worldsmith.models.model_files import SCHEME, PublishedPart, local_path
 from worldsmith.models.real_values import in_simulation
-from worldsmith.models.torch_file import FILE_ENDINGS, read_torch_file, require_expected_tensors
 from worldsmith.models.video_vae.moments import MomentsVAE
 from worldsmith.models.video_vae.vae_folder import COGVIDEOX, vae_part
+from worldsmith.models.weights.torch_file import FILE_ENDINGS, read_torch_file, require_expected_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor

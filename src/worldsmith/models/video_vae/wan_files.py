@@ -15,8 +15,8 @@ from worldsmith.files.json_file import are_numbers, read_json_object
 from worldsmith.files.model_folder import load_from_folder
 from worldsmith.models.model_files import SCHEME, find_layout, local_path, look_for_layout
 from worldsmith.models.real_values import in_simulation, without_values
-from worldsmith.models.torch_file import FILE_ENDINGS, read_torch_file, require_expected_tensors
 from worldsmith.models.video_vae.vae_folder import ALONE, IN_PIPELINE, SUBFOLDER, WEIGHTS, holds_vae
+from worldsmith.models.weights.torch_file import FILE_ENDINGS, read_torch_file, require_expected_tensors
 
 if TYPE_CHECKING:
     import torch

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from worldsmith.monitor.page.formats import words
+from worldsmith.monitor.page.formats import figure, words
 from worldsmith.monitor.page.run_files import RunFiles
-from worldsmith.monitor.page.samples import WEIGHTS, Place
+from worldsmith.monitor.page.samples import Place
+from worldsmith.monitor.short_text import WEIGHTS_NAMES
 
 PICTURES = {"confusion.png": "confusion matrix", "contact_sheet.png": "videos of each model"}
 WIDE = "contact_sheet.png"
@@ -113,7 +114,7 @@ def describe(facts: Mapping[str, Any]) -> str:
     told = [
         f"{facts['num_records']} records: {status}" if facts.get("num_records") else "",
         f"step {iteration}" if iteration is not None else "",
-        f"{WEIGHTS.get(weights, weights)} weights" if weights else "",
+        WEIGHTS_NAMES.get(weights, f"{weights} weights") if weights else "",
         f"data {facts['dataset']}" if facts.get("dataset") else "",
     ]
     return " · ".join(filter(None, told))
@@ -124,7 +125,8 @@ def told(value: Any, interval: Any = None) -> str:
     if not number(value):
         return "–"
     bounds = interval if isinstance(interval, Sequence) and len(interval) == 2 and all(map(number, interval)) else None
-    return f"{value:.3g} [{bounds[0]:.3g}, {bounds[1]:.3g}]" if bounds else f"{value:.3g}"
+    text = figure(value, 3)
+    return f"{text} [{figure(bounds[0], 3)}, {figure(bounds[1], 3)}]" if bounds else text
 
 
 def number(value: Any) -> bool:

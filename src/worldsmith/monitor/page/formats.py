@@ -10,10 +10,13 @@ from markupsafe import Markup
 
 from worldsmith.monitor.short_text import format_bytes, format_duration
 
+MOST_WRITTEN_OUT = 1e9
+"""Numbers from here on have an exponent."""
+
 
 def count(value: Any) -> str:
-    """12345 as 12 345, with spaces that do not break."""
-    return f"{value:,}".replace(",", "\u202f") if isinstance(value, (int, float)) else str(value)
+    """12345 as 12,345; anything but a number as text."""
+    return f"{value:,}" if isinstance(value, (int, float)) else str(value)
 
 
 def plural(number: float, noun: str) -> str:
@@ -21,8 +24,12 @@ def plural(number: float, noun: str) -> str:
     return f"{count(number)} {noun}{'' if number == 1 else 's'}"
 
 
-def figure(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4g}"
+def figure(value: float | None, digits: int = 4) -> str:
+    """A number with `digits` significant digits: 0.01234, 1,570; only very large or small ones with an exponent."""
+    if value is None:
+        return "–"
+    text = f"{value:.{digits}g}"
+    return f"{float(text):,.0f}" if 1e3 <= abs(value) < MOST_WRITTEN_OUT else text
 
 
 def size(count: float) -> str:

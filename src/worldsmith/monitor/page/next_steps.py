@@ -6,14 +6,20 @@ import os
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from worldsmith.config.write.values import LAUNCH_WORD, write
 from worldsmith.monitor.page.run_files import RunFiles, lookup
 from worldsmith.monitor.page.status import Status
 
 OTHER_CLIPS, OTHER_DATA = "VAL_CLIPS", "VAL_DATA"
 """Placeholders for data that the run was not trained on."""
+TRAINED = "training caption"
+"""Label of a sample in samples.jsonl whose caption the run was trained on."""
+CAPTION = "a caption of your training clips"
+"""Placeholder for a prompt."""
 PACKAGES = ("--import", "--trust")
 """Options of a start that every other command on the run needs too."""
 
@@ -53,8 +59,8 @@ def going_on(run: RunFiles, status: Status) -> Iterator[Advice]:
     if status.state == "finished":
         yield Advice(
             "Train longer",
-            "Goes on from the last checkpoint with more steps; the learning rate follows its own schedule.",
-            f"{start} -- trainer.max_iter={2 * (status.max_iter or status.step)}",
+            "Continues from the last checkpoint with twice the steps, on a learning-rate schedule of that length.",
+            f"{start} {lengthening(run, 2 * (status.max_iter or status.step))}",
         )
         return
     from_where = f"from {run.checkpoints[-1]}" if run.checkpoints else "from the start: nothing has been saved yet"
@@ -63,15 +69,25 @@ def going_on(run: RunFiles, status: Status) -> Iterator[Advice]:
         yield Advice("Explain it", about, command("explain", run.folder.resolve()))
     if status.state == "failed":
         yield Advice("Check the start", "Checks everything before the first step, files included.", f"{start} --dryrun")
-        text = f"When the cause is mended, the run goes on {from_where}."
+        text = f"After the cause is fixed, the run resumes {from_where}."
     else:
-        text = f"The run goes on {from_where}."
+        text = f"The run resumes {from_where}."
     yield Advice("Resume it", text, start)
 
 
-def using_it(run: RunFiles) -> Iterator[Advice]:
-    """What the checkpoints are good for."""
-    folder = run.folder.resolve()
+def lengthening(run: RunFiles, steps: int) -> str:
+    """Arguments that train a run up to `steps`, with a longer schedule unless the learning rate is constant."""
+    words = ["--", f"trainer.max_iter={steps}"]
+    cycles, top, bottom = (lookup(run.config, f"scheduler.{name}", []) for name in ("cycle_lengths", "f_max", "f_min"))
+    if cycles and sum(cycles) < steps and top[-1:] != bottom[-1:]:
+        longer = [*cycles[:-1], cycles[-1] + steps - sum(cycles)]
+        words = ["--resume-changed", *words, f"scheduler.cycle_lengths={write(longer, LAUNCH_WORD)}"]
+    return shlex.join(words)
+
+
+def using_it(run: RunFiles, *, here: bool = False) -> Iterator[Advice]:
+    """What the checkpoints are good for; `here`: commands for the current folder, with paths from it."""
+    folder, make = run.folder.resolve(), partial(command, of=run, here=here)
     if not run.checkpoints:
         return
     what = {"vfm": "a pipeline that diffusers loads", "vlm": "a folder that transformers loads"}
@@ -79,35 +95,50 @@ def using_it(run: RunFiles) -> Iterator[Advice]:
     yield Advice(
         "Export it",
         f"Writes the newest checkpoint as {what.get(task, 'a folder that other libraries load')}.",
-        command("export", folder, "-o", folder / "export", of=run),
+        make("export", folder, "-o", folder / "export"),
     )
     prompt = str(run.samples[0].get("prompt")) if run.samples else None
     if task == "vfm":
-        given = prompt or "what the video shows"
-        text = "Makes a video for a prompt of your own."
-        yield Advice("Generate", text, command("generate", folder, "--prompt", given, "-o", folder / "videos", of=run))
+        text = "Makes a video for a caption that the run was trained on; replace it with a prompt of your own."
+        given = trained_prompt(run) or CAPTION
+        yield Advice("Generate", text, make("generate", folder, "--prompt", given, "-o", folder / "videos"))
         if prompts := prompts_file(run):
-            text = "Measures what the videos show, beside those of the untrained network."
+            text = "Measures what the videos show, and compares them with those of the untrained network."
             judged = ("--untrained", folder, "--prompts", prompts, "-o", folder / "evaluation")
-            yield Advice("Evaluate", text, command("evaluate", folder, *judged, of=run))
+            yield Advice("Evaluate", text, make("evaluate", folder, *judged))
         else:
             text = "Measures the loss on clips that were not trained on, and videos generated for their captions."
             data = ("--dataset", validation_clips(run) or OTHER_CLIPS, "-o", folder / "held_out")
-            yield Advice("Evaluate", text, command("evaluate", folder, *data, of=run))
+            yield Advice("Evaluate", text, make("evaluate", folder, *data))
     elif task == "vlm":
         video = run.samples[0].get("media") if run.samples else None
         asked = (
             "--prompt",
             prompt or "What happens?",
             "--video",
-            os.path.normpath(folder / str(video)) if video else "VIDEO.mp4",
+            Path(os.path.normpath(folder / str(video))) if video else "VIDEO.mp4",
         )
-        yield Advice("Ask it", "Answers one question.", command("infer", folder, *asked, of=run))
+        yield Advice("Ask it", "Answers one question.", make("infer", folder, *asked))
         kind, path = judged_data(run)
         if kind:
             questions = ("--dataset", kind, "--dataset.path", path or OTHER_DATA, "-o", folder / "evaluation")
             text = "Asks all questions of a data set and compares the answers with those expected."
-            yield Advice("Evaluate", text, command("evaluate", folder, *questions, of=run))
+            yield Advice("Evaluate", text, make("evaluate", folder, *questions))
+
+
+def trained_prompt(run: RunFiles) -> str | None:
+    """A sampled caption that the run was trained on, else a sampled prompt of the config; None if there is none.
+
+    Samples without a label are of prompts in the config, or of an earlier version, which took held-out captions if the
+    run validated.
+    """
+    trained = next((str(sample.get("prompt")) for sample in run.samples if sample.get("source") == TRAINED), None)
+    if trained is not None:
+        return trained
+    own = lookup(run.config, "trainer.callbacks.EveryNDrawSample.prompts")
+    if lookup(run.config, "trainer.run_validation") and not own:
+        return None
+    return next((str(sample.get("prompt")) for sample in run.samples if not sample.get("source")), None)
 
 
 def resume_command(run: RunFiles) -> str | None:
@@ -124,10 +155,16 @@ def resume_command(run: RunFiles) -> str | None:
     return f"{from_its_place(run)}WORLDSMITH_OUTPUT_ROOT={root} worldsmith {shlex.join(words)}"
 
 
-def command(name: str, *words: object, of: RunFiles | None = None) -> str:
-    """A command, and where it needs what the settings of a run lead to, from where that was started."""
+def command(name: str, *words: object, of: RunFiles | None = None, here: bool = False) -> str:
+    """A command, and where it needs what the settings of a run lead to, from where that was started.
+
+    With `here` it starts in the current folder, and paths in that folder are relative.
+    """
+    if here:
+        now = Path.cwd()
+        words = tuple(os.path.relpath(w) if isinstance(w, Path) and w.is_relative_to(now) else w for w in words)
     line = shlex.join(["worldsmith", *(packages(of) if of else []), name, *map(str, words)])
-    return f"{from_its_place(of)}{line}" if of else line
+    return f"{from_its_place(of)}{line}" if of and not here else line
 
 
 def from_its_place(run: RunFiles) -> str:

@@ -11,15 +11,24 @@ from typing import Any
 from worldsmith.config.errors import UserError
 from worldsmith.monitor.page.charts import charts, drop_single_values
 from worldsmith.monitor.page.evaluations import evaluations
-from worldsmith.monitor.page.formats import count, duration, figure, plural
+from worldsmith.monitor.page.formats import count, duration, figure, plural, time, words
 from worldsmith.monitor.page.next_steps import next_steps
 from worldsmith.monitor.page.plan_check import BOUNDS, advice, devices, phases, plan_checks, why_incomparable
 from worldsmith.monitor.page.render import FILE, Page, Section, section, write_html
 from worldsmith.monitor.page.run_files import RunFiles, lookup, read_run
-from worldsmith.monitor.page.samples import OPEN_PROMPTS, Place, Row, count_rows, group_by_prompt, rows, scores
+from worldsmith.monitor.page.samples import (
+    HELD_OUT,
+    OPEN_PROMPTS,
+    Place,
+    Row,
+    count_rows,
+    group_by_prompt,
+    rows,
+    scores,
+)
 from worldsmith.monitor.page.series import MetricsReader
 from worldsmith.monitor.page.settings import settings
-from worldsmith.monitor.page.status import MEANING, Status, find_status
+from worldsmith.monitor.page.status import Status, find_status, when
 from worldsmith.monitor.short_text import short_number
 
 logger = logging.getLogger(__name__)
@@ -28,6 +37,16 @@ LOUD = ("warning", "error")
 SHOWN_ENTRIES = 50
 """Of a quarantine list."""
 BEST = "val/loss"
+COUNTS = {
+    "loaded/samples": "samples read",
+    "loaded/cache_hit": "clips taken from the latent cache",
+    "loaded/cache_miss": "clips encoded anew, since the latent cache did not have them",
+    "loaded/cache_corrupt": "clips encoded anew, since their file in the latent cache was broken",
+    "loaded/captions_truncated": "captions cut to max_caption_tokens",
+    "loaded/variable_rate": "clips with uneven frame times",
+    "loaded/windows_shortened": "windows cut to the end of their clip",
+}
+"""Names of the data loader's counts on the page, by their names in metrics.jsonl."""
 
 
 def write_page(folder: Path, *, known: Mapping[str, Any] | None = None) -> Path:
@@ -69,11 +88,8 @@ def sections_of(run: RunFiles, status: Status, place: Place, curves: Section) ->
     found, measured = rows(run, place), evaluations(run, place)
     run.report_outside()
     where = " / ".join(str(name) for name in job if name) or str(run.folder)
-    meaning = MEANING[status.state]
     facts, setup = list(facts_of(run, status)), list(setup_facts(run))
-    yield section(
-        "overview", "Overview", run=run, status=status, where=where, meaning=meaning, facts=facts, setup=setup
-    )
+    yield section("overview", "Overview", run=run, status=status, where=where, facts=facts, setup=setup)
     advice = section("next", "What next", steps=next_steps(run, status))
     is_urgent = not status.at_work and status.state != "finished"
     if is_urgent:
@@ -92,13 +108,31 @@ def sections_of(run: RunFiles, status: Status, place: Place, curves: Section) ->
     found_settings = settings(run)
     changed = sum(setting.changed for setting in found_settings)
     yield section("config", "Config", settings=found_settings, known=bool(run.origins), changed=changed)
-    yield section("environment", "Environment", launch=run.launch, environment=run.environment)
+    launch = {name: value for name, value in run.launch.items() if name != "earlier_launches"}
+    earlier = earlier_launches(run)
+    yield section("environment", "Environment", launch=launch, earlier=earlier, environment=run.environment)
+
+
+def earlier_launches(run: RunFiles) -> list[tuple[str, str]]:
+    """Start time and command of each earlier launch, oldest first."""
+    found = run.launch.get("earlier_launches")
+    launches = [launch for launch in found if isinstance(launch, Mapping)] if isinstance(found, list) else []
+    return [
+        (format_start(launch.get("started_at")), str(launch.get("cmd") or launch.get("unreadable") or "not known"))
+        for launch in launches
+    ]
+
+
+def format_start(text: Any) -> str:
+    started = when(text)
+    return "not known" if started is None else time(started)
 
 
 def samples_section(rows: Sequence[Row], *, more: int = 0) -> Section:
     """Samples by prompt; `more` prompts are not on the page."""
     groups = group_by_prompt(rows)
-    return section("samples", "Samples", groups=groups, open_prompts=OPEN_PROMPTS, scores=scores(rows), more=more)
+    given = {"groups": groups, "open_prompts": OPEN_PROMPTS, "scores": scores(rows), "more": more}
+    return section("samples", "Samples", has_held_out=any(row.source == HELD_OUT for row in rows), **given)
 
 
 def facts_of(run: RunFiles, status: Status) -> Iterator[dict[str, str]]:
@@ -175,7 +209,9 @@ def data_section(run: RunFiles) -> Section:
     latest = run.metrics.latest
     counts = {
         kind: {
-            name.removeprefix(f"{prefix}/"): value for name, value in latest.items() if name.startswith(f"{prefix}/")
+            COUNTS.get(name, words(name.removeprefix(f"{prefix}/"))): value
+            for name, value in latest.items()
+            if name.startswith(f"{prefix}/")
         }
         for kind, prefix in (("used", "loaded"), ("left_out", "rejected"))
     }

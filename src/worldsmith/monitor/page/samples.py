@@ -15,6 +15,7 @@ from urllib.parse import quote
 from PIL import Image
 
 from worldsmith.monitor.page.run_files import RunFiles
+from worldsmith.monitor.short_text import WEIGHTS_NAMES
 
 MEDIA = {
     ".mp4": "video/mp4",
@@ -45,8 +46,8 @@ OPEN_PROMPTS = 4
 LONG_ANSWER = 40
 """Characters above which an answer gets a wide box."""
 REAL = "real clip"
-WEIGHTS = {"ema": "EMA", "live": "raw"}
-"""Names of kinds of weights on a page, by their names in files."""
+HELD_OUT = "held-out caption"
+"""Label in samples.jsonl of a caption of the validation data."""
 
 
 @dataclass(slots=True)
@@ -144,6 +145,8 @@ class Row:
     prompt: str
     about: str = ""
     """The file that a question is about, as the run has it."""
+    source: str = ""
+    """Whether the prompt is from the training or the held-out data, as the label in samples.jsonl; "" = not known."""
     expected: str | None = None
     media: str | None = None
     """`src` of what a question is about."""
@@ -202,7 +205,8 @@ def row(
 ) -> Row:
     steps = sorted({sample["step"] for sample in samples})
     kept = spread(steps, MOST_STEPS)
-    found = Row(prompt, about=about(samples[-1]), expected=words(samples[-1].get("expected")))
+    last = samples[-1]
+    found = Row(prompt, about(last), words(last.get("source")) or "", words(last.get("expected")))
     if found.about:
         found.media = place.source(run, found.about)
         found.media_is_video = is_video(found.about)
@@ -236,7 +240,7 @@ def caption(sample: dict[str, Any], prefix: str, varied: Sequence[str]) -> str:
     told = [prefix, f"step {sample['step']}"]
     if "weights" in varied:
         weights = str(sample.get("weights") or "")
-        told.append(WEIGHTS.get(weights, weights))
+        told.append(WEIGHTS_NAMES.get(weights, weights))
     if "guidance" in varied and sample.get("guidance") is not None:
         told.append(f"guidance {sample['guidance']:g}")
     return " · ".join(text for text in told if text)

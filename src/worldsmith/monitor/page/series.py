@@ -94,9 +94,9 @@ class MetricsReader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._begin(None)
+        self.begin(None)
 
-    def _begin(self, inode: int | None) -> None:
+    def begin(self, inode: int | None) -> None:
         self.inode = inode
         self.position = 0
         self.series: dict[str, Series] = {}
@@ -118,15 +118,15 @@ class MetricsReader:
         with file:
             about = self.path.stat()
             if about.st_ino != self.inode or about.st_size < self.position:
-                self._begin(about.st_ino)
+                self.begin(about.st_ino)
             file.seek(self.position)
             for line in file:
                 if not line.endswith(b"\n"):
                     break
                 self.position += len(line)
-                self._take(line)
+                self.take(line)
 
-    def _take(self, line: bytes) -> None:
+    def take(self, line: bytes) -> None:
         try:
             record = json.loads(line)
         except ValueError:

@@ -17,11 +17,22 @@ MEANING = {
     "starting": "The run is being built.",
     "running": "The run is training.",
     "finished": "All steps are done.",
-    "stopped": "The run was asked to stop and has saved; the same command goes on.",
+    "stopped": "The run was asked to stop and saved a checkpoint; the command below resumes it.",
+    "interrupted": "Stopped by a second Ctrl-C, without a new checkpoint; the command below resumes the run.",
     "failed": "The run has ended with an error.",
     "died": "The process is gone without a word: killed, out of memory, or the machine went down.",
     "ended": "No process works in this folder, and not all steps are done.",
 }
+
+
+STOPPED_BY = {
+    "SIGINT": "Ctrl-C",
+    "SIGTERM": "SIGTERM, as a job scheduler or kill sends it",
+    "SIGHUP": "SIGHUP, because its terminal was closed",
+}
+"""What has stopped a run, by the reason that it records."""
+INTERRUPTED = "KeyboardInterrupt"
+"""Start of the recorded reason of a run that a second Ctrl-C has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +51,19 @@ class Status:
     @property
     def at_work(self) -> bool:
         return self.state in AT_WORK
+
+    @property
+    def meaning(self) -> str:
+        """The state in a sentence or two."""
+        if self.state == "stopped" and self.reason:
+            cause = STOPPED_BY.get(self.reason, self.reason)
+            return f"Stopped by {cause} and saved after step {self.step}; the command below resumes the run."
+        return MEANING[self.state]
+
+    @property
+    def problem(self) -> str | None:
+        """Reason of an end or a state that `meaning` does not explain."""
+        return None if self.state in ("stopped", "interrupted") else self.reason
 
     @property
     def elapsed_seconds(self) -> float | None:
@@ -67,6 +91,8 @@ def find_status(run: RunFiles, known: Mapping[str, Any] | None = None) -> Status
         state = guess(run, step, max_iter)
     elif state in AT_WORK and known is None and in_use(run.folder) is None and is_old(updated):
         state = "died"
+    if state == "failed" and str(said.get("reason")).startswith(INTERRUPTED):
+        state = "interrupted"
     at_work = state in AT_WORK
     remaining = said.get("remaining_seconds")
     if remaining is None and at_work and step is not None and max_iter:

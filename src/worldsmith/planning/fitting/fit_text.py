@@ -47,13 +47,14 @@ def fit_lines(fits: Fits, gpu: Gpu, start: Sequence[str], run: Sequence[str]) ->
     told = f"{fits.tried} of {fits.settings} settings; a step has the same samples in all of them"
     if fits.stopped:
         why = "interrupted" if fits.stopped == "interrupted" else "the time was up"
-        told += (
-            f"; {why} after {fits.spent:.0f} s of processor time: {fits.not_tried} that may be better were not tried"
-        )
+        told += f"; {why} after {fits.spent:.0f} s of processor time"
+        if fits.not_tried:
+            settings = "1 setting" if fits.not_tried == 1 else f"{fits.not_tried} settings"
+            told += f", before {settings} that may be better"
     yield from row("tried", told)
     yield from row("data", f"{fits.data}; longer samples than {fits.longest:,} tokens may not go into smaller packs")
     if fits.pace is not gpu:
-        yield from row("seconds", f"those of {fits.pace.name}, since of {gpu.name} the memory alone is known")
+        yield from row("seconds", f"those of {fits.pace.name}: {gpu.name} states the memory of a GPU, not its speed")
     yield from row("not there", NOT_THERE)
 
 

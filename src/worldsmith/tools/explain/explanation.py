@@ -1,16 +1,145 @@
-"""What to say of the causes that were found: in full, as data, and in the few lines after a crash."""
+"""Explains the causes that were found: in full, as data, and in a few lines after a crash.
+
+The sentences of a pattern are templates. `{set PATH=VALUE}`, `{half PATH}`, `{double PATH}` and `{tenth PATH}` become
+the override word that changes a setting of the run. `{less PATH}` is like half, and only the name if the run has no
+value. `{fit PATH}` is large enough for the count in the message. `{see PATH}` is the present setting, `{run}` the run
+folder. A sentence that begins with `generator:` or `reasoner:` applies to those only.
+"""
 
 from __future__ import annotations
 
+import re
 import shlex
 import traceback
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from worldsmith.config.write.values import WORD, write
 from worldsmith.tools.explain.causes import Cause, find_causes
 from worldsmith.tools.explain.facts import FACTS, Run
 from worldsmith.tools.explain.logs import split
-from worldsmith.tools.explain.remedies import Remedy, render
+
+OPERATION = re.compile(r"\{(set|half|double|tenth|less|fit|see) ([^{}]+)\}")
+KINDS = {"generator: ": "vfm", "reasoner: ": "vlm"}
+ROUND = 64
+"""Needed tokens are rounded up to a multiple of it."""
+TOKENS = "data_setting.max_tokens"
+SAMPLE_CAP, PACK_CAP = "dataloader_train.max_sample_tokens", "dataloader_train.max_sequence_length"
+"""The limits in place of `TOKENS` in a run that limits each sample, as a run from a spec does."""
+SPEC_KEYS = {
+    TOKENS: "policy.model_max_length",
+    "dataloader_train.max_samples_per_batch": "train.train_policy.mini_batch",
+    "model.config.parallelism.data_parallel_shard_degree": "policy.parallelism.dp_shard_size",
+    "model.config.parallelism.data_parallel_replicate_degree": "policy.parallelism.dp_replicate_size",
+    "optimizer.lr": "train.optm_lr",
+}
+"""Settings -> the key of a spec for them, which is named too where the run limits each sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """One sentence, and the override words in it."""
+
+    text: str
+    words: tuple[str, ...] = ()
+
+
+class NotHereError(Exception):
+    """The remedy is none for this run: it has no such setting, or that stands as it should."""
+
+
+def render(sentence: str, run: Run | None, groups: Mapping[str, str]) -> Remedy | None:
+    """The sentence for a run, or for any (None); None where it does not apply to the run."""
+    for start, task in KINDS.items():
+        if run is not None and run.task is not None and sentence.startswith(start):
+            if run.task != task:
+                return None
+            sentence = sentence.removeprefix(start)
+    words: list[str] = []
+
+    def operate(match: re.Match[str]) -> str:
+        text, word = value_for(match[1], match[2], run, groups)
+        words.extend([word] if word else [])
+        if run is None or not has_sample_cap(run):
+            return text
+        if match[2] == TOKENS and word is not None:
+            words.append(f"{PACK_CAP}={pack_for(run, word)}")
+            text = f"{text} and {words[-1]} (now {shown(run.value(PACK_CAP))})"
+        key = SPEC_KEYS.get(match[2].partition("=")[0])
+        return f"{text}, in a spec {key}" if key else text
+
+    try:
+        text = OPERATION.sub(operate, sentence)
+    except NotHereError:
+        return None
+    folder = shlex.quote(str(run.folder)) if run is not None and run.folder is not None else "RUN"
+    return Remedy(text.replace("{run}", folder), tuple(words))
+
+
+def value_for(operation: str, path: str, run: Run | None, groups: Mapping[str, str]) -> tuple[str, str | None]:
+    """What to say of a setting, and the override word. Raises NotHereError."""
+    path, _, wanted = path.partition("=")
+    if run is None or not run.config:
+        names = {"set": f"{path}={wanted}", "see": path, "double": f"a higher {path}", "fit": f"a higher {path}"}
+        return names.get(operation, f"a lower {path}"), f"{path}={wanted}" if wanted else None
+    if path == TOKENS and has_sample_cap(run):
+        path = SAMPLE_CAP
+    if not run.has(path):
+        raise NotHereError
+    now = run.value(path)
+    if operation == "see":
+        return f"{path} (now {shown(now)})", None
+    if operation == "less" and now is None:
+        return f"{path} (not set now)", None
+    new = wanted if operation == "set" else shown(changed(operation, now, groups))
+    if new == shown(now):
+        raise NotHereError
+    return f"{path}={new} (now {shown(now)})", f"{path}={new}"
+
+
+def has_sample_cap(run: Run) -> bool:
+    """Whether the run limits each sample by a setting of its own, next to the limit of a pack."""
+    return all(isinstance(run.value(path), int) for path in (SAMPLE_CAP, PACK_CAP))
+
+
+def pack_for(run: Run, word: str) -> int:
+    """The limit of a pack that has room for as many of the longest samples as now, with the sample limit of `word`."""
+    cap, pack = run.value(SAMPLE_CAP), run.value(PACK_CAP)
+    return max(1, pack // cap) * int(word.partition("=")[2]) + 1
+
+
+def changed(operation: str, now: Any, groups: Mapping[str, str]) -> Any:
+    """The number that is advised. Raises NotHereError where there is none."""
+    if isinstance(now, bool) or not isinstance(now, (int, float)):
+        raise NotHereError
+    if operation == "fit":
+        return fitting(now, groups)
+    new = now * 2 if operation == "double" else now / (10 if operation == "tenth" else 2)
+    if isinstance(now, int):
+        new = int(new)
+    if not new:
+        raise NotHereError
+    return float(f"{new:.6g}") if isinstance(new, float) else new
+
+
+def fitting(now: float, groups: Mapping[str, str]) -> int:
+    """The least cap for a sample whose tokens, or those that were cut off, a message counts."""
+    if "need" in groups:
+        need = int(groups["need"]) + 1  # the cap is exclusive
+    elif "tokens" in groups and "features" in groups:
+        need = int(now) + max(0, int(groups["features"]) - int(groups["tokens"]))
+    else:
+        need = 2 * int(now)
+    if need <= now:
+        raise NotHereError
+    return -(-need // ROUND) * ROUND
+
+
+def shown(value: Any) -> str:
+    """A value as an override word has it."""
+    return write(value, WORD)
+
 
 LONGEST = 240
 """Letters of a line of a log."""

@@ -94,6 +94,6 @@ def messages_of(run: RunFiles) -> Iterator[Stream]:
 def state_of(run: RunFiles) -> Iterator[Stream]:
     """How the run ended, by its status: a reason, or that it is gone without a word."""
     status = find_status(run)
-    if status.state not in AT_WORK and status.state not in ("finished", "stopped"):
+    if status.state not in AT_WORK and status.state not in ("finished", "stopped", "interrupted"):
         said = f"error: {status.reason}" if status.reason else MEANING[status.state]
         yield Stream(str(run.folder / "status.json"), None, [Line(1, said)])

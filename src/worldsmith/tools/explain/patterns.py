@@ -27,7 +27,7 @@ class Pattern:
     """Fixed text of each expression: a line without it cannot match, and a substring search is faster."""
     means: str
     remedies: tuple[str, ...]
-    """What to do, the most likely first, in the words of `remedies.render`."""
+    """What to do, the most likely first, as templates of `explanation.render`."""
     needs: tuple[re.Pattern[str], ...] = ()
     """One of them must be found somewhere in the log too, if there are any."""
     raised_in: tuple[re.Pattern[str], ...] = ()
@@ -118,30 +118,15 @@ def is_lower_case(text: str) -> bool:
     return LOWER_CASE.match(text) is not None and text == text.lower()
 
 
-def read(
-    *, id: int, name: str, match: list[str], means: str, less: Iterable[str] = (), over: Iterable[int] = (),
-    at_least: int = 1, consequence: bool = False, fallback: bool = False, facts: Iterable[str] = (), **lists: Any,
-) -> Pattern:  # fmt: skip
-    """A row of a file, whose keys `with` and `try` are no names in Python."""
-    needs, frames, remedies = lists.pop("with", []), lists.pop("raised_in", []), lists.pop("try")
-    if lists:
-        raise TypeError(f"pattern {id}: unknown keys {', '.join(lists)}")
-    return Pattern(
-        id,
-        name,
-        tuple(map(re.compile, match)),
-        tuple(map(fixed_part, match)),
-        means,
-        tuple(remedies),
-        tuple(map(re.compile, needs)),
-        tuple(map(re.compile, frames)),
-        tuple(less),
-        tuple(over),
-        at_least,
-        consequence,
-        fallback,
-        tuple(facts),
-    )
+def read(*, match: Sequence[str], **row: Any) -> Pattern:
+    """A row of a file; its keys `with` and `try` cannot be names in Python. Raises TypeError for an unknown key."""
+    row |= {"match": match, "parts": map(fixed_part, match), "remedies": row.pop("try"), "needs": row.pop("with", ())}
+    for name in ("match", "needs", "raised_in"):
+        row[name] = map(re.compile, row.get(name, ()))
+    values: dict[str, Any] = {
+        name: value if isinstance(value, int | str) else tuple(value) for name, value in row.items()
+    }
+    return Pattern(**values)
 
 
 def fixed_part(expression: str) -> str:

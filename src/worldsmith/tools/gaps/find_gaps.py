@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,13 +12,29 @@ from typing import Any
 from worldsmith.actions.action import Action, Result
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
-from worldsmith.files.places import exists, find, is_remote, local, read_bytes, write_bytes
-from worldsmith.monitor.lineage import Input, Lineage, read_lineage, record_of, write_lineage
-from worldsmith.tools.gaps.annotations import SHOWN, Annotations
-from worldsmith.tools.gaps.compare import Gap, Mode, compare, text_of
-from worldsmith.tools.gaps.table import require_pyarrow, write_table
+from worldsmith.files.places import exists, is_remote, local, write_bytes
+from worldsmith.monitor.lineage import Input, write_lineage
+from worldsmith.tools.gaps.answers import Annotations, Answer, Evaluation, Mode, compare, name_of, text_of
 
-RESULTS = "results.json"
+SHOWN = 5
+"""Examples that an error names."""
+COLUMNS: Mapping[str, str] = {
+    "video_id": "string",  # the whole path of what is shown, as the tools that read these tables expect it
+    "question": "string",
+    "ground_truth": "string",
+    "record_id": "string",
+    "prediction": "string",
+    "normalized_prediction": "string",
+    "error_type": "string",
+    "task": "string",
+    "slice": "string",
+    "media": "list",
+    "media_exists": "bool",
+    "results_file": "string",
+    "row": "int64",
+    "evaluation": "string",
+}
+"""Names and types, in order; the first three are those of the tool that is replaced."""
 
 
 class FindGaps(Action):
@@ -54,8 +71,7 @@ class FindGaps(Action):
 
     def plan(self) -> Iterator[str]:
         self.require_places()
-        rows = self.rows
-        yield f"results    {len(rows)} answers in {', '.join(self.files)}"
+        yield f"results    {len(self.evaluation.answers)} answers in {', '.join(self.evaluation.files)}"
         if self.annotations is not None:
             yield f"records    {len(self.annotations.by_key)} in {self.annotations.place}"
         yield f"table      {self.config.gaps_parquet}"
@@ -63,14 +79,34 @@ class FindGaps(Action):
     def run(self) -> Result:
         config = self.config
         self.require_places()
-        found = self.gaps()
-        write_table(config.gaps_parquet, [row for row, _ in found])
-        facts = self.facts(found)
-        write_bytes(self.summary, (json.dumps(facts, indent=1, ensure_ascii=False) + "\n").encode())
+        gaps = find_gaps(self.evaluation, self.annotations, config.mode)
+        write_table(config.gaps_parquet, gaps)
+        facts = {
+            "mode": config.mode,
+            **count_gaps(self.evaluation.answers, gaps),
+            "table": config.gaps_parquet,
+            "results": self.evaluation.files,
+            "annotations": self.annotations and self.annotations.place,
+        }
+        write_json(self.summary, facts)
         if config.annotations_out is not None and self.annotations is not None:
-            self.write_annotations(self.annotations, config.annotations_out, found)
+            keys = dict.fromkeys(row["record_id"] for row in gaps)
+            write_json(config.annotations_out, [self.annotations.with_places(key) for key in keys])
         self.record()
         return Result(self.lines(facts), facts)
+
+    @cached_property
+    def evaluation(self) -> Evaluation:
+        return Evaluation(self.config.results_dir, self.config.merge)
+
+    @cached_property
+    def annotations(self) -> Annotations | None:
+        """None if the results name the media of every answer and no annotations are to be written. Raises UserError."""
+        config = self.config
+        is_needed = config.kpi_ann_path is not None or config.annotations_out is not None
+        if not is_needed and all("media" in answer.row for answer in self.evaluation.answers):
+            return None
+        return self.evaluation.find_annotations(config.kpi_ann_path, config.kpi_media_path)
 
     @property
     def summary(self) -> str:
@@ -78,152 +114,13 @@ class FindGaps(Action):
         return self.config.summary or f"{table.removesuffix('.json').removesuffix('.parquet')}.summary.json"
 
     def require_places(self) -> None:
-        """Raises for a file that is there already, and without the library that writes the table."""
+        """Raises FileExistsError for a file that exists, and UserError if the library for the table is missing."""
         config = self.config
         if not config.gaps_parquet.endswith(".json"):
             require_pyarrow(config.gaps_parquet)
         for place in (config.gaps_parquet, self.summary, config.annotations_out):
             if place is not None and not config.force and exists(place):
                 raise FileExistsError(f"{place} exists; choose another name, or give --force")
-
-    @cached_property
-    def files(self) -> list[str]:
-        """The results. Raises UserError for none, and for several without `merge`."""
-        root = self.config.results_dir
-        files = find(root, RESULTS)
-        if not files:
-            raise UserError(f"{root}: there is no {RESULTS} below it; `worldsmith evaluate` writes one")
-        if len(files) > 1 and not self.config.merge:
-            listing = "".join(f"\n  {file}" for file in files)
-            raise UserError(f"{root} has {len(files)} {RESULTS}; give one as --results-dir, or --merge them:{listing}")
-        return files
-
-    @cached_property
-    def rows(self) -> list[tuple[str, int, Mapping[str, Any]]]:
-        """(file, index, row) of all answers. An id that several rows of a file have is none."""
-        found: list[tuple[str, int, Mapping[str, Any]]] = []
-        for file in self.files:
-            rows = read_rows(file)
-            ids = Counter(str(row.get("id")) for row in rows)
-            found += [
-                (file, n, {k: v for k, v in row.items() if k != "id" or ids[str(v)] == 1}) for n, row in enumerate(rows)
-            ]
-        return found
-
-    @cached_property
-    def records(self) -> list[Lineage]:
-        """What the evaluations have recorded of themselves."""
-        places = [record_of(local(file).resolve()) for file in self.files if not is_remote(file)]
-        return [read_lineage(place) for place in places if place is not None]
-
-    @cached_property
-    def annotations(self) -> Annotations | None:
-        """None where the results say themselves what was shown, and nothing else is wanted.
-
-        Raises UserError where the annotations are not named, or are no longer those that were asked.
-        """
-        config = self.config
-        if (
-            config.kpi_ann_path is None
-            and config.annotations_out is None
-            and all("media" in r for _, _, r in self.rows)
-        ):
-            return None
-        told = {
-            record.locate(e): (record, e) for record in self.records for e in record.inputs if e["role"] == "dataset"
-        }
-        place = config.kpi_ann_path
-        if place is None:
-            if len(told) != 1:
-                known = "; ".join(map(str, told)) or "the evaluation has not recorded any"
-                raise UserError(f"--kpi-ann-path: which annotations were asked? Give their file ({known})")
-            ((path, (record, entry)),) = told.items()
-            problem = record.change(entry, path)
-            if problem is not None:
-                raise UserError(
-                    f"{path} {problem}: it is not what was asked; give it as --kpi-ann-path if that is meant"
-                )
-            place = str(path)
-        roots = {root for record in self.records if (root := media_root(record))}
-        root = config.kpi_media_path or (roots.pop() if len(roots) == 1 and config.kpi_ann_path is None else "")
-        return Annotations(place, root or (place.rpartition("/")[0] if is_remote(place) else str(local(place).parent)))
-
-    def gaps(self) -> list[tuple[dict[str, Any], Gap]]:
-        """The rows of the table, each with its gap.
-
-        Raises UserError for answers to no record, and for true answers that cannot be read.
-        """
-        found, lost, unreadable = [], [], []
-        for file, number, row in self.rows:
-            try:
-                gap = compare(row, self.config.mode)
-                if gap is None:
-                    continue
-                key = name_of(row) if self.annotations is None else self.annotations.key_of(row)
-            except ValueError as error:
-                unreadable.append(f"{file}[{number}]: {error}")
-                continue
-            if key is None:
-                lost.append(name_of(row))
-                continue
-            found.append((self.row(file, number, row, gap, key), gap))
-        if lost and self.annotations is not None:
-            shown = ", ".join(f"'{name}'" for name in lost[:SHOWN])
-            raise UserError(
-                f"Video {shown} not found in annotations {self.annotations.place} ({len(lost)} of the wrong answers); "
-                "give the file that was asked as --kpi-ann-path"
-            )
-        if unreadable:
-            more = f"\n  and {len(unreadable) - SHOWN} more" if len(unreadable) > SHOWN else ""
-            raise UserError("\n  ".join([f"{len(unreadable)} rows cannot be compared:", *unreadable[:SHOWN]]) + more)
-        return found
-
-    def row(self, file: str, number: int, row: Mapping[str, Any], gap: Gap, key: str) -> dict[str, Any]:
-        media = (self.annotations.media(key) if self.annotations else []) or row.get("media") or []
-        record = next((r.id for r in self.records if r.folder == local(file).resolve().parent), None)
-        return {
-            "video_id": media[0] if media else "",
-            "question": text_of(row.get("question")),
-            "ground_truth": text_of(row.get("gt")).lower().strip(),
-            "record_id": key,
-            "prediction": None if row.get("response") is None else text_of(row["response"]),
-            "normalized_prediction": gap.normalized,
-            "error_type": gap.error_type,
-            "task": text_of(row.get("task")),
-            "slice": json.dumps(row.get("slice") or {}, ensure_ascii=False, sort_keys=True),
-            "media": media,
-            "media_exists": are_there(media),
-            "results_file": file,
-            "row": number,
-            "evaluation": record,
-        }
-
-    def facts(self, found: Sequence[tuple[dict[str, Any], Gap]]) -> dict[str, Any]:
-        """The counts, as plain data."""
-        total, wrong = len(self.rows), len(found)
-        form = sum(gap.error_type == "format" for _, gap in found)
-        parts = Counter(part for _, _, row in self.rows for part in parts_of(row))
-        failed = Counter(part for _, number, row in self.failed(found) for part in parts_of(row))
-        return {
-            "mode": self.config.mode,
-            "answers": total,
-            "right": total - wrong,
-            "gaps": wrong,
-            "format_only": form,
-            "accuracy": (total - wrong) / total if total else None,
-            "accuracy_without_format_gaps": (total - wrong + form) / total if total else None,
-            "error_types": dict(sorted(Counter(gap.error_type for _, gap in found).items())),
-            "media_missing": sum(row["media_exists"] is False for row, _ in found),
-            "media_unknown": sum(row["media_exists"] is None and bool(row["media"]) for row, _ in found),
-            "slices": {part: {"answers": count, "gaps": failed[part]} for part, count in sorted(parts.items())},
-            "table": self.config.gaps_parquet,
-            "results": self.files,
-            "annotations": self.annotations and self.annotations.place,
-        }
-
-    def failed(self, found: Sequence[tuple[dict[str, Any], Gap]]) -> list[tuple[str, int, Mapping[str, Any]]]:
-        places = {(row["results_file"], row["row"]) for row, _ in found}
-        return [entry for entry in self.rows if entry[:2] in places]
 
     def lines(self, facts: Mapping[str, Any]) -> Iterator[str]:
         kinds = ", ".join(f"{kind} {count}" for kind, count in facts["error_types"].items()) or "none"
@@ -241,41 +138,88 @@ class FindGaps(Action):
         yield f"gaps       {facts['gaps']} of {facts['answers']} answers: {kinds}"
         yield f"of form    {facts['format_only']}: right, and not said as `{facts['mode']}` compares"
 
-    def write_annotations(
-        self, annotations: Annotations, place: str, found: Sequence[tuple[dict[str, Any], Gap]]
-    ) -> None:
-        """The records of the gaps, each once, with whole paths."""
-        keys = dict.fromkeys(row["record_id"] for row, _ in found)
-        records = [annotations.with_places(key) for key in keys]
-        write_bytes(place, (json.dumps(records, ensure_ascii=False, indent=1) + "\n").encode())
-
     def record(self) -> None:
         """Lineage of what was written on this machine."""
         config = self.config
         made = [place for place in (config.gaps_parquet, config.annotations_out) if place and not is_remote(place)]
-        inputs = [Input("results", file) for file in self.files]
+        inputs = [Input("results", file) for file in self.evaluation.files]
         if self.annotations is not None:
             inputs.append(Input("dataset", self.annotations.place, {"records": len(self.annotations.by_key)}))
         for place in made:
             write_lineage(local(place), action="gaps", settings=to_dict(config), inputs=inputs)
 
 
-def read_rows(file: str) -> list[Mapping[str, Any]]:
-    try:
-        rows = json.loads(read_bytes(file))
-    except ValueError as error:
-        raise UserError(f"{file} is not valid JSON: {error}") from None
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise UserError(f"{file}: expected a list of objects, one for each answer")
-    for number, row in enumerate(rows):
-        if "gt" not in row or ("video_id" not in row and "id" not in row):
-            raise UserError(f"{file}: row {number} lacks 'gt', or both 'video_id' and 'id'; found {', '.join(row)}")
-    return rows
+def find_gaps(evaluation: Evaluation, annotations: Annotations | None, mode: Mode) -> list[dict[str, Any]]:
+    """Compares all answers; returns a row of the table for each gap.
+
+    Raises:
+        UserError: An answer belongs to no annotation, or a true answer cannot be parsed.
+    """
+    found, lost, unreadable = [], [], []
+    ids = {record.folder: record.id for record in reversed(evaluation.records)}
+    for answer in evaluation.answers:
+        try:
+            gap = compare(answer.row, mode)
+            if gap is None:
+                continue
+            key = name_of(answer.row) if annotations is None else annotations.key_of(answer.row)
+        except ValueError as error:
+            unreadable.append(f"{answer.file}[{answer.number}]: {error}")
+            continue
+        if key is None:
+            lost.append(name_of(answer.row))
+            continue
+        row = answer.row
+        media = (annotations.media(key) if annotations else []) or row.get("media") or []
+        found.append(
+            {
+                "video_id": media[0] if media else "",
+                "question": text_of(row.get("question")),
+                "ground_truth": text_of(row.get("gt")).lower().strip(),
+                "record_id": key,
+                "prediction": None if row.get("response") is None else text_of(row["response"]),
+                "normalized_prediction": gap.normalized,
+                "error_type": gap.error_type,
+                "task": text_of(row.get("task")),
+                "slice": json.dumps(row.get("slice") or {}, ensure_ascii=False, sort_keys=True),
+                "media": media,
+                "media_exists": are_there(media),
+                "results_file": answer.file,
+                "row": answer.number,
+                "evaluation": None if is_remote(answer.file) else ids.get(local(answer.file).resolve().parent),
+            }
+        )
+    if lost and annotations is not None:
+        shown = ", ".join(f"'{name}'" for name in lost[:SHOWN])
+        raise UserError(
+            f"Video {shown} not found in annotations {annotations.place} ({len(lost)} of the wrong answers); "
+            "give the file that was asked as --kpi-ann-path"
+        )
+    if unreadable:
+        more = f"\n  and {len(unreadable) - SHOWN} more" if len(unreadable) > SHOWN else ""
+        raise UserError("\n  ".join([f"{len(unreadable)} rows cannot be compared:", *unreadable[:SHOWN]]) + more)
+    return found
 
 
-def name_of(row: Mapping[str, Any]) -> str:
-    """What a row calls the record that it answers: by its own id, else by what several may share."""
-    return str(row.get("id") or row.get("video_id"))
+def count_gaps(answers: Sequence[Answer], gaps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Counts gaps by type and by part of the data."""
+    total, wrong = len(answers), len(gaps)
+    types = Counter(row["error_type"] for row in gaps)
+    places = {(row["results_file"], row["row"]) for row in gaps}
+    parts = Counter(part for answer in answers for part in parts_of(answer.row))
+    failed = Counter(part for answer in answers if answer[:2] in places for part in parts_of(answer.row))
+    return {
+        "answers": total,
+        "right": total - wrong,
+        "gaps": wrong,
+        "format_only": types["format"],
+        "accuracy": (total - wrong) / total if total else None,
+        "accuracy_without_format_gaps": (total - wrong + types["format"]) / total if total else None,
+        "error_types": dict(sorted(types.items())),
+        "media_missing": sum(row["media_exists"] is False for row in gaps),
+        "media_unknown": sum(row["media_exists"] is None and bool(row["media"]) for row in gaps),
+        "slices": {part: {"answers": count, "gaps": failed[part]} for part, count in sorted(parts.items())},
+    }
 
 
 def are_there(media: Sequence[str]) -> bool | None:
@@ -286,13 +230,37 @@ def are_there(media: Sequence[str]) -> bool | None:
         return None
 
 
-def media_root(record: Lineage) -> str:
-    dataset = record.data["settings"].get("dataset")
-    return str(dataset.get("media_root") or "") if isinstance(dataset, Mapping) else ""
-
-
 def parts_of(row: Mapping[str, Any]) -> list[str]:
     """The parts of the data that a row belongs to, by what divides them."""
     slices = row.get("slice")
     parts = [f"{name}: {value}" for name, value in slices.items()] if isinstance(slices, Mapping) else []
     return [*([f"task: {row['task']}"] if row.get("task") else []), *parts]
+
+
+def write_json(place: str, data: Any) -> None:
+    write_bytes(place, (json.dumps(data, ensure_ascii=False, indent=1) + "\n").encode())
+
+
+def write_table(place: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Writes the rows to a path or a URL. Raises UserError without pyarrow, and where nothing can be written."""
+    if place.endswith(".json"):
+        write_json(place, rows)
+        return
+    pyarrow, parquet = require_pyarrow(place)
+    types = {"list": pyarrow.list_(pyarrow.string()), "bool": pyarrow.bool_(), "int64": pyarrow.int64()}
+    schema = pyarrow.schema([(name, types.get(kind, pyarrow.string())) for name, kind in COLUMNS.items()])
+    data = io.BytesIO()
+    parquet.write_table(pyarrow.Table.from_pylist(list(rows), schema=schema), data)
+    write_bytes(place, data.getvalue())
+
+
+def require_pyarrow(place: str) -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ModuleNotFoundError:
+        raise UserError(
+            f"{place} is written with the library 'pyarrow', which is not installed; install it with "
+            "`pip install 'worldsmith[gaps]'`, or give a name that ends with .json"
+        ) from None
+    return pyarrow, parquet

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,16 +22,61 @@ from worldsmith.config.declare.ranges import Count, Range
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.config.tree.reader import from_dict
+from worldsmith.data.conversations.conversation import Turn, question
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
 from worldsmith.data.stream.errors import SampleError
+from worldsmith.evaluation.answers.answer_tasks import AnswerTasks
+from worldsmith.evaluation.answers.compare import mcnemar
+from worldsmith.evaluation.answers.reading import split_answer
 from worldsmith.files.atomic import folder_aside
 from worldsmith.monitor.lineage import write_lineage
-from worldsmith.tools.quantize.compare_answers import Asked, Said, ask, compare
 from worldsmith.training.run_folder import dataset_inputs
 
 if TYPE_CHECKING:
     from worldsmith.data.conversations.chat_processor import ChatSample
-    from worldsmith.sampling.answers import Answerer
+    from worldsmith.sampling.answers import Answer, Answerer
+
+
+Asked = Sequence[tuple[str, Sequence[Turn]]]
+"""Conversations by key; the last answer of each is the true one."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimedAnswers:
+    """The answers of one model, and the seconds that all of them took."""
+
+    answers: list[Answer]
+    seconds: float
+
+
+def compare_answers(asked: Asked, before: TimedAnswers, after: TimedAnswers) -> dict[str, Any]:
+    """Metrics of both models, as `worldsmith evaluate` computes them.
+
+    Conversations that one of the models could not be asked are left out. Raises UserError if all of them are.
+    """
+    pairs = {old.key: (old, new) for old, new in zip(before.answers, after.answers) if not old.error and not new.error}
+    if not pairs:
+        raise UserError(f"none of the {len(asked)} questions could be asked: {before.answers[0].error}")
+    truths = {key: turns[len(question(turns))].text for key, turns in asked if key in pairs}
+    tasks = AnswerTasks(metrics=[], soft_threshold=1).choose("auto", truths, {})
+    said = [(key, *(split_answer(answer.text)[1] for answer in pair)) for key, pair in pairs.items()]
+    right = [(tasks[key].right(old, truths[key]), tasks[key].right(new, truths[key])) for key, old, new in said]
+    lost, gained = sum(bool(old and not new) for old, new in right), sum(bool(new and not old) for old, new in right)
+    count = len(pairs)
+    return {
+        "task": next(iter(tasks.values())).name,
+        "questions": count,
+        "left_out": len(asked) - count,
+        "accuracy_before": sum(bool(old) for old, _ in right) / count,
+        "accuracy_after": sum(bool(new) for _, new in right) / count,
+        "became_wrong": lost,
+        "became_right": gained,
+        "p_value": mcnemar(gained, lost),
+        "same_answers": sum(old == new for _, old, new in said) / count,
+        "seconds_per_answer_before": before.seconds / count,
+        "seconds_per_answer_after": after.seconds / count,
+    }
+
 
 INDEX, FIGURES = "config.json", "quantization.json"
 
@@ -114,7 +161,7 @@ class Quantize(AnswerAction, WritingAction):
             passed = True
             if before is not None and questions is not None:
                 answerer = Answerer(quantizing(model.spec.name).load_quantized(aside, device), self.settings(model))
-                check = compare(asked, before, self.ask(answerer, asked, "asking the result"))
+                check = compare_answers(asked, before, self.ask(answerer, asked, "asking the result"))
                 check["left_out"] += min(config.max_questions, len(questions)) - len(asked)
                 passed = falls_by(check) <= config.tolerance / 100 + 1e-9
                 facts["check"] = {
@@ -159,16 +206,17 @@ class Quantize(AnswerAction, WritingAction):
             questions = dataset_of(model, config.questions, "questions", "dataloader_val", purpose)
         return model, quantizer, data, questions
 
-    def ask(self, answerer: Answerer, asked: Asked, what: str) -> Said:
-        config = self.config
-        return ask(
-            answerer,
-            asked,
-            batch_size=config.batch_size,
-            max_new_tokens=config.max_new_tokens,
-            decoding=self.decoding,
-            what=what,
-        )
+    def ask(self, answerer: Answerer, asked: Asked, what: str) -> TimedAnswers:
+        """Asks a model all questions; the first one also before the clock starts, as a warm-up."""
+        questions = [(key, question(turns)) for key, turns in asked]
+        list(answerer.answers(questions[:1], batch_size=1, max_new_tokens=1))
+        answers, show = [], share_done(what)
+        size, longest = self.config.batch_size, self.config.max_new_tokens
+        start = time.perf_counter()
+        for answer in answerer.answers(questions, batch_size=size, max_new_tokens=longest, decoding=self.decoding):
+            answers.append(answer)
+            show(len(answers), len(questions))
+        return TimedAnswers(answers, time.perf_counter() - start)
 
     def observe(self, quantizer: Quantizer, answerer: Answerer, data: ChatDataset) -> dict[str, Any]:
         """Runs the model over conversations as in training; what was used and left out. Raises UserError for none."""

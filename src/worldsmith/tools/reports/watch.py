@@ -2,15 +2,162 @@
 
 from __future__ import annotations
 
+import re
+import sys
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
+from urllib.parse import unquote, urlsplit
 
 from worldsmith.actions.action import Action, Result
 from worldsmith.config.declare.ranges import Range
+from worldsmith.config.errors import UserError
+from worldsmith.monitor.page.render import Page
+from worldsmith.monitor.page.run_files import require_run, resolve_file
+from worldsmith.monitor.page.run_page import live_page
+from worldsmith.monitor.page.samples import MEDIA
+from worldsmith.monitor.page.series import MetricsReader
 
-if TYPE_CHECKING:
-    from worldsmith.monitor.page.serve import PageServer
+HOST = "127.0.0.1"
+FRESH = 1.5
+"""Seconds for which a page that was made is good enough."""
+PAUSE_PER_COST = 10
+"""And this many for each second that it took to make."""
+RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
+IDLE_SECONDS = 20.0
+"""A connection that sends or accepts nothing for so long is closed. A page asks more often."""
+MAX_CONNECTIONS = 64
+"""Connections at a time, each with a thread; a browser opens six. Further ones get status 503."""
+BUSY = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\nRetry-After: 20\r\n\r\n"
+
+
+class PageServer(ThreadingHTTPServer):
+    """Listens on this machine only. Raises UserError for a port that is taken."""
+
+    daemon_threads = True
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.folder = folder.resolve()
+        self.metrics = MetricsReader(self.folder / "metrics.jsonl")
+        self.making = threading.Lock()
+        self.made: Page | None = None
+        self.good_until = 0.0
+        self.free = threading.Semaphore(MAX_CONNECTIONS)
+        try:
+            super().__init__((HOST, port), Handler)
+        except OSError as error:
+            raise UserError(f"port {port} of {HOST}: {error.strerror}; give another --port, or 0 for any") from None
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self.free.acquire(blocking=False):
+            super().process_request(request, client_address)
+            return
+        with suppress(OSError):
+            request.sendall(BUSY)
+        self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Says nothing of a connection that its browser has closed or left."""
+        if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):
+            super().handle_error(request, client_address)
+
+    @property
+    def address(self) -> str:
+        return f"http://{HOST}:{self.server_port}/"
+
+    def page(self) -> Page:
+        """The page as it is now, or was a moment ago."""
+        with self.making:
+            if self.made is None or time.monotonic() > self.good_until:
+                begun = time.monotonic()
+                self.made = live_page(self.folder, self.metrics)
+                cost = time.monotonic() - begun
+                self.good_until = begun + cost + max(FRESH, PAUSE_PER_COST * cost)
+            return self.made
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers GET and HEAD, of which `http.server` writes the names so."""
+
+    server: PageServer
+    protocol_version = "HTTP/1.1"
+    timeout = IDLE_SECONDS
+
+    def do_GET(self) -> None:
+        if (self.headers.get("Host") or "").rpartition(":")[0] not in (HOST, "localhost"):
+            self.send_error(HTTPStatus.FORBIDDEN, "only this machine is answered")
+            return
+        path = unquote(urlsplit(self.path).path)
+        try:
+            if path in ("/", "/index.html"):
+                self.answer(self.server.page().html().encode(), "text/html; charset=utf-8")
+            elif path == "/data.json":
+                self.answer(self.server.page().update().encode(), "application/json")
+            else:
+                self.answer_file(path.lstrip("/"))
+        except (ConnectionError, TimeoutError):
+            self.close_connection = True
+        except (OSError, UserError) as error:
+            self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR, explain=str(error))
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def answer_file(self, name: str) -> None:
+        """A video or a picture of the run folder, or the part of it that is asked for; nothing else."""
+        file = resolve_file(self.server.folder / name)
+        kind = None if file is None else MEDIA.get(file.suffix.lower())
+        if file is None or kind is None or not file.is_relative_to(self.server.folder):
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return
+        content = file.read_bytes()
+        asked = RANGE.fullmatch(self.headers.get("Range") or "")
+        if asked is None or not any(asked.groups()):
+            self.answer(content, kind, {"Accept-Ranges": "bytes"})
+            return
+        first, last = span(asked[1], asked[2], len(content))
+        if first > last:
+            self.send_error(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE)
+            return
+        about = {"Accept-Ranges": "bytes", "Content-Range": f"bytes {first}-{last}/{len(content)}"}
+        self.answer(content[first : last + 1], kind, about, HTTPStatus.PARTIAL_CONTENT)
+
+    def answer(
+        self, content: bytes, kind: str, more: dict[str, str] | None = None, status: HTTPStatus = HTTPStatus.OK
+    ) -> None:
+        self.send_response(status)
+        headers = {
+            "Content-Type": kind,
+            "Content-Length": str(len(content)),
+            "Cache-Control": "no-store",
+            **(more or {}),
+        }
+        for name, value in {**headers, "X-Content-Type-Options": "nosniff"}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Says nothing of each request."""
+
+
+def span(first: str, last: str, size: int) -> tuple[int, int]:
+    """First and last byte of a range as HTTP writes it: `5-9`, `5-`, or `-5` for the last five."""
+    if not first:
+        return max(0, size - int(last)), size - 1
+    return int(first), min(int(last), size - 1) if last else size - 1
 
 
 class Watch(Action):
@@ -27,14 +174,11 @@ class Watch(Action):
     config: Config
 
     def run(self) -> Result:
-        from worldsmith.monitor.page.run_files import require_run
-        from worldsmith.monitor.page.serve import PageServer
-
         server = PageServer(require_run(Path(self.config.run)), self.config.port)
         return Result(self.serve(server), {"address": server.address})
 
     def serve(self, server: PageServer) -> Iterator[str]:
-        """Says where it is, and serves as long as somebody listens to what this says."""
+        """Yields the address and then serves, as long as the caller iterates."""
         yield f"{self.config.run} is shown at {server.address} (Ctrl-C ends this; the run goes on)"
         with server:
             server.serve_forever()

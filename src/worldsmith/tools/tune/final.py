@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from worldsmith.actions.datasets.shares import ShareError, do_shares
+from worldsmith.actions.shares import ShareError, do_shares
 from worldsmith.checkpoint.run.folders import read_best
 from worldsmith.config.declare.configurable import field_names
 from worldsmith.config.errors import UserError

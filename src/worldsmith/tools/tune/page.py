@@ -1,16 +1,199 @@
-"""`tune.html`: the trials of a study over time, which settings matter, and all of them beside each other."""
+"""`tune.html`: the page of a study, with charts of its trials, the importance of settings, and all trials."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from worldsmith.config.write.values import WORD, write
+from worldsmith.monitor.page.charts import short
 from worldsmith.monitor.page.formats import figure
 from worldsmith.monitor.page.render import Page, section, write_html
-from worldsmith.tools.tune.charts import Lines, shown, study_charts
+from worldsmith.tools.tune.dimension import Dimension
 from worldsmith.tools.tune.record import LEAST
 from worldsmith.tools.tune.space import Space
+
+TICKS = 4
+"""On an axis of numbers, about."""
+FEWEST = 2
+"""Complete trials that a chart needs."""
+Lines = Sequence[Mapping[str, Any]]
+"""Trials as trials.jsonl has them."""
+
+
+@dataclass(frozen=True)
+class SettingAxis:
+    """A searched setting as an axis of a chart."""
+
+    dimension: Dimension
+    labels: list[str] | None
+    """The values of a setting that is no number; a trial's position is the index of its label. None for numbers."""
+    positions: list[float | None]
+    """Position of each complete trial; None if it has none."""
+
+    @property
+    def is_log(self) -> bool:
+        return self.dimension.mark.log or self.dimension.mark.power_of_two
+
+
+def setting_axis(path: str, lines: Lines, space: Space) -> SettingAxis:
+    dimension = next(dimension for dimension in space.dimensions if dimension.path == path)
+    values: list[Any] = [space.value(path, line["settings"]) for line in lines]
+    complete = [value for value, line in zip(values, lines, strict=True) if line["state"] == "complete"]
+    if all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values):
+        numbers = [None if dimension.mark.log and value <= 0 else value for value in complete]
+        return SettingAxis(dimension, None, numbers)
+    labels = list(dict.fromkeys(shown(value) for value in [*dimension.mark.choices, *values]))
+    return SettingAxis(dimension, labels, [labels.index(shown(value)) for value in complete])
+
+
+def study_charts(lines: Lines, space: Space, metric: str, direction: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """The charts that have values, and one sentence for each reason to omit others."""
+    complete = [line for line in lines if line["state"] == "complete"]
+    titles = {path: f"{metric} over {path}" for path in space.paths}
+    history_title = f"{metric} by trial"
+    if len(complete) < FEWEST:
+        there = f"there {'is' if len(complete) == 1 else 'are'} {len(complete)}"
+        named = ", ".join((history_title, *titles.values(), "all settings"))
+        return [], [f"Not drawn, because each needs at least {FEWEST} complete trials and {there}: {named}."]
+    settings = {path: setting_axis(path, lines, space) for path in titles}
+    drawn: list[dict[str, Any]] = [chart("history", history_title, history(lines, direction), over="trial")]
+    same: list[str] = []
+    few: list[str] = []
+    for path, setting in settings.items():
+        pairs = zip(setting.positions, complete, strict=True)
+        points = [(position, line["value"]) for position, line in pairs if position is not None]
+        if len({position for position, _ in points}) > 1:
+            about: dict[str, Any] = {"over": path, "ticks": setting.labels, "log_over": setting.is_log}
+            about["stops"] = [[value, figure(value)] for value in stops(setting.dimension)]
+            drawn.append(chart(f"slice {path}", titles[path], [curve(path, points, points=True)], **about))
+        else:
+            (same if len(points) == len(complete) else few).append(titles[path])
+    drawn.append(parallel_coordinates(complete, list(settings.values()), metric, direction))
+    reasons = {"all complete trials have the same value of the setting": same, "too few trials have a value": few}
+    return drawn, [f"Not drawn, because {reason}: {', '.join(named)}." for reason, named in reasons.items() if named]
+
+
+def history(lines: Lines, direction: str) -> list[dict[str, Any]]:
+    """The curves of values by trial, and of the best value so far."""
+    complete, pruned = (
+        [(line["trial"], line["value"]) for line in lines if line["state"] == state] for state in ("complete", "pruned")
+    )
+    best = itertools.accumulate((value for _, value in complete), min if direction == "min" else max)
+    return [
+        curve("best so far", list(zip((number for number, _ in complete), best, strict=True))),
+        curve("complete", complete, points=True),
+        *([curve("pruned, its last value", pruned, points=True)] if pruned else []),
+    ]
+
+
+def parallel_coordinates(
+    complete: Lines, settings: Sequence[SettingAxis], metric: str, direction: str
+) -> dict[str, Any]:
+    """The chart of all settings: an axis for each one, the last for the value, and a line for each complete trial."""
+    values = [line["value"] for line in complete]
+    axes, heights = [], []
+    for setting in settings:
+        if any(position is not None for position in setting.positions):
+            name = setting.dimension.path.rpartition(".")[2]
+            ticks = stops(setting.dimension)
+            axes.append(axis(name, setting.positions, setting.labels, ticks, log=setting.is_log))
+            heights.append(setting.positions)
+    axes.append(axis(metric, values, log=False))
+    heights.append(values)
+    order = sorted(range(len(complete)), key=values.__getitem__, reverse=direction == "max")
+    drawn = []
+    for rank, index in reversed(list(enumerate(order))):
+        line, is_first = complete[index], complete[index]["trial"] == 0
+        ys = [scaled(places[index], found) for places, found in zip(heights, axes, strict=True)]
+        share = 1 - rank / max(1, len(complete) - 1)
+        drawn.append({
+            "label": f"trial {line['trial']}{' (as it is)' if is_first else ''}: {figure(line['value'])}",
+            "told": " ".join(line["words"]),
+            "x": [n for n, y in enumerate(ys) if y is not None],
+            "y": [short(y) for y in ys if y is not None],
+            "alpha": 1.0 if rank == 0 or is_first else short(0.12 + 0.6 * share),
+            "width": 3 if rank == 0 else 2 if is_first else 1.4,
+            "colour": "c1" if rank == 0 else "c7" if is_first else "c0",
+            "run": 0,
+            "smooth": False,
+        })  # fmt: skip
+    title = f"All settings: the best in orange, as it is in grey, the better the darker ({metric})"
+    named = [{"name": found["name"], "ticks": found["ticks"]} for found in axes]
+    return {"id": "across", "title": title, "unit": "", "log": False, "more": 0, "axes": named, "lines": drawn}
+
+
+def axis(
+    name: str,
+    places: Sequence[float | None],
+    labels: Sequence[str] | None = None,
+    stops: Sequence[float] = (),
+    *,
+    log: bool,
+) -> dict[str, Any]:
+    """Where values stand on an axis from 0 to 1, and what is written beside it."""
+    found = [place for place in places if place is not None]
+    low, high = (0.0, max(1.0, len(labels) - 1.0)) if labels else (min(found), max(found))
+    about: dict[str, Any] = {"name": name, "low": low, "high": high, "log": log and low > 0}
+    inside = [stop for stop in stops if low <= stop <= high]
+    values = list(range(len(labels))) if labels else inside or spread(low, high, log=about["log"])
+    texts = labels or [figure(value) for value in values]
+    about["ticks"] = [[scaled(value, about), text] for value, text in zip(values, texts, strict=True)]
+    return about
+
+
+def stops(dimension: Dimension) -> list[float]:
+    """Values that are worth a tick: powers of two, or 1 and 3 of each order of magnitude."""
+    mark = dimension.mark
+    if not (mark.log and mark.low and mark.high):
+        return mark.candidates() if mark.power_of_two else []
+    exponents = range(math.floor(math.log10(mark.low)), math.ceil(math.log10(mark.high)) + 1)
+    found = [float(f"{digit}e{exponent}") for exponent in exponents for digit in (1, 3)[: 1 + (len(exponents) < 5)]]
+    return [value for value in found if mark.low <= value <= mark.high]
+
+
+def spread(low: float, high: float, *, log: bool) -> list[float]:
+    if low == high:
+        return [low]
+    if log:
+        return [low * (high / low) ** (n / (TICKS - 1)) for n in range(TICKS)]
+    return [low + (high - low) * n / (TICKS - 1) for n in range(TICKS)]
+
+
+def scaled(value: float | None, axis: Mapping[str, Any]) -> float | None:
+    if value is None:
+        return None
+    low, high = axis["low"], axis["high"]
+    if axis["log"]:
+        value, low, high = math.log(value), math.log(low), math.log(high)
+    return 0.5 if low == high else (value - low) / (high - low)
+
+
+def chart(name: str, title: str, lines: list[dict[str, Any]], **about: Any) -> dict[str, Any]:
+    return {"id": name, "title": title, "unit": "", "log": False, "more": 0, "lines": lines, **about}
+
+
+def curve(label: str, pairs: Sequence[tuple[float, float]], *, points: bool = False) -> dict[str, Any]:
+    """A line, or points, as `look/page.js` draws them."""
+    ends = {"last": pairs[-1], "least": min(pairs, key=lambda p: p[1]), "greatest": max(pairs, key=lambda p: p[1])}
+    return {
+        "label": label,
+        "x": [short(x) for x, _ in pairs],
+        "y": [short(y) for _, y in pairs],
+        "smooth": False,
+        "points": points,
+        "values": len(pairs),
+        "run": 0,
+        **{name: [short(place), short(value)] for name, (place, value) in ends.items()},
+    }
+
+
+def shown(value: Any) -> str:
+    return value if isinstance(value, str) else write(value, WORD)
 
 
 def write_page(
@@ -19,11 +202,10 @@ def write_page(
 ) -> Path:  # fmt: skip
     """`lines` are those of trials.jsonl, `facts` those of best.json, `rules` what the study was asked to do."""
     metric, direction = rules["metric"], rules["direction"]
-    paths = list(dict.fromkeys(dimension.path for dimension in space.dimensions))
     rows = [
         {
             **line,
-            "shown": {path: shown(space.value(path, line["settings"])) for path in paths},
+            "shown": {path: shown(space.value(path, line["settings"])) for path in space.paths},
             "report": report(out, line),
         }
         for line in lines
@@ -52,7 +234,7 @@ def write_page(
         ),
         section("study_charts", "Charts", notes=notes),
         section("importances", "What matters", importances=importances, complete=count(lines, "complete"), why=few),
-        section("trials", "Trials", lines=rows, paths=paths, best=facts.get("trial"), refused=refused),
+        section("trials", "Trials", lines=rows, paths=space.paths, best=facts.get("trial"), refused=refused),
         section("space", "Search", space=[str(dimension) for dimension in space.dimensions], rules=rules),
     ]
     title = f"{name}: {len(lines)} trials"

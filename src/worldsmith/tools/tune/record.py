@@ -187,17 +187,12 @@ def require_same_study(folder: Path, about: Mapping[str, Any]) -> None:
             raise UserError(f"{folder} is not empty and holds no study ({STUDY}); choose another -o")
         return
     before = read_json_object(folder / STUDY)
-    lines = [
-        f"  {name}: {before.get(name)!r} there, {about.get(name)!r} now"
-        for name in [*before, *(name for name in about if name not in before)]
-        if name != "run" and before.get(name) != about.get(name)
-    ]
-    lines += [f"  {line}" for line in run_differences(before.get("run", {}), about["run"])]
-    if lines:
+    rules = differences({**before, "run": None}, {**about, "run": None})
+    if lines := [*rules, *differences(before.get("run", {}), about["run"])]:
         raise UserError("\n".join([f"{folder} holds another study:", *lines, "Put that back, or choose another -o"]))
 
 
-def run_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Where two runs, as one level of paths, are not the same."""
-    paths = [*before, *(path for path in now if path not in before)]
-    return [f"{p}: {before.get(p)!r} there, {now.get(p)!r} now" for p in paths if before.get(p) != now.get(p)]
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """A line for each name that has different values in two tables."""
+    names = dict.fromkeys([*before, *now])
+    return [f"  {n}: {before.get(n)!r} there, {now.get(n)!r} now" for n in names if before.get(n) != now.get(n)]

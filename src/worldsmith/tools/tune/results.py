@@ -14,8 +14,8 @@ from worldsmith.files.atomic import write_text
 from worldsmith.monitor.lineage import read_lineage, record_of, write_lineage
 from worldsmith.monitor.terminal_text import print_message
 from worldsmith.tools.tune.record import BEST, PAGE, RUNS, TRIALS, Record, line_of
-from worldsmith.tools.tune.source import Source, launched, processes_of
-from worldsmith.tools.tune.space import Space
+from worldsmith.tools.tune.setup import StudySetup
+from worldsmith.tools.tune.source import launched, processes_of
 
 BEST_RUN = "best.yaml"
 """The run with the best settings, in a form that `worldsmith train` takes."""
@@ -27,13 +27,10 @@ def figure(value: float | None) -> str:
 
 @dataclass(slots=True)
 class Results:
-    """The results of the study in `record`. `config` is that of `Tune`."""
+    """The results of the study in `record`: files, a page, and the lines of the command."""
 
     record: Record
-    config: Any
-    source: Source
-    space: Space
-    direction: str
+    setup: StudySetup
     at_work: bool = True
     final: dict[str, Any] | None = None
     """The figures on the final data, `best` and `as_it_is`."""
@@ -43,11 +40,11 @@ class Results:
         record, best = self.record, self.record.best
         trial = record.finished[-1]
         line = line_of(trial, record.path(trial.number))
-        value = f"{self.config.metric} {figure(line['value'])}" if line["value"] is not None else ""
+        value = f"{self.setup.config.metric} {figure(line['value'])}" if line["value"] is not None else ""
         what = ", ".join(filter(None, [line["state"], value, line["reason"]]))
         beside = f"; best: trial {best.number}, {figure(best.value)}" if best and best.number != trial.number else ""
         settings = " ".join(line["words"]) or "the run as it is"
-        print_message(f"trial {trial.number} of {self.config.trials}: {what} ({settings}){beside}")
+        print_message(f"trial {trial.number} of {self.setup.config.trials}: {what} ({settings}){beside}")
         self.write()
 
     def write(self) -> dict[str, Any]:
@@ -55,18 +52,18 @@ class Results:
         record, best = self.record, self.record.best
         record.write_lines()
         if best is None:
-            return {"metric": self.config.metric, "trials": record.counts()}
+            return {"metric": self.setup.config.metric, "trials": record.counts()}
         line = line_of(best, record.path(best.number))
         facts = {
-            "metric": self.config.metric,
-            "direction": self.direction,
+            "metric": self.setup.config.metric,
+            "direction": self.setup.direction,
             **{name: line[name] for name in ("trial", "value", "settings", "words", "run")},
             "as_it_is": record.finished[0].value,
             "trials": record.counts(),
             "final": self.final,
         }
         write_text(record.folder / BEST, json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
-        loaded = self.source.load(line["words"], keep_unset=True)
+        loaded = self.setup.source.load(line["words"], keep_unset=True)
         write_text(record.folder / BEST_RUN, convert(loaded, "yaml").text)
         self.write_page(facts)
         return facts
@@ -79,18 +76,18 @@ class Results:
             return
         outputs = [TRIALS, BEST, BEST_RUN, f"{RUNS}/{run.name}"]
         inputs = read_lineage(known).inputs
-        write_lineage(record.folder, action="tune", settings=to_dict(self.config), inputs=inputs, outputs=outputs)
+        write_lineage(record.folder, action="tune", settings=to_dict(self.setup.config), inputs=inputs, outputs=outputs)
 
     def write_page(self, facts: Mapping[str, Any]) -> None:
         from worldsmith.tools.tune.page import write_page
 
-        record, config = self.record, self.config
+        record, config = self.record, self.setup.config
         names = ("source", "sampler", "startup", "pruner", "reduction", "least_validations", "seed", "parallel")
-        rules = {"metric": config.metric, "direction": self.direction, **{n: getattr(config, n) for n in names}}
+        rules = {"metric": config.metric, "direction": self.setup.direction, **{n: getattr(config, n) for n in names}}
         write_page(
             record.folder / PAGE,
             name=record.folder.absolute().name,
-            space=self.space,
+            space=self.setup.space,
             lines=record.lines(),
             facts=facts,
             rules={**rules, "words": " ".join(config.words), "final_data": " ".join(config.final_data)},
@@ -104,17 +101,17 @@ class Results:
         """The command of the best run: of a spec its own words, to paste."""
         best = self.record.best
         words = [] if best is None else line_of(best, self.record.path(best.number))["words"]
-        processes = processes_of(self.source.load(words).tree)
-        if best is not None and self.source.is_spec:
-            return f"worldsmith {shlex.join(self.source.command(words, processes=processes))}"
+        processes = processes_of(self.setup.source.load(words).tree)
+        if best is not None and self.setup.source.is_spec:
+            return f"worldsmith {shlex.join(self.setup.source.command(words, processes=processes))}"
         return f"worldsmith {shlex.join(launched(['train', str(self.record.folder / BEST_RUN)], processes))}"
 
     def tell(self, ending: str | None) -> Iterator[str]:
         """What the command says at its end."""
-        config, record, counts, best = self.config, self.record, self.record.counts(), self.record.best
+        config, record, counts, best = self.setup.config, self.record, self.record.counts(), self.record.best
         ended = ", ".join(f"{counts[name]} {name}" for name in ("complete", "pruned", "failed"))
         draws = f"; {counts['refused_draws']} draws could not run" if counts["refused_draws"] else ""
-        yield f"{len(record.finished)} of {self.config.trials} trials: {ended}{draws}"
+        yield f"{len(record.finished)} of {self.setup.config.trials} trials: {ended}{draws}"
         if ending == "time":
             yield f"no trial was started after {config.hours:g} hours; the same command goes on"
         if ending == "exhausted":

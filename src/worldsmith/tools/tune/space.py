@@ -103,6 +103,11 @@ class Space:
                 f"such as --search optimizer.lr=log:1e-6..1e-3; {listed(marks, 'marked')}"
             )
 
+    @property
+    def paths(self) -> list[str]:
+        """The searched fields, each once."""
+        return list(dict.fromkeys(dimension.path for dimension in self.dimensions))
+
     def leave_out(self, chosen: dict[str, Any], given: Mapping[str, str]) -> None:
         """Takes marked fields out that no number can stand for, and keys of a spec that a field of the run replaces.
 

@@ -79,7 +79,7 @@ class Strategy:
     startup: int = 10
     pruner: PRUNERS = "none"
     reduction: int = 3
-    least: int = 1
+    least_validations: int = 1
     most: int = 1
 
     def plan(
@@ -98,18 +98,17 @@ class Strategy:
         if number == 0:  # the run as it is
             drawn, kinds = space.untouched()
             return Plan(0, {}, drawn, kinds)
-        paths = list(dict.fromkeys(dimension.path for dimension in space.dimensions))
 
-        def whole(settings: Mapping[str, Any]) -> list[Any]:
-            return [space.value(path, settings) for path in paths]
+        def values(settings: Mapping[str, Any]) -> str:
+            return json.dumps([space.value(path, settings) for path in space.paths])
 
-        before = {json.dumps(whole(settings)): number for number, settings in reversed(list(tried.items()))}
+        before = {values(settings): number for number, settings in reversed(list(tried.items()))}
         refused: list[dict[str, Any]] = []
         for attempt in range(TRIES):
             study = self._study(known, sampler=self._sampler(number, attempt))
             trial = study.ask()
             settings = space.suggest(trial)
-            same = before.get(json.dumps(whole(settings)))
+            same = before.get(values(settings))
             reason = f"the same as trial {same}" if same is not None else refusal(settings)
             if reason is None:
                 return Plan(number, settings, trial.params, trial.distributions, refused)
@@ -153,12 +152,14 @@ class Strategy:
         from optuna import pruners
 
         if self.pruner == "asha":
-            return pruners.SuccessiveHalvingPruner(min_resource=self.least, reduction_factor=self.reduction)
+            return pruners.SuccessiveHalvingPruner(min_resource=self.least_validations, reduction_factor=self.reduction)
         if self.pruner == "hyperband":
-            most = max(self.most, self.least)
-            return pruners.HyperbandPruner(min_resource=self.least, max_resource=most, reduction_factor=self.reduction)
+            most = max(self.most, self.least_validations)
+            return pruners.HyperbandPruner(
+                min_resource=self.least_validations, max_resource=most, reduction_factor=self.reduction
+            )
         if self.pruner == "median":
-            return pruners.MedianPruner(n_startup_trials=self.startup, n_warmup_steps=self.least)
+            return pruners.MedianPruner(n_startup_trials=self.startup, n_warmup_steps=self.least_validations)
         return pruners.NopPruner()
 
 

@@ -16,7 +16,7 @@ from worldsmith.config.declare.class_tags import trusted_packages
 from worldsmith.config.recipes.packages import registered
 from worldsmith.distributed.process_signals import signal_at_parents_end
 from worldsmith.files.json_file import read_json_object
-from worldsmith.monitor.page.series import numbers
+from worldsmith.monitor.page.series import MetricsReader, numbers
 from worldsmith.training.run_folder import ROOT_VARIABLES
 
 METRICS = "metrics.jsonl"
@@ -24,6 +24,30 @@ REASON = re.compile(r"(?:worldsmith: )?error: (.*)|((?:\w+\.)*\w*(?:Error|Except
 """A line of a log that says why."""
 LONGEST = 500
 """Letters of a reason."""
+
+
+class ValidationReader(MetricsReader):
+    """Reads a metric of the validations of a run that is at work."""
+
+    def __init__(self, path: Path, metric: str) -> None:
+        self.metric = metric
+        super().__init__(path)
+
+    def begin(self, inode: int | None) -> None:
+        super().begin(inode)
+        self.values: list[float | None] = []
+        """The metric after each validation, without those before the first step; None for one that is not finite."""
+        self.names: set[str] = set()
+        """Names of all metrics of the validations."""
+
+    def take(self, line: bytes) -> None:
+        if b'"val/loss"' not in line:
+            return
+        record = json.loads(line)
+        found = dict(numbers(record))
+        self.names |= {name for name in found if name.startswith(("val/", "val_ema/"))}
+        if self.metric in found and record["step"] > 0:
+            self.values.append(found[self.metric])
 
 
 class TrialRun:
@@ -41,11 +65,8 @@ class TrialRun:
         self.process: subprocess.Popen[bytes] | None = None
         self.seconds = 0.0
         self.asked = False
+        self.validations = ValidationReader(folder / METRICS, metric)
         self._since = 0.0
-        self._inode, self._position = 0, 0
-        self._values: list[float | None] = []
-        self.figures: set[str] = set()
-        """The names of all figures of the validations."""
 
     def start(self, environment: Mapping[str, str]) -> None:
         """Lets the process work; what it says goes to the end of the log. It saves and stops when this one is gone."""
@@ -86,32 +107,9 @@ class TrialRun:
             self.process.wait()
 
     def values(self) -> list[float | None]:
-        """The figure after each validation so far; None for one that was not finite."""
-        path = self.folder / METRICS
-        try:
-            about = path.stat()
-        except FileNotFoundError:
-            return self._values
-        if about.st_ino != self._inode or about.st_size < self._position:
-            self._inode, self._position, self._values = about.st_ino, 0, []
-        if about.st_size == self._position:
-            return self._values
-        with path.open("rb") as file:
-            file.seek(self._position)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                self._position += len(line)
-                if b'"val/loss"' in line:
-                    self._take(line)
-        return self._values
-
-    def _take(self, line: bytes) -> None:
-        record = json.loads(line)
-        found = dict(numbers(record))
-        self.figures |= {name for name in found if name.startswith(("val/", "val_ema/"))}
-        if self.metric in found and record["step"] > 0:
-            self._values.append(found[self.metric])
+        """The metric after each validation so far; None for one that was not finite."""
+        self.validations.read()
+        return self.validations.values
 
     def reason(self) -> str:
         """Why the process has failed, in words."""

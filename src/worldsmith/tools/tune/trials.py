@@ -9,18 +9,20 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.stop_signals import PREEMPTED
 from worldsmith.files.locks import in_use
 from worldsmith.monitor.terminal_text import print_message
-from worldsmith.tools.tune.record import Record, ended
-from worldsmith.tools.tune.space import Space
-from worldsmith.tools.tune.strategy import ExhaustedError, Judge, Plan, Strategy
-from worldsmith.tools.tune.trial_run import TrialRun
+from worldsmith.tools.tune.record import RUNS, Record, ended
+from worldsmith.tools.tune.setup import StudySetup
+from worldsmith.tools.tune.source import processes_of
+from worldsmith.tools.tune.space import as_words
+from worldsmith.tools.tune.strategy import ExhaustedError, Judge, Plan
+from worldsmith.tools.tune.trial_run import TrialRun, environment_of, visible_devices
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -46,25 +48,9 @@ class Trials:
     """Gives slots to trials and keeps what becomes of them."""
 
     record: Record
-    strategy: Strategy
-    space: Space
-    most: int
-    """Trials of the study, with the run as it is."""
-    parallel: int
-    make_run: Callable[[Plan, int], TrialRun]
-    """The run of a plan in a slot."""
-    refusal: Callable[[Mapping[str, Any]], str | None]
-    """Why settings cannot run."""
-    score: Callable[[TrialRun], float | None]
-    """The value of a run that has ended well; None for one that is not finite. Raises UserError where there is none."""
-    environment: Callable[[int], Mapping[str, str]]
-    """What the processes of a slot see."""
+    setup: StudySetup
     changed: Callable[[], None]
     """Is called when a trial has been kept."""
-    validations: Callable[[Mapping[str, Any]], int | None] = lambda settings: None
-    """How often a run with these settings validates; None: as often as the run as it is."""
-    keep_all: bool = False
-    """Whether the checkpoints of all trials stay, and not those of the best and the first alone."""
     at_work: dict[int, AtWork] = field(default_factory=dict)
     waiting: dict[int, FrozenTrial] = field(default_factory=dict)
     """Trials that have ended before one with a lower number."""
@@ -91,8 +77,8 @@ class Trials:
                         self.start()
                 except ExhaustedError:
                     ending = "exhausted"
-                if not self.at_work and (ending or self.next >= self.most):
-                    return ending if self.next < self.most else None
+                if not self.at_work and (ending or self.next >= self.setup.config.trials):
+                    return ending if self.next < self.setup.config.trials else None
                 time.sleep(POLL)
         finally:
             for trial in self.at_work.values():
@@ -105,9 +91,9 @@ class Trials:
 
     def may_start(self) -> bool:
         return (
-            self.next < self.most
-            and len(self.at_work) < self.parallel
-            and self.next < len(self.record.finished) + self.parallel
+            self.next < self.setup.config.trials
+            and len(self.at_work) < self.setup.config.parallel
+            and self.next < len(self.record.finished) + self.setup.config.parallel
         )
 
     def start(self) -> None:
@@ -115,10 +101,14 @@ class Trials:
         number = self.next
         tried = {n: plan.settings for n in range(number) if (plan := self.plan(n))}
         known = self.known(number)
-        plan = self.record.plan(number) or self.strategy.plan(number, self.space, known, tried, self.refusal)
+        plan = self.record.plan(number) or self.setup.strategy.plan(
+            number, self.setup.space, known, tried, self.setup.refusal
+        )
         self.record.keep_plan(plan)
-        slot = next(n for n in range(self.parallel) if all(n != trial.run.slot for trial in self.at_work.values()))
-        judge = self.strategy.judge(known, self.validations(plan.settings))
+        slot = next(
+            n for n in range(self.setup.config.parallel) if all(n != trial.run.slot for trial in self.at_work.values())
+        )
+        judge = self.setup.strategy.judge(known, self.setup.validations(plan.settings))
         self.at_work[number] = AtWork(plan, self.make_run(plan, slot), judge)
 
     def plan(self, number: int) -> Plan | None:
@@ -126,7 +116,7 @@ class Trials:
 
     def known(self, number: int) -> list[FrozenTrial]:
         """What a trial may know of those before it."""
-        done = self.record.finished[: max(0, number - self.parallel + 1)]
+        done = self.record.finished[: max(0, number - self.setup.config.parallel + 1)]
         plans = (self.plan(n) for n in range(len(done), number))
         return [*done, *(plan.at_work() for plan in plans if plan)]
 
@@ -216,10 +206,42 @@ class Trials:
     def tidy(self) -> None:
         """Removes checkpoints that nobody asks for any more."""
         best = self.record.best
-        for number in () if self.keep_all else range(1, len(self.record.finished)):
+        for number in () if self.setup.config.checkpoints == "all" else range(1, len(self.record.finished)):
             checkpoints = self.record.path(number) / "checkpoints"
             if (best is None or number != best.number) and checkpoints.is_dir():
                 shutil.rmtree(checkpoints, ignore_errors=True)
+
+    def make_run(self, plan: Plan, slot: int) -> TrialRun:
+        """The run of a plan in a slot."""
+        config, source, folder = self.setup.config, self.setup.source, self.record.path(plan.number)
+        words = as_words(plan.settings)
+        processes = processes_of(source.load(words).tree) if words else self.setup.processes
+        job = {"project": self.record.folder.absolute().name, "group": RUNS, "name": folder.name, "folder": ""}
+        words += as_words({f"job.{name}": value for name, value in job.items()})
+        after = ["evaluate", str(folder), "-o", f"{folder}/evaluation", "--json", "--", *config.evaluate]
+        command = source.command(words, processes=processes)
+        return TrialRun(folder, command, config.metric, slot=slot, after=after if config.evaluate else ())
+
+    def environment(self, slot: int) -> dict[str, str]:
+        """The environment of the processes in a slot."""
+        parallel, root = self.setup.config.parallel, self.record.folder.absolute().parent
+        devices = visible_devices() if parallel > 1 else []
+        return environment_of(slot, parallel, root, devices, self.setup.processes)
+
+    def score(self, run: TrialRun) -> float | None:
+        """The value of a run that has ended well; None if it is not finite.
+
+        Of several validations the last counts, or the best if the run keeps the weights of the best one. Raises
+        UserError for a metric that the run does not have.
+        """
+        config, direction = self.setup.config, self.setup.direction
+        figures = run.facts() if config.evaluate else dict.fromkeys(run.validations.names)
+        if config.metric not in figures:
+            raise UserError(f"there is no figure '{config.metric}'; there are: {', '.join(sorted(figures)) or 'none'}")
+        values = [figures[config.metric]] if config.evaluate else run.values()
+        checkpoint = self.setup.base.tree.checkpoint
+        keeps_best = checkpoint.keep_best == config.metric and checkpoint.best_mode == direction
+        return last_or_best(values, best=(min if direction == "min" else max) if keeps_best else None)
 
 
 def last_or_best(values: Sequence[float | None], *, best: Callable[..., float] | None) -> float | None:

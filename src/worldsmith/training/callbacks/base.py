@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import json
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from worldsmith.tasks.task import Task
     from worldsmith.training.step import Step, StepGuard
     from worldsmith.training.validation import Validation, Validator
+
+
+logger = logging.getLogger(__name__)
 
 
 class Callback(Configurable):
@@ -77,6 +82,15 @@ class Callback(Configurable):
 
     def on_train_end(self, trainer: TrainingRun) -> None:
         """The last step is done, or the run stops early: `trainer.outcome` says how; None when it fails."""
+
+    def write_json(self, name: str, content: Any) -> None:
+        """Writes a file in the callback's folder. A failure, such as a full disk, is logged, and the run continues."""
+        try:
+            self.folder.mkdir(exist_ok=True)
+            text = json.dumps(content, ensure_ascii=False, indent=1)
+            (self.folder / name).write_text(f"{text}\n", encoding="utf-8")
+        except OSError as error:
+            logger.warning("%s cannot be written, the run goes on: %s", self.folder / name, error)
 
     def records(self, name: str, trainer: TrainingRun) -> Sinks:
         """A file of lines in the callback's folder; what a run that goes on will do again is removed from it."""

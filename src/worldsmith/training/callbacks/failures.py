@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import json
 import logging
 import threading
 from contextlib import suppress
@@ -94,9 +93,4 @@ class BadBatches(Callback):
         norm = step.gradient.norm if step.gradient else None
         batches = [trainer.task.name_samples(batch) for batch in step.batches]
         content = {"step": step.index + 1, "loss": step.loss, "grad_norm": norm, "batches": batches}
-        path = self.folder / f"step_{step.index + 1:09d}_rank_{trainer.world.rank}.json"
-        try:
-            self.folder.mkdir(exist_ok=True)
-            path.write_text(json.dumps(plain("step", content), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-        except OSError as error:
-            logger.warning("%s cannot be written, the run goes on: %s", path, error)
+        self.write_json(f"step_{step.index + 1:09d}_rank_{trainer.world.rank}.json", plain("step", content))

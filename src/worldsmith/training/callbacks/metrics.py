@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.distributed.gpus import gpu_of_device
 from worldsmith.monitor.metrics_log import MetricsLog
-from worldsmith.monitor.sinks import Sinks
+from worldsmith.monitor.sinks import Sinks, TensorBoardLog, WandbLog
 from worldsmith.training.callbacks.base import Callback, TrainingRun
 
 if TYPE_CHECKING:
@@ -44,12 +44,8 @@ class Metrics(Callback):
             trainer.run_folder / FILE, resumed_step=done, is_redone=lambda record: again and "val/loss" in record
         )
         if self.config.tensorboard:
-            from worldsmith.monitor.tensorboard_log import TensorBoardLog
-
             sinks.add("TensorBoard", lambda: TensorBoardLog(self.folder, resumed_step=done))
         if config.job.wandb_mode != "disabled":
-            from worldsmith.monitor.wandb_log import WandbLog
-
             sinks.add("Weights & Biases", lambda: WandbLog(trainer.run_folder, config.job, to_dict(config)))
 
     def after_training_step(self, trainer: TrainingRun, step: Step) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import logging
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -18,8 +16,6 @@ if TYPE_CHECKING:
 
     from worldsmith.monitor.sinks import Sinks
     from worldsmith.training.step import Step
-
-logger = logging.getLogger(__name__)
 
 
 class NormMonitor(Callback):
@@ -131,10 +127,7 @@ class ParamCount(Callback):
         if trainer.world.is_main:
             parts = {part: {"parameters": total[part], "trained": trained[part]} for part in total}
             content = {"parameters": total.total(), "trained": trained.total(), "parts": parts}
-            try:
-                (self.folder / "parameters.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-            except OSError as error:
-                logger.warning("%s cannot be written, the run goes on: %s", self.folder / "parameters.json", error)
+            self.write_json("parameters.json", content)
 
 
 def module_path(name: str) -> str:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import datetime
+import json
+import logging
 import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from worldsmith.config.declare.ranges import Range
+from worldsmith.files.atomic import replacing
 from worldsmith.monitor.sinks import describe
 from worldsmith.training.callbacks.base import Callback, TrainingRun
 
 if TYPE_CHECKING:
-    from worldsmith.monitor.status_file import StatusFile
     from worldsmith.monitor.terminal_view import TerminalView
     from worldsmith.training.step import Step
 
@@ -70,8 +76,6 @@ class HeartBeat(Callback):
     def on_run_start(self, trainer: TrainingRun) -> None:
         if not trainer.world.is_main:
             return
-        from worldsmith.monitor.status_file import StatusFile, now
-
         self.started = now()
         path = trainer.run_folder / "status.json"
         self.file = StatusFile(path, lambda: self.status(trainer), seconds=self.config.every_seconds)
@@ -105,3 +109,45 @@ def current_activity(trainer: TrainingRun) -> tuple[str, float | None]:
     """Current activity and its completed fraction, None where it is not known. Any thread may call this."""
     work = trainer.task.long_work
     return work if trainer.doing == "training" and work is not None else (trainer.doing, trainer.share)
+
+
+logger = logging.getLogger(__name__)
+
+
+class StatusFile:
+    """Asks `read` for the status at once, every `seconds` in a thread, and a last time when it is closed.
+
+    The file is replaced as a whole. When it cannot be written, as on a full disk, that is said once and tried again.
+    """
+
+    def __init__(self, path: Path, read: Callable[[], Mapping[str, Any]], *, seconds: float) -> None:
+        self.path, self.read, self.seconds = path, read, seconds
+        self.failed = False
+        self._closed = threading.Event()
+        self.write()
+        self._thread = threading.Thread(target=self._beat, name="status", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join()
+        self.write()
+
+    def write(self) -> None:
+        """Writes the present status, and when that was."""
+        status = {**self.read(), "updated": now()}
+        try:
+            with replacing(self.path, durable=False) as aside:
+                aside.write_text(json.dumps(status, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            if not self.failed:
+                logger.warning("%s cannot be written, the run goes on: %s", self.path, error)
+            self.failed = True
+
+    def _beat(self) -> None:
+        while not self._closed.wait(self.seconds):
+            self.write()
+
+
+def now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from import_sources import SOURCES, clip, lerobot_v2, lines, sidecar, table, write
 
-from worldsmith.actions.datasets.import_clips import ImportClips
 from worldsmith.cli.main import main
 from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.imports.layouts import LAYOUTS
 from worldsmith.data.stream.errors import DataError
 from worldsmith.data.video_file import examine
+from worldsmith.tools.datasets.import_clips import ImportClips
 
 
 def run(source: Path, out: Path, **settings: object) -> dict:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from worldsmith.evaluation.answers.choices import parse_direction, parse_letter, parse_side
+from worldsmith.evaluation.answers.choices import (
+    parse_direction,
+    parse_letter,
+    parse_side,
+    parse_yes_no,
+    plain_yes_no,
+)
 from worldsmith.evaluation.answers.reading import normalize, parse_number, split_answer, token_f1
-from worldsmith.evaluation.answers.yes_no import parse_yes_no, plain_yes_no
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from torch import nn
 from toy_family import ToyModel
 
 from worldsmith.models.converters.converter import Conversion, Converter, linear_layers, replace_modules
-from worldsmith.models.model import NetworkParts
+from worldsmith.models.network_parts import NetworkParts
 from worldsmith.models.parameter_names import native_parameters
 
 

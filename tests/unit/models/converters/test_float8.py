@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from worldsmith.config import UserError, WrongValueError
 from worldsmith.models.converters import Float8
 from worldsmith.models.converters.float8 import fits
-from worldsmith.models.model import NetworkParts
+from worldsmith.models.network_parts import NetworkParts
 
 MISSING = importlib.util.find_spec("torchao") is None
 ABLE = not MISSING and torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)

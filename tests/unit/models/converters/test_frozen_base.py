@@ -48,12 +48,13 @@ def test_a_layer_computes_with_the_nearest_of_evenly_spaced_values(bits: int) ->
     from compressed_tensors.quantization.lifecycle.forward import dequantize
     from torch import nn
 
+    from worldsmith.models.converters.frozen_base import BLOCK, packed_bytes
     from worldsmith.models.converters.quantized_linear import FORMS, QuantizedLinear
 
     torch.manual_seed(0)
     plain = nn.Linear(72, 41)  # whose last block is no whole one
     with torch.device("meta"):
-        layer = QuantizedLinear(nn.Linear(72, 41), bits)
+        layer = QuantizedLinear(nn.Linear(72, 41), bits=bits, block=BLOCK, held_bytes=packed_bytes(72 * 41, bits))
     layer.bias = plain.bias
     layer.hold(plain.weight.detach())
     pieces = []

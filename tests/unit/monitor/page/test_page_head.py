@@ -40,8 +40,8 @@ def test_the_head_names_model_settings_data_commit_and_duration(tmp_path: Path) 
     overview = sections_of(folder)["overview"]
     assert "Model toy 4.2M parameters, 1.25 % trained" in overview
     assert "Learning rate 0.001 LambdaCosine, 10 warm-up steps" in overview
-    assert "Batch 8 samples 1 256 tokens per step" in overview
-    assert "Data my_clips 1 024 clips, 16 for validation" in overview
+    assert "Batch 8 samples 1,256 tokens per step" in overview
+    assert "Data my_clips 1,024 clips, 16 for validation" in overview
     assert "Commit 9915fc011a main, 1 changed file" in overview
     assert "Duration 1 h 2 min" in overview
 
@@ -53,7 +53,7 @@ def test_the_head_of_a_reasoner_counts_records_and_names_the_datasets(tmp_path: 
     mixed = "{dataset: {datasets: {a: {path: /data/scores}, b: {path: /data/scores}, c: {path: /data/questions}}}}"
     config = config.replace("{dataset: {path: /data/my_clips}}", mixed)
     (folder / "config.yaml").write_text(config)
-    assert "Data scores, questions 1 024 records, 16 for validation" in sections_of(folder)["overview"]
+    assert "Data scores, questions 1,024 records, 16 for validation" in sections_of(folder)["overview"]
 
 
 def test_the_head_omits_what_is_not_known(tmp_path: Path) -> None:

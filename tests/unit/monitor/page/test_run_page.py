@@ -190,7 +190,7 @@ def test_what_the_start_found_in_the_data_is_shown(tmp_path: Path) -> None:
     }
     (folder / "data_report.json").write_text(json.dumps({"train": found, "val": {"records": 2, "features": {}}}))
     shown = text_of(folder, "data")
-    assert "in its training data dataset my_shapes records 12 345" in shown
+    assert "in its training data dataset my_shapes records 12,345" in shown
     assert "missing file 7 clip3: no such file size 64x64 3 32x32 9" in shown
     assert "in its validation data records 2" in shown
     (folder / "data_report.json").write_text('{"train": {"left_out": [1], "features": 3}, "val": []}')
@@ -238,6 +238,62 @@ def test_settings_have_their_origin_and_no_secrets(tmp_path: Path) -> None:
     assert "hush" not in write_page(folder).read_text()
 
 
+@pytest.mark.parametrize(
+    ("reason", "state", "sentence"),
+    [
+        ("SIGINT", "stopped", "Stopped by Ctrl-C and saved after step 12; the command below resumes the run."),
+        ("the file /runs/STOP", "stopped", "Stopped by the file /runs/STOP and saved after step 12; the command"),
+        (None, "stopped", "The run was asked to stop and saved a checkpoint; the command below resumes it."),
+        ("KeyboardInterrupt: a second SIGINT", "interrupted", "Stopped by a second Ctrl-C, without a new checkpoint"),
+    ],
+)
+def test_a_stop_is_no_failure(tmp_path: Path, reason: str | None, state: str, sentence: str) -> None:
+    ending = "failed" if state == "interrupted" else state
+    folder = write_run(tmp_path, steps=12, status={"state": ending, "reason": reason})
+    overview = text_of(folder, "overview")
+    assert f"first {state} {sentence}" in overview
+    assert "Why it ended" not in overview
+    assert "SIGINT" not in overview
+    titles = list(commands(folder))
+    assert titles[0] == "Resume it"
+    assert "Explain it" not in titles
+    sections = page_of(read_run(folder), Place(folder)).sections
+    assert [section.name for section in sections][:2] == ["overview", "next"]
+    assert 'class="callout error"' not in str(sections[0].html)
+
+
+def test_the_counts_of_the_data_say_what_they_count(tmp_path: Path) -> None:
+    folder = write_run(tmp_path)
+    counts = {"loaded/samples": 1570, "loaded/cache_hit": 1500, "rejected/too_short": 2}
+    write_lines(folder / "metrics.jsonl", [{"step": 1, "loss": 1.0, **counts}])
+    shown = text_of(folder, "data")
+    assert "Read since the run was last started samples read 1,570 clips taken from the latent cache 1,500" in shown
+    assert "Skipped too short 2 A sample counts each time it is read" in shown
+
+
+def test_earlier_launches_are_a_table(tmp_path: Path) -> None:
+    folder = write_run(tmp_path)
+    earlier: list[Any] = [{"cmd": "worldsmith train x", "started_at": "2026-01-02T03:04:05+00:00"}, {"cmd": EVIL}, 3]
+    launch = {"cmd": "worldsmith train x -- a=1", "earlier_launches": [*earlier, {"unreadable": "cut"}]}
+    (folder / "launch_info.yaml").write_text(json.dumps(launch))
+    shown = text_of(folder, "environment")
+    assert "Earlier launches started command 2026-01-02 03:04 UTC worldsmith train x not known &lt;/script" in shown
+    assert "not known cut" in shown
+    assert "started_at" not in shown
+    assert "{" not in shown
+    (folder / "launch_info.yaml").write_text("cmd: a\nearlier_launches: {cmd: b}\n")
+    assert "Earlier launches" not in text_of(folder, "environment")
+
+
+def test_metrics_have_no_exponent(tmp_path: Path) -> None:
+    folder = write_run(tmp_path)
+    (folder / "evaluation").mkdir()
+    figures = {"sharpness": {"not_measured": {}, "trained": {"mean": 1571.3, "interval": [998.6, 2144.1]}}}
+    figures["sharpness"]["not_measured"] = {"trained": 0}
+    (folder / "evaluation/evaluation.json").write_text(json.dumps({"figures": figures}))
+    assert "sharpness 1,570 [999, 2,140]" in text_of(folder, "evaluation")
+
+
 def commands(folder: Path) -> dict[str, str]:
     from worldsmith.monitor.page.next_steps import next_steps
 
@@ -264,6 +320,30 @@ def test_next_steps_fit_the_state(tmp_path: Path) -> None:
     assert "no room" in text_of(failed, "overview")
     moved = failed.rename(tmp_path / "elsewhere")
     assert "Resume it" not in commands(moved)
+
+
+def test_the_command_to_generate_has_a_caption_that_was_trained_on(tmp_path: Path) -> None:
+    folder = write_run(tmp_path)
+    file, given = folder / "EveryNDrawSample/samples.jsonl", {"step": 20, "weights": "ema", "kind": "video"}
+
+    def prompt() -> str:
+        words = shlex.split(commands(folder)["Generate"])
+        return words[words.index("--prompt") + 1]
+
+    held_out = {**given, "prompt": "It is held out.", "source": "held-out caption"}
+    write_lines(file, [held_out, {**given, "prompt": "It is trained on.", "source": "training caption"}])
+    assert prompt() == "It is trained on."
+    write_lines(file, [held_out])
+    assert prompt() == "a caption of your training clips"
+    write_lines(file, [{**given, "prompt": "It has no label."}])
+    assert prompt() == "It has no label."
+    config = folder / "config.yaml"  # of an earlier version, which took captions of the validation data
+    validating = config.read_text().replace("max_iter: 40", "max_iter: 40, run_validation: true")
+    config.write_text(validating)
+    assert prompt() == "a caption of your training clips"
+    own = "run_validation: true, callbacks: {EveryNDrawSample: {prompts: [It has no label.]}}"
+    config.write_text(validating.replace("run_validation: true", own))
+    assert prompt() == "It has no label."
 
 
 def test_a_finished_run_is_evaluated_on_other_data(tmp_path: Path) -> None:

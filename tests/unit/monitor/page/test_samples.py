@@ -81,10 +81,24 @@ def test_captions_name_only_what_differs(tmp_path: Path) -> None:
     given = {"step": 20, "kind": "video", "prompt": "p", "file": "x.mp4"}
     write_lines(folder / FILE, [{**given, "weights": name, "guidance": 3.0} for name in ("live", "ema")])
     captions = re.findall(r"<figcaption>([^<]*)</figcaption>", html_of(folder))
-    assert captions == ["step 20 · raw", "step 20 · EMA"]
+    assert captions == ["step 20 · raw weights", "step 20 · EMA weights"]
     write_lines(folder / FILE, [{**given, "weights": "live", "guidance": scale} for scale in (1.0, 3.0)])
     captions = re.findall(r"<figcaption>([^<]*)</figcaption>", html_of(folder))
     assert captions == ["step 20 · guidance 1", "step 20 · guidance 3"]
+
+
+def test_held_out_captions_are_labeled_and_explained(tmp_path: Path) -> None:
+    folder = write_run(tmp_path)
+    given = {"step": 20, "kind": "video", "weights": "ema", "file": "x.mp4"}
+    labels = {"A red square.": "training caption", "A blue square.": "held-out caption"}
+    entries = [{**given, "prompt": prompt, "source": source} for prompt, source in labels.items()]
+    write_lines(folder / FILE, entries[:1])
+    assert "Held-out captions" not in text_of(html_of(folder))
+    write_lines(folder / FILE, entries)
+    text = text_of(html_of(folder))
+    assert "Held-out captions belong to validation clips: their samples may stay blurred" in text
+    for prompt, label in labels.items():
+        assert f"{prompt} {label} x.mp4 is not there" in text
 
 
 def test_questions_with_the_same_words_share_one_heading(tmp_path: Path) -> None:

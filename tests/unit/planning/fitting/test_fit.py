@@ -37,6 +37,10 @@ def of_memory(size: int) -> Gpu:
     return replace(GPUS["h100-80"], name="made up", memory=size)
 
 
+def shown(found: Fits, search: Fitting) -> str:
+    return " ".join("\n".join(fit_lines(found, search.gpu, ["train"], ["run", "--"])).split())
+
+
 def every_setting(search: Fitting) -> list[Any]:
     tried = [search.evaluate(setting, True) for setting in search.settings if setting.learned.level == 0]
     return sorted((one for one in tried if one.fits), key=lambda one: one.order)
@@ -131,7 +135,8 @@ def test_a_search_without_time_says_how_many_settings_it_has_not_tried() -> None
     found = find_fits(search)
     assert (found.best, found.stopped) == ([], "time")
     assert found.nearest == found.now  # of what was tried
-    assert "that may be better were not tried" in "\n".join(fit_lines(found, search.gpu, ["train"], ["run", "--"]))
+    assert f"before {found.not_tried} settings that may be better" in shown(found, search)
+    assert "that may be better" not in shown(replace(found, not_tried=0), search)
 
 
 def test_time_for_all_layers_of_the_best_is_also_kept_in_a_search_of_smaller_clips() -> None:

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from worldsmith.tools.explain.explanation import render
 from worldsmith.tools.explain.facts import Run
-from worldsmith.tools.explain.remedies import render
 
 CONFIG: dict[str, Any] = {
     "job": {"task": "vlm"},

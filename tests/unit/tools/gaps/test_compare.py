@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from worldsmith.tools.gaps.compare import Gap, Mode, compare
+from worldsmith.tools.gaps.answers import Gap, Mode, compare
 
 NONE = object()
 RIGHT = "right"

@@ -12,7 +12,7 @@ from pyarrow import parquet
 
 from worldsmith.cli.main import main
 from worldsmith.monitor.lineage import Input, write_lineage
-from worldsmith.tools.gaps.table import COLUMNS
+from worldsmith.tools.gaps.find_gaps import COLUMNS
 
 PAGE = (Path(__file__).parents[4] / "docs" / "gaps.md").read_text(encoding="utf-8")
 COMMANDS = [line for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]

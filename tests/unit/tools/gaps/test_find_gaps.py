@@ -14,8 +14,7 @@ from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.monitor.lineage import Input, read_lineage, record_of, write_lineage
-from worldsmith.tools.gaps.find_gaps import FindGaps
-from worldsmith.tools.gaps.table import COLUMNS
+from worldsmith.tools.gaps.find_gaps import COLUMNS, FindGaps
 
 ANSWERS = {"a": ("Yes.", "yes"), "b": ("no", "Yes"), "c": (" YES", "yes"), "d": ("Yes", "No"), "e": ("left", "right")}
 

@@ -23,7 +23,7 @@ from worldsmith.data.conversations.conversation import question, say
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.monitor.lineage import read_lineage
 from worldsmith.sampling.answers import Answer, Answerer
-from worldsmith.tools.quantize.compare_answers import Said, compare
+from worldsmith.tools.quantize.quantize import TimedAnswers, compare_answers
 
 
 @pytest.fixture(scope="module")
@@ -197,15 +197,15 @@ def test_the_record_of_a_quantized_export_is_its_own(
 def test_figures_of_both(before: list[Any], after: list[Any], figures: dict[str, Any]) -> None:
     asked = [(str(n), (say("user", "?"), say("assistant", text))) for n, text in enumerate(("yes", "yes", "no"))]
 
-    def said(texts: list[Any]) -> Said:
-        return Said([Answer(str(n), t or "", "" if t is not None else "bad") for n, t in enumerate(texts)], 1.5)
+    def said(texts: list[Any]) -> TimedAnswers:
+        return TimedAnswers([Answer(str(n), t or "", "" if t is not None else "bad") for n, t in enumerate(texts)], 1.5)
 
-    found = compare(asked, said(before), said(after))
+    found = compare_answers(asked, said(before), said(after))
     assert {name: found[name] for name in figures} == pytest.approx(figures)
     assert found["seconds_per_answer_after"] == 1.5 / found["questions"]
 
 
 def test_no_answer_is_no_figure() -> None:
-    nothing = Said([Answer("a", error="unreadable: gone")], 1.0)
+    nothing = TimedAnswers([Answer("a", error="unreadable: gone")], 1.0)
     with pytest.raises(UserError, match="none of the 1 questions could be asked: unreadable: gone"):
-        compare([("a", (say("user", "?"), say("assistant", "yes")))], nothing, nothing)
+        compare_answers([("a", (say("user", "?"), say("assistant", "yes")))], nothing, nothing)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
 
 import pytest
 from optuna.distributions import FloatDistribution
 
 from worldsmith.tools.tune.record import Record, ended
-from worldsmith.tools.tune.strategy import Plan, Strategy
+from worldsmith.tools.tune.strategy import Plan
 from worldsmith.tools.tune.trials import Trials, last_or_best
+from worldsmith.tools.tune.tune import Tune
 
 VALUES = (0.5, 0.25, None, 0.25, 0.75, 0.3)
 
@@ -64,19 +64,8 @@ def test_what_matters_is_told_of_complete_trials(record: Record) -> None:
 @pytest.mark.parametrize("parallel", [1, 2, 3])
 def test_a_trial_knows_those_that_had_ended_whatever_was_quick(record: Record, parallel: int) -> None:
     """Of N at work at once, the N - 1 before it count as at work also when they have ended."""
-    nothing: Any = None
-    trials = Trials(
-        record,
-        Strategy("min"),
-        nothing,
-        most=9,
-        parallel=parallel,
-        make_run=nothing,
-        refusal=nothing,
-        score=nothing,
-        environment=nothing,
-        changed=nothing,
-    )
+    setup = Tune.Config(source="videophy2_nano_tiny", trials=9, parallel=parallel).build().setup
+    trials = Trials(record, setup, record.write_lines)
     states = [trial.state.name for trial in trials.known(6)]
     assert states[6 - parallel + 1 :] == ["RUNNING"] * (parallel - 1)
     assert (

@@ -65,21 +65,21 @@ def test_the_folder_of_a_study_is_named_by_the_spec(tmp_path: Path) -> None:
     assert Source(str(spec)).output_folder() is None
     assert Source("videophy2_nano_tiny").output_folder() is None
     with pytest.raises(UserError, match="no folder for the study: expected -o DIR, found none"):
-        _ = Tune.Config(source=str(spec)).build().out
-    assert Tune.Config(source=str(spec), words=["results_dir=a"]).build().out == Path("a/tune")
-    assert Tune.Config(source=str(spec), words=["results_dir=a"], out="b").build().out == Path("b")
+        _ = Tune.Config(source=str(spec)).build().setup.folder
+    assert Tune.Config(source=str(spec), words=["results_dir=a"]).build().setup.folder == Path("a/tune")
+    assert Tune.Config(source=str(spec), words=["results_dir=a"], out="b").build().setup.folder == Path("b")
 
 
 def test_a_relative_results_folder_lies_below_the_output_root_as_that_of_a_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLDSMITH_OUTPUT_ROOT", str(tmp_path / "out"))
-    tune = Tune.Config(source=SPEC, words=["results_dir=a"]).build()
-    assert tune.out == tmp_path / "out/a/tune"
+    tune = Tune.Config(source=SPEC, words=["results_dir=a"]).build().setup
+    assert tune.folder == tmp_path / "out/a/tune"
     assert run_path(tune.base.tree.job).is_relative_to(tmp_path / "out/a")
-    assert Tune.Config(source=SPEC, words=[f"results_dir={tmp_path}"]).build().out == tmp_path / "tune"
-    assert Tune.Config(source=SPEC, words=["results_dir=~/a"]).build().out == Path("~/a/tune").expanduser()
-    assert Tune.Config(source=SPEC, out="b").build().out == Path("b")
+    assert Tune.Config(source=SPEC, words=[f"results_dir={tmp_path}"]).build().setup.folder == tmp_path / "tune"
+    assert Tune.Config(source=SPEC, words=["results_dir=~/a"]).build().setup.folder == Path("~/a/tune").expanduser()
+    assert Tune.Config(source=SPEC, out="b").build().setup.folder == Path("b")
 
 
 @pytest.mark.parametrize(
@@ -124,10 +124,10 @@ def test_trials_and_the_best_run_are_new_runs_where_the_source_resumes_one(tmp_p
     ):
         given = Source(source, [word])
         assert given.load().tree.job.resume_newest
-        tune = Tune.Config(source=source, words=[word]).build()
+        tune = Tune.Config(source=source, words=[word]).build().setup
         assert tune.source.command() == ends
         assert not tune.base.tree.job.resume_newest
-        plain = Tune.Config(source=source, words=[word, "automl_policy=off"]).build()
+        plain = Tune.Config(source=source, words=[word, "automl_policy=off"]).build().setup
         assert plain.source.command() == given.command()
     continued = Source(SPEC, ["train.resume=some/run"])
     assert continued.as_new_run() == continued
@@ -158,13 +158,13 @@ def test_every_trial_starts_from_the_parent(parent: Path, tmp_path: Path) -> Non
         (str(file), None, "train.epoch=2", ["--spec", str(file), "train.epoch=2", "~parent_job_id", model]),
         ("videophy2_nano_tiny", "parent", "", ["videophy2_nano_tiny"]),
     ):
-        tune = Tune.Config(source=source, words=[word] * bool(word), parent_run=given).build()
+        tune = Tune.Config(source=source, words=[word] * bool(word), parent_run=given).build().setup
         assert tune.source.command() == ["train", *command, "--", start]
         assert tune.base.tree.checkpoint.load_path == str(parent)
-        assert tune.about["run"]["checkpoint.load_path"] == str(parent)
+        assert tune.identity["run"]["checkpoint.load_path"] == str(parent)
         if source != "videophy2_nano_tiny":
             assert tune.base.tree.model.config.policy.backbone.model_name == "org/other"
-    plain = Tune.Config(source=SPEC, words=["automl_policy=off", "trainer.seed=1"], parent_run="parent").build()
+    plain = Tune.Config(source=SPEC, words=["automl_policy=off", "trainer.seed=1"], parent_run="parent").build().setup
     assert plain.source.command() == ["train", "--spec", SPEC, "--parent", "parent", "--", "trainer.seed=1"]
 
 
@@ -193,7 +193,7 @@ def test_a_trial_has_the_processes_that_the_run_asks_for() -> None:
         (["model.config.parallelism.data_parallel_shard_degree=4"], 4),
         (["num_gpus=-1", "num_nodes=2"], 2),
     ):
-        tune = Tune.Config(source=SPEC, words=words).build()
+        tune = Tune.Config(source=SPEC, words=words).build().setup
         assert tune.processes == processes
         command = tune.source.command(processes=processes)
         launch = ["launch", "--nproc-per-node", str(processes)] if processes > 1 else []
@@ -216,7 +216,7 @@ def test_more_processes_than_gpus_are_refused_as_by_launch(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     parallel = int(words[1]) if words else 1
     spec_words = ["num_gpus=2", "validation.enable=true"]
-    tune = Tune.Config(source=SPEC, words=spec_words, out=str(tmp_path / "study"), parallel=parallel).build()
+    tune = Tune.Config(source=SPEC, words=spec_words, out=str(tmp_path / "study"), parallel=parallel).build().setup
     if message is None:
         tune.check()
         return

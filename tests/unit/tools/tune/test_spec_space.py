@@ -183,7 +183,7 @@ def test_a_wrong_word_is_refused_by_name(spec: str, word: str, said: str) -> Non
 
 
 def test_a_draw_that_the_spec_refuses_has_its_reason(spec: str) -> None:
-    tune = Tune.Config(source=spec, out="study").build()
+    tune = Tune.Config(source=spec, out="study").build().setup
     assert tune.refusal({"train.train_batch_per_replica": 8, "train.train_policy.mini_batch": 3}) is not None
     reason = tune.refusal({"train.train_batch_per_replica": 512, "train.epoch": 1})
     assert reason is not None

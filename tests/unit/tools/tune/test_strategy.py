@@ -77,7 +77,7 @@ def test_trials_that_are_behind_end_early(space: Space, pruner: Any) -> None:
     assert all(len(trial.intermediate_values) < 9 for trial in pruned)
     best = min(plans, key=lambda plan: distance(plan.settings))
     assert known[best.number].state.name == "COMPLETE"
-    patient = replace(strategy, least=4)
+    patient = replace(strategy, least_validations=4)
     assert all(len(trial.intermediate_values) >= 4 for trial in search(patient, space, 16)[1])
 
 

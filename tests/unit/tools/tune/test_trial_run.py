@@ -27,7 +27,7 @@ def test_validations_are_read_as_they_come_and_from_the_start_when_the_file_is_a
     with file.open("a") as more:
         more.write(line(6, 1.5)[10:])
     assert run.values() == [3.0, None, 1.5]
-    assert run.figures == {"val/loss", "val/by/yes"}
+    assert run.validations.names == {"val/loss", "val/by/yes"}
     (tmp_path / "aside").write_text(line(2, 3.0))  # a run that goes on writes the file anew
     os.replace(tmp_path / "aside", file)
     assert run.values() == [3.0]

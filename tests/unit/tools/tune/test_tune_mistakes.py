@@ -34,7 +34,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["--metric", "accuracy", "--direction", "max"], "needs --evaluate"),
         (["--evaluate", "dataset=LlavaDataset"], "--evaluate goes with a figure of its own"),
         (["trainer.run_validation=false"], "the run does not validate"),
-        (["--metric", "val_ema/loss"], "keeps no averaged weights"),
+        (["--metric", "val_ema/loss"], "keeps no EMA weights"),
         (["--pruner", "asha", "trainer.validation_iter=50"], "validates at its end alone"),
         (["~trainer.callbacks.metrics"], "needs the callback metrics"),
         (["--pruner", "ahsa"], "did you mean 'asha'"),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from worldsmith.data.conversations.conversation import Part, Turn
-from worldsmith.data.conversations.datasets.chat_dataset import ChatFile
+from worldsmith.data.conversations.datasets.chat_file import ChatFile
 from worldsmith.data.conversations.datasets.messages import listed_media, parse_messages
 from worldsmith.data.json_records import read_list
 from worldsmith.data.stream.errors import DataError, SampleError

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from worldsmith.data.conversations.conversation import Part, Turn
-from worldsmith.data.conversations.datasets.chat_dataset import ChatFile
+from worldsmith.data.conversations.datasets.chat_file import ChatFile
 from worldsmith.data.conversations.datasets.messages import parse_messages
 from worldsmith.data.json_records import parse_json, read_list
 from worldsmith.data.stream.errors import SampleError, read_error

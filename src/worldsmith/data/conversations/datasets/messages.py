@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from worldsmith.data.conversations.conversation import Part, Turn, role_of
-from worldsmith.data.conversations.datasets.chat_dataset import ChatFile
+from worldsmith.data.conversations.datasets.chat_file import ChatFile
 from worldsmith.data.json_records import first_record, parse_json, read_lines
 from worldsmith.data.stream.errors import SampleError
 

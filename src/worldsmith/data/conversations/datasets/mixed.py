@@ -11,7 +11,7 @@ from typing import Any
 from worldsmith.data.conversations.conversation import Turn
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset, with_system
 from worldsmith.data.conversations.datasets.llava_onevision import LlavaOneVision
-from worldsmith.data.report.data_report import DataFlag
+from worldsmith.data.data_report import DataFlag
 from worldsmith.data.stream.quarantine import Rejection
 
 

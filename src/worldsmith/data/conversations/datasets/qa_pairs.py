@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from worldsmith.data.conversations.conversation import Turn, say
-from worldsmith.data.conversations.datasets.chat_dataset import ChatFile
+from worldsmith.data.conversations.datasets.chat_file import ChatFile
 from worldsmith.data.json_records import read_list
 from worldsmith.data.stream.errors import SampleError
 

@@ -73,16 +73,14 @@ def offload(t: SpecTranslation) -> None:
 def training_clipping(t: SpecTranslation) -> None:
     key, norm = "train.optm_grad_norm_clip", t.get("train.optm_grad_norm_clip")
     most = norm if norm > 0 else 1e30
-    t.put("trainer.callbacks.grad_clip.clip_norm", most, source=key)
     never = "" if norm > 0 else ": it is measured, and never so large"
-    t.report(key, "renamed", f"trainer.callbacks.grad_clip.clip_norm = {most}{never}")
+    t.assign(key, "trainer.callbacks.grad_clip.clip_norm", most, never)
 
 
 @computed("train.seed", "train.deterministic")
 def seeds(t: SpecTranslation) -> None:
     seed = t.get("train.seed")
-    t.put("trainer.seed", 42 if seed is None or seed < 0 else seed, source="train.seed")
-    t.report("train.seed", "renamed", f"trainer.seed = {42 if seed is None or seed < 0 else seed}")
+    t.assign("train.seed", "trainer.seed", 42 if seed is None or seed < 0 else seed)
     if t.get("train.deterministic"):
         text = "every draw follows from the seed; kernels of a GPU are not restricted"
         t.report("train.deterministic", "approximated", text)
@@ -103,17 +101,15 @@ def run_folder(t: SpecTranslation) -> None:
     if name:  # there a timestamp says that output_dir has been extended by it already
         path = PurePath(folder) if folder else PurePath(name)
         folder, name = "" if str(path.parent) == "." else str(path.parent), path.name
-        t.put("job.name", name, source=TIMESTAMP)
         below = f"{folder or '.'}/{name}"
-        t.report(TIMESTAMP, "renamed", f"job.name = {format_value(name)}: {OUTPUT} is the run folder itself")
-    elif t.is_stated(TIMESTAMP):
-        t.report(TIMESTAMP, "kept", "the time of the start")
+        t.assign(TIMESTAMP, "job.name", name, f": {OUTPUT} is the run folder itself")
+    else:
+        t.report_stated("kept", "the time of the start", TIMESTAMP)
     if folder:
         t.put("job.folder", folder, source=OUTPUT if output else RESULTS)
     where = f"job.folder = {format_value(folder)}; " if folder else ""
     t.report(OUTPUT, "renamed", f"{where}the run lies in {below}")
-    if t.is_stated(RESULTS):
-        t.report(RESULTS, "renamed" if results else "unneeded", f"the run lies in {below}")
+    t.report_stated("renamed" if results else "unneeded", f"the run lies in {below}", RESULTS)
 
 
 @computed(RESUME)
@@ -128,10 +124,7 @@ def resume(t: SpecTranslation) -> None:
         )
         t.report(RESUME, "approximated", text)
     elif value:
-        t.put("job.resume_newest", True, source=RESUME)
-        t.report(
-            RESUME, "renamed", f"job.resume_newest = true: the run in {OUTPUT} that was saved last, in its own folder"
-        )
+        t.assign(RESUME, "job.resume_newest", True, f": the run in {OUTPUT} that was saved last, in its own folder")
     else:
         t.report(RESUME, "kept", f"each start is a new run in a new folder; {RESUME}=true resumes the one saved last")
 
@@ -155,10 +148,9 @@ def names(t: SpecTranslation) -> None:
 def trackers(t: SpecTranslation) -> None:
     logger = t.get("logging.logger")
     mode = "online" if "wandb" in logger else "disabled"
-    t.put("job.wandb_mode", mode, source="logging.logger")
     rest = [name for name in logger if name != "wandb"]
     own = f"; {', '.join(rest)}: every run has its console, metrics and page" if rest else ""
-    t.report("logging.logger", "renamed", f"job.wandb_mode = {format_value(mode)}{own}")
+    t.assign("logging.logger", "job.wandb_mode", mode, own)
 
 
 @computed("policy.model_max_length")
@@ -246,8 +238,8 @@ def readers(t: SpecTranslation) -> None:
         t.move(workers, f"{loader}.num_workers", "renamed")
         if t.get(workers):
             t.move(ready, f"{loader}.prefetch_factor", "renamed")
-        elif t.is_stated(ready):
-            t.report(ready, "dead", f"{workers} is 0: nobody reads ahead")
+        else:
+            t.report_stated("dead", f"{workers} is 0: nobody reads ahead", ready)
 
 
 def one_of(**names: str) -> Any:

@@ -37,8 +37,7 @@ def trained_model(t: SpecTranslation) -> None:
     except ValueError as error:
         t.refuse(NAME, str(error), f"{NAME}=hf_model://nvidia/Cosmos-Reason2-8B, or the folder of such a model")
         return
-    t.put(f"{BACKBONE}.model_name", bare, source=NAME)
-    t.report(NAME, "renamed", f"{BACKBONE}.model_name = {format_value(bare)}{f': {network}'}")
+    t.assign(NAME, f"{BACKBONE}.model_name", bare, f": {network}")
 
 
 def describe_network(name: str) -> str:
@@ -75,8 +74,7 @@ def learning_rates(t: SpecTranslation) -> None:
         text = f"optimizer.lr = {rates['global']}, optimizer.lr_multipliers = {format_value(rest)}"
         t.report(LR, "approximated", f"{text}; the deepest module of a parameter decides, and each must have some")
         return
-    t.put("optimizer.lr", rates, source=LR)
-    t.report(LR, "renamed", f"optimizer.lr = {rates}")
+    t.assign(LR, "optimizer.lr", rates)
 
 
 def parameter_prefixes(modules: Iterable[str]) -> dict[str, str]:
@@ -109,8 +107,7 @@ def trained_weights(t: SpecTranslation) -> None:
 @computed("policy.lora")
 def adapters(t: SpecTranslation) -> None:
     if t.get("policy.lora") is None:
-        t.put("model.config.lora_enabled", False, source="policy.lora")
-        t.report("policy.lora", "renamed", "model.config.lora_enabled = false: all weights are trained")
+        t.assign("policy.lora", "model.config.lora_enabled", False, ": all weights are trained")
         return
     for rule in LORA_RULES:
         rule.apply(t)
@@ -124,8 +121,7 @@ def adapters(t: SpecTranslation) -> None:
         alpha = round(alpha) if math.isclose(alpha, round(alpha), rel_tol=1e-9) else alpha
         t.put("model.config.lora_alpha", alpha, source="policy.lora.lora_alpha")
         t.report("policy.lora.lora_alpha", "renamed", f"model.config.lora_alpha = {alpha:.6g}: {scale}")
-        if t.is_stated("policy.lora.use_rslora"):
-            t.report("policy.lora.use_rslora", "kept", "in model.config.lora_alpha")
+        t.report_stated("kept", "in model.config.lora_alpha", "policy.lora.use_rslora")
     t.put("model.config.lora_enabled", True, source="policy.lora")
     t.move("policy.lora.r", "model.config.lora_rank", "renamed")
     t.move("policy.lora.lora_dropout", "model.config.lora_dropout", "renamed")
@@ -138,12 +134,6 @@ def put_targets(t: SpecTranslation) -> None:
     if not targets or (isinstance(targets, str) and targets != "all-linear"):
         t.refuse(key, "it names the layers that get an adapter", f"{key}=[q_proj,v_proj], or {key}=all-linear")
     elif targets == "all-linear" or targets == ["all-linear"]:
-        t.put(to, "all-linear", source=key)
-        t.report(key, "renamed", f'{to} = "all-linear": all linear layers but the language head')
+        t.assign(key, to, "all-linear", ": all linear layers but the language head")
     else:
-        t.put(to, ",".join(dict.fromkeys(targets)), source=key)
-        t.report(
-            key,
-            "renamed",
-            f"{to} = {format_value(','.join(dict.fromkeys(targets)))}; whole names, where parts would do there",
-        )
+        t.assign(key, to, ",".join(dict.fromkeys(targets)), "; whole names, where parts would do there")

@@ -77,26 +77,18 @@ def put_files(t: SpecTranslation, key: str, loader: str) -> None:
     if forms[0] == "annotation_path":
         put_annotations(t, key, to, given)
     elif forms[0] == "path":
-        put_saved(t, source, to, given)
+        put_saved(t, source, to, given, "; relative media paths are relative to this folder, .")
         if not t.get(f"{key}.media_path") and not t.get(f"{key}.media_root"):
             t.put(f"{to}.media_root", ".", source=source)
-        t.report(
-            source, "renamed", f"{to}.path = {format_value(given)}; relative media paths are relative to this folder, ."
-        )
     else:
         path = os.path.join(given, t.get(f"{key}.meta_file"))
         t.put(f"{to}.type", MANIFEST, source=source)
-        t.put(f"{to}.path", path, source=source)
-        t.report(source, "renamed", f"{to}.path = {format_value(path)}")
-        if t.is_stated(f"{key}.meta_file"):
-            t.report(f"{key}.meta_file", "renamed", f"part of {to}.path")
-    if forms[0] != "dataset_root" and t.is_stated(f"{key}.meta_file"):
-        t.report(f"{key}.meta_file", "unneeded", f"it belongs to {key}.dataset_root")
-    for form in FORMS:
-        if form != forms[0] and t.is_stated(f"{key}.{form}"):
-            t.report(f"{key}.{form}", "unneeded", f"{source} names the data")
-    if t.is_stated(f"{key}.response_mode"):
-        t.report(f"{key}.response_mode", "kept", "answers are what is learned here")
+        t.assign(source, f"{to}.path", path)
+        t.report_stated("renamed", f"part of {to}.path", f"{key}.meta_file")
+    if forms[0] != "dataset_root":
+        t.report_stated("unneeded", f"it belongs to {key}.dataset_root", f"{key}.meta_file")
+    t.report_stated("unneeded", f"{source} names the data", *(f"{key}.{form}" for form in FORMS if form != forms[0]))
+    t.report_stated("kept", "answers are what is learned here", f"{key}.response_mode")
     put_column(t, forms[0])
     put_prompt(t, key, to)
 
@@ -104,11 +96,10 @@ def put_files(t: SpecTranslation, key: str, loader: str) -> None:
 def put_annotations(t: SpecTranslation, key: str, to: str, given: str) -> None:
     """LLaVA annotations; the data hook of TAO requires the rate of every video, the older hooks do not read it."""
     source, policy = f"{key}.annotation_path", "optional" if key == OLD else "require"
-    t.put(f"{to}.path", given, source=source)
     t.put(f"{to}.video_fps", policy, source=source)
     rule = f"a video's record must have video_fps, or say -- {to}.video_fps=optional"
     rule = rule if policy == "require" else "video_fps of a record is used where it is stated, else the video's own"
-    t.report(source, "renamed", f"{to}.path = {format_value(given)}; {rule}")
+    t.assign(source, f"{to}.path", given, f"; {rule}")
 
 
 def put_media(t: SpecTranslation, key: str, to: str) -> bool:
@@ -136,8 +127,8 @@ def put_media(t: SpecTranslation, key: str, to: str) -> bool:
             packed = "; unpacked once, into a folder next to it" if value.lower().endswith(ARCHIVES) else ""
             t.put(f"{to}.media_root", value.removeprefix("file://"), source=f"{key}.{name}")
             t.report(f"{key}.{name}", "renamed", f"{to}.media_root = {format_value(value)}{packed}")
-        elif t.is_stated(f"{key}.{name}"):
-            t.report(f"{key}.{name}", "unneeded", "the folder of the annotations")
+        else:
+            t.report_stated("unneeded", "the folder of the annotations", f"{key}.{name}")
     return True
 
 
@@ -158,9 +149,9 @@ def is_same_folder(one: str, other: str) -> bool:
     return os.path.realpath(one.removeprefix("file://")) == os.path.realpath(other.removeprefix("file://"))
 
 
-def put_saved(t: SpecTranslation, source: str, to: str, folder: str) -> None:
+def put_saved(t: SpecTranslation, source: str, to: str, folder: str, note: str = "") -> None:
     t.put(f"{to}.type", SAVED, source=source)
-    t.put(f"{to}.path", folder, source=source)
+    t.assign(source, f"{to}.path", folder, note)
     t.put(f"{to}.column", t.get(COLUMN), source=COLUMN if t.is_stated(COLUMN) else source)
 
 
@@ -185,27 +176,23 @@ def put_named(t: SpecTranslation, key: str, loader: str) -> None:
         t.refuse(f"{TRAIN}.annotation_path" if key == NAMES else source, f"no data: {why}", fix)
         return
     put_saved(t, source, to, folder)
-    t.report(source, "renamed", f"{to}.path = {format_value(folder)}")
     split = t.get(f"{key}.split")
     for name, value in (("split", "+".join(split) if isinstance(split, list) else split), ("subset", None)):
         value = t.get(f"{key}.{name}") if value is None else value
         if value:
-            t.put(f"{to}.{name}", value, source=f"{key}.{name}")
-            t.report(f"{key}.{name}", "renamed", f"{to}.{name} = {format_value(value)}")
-        elif t.is_stated(f"{key}.{name}"):
-            t.report(f"{key}.{name}", "unneeded", "it is empty")
-    for name in ("name", "local_dir", "revision"):
-        if f"{key}.{name}" != source and t.is_stated(f"{key}.{name}"):
-            t.report(f"{key}.{name}", "unneeded", f"{source} is a folder")
+            t.assign(f"{key}.{name}", f"{to}.{name}", value)
+        else:
+            t.report_stated("unneeded", "it is empty", f"{key}.{name}")
+    others = [name for name in ("name", "local_dir", "revision") if f"{key}.{name}" != source]
+    t.report_stated("unneeded", f"{source} is a folder", *(f"{key}.{name}" for name in others))
     if key == NAMES:
         put_column(t, "path")
         put_prompt(t, "", to)
 
 
 def report_unused_names(t: SpecTranslation, key: str, why: str) -> None:
-    for name in FIELDS:
-        if f"{key}.{name}" != TEST_SIZE and t.is_stated(f"{key}.{name}"):
-            t.report(f"{key}.{name}", "unneeded", why)
+    names = (f"{key}.{name}" for name in FIELDS)
+    t.report_stated("unneeded", why, *(name for name in names if name != TEST_SIZE))
 
 
 def put_prompt(t: SpecTranslation, key: str, to: str) -> None:
@@ -214,8 +201,7 @@ def put_prompt(t: SpecTranslation, key: str, to: str) -> None:
     given = [name for name in keys if t.is_stated(name) and t.get(name) is not None]
     for number, name in enumerate(given):
         if number == 0:
-            t.put(f"{to}.system_prompt", t.get(name), source=name)
-            t.report(name, "renamed", f"{to}.system_prompt = {format_value(t.get(name))}")
+            t.assign(name, f"{to}.system_prompt", t.get(name))
         elif t.get(name) != t.get(given[0]):
             t.refuse(name, f"{given[0]} gives another prompt", f"~{name} or ~{given[0]}")
         elif key != VAL:
@@ -224,13 +210,11 @@ def put_prompt(t: SpecTranslation, key: str, to: str) -> None:
 
 def put_validation(t: SpecTranslation) -> None:
     enabled = t.get("validation.enable")
-    t.put("trainer.run_validation", enabled, source="validation.enable")
-    t.report("validation.enable", "renamed", f"trainer.run_validation = {format_value(enabled)}")
+    t.assign("validation.enable", "trainer.run_validation", enabled)
     named = f"{VAL_NAMES}.name" if t.get(f"{VAL_NAMES}.name") else f"{VAL_NAMES}.local_dir"
     if not enabled:
-        for name in (VAL, VAL_NAMES, "validation.val_before_train", "validation.batch_size", TEST_SIZE):
-            if t.is_stated(name):
-                t.report(name, "unneeded", "validation.enable is false: nothing is measured")
+        unused = (VAL, VAL_NAMES, "validation.val_before_train", "validation.batch_size", TEST_SIZE)
+        t.report_stated("unneeded", "validation.enable is false: nothing is measured", *unused)
         return
     if is_named(t, VAL):
         put_files(t, VAL, "dataloader_val")
@@ -240,8 +224,8 @@ def put_validation(t: SpecTranslation) -> None:
     else:
         hold_out(t)
         report_unused_names(t, VAL_NAMES, "no data set is named")
-    if (is_named(t, VAL) or t.get(named)) and t.is_stated(TEST_SIZE):
-        t.report(TEST_SIZE, "unneeded", "there is data to validate on, and nothing is held out")
+    if is_named(t, VAL) or t.get(named):
+        t.report_stated("unneeded", "there is data to validate on, and nothing is held out", TEST_SIZE)
     t.move("validation.val_before_train", "trainer.run_validation_on_start", "renamed")
     size, source = t.get("validation.batch_size"), "validation.batch_size"
     if size is None:

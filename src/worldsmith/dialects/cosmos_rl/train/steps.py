@@ -87,11 +87,9 @@ def put_batch(t: SpecTranslation, processes: int) -> None:
         t.refuse(MINI if t.is_stated(MINI) and not t.is_stated(BATCH) else BATCH, why, fix)
         return
     packs = batch // mini
-    t.put("trainer.grad_accum_iter", packs, source=BATCH)
-    t.put("dataloader_train.max_samples_per_batch", mini, source=MINI)
-    t.report(MINI, "renamed", f"dataloader_train.max_samples_per_batch = {mini}")
+    t.assign(MINI, "dataloader_train.max_samples_per_batch", mini)
     each = f"{batch} samples a step on each of {processes} processes: {batch * processes} together"
-    t.report(BATCH, "renamed", f"trainer.grad_accum_iter = {packs} packs of {mini}; {each}, whatever its name says")
+    t.assign(BATCH, "trainer.grad_accum_iter", packs, f" packs of {mini}; {each}, whatever its name says")
 
 
 def count_steps(t: SpecTranslation, ranks: int) -> Steps | None:
@@ -106,7 +104,7 @@ def count_steps(t: SpecTranslation, ranks: int) -> Steps | None:
             refuse_uncounted(t, str(error))
             return None
         t.report(EPOCH, "approximated", f"not compared with {MOST}, since the samples cannot be counted: {error}")
-        put_total(t, most, MOST)
+        t.assign(MOST, "trainer.max_iter", most)
         return Steps(most, None)
     batch, drop_last = t.get(BATCH), t.get(LAST)
     per_epoch = steps_per_epoch(samples, ranks, batch, drop_last=drop_last)
@@ -118,12 +116,12 @@ def count_steps(t: SpecTranslation, ranks: int) -> Steps | None:
     text = f"{epochs} epochs of {per_epoch} steps: {samples} samples, {batch} a step on each of {ranks} ranks{rest}"
     if most is not None and most < total:
         t.report(EPOCH, "approximated", f"{text}, would be {total} steps; {MOST} ends the run earlier")
-        put_total(t, most, MOST)
+        t.assign(MOST, "trainer.max_iter", most)
         return Steps(most, per_epoch)
     if most is not None:
         t.report(MOST, "unneeded", f"the epochs end after {total} steps")
     note = "" if whole else "; the data goes on where the last step ended, so that no sample is left out"
-    put_total(t, total, EPOCH, f"; {text}{note}")
+    t.assign(EPOCH, "trainer.max_iter", total, f"; {text}{note}")
     return Steps(total, per_epoch)
 
 
@@ -141,11 +139,6 @@ def refuse_empty_epoch(t: SpecTranslation, samples: int, ranks: int) -> None:
     fits = each // mini * mini or each
     why = f"{samples} samples on {ranks} ranks are {each} on each, fewer than the {t.get(BATCH)} of one step"
     t.refuse(BATCH, why, f"{BATCH}={fits}{f' {MINI}={fits}' if fits < mini else ''}")
-
-
-def put_total(t: SpecTranslation, total: int, key: str, more: str = "") -> None:
-    t.put("trainer.max_iter", total, source=key)
-    t.report(key, "renamed", f"trainer.max_iter = {total}{more}")
 
 
 def put_schedule(t: SpecTranslation, steps: Steps) -> None:
@@ -187,8 +180,7 @@ def warm_up_steps(t: SpecTranslation, total: int) -> int:
     if key == WARM_UP_EPOCHS:
         each = total // t.get("train.epoch")
         whole = each * t.get("train.epoch")
-        if t.is_stated(WARM_UP):
-            t.report(WARM_UP, "dead", f"{WARM_UP_EPOCHS} takes its place")
+        t.report_stated("dead", f"{WARM_UP_EPOCHS} takes its place", WARM_UP)
     is_fraction = isinstance(asked, float) and asked <= 1
     found = int(asked * (whole if is_fraction else each))
     t.report(
@@ -198,14 +190,13 @@ def warm_up_steps(t: SpecTranslation, total: int) -> int:
 
 
 def put_saves(t: SpecTranslation, steps: Steps) -> None:
-    key, in_epochs = "train.ckpt.save_freq", "train.ckpt.save_freq_in_epoch"
-    if not t.get("train.ckpt.enable_checkpoint"):
-        t.put("checkpoint.save_iter", steps.total, source="train.ckpt.enable_checkpoint")
-        text = f"checkpoint.save_iter = {steps.total}: the end of a run is always saved"
-        t.report("train.ckpt.enable_checkpoint", "approximated", text)
-        report_unused(t, "train.ckpt.enable_checkpoint is false", key, in_epochs)
+    enable, key, in_epochs = (f"train.ckpt.{name}" for name in ("enable_checkpoint", "save_freq", "save_freq_in_epoch"))
+    if not t.get(enable):
+        note = ": the end of a run is always saved"
+        t.assign(enable, "checkpoint.save_iter", steps.total, note, outcome="approximated")
+        t.report_stated("unneeded", f"{enable} is false", key, in_epochs)
         return
-    t.report("train.ckpt.enable_checkpoint", "kept", "a run here always saves")
+    t.report(enable, "kept", "a run here always saves")
     put_interval(t, steps, key, in_epochs, "checkpoint.save_iter")
 
 
@@ -213,7 +204,7 @@ def put_validations(t: SpecTranslation, steps: Steps) -> None:
     if t.get("validation.enable"):
         put_interval(t, steps, "validation.freq", "validation.freq_in_epoch", "trainer.validation_iter")
     else:
-        report_unused(t, "validation.enable is false", "validation.freq", "validation.freq_in_epoch")
+        t.report_stated("unneeded", "validation.enable is false", "validation.freq", "validation.freq_in_epoch")
 
 
 def put_interval(t: SpecTranslation, steps: Steps, key: str, in_epochs: str, to: str) -> None:
@@ -222,20 +213,10 @@ def put_interval(t: SpecTranslation, steps: Steps, key: str, in_epochs: str, to:
     if epochs:
         found = steps.of_epochs(t, in_epochs, epochs)
         if found is not None:
-            t.put(to, found, source=in_epochs)
-            t.report(in_epochs, "renamed", f"{to} = {found}, the steps of {epochs} epochs")
-        if t.is_stated(key):
-            t.report(key, "dead", f"{in_epochs} takes its place")
+            t.assign(in_epochs, to, found, f", the steps of {epochs} epochs")
+        t.report_stated("dead", f"{in_epochs} takes its place", key)
     elif every == 0:
         t.refuse(key, f"after every 0 steps, and {in_epochs} is 0 too", f"{key}=20, or {in_epochs}=1")
     else:
-        t.put(to, every, source=key)
-        t.report(key, "renamed", f"{to} = {every}")
-        report_unused(t, f"{key} gives it in steps", in_epochs)
-
-
-def report_unused(t: SpecTranslation, why: str, *keys: str) -> None:
-    """Reports stated keys that other keys make ineffective."""
-    for key in keys:
-        if t.is_stated(key):
-            t.report(key, "unneeded", why)
+        t.assign(key, to, every)
+        t.report_stated("unneeded", f"{key} gives it in steps", in_epochs)

@@ -1,4 +1,5 @@
-"""`Cosmos3Network`: the packed Mixture-of-Transformers that predicts the velocity of noisy video latents.
+"""`Cosmos3Network`: the packed Mixture-of-Transformers that predicts the velocity of noisy video latents; its
+initial weights.
 
 Parameter names are the native ones of the released checkpoints (`language_model.model.layers.0.self_attn.
 q_proj_moe_gen.weight`, `vae2llm.weight`, …), so that name filters and checkpoints mean the same here. There are no
@@ -8,7 +9,7 @@ buffers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,13 @@ from worldsmith.families.cosmos3.attention.modes import AttentionModes, attentio
 from worldsmith.families.cosmos3.network.architecture import TIMESTEP_CHANNELS, NetworkConfig
 from worldsmith.families.cosmos3.network.layers import MoTDecoderLayer, TextMemory, stream_norm
 from worldsmith.families.cosmos3.network.sequence import Geometry, PackedSequence, TokenShare, hold_all
+from worldsmith.models.fill import chosen, fill, seed_of
+from worldsmith.models.lora import draw_adapter, is_adapter
+from worldsmith.models.parameter_names import native_parameters
+from worldsmith.models.real_values import in_simulation
+
+TOWER = "_moe_gen"
+HEADS = ("vae2llm", "llm2vae", "time_embedder", "action2llm", "llm2action", "sound2llm", "llm2sound")
 
 
 class Cosmos3Network(nn.Module):
@@ -244,3 +252,52 @@ class DomainAwareLinear(nn.Module):
         """x [n, in], domain int64 [n]; [n, out]."""
         weight = self.fc(domain).view(-1, self.in_features, self.out_features)
         return torch.bmm(x[:, None], weight)[:, 0] + self.bias(domain)
+
+
+@torch.no_grad()
+def init_weights(network: Cosmos3Network, seed: int, names: Collection[str] | None = None) -> None:
+    """Fills the parameters with these native names (None: all) in place.
+
+    Understanding tower: normal(0, initializer_range), norms one. Generation tower: a copy of the understanding tower
+    where that has the parameter, else (norms) one. Heads and the time embedder: normal with standard deviation
+    1/sqrt(fan_in), cut at three standard deviations, biases zero. Adapters of either tower: A uniform within
+    ±1/sqrt(fan_in), B zero.
+
+    A value depends on the seed and the parameter's name alone: neither other parameters nor sharding change a bit of
+    it. One whole tensor exists at a time, in main memory; a sharded parameter keeps its shard of it.
+    Raises ValueError for a name that the network does not have.
+    """
+    parameters = native_parameters(network)
+    base = int(torch.randint(2**62, (), generator=torch.Generator().manual_seed(seed)))
+    for name, parameter in chosen(parameters, names).items():
+        source = name.replace(TOWER, "")
+        origin = source if source in parameters and not is_adapter(name) else name
+        fill(parameter, initial_value(network, origin, parameter.shape, base))
+
+
+def initial_value(network: Cosmos3Network, name: str, shape: torch.Size, base: int) -> Tensor:
+    """The float32 value of one parameter that is not a copy of another."""
+    owner, _, leaf = name.rpartition(".")
+    value = torch.empty(shape, dtype=torch.float32)
+    stream = torch.Generator().manual_seed(seed_of(base, name))
+    head = name.split(".")[0]
+    if is_adapter(name):
+        return draw_adapter(value, name, stream)
+    if leaf.endswith("_modality_embed"):
+        return truncated_normal(value, fan_in=value.numel(), generator=stream)
+    if head in HEADS:
+        if leaf == "bias" or owner.endswith(".bias"):
+            return value.zero_()
+        # A domain-aware table has one flattened [in, out] matrix per row.
+        fan_in = getattr(network, head).in_features if owner.endswith(".fc") else value.shape[1]
+        return truncated_normal(value, fan_in=fan_in, generator=stream)
+    if value.ndim == 1:  # every vector outside the heads is a norm's weight
+        return value.fill_(1.0)
+    return value.normal_(0.0, network.config.initializer_range, generator=stream)
+
+
+def truncated_normal(value: Tensor, *, fan_in: int, generator: torch.Generator) -> Tensor:
+    if in_simulation():  # it draws again until all numbers lie within
+        return value
+    std = fan_in**-0.5
+    return nn.init.trunc_normal_(value, std=std, a=-3 * std, b=3 * std, generator=generator)

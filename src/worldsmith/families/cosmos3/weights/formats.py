@@ -15,9 +15,8 @@ from worldsmith.checkpoint.formats.weight_formats import Naming, NetworkDifferen
 from worldsmith.checkpoint.run.clip_defaults import clip_defaults, shift_of
 from worldsmith.config import Configurable
 from worldsmith.config.tree.plain import to_dict
-from worldsmith.families.cosmos3.model import Cosmos3Generator
+from worldsmith.families.cosmos3.model import Cosmos3Defaults, Cosmos3Generator
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig
-from worldsmith.families.cosmos3.sampling import Cosmos3Defaults
 from worldsmith.families.cosmos3.text_tokenizer import FILES, find_tokenizer
 from worldsmith.families.cosmos3.weights.diffusers_keys import (
     diffusers_to_native,

@@ -1,15 +1,15 @@
-"""A backbone of transformers: which class, built from its config alone, and its parts."""
+"""A backbone of transformers: which class, built from its config alone, its parts and its initial weights."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import MethodType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -18,14 +18,19 @@ from worldsmith.families.vision_language.policy import choose_attention
 from worldsmith.families.vision_language.published import TRAINED, VISUAL, why_not_trained
 from worldsmith.files.errors import UserError
 from worldsmith.files.model_folder import load_from_folder
-from worldsmith.models.model import NetworkParts
+from worldsmith.models.fill import chosen, fill, seed_of
+from worldsmith.models.lora import draw_adapter, is_adapter
 from worldsmith.models.model_files import read_settings
-from worldsmith.models.real_values import with_real_values
+from worldsmith.models.network_parts import NetworkParts
+from worldsmith.models.parameter_names import native_name
+from worldsmith.models.real_values import in_simulation, with_real_values
 
 PACKABLE = (*VISUAL, "llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "deepseek_v3", "llama4_text")
 """Model types that keep samples in one row apart by their positions; others do not, or were never tried."""
 LOGIT_CHANGES = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_scaling": 1.0}
 """Settings with which a model changes its logits after the head, and their values without effect."""
+DONE = "_is_hf_initialized"
+"""Attribute of tensors and modules that transformers does not initialize."""
 
 
 def make_network(folder: Path, attention: str, *, by_sample: bool = False) -> PreTrainedModel:
@@ -135,3 +140,80 @@ def why_not_packed(network: Any) -> str | None:
     """Why samples do not share one row of this network; None when they can."""
     model_type = network.config.model_type
     return None if model_type in PACKABLE else f"{model_type} is not known to keep samples in one row apart"
+
+
+@torch.no_grad()
+def initialize_backbone(network: Any, seed: int, names: Collection[str] | None = None) -> None:
+    """Fills the parameters with these native names (None: all) in place, sharded or not.
+
+    A value depends on the seed and the parameter's name alone. One whole tensor exists at a time, in main memory.
+    Raises ValueError for an unknown name.
+    """
+    places = {native_name(place): place for place, _ in network.named_parameters()}
+    for name, place in chosen(places, names).items():
+        fill(network.get_parameter(place), initial_backbone_value(network, name, place, seed))
+
+
+def initial_backbone_value(network: Any, name: str, place: str, seed: int) -> Tensor:
+    """The float32 value of one parameter. Raises ValueError for one that transformers gives no first value."""
+    path, _, leaf = place.rpartition(".")
+    owner = network.get_submodule(path)
+    fresh = nn.Parameter(torch.full(network.get_parameter(place).shape, torch.nan))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_of(seed, name))
+        if is_adapter(name):
+            return draw_adapter(fresh, name).detach()
+        kept = dict(owner._parameters)
+        others = [tensor for key, tensor in kept.items() if key != leaf and tensor is not None]
+        try:
+            owner._parameters[leaf] = fresh
+            with marked([*others, *owner.buffers(recurse=False)]):
+                owning_model(network, path)._init_weights(owner)
+        finally:
+            owner._parameters.update(kept)
+    if not in_simulation() and fresh.isnan().any():
+        raise ValueError(
+            f"{name} has no first value of its own in transformers: set checkpoint.load_path to weights that have it"
+        )
+    return fresh.detach()
+
+
+def owning_model(network: Any, path: str) -> Any:
+    """The model of transformers that gives the module at this path its first values: the innermost around it."""
+    while path and not isinstance(network.get_submodule(path), PreTrainedModel):
+        path = path.rpartition(".")[0]
+    return network.get_submodule(path)
+
+
+@torch.no_grad()
+def compute_buffers(network: Any) -> None:
+    """Gives the buffers that no checkpoint holds, such as rotary frequencies, their values.
+
+    Memory that was only allocated holds garbage. Raises RuntimeError for a buffer that transformers does not compute.
+    """
+    for path, owner in network.named_modules():
+        buffers = dict(owner.named_buffers(recurse=False))
+        if not buffers:
+            continue
+        for buffer in buffers.values():
+            buffer.fill_(torch.nan) if buffer.is_floating_point() or buffer.is_complex() else buffer.zero_()
+        with marked(owner.parameters(recurse=False)):
+            owning_model(network, path)._init_weights(owner)
+        for name, buffer in owner.named_buffers(recurse=False):
+            if not in_simulation() and buffer.isnan().any():
+                raise RuntimeError(f"transformers computes no value for the buffer {path}.{name} of such a network")
+
+
+class marked:  # noqa: N801 (a context manager)
+    """Tensors that transformers leaves as they are meanwhile."""
+
+    def __init__(self, tensors: Any) -> None:
+        self.tensors = [tensor for tensor in tensors if tensor is not None]
+
+    def __enter__(self) -> None:
+        for tensor in self.tensors:
+            setattr(tensor, DONE, True)
+
+    def __exit__(self, *_: object) -> None:
+        for tensor in self.tensors:
+            delattr(tensor, DONE)

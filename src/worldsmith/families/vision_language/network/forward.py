@@ -6,9 +6,10 @@ attend one after the other, without a mask: one call for the row would need a ma
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,15 +21,36 @@ from transformers.vision_utils import get_vision_cu_seqlens, get_vision_window_i
 
 from worldsmith.models.real_values import real_values
 
-if TYPE_CHECKING:
-    from worldsmith.families.vision_language.inputs import Inputs
-
 Head = Callable[[Tensor], Tensor]
 """Hidden states [n, width] to logits [n, vocabulary]."""
 BY_SAMPLE = "sdpa_by_sample"
 """Name under which `attend` is registered in transformers."""
 IN_WINDOWS = "flash_in_windows"
 """Name of `attend_in_windows`; transformers passes the windows' borders only to names that contain flash."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """One batch on the device."""
+
+    input_ids: Tensor
+    """[rows, length]."""
+    position_ids: Tensor
+    """[rows, length], or [4, rows, length]: plain ones, which begin at 0 for each sample, and three axes (mRoPE)."""
+    attention_mask: Tensor | None
+    """[rows, length], true for tokens; None: a packed row, whose samples the plain positions keep apart."""
+    predicting: Tensor
+    """[S]: places in the flattened rows from whose states supervised tokens are predicted."""
+    targets: Tensor
+    """[S]: those tokens."""
+    sample_lengths: list[int] | None = None
+    """Tokens of each sample of a packed row."""
+    patches: Tensor | None = None
+    """float32 [patches, values], those of all images, then those of all videos; None for a text decoder."""
+    grids: Tensor | None = None
+    """[media, 3]."""
+    visual_tokens: Mapping[str, int] = field(default_factory=dict)
+    """"image" and "video" → how many tokens of each, in this order."""
 
 
 def loss_of(network: Any, inputs: Inputs, loss: Callable[[Tensor, Tensor, Head], Tensor]) -> Tensor:

@@ -141,7 +141,7 @@ class VisionLanguageFormats(FamilyFormats):
         return model
 
     def quantizer(self, model: StoredModel, scheme: Scheme, group_size: int | None, method: Method) -> Quantizer:
-        from worldsmith.families.vision_language.weights.quantized_folder import ReasonerQuantizer
+        from worldsmith.families.vision_language.weights.quantization import ReasonerQuantizer
 
         return ReasonerQuantizer(model, scheme, group_size, method)
 
@@ -149,7 +149,7 @@ class VisionLanguageFormats(FamilyFormats):
         return is_quantized(folder)
 
     def load_quantized(self, folder: Path, device: str | torch.device) -> Any:
-        from worldsmith.families.vision_language.weights.quantized_folder import load_quantized
+        from worldsmith.families.vision_language.weights.quantization import load_quantized
 
         return load_quantized(folder, device)
 

@@ -29,21 +29,27 @@ GOOD_TOKENS, LEAST_TOKENS = 16, 8
 """Max new tokens below which fewer questions are asked instead, and the fewest."""
 TOKEN = 0.25
 """Assumed cost of a new token in forward passes of a training sample."""
+TRAINING, HELD_OUT = "training question", "held-out question"
+"""Labels of questions that are trained on, and of questions of the validation data."""
 MEDIA, LARGEST = "media", 64 * 2**20
 """Folder of copies of the images and videos that questions are about, and the size in bytes of the largest one."""
 
 
 class DrawAnswers(DrawSamples):
-    """Greedy answers to the last questions of conversations, beside the answers that the data have."""
+    """Generates greedy answers to the same questions, the last ones of conversations, while the run trains.
+
+    Each answer is stored next to the answer in the data. Without `every`, all answers take at most `max_time_fraction`
+    (3 %) of the run's time.
+    """
 
     class Config(DrawSamples.Config):
         makes: ClassVar[str] = "answers"
 
         dataset: ChatDataset.Config | None = None
-        """The conversations, of which `samples` are asked, evenly over the data set. None: the validation data, if the
-        run validates, else the training data."""
+        """Dataset of the conversations; `samples` of them are asked, evenly spaced over the dataset. None: the
+        validation data if the run validates, else the training data."""
         max_new_tokens: Count = 64
-        """An answer ends after so many tokens at the latest; if `every` is None, perhaps after fewer."""
+        """Max number of tokens of an answer; it may be lower if `every` is None."""
 
         def fit(self, passes: float) -> DrawingSize:
             tokens = [self.max_new_tokens]
@@ -84,6 +90,9 @@ class DrawAnswers(DrawSamples):
         assert self.answerer is not None
         self.asked = trainer.world.broadcast(self.asked)  # whatever the other ranks can read
         chosen = self.asked[: self.decision.prompts or None]
+        source = None
+        if self.config.dataset is None:
+            source = TRAINING if trainer.validator is None else HELD_OUT
         asked = [(key, question(turns)) for key, turns in chosen]
         most = self.config.max_new_tokens if self.size is None else self.size.steps
         answers = self.answerer.answers(asked, batch_size=BATCH, max_new_tokens=most)
@@ -93,7 +102,8 @@ class DrawAnswers(DrawSamples):
             self.give_way(trainer, number / len(chosen))
             last = question(turns)[-1]
             truth = turns[len(question(turns))].text.strip()
-            yield [DrawnSample(prompt=last.text.strip(), answer=answer.text, expected=truth, media=media_of(turns))]
+            prompt, media = last.text.strip(), media_of(turns)
+            yield [DrawnSample(prompt=prompt, answer=answer.text, expected=truth, media=media, source=source)]
 
     def write(
         self, trainer: TrainingRun, folder: Path, samples: Mapping[Weights, Sequence[DrawnSample]]
@@ -106,6 +116,7 @@ class DrawAnswers(DrawSamples):
                     "guidance": None,
                     "kind": "answer",
                     "prompt": sample.prompt,
+                    **({} if sample.source is None else {"source": sample.source}),
                     "file": None,
                     "answer": sample.answer,
                     "expected": sample.expected,

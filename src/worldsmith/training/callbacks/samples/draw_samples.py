@@ -1,4 +1,4 @@
-"""Drawing samples in the loop: when it is done, and that it leaves nothing behind."""
+"""Samples that are generated during training: when, from what, and without any effect on the training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from worldsmith.config.errors import UserError
 from worldsmith.distributed.peers import SideGroup
 from worldsmith.monitor.metrics_log import MetricsLog
 from worldsmith.training.callbacks.base import Callback, TrainingRun
-from worldsmith.training.callbacks.samples.drawing_budget import Decision, DrawingBudget
+from worldsmith.training.callbacks.samples.drawing_budget import Decision, DrawingBudget, first_drawing_between
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,6 +52,8 @@ class DrawnSample:
     """The ground truth of the answer."""
     media: str | None = None
     """The file that the prompt is about."""
+    source: str | None = None
+    """Whether the prompt is from the training or the held-out data, as a label; None: it is from neither."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +70,23 @@ class GivesWayError(Exception):
 
 
 class DrawSamples(Callback):
-    """Draws samples for the same prompts, from the same noise, now and then: `samples.jsonl` has a line for each.
+    """Generates samples of the same prompts from the same noise while the run trains, to show its progress.
 
-    What belongs to a step lies in a folder of that step. The training is the same to the bit with and without; its
-    random generators, its throughput and its weights are left as they were. All ranks take part in the forward passes,
-    rank 0 decodes and writes. Without an interval, rank 0 also decides when to draw, by measured times. A drawing that
-    fails is said once and counted, and the run goes on. With several processes that holds for failures before and after
-    the forward passes, and in these where all processes fail at the same collective, as without memory or with a bad
-    prompt, or have none left. A process that fails alone while the others wait for it in a collective of FSDP cannot
-    reach them: it ends the run, after `AGREEMENT`. A stop does not wait. A run that goes on removes what was drawn of
-    later steps; with an interval it draws that of its first step again.
+    Each sample has a line in `samples.jsonl`, and the files of a step are in a folder of that step.
+
+    Cost: without `every`, at most `max_time_fraction` (3 %) of the run's time, measured while the run trains, and no
+    memory that training needs. With `every`, whatever the samples take. Training without samples gives the same
+    weights, bit for bit, and the time of samples is in no throughput metric.
+
+    When: without `every`, before the first step, after about 30 % of the steps, later as often as the time allows, and
+    after the last step. A run that is too short for all of these has fewer.
+
+    Several processes: all ranks take part in the forward passes. Rank 0 decodes, writes, and decides when to sample. A
+    failure is logged once and counted, and the run continues, unless a rank fails alone in the forward passes while the
+    other ranks wait for it in a collective of FSDP: then the run ends after `AGREEMENT`.
+
+    Stop and resume: a stop does not wait for samples. A resumed run removes the samples of later steps, and with
+    `every` generates those of its first step again if they are due.
     """
 
     class Config(Callback.Config):
@@ -85,19 +94,20 @@ class DrawSamples(Callback):
         """What models must make (`Model.Config.makes`)."""
 
         enabled: bool = True
-        """Whether samples are drawn."""
+        """Whether samples are generated."""
         every: Count | None = None
-        """Draw after every this many steps, and after the last. None: before the first step, after the last, and in
-        between as often as `max_time_fraction` allows; the samples are then as many and as fine as it allows."""
+        """Generates samples after every `every` steps and after the last step, whatever they cost. None: before the
+        first step, after about 30 % of the steps, later as often as `max_time_fraction` allows, and after the last
+        step; number and quality of the samples are then also chosen to fit."""
         max_time_fraction: Annotated[float, Range(gt=0, le=1)] = 0.03
-        """Max fraction of the run's time that samples take if `every` is None."""
+        """Max fraction of the run's time that is spent on samples if `every` is None."""
         on_start: bool = False
         """Whether a new run with a number in `every` also generates samples before its first step."""
         samples: Count = 4
         """Number of prompts taken from the data if none are given; the maximum if `every` is None."""
         weights: list[Weights] = field(default_factory=list)
-        """Draw with these: raw weights (live), and EMA weights (ema) where the run keeps them. Empty: the EMA weights,
-        or the raw ones where the run keeps no others."""
+        """Weights to generate with: raw weights ("live") and EMA weights ("ema", if the run keeps them). Empty: the
+        EMA weights if the run keeps them, else the raw weights. Each kind costs the same again."""
 
         def check_run(self, run: Any) -> None:
             model = run.model.config
@@ -107,7 +117,7 @@ class DrawSamples(Callback):
                 why = f"a model of the family '{run.model.name}' makes {model.makes or 'nothing that is known'}"
                 raise wrong(self, "enabled", why=f"{why}, and this draws {self.makes}", remedy="write false")
             if self.weights == ["ema"] and not model.ema.enabled:
-                raise wrong(self, "weights", why="the run keeps no average of its weights", remedy='write ["live"]')
+                raise wrong(self, "weights", why="the run keeps no EMA weights", remedy='write ["live"]')
 
         def fit(self, passes: float) -> DrawingSize:
             """Size of a drawing that costs about as much as `passes` forward passes of a training sample, or the
@@ -156,16 +166,24 @@ class DrawSamples(Callback):
         return self.config.enabled and not (self.config.every is None and self.obstacle(run))
 
     def start_lines(self, trainer: TrainingRun) -> Iterable[str]:
-        if not self.config.enabled or self.config.every is not None:
+        config, done, last = self.config, trainer.iteration, trainer.config.trainer.max_iter
+        if not config.enabled:
             return
-        if reason := self.obstacle(trainer.config):
-            yield f"samples      none: {reason}; trainer.callbacks.{self.folder.name}.every=N draws them nevertheless"
-            return
-        when = "after the last step" if trainer.iteration else "before the first step, after the last"
-        yield (
-            f"samples      {when} and in between, in at most "
-            f"{self.config.max_time_fraction:.3g} of the time: {self.folder / FILE}"
-        )
+        times = ["before the first step"] if not done and (config.every is None or config.on_start) else []
+        if config.every is not None:
+            times += [f"after every {config.every} steps and the last"]
+            yield f"samples      {', '.join(times)}: {self.folder / FILE}"
+        elif reason := self.obstacle(trainer.config):
+            setting = f"trainer.callbacks.{self.folder.name}.every=N"
+            yield f"samples      none: {reason}; {setting} generates them nevertheless"
+        else:
+            if self._has_time_between(trainer):
+                times += [f"after about step {first_drawing_between(done, last)}", "later if time allows"]
+            times += ["after the last step"]
+            yield (
+                f"samples      {', '.join(times)}; at most {100 * config.max_time_fraction:.3g} % of the run's time: "
+                f"{self.folder / FILE}"
+            )
 
     def on_train_start(self, trainer: TrainingRun) -> None:
         if not self.is_on(trainer.config):
@@ -247,6 +265,12 @@ class DrawSamples(Callback):
             last_step=trainer.config.trainer.max_iter,
             steps_per_prompt=passes / self._passes_of_step(trainer),
         )
+
+    def _has_time_between(self, trainer: TrainingRun) -> bool:
+        """Whether by estimate a sample at the start, one in between and one at the end fit into the time."""
+        steps = trainer.config.trainer.max_iter - trainer.iteration
+        cost = self._make_budget(trainer, self._fit(trainer)).steps_per_prompt
+        return (2 if trainer.iteration else 3) * cost <= self.config.max_time_fraction * steps
 
     def _decide(self, trainer: TrainingRun) -> None:
         """Draws after this step if rank 0 decides so."""

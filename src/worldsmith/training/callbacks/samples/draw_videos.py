@@ -6,8 +6,8 @@ import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field, replace
-from itertools import islice
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice, repeat, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -16,6 +16,7 @@ from worldsmith.config.declare.ranges import Factor, PositiveFactor, Range, Seed
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.models.video_model import NOISE_LEVELS
+from worldsmith.monitor.short_text import WEIGHTS_NAMES
 from worldsmith.sampling.sample_settings import SampleSettings
 from worldsmith.training.callbacks.samples.draw_samples import DrawingSize, DrawnSample, DrawSamples, Weights
 
@@ -33,9 +34,10 @@ SAME_FOR_ALL = ("num_steps", "guidance", "dynamic_guidance", "shift", "scheduler
 QUALITY = 95
 """Of JPEG files."""
 FROM_TEXT = {"text2image", "text2video"}
-NAMES = {"live": "live weights", "ema": "averaged weights"}
+TRAINING, HELD_OUT = "training caption", "held-out caption"
+"""Labels of captions of clips that are trained on, and of clips of the validation data."""
 CANDIDATES = 8
-"""Captions of the data that are looked at for each one that is drawn."""
+"""Captions of the data that are read for each one that is sampled."""
 GOOD_STEPS, LEAST_STEPS = 8, 2
 """Solver steps below which fewer prompts are drawn instead, and the fewest."""
 DECODING = 8
@@ -46,31 +48,46 @@ REAL_BYTES = 64_000
 """Max size of a file with a clip of the data set, unless it has it at the lowest quality: a page embeds it."""
 
 
-class DrawVideos(DrawSamples):
-    """Text to video, or to image where the run's clips have one frame, of the size, length and rate of its first clip.
+@dataclass(frozen=True, slots=True)
+class ClipCaption:
+    """Origin of a caption that is sampled."""
 
-    A step's folder has a file for each prompt, guidance and kind of weights, and `sheet.png` with frames of all. The
-    clips whose captions are the prompts are written once, as training sees them.
+    window: Window
+    dataset: VideoDataset
+    source: str
+    """`TRAINING` or `HELD_OUT`."""
+
+
+class DrawVideos(DrawSamples):
+    """Generates videos (images if the run's clips have one frame) of the same captions while the run trains.
+
+    Size, length and fps are those of the run's first training clip. The folder of a step has a file for each prompt,
+    guidance scale and kind of weights, and `sheet.png` with frames of all of them. The clips that belong to the
+    captions are written once, as training sees them.
+
+    Cost of a video: two forward passes per solver step (one with guidance 1), and decoding. Without `every`, all videos
+    take at most `max_time_fraction` (3 %) of the run's time.
     """
 
     class Config(DrawSamples.Config):
         makes: ClassVar[str] = "videos"
 
         prompts: list[str] = field(default_factory=list)
-        """Captions to draw; with none here and in files: the first `samples` different ones of the validation data, if
-        the run validates, else of the training data, with their first frames where the model reads an image."""
+        """Captions to generate. Without any here and in `prompt_files`, `samples` captions of the data: half of them
+        of training clips and half of held-out clips if the run validates, else all of training clips. A model that
+        reads an image gets the first frame of the caption's clip."""
         prompt_files: list[str] = field(default_factory=list)
-        """Files of further samples, or patterns of them, as `worldsmith generate` reads them; they may have a size, a
-        seed and an image or a video to begin with."""
+        """Files with further samples, or glob patterns, in the format of `worldsmith generate`; a sample may have a
+        size, a seed, and an image or a video to start from."""
         guidance: list[Factor] = field(default_factory=lambda: [3.0])
-        """Scales of classifier-free guidance, each drawn; 0 does not look at the prompt, 1 is without guidance. They
-        are the same at every step, whatever the family does otherwise."""
+        """Scales of classifier-free guidance, a video for each; 0 ignores the prompt, 1 is without guidance and takes
+        half the time. A scale is constant over the solver steps, also for a family that otherwise varies it."""
         steps: Annotated[int, Range(ge=1, le=NOISE_LEVELS)] = 35
-        """Steps of the solver; if `every` is None, at most."""
+        """Solver steps of a video; the maximum if `every` is None."""
         shift: PositiveFactor | None = None
-        """Shift of the noise schedule; None: that of the training's tier."""
+        """Shift of the noise schedule; None: that of the training's resolution bucket."""
         seed: Seed = 0
-        """Fixes the noise of the first prompt; each further one has the next number."""
+        """Seed of the first prompt's noise; each further prompt has the next seed."""
 
         def check_run(self, run: Any) -> None:
             super().check_run(run)
@@ -98,8 +115,8 @@ class DrawVideos(DrawSamples):
 
     config: Config
     requests: Sequence[GenerationRequest] = ()
-    windows: Sequence[Window] = ()
-    """The windows of the data whose captions are the first prompts."""
+    captions: Sequence[ClipCaption] = ()
+    """Origins of the first prompts, if these are captions of the data."""
 
     @property
     def steps(self) -> int:
@@ -114,7 +131,7 @@ class DrawVideos(DrawSamples):
             return
         from worldsmith.checkpoint.formats.family_formats import formats_of
         from worldsmith.sampling.requests import GenerationRequest, read_request
-        from worldsmith.sampling.training_data import first_windows, of_first_clip
+        from worldsmith.sampling.training_data import of_first_clip
 
         run, config = trainer.config, self.config
         model: Any = trainer.model
@@ -128,30 +145,44 @@ class DrawVideos(DrawSamples):
         ]
         prompts: list[dict[str, Any]] = [{"prompt": prompt} for prompt in config.prompts]
         requests = read_requests(config.prompt_files, defaults, model.config)
-        windows: list[Window] = []
+        found: dict[str, ClipCaption] = {}
         if not prompts and not requests:
-            if trainer.validator is not None:
-                data = trainer.validator.loader.dataset
-            found = self._fitting(first_windows(data, CANDIDATES * self.num_prompts), samplers[0])
-            prompts, windows = of_data(found, data, model.config), list(found.values())
+            found = self._choose_captions(trainer, samplers[0])
+            prompts = of_data(found, model.config)
         size = {name: getattr(defaults, name) for name in ("height", "width", "num_frames", "fps")}
         captions = [GenerationRequest(**given, seed=config.seed + i, **size) for i, given in enumerate(prompts)]
         requests = [*captions, *requests]
         known = [read_request(sampler, request) for sampler in samplers for request in requests]
         texts = [tuple(layout.text_ids) for one in known for layout in (one.conditional, one.unconditional)]
         samplers[0].load_texts(list(dict.fromkeys(texts)))
-        self.requests, self.windows = requests, windows
+        self.requests, self.captions = requests, list(found.values())
 
-    def _fitting(self, found: Mapping[str, Window], sampler: VideoSampler) -> dict[str, Window]:
+    def _choose_captions(self, trainer: TrainingRun, sampler: VideoSampler) -> dict[str, ClipCaption]:
+        """Chooses `num_prompts` captions: in turn one of a training clip and one of a held-out clip, if the run
+        validates. One that was also chosen from the training clips is not held out."""
+        training = self._fitting(trainer.state.loader.dataset, sampler, TRAINING)
+        held_out: dict[str, ClipCaption] = {}
+        if trainer.validator is not None:
+            held_out = self._fitting(trainer.validator.loader.dataset, sampler, HELD_OUT)
+        others = [item for item in held_out.items() if item[0] not in training][: self.num_prompts // 2]
+        pairs = zip_longest(list(training.items())[: self.num_prompts - len(others)], others)
+        return dict(item for item in chain.from_iterable(pairs) if item is not None)
+
+    def _fitting(self, data: VideoDataset, sampler: VideoSampler, source: str) -> dict[str, ClipCaption]:
         """Selects captions that sampling accepts, since it refuses those that training cuts; else the first ones."""
         from worldsmith.sampling.requests import GenerationRequest, read_request
+        from worldsmith.sampling.training_data import first_windows
 
+        found = {
+            caption: ClipCaption(window, data, source)
+            for caption, window in first_windows(data, CANDIDATES * self.num_prompts).items()
+        }
         defaults, fitting = sampler.model.defaults, {}
         size = {name: getattr(defaults, name) for name in ("height", "width", "num_frames", "fps")}
-        for caption, window in found.items():
+        for caption, origin in found.items():
             with suppress(ValueError):
                 read_request(sampler, GenerationRequest(prompt=caption, **size))
-                fitting[caption] = window
+                fitting[caption] = origin
             if len(fitting) == self.num_prompts:
                 break
         return fitting or dict(islice(found.items(), self.num_prompts))
@@ -172,9 +203,10 @@ class DrawVideos(DrawSamples):
             latents = generate_latents(model, requests, **settings)
             if not trainer.world.is_main:
                 latents = []
+            sources = chain((caption.source for caption in self.captions), repeat(None))
             yield [
-                DrawnSample(prompt=request.prompt, guidance=scale, fps=request.fps, latents=latent)
-                for request, latent in zip(requests, latents)
+                DrawnSample(prompt=request.prompt, guidance=scale, fps=request.fps, latents=latent, source=source)
+                for request, latent, source in zip(requests, latents, sources)
             ]
 
     def write(
@@ -206,11 +238,14 @@ class DrawVideos(DrawSamples):
                         "solver_steps": self.steps,
                         "kind": "image" if is_image else "video",
                         "prompt": sample.prompt,
+                        **({} if sample.source is None else {"source": sample.source}),
                         "file": str(file.relative_to(run)),
                         **({} if clip is None else {"real": str(clip.relative_to(run))}),
                     }
-                rows.append((f"{NAMES[weights]}, guidance {scale:g}", clips))
-        contact_sheet(folder / "sheet.png", rows, [request.prompt for request in requests])
+                rows.append((f"{WEIGHTS_NAMES[weights]}, guidance {scale:g}", clips))
+        sources = [f"{caption.source}: " for caption in self.captions]
+        titles = [f"{source}{request.prompt}" for request, source in zip(requests, chain(sources, repeat("")))]
+        contact_sheet(folder / "sheet.png", rows, titles)
 
     def _write_real(self, trainer: TrainingRun, folder: Path) -> list[Path | None]:
         """Writes the clips of the data whose captions are drawn, as training sees them in the size of the samples.
@@ -220,16 +255,15 @@ class DrawVideos(DrawSamples):
         """
         from worldsmith.sampling.training_data import read_clip
 
-        loader = (trainer.state if trainer.validator is None else trainer.validator).loader
         model: Any = trainer.model
         files: list[Path | None] = []
-        for window, request in zip(self.windows, self.requests):
-            size = request.height, request.width
+        for caption, request in zip(self.captions, self.requests):
+            window, size = caption.window, (request.height, request.width)
             name = hashlib.blake2b(repr((window.path, window.key, size)).encode(), digest_size=4).hexdigest()
             found: Path | None = next(folder.glob(f"{name}.*"), None)
             if found is None:
                 try:
-                    frames, fps = read_clip(window, loader.dataset, model.latent_grid, size)
+                    frames, fps = read_clip(window, caption.dataset, model.latent_grid, size)
                     found = write_clip(folder / name, frames, fps, max_bytes=REAL_BYTES)
                 except SampleError as error:
                     logger.warning("%s is not shown next to its samples: %s", window.key, error)
@@ -259,15 +293,19 @@ def write_clip(stem: Path, frames: Tensor, fps: float, *, max_bytes: int | None 
     return file
 
 
-def of_data(windows: Mapping[str, Window], data: VideoDataset, model: Any) -> list[dict[str, Any]]:
-    """Captions of the data, with their first frames where a model with this config reads an image."""
+def of_data(captions: Mapping[str, ClipCaption], model: Any) -> list[dict[str, Any]]:
+    """Prompts of captions of the data, with their first frames where a model with this config reads an image."""
     from worldsmith.sampling.training_data import read_first_frame
 
     if FROM_TEXT & set(model.modes):
-        return [{"prompt": caption} for caption in windows]
+        return [{"prompt": caption} for caption in captions]
     return [
-        {"prompt": caption, "condition": read_first_frame(window, data, model.latent_grid), "condition_frames": 1}
-        for caption, window in windows.items()
+        {
+            "prompt": caption,
+            "condition": read_first_frame(origin.window, origin.dataset, model.latent_grid),
+            "condition_frames": 1,
+        }
+        for caption, origin in captions.items()
     ]
 
 

@@ -11,6 +11,8 @@ MAX_DRAWINGS = 50
 """Max number of drawings in a run, however cheap they are."""
 BEFORE_THE_END = 0.8
 """Part of the fraction that drawings before the last step may use, since steps become faster than was expected."""
+FIRST_BETWEEN = 0.3
+"""Fraction of the steps after which the first drawing between the ends is made, if the complete run can afford it."""
 SMALL_DRAWING = 5.0
 """A drawing after the last step that takes at most this many seconds may exceed the fraction, as in a short run."""
 
@@ -28,8 +30,10 @@ class Decision:
 class DrawingBudget:
     """Decides on rank 0 after which steps samples are drawn, by measured times.
 
-    Before the last step, the time spent on drawings is at most `fraction` of the elapsed time, including the next
-    drawing, and enough of the expected total is kept for the drawing after the last step.
+    The first drawing between the ends is made after `FIRST_BETWEEN` of the steps at the latest, with fewer prompts if a
+    complete one does not fit into `fraction` of the expected total time. Each later one is made when the time spent on
+    drawings, the next one included, is at most `fraction` of the elapsed time. Enough of the expected total time is
+    kept for the drawing after the last step.
     """
 
     def __init__(
@@ -74,17 +78,25 @@ class DrawingBudget:
             cost = self.steps_per_prompt * per_step
         if step >= self.last_step:
             return Decision(self.affordable(cost, prompts, elapsed), step)
-        complete = prompts * cost
-        fraction = BEFORE_THE_END * self.fraction
-        due = (self.spent + complete) / fraction - complete  # elapsed seconds from which it is affordable
         distance = math.ceil(self.last_step / MAX_DRAWINGS)
         is_early = step - self.last_drawing < distance
         total = elapsed + (self.last_step - step) * per_step
-        if self.spent + 2 * complete > fraction * total:  # which leaves nothing for the last step
-            return Decision(0, min(self.last_step, step + max(1, (self.last_step - step) // 2)))
-        if elapsed >= due and not is_early:
-            return Decision(prompts, min(self.last_step, step + distance))
+        room = self.fraction * total - self.spent
+        count = prompts if room >= 2 * prompts * cost else 0  # the drawing after the last step costs as much again
+        is_first = self.last_drawing == self.first_step
+        first_between = first_drawing_between(self.first_step, self.last_step)
+        if is_first:
+            count = min(prompts, int(max(room - prompts * cost, room / 2) / max(cost, 1e-9)))
+        if count < 1:
+            halfway = step + max(1, (self.last_step - step) // 2)
+            return Decision(0, first_between if is_first and step < first_between else min(self.last_step, halfway))
+        fraction = BEFORE_THE_END * self.fraction
+        due = (self.spent + count * cost) / fraction - count * cost  # elapsed seconds from which it is affordable
+        if (elapsed >= due or (is_first and step >= first_between)) and not is_early:
+            return Decision(count, min(self.last_step, step + distance))
         wait = math.ceil(max(0.0, due - elapsed) / max(per_step, 1e-9) / 2)  # again halfway, since speeds change
+        if is_first:
+            wait = min(wait, first_between - step)
         wait = max(wait, self.last_drawing + distance - step, 1)
         return Decision(0, min(self.last_step, step + wait))
 
@@ -95,3 +107,13 @@ class DrawingBudget:
             if count * cost <= room:
                 return count
         return 1 if cost <= SMALL_DRAWING else 0
+
+
+def first_drawing_between(first_step: int, last_step: int) -> int:
+    """The step after which the first drawing between the ends is made at the latest.
+
+    Args:
+        first_step: steps that were done before this process started.
+        last_step: steps of the complete run.
+    """
+    return first_step + math.ceil(FIRST_BETWEEN * (last_step - first_step))

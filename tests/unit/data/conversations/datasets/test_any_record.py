@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worldsmith.data.conversations.datasets.chat_dataset import ChatFile
+from worldsmith.data.conversations.datasets.chat_file import ChatFile
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.data.conversations.datasets.manifest import ManifestDataset
 from worldsmith.data.conversations.datasets.messages import MessagesDataset

@@ -15,13 +15,13 @@ from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.data.conversations.datasets.llava_onevision import LlavaOneVision
 from worldsmith.data.conversations.datasets.manifest import ManifestDataset
 from worldsmith.data.conversations.datasets.mixed import MixedDataset
-from worldsmith.data.falling_dataset import FallingPlan, make_dataset
+from worldsmith.demo.falling_objects import FallingObjects
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     out = tmp_path_factory.mktemp("falling") / "set"
-    make_dataset(out, FallingPlan(clips=3, val_clips=0))
+    FallingObjects(clips=3, val_clips=0).make(out)
     return str(out / "videophy2_train")
 
 

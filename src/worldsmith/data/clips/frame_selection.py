@@ -1,0 +1,169 @@
+"""Selects the frames of a clip that a sample uses."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from worldsmith.data.stream.errors import SampleError
+
+if TYPE_CHECKING:
+    from worldsmith.data.clips.latent_grid import LatentGrid
+    from worldsmith.data.clips.video_dataset import VideoDataset
+
+MAX_FPS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class FrameSelection:
+    """`count` frames from `start` on, every `interval`-th frame of the file; the VAE can encode this number of frames.
+
+    If the interval is not a whole number, the nearest frames are used.
+    """
+
+    start: int
+    interval: int | float
+    count: int
+
+    @property
+    def indices(self) -> Sequence[int]:
+        if isinstance(self.interval, int):
+            return range(self.start, self.start + self.count * self.interval, self.interval)
+        return [self.start + int(number * self.interval + 0.5) for number in range(self.count)]
+
+
+@dataclass(frozen=True, slots=True)
+class FrameRange:
+    """`count` consecutive frames of a file from `start` on, among which a selection is made."""
+
+    start: int
+    count: int
+    fps: float
+
+    @property
+    def last(self) -> int:
+        return self.start + self.count - 1
+
+    def without_ends(self, frames: int) -> FrameRange:
+        """Returns the range without so many frames at either end."""
+        return FrameRange(self.start + frames, self.count - 2 * frames, self.fps)
+
+
+def select_frames(
+    window: tuple[int, int, int],
+    config: VideoDataset.Config,
+    grid: LatentGrid,
+    rng: random.Random,
+    *,
+    total: int,
+    fps: float,
+) -> FrameSelection:
+    """Selects frames of a window.
+
+    Args:
+        window: (start_frame, end_frame, temporal_interval). The end is inclusive; -1 is the last frame of the file. It
+            is clamped to the file, since frame counts in dataset files are often estimates.
+        config: The frame settings of the dataset.
+        grid: Latent grid of the video VAE.
+        rng: Used by the selection mode "random".
+        total: Number of frames of the file.
+        fps: Frame rate of the file.
+
+    Raises:
+        SampleError: window_out_of_range if the window has fewer than `min_frames` frames in the file; too_short if it
+            has fewer than `num_video_frames`, or if a window up to the end of the file has fewer than `min_frames`.
+    """
+    frames = frames_in_file(window, total, fps, config.min_frames)
+    mode, count, skip = config.temporal_interval_mode, config.num_video_frames, config.skip_frames
+    if config.frame_buckets:
+        count = largest_bucket(frames, config)
+    if mode == "sat":
+        return select_as_sat(frames, count, config, grid)
+    if skip:
+        frames = frames.without_ends(skip)
+        if frames.count < config.min_frames:
+            left = f"{max(0, frames.count)} frames are left without {skip} at either end"
+            raise SampleError("too_short", f"{left}; min_frames is {config.min_frames}")
+    if mode == "target_fps":
+        count = min(count, grid.usable_frames(frames.count))
+    if count == -1:
+        _, _, interval = window
+        return FrameSelection(frames.start, interval, grid.usable_frames(-(-frames.count // interval)))
+    if frames.count < count:
+        size = f"window {frames.start}..{frames.last} has {frames.count} frames"
+        raise SampleError("too_short", f"{size}, num_video_frames={count}")
+    if mode == "target_fps":
+        return select_at_rate(frames, fps / config.target_fps, count, config.frame_selection_mode, rng)
+    intervals = {"max_30fps": max(1, int(fps / MAX_FPS)), "entire_chunk": max(1, frames.count // count)}
+    interval = intervals.get(mode, 1)
+    unused = max(0, frames.count - ((count - 1) * interval + 1))
+    start = frames.start + first_offset(unused, config.frame_selection_mode, rng)
+    count = min(count, -(-(frames.last - start + 1) // interval))
+    return FrameSelection(start, interval, grid.usable_frames(count))
+
+
+def frames_in_file(window: tuple[int, int, int], total: int, fps: float, min_frames: int) -> FrameRange:
+    """Returns the frames of a window that the file has; see `select_frames`.
+
+    Raises:
+        SampleError: window_out_of_range or too_short if these are fewer than `min_frames`.
+    """
+    start, end, _ = window
+    last = total - 1 if end == -1 else min(end, total - 1)
+    frames = FrameRange(start, last - start + 1, fps)
+    if end == -1 and 0 < frames.count < min_frames:
+        raise SampleError("too_short", f"{frames.count} frames from frame {start} on; min_frames is {min_frames}")
+    if frames.count < min_frames:
+        raise SampleError(
+            "window_out_of_range",
+            f"window {start}..{end} has {max(0, frames.count)} frames inside the file, which has {total}; "
+            f"at least {min_frames} are needed",
+        )
+    return frames
+
+
+def largest_bucket(frames: FrameRange, config: VideoDataset.Config) -> int:
+    """Returns the largest frame bucket that fits into the frames at the mode's rate, or the smallest bucket."""
+    fps, mode = frames.fps, config.temporal_interval_mode
+    rates = {"target_fps": config.target_fps, "sat": config.target_fps, "max_30fps": fps / max(1, int(fps / MAX_FPS))}
+    apart = max(1.0, fps / rates.get(mode, fps))
+    room = int((frames.count - 2 * config.skip_frames - 1) / apart) + 1
+    return max((number for number in config.frame_buckets if number <= room), default=config.frame_buckets[0])
+
+
+def first_offset(unused: int, mode: str, rng: random.Random) -> int:
+    """Returns the number of unused frames before the first used frame, out of `unused` frames."""
+    return {"center": unused // 2, "random": rng.randint(0, unused) if mode == "random" else 0}.get(mode, 0)
+
+
+def select_at_rate(frames: FrameRange, interval: float, count: int, mode: str, rng: random.Random) -> FrameSelection:
+    """Selects `count` frames, `interval` apart, or closer if the clip is too short; never repeats a frame."""
+    interval = max(1.0, min(interval, (frames.count - 1) / max(1, count - 1)))
+    span = int((count - 1) * interval + 0.5) + 1
+    whole = int(interval) if interval.is_integer() else interval
+    return FrameSelection(frames.start + first_offset(frames.count - span, mode, rng), whole, count)
+
+
+def select_as_sat(frames: FrameRange, count: int, config: VideoDataset.Config, grid: LatentGrid) -> FrameSelection:
+    """Selects the same `count` frames as CogVideo's SAT.
+
+    The interval is rounded down to a whole number, so the rate is at least `target_fps`. SAT fails at rates below
+    `target_fps` and at some lengths, and repeats the last frame of short clips. In these cases the interval is 1, or
+    fewer frames are skipped.
+
+    Raises:
+        SampleError: too_short.
+    """
+    skip, rate, least = config.skip_frames, config.target_fps, config.min_frames
+    inner = frames.without_ends(skip)
+    at_rate = frames.count / frames.fps * rate > count
+    interval = max(1, (int(skip + count / rate * frames.fps) - skip if at_rate else inner.count) // count)
+    if frames.count <= count and inner.count >= 1 and grid.usable_frames(inner.count) >= least:
+        frames, skip = inner, 0
+    count = grid.usable_frames(min(count, frames.count))
+    if count < least:
+        raise SampleError("too_short", f"{count} of {frames.count} frames can be used; min_frames is {least}")
+    skip = min(skip, frames.count - ((count - 1) * interval + 1))
+    return FrameSelection(frames.start + skip, interval, count)

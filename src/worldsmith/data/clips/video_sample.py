@@ -1,0 +1,52 @@
+"""`VideoSample`: one window of a clip on its way from the loader to the loss, and its latents."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from worldsmith.data.stream.maker import ThroughPipe
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+FirstFrames = Literal["none", "encoded each time", "cached", "opening", "opening and pixels"]
+"""What a sample contains of its first frame, as a sample of its own: nothing; pixels; cached latents; cached latents of
+a clip that begins with it and is empty after it; or these latents and pixels."""
+
+
+@dataclass(slots=True)
+class VideoSample(ThroughPipe):
+    """One window of one clip, ready to be encoded (`video`) or already encoded (`latents`)."""
+
+    key: str
+    """`<uuid>_w<window index>`."""
+    position: int
+    """Position in the endless stream of samples (epoch * len(dataset) + i); it seeds all its randomness."""
+    text_ids: list[int]
+    """Chat-templated caption ids, truncated; without the end-of-text and vision-start ids that packing appends."""
+    caption: str
+    """The text of the caption."""
+    video: Tensor | None
+    """uint8 [3, T, H, W] with T = 4k + 1; None when `latents` is set."""
+    latents: Tensor | None
+    """float32 [C, t, h, w], normalized; None when `video` is set."""
+    latent_shape: tuple[int, int, int]
+    """(t, h, w) of the latents."""
+    size: tuple[int, int]
+    """(H, W) in pixels."""
+    num_frames: int
+    """T."""
+    fps: float
+    """Conditioning fps: original / interval, or the fixed `conditioning_fps`."""
+    condition_frames: int
+    """Clean leading latent frames: 0 text-to-video, 1 image-to-video, 2 video-to-video."""
+    num_tokens: int
+    """Tokens that count toward the cap of a pack (`LatentGrid.sample_tokens`)."""
+    cache_key: str | None
+    """Key of the latents in the cache; None when the cache is off."""
+    resolution: str
+    """Resolution of the dataset: a tier such as "256", or a size such as "720x480"."""
+    image: VideoSample | None = None
+    """The first frame as a sample of its own, if the task needs it; also in addition to cached `latents`."""

@@ -1,0 +1,97 @@
+"""`worldsmith dataset moving-shapes OUT` and `worldsmith dataset falling-objects OUT`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, field, fields
+from pathlib import Path
+from typing import ClassVar
+
+from worldsmith.actions.action import Action, Result, share_done
+from worldsmith.demo.falling_objects import TOPICS, FallingObjects, Topic
+from worldsmith.demo.moving_shapes import MovingShapes
+from worldsmith.demo.synthetic_dataset import SyntheticDataset
+
+
+class MakeClips(Action):
+    """Makes a dataset that Worldsmith renders itself. A complete dataset with the same parameters is left as it is."""
+
+    places: ClassVar[tuple[str, ...]] = ("out",)
+
+    class Config(Action.Config):
+        dataset_class: ClassVar[type[SyntheticDataset]]
+
+        out: str
+        """Folder of the dataset."""
+        seed: int = 0
+        """Of all that is drawn at random."""
+        size: int = 64
+        """Height and width in pixels."""
+        fps: int = 8
+        """Frames per second."""
+        force: bool = False
+        """Replace a dataset made with other parameters."""
+
+        def check(self) -> None:
+            self.dataset().check()
+
+        def dataset(self) -> SyntheticDataset:
+            return self.dataset_class(**{item.name: getattr(self, item.name) for item in fields(self.dataset_class)})
+
+    config: Config
+
+    def plan(self) -> Iterator[str]:
+        dataset = self.config.dataset()
+        dataset.check(Path(self.config.out))
+        yield (
+            f"{dataset.kind}: {dataset.clips} train and {dataset.val_clips} val clips of {dataset.num_frames} frames, "
+            f"{dataset.size}×{dataset.size}, in {self.config.out}"
+        )
+
+    def run(self) -> Result:
+        out, dataset = self.config.out, self.config.dataset()
+        made = dataset.make(out, force=self.config.force, progress=share_done(dataset.kind))
+        if made:
+            line = f"{dataset.kind}: {dataset.clips} train and {dataset.val_clips} val clips in {out}"
+        else:
+            line = f"{dataset.kind}: {out} is complete already, nothing to do"
+        return Result([line], {"folder": out, "made": made, **asdict(dataset)})
+
+
+class MakeMovingShapes(MakeClips):
+    """Makes a dataset of coloured shapes that move in one direction, as H.264 MP4 files with captions.
+
+    It has a train and a val split and prompts for `worldsmith evaluate`. A complete dataset with the same parameters is
+    left as it is.
+    """
+
+    class Config(MakeClips.Config):
+        dataset_class = MovingShapes
+
+        clips: int = 700
+        """Training clips."""
+        val_clips: int = 64
+        """Validation clips."""
+        num_frames: int = 17
+        """Frames of a clip, 4k+1."""
+
+
+class MakeFallingObjects(MakeClips):
+    """Makes clips of an object that falls onto a bar and may break laws of physics, as H.264 MP4 files.
+
+    A train and a val split hold a score from 1 to 5 for each clip in the VideoPhy-2 layout, and questions about it with
+    the answer yes or no in the LLaVA layout (annotations.json). A complete dataset with the same parameters is left as
+    it is.
+    """
+
+    class Config(MakeClips.Config):
+        dataset_class = FallingObjects
+
+        clips: int = 1200
+        """Training clips; every 60 hold each score equally often."""
+        val_clips: int = 120
+        """Validation clips."""
+        num_frames: int = 16
+        """Frames of a clip."""
+        topics: list[Topic] = field(default_factory=lambda: list(TOPICS))
+        """What is asked of a clip in annotations.json."""

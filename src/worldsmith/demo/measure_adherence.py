@@ -1,0 +1,190 @@
+"""`worldsmith evaluate MODEL --prompts FILE`: how often generated videos show what the prompt asks for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from worldsmith.actions.action import Result, share_done
+from worldsmith.actions.model_action import VideoAction, find_device
+from worldsmith.checkpoint.formats.export_folder import add_to_card
+from worldsmith.checkpoint.formats.find_model import find_model
+from worldsmith.checkpoint.formats.stored_model import StoredModel
+from worldsmith.config.errors import UserError
+from worldsmith.config.tree.plain import to_dict
+from worldsmith.demo.adherence import Judgement, ShapePrompt, judge, load_prompts
+from worldsmith.files.atomic import write_text
+from worldsmith.files.json_file import read_json_object
+from worldsmith.files.writable import require_writable
+from worldsmith.monitor.lineage import Input, write_lineage
+from worldsmith.monitor.page.run_page import refresh_page
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+RESULT = "adherence.json"
+SETTINGS = ("steps", "guidance", "dynamic_guidance", "shift", "scheduler")
+MEANT = (".safetensors", ".distcp", ".json", ".yaml", ".txt")
+"""Suffixes of the files that make a model what it is; the pointer to a run's latest checkpoint is one of them."""
+
+
+class MeasureAdherence(VideoAction):
+    """Measures how often generated videos show what the prompt asks for."""
+
+    class Config(VideoAction.Config):
+        prompts: str
+        """prompts.jsonl of a moving-shapes dataset."""
+        out: str
+        """Folder of the videos, a contact sheet and adherence.json."""
+        untrained: str | None = None
+        """A run whose first weights are measured beside the model."""
+        weights: Literal["auto", "ema", "live"] = "auto"
+        """auto: the EMA weights (ema) if there are any, else the raw weights (live)."""
+
+    config: Config
+
+    def plan(self) -> Iterator[str]:
+        config = self.config
+        for name, model in self.find_models().items():
+            yield f"{name:<12}{model.folder} ({model.weights_in_words})"
+        yield f"{'prompts':<12}{len(load_prompts(Path(config.prompts)))} of {config.prompts}, a video of each model"
+        yield f"{'folder':<12}{config.out}{' (complete already, nothing to do)' if self.known() else ''}"
+
+    def run(self) -> Result:
+        from worldsmith.sampling.video_writer import contact_sheet
+
+        config, out = self.config, Path(self.config.out)
+        known = self.known()
+        if known:
+            line = (
+                f"{out / RESULT} is complete for this model and these prompts; nothing to do (--force measures again)"
+            )
+            return Result([line, *summary(out, known)], known)
+        device = find_device(config.device)
+        require_writable(out)
+        prompts = load_prompts(Path(config.prompts))
+        judged, videos = {}, {}
+        models = self.find_models()
+        for name, model in models.items():
+            videos[name] = self.generate(model, prompts, device, name)
+            save_videos(out / name, prompts, videos[name])
+            judged[name] = judge(prompts, [video.permute(1, 2, 3, 0).numpy() for video in videos[name]])
+        titles = [title(judgement) for judgement in judged["trained"].judgements]
+        contact_sheet(out / "contact_sheet.png", list(videos.items()), titles, legend=legend(videos))
+        figures = {name: adherence.to_dict() for name, adherence in judged.items()}
+        score = {"adherence": figures["trained"]["adherence"], "prompts": len(prompts)}
+        add_to_card(Path(config.model), score, out / "contact_sheet.png")
+        write_text(out / RESULT, json.dumps({"signature": self.signature(), **figures}, indent=1))
+        inputs = [Input("model", models["trained"].folder), Input("dataset", config.prompts)]
+        write_lineage(out, action="evaluate", settings=to_dict(config), inputs=inputs, outputs=[RESULT])
+        refresh_page(out)
+        return Result(summary(out, figures), figures)
+
+    def find_models(self) -> dict[str, StoredModel]:
+        config = self.config
+        models = {"trained": find_model(config.model, weights=config.weights, base=config.base)}
+        if config.untrained is not None:
+            models["untrained"] = find_model(config.untrained, weights="untrained", base=config.base)
+        for model in models.values():
+            if "text2video" not in model.config.modes:
+                raise UserError(
+                    f"{model.folder} makes {', '.join(model.config.modes)}, and these prompts are for videos of text "
+                    "alone; measure samples of your own (--input-files)"
+                )
+        return models
+
+    def generate(self, model: StoredModel, prompts: list[ShapePrompt], device: str, name: str) -> list[Tensor]:
+        from worldsmith.sampling.generate import GenerationRequest, generate
+
+        keys = ("prompt", "seed", "height", "width", "num_frames", "fps")
+        requests = [GenerationRequest(**{key: getattr(prompt, key) for key in keys}) for prompt in prompts]
+        return generate(
+            model.load(device),
+            requests,
+            **self.settings,
+            progress=share_done(f"generating {len(requests)} videos ({name})"),
+        )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Of sampling, as far as they are said."""
+        said = {name: getattr(self.config, name) for name in SETTINGS}
+        return {name: value for name, value in said.items() if value is not None}
+
+    def known(self) -> dict[str, Any]:
+        """The figures of an earlier command of the same meaning; none if there is no such."""
+        result = Path(self.config.out) / RESULT
+        if self.config.force or not result.is_file():
+            return {}
+        try:
+            known = read_json_object(result)
+        except UserError as error:
+            raise UserError(f"{error}; --force measures again") from None
+        if known.pop("signature", None) != self.signature():
+            return {}
+        try:
+            summary(result.parent, known)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise UserError(f"{result} does not hold the figures of an evaluation; --force measures again") from None
+        names = [video_name(index, prompt) for index, prompt in enumerate(load_prompts(Path(self.config.prompts)))]
+        made = [result.with_name("contact_sheet.png"), *(result.parent / model / n for model in known for n in names)]
+        return known if all(file.is_file() for file in made) else {}
+
+    def signature(self) -> str:
+        """Changes with prompts, settings, every file of the measured models, and which checkpoint is the latest."""
+        config, out = self.config, Path(self.config.out)
+        digest = hashlib.sha256(Path(config.prompts).read_bytes())
+        digest.update(repr((config.weights, config.base, sorted(self.settings.items()))).encode())
+        for root in (Path(folder) for folder in (config.model, config.untrained) if folder is not None):
+            for file in sorted(root.rglob("*")):
+                wanted = file.suffix in MEANT and out not in file.parents
+                if wanted and file.is_file():
+                    status = file.stat()
+                    digest.update(f"{file.relative_to(root)} {status.st_size} {status.st_mtime_ns}\n".encode())
+        return digest.hexdigest()
+
+
+def legend(models: Iterable[str]) -> str:
+    """Explains the rows and the columns of the contact sheet."""
+    rows = {"trained": "videos of the trained network", "untrained": "videos of the same network before training"}
+    return (
+        f"Rows: {'; '.join(f'{name} = {rows[name]}' for name in models)}. Columns: one caption each, above its frames "
+        "from first to last. In brackets: what the detector saw in the video of the trained network; right = the "
+        "caption's color, shape and direction; combination held out = these three never occur together in the training."
+    )
+
+
+def title(judgement: Judgement) -> str:
+    """The prompt, and what was detected in the trained model's video."""
+    seen = " ".join(getattr(judgement, name) or "?" for name in ("colour", "shape", "direction"))
+    verdict = "right" if judgement.right else f"seen: {seen}"
+    return f"{judgement.prompt.prompt} [{verdict}{', combination held out' if judgement.prompt.held_out else ''}]"
+
+
+def save_videos(folder: Path, prompts: list[ShapePrompt], videos: list[Tensor]) -> None:
+    from worldsmith.sampling.video_writer import write_mp4
+
+    for index, (prompt, video) in enumerate(zip(prompts, videos, strict=True)):
+        write_mp4(folder / video_name(index, prompt), video, prompt.fps)
+
+
+def video_name(index: int, prompt: ShapePrompt) -> str:
+    return f"{index:02d}_{prompt.colour}_{prompt.shape}_{prompt.direction}.mp4"
+
+
+def summary(out: Path, figures: Mapping[str, Any]) -> list[str]:
+    """Where the results are, the figures apart, and the one line that counts."""
+    trained, untrained = figures["trained"], figures.get("untrained")
+    apart = [f"{name} {value:.2f}" for name, value in trained["by_attribute"].items()]
+    apart += [f"{name} {group['adherence']:.2f} of {group['prompts']}" for name, group in trained["by_novelty"].items()]
+    beside = f" (untrained {untrained['adherence']:.2f})" if untrained else ""
+    return [
+        f"videos        {out / 'trained'}" + (f" (untrained: {out / 'untrained'})" if untrained else ""),
+        f"contact sheet {out / 'contact_sheet.png'}",
+        f"figures       {out / RESULT}",
+        "right in      " + ", ".join(apart),
+        f"adherence {trained['adherence']:.2f}{beside} over {trained['prompts']} prompts",
+    ]

@@ -1,0 +1,100 @@
+"""`SyntheticDataset`: the parameters of a dataset of clips that Worldsmith renders itself, and how it is written."""
+
+from __future__ import annotations
+
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, ClassVar
+
+from worldsmith.data.clip_limits import require_clip
+from worldsmith.data.dataset_folder import complete_folder, prepare_folder
+from worldsmith.files.writable import nearest_folder
+
+SPLITS = {"train": 0, "val": 1}
+"""The splits, with the number of each in the seeds of its random numbers."""
+MIN_FILE_BYTES = 4096
+"""Disk space of a file, however small it is."""
+
+
+@dataclass(frozen=True)
+class SyntheticDataset(ABC):
+    """Two datasets with equal parameters have the same files."""
+
+    kind: ClassVar[str]
+    format_version: ClassVar[int]
+    min_frames: ClassVar[int]
+    contents: ClassVar[tuple[str, ...]]
+    """Files and folders that `write` creates."""
+
+    clips: int
+    val_clips: int
+    seed: int = 0
+    size: int = 64
+    num_frames: int = 17
+    fps: int = 8
+
+    def check(self, out: Path | None = None) -> None:
+        """Raises ValueError for parameters of which no dataset can be made, or none in the folder `out`."""
+        least = {"clips": 1, "val_clips": 0, "seed": 0, "size": 32, "num_frames": self.min_frames, "fps": 1}
+        for name, low in least.items():
+            if getattr(self, name) < low:
+                raise ValueError(f"{self.kind}: {name} must be at least {low}, found {getattr(self, name)}")
+        if self.size % 2:
+            raise ValueError(f"{self.kind}: size must be even for H.264 with 4:2:0 colour, found {self.size}")
+        try:
+            require_clip(self.num_frames, self.size, self.size, self.fps)
+            if out is not None:
+                require_disk_space(out, self.clips + self.val_clips)
+        except ValueError as error:
+            raise ValueError(f"{self.kind}: {error}") from None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Clips of each split."""
+        return dict(zip(SPLITS, (self.clips, self.val_clips), strict=True))
+
+    def header(self) -> dict[str, Any]:
+        """The start of dataset.json, by which a folder is recognized as this dataset."""
+        return {"dataset": self.kind, "format_version": self.format_version, **asdict(self)}
+
+    def make(self, out: str | Path, *, force: bool = False, progress: Callable[[int, int], None] | None = None) -> bool:
+        """Writes the dataset and, last, dataset.json. A dataset that was interrupted is written again.
+
+        Args:
+            out: Folder of the dataset.
+            force: Replace a dataset with other parameters.
+            progress: Called with (written clips, all clips).
+
+        Returns:
+            False if the folder holds this dataset already.
+
+        Raises:
+            ValueError: For impossible parameters.
+            FileExistsError: For a dataset with other parameters, unless `force`, and for a folder with other content.
+        """
+        out = Path(out)
+        self.check(out)
+        if not prepare_folder(out, self.header(), self.contents, force):
+            return False
+        total, numbers = sum(self.counts.values()), count(1)
+        summary = self.write(out, lambda: progress(next(numbers), total) if progress is not None else None)
+        complete_folder(out, self.header() | summary)
+        return True
+
+    @abstractmethod
+    def write(self, out: Path, clip_written: Callable[[], None]) -> dict[str, Any]:
+        """Writes `contents` and calls `clip_written` after each clip; returns what dataset.json has besides."""
+
+
+def require_disk_space(out: Path, clips: int) -> None:
+    """Raises ValueError for more clips than fit on the disk of the folder `out`, however small they are."""
+    needed, free = clips * MIN_FILE_BYTES, shutil.disk_usage(nearest_folder(out)).free
+    if needed > free:
+        raise ValueError(
+            f"{clips} clips take at least {needed / 2**20:,.1f} MiB, and {free / 2**20:,.1f} MiB are free on the disk "
+            f"of {out}; ask for fewer or make room"
+        )

@@ -1,0 +1,115 @@
+"""Accuracy and other metrics of answers that are one of a few labels, or numbers."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from worldsmith.evaluation.intervals import DRAWS, mean_interval, share_interval
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+def measure_classes(
+    said: Sequence[str | None], true: Sequence[str], labels: Sequence[str], *, positive: str | None = None
+) -> dict[str, Any]:
+    """Figures of answers against true labels; None, for an answer that could not be read, is wrong.
+
+    `precision`, `recall` and `f1` are those of the label `positive`, 0 where their denominator is 0. Balanced accuracy
+    is the mean recall of the labels that occur; of two labels both must (else None). Intervals of 95 %: Wilson's for
+    `accuracy`, a bootstrap over the answers for the others.
+    """
+    counts, occurring = Counter(zip(true, said)), [label for label in labels if label in set(true)]
+    columns = [*labels, None]
+    rows = [[counts[label, answer] for answer in columns] for label in labels]
+    total, right = len(true), sum(counts[label, label] for label in labels)
+    figures: dict[str, Any] = {
+        "total": total,
+        "correct": right,
+        "accuracy": right / total if total else None,
+        "accuracy_interval": share_interval(right, total),
+        "unparsed": sum(answer is None for answer in said),
+        "majority_baseline": max(Counter(true).values()) / total if total else None,
+    }
+    derived: dict[str, Callable[[Any], Any]] = {}
+    if len(labels) > 2 or len(occurring) == len(labels):
+        places = [labels.index(label) for label in occurring]
+        derived["balanced_accuracy"] = partial(balanced_accuracy, places)
+    else:
+        figures |= {"balanced_accuracy": None, "balanced_accuracy_interval": None}
+    if positive is not None:
+        place = labels.index(positive)
+        derived |= {name: partial(of_label, name, place) for name in ("precision", "recall", "f1")}
+        negative = next(label for label in labels if label != positive)
+        figures |= {
+            "true_positives": counts[positive, positive],
+            "false_positives": counts[negative, positive],
+            "true_negatives": counts[negative, negative],
+            "false_negatives": counts[positive, negative],
+        }
+    if total:
+        figures |= with_intervals(rows, derived)
+    return {**figures, "confusion": {"labels": list(labels), "rows": rows}}
+
+
+def with_intervals(rows: list[list[int]], derived: dict[str, Callable[[Any], Any]]) -> dict[str, Any]:
+    """Figures of a confusion table, and their intervals by the percentile bootstrap, always with the same draws.
+
+    Drawing answers with replacement is drawing the table's cells from a multinomial distribution.
+    """
+    import numpy as np
+
+    table = np.array(rows, dtype=float)
+    total = int(table.sum())
+    drawn = np.random.default_rng(0).multinomial(total, table.ravel() / total, DRAWS).reshape(DRAWS, *table.shape)
+    figures: dict[str, Any] = {}
+    for name, figure in derived.items():
+        low, high = np.percentile(figure(drawn.astype(float)), (2.5, 97.5))
+        figures |= {name: float(figure(table)), f"{name}_interval": (float(low), float(high))}
+    return figures
+
+
+def of_label(name: str, place: int, tables: np.ndarray) -> np.ndarray:
+    """Precision, recall or F1 of a label in tables [..., true, said]."""
+    hits, said, true = tables[..., place, place], tables[..., place].sum(-1), tables[..., place, :].sum(-1)
+    part, whole = {"precision": (hits, said), "recall": (hits, true), "f1": (2 * hits, said + true)}[name]
+    return ratio(part, whole)
+
+
+def balanced_accuracy(places: Sequence[int], tables: np.ndarray) -> np.ndarray:
+    """The mean recall of some labels in tables [..., true, said]."""
+    import numpy as np
+
+    return np.mean([of_label("recall", place, tables) for place in places], axis=0)
+
+
+def ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """part / whole, 0 where whole is 0."""
+    import numpy as np
+
+    return np.divide(part, whole, out=np.zeros_like(part, dtype=float), where=whole != 0)
+
+
+def measure_numbers(
+    said: Sequence[float | None], true: Sequence[float], agree: Callable[[float, float], bool]
+) -> dict[str, Any]:
+    """Figures of answers against true numbers; None, for an answer that could not be read, is wrong, and in no error.
+
+    `relative_error` is the mean of |said - true| / |true| where the true number is not 0.
+    """
+    total = len(true)
+    right = sum(answer is not None and agree(answer, truth) for answer, truth in zip(said, true))
+    errors = [abs(a - t) / abs(t) for a, t in zip(said, true) if a is not None and t]
+    return {
+        "total": total,
+        "correct": right,
+        "accuracy": right / total if total else None,
+        "accuracy_interval": share_interval(right, total),
+        "unparsed": sum(answer is None for answer in said),
+        "relative_error": math.fsum(errors) / len(errors) if errors else None,
+        "relative_error_interval": mean_interval(sorted(errors)),
+    }

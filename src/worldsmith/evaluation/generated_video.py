@@ -1,0 +1,89 @@
+"""A generated video on disk, and the real video that it is compared with, if that is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from worldsmith.config.errors import UserError
+from worldsmith.sampling.sample_files import is_image_file, read_condition
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from worldsmith.sampling.sample_args import SampleArgs
+
+RATE = 0.02
+"""Videos whose rates differ by more than this part do not show the same moments."""
+
+
+@dataclass(frozen=True)
+class GeneratedVideo:
+    """A sample with its files."""
+
+    args: Mapping[str, Any]
+    """As `sample_args.json` says."""
+    file: Path
+    kept: int
+    """Frames at the beginning that the sample was given."""
+    source: Path | None
+    """The real video, from the same first frame on."""
+    is_real: bool = False
+    """Whether `video` is the real video."""
+
+    @property
+    def name(self) -> str:
+        return str(self.args["name"])
+
+    def unread(self) -> GeneratedVideo:
+        """The same, of which nothing is in memory; what is read through it goes with it."""
+        return replace(self)
+
+    def as_real(self) -> GeneratedVideo | None:
+        """The real video as a sample of its own; None if it is not known or cannot be compared."""
+        sample = replace(self, is_real=True)
+        return None if isinstance(sample.real, str) else sample
+
+    @cached_property
+    def video(self) -> Tensor:
+        """uint8 [3, T, H, W]."""
+        if self.is_real and not isinstance(self.real, str):
+            return self.real
+        return read_condition(str(self.file), self.args["num_frames"])
+
+    @cached_property
+    def real(self) -> Tensor | str:
+        """The real video in the form of this one, or why there is none."""
+        from worldsmith.data.video_file import examine
+        from worldsmith.sampling.requests import fit
+
+        if self.source is None:
+            return "no real video is known (extra.real)"
+        frames, fps = self.args["num_frames"], self.args["fps"]
+        try:
+            real = read_condition(str(self.source), frames)
+        except ValueError as error:
+            return str(error)
+        if real.shape[1] < frames:
+            return "the real video is shorter"
+        if frames > 1 and abs(examine(str(self.source))[1].fps - fps) > RATE * fps:
+            return "the real video has another rate"
+        return fit(real, self.args["height"], self.args["width"])
+
+
+def find_real(sample: SampleArgs, folder: Path) -> Path | None:
+    """The real video: `extra.real`, relative to `folder`, or else the video that a sample goes on from the start of.
+
+    Raises UserError for a file that is not there.
+    """
+    said = sample.extra.get("real")
+    if said is None:
+        video = sample.vision_path is not None and not is_image_file(sample.vision_path)
+        return Path(str(sample.vision_path)) if video and sample.condition_video_keep == "first" else None
+    path = folder / said if isinstance(said, str) else None
+    if path is None or not path.is_file():
+        raise UserError(f"{sample.name}: extra.real must be a video's file, found {path or repr(said)}")
+    return path

@@ -1,0 +1,130 @@
+"""Measures of videos, uint8 [3, T, H, W], without a network: PSNR, SSIM, sharpness, diversity and motion."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations, product
+
+import torch
+from torch import Tensor
+from torch.nn.functional import avg_pool2d, conv2d
+
+SIGMA, WINDOW_REACH = 1.5, 5
+"""SSIM's window, in pixels: a Gaussian, cut after WINDOW_REACH on each side."""
+WEIGHTS = (0.299, 0.587, 0.114)
+"""Of red, green and blue in the brightness of a pixel (ITU-R BT.601)."""
+BLOCK, REACH, LARGEST = 8, 8, 256
+"""Of motion: side of a block and the farthest match, in pixels of frames whose short side is below 2·LARGEST after
+shrinking."""
+NOTICED = 0.5
+"""A motion counts if its match is better than that of none by so many grey levels: coding noise moves nothing."""
+
+
+def luma(video: Tensor) -> Tensor:
+    """Brightness 0..255, float32 [T, H, W]."""
+    return torch.einsum("cthw,c->thw", video.float(), torch.tensor(WEIGHTS, device=video.device))
+
+
+def psnr(video: Tensor, real: Tensor) -> float | None:
+    """Peak signal-to-noise ratio in dB over all pixels and frames; None for equal videos, where it has no bound."""
+    squares = [(a.double() - b.double()).square().mean() for a, b in zip(video.unbind(1), real.unbind(1), strict=True)]
+    error = torch.stack(squares).mean()
+    return float(10 * torch.log10(255**2 / error)) if error > 0 else None
+
+
+def ssim(video: Tensor, real: Tensor) -> float | None:
+    """Structural similarity of the brightness, 1 for equal videos, mean over frames (Wang et al. 2004).
+
+    Their Gaussian window and constants, where the window lies within the frame. None for frames that are smaller.
+    """
+    if min(video.shape[-2:]) <= 2 * WINDOW_REACH:
+        return None
+    a, b = luma(video), luma(real)
+    return float(torch.stack([frame_ssim(x.double(), y.double()) for x, y in zip(a, b, strict=True)]).mean())
+
+
+def frame_ssim(a: Tensor, b: Tensor) -> Tensor:
+    """Of two pictures, 0..255, float64 [H, W]."""
+    stable, stable_spread = (0.01 * 255) ** 2, (0.03 * 255) ** 2
+    mean_a, mean_b, square_a, square_b, product = blur(torch.stack([a, b, a * a, b * b, a * b]))
+    spread_a, spread_b, shared = square_a - mean_a**2, square_b - mean_b**2, product - mean_a * mean_b
+    above = (2 * mean_a * mean_b + stable) * (2 * shared + stable_spread)
+    return (above / ((mean_a**2 + mean_b**2 + stable) * (spread_a + spread_b + stable_spread))).mean()
+
+
+def blur(pictures: Tensor) -> Tensor:
+    """Weighted means [N, H - 2·WINDOW_REACH, W - 2·WINDOW_REACH] over SSIM's window."""
+    places = torch.arange(-WINDOW_REACH, WINDOW_REACH + 1, dtype=pictures.dtype, device=pictures.device)
+    window = torch.exp(-0.5 * (places / SIGMA) ** 2)
+    window = window / window.sum()
+    return conv2d(conv2d(pictures[:, None], window.view(1, 1, -1, 1)), window.view(1, 1, 1, -1))[:, 0]
+
+
+def sharpness(video: Tensor) -> float:
+    """Variance of the brightness's Laplacian, mean over frames (Pech-Pacheco et al. 2000, LAP4: 4 neighbours)."""
+    frames = luma(video)
+    inner = frames[:, 1:-1, 1:-1]
+    laplacian = frames[:, :-2, 1:-1] + frames[:, 2:, 1:-1] + frames[:, 1:-1, :-2] + frames[:, 1:-1, 2:] - 4 * inner
+    return float(laplacian.double().var(dim=(1, 2), unbiased=False).mean())
+
+
+def diversity(videos: Sequence[Tensor]) -> float | None:
+    """1 minus the mean similarity of all pairs, 0 for equal videos (Odena et al. 2017, with SSIM of one scale)."""
+    pairs = [ssim(a, b) for a, b in combinations(videos, 2)]
+    known = [similarity for similarity in pairs if similarity is not None]
+    return 1 - sum(known) / len(known) if known else None
+
+
+@dataclass(frozen=True, slots=True)
+class Motion:
+    """Of the blocks of a video, from each frame to the next."""
+
+    vectors: Tensor
+    """(down, right) in pixels a frame, float32 [T - 1, rows, columns, 2]."""
+    residual: Tensor
+    """Mean absolute difference of a block and its match, in grey levels 0..255, float32 [T - 1, rows, columns]."""
+
+    @property
+    def magnitude(self) -> float:
+        """Mean length of the vectors, pixels a frame."""
+        return float(self.vectors.norm(dim=-1).mean())
+
+    @property
+    def flicker(self) -> float:
+        """What motion does not explain, grey levels: the warping error of Lai et al. 2018 with the motion of blocks."""
+        return float(self.residual.mean())
+
+    def error(self, real: Motion) -> float:
+        """Mean endpoint error (Baker et al. 2011) against the motion of a real video, pixels a frame."""
+        return float((self.vectors - real.vectors).norm(dim=-1).mean())
+
+
+def measure_motion(video: Tensor) -> Motion | None:
+    """Full-search block matching of the brightness (Jain and Jain 1981), the shortest of equal matches.
+
+    Blocks whose search stays within the frame are measured; matches are whole pixels. Frames of 512 pixels and more are
+    first shrunk by a whole factor. None for a single frame, and for frames without room for a block and its search.
+    """
+    frames = luma(video)
+    factor = max(1, min(frames.shape[1:]) // LARGEST)
+    frames = avg_pool2d(frames[:, None], factor)[:, 0]
+    reach = min(REACH, min(frames.shape[1:]) // 4)
+    rows, columns = ((side - 2 * reach) // BLOCK for side in frames.shape[1:])
+    if len(frames) < 2 or reach < 1 or rows < 1 or columns < 1:
+        return None
+    height, width = rows * BLOCK, columns * BLOCK
+    now = frames[1:, reach : reach + height, reach : reach + width]
+    steps = sorted(product(range(-reach, reach + 1), repeat=2), key=lambda step: (step[0] ** 2 + step[1] ** 2, step))
+    for number, (down, right) in enumerate(steps):
+        top, left = reach - down, reach - right
+        before = frames[:-1, top : top + height, left : left + width]
+        cost = avg_pool2d((now - before).abs()[:, None], BLOCK)[:, 0]
+        if number == 0:
+            still, best, chosen = cost, cost, torch.zeros_like(cost, dtype=torch.long)
+        chosen = torch.where(cost < best, number, chosen)
+        best = torch.minimum(cost, best)
+    moves = still - best > NOTICED
+    chosen = torch.where(moves, chosen, 0)
+    vectors = torch.tensor(steps, dtype=torch.float32, device=frames.device)[chosen] * factor
+    return Motion(vectors, torch.where(moves, best, still))

@@ -1,0 +1,34 @@
+"""`NetworkParts`: the modules and methods by which training shards, compiles and recomputes a network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkParts:
+    """What must be known of a network to cut it up, compile it and recompute it, without calling it."""
+
+    layers: Sequence[nn.Module]
+    """Its repeated parts: each is gathered on its own when it is used."""
+    compiled: Sequence[str] = ("forward",)
+    """Methods of a layer that are compiled."""
+    uncompiled: Sequence[nn.Module] = ()
+    """Layers that are never compiled."""
+    recomputed: Sequence[str] = ("forward",)
+    """Methods of a layer that may run again in the backward pass, each on its own."""
+    units: Sequence[nn.Module] = ()
+    """Other parts that are gathered on their own, such as an embedding table."""
+    full_precision: Sequence[nn.Module] = ()
+    """Parts that compute in float32 whatever the rest does."""
+    unused: Sequence[nn.Module] = ()
+    """Parts that no pass of the training uses."""
+    entries: Mapping[nn.Module, Sequence[str]] = field(default_factory=dict)
+    """Methods beside `forward` around which a part's weights are gathered too."""
+    share_tokens: Callable[[Callable[[int], Any]], None] | None = None
+    """Takes what makes a rank's share of a stream of so many tokens; None: there is no context parallelism."""

@@ -1,0 +1,304 @@
+"""`worldsmith check`: reads the data of a run, or a data set, as a run would.
+
+Exit codes: 0 the run could start, 2 it could not, or a mistake of the user.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from worldsmith.actions.action import Result, share_done
+from worldsmith.actions.run_action import RunAction, RunWords
+from worldsmith.config.declare.ranges import Count, NotNegative
+from worldsmith.config.errors import Place, UserError
+from worldsmith.config.tree.draft import Loaded
+from worldsmith.config.tree.paths import format_path
+from worldsmith.data.data_report import DataReport
+from worldsmith.data.stream.errors import DataError
+from worldsmith.data.stream.quarantine import Tally
+from worldsmith.distributed.world import world_size
+from worldsmith.models.hub import LOOKED
+from worldsmith.tasks.registry import TASKS, task_of
+from worldsmith.tools.check.inspect_data import larger_cap, read_data
+from worldsmith.tools.check.readiness import Needs, look_at_files, look_at_latents, look_at_machine
+from worldsmith.tools.check.report_text import counted, report_lines, titled, wrapped
+from worldsmith.training.parallel import plan_degrees
+from worldsmith.training.run_folder import run_path
+
+if TYPE_CHECKING:
+    from worldsmith.config.tree.degrees import Degrees
+    from worldsmith.models.model import Model
+    from worldsmith.tasks.task import Task
+
+WIDEST = 100
+"""Columns of the report, at most."""
+SPEC_CAP = "policy.model_max_length"
+"""What a spec calls the most tokens of a sample."""
+
+
+@dataclass(slots=True)
+class Finding:
+    """What a check has found."""
+
+    reports: dict[str, DataReport] = field(default_factory=dict)
+    """Of the training data and, if the run validates, of the validation data."""
+    needs: Needs = field(default_factory=Needs)
+    """What the run needs beside its data."""
+    overlap: int | None = None
+    """Samples that are validated and trained on; None where nothing is validated."""
+    remarks: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    """Why the run could not start, or would stop in its first pass."""
+
+    def refuse(self, problem: str) -> None:
+        """Notes a problem, unless one that is known says the same, perhaps of the same field in other words."""
+        first, _, rest = problem.partition(" ")
+        said = rest if "." in first else problem
+        if not any(said in known for known in self.problems):
+            self.problems.append(problem)
+
+
+class CheckData(RunAction):
+    """Read the data of a run once, by the run's own code: what is kept and left out, with the reasons and counts of
+    training; tokens, packs, sizes, duplicates, steps of a pass, free disk. Nothing is written.
+
+    In place of FILE_OR_RECIPE, a data set will do: a folder or a file of one of our layouts.
+    """
+
+    metavars: ClassVar[Mapping[str, str]] = {"recipe": "NAME"}
+    limits_of: str | None = None
+    """The recipe whose limits hold, where only a data set was named."""
+
+    class Config(RunAction.Config):
+        recipe: str | None = None
+        """for a data set: the recipe whose limits hold"""
+        processes: Count | None = None
+        """processes that the run would have (default: 1)"""
+        workers: NotNegative | None = None
+        """processes that read (default: one for each CPU)"""
+        sample: Count | None = None
+        """look at N samples only, evenly chosen"""
+        headers: bool = False
+        """read headers only and decode nothing: fast, tells tokens and sizes"""
+
+    config: Config
+
+    def load(self, words: RunWords) -> Loaded:
+        notes, source = words.leave_parent_out(), words.unknown_source()
+        found = None if source is None else find_dataset(source, self.config.recipe)
+        if found is not None:
+            dataset, recipe = found
+            self.limits_of = recipe
+            loaded = words.load_for_dataset(recipe, dataset)
+        elif self.config.recipe is not None:
+            raise UserError("--recipe goes with a data set; a recipe alone is `worldsmith check NAME`")
+        else:
+            loaded = words.load()
+        return replace(loaded, warnings=[*notes, *loaded.warnings])
+
+    def run(self) -> Result:
+        self.print_warnings()
+        found = self.look()
+        needs = found.needs
+        facts = {
+            "run": None if self.limits_of else str(run_path(self.tree.job)),
+            "limits_of": self.limits_of,
+            "data": {name: report.facts() for name, report in found.reports.items()},
+            **{name: getattr(found, name) for name in ("overlap", "remarks", "problems")},
+            **{name: getattr(needs, name) for name in ("disk", "machine", "hub", "credentials")},
+            "can_start": not found.problems,
+        }
+        return Result(list(self.lines(found)), facts, code=2 if found.problems else 0)
+
+    @property
+    def workers(self) -> int:
+        chosen = self.config.workers
+        return len(os.sched_getaffinity(0)) if chosen is None else chosen
+
+    @property
+    def processes(self) -> int:
+        asked = self.tree.model.config.parallelism
+        if self.config.processes is not None or "WORLD_SIZE" in os.environ:
+            return self.config.processes or world_size()
+        shards, copies = asked.data_parallel_shard_degree, asked.data_parallel_replicate_degree
+        return int(max(1, shards) * max(1, copies) * asked.context_parallel_shard_degree)
+
+    def look(self) -> Finding:
+        """Raises ValueError for processes that do not fit the run's degrees; what else is wrong is a problem."""
+        tree, found = self.tree, Finding()
+        degrees = plan_degrees(tree.model.config, self.processes)
+        if self.limits_of is None:
+            found.needs = look_at_files(tree, self.loaded.variables)
+            found.problems += found.needs.problems
+        elif (look := getattr(tree.dataloader_train.dataset, "check_files", None)) is not None:
+            try:
+                look()
+            except DataError as error:
+                found.refuse(str(error))
+        try:
+            for problem in found.problems:
+                if problem.startswith("model.") and LOOKED in problem:
+                    raise UserError(problem)  # the hub would be asked once more
+            model: Model = tree.model.config.build(device="meta")
+            tasks = self.read(found, model, degrees.data)
+        except (DataError, UserError, OSError, ValueError) as error:
+            if self.limits_of is not None:
+                raise
+            found.refuse(str(error))
+            if not found.reports:
+                found.reports = self.records()
+            return found
+        if self.limits_of is None:
+            self.look_at_run(found, model, degrees, tasks["train"])
+        return found
+
+    def read(self, found: Finding, model: Model, ranks: int) -> dict[str, Task]:
+        """The data of both splits. Raises DataError when there is no data set."""
+        tree = self.tree
+        tasks: dict[str, Task] = {}
+        datasets: dict[str, Any] = {}
+        for split in ("train", "val"):
+            data = getattr(tree, f"dataloader_{split}")
+            if split == "val" and (data is None or not tree.trainer.run_validation):
+                continue
+            kind = task_of(tree.model.name)
+            relaxed = kind.relaxed(data)
+            task = kind(model=model, objective=tree.objective, data=relaxed, split=split)
+            tally = task.quarantine = Tally(split)
+            loader = task.loader(dry=True)
+            tasks[split], datasets[split] = task, loader.dataset
+            packs_a_step = tree.trainer.grad_accum_iter if split == "train" else 1
+            found.reports[split] = report = read_data(
+                loader, tally, contents=task.contents(loader.dataset), workers=self.workers, ranks=ranks,
+                packs_a_step=packs_a_step, sample=self.config.sample, decode=not self.config.headers,
+                cap_field=cap_field(self.loaded, split),
+                shown=share_done(f"reading {split} data"),
+            )  # fmt: skip
+            report.flags = list(task.flags(loader.dataset if relaxed is data else kind.records(data)))
+            for problem in report.problems:
+                found.refuse(problem)
+            self.judge(found, report, split, ends_at_long_ones=getattr(data, "on_overlong", "drop") == "error")
+        if "val" in tasks:
+            found.overlap = tasks["val"].overlap(datasets["val"], datasets["train"])
+            if found.overlap:
+                found.remarks.append(f"{found.overlap} samples of the validation data are trained on, too")
+        return tasks
+
+    def records(self) -> dict[str, DataReport]:
+        """What the records alone tell, where the data cannot be read for want of the model."""
+        data = self.tree.dataloader_train
+        try:
+            dataset = task_of(self.tree.model.name).records(data)
+        except DataError:  # which is a problem already
+            return {}
+        if dataset is None:
+            return {}
+        report = DataReport.of_dataset(dataset, data.sample_cap)
+        report.flags = list(dataset.flags())
+        return {"train": report}
+
+    def judge(self, found: Finding, report: DataReport, split: str, *, ends_at_long_ones: bool) -> None:
+        """What the counts of a split mean for the run."""
+        ranks = len(report.packs)
+        if report.over_cap and (report.kept or ends_at_long_ones):
+            long = f"{report.over_cap} samples ({report.over_cap / report.looked_at:.1%}) are longer than the cap"
+            if ends_at_long_ones:
+                found.refuse(f"dataloader_{split}.on_overlong is 'error', and {long}: {larger_cap(report)}")
+            else:
+                found.remarks.append(f"{split}: {long} and are left out: {larger_cap(report)}")
+        if not report.kept or self.limits_of is not None:
+            return
+        if split == "train" and report.ranks_that_work is not None:
+            found.remarks.append(too_few_steps(report, self.tree.trainer.grad_accum_iter))
+        elif 0 in report.packs and report.looked_at == report.positions:
+            found.remarks.append(
+                f"{split}: {report.packs.count(0)} of {ranks} processes get nothing of a pass over {report.kept} "
+                "samples and read those of later passes: use fewer processes, or more data"
+            )
+
+    def look_at_run(self, found: Finding, model: Model, degrees: Degrees, task: Task) -> None:
+        """What the machine has for the run."""
+        tree, needs = self.tree, found.needs
+        known = len(needs.problems)
+        look_at_machine(needs, tree, model, degrees, self.processes)
+        cache = getattr(tree.dataloader_train, "latent_cache", "")
+        if cache and task.cell_bytes:
+            look_at_latents(needs, cache, task.cell_bytes * sum(report.cells for report in found.reports.values()))
+        found.remarks += needs.remarks
+        found.problems += needs.problems[known:]
+
+    def lines(self, found: Finding) -> Iterator[str]:
+        width = min(WIDEST, shutil.get_terminal_size().columns)
+        if self.limits_of is not None:
+            yield titled("limits", f"those of the recipe {self.limits_of}; --recipe NAME chooses another one")
+        if self.config.processes is None and self.processes > world_size():
+            yield titled(
+                "processes", f"{self.processes}, as model.config.parallelism asks; --processes N says otherwise"
+            )
+        if terms := task_of(self.tree.model.name).terms:
+            yield from wrapped("terms", f"{terms}; pack: samples of one forward pass; epoch: every sample once", width)
+        for split, report in found.reports.items():
+            if len(found.reports) > 1:
+                yield titled(split, "-" * (width - 13))
+            yield from report_lines(report, width=width, workers=self.workers)
+        yield from found.needs.lines()
+        for remark in found.remarks:
+            yield from wrapped("note", remark, width)
+        for problem in found.problems:
+            yield from wrapped("PROBLEM", problem, width)
+        if found.problems:
+            yield titled("verdict", "this run could not start, or would stop in its first pass")
+
+
+def too_few_steps(report: DataReport, packs_a_step: int) -> str:
+    """That a pass is less than a step for some process, and what would give it one."""
+    ranks, packs, most = len(report.packs), min(report.packs), report.ranks_that_work
+    ways = [f"at most {most} process{'es' * (most > 1)}"] if most else []
+    ways += [f"trainer.grad_accum_iter = {packs} or less"] if packs else []
+    step, data = counted(packs_a_step, "pack"), counted(report.kept or 0, "sample")
+    return (
+        f"a step takes {step} on each process, and a pass over {data} gives {packs} to some of {ranks}: they "
+        "see samples twice in one step. What works: "
+        f"{', '.join([*ways, 'smaller packs, or more data'])}"
+    )
+
+
+def find_dataset(source: str, recipe: str | None) -> tuple[Any, str] | None:
+    """Returns the settings of a data set and the recipe whose limits hold; None for a word that names no file.
+
+    Raises UserError for a folder that is no data set.
+    """
+    if not os.path.exists(source) and not source.endswith(".tar"):  # shards may be a pattern or lie afar
+        return None
+    for task in map(task_of, TASKS.names()):
+        dataset = task.loader_class.dataset_at(source)
+        if dataset is not None and (recipe or task.small_recipe):
+            return dataset, recipe or task.small_recipe
+    if Path(source).is_dir():
+        raise UserError(
+            f"{source} is no run folder and no data set of ours: it would have video_dataset_file.jsonl or "
+            "*.tar, perhaps in train/, annotations.json, meta.json or messages.jsonl; `worldsmith dataset import` "
+            "makes one of others"
+        )
+    return None
+
+
+def cap_field(loaded: Loaded, split: str) -> str:
+    """The field, elsewhere in the config or in the spec, that limits the tokens of a sample; "" if there is none."""
+    section = f"dataloader_{split}"
+    path = (section, getattr(loaded.tree, section).sample_cap_field)
+    steps = [step for step in loaded.sources.get(path, []) if isinstance(step, tuple)]
+    place = loaded.places.get(path)
+    if steps:
+        return format_path(steps[0])
+    return SPEC_CAP if loaded.report and place is not None and not is_of_the_run(place, section) else ""
+
+
+def is_of_the_run(place: Place, section: str) -> bool:
+    """Whether a value is set by a flag or an override of the run, not by a spec and the words that follow it."""
+    return place.file == "flag" or (place.file == "override" and (place.source or "").lstrip("+").startswith(section))

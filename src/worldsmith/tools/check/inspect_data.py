@@ -1,0 +1,230 @@
+"""Inspects a dataset as a run reads it, and collects the result in a `DataReport`."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from worldsmith.data.data_report import EXAMPLES, DataReport, distribution
+from worldsmith.data.stream.dataset_record import digest
+from worldsmith.data.stream.errors import DataError
+from worldsmith.data.stream.loader import PACKERS, PackingDataLoader
+from worldsmith.data.stream.maker import Features, Made, SampleMaker
+from worldsmith.data.stream.positions import Positions
+from worldsmith.data.stream.quarantine import Rejection, Tally
+from worldsmith.data.stream.workers import fetch
+
+AHEAD = 4
+"""Samples that each worker makes in advance."""
+
+
+def read_data(
+    loader: PackingDataLoader,
+    tally: Tally,
+    *,
+    contents: Iterable[tuple[str, Any]],
+    workers: int,
+    ranks: int,
+    packs_a_step: int,
+    sample: int | None = None,
+    decode: bool = True,
+    cap_field: str = "",
+    shown: Callable[[int, int], None] | None = None,
+) -> DataReport:
+    """Inspects the samples of the first epoch.
+
+    Args:
+        loader: The loader of the run; its quarantine is `tally`.
+        tally: Collects the skipped samples.
+        contents: Key and content of each sample (see `Task.contents`), to find duplicates.
+        workers: Number of worker processes.
+        ranks: Number of ranks that share the epoch.
+        packs_a_step: Packs of a rank in an optimizer step.
+        sample: Number of samples to inspect, evenly spaced; None = all.
+        decode: Decode images and videos; if not, only headers are read, which are enough for tokens and sizes.
+        cap_field: Name of the setting of the token cap, if it is not that of the loader.
+        shown: Called with (inspected, total) after each sample.
+    """
+    dataset, config = loader.dataset, loader.config
+    loader.maker.decodes = decode
+    report = DataReport.of_dataset(dataset, config.sample_cap)
+    report.decoded, report.packer = decode, config.packer
+    report.cap_field = cap_field or f"{tally.section}.{config.sample_cap_field}"
+    report.cap_included = config.sample_cap_field != "max_sequence_length"
+    total = len(dataset)
+    chosen = range(total) if sample is None or sample >= total else [i * total // sample for i in range(sample)]
+    seen: list[InspectedSample] = []
+    try:
+        seen.extend(inspect_samples(loader, chosen, workers=workers, shown=shown))
+    except DataError as error:
+        report.problems.append(str(error))
+    report.looked_at = len(seen)
+    report.left_out, report.bad = {}, 0
+    report.leave_out(tally.rejections)
+    kept = [item for item in seen if item.rejection is None]
+    report.kept = len(kept)
+    notes = [(name, words) for item in seen for name, words in item.notes.items()]
+    report.notes = dict(sorted((Counter(name for name, _ in notes) + loader.counts).items()))
+    told = {name: [words for other, words in notes if other == name and words] for name in report.notes}
+    report.said = {name: words[:EXAMPLES] for name, words in told.items() if words}
+    tokens = [item.num_tokens for item in seen if item.num_tokens >= 0]
+    report.tokens = distribution(tokens)
+    if report.cap is not None and tokens and max(tokens) >= report.cap:
+        report.over_cap, report.needed_cap = sum(count >= report.cap for count in tokens), max(tokens) + 1
+    report.seconds = distribution([item.seconds for item in seen]) if decode else None
+    report.count_features(item.features for item in kept)
+    report.duplicates = find_duplicates(contents)
+    share = len(seen) / max(1, total)
+    report.cells = round(sum(item.cells for item in kept) / share) if seen else 0
+    count_packs(report, loader, kept, ranks, packs_a_step, share)
+    loader.check_quarantine()
+    report.problems += refusals(report, loader, tally, seen)
+    return report
+
+
+@dataclass(frozen=True, slots=True)
+class InspectedSample:
+    """Inspection result of one sample."""
+
+    key: str
+    position: int
+    num_tokens: int
+    """-1 if the sample was skipped before its tokens were counted."""
+    seconds: float
+    rejection: Rejection | None = None
+    notes: Mapping[str, str] = field(default_factory=dict)
+    """Counters of a run for this sample, with the message of the first count."""
+    features: Features = field(default_factory=dict)
+    cells: int = 0
+    """See `SampleMaker.cells`."""
+
+
+class Inspector(SampleMaker[InspectedSample]):
+    """Makes samples with the maker of a run, in its worker processes, and drops their images and videos there."""
+
+    def __init__(self, maker: SampleMaker[Any]) -> None:
+        self.maker, self.dataset = maker, maker.dataset
+        self.max_tokens = None  # the wrapped maker checks the cap
+
+    def make(self, position: int) -> Made[InspectedSample]:
+        self.maker.measured = None
+        start = time.perf_counter()
+        made = self.maker[position]
+        seconds, item = time.perf_counter() - start, made.item
+        if isinstance(item, Rejection):
+            tokens = -1 if self.maker.measured is None else self.maker.measured
+            return Made(InspectedSample(item.key, position, tokens, seconds, item, made.notes))
+        told = self.maker.features(item), self.maker.cells(item)
+        return Made(InspectedSample(item.key, position, item.num_tokens, seconds, None, made.notes, *told))
+
+    def reject(self, position: int, reason: str, detail: str) -> Rejection:
+        return self.maker.reject(position, reason, detail)
+
+
+def inspect_samples(
+    loader: PackingDataLoader,
+    positions: Sequence[int],
+    *,
+    workers: int,
+    shown: Callable[[int, int], None] | None = None,
+) -> Iterator[InspectedSample]:
+    """Inspects the samples at these positions, in order; skipped samples go to the loader's quarantine.
+
+    Deaths of workers are counted in `loader.counts`. `shown` is called with (inspected, total).
+    """
+    stretch = Positions(list(positions), 0, 1, 0)
+    found = fetch(Inspector(loader.maker), stretch, workers=workers, prefetch=AHEAD, counts=loader.counts)
+    for number, (position, made) in enumerate(zip(positions, found), start=1):
+        item = made.item
+        if isinstance(item, Rejection):  # the worker died
+            item = InspectedSample(item.key, position, -1, 0.0, rejection=item)
+        if item.rejection is not None:
+            loader.quarantine.add(item.rejection)
+        if shown is not None:
+            shown(number, len(positions))
+        yield item
+
+
+def refusals(report: DataReport, loader: PackingDataLoader, tally: Tally, seen: Sequence[InspectedSample]) -> list[str]:
+    """Returns the problems that would prevent a run from starting, or stop it."""
+    found = [] if tally.refusal is None else [tally.refusal]
+    if report.kept or report.problems:
+        return found
+    over = [item.num_tokens for item in seen if item.rejection and item.rejection.reason == "over_token_cap"]
+    if over and len(over) == len(seen):
+        fits = "may be used" if report.cap_included else "fits into a pack"
+        least = f"the smallest of {len(over)} samples has {min(over)} tokens, and none {fits}"
+        found.append(f"{least}: {larger_cap(report)}")
+    else:
+        part = report.looked_at < report.positions
+        which = f"none of the {report.looked_at} samples that were looked at" if part else "no sample"
+        what = f"{which} of {report.dataset} can be used ({tally.describe()})"
+        found.append(f"{what}. {loader.dataset.limits}".strip())
+    return found
+
+
+def larger_cap(report: DataReport) -> str:
+    """Returns the advice for samples that are too long."""
+    least, now = (report.needed_cap or 0) - report.cap_included, (report.cap or 0) - report.cap_included
+    return f"set {report.cap_field} to at least {least} (now {now}) for all of them, or use smaller or shorter ones"
+
+
+def count_packs(
+    report: DataReport,
+    loader: PackingDataLoader,
+    kept: Sequence[InspectedSample],
+    ranks: int,
+    packs_a_step: int,
+    share: float,
+) -> None:
+    """Packs the samples of each rank with the packer of the run and, to compare how full packs are, with the others."""
+    config = loader.config
+    shares = dealt(kept, ranks)
+    for name in dict.fromkeys([config.packer, "sequential", "pool"]):
+        if config.max_sequence_length is None and name != config.packer:
+            continue
+        packs = [pack_all(name, config, tokens) for tokens in shares]
+        if name == config.packer:
+            report.packs = [round(len(own) / share) if share else 0 for own in packs]
+            report.steps = [len(own) / share / packs_a_step if share else 0.0 for own in packs]
+            if min(report.steps) < 1:
+                report.ranks_that_work = most_ranks(config, kept, ranks, packs_a_step * share)
+        full = [sum(pack) for own in packs for pack in (own[:-1] or own)]
+        if full and config.max_sequence_length is not None:
+            report.fill[name] = sum(full) / (len(full) * config.max_sequence_length)
+
+
+def dealt(kept: Sequence[InspectedSample], ranks: int) -> list[list[int]]:
+    """Returns the tokens of the samples of each rank."""
+    return [[item.num_tokens for item in kept if item.position % ranks == rank] for rank in range(ranks)]
+
+
+def most_ranks(config: PackingDataLoader.Config, kept: Sequence[InspectedSample], below: int, packs: float) -> int:
+    """Returns the max number of ranks below `below` that get at least `packs` packs each in an epoch; 0 = none."""
+    for ranks in range(below - 1, 0, -1):
+        if all(len(pack_all(config.packer, config, own)) >= packs for own in dealt(kept, ranks)):
+            return ranks
+    return 0
+
+
+def pack_all(name: str, config: PackingDataLoader.Config, tokens: Sequence[int]) -> list[list[int]]:
+    packer = PACKERS[name](
+        int,
+        max_sequence_length=config.max_sequence_length,
+        max_samples_per_batch=config.max_samples_per_batch,
+        lookahead=config.lookahead,
+    )
+    source = iter(tokens)
+    return list(itertools.takewhile(bool, (packer.pack(source) for _ in itertools.count())))
+
+
+def find_duplicates(contents: Iterable[tuple[str, Any]]) -> list[list[str]]:
+    """Returns groups of keys of samples with equal content."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for key, facts in contents:
+        groups[digest(facts)].append(key)
+    return [keys for keys in groups.values() if len(keys) > 1]

@@ -1,0 +1,189 @@
+"""What a run needs beside its data: files, the hub and a token for it, folders that can be written, disk and memory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from worldsmith.checkpoint.sources.open_weights import FILES as WEIGHTS
+from worldsmith.config.errors import UserError
+from worldsmith.config.sections import has_wandb_login
+from worldsmith.config.tree.paths import Path as Keys
+from worldsmith.distributed.memory import free_memory
+from worldsmith.distributed.world import World, device_remarks, local_size, present_device
+from worldsmith.files.writable import nearest_folder, require_writable
+from worldsmith.models.hub import LOOKED, HubName
+from worldsmith.models.model_files import cached, hub_name, is_local
+from worldsmith.models.weights.table import table_of
+from worldsmith.monitor.short_text import format_bytes
+from worldsmith.tools.check.report_text import titled
+from worldsmith.training.file_checks import check_files
+from worldsmith.training.preflight import (
+    build_optimizer,
+    check_space,
+    checkpoint_size,
+    kept_checkpoints,
+    lack_of_memory,
+)
+from worldsmith.training.run_folder import run_path
+from worldsmith.training.state_bytes import state_bytes
+
+if TYPE_CHECKING:
+    from worldsmith.config.tree.degrees import Degrees
+    from worldsmith.models.model import Model
+
+SHARED_MEMORY = Path("/dev/shm")
+LEAST_SHARED = 64 * 2**20
+"""Bytes of shared memory below which NCCL's processes of one machine soon fail."""
+
+
+@dataclass(slots=True)
+class Needs:
+    """What was looked at, and what is wrong with it."""
+
+    disk: dict[str, int] = field(default_factory=dict)
+    """Bytes: what checkpoints and cached latents take, and what is free."""
+    machine: dict[str, Any] = field(default_factory=dict)
+    """The GPUs by name, and bytes: what a process holds, and what is free for it."""
+    hub: list[dict[str, Any]] = field(default_factory=list)
+    """What is named by a repository: the field, the name, the state, bytes to download."""
+    credentials: dict[str, bool] = field(default_factory=dict)
+    """By name, whether those that the run may need are there."""
+    remarks: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def writable(self, folder: Path, what: str) -> None:
+        try:
+            require_writable(folder, what=what)
+        except UserError as error:
+            self.problems.append(str(error))
+
+    def lines(self) -> Iterator[str]:
+        disk, machine = self.disk, self.machine
+        if "checkpoint" in disk:
+            kept = disk["checkpoints_kept"] * disk["checkpoint"]
+            sizes = f"checkpoints {format_bytes(disk['checkpoint'])} each, at most {format_bytes(kept)} at once"
+            yield titled("disk", f"{sizes}; free: {format_bytes(disk['free'])}")
+        if "latent_cache" in disk:
+            free = format_bytes(disk["latent_cache_free"])
+            yield titled("", f"latents of a pass {format_bytes(disk['latent_cache'])}; free: {free}")
+        if machine:
+            gpus = ", ".join(machine["gpus"]) or "no GPU"
+            needed = f"a process holds {format_bytes(machine['needed'])} before activations"
+            yield titled("machine", f"{gpus}; {needed}; free: {format_bytes(machine['free'])}")
+        for place in self.hub:
+            there = f", {format_bytes(place['bytes'])} to download" if "bytes" in place else ""
+            yield titled("hub", f"{place['name']} is {place['state']}{there} ({place['field']})")
+        if self.credentials:
+            said = (f"{name} {'is set' if there else 'is not set'}" for name, there in self.credentials.items())
+            yield titled("credentials", ", ".join(said))
+
+
+def look_at_files(tree: Any, variables: Mapping[Keys, str] | None = None) -> Needs:
+    """Everything that the run names, before anything is built."""
+    needs = Needs()
+    needs.problems += [f"{problem.path}: {problem.message}" for problem in check_files(tree, variables=variables)]
+    needs.writable(Path(tempfile.gettempdir()), "the folder for temporary files ")
+    cache = getattr(tree.dataloader_train, "latent_cache", "")
+    if cache:
+        needs.writable(Path(cache), "the latent cache ")
+    look_at_hub(needs, tree)
+    if tree.job.wandb_mode == "online":
+        needs.credentials["WANDB_API_KEY"] = bool(os.environ.get("WANDB_API_KEY")) or has_wandb_login()
+    return needs
+
+
+def look_at_hub(needs: Needs, tree: Any) -> None:
+    """What is to be had from the hub. Why something is not, the problems of the files say."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import HTTPError
+
+    from worldsmith.models.hub import TOKEN, MissingPartError, ask_hub, has_token
+
+    for name, hub, patterns in names_on_hub(tree):
+        fact: dict[str, Any] = {"field": name, "name": str(hub), "state": "not to be had"}
+        if cached(hub, patterns) is not None:
+            fact["state"] = "in the cache"
+        elif not any(f"{hub}: {LOOKED}" in problem for problem in needs.problems):
+            with suppress(HTTPError, OSError, MissingPartError):  # not asked for where a run goes on without it
+                fact |= {"bytes": ask_hub(hub, patterns).bytes, "state": "on the hub"}
+        needs.hub.append(fact)
+    if not needs.hub:
+        return
+    needs.credentials[TOKEN] = has_token()
+    wanted = sum(fact.get("bytes", 0) for fact in needs.hub)
+    if any(fact["state"] == "on the hub" for fact in needs.hub):
+        home = Path(constants.HF_HUB_CACHE)
+        needs.writable(home, "the Hugging Face cache ")
+        free = shutil.disk_usage(nearest_folder(home)).free
+        needs.disk |= {"download": wanted, "download_free": free}
+        if wanted > free:
+            needs.problems.append(
+                f"{format_bytes(wanted)} are to be downloaded, and the disk of the Hugging Face cache {home} has "
+                f"{format_bytes(free)} free. Make room, or set HF_HOME to a folder on another disk"
+            )
+
+
+def names_on_hub(tree: Any) -> Iterator[tuple[str, HubName, Sequence[str]]]:
+    """(field, repository, the files that are needed) of the model's parts that are named so and are no folder here."""
+    start = tree.initial_weights()
+    named: list[tuple[str, str, Sequence[str]]] = [] if start is None else [(start.field, start.path, WEIGHTS)]
+    named += tree.model.config.named_folders()
+    for name, value, patterns in named:
+        hub = None if is_local(value) else hub_name(value)
+        if hub is not None:
+            yield name, hub, patterns
+
+
+def look_at_machine(needs: Needs, tree: Any, model: Model, degrees: Degrees, ranks: int) -> None:
+    """What the run writes and holds, against what is free."""
+    import torch
+
+    folder, world = nearest_folder(run_path(tree.job)), World(device=present_device())
+    build_optimizer(tree, model.network)  # which chooses what is trained
+    needs.disk |= {
+        "checkpoint": checkpoint_size(tree, model, ranks),
+        "checkpoints_kept": kept_checkpoints(tree),
+        "free": shutil.disk_usage(folder).free,
+    }
+    try:
+        needs.remarks += check_space(tree, model, ranks, folder)
+    except UserError as error:
+        needs.problems.append(str(error))
+    states = state_bytes(table_of(model), tree, degrees)
+    needs.machine = {
+        "gpus": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
+        "needed": states.total,
+        "free": free_memory(world.device),
+    }
+    lack = lack_of_memory(states, world, min(ranks, local_size()))
+    if lack is not None:  # outside a launch, this may be another machine than the one that trains
+        told = needs.problems if "WORLD_SIZE" in os.environ else needs.remarks
+        told.append(f"on this machine the run does not fit into memory: {lack}")
+    needs.remarks += device_remarks(ranks)
+    if needs.machine["gpus"] and ranks > 1 and (shared := shared_memory()) < LEAST_SHARED:
+        needs.remarks.append(
+            f"{SHARED_MEMORY} has {format_bytes(shared)}, in which NCCL's processes soon fail (bus error, no space "
+            "left on device): start the container with --ipc=host, or a larger --shm-size"
+        )
+
+
+def look_at_latents(needs: Needs, cache: str, needed: int) -> None:
+    """What a pass leaves in the latent cache, against what is free there."""
+    free = shutil.disk_usage(nearest_folder(Path(cache))).free
+    needs.disk |= {"latent_cache": needed, "latent_cache_free": free}
+    if needed > free:
+        needs.remarks.append(
+            f"the latents of a pass take {format_bytes(needed)}, and the disk of {cache} has {format_bytes(free)} "
+            "free: clips whose latents do not fit are encoded each time"
+        )
+
+
+def shared_memory() -> int:
+    return shutil.disk_usage(SHARED_MEMORY).total if SHARED_MEMORY.is_dir() else 0

@@ -1,0 +1,16 @@
+"""`worldsmith dataset`: writes or shows a dataset. `worldsmith/demo/` adds the synthetic ones."""
+
+from worldsmith.actions.registry import Command
+
+COMMANDS = {
+    "dataset": Command(
+        "make a dataset, or look at one",
+        {
+            "import": "worldsmith.tools.datasets.import_clips:ImportClips",
+            "videophy2": "worldsmith.tools.datasets.videophy2:PrepareVideoPhy2",
+            "preview": "worldsmith.tools.datasets.preview_chats:PreviewChats",
+            "annotate-fps": "worldsmith.tools.datasets.annotate_fps:AnnotateFps",
+        },
+        by="word",
+    ),
+}

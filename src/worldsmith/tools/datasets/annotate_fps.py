@@ -1,0 +1,230 @@
+"""`worldsmith dataset annotate-fps SOURCE --out NEW`: a copy of the records, with the rate of each video's stream."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, ClassVar
+
+from worldsmith import __version__
+from worldsmith.actions.action import Action, Result, share_done
+from worldsmith.config.errors import UserError
+from worldsmith.data.conversations.datasets.chat_file import ChatFile, Entry
+from worldsmith.data.conversations.datasets.llava import TURNS, WRAPPERS, LlavaDataset
+from worldsmith.data.conversations.datasets.messages import MessagesDataset
+from worldsmith.data.conversations.media.frames_and_sizes import rates_differ
+from worldsmith.data.data_report import EXAMPLES
+from worldsmith.data.json_records import read_lines, records_in
+from worldsmith.data.stream.errors import SampleError
+from worldsmith.data.video_file import VideoInfo, examine
+from worldsmith.files.atomic import write_text
+
+PROVENANCE = ".provenance.json"
+FPS, ORIGIN = "video_fps", "video_fps_from"
+STREAM = "stream"
+"""The origin of a rate that was read from the file."""
+READERS = 8
+
+
+class AnnotateFps(Action):
+    """Writes a new file of conversations, in which each record with a video has its stream's rate as `video_fps`.
+
+    The source (annotations.json in any of its shapes, or messages.jsonl) is only read, and an existing file is never
+    replaced. Rates that are stated already stay; those that are more than 1 % off are listed. Beside the new file,
+    NEW.provenance.json says what it was made from.
+    """
+
+    places: ClassVar[tuple[str, ...]] = ("source",)
+
+    class Config(Action.Config):
+        source: str
+        """The file of records, or its folder."""
+        out: str
+        """The new file; nothing may be there."""
+        media_root: str = ""
+        """Folder to which media paths are relative; "" = that of the source."""
+        replace: bool = False
+        """Also give a new rate to records whose rate is more than 1 % off that of the stream."""
+
+    config: Config
+
+    def dataset(self) -> ChatFile:
+        """Raises UserError for a source of another kind, DataError for one that cannot be read."""
+        config = self.config
+        kind = next((kind for kind in (LlavaDataset, MessagesDataset) if kind.is_at(Path(config.source))), None)
+        if kind is None:
+            names = f"{LlavaDataset.file_name} or {MessagesDataset.file_name}"
+            raise UserError(f"{config.source}: expected conversations ({names}), the file or its folder")
+        dataset: ChatFile = kind.Config(path=config.source, media_root=config.media_root).build()
+        return dataset
+
+    def check_out(self, dataset: ChatFile) -> Path:
+        out = Path(self.config.out)
+        for path in (out, provenance(out)):
+            if os.path.lexists(path):
+                raise UserError(f"{path} exists, and is not replaced: give another --out, or remove it")
+        if not out.parent.is_dir():
+            raise UserError(f"{out}: there is no folder {out.parent}")
+        suffix = Path(dataset.file_name).suffix
+        if out.suffix != suffix:
+            raise UserError(f"{out}: the name of such a file must end in {suffix}")
+        return out
+
+    def plan(self) -> Iterator[str]:
+        dataset = self.dataset()
+        out = self.check_out(dataset)
+        videos = sum(entry.shows_video for entry in dataset.entries)
+        yield f"{dataset.name}: {dataset.num_records} records, {videos} with a video; would write {out}"
+
+    def run(self) -> Result:
+        dataset = self.dataset()
+        out = self.check_out(dataset)
+        before = dataset.file.read_bytes()
+        done = annotate(dataset, replace=self.config.replace, shown=share_done("reading rates"))
+        facts = self.facts(dataset, done, before, out)
+        write_text(out, done.text)
+        write_text(provenance(out), json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
+        return Result(list(self.lines(dataset, done, out)), facts)
+
+    def facts(self, dataset: ChatFile, done: Annotated, before: bytes, out: Path) -> dict[str, Any]:
+        counts = {name: value for name, value in asdict(done).items() if name != "text"}
+        return {
+            "made_by": f"worldsmith {__version__} dataset annotate-fps",
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "source": {"path": str(dataset.file.absolute()), "sha256": hashlib.sha256(before).hexdigest()},
+            "result": {"path": str(out.absolute()), "sha256": hashlib.sha256(done.text.encode()).hexdigest()},
+            "media_root": str(dataset.media_root.absolute()),
+            "records": dataset.num_records,
+            **counts,
+        }
+
+    def lines(self, dataset: ChatFile, done: Annotated, out: Path) -> Iterator[str]:
+        yield f"{out}: {dataset.num_records} records, video_fps added to {done.added}, replaced in {done.replaced}"
+        said = (f"{done.stated} stated one already", f"{done.without_video} have no video")
+        yield f"  {', '.join([*said, f'{done.not_records} cannot be used by a run and are copied as they are'])}"
+        for name, what in (
+            (
+                "disagrees",
+                "stated rates are more than 1 % off" + ("" if self.config.replace else " and stay; see --replace"),
+            ),
+            ("unreadable", "got no rate"),
+            ("uneven", "have unevenly spaced frames: their average rate makes the times told to a model even"),
+        ):
+            found = getattr(done, name)
+            if found:
+                yield f"  {len(found)} {what}"
+                yield from (f"    record {one['index']} ({one['key']}): {one['detail']}" for one in found[:EXAMPLES])
+        if out.parent.resolve() != dataset.media_root.resolve():
+            yield f"  media paths are relative to {dataset.media_root}: the new file needs it as media_root"
+
+
+def provenance(out: Path) -> Path:
+    return out.with_name(out.name + PROVENANCE)
+
+
+@dataclass(slots=True)
+class Annotated:
+    """A copy of a file of records. The lists have number (`index`), `key` and `detail` of records."""
+
+    text: str = ""
+    added: int = 0
+    stated: int = 0
+    """Records that stated a rate, which was left as it is."""
+    replaced: int = 0
+    without_video: int = 0
+    not_records: int = 0
+    """What no run can use, and was copied as it is."""
+    disagrees: list[dict[str, Any]] = field(default_factory=list)
+    """Stated rates that the streams do not have."""
+    unreadable: list[dict[str, Any]] = field(default_factory=list)
+    """Videos that cannot be read, or have different rates in one record: nothing was added."""
+    uneven: list[dict[str, Any]] = field(default_factory=list)
+    """Unevenly spaced frames, whose average rate was added: a model is then told even times."""
+
+
+def annotate(dataset: ChatFile, *, replace: bool, shown: Callable[[int, int], None] | None = None) -> Annotated:
+    """The records of a data set with `video_fps`, and with `video_fps_from` where it was added.
+
+    A stated rate that disagrees with the stream stays unless `replace`. `shown` is called with (done, all).
+    """
+    dataset.open_media()
+    done = Annotated(not_records=dataset.num_records - len(dataset.entries))
+    changed: dict[int, dict[str, Any]] = {}
+    with ThreadPoolExecutor(READERS) as pool:
+        looks = pool.map(lambda entry: rate_of(dataset, entry), dataset.entries)
+        for number, (entry, found) in enumerate(zip(dataset.entries, looks), start=1):
+            record = entry.record if isinstance(entry.record, dict) else {"messages": entry.record}
+            rate = choose_rate(done, entry, record, found, replace=replace)
+            if rate is not None:
+                changed[entry.number] = {**record, FPS: rate, ORIGIN: STREAM}
+            if shown is not None:
+                shown(number, len(dataset.entries))
+    done.text = rewritten(dataset, changed)
+    return done
+
+
+def rate_of(dataset: ChatFile, entry: Entry) -> list[VideoInfo] | str:
+    """What the streams of a record say, or why they cannot be read."""
+    sources = [part.source for turn in dataset.parse(entry.record) for part in turn.parts if part.kind == "video"]
+    try:
+        return [examine(str(source))[1] for source in sources]
+    except SampleError as error:
+        return str(error)
+
+
+def choose_rate(
+    done: Annotated, entry: Entry, record: dict[str, Any], found: Sequence[VideoInfo] | str, *, replace: bool
+) -> float | None:
+    """The rate that a record is given, if any; counts why."""
+    known: dict[str, Any] = {"index": entry.number, "key": entry.key}
+    stated = record.get(FPS)
+    if not entry.shows_video:
+        done.without_video += 1
+        return None
+    rates = [info.fps for info in found if isinstance(info, VideoInfo)]
+    if isinstance(found, str) or rates_differ(min(rates), max(rates)):
+        why = found if isinstance(found, str) else f"its videos have different rates: {', '.join(map(str, rates))}"
+        done.unreadable.append({**known, "detail": why})
+        done.stated += stated is not None
+        return None
+    if stated is not None:
+        other = rates_differ(stated, rates[0])
+        if other:
+            done.disagrees.append({**known, "detail": f"states {stated:g}, the stream has {rates[0]:g}"})
+        done.stated += not (other and replace)
+        done.replaced += other and replace
+        if not (other and replace):
+            return None
+    else:
+        done.added += 1
+    if any(info.variable_rate for info in found if isinstance(info, VideoInfo)):
+        done.uneven.append({**known, "detail": f"its frames are unevenly spaced, {rates[0]:g} a second on average"})
+    return rates[0]
+
+
+def rewritten(dataset: ChatFile, changed: dict[int, dict[str, Any]]) -> str:
+    """The file with these records in place of the old ones; all else as it is."""
+    if not isinstance(dataset, LlavaDataset):
+        lines = [line.decode(errors="surrogateescape").rstrip("\r\n") for _, line in read_lines(dataset.file)]
+        return "".join((written(changed[n]) if n in changed else line) + "\n" for n, line in enumerate(lines))
+    container = json.loads(dataset.file.read_bytes())
+    records = records_in(container, WRAPPERS, TURNS)
+    for number, record in changed.items():
+        records[number] = record
+    return written(records[0] if isinstance(container, dict) and TURNS in container else container, indent=1) + "\n"
+
+
+def written(value: Any, indent: int | None = None) -> str:
+    """JSON with its letters as they are, where they are letters."""
+    text = json.dumps(value, ensure_ascii=False, indent=indent)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return json.dumps(value, indent=indent)
+    return text

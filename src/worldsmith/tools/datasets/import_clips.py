@@ -1,0 +1,164 @@
+"""`worldsmith dataset import SOURCE -o OUT`: clips and captions as people have them become a data set."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, field
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from worldsmith.actions.action import Action, Result, share_done
+from worldsmith.actions.model_action import PositiveFactor
+from worldsmith.config import wrong
+from worldsmith.config.declare.ranges import Count, Range
+from worldsmith.data.clips.video_dataset import VideoDataset
+from worldsmith.data.imports.found import Choices
+from worldsmith.data.imports.importer import LEFT_OUT, NAME, THRESHOLD, Cut, Import, gather, write_import
+from worldsmith.data.imports.layouts import CHOICES, LAYOUTS, find_layout
+from worldsmith.data.stream.errors import DataError
+
+SHOWN = 3
+"""Examples of each reason why something is left out."""
+
+
+class ImportClips(Action):
+    """Turns clips and captions into a data set that training reads, and leaves the clips where they are.
+
+    Layouts of SOURCE:
+      sidecar   videos or images, each with a .txt or .json of the same name
+      lines     prompts.txt and videos.txt
+      table     metadata.csv or metadata.jsonl, also Hugging Face's videofolder and imagefolder
+      captions  captions/NAME/ and videos/NAME.mp4
+      lerobot   LeRobot v2.0, v2.1, v3.0
+
+    Splits: clips in folders `train`, `val` (or `validation`, `valid`, `dev`) and `test` of SOURCE become OUT/train,
+    OUT/val and OUT/test; all other clips become OUT/train. To validate on some clips, move them into SOURCE/val.
+
+    Every clip is opened; skipped clips are counted and listed.
+    """
+
+    places: ClassVar[tuple[str, ...]] = ("source",)
+    aliases = {"-o": "out", "--output": "out"}
+
+    class Config(Action.Config):
+        source: str
+        """Folder of the clips, or the .csv or .jsonl file that lists them."""
+        out: str
+        """Folder of the data set."""
+        layout: Literal["auto", "sidecar", "lines", "table", "captions", "sat_shards", "lerobot"] = "auto"
+        """How the source is laid out; auto: found out, and said."""
+        caption: str | None = None
+        """Caption of clips that have none; null: they are left out."""
+        cut: Literal["none", "scenes"] = "none"
+        """scenes: a window ends where the picture changes at once, found with PySceneDetect."""
+        scene_threshold: PositiveFactor = THRESHOLD
+        """How much of a change begins a new scene."""
+        window_frames: Count | None = None
+        """Length of a window; null: all of a clip, or of a scene."""
+        window_seconds: PositiveFactor | None = None
+        """The same by time, at the frame rate of each clip."""
+        overlap: Annotated[float, Range(ge=0, lt=1)] = 0.0
+        """Part of a window that the next one repeats."""
+        min_frames: Count = 1
+        """Windows with fewer frames are left out; training has a limit of its own."""
+        camera: list[str] = field(default_factory=list)
+        """Video key of a LeRobot dataset; the flag may be repeated. None: all but those of depth."""
+        path_column: str | None = None
+        """Column of the paths in a table; null: file_name, path, video or another usual one."""
+        caption_column: str | None = None
+        """Column of the captions in a table; null: caption_json, and caption, text or prompt."""
+        force: bool = False
+        """Replace a data set that an earlier import has made."""
+        _alternatives: ClassVar = (("window_frames", "window_seconds"),)
+
+        def check(self) -> None:
+            if self.caption is not None and not self.caption.strip():
+                raise wrong(self, "caption", why="it is blank", remedy="give a text, or leave it out")
+            if self.overlap and self.window_frames is None and self.window_seconds is None:
+                raise wrong(self, "overlap", why="there are no windows to overlap", remedy="set window_frames")
+            if self.scene_threshold != THRESHOLD and self.cut != "scenes":
+                raise wrong(self, "scene_threshold", why="no scenes are looked for", remedy="set cut to scenes")
+
+    config: Config
+
+    def plan(self) -> Iterator[str]:
+        layout, why, made = self.gather()
+        yield from self.describe(layout, why, made)
+        yield f"would write {self.config.out}"
+
+    def run(self) -> Result:
+        config, out = self.config, Path(self.config.out)
+        if (out / "dataset.json").exists() and not config.force:
+            raise FileExistsError(f"{out} holds a data set already; give another folder, or --force to replace it")
+        layout, why, made = self.gather()
+        settings = {name: value for name, value in asdict(config).items() if name not in ("out", "layout", "force")}
+        header = {"dataset": "import", "format_version": 1, "layout": layout, "settings": settings}
+        write_import(made, out, header, force=config.force)
+        lines = [*self.describe(layout, why, made), *self.next_steps(layout, made)]
+        return Result(lines, {"folder": str(out), "layout": layout, "why": why, **made.facts()})
+
+    def gather(self) -> tuple[str, str, Import]:
+        """(layout, why it is that one, what is to be written). Raises DataError when there is no clip to keep."""
+        config = self.config
+        source, out = Path(os.path.realpath(config.source)), Path(os.path.realpath(config.out))
+        if not source.exists():
+            raise FileNotFoundError(f"{config.source} does not exist")
+        if out.is_relative_to(source):
+            raise ValueError(f"{config.out} lies in the source {config.source}; give a folder outside of it")
+        layout, why = find_layout(source, config.layout)
+        for name in ("camera", "path_column", "caption_column"):
+            if getattr(config, name) and name not in CHOICES.get(layout, ()):
+                raise ValueError(f"--{name.replace('_', '-')} means nothing to the layout {layout} ({why})")
+        found = LAYOUTS[layout].read(source, Choices(config.camera, config.path_column, config.caption_column))
+        lengths = config.window_frames, config.window_seconds, config.overlap, config.min_frames
+        cut = Cut(config.cut == "scenes", config.scene_threshold, *lengths)
+        folder = source if source.is_dir() else source.parent
+        made = gather(folder, found, out, cut, caption=config.caption, progress=share_done("import"))
+        if not made.records:
+            raise DataError("\n".join([f"{config.source}: no clip can be used", *self.left_out(made)]))
+        return layout, why, made
+
+    def describe(self, layout: str, why: str, made: Import) -> Iterator[str]:
+        yield f"layout: {layout} ({why})"
+        yield from made.remarks
+        for split, records in made.records.items():
+            windows = sum(len(record["t2w_windows"]) for record in records)
+            what = f"{counted(len(records), 'clip')}, {counted(windows, 'window')}"
+            yield f"{split}: {what} in {Path(self.config.out, split, NAME)}"
+        lengths = made.lengths
+        yield f"windows have {lengths[0]} to {lengths[-1]} frames, {lengths[len(lengths) // 2]} in the middle"
+        yield "frames a second: " + ", ".join(
+            f"{rate} ({counted(count, 'file')})" for rate, count in made.rates.items()
+        )
+        if made.constant_captions:
+            yield f"caption given for those without: {counted(made.constant_captions, 'clip')}"
+        yield from self.left_out(made)
+
+    def left_out(self, made: Import) -> Iterator[str]:
+        yield "left out: " + (", ".join(f"{reason} {count}" for reason, count in made.reasons.items()) or "nothing")
+        for reason in made.reasons:
+            for rejection in [r for r in made.left_out if r.reason == reason][:SHOWN]:
+                yield f"  {rejection.key}: {reason}: {rejection.detail}"
+
+    def next_steps(self, layout: str, made: Import) -> Iterator[str]:
+        """What training needs to be told of this data set."""
+        limits = VideoDataset.Config()
+        if made.longest > limits.max_duration:
+            yield (
+                f"the longest file has {made.longest:.1f} s; training leaves files over {limits.max_duration:g} s out "
+                f"unless it is told -- dataloader_train.dataset.max_duration={made.longest + 1:.0f}"
+            )
+        if made.left_out:
+            yield f"what is left out is listed in {Path(self.config.out, LEFT_OUT)}"
+        if "train" in made.records:
+            yield f"read all of it as training does: worldsmith check {self.config.out}"
+            yield f"train on it: export DATASET_PATH={self.config.out}"
+        if "val" in made.records:
+            yield f"validate on it: export VAL_DATASET_PATH={Path(self.config.out, 'val')}"
+        elif layout not in ("lerobot", "sat_shards"):
+            yield "no validation data: move some clips into a folder `val` of the source and import again with --force"
+
+
+def counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"

@@ -1,0 +1,208 @@
+"""`worldsmith dataset preview MODEL`: conversations as a model gets them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+from PIL import Image
+
+from worldsmith.actions.action import Action, ColoredLine, Result
+from worldsmith.config import UserError, wrong
+from worldsmith.config.declare.ranges import Count, NotNegative
+from worldsmith.config.load import load
+from worldsmith.config.write.values import escape_controls
+from worldsmith.data.conversations.chat_loader import ChatLoader
+from worldsmith.data.conversations.chat_processor import IGNORED, ChatProcessor, ChatSample
+from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
+from worldsmith.data.conversations.datasets.manifest import ManifestDataset
+from worldsmith.data.stream.errors import SampleError
+from worldsmith.models.model_files import local_folder
+
+if TYPE_CHECKING:
+    from worldsmith.data.conversations.media.media_processor import MediaProcessor
+
+KINDS: tuple[Literal["text", "image", "video"], ...] = ("text", "image", "video")
+SUPERVISED, PLACEHOLDER, PLAIN = "\x1b[1;32m", "\x1b[2;36m", "\x1b[0m"
+
+
+class PreviewChats(Action):
+    """Shows conversations as a model gets them: tokens, which of them are supervised, and frames as they are scaled.
+
+    What is supervised is green, or stands in [[ ]] where there are no colours. --dataset names the kind:
+    ManifestDataset (VideoPhy-2), LlavaDataset, MessagesDataset or LlavaOneVision; --dataset.path its file or folder.
+    With --run in place of a model, all of this is what the run trains on.
+    """
+
+    places: ClassVar[tuple[str, ...]] = ("model",)
+
+    class Config(Action.Config):
+        model: str | None = None
+        """Folder with the tokenizer, the chat template and the preprocessor files, or a hub repository's org/name."""
+        run: str | None = None
+        """A reasoner's recipe, its TOML or YAML file, or a run folder, in place of model, dataset and processor."""
+        dataset: ChatDataset.Config = field(default_factory=ManifestDataset.Config)
+        """The data set."""
+        processor: ChatProcessor.Config = field(default_factory=ChatProcessor.Config)
+        """How conversations become tokens and patches."""
+        first: NotNegative = 0
+        """Number of the first conversation that is shown."""
+        count: Count = 3
+        """How many are shown."""
+        frames: Count = 8
+        """At most so many frames of a video are shown."""
+        out: str | None = None
+        """Folder for the frames as PNG files; null: they are shown in the terminal, if it has colours."""
+
+        def check(self) -> None:
+            if (self.model is None) == (self.run is None):
+                raise wrong(self, "model", "run", why="one of them says what is shown", remedy="set exactly one")
+            for name, default in (("dataset", ManifestDataset.Config()), ("processor", ChatProcessor.Config())):
+                if self.run is not None and getattr(self, name) != default:
+                    raise wrong(self, "run", why=f"the run has a {name} of its own", remedy=f"leave {name} out")
+
+    config: Config
+
+    def sources(self) -> tuple[ChatDataset, ChatProcessor]:
+        """Raises UserError for a run that is no reasoner's."""
+        config = self.config
+        if config.run is None:
+            folder = local_folder(str(config.model), file_patterns=("*.json", "*.jinja", "*.txt"), field="model")
+            return config.dataset.build(), config.processor.build(folder=folder)
+        tree = load(config.run).tree
+        loader = tree.dataloader_train
+        if not isinstance(loader, ChatLoader.Config):
+            raise UserError(f"{config.run} trains on clips with captions, not on conversations; its dry run shows one")
+        return loader.dataset.build(), loader.processor.build(folder=tree.model.config.build(device="meta").folder)
+
+    def run(self) -> Result:
+        config = self.config
+        dataset, processor = self.sources()
+        reasons = Counter(rejection.reason for rejection in dataset.rejections)
+        left_out = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items())) or "none"
+        lines = [f"{dataset.name}: {dataset.num_records} records; left out: {left_out}"]
+        lines += [f"  {rejection.key}: {rejection.reason}: {rejection.detail}" for rejection in dataset.rejections[:3]]
+        shown = [
+            self.show(dataset, processor, index, lines)
+            for index in range(config.first, min(config.first + config.count, len(dataset)))
+        ]
+        return Result(lines, {"records": dataset.num_records, "left_out": dict(reasons), "samples": shown})
+
+    def show(self, dataset: Any, processor: ChatProcessor, index: int, lines: list[str]) -> dict[str, Any]:
+        """Adds the lines of a conversation; returns the same as plain data."""
+        key = dataset.place(index)[0]
+        try:
+            sample = processor.encode(dataset.turns(index), key=key)
+        except SampleError as error:
+            lines += ["", f"{key}: left out: {error}"]
+            return {"key": key, "left_out": error.reason, "detail": error.detail}
+        found = stretches(sample, processor.tokenizer)
+        lines += ["", f"{key}: {sample.num_tokens} tokens, {sample.num_supervised} supervised"]
+        lines.append(ColoredLine(written(found, colour=has_colours()).rstrip("\n")))
+        media = list(self.show_media(sample, processor, lines))
+        facts = {"key": key, "tokens": sample.num_tokens, "supervised": sample.num_supervised}
+        return {**facts, "text": [asdict(stretch) for stretch in found], "media": media}
+
+    def show_media(self, sample: Any, processor: ChatProcessor, lines: list[str]) -> Iterator[dict[str, Any]]:
+        if processor.media is None:
+            return
+        for number, (kind, frames) in enumerate(pictures(sample, processor.media)):
+            count, _, height, width = frames.shape
+            fact: dict[str, Any] = {"kind": kind, "frames": count, "height": height, "width": width}
+            line = f"{kind}: {width}×{height} px" + (f", {count} frames" if kind == "video" else "")
+            sheet = contact_sheet(frames, self.config.frames)
+            if self.config.out is not None:
+                name = re.sub(r"[^\w.-]+", "_", sample.key)
+                file = Path(self.config.out, f"{name}_{number}.png")
+                file.parent.mkdir(parents=True, exist_ok=True)
+                sheet.save(file)
+                fact["file"] = str(file)
+                line += f", {file}"
+            lines.append(line)
+            if self.config.out is None and has_colours():
+                lines += map(ColoredLine, in_terminal(sheet, shutil.get_terminal_size().columns))
+            yield fact
+
+
+def has_colours() -> bool:
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Tokens that follow each other and are alike."""
+
+    text: str
+    tokens: int
+    supervised: bool
+    kind: Literal["text", "image", "video"]
+    """Text, or placeholders of an image or a video, of which `text` shows one."""
+
+
+def stretches(sample: ChatSample, tokenizer: Any) -> list[Stretch]:
+    """The sample's tokens, in order."""
+    columns = zip(sample.input_ids.tolist(), sample.labels.tolist(), sample.token_types.tolist())
+    found = []
+    for (supervised, kind), group in groupby(columns, key=lambda column: (column[1] != IGNORED, column[2])):
+        ids = [token for token, _, _ in group]
+        text = tokenizer.decode(ids[:1] if kind else ids, clean_up_tokenization_spaces=False)
+        found.append(Stretch(text, len(ids), supervised, KINDS[kind]))
+    return found
+
+
+def written(found: list[Stretch], *, colour: bool) -> str:
+    """For people: what is supervised is green, or stands in [[ ]] without colour."""
+    before, after = (SUPERVISED, PLAIN) if colour else ("[[", "]]")
+    dim, plain = (PLACEHOLDER, PLAIN) if colour else ("", "")
+    texts = []
+    for stretch in found:
+        text = escape_controls(stretch.text)
+        if stretch.kind != "text":
+            texts.append(f"{dim}{text}×{stretch.tokens}{plain}")
+        else:
+            texts.append(f"{before}{text}{after}" if stretch.supervised else text)
+    return "".join(texts)
+
+
+def pictures(sample: ChatSample, media: MediaProcessor) -> Iterator[tuple[str, np.ndarray]]:
+    """("image" or "video", uint8 [T, H, W, 3]) of all that the sample shows."""
+    from worldsmith.data.conversations.media.pixels import unpatchify
+
+    sides = media.images
+    for kind, patches, grids in (
+        ("image", sample.image_patches, sample.image_grids),
+        ("video", sample.video_patches, sample.video_grids),
+    ):
+        if patches is None or grids is None:
+            continue
+        start = 0
+        for grid in grids.tolist():
+            rows = patches[start : start + int(np.prod(grid))].numpy()
+            start += len(rows)
+            frames = unpatchify(rows, grid, patch=sides.patch, merge=sides.merge, temporal=sides.temporal)
+            yield kind, frames[:1] if kind == "image" else frames
+
+
+def contact_sheet(frames: np.ndarray, most: int) -> Image.Image:
+    """At most `most` of the frames [T, 3, H, W], evenly chosen, beside each other."""
+    chosen = np.linspace(0, len(frames) - 1, min(most, len(frames))).round().astype(int)
+    return Image.fromarray(np.concatenate(list(frames[chosen].transpose(0, 2, 3, 1)), axis=1))
+
+
+def in_terminal(picture: Image.Image, columns: int) -> Iterator[str]:
+    """Lines for a terminal with 24-bit colours: each character shows two pixels, one above the other."""
+    width = min(columns, picture.width)
+    height = max(2, round(picture.height * width / picture.width / 2) * 2)
+    pixels = np.asarray(picture.resize((width, height), Image.Resampling.BOX))
+    for upper, lower in zip(pixels[::2], pixels[1::2]):
+        cells = (f"\x1b[38;2;{a};{b};{c}m\x1b[48;2;{d};{e};{f}m▀" for (a, b, c), (d, e, f) in zip(upper, lower))
+        yield "".join(cells) + PLAIN

@@ -1,0 +1,299 @@
+"""`worldsmith dataset videophy2 OUT_ROOT`: downloads VideoPhy-2 into the layout that `ManifestDataset` reads."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from worldsmith.actions.action import Action, Result, share_done
+from worldsmith.config.declare.ranges import Count, NotNegative
+from worldsmith.data.stream.errors import DataError, SampleError
+from worldsmith.files.atomic import write_text
+from worldsmith.files.download import download
+from worldsmith.files.errors import UserError
+from worldsmith.files.json_file import read_json_object
+
+TABLES = {"train": "videophy2_training.csv", "test": "videophy2_test.csv"}
+FOLDERS = {"train": "videophy2_train", "test": "videophy2_val"}
+SETTINGS, TABLE, FAILED = "settings.json", "table.csv", "failed.jsonl"
+JUDGE = "You watch videos closely and judge them fairly. "
+SCALE = """Give a whole number:
+1 = {none}
+2 = {little}
+3 = {partly}
+4 = {mostly}
+5 = {fully}
+
+Answer with [one number from 1 to 5] and nothing else. An answer looks like this:
+2"""
+PHYSICS = (
+    JUDGE
+    + """Decide how well this video keeps to physical common sense.
+
+Look at:
+- **Objects**: solid things keep their shape and size; liquids flow, spread and settle.
+- **Motion and forces**: what is not held falls, what moves keeps moving until something slows it, weight shows.
+- **Contacts**: things do not pass through each other; a hit has an effect that fits its force.
+- **Lasting**: nothing appears, vanishes or turns into something else without a cause.
+
+"""
+    + SCALE.format(
+        none="physical sense is broken nearly everywhere",
+        little="much of it is broken, little holds",
+        partly="some of it holds, with clear mistakes",
+        mostly="it holds, with slight mistakes",
+        fully="it holds throughout",
+    )
+)
+MEANING = (
+    JUDGE
+    + "Decide how well this video shows what its caption says: the things, what they do, and in which order.\n\n"
+    + SCALE.format(
+        none="it shows something else",
+        little="little of the caption is seen",
+        partly="some of it is seen, important parts are not",
+        mostly="nearly all of it is seen",
+        fully="all of it is seen",
+    )
+)
+BOTH = (
+    JUDGE
+    + "Does this video show what its caption says, and does it keep to physical common sense in doing so? Answer yes "
+    "if it does both, otherwise no. Write the one word and nothing else."
+)
+PROMPTS = {"pc": PHYSICS, "sa": MEANING, "joint": BOTH}
+"""Prompts by the column of the score: physical common sense, semantic adherence, both."""
+JOINT = {"1": "yes", "0": "no", "1.0": "yes", "0.0": "no", "true": "yes", "false": "no", "yes": "yes", "no": "no"}
+
+
+class PrepareVideoPhy2(Action):
+    """Downloads VideoPhy-2 and writes its questions and scores, as videophy2_train and videophy2_val.
+
+    The published test split becomes videophy2_val. Run it again to go on where it stopped: clips that are there are not
+    downloaded anew. Rows whose clip or score cannot be had are left out and listed in failed.jsonl. The questions are
+    Worldsmith's own words: scores of models that were asked otherwise are not comparable.
+    """
+
+    places: ClassVar[tuple[str, ...]] = ("out_root",)
+
+    class Config(Action.Config):
+        out_root: str
+        """Folder for both splits."""
+        split: Literal["train", "test", "both"] = "both"
+        """Which of them; test becomes videophy2_val."""
+        score_field: Literal["pc", "sa", "joint"] = "pc"
+        """The score: physical common sense, semantic adherence (1 to 5), or both as yes or no."""
+        include_caption: bool = False
+        """End the question with the clip's caption; sa and joint need it."""
+        caption_field: str = "upsampled_caption"
+        """Column of the caption; where it is empty, `caption`."""
+        limit: NotNegative = 0
+        """Only so many rows, from the first on; 0 = all."""
+        hf_train_repo: str = "videophysics/videophy2_train"
+        """Repository of the training table."""
+        hf_test_repo: str = "videophysics/videophy2_test"
+        """Repository of the test table."""
+        media_field_name: str = "video_0"
+        """What a conversation calls its video."""
+        workers: Count = 16
+        """Downloads at a time."""
+
+        def check(self) -> None:
+            for split in self.splits():
+                self.wanted(split).check()
+
+        def splits(self) -> list[Literal["train", "test"]]:
+            return ["train", "test"] if self.split == "both" else [self.split]
+
+        def wanted(self, split: Literal["train", "test"]) -> Wanted:
+            repo = self.hf_train_repo if split == "train" else self.hf_test_repo
+            caption = self.caption_field if self.include_caption else ""
+            return Wanted(repo, self.score_field, caption, self.media_field_name)
+
+    config: Config
+
+    def plan(self) -> Iterator[str]:
+        rows = f"the first {self.config.limit} rows" if self.config.limit else "all rows"
+        for split in self.config.splits():
+            folder = Path(self.config.out_root, FOLDERS[split])
+            yield f"videophy2: {rows} of {self.config.wanted(split).repo} with their clips, in {folder}"
+
+    def run(self) -> Result:
+        config, lines = self.config, []
+        facts: dict[str, dict[str, Any]] = {}
+        for split in config.splits():
+            made = prepare(
+                Path(config.out_root),
+                split,
+                config.wanted(split),
+                endpoint=os.environ.get("HF_ENDPOINT") or "https://huggingface.co",
+                limit=config.limit,
+                workers=config.workers,
+                progress=share_done(f"videophy2 {split}"),
+            )
+            left_out = f"; {len(made.failed)} rows left out, see {made.folder / 'failed.jsonl'}" if made.failed else ""
+            lines.append(f"videophy2: {made.records} records, {made.downloaded} clips new, in {made.folder}{left_out}")
+            facts[split] = {**asdict(made), "folder": str(made.folder)}
+        return Result(lines, facts, code=0 if all(fact["records"] for fact in facts.values()) else 1)
+
+
+def prepare(
+    out_root: Path,
+    split: Literal["train", "test"],
+    wanted: Wanted,
+    *,
+    endpoint: str,
+    limit: int = 0,
+    workers: int = 16,
+    progress: Callable[[int, int], None] | None = None,
+    pause: float = 1.0,
+) -> Made:
+    """Downloads the missing clips of a split, and writes conversations and the manifest. Can be repeated.
+
+    Rows without an available clip or score are skipped and listed in `failed.jsonl`.
+
+    Raises:
+        DataError: The folder was written with other settings.
+        UserError: The table cannot be downloaded.
+    """
+    wanted.check()
+    folder = out_root / FOLDERS[split]
+    record_settings(folder, wanted)
+    table = folder / TABLE
+    if not table.exists():
+        download(f"{endpoint}/datasets/{wanted.repo}/resolve/main/{TABLES[split]}", table, pause=pause)
+    rows = list(enumerate(read_table(table, wanted), start=1))[: limit or None]
+    before = {number for number, _ in rows if media_file(folder, number).exists()}
+
+    def make(numbered: tuple[int, dict[str, str]]) -> dict[str, str] | None:
+        number, row = numbered
+        try:
+            text = json.dumps(conversation(row, wanted), ensure_ascii=False, indent=1)
+            if number not in before:
+                download(row["video_url"].strip(), media_file(folder, number), pause=pause)
+            write_text(folder / "text" / f"{record_id(number)}.json", text)
+        except (SampleError, UserError) as error:
+            return {"id": record_id(number), "url": row["video_url"], "error": str(error)}
+        return None
+
+    (folder / "text").mkdir(parents=True, exist_ok=True)
+    failed: list[dict[str, str]] = []
+    with ThreadPoolExecutor(workers) as pool:
+        for done, failure in enumerate(pool.map(make, rows), start=1):
+            failed += [failure] if failure else []
+            if progress:
+                progress(done, len(rows))
+    bad = {failure["id"] for failure in failed}
+    records = [manifest_record(number) for number, _ in rows if record_id(number) not in bad]
+    write_text(folder / FAILED, "".join(json.dumps(failure) + "\n" for failure in failed))
+    write_text(folder / "meta.json", json.dumps(records, indent=1))
+    downloaded = sum(record_id(number) not in bad and number not in before for number, _ in rows)
+    return Made(folder, len(records), downloaded, failed)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Settings of the conversations of a split. A folder contains conversations of one choice of settings."""
+
+    repo: str
+    score_field: Literal["pc", "sa", "joint"]
+    caption_field: str
+    """Column of the caption at the end of the question; "" = no caption."""
+    media_name: str
+
+    def check(self) -> None:
+        """Raises ValueError if the question is about a caption that it does not contain."""
+        if self.score_field != "pc" and not self.caption_field:
+            raise ValueError(
+                f"score_field '{self.score_field}' is about the caption, which the question lacks; set include_caption"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A prepared split."""
+
+    folder: Path
+    records: int
+    downloaded: int
+    failed: list[dict[str, str]]
+
+
+def record_settings(folder: Path, wanted: Wanted) -> None:
+    """Writes the settings into the folder. Raises DataError if it has other settings."""
+    digest = hashlib.sha256(PROMPTS[wanted.score_field].encode()).hexdigest()[:16]
+    settings = {**asdict(wanted), "prompt": digest}
+    if (folder / SETTINGS).exists():
+        before = read_json_object(folder / SETTINGS)
+        changed = [
+            f"{key} {before.get(key)!r} -> {settings[key]!r}" for key in settings if before.get(key) != settings[key]
+        ]
+        if changed:
+            raise DataError(f"{folder} was made with other settings ({', '.join(changed)}); give another --out_root")
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / SETTINGS, json.dumps(settings, indent=1))
+
+
+def read_table(table: Path, wanted: Wanted) -> Iterator[dict[str, str]]:
+    """Yields the rows. Bytes that are not UTF-8 are replaced. Raises DataError if the table lacks a column."""
+    reader = csv.DictReader(io.StringIO(table.read_bytes().decode("utf-8", "replace"), newline=""))
+    needed = ["video_url", wanted.score_field, *([wanted.caption_field] if wanted.caption_field else [])]
+    missing = [column for column in needed if column not in (reader.fieldnames or [])]
+    if missing:
+        raise DataError(f"{table} lacks the column {', '.join(missing)}; it has {', '.join(reader.fieldnames or [])}")
+    for row in reader:
+        yield {key: value or "" for key, value in row.items() if isinstance(key, str)}
+
+
+def conversation(row: dict[str, str], wanted: Wanted) -> dict[str, object]:
+    """Returns question and answer of a row. Raises SampleError if it lacks the score or the caption."""
+    caption = ""
+    if wanted.caption_field:
+        caption = row[wanted.caption_field].strip() or row.get("caption", "").strip()
+        if not caption:
+            raise SampleError("no_caption", f"column {wanted.caption_field} is empty")
+    question = [
+        {"type": "video", "video": wanted.media_name},
+        {"type": "text", "text": prompt_text(wanted.score_field, caption)},
+    ]
+    said = [{"type": "text", "text": answer_text(wanted.score_field, row[wanted.score_field])}]
+    return {"conversations": [{"role": "user", "content": question}, {"role": "assistant", "content": said}]}
+
+
+def prompt_text(score_field: str, caption: str) -> str:
+    """Returns the text of the question; `caption`: "" = none."""
+    return PROMPTS[score_field] + (f"\n\nCaption: {caption}" if caption else "")
+
+
+def answer_text(score_field: str, value: str) -> str:
+    """Returns the answer for a score: a digit from 1 to 5, or yes or no. Raises SampleError for other values."""
+    value = value.strip().lower()
+    if score_field == "joint":
+        found = JOINT.get(value)
+    else:
+        found = next((digit for digit in "12345" if value in (digit, f"{digit}.0")), None)
+    if found is None:
+        raise SampleError("bad_score", f"column {score_field} holds {value!r:.40}")
+    return found
+
+
+def record_id(number: int) -> str:
+    return f"conversation_{number:04d}"
+
+
+def media_file(folder: Path, number: int) -> Path:
+    return folder / "media" / f"video_{number:04d}.mp4"
+
+
+def manifest_record(number: int) -> dict[str, str]:
+    media = f"media/{media_file(Path(), number).name}"
+    return {"id": record_id(number), "media": media, "conversation": f"text/{record_id(number)}.json"}

@@ -1,0 +1,151 @@
+"""`worldsmith encode`: fills the latent cache of a run before the run.
+
+Every sample is encoded once, to the same bits as the run itself would. Several processes, of this command or of others,
+may fill one cache.
+
+Exit codes: 0 done, 1 a process was killed, 2 a mistake of the user.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from worldsmith.actions.action import Result, share_done
+from worldsmith.actions.run_action import RunAction
+from worldsmith.actions.shares import do_shares
+from worldsmith.config.declare.ranges import Count
+from worldsmith.config.errors import UserError
+from worldsmith.distributed.world import World, launched_as, take_device
+from worldsmith.files.writable import require_writable
+from worldsmith.monitor.short_text import format_duration
+from worldsmith.tasks.registry import task_of
+
+if TYPE_CHECKING:
+    from worldsmith.models.model import Model
+    from worldsmith.tasks.task import Task
+
+
+@dataclass(slots=True)
+class Encoded:
+    """What a process has done; numbers of samples."""
+
+    encoded: int = 0
+    found: int = 0
+    """Which the cache had, or which another process encoded meanwhile."""
+    left_out: int = 0
+
+
+class Encode(RunAction):
+    """Encode the clips of a run ahead of it, into dataloader_train.latent_cache: the run then only reads latents. The
+    same command goes on where it was ended; `worldsmith launch … encode …` shares the work among its processes."""
+
+    class Config(RunAction.Config):
+        processes: Count = 1
+        """processes here that share the work"""
+        passes: Count = 1
+        """passes, where each draws other frames or windows"""
+
+    config: Config
+
+    def run(self) -> Result:
+        """Raises UserError for a run that keeps no latents, and when some cannot be written."""
+        rank, size, local_rank = launched_as()
+        self.print_warnings()
+        if rank:  # the first process logs the warnings
+            logging.getLogger().setLevel(logging.ERROR)
+        self.check()
+        start, count, here = time.monotonic(), self.config.processes, f"process {rank} of {size}: " if size > 1 else ""
+        if size > 1 and count > 1:
+            raise UserError(f"the launch has {size} processes, which share the work: leave --processes out")
+        show, total, last = share_done(f"{here}encoding"), self.total(rank, size), 0
+
+        def shown(done: int) -> None:
+            nonlocal last
+            if rank == 0 and done > last:
+                show(done, total)
+            last = done
+
+        if count > 1:
+            shares = do_shares(self.encode_share, count, shown)
+        else:
+            shares = [self.encode_share(rank, size, shown, local_rank=local_rank)]
+        done = Encoded(*(sum(column) for column in zip(*(asdict(share).values() for share in shares))))
+        folders = ", ".join(dict.fromkeys(str(task.require_cache()) for task in self.tasks(World()).values()))
+        said = (
+            f"{here}{done.encoded} samples encoded, {done.found} were there, {done.left_out} left out; "
+            f"{format_duration(time.monotonic() - start)}; the cache is {folders}"
+        )
+        return Result([said], {**asdict(done), "processes": size * count, "cache": folders})
+
+    def check(self) -> None:
+        """Raises UserError for a run that keeps nothing, or cannot."""
+        for task in self.tasks(World()).values():
+            require_writable(task.require_cache(), what="the latent cache ")
+
+    def total(self, rank: int = 0, size: int = 1) -> int:
+        """Samples of a share."""
+        loaders = [task.loader(dry=True) for task in self.tasks(World()).values()]
+        return sum(len(range(rank, self.config.passes * len(loader.dataset), size)) for loader in loaders)
+
+    def tasks(self, world: World) -> dict[str, Task]:
+        """That of the training data and, if the run validates on data that are kept, of these."""
+        tree = self.tree
+        model: Model = tree.model.config.build(device="meta")
+        model.device = device_of(world)  # the encoder goes there; the network stays without memory
+        splits = ["train", *["val"] * bool(tree.trainer.run_validation and tree.dataloader_val)]
+        make = task_of(tree.model.name)
+        found = {
+            split: make(
+                model=model,
+                objective=tree.objective,
+                data=make.complete(getattr(tree, f"dataloader_{split}")),
+                world=world,
+                split="val" if split == "val" else "train",
+            )
+            for split in splits
+        }
+        return {name: task for name, task in found.items() if name == "train" or task.data.latent_cache}
+
+    def encode_share(
+        self, rank: int, size: int, shown: Callable[[int], None], *, local_rank: int | None = None
+    ) -> Encoded:
+        """Every `size`-th sample of the stream, from number `rank` on; `shown` is called with how many are done."""
+        import torch
+
+        torch.set_num_threads(self.tree.trainer.cpu_threads or max(1, torch.get_num_threads() // self.config.processes))
+        place = rank if local_rank is None else local_rank
+        done, before = Encoded(), 0
+        for task in self.tasks(World(rank=rank, size=size, local_rank=place, device=take_device(place))).values():
+            loader, count = task.loader(), 0
+            task.clips_first()
+            share = range(rank, self.config.passes * len(loader.dataset), size)
+            for sample in loader.first_samples(self.config.passes):
+                if task.encode_ahead(sample):
+                    done.encoded += 1
+                else:
+                    done.found += 1
+                count += 1
+                shown(before + share.index(sample.position) + 1)
+                require_written(task)
+            task.read_captions()
+            require_written(task)
+            done.left_out += len(share) - count
+            before += len(share)
+            shown(before)
+        return done
+
+
+def require_written(task: Task) -> None:
+    """Raises UserError when something could not be kept."""
+    if lost := task.counts().get("cache_unwritten"):
+        raise UserError(f"{lost} encoded samples cannot be written to {task.require_cache()}: make room")
+
+
+def device_of(world: World) -> Any:
+    import torch
+
+    return torch.device(world.device)

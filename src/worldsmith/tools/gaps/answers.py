@@ -1,0 +1,274 @@
+"""Answers of an evaluation, the annotations that they answer, and the comparison with the ground truth."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+from worldsmith.config.errors import UserError
+from worldsmith.data.conversations.datasets.chat_dataset import record_name, unique
+from worldsmith.evaluation.answers.choices import LETTERS, parse_letter, parse_yes_no
+from worldsmith.evaluation.answers.reading import normalize
+from worldsmith.files.places import find, is_remote, join, local, read_bytes
+from worldsmith.monitor.lineage import Lineage, read_lineage, record_of
+
+RESULTS = "results.json"
+WRAPPERS = ("annotations", "data", "samples", "items")
+KINDS = ("video", "videos", "image", "images")
+Mode = Literal["exact", "normalized", "yes_no", "letter"]
+ErrorType = Literal["FP", "FN", "wrong", "unparsed", "missing", "format"]
+FAILED = ("prep_error", "gen_error")
+"""What the status of a row is that has no answer."""
+
+
+class Answer(NamedTuple):
+    """One answer of an evaluation: the file, the number of the row in it, from 0, and the row."""
+
+    file: str
+    number: int
+    row: Mapping[str, Any]
+
+
+@dataclass
+class Evaluation:
+    """The results below a folder or URL. Several results.json are an error unless `merge` is set."""
+
+    folder: str
+    merge: bool = False
+
+    @cached_property
+    def files(self) -> list[str]:
+        """The results. Raises UserError for none, and for several without `merge`."""
+        files = find(self.folder, RESULTS)
+        if not files:
+            raise UserError(f"{self.folder}: there is no {RESULTS} below it; `worldsmith evaluate` writes one")
+        if len(files) > 1 and not self.merge:
+            listing = "".join(f"\n  {file}" for file in files)
+            raise UserError(
+                f"{self.folder} has {len(files)} {RESULTS}; give one as --results-dir, or --merge them:{listing}"
+            )
+        return files
+
+    @cached_property
+    def answers(self) -> list[Answer]:
+        """All answers. An id that several rows of a file have is removed from them."""
+        found = []
+        for file in self.files:
+            rows = read_rows(file)
+            ids = Counter(str(row.get("id")) for row in rows)
+            found += [
+                Answer(file, number, {k: v for k, v in row.items() if k != "id" or ids[str(v)] == 1})
+                for number, row in enumerate(rows)
+            ]
+        return found
+
+    @cached_property
+    def records(self) -> list[Lineage]:
+        """The lineage records of the evaluations."""
+        places = [record_of(local(file).resolve()) for file in self.files if not is_remote(file)]
+        return [read_lineage(place) for place in places if place is not None]
+
+    def find_annotations(self, place: str | None, media: str | None) -> Annotations:
+        """Reads the annotations at `place`, or those that the evaluation has recorded.
+
+        Args:
+            place: Path or URL of the annotations; None: as recorded.
+            media: Folder of the media; None: as recorded, or else the folder of the annotations.
+
+        Raises:
+            UserError: No annotations are named, or the recorded ones have changed since.
+        """
+        recorded = {
+            record.locate(e): (record, e) for record in self.records for e in record.inputs if e["role"] == "dataset"
+        }
+        roots = {root for record in self.records if (root := media_root(record))} if place is None else set()
+        if place is None:
+            if len(recorded) != 1:
+                known = "; ".join(map(str, recorded)) or "the evaluation has not recorded any"
+                raise UserError(f"--kpi-ann-path: which annotations were asked? Give their file ({known})")
+            ((path, (record, entry)),) = recorded.items()
+            problem = record.change(entry, path)
+            if problem is not None:
+                raise UserError(
+                    f"{path} {problem}: it is not what was asked; give it as --kpi-ann-path if that is meant"
+                )
+            place = str(path)
+        root = media or (roots.pop() if len(roots) == 1 else "")
+        return Annotations(place, root or (place.rpartition("/")[0] if is_remote(place) else str(local(place).parent)))
+
+
+class Annotations:
+    """What a file of records holds: a list, one in an object, a single record, or one a line."""
+
+    def __init__(self, place: str, media_root: str) -> None:
+        """Raises UserError for a file that holds none."""
+        self.place, self.media_root = place, media_root
+        self.by_key: dict[str, Mapping[str, Any]] = {}
+        self.by_name: dict[str, list[str]] = {}
+        seen: dict[str, int] = {}
+        for number, record in enumerate(read_records(place)):
+            if not isinstance(record, Mapping):
+                continue
+            name = record_name(record) or f"{place.rpartition('/')[2]}[{number}]"
+            key = unique(name, seen)
+            self.by_key[key] = record
+            self.by_name.setdefault(name, []).append(key)
+
+    def key_of(self, row: Mapping[str, Any]) -> str | None:
+        """The record that a row answers; None where there is none.
+
+        One that shares its name with others is found by the row's own id, else by its question. Raises ValueError where
+        that leaves several that show something else.
+        """
+        name = str(row.get("video_id") or row.get("id"))
+        if row.get("id") in self.by_key:
+            return str(row["id"])
+        keys = self.by_name.get(name, [])
+        asked = [key for key in keys if same_question(self.by_key[key], str(row.get("question", "")))]
+        keys = asked or keys
+        if len({json.dumps(self.media(key)) for key in keys}) > 1:
+            raise ValueError(f"{len(keys)} records of {self.place} are called '{name}' and show different files")
+        return keys[0] if keys else None
+
+    def media(self, key: str) -> list[str]:
+        """The files that a record shows, below the media root."""
+        record = self.by_key[key]
+        listed = [path for kind in KINDS for path in as_list(record.get(kind))]
+        return [join(self.media_root, path) for path in listed if isinstance(path, str)]
+
+    def with_places(self, key: str) -> dict[str, Any]:
+        """A record that is complete wherever it is put: its files are named by their whole paths."""
+        record = dict(self.by_key[key])
+        for kind in KINDS:
+            value = record.get(kind)
+            if isinstance(value, str):
+                record[kind] = join(self.media_root, value)
+            elif isinstance(value, list):
+                record[kind] = [join(self.media_root, path) if isinstance(path, str) else path for path in value]
+        return record
+
+
+def as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def same_question(record: Mapping[str, Any], question: str) -> bool:
+    """Whether a user's turn of a record asks this, placeholders of media apart."""
+    turns = record.get("conversations")
+    texts = [str(turn.get("value", "")) for turn in as_list(turns) if isinstance(turn, Mapping)]
+    return bare(question) in map(bare, texts)
+
+
+def bare(text: str) -> str:
+    for tag in ("<video>", "<image>"):
+        text = text.replace(tag, " ")
+    return " ".join(text.split())
+
+
+def read_records(place: str) -> list[Any]:
+    text = read_bytes(place)
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        try:
+            data = [json.loads(line) for line in text.splitlines() if line.strip()]
+        except ValueError:
+            raise UserError(f"{place} is neither JSON nor one JSON object a line: {error}") from None
+    if isinstance(data, Mapping):
+        wrapped = [data[name] for name in WRAPPERS if isinstance(data.get(name), list)]
+        data = wrapped[0] if wrapped else [data]
+    if not isinstance(data, list) or not any(isinstance(record, Mapping) for record in data):
+        raise UserError(f"{place}: expected a list of records, or an object with one under {' or '.join(WRAPPERS)}")
+    return data
+
+
+def read_rows(file: str) -> list[Mapping[str, Any]]:
+    try:
+        rows = json.loads(read_bytes(file))
+    except ValueError as error:
+        raise UserError(f"{file} is not valid JSON: {error}") from None
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise UserError(f"{file}: expected a list of objects, one for each answer")
+    for number, row in enumerate(rows):
+        if "gt" not in row or ("video_id" not in row and "id" not in row):
+            raise UserError(f"{file}: row {number} lacks 'gt', or both 'video_id' and 'id'; found {', '.join(row)}")
+    return rows
+
+
+def name_of(row: Mapping[str, Any]) -> str:
+    """What a row calls the record that it answers: by its own id, else by what several may share."""
+    return str(row.get("id") or row.get("video_id"))
+
+
+def media_root(record: Lineage) -> str:
+    dataset = record.data["settings"].get("dataset")
+    return str(dataset.get("media_root") or "") if isinstance(dataset, Mapping) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """An answer that is not the true one."""
+
+    error_type: ErrorType
+    """FP: yes where no is true; FN: no where yes is; format: the answer is right and was not said as compared."""
+    normalized: str | None
+    """The answer as it was compared; None: there is none, or it could not be read."""
+
+
+def plain(text: str) -> str:
+    """What the exact comparison sees."""
+    return text.lower().strip()
+
+
+def normalized(text: str) -> str:
+    """Without case, punctuation and articles; a text that is nothing but an article is the name of an option."""
+    return normalize(text) or normalize(text, articles=True)
+
+
+READ: Mapping[str, Callable[[str], str | None]] = {
+    "exact": plain,
+    "normalized": normalized,
+    "yes_no": parse_yes_no,
+    "letter": parse_letter,
+}
+"""How a text is read in each mode; None: it cannot be."""
+
+
+def compare(row: Mapping[str, Any], mode: Mode) -> Gap | None:
+    """The gap of a row of results; None where its answer is the true one in this mode.
+
+    Raises ValueError for an answer whose true one the mode cannot read.
+    """
+    said, true = row.get("response"), text_of(row.get("gt"))
+    if said is None or row.get("status") in FAILED:
+        return Gap("missing", None)
+    wanted = READ[mode](true)
+    if wanted is None:
+        raise ValueError(f"its true answer {true!r:.60} cannot be read as {mode}")
+    found = READ[mode](text_of(said))
+    return None if found == wanted else Gap(kind_of(text_of(said), true), found)
+
+
+def kind_of(said: str, true: str) -> ErrorType:
+    """What is wrong with an answer, as it is understood when one is lenient with its form."""
+    word = parse_yes_no(true) if normalized(true) in ("yes", "no") else None
+    letter = parse_letter(true) if len(normalized(true)) == 1 and normalized(true).upper() in LETTERS else None
+    if normalized(said) == normalized(true) and normalized(true):
+        return "format"
+    if word is None and letter is None:
+        return "wrong"
+    found, wanted = (parse_yes_no(said), word) if word else (parse_letter(said), letter)
+    if found is None:
+        return "unparsed"
+    if found == wanted:
+        return "format"
+    return "wrong" if letter else "FP" if found == "yes" else "FN"
+
+
+def text_of(value: Any) -> str:
+    """The text of an answer; numbers and truth values as JSON writes them, None as nothing."""
+    return value if isinstance(value, str) else "" if value is None else json.dumps(value)

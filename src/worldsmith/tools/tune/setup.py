@@ -1,0 +1,168 @@
+"""The setup of a study: its folder, the run that is tuned, the search space, the strategy, and their checks."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from worldsmith.config.errors import ConfigError, UserError
+from worldsmith.config.tree.draft import Loaded
+from worldsmith.config.tree.plain import flatten, to_dict
+from worldsmith.dialects.cosmos_rl.policy import Route, route
+from worldsmith.dialects.cosmos_rl.train.sources import TEST_SIZE
+from worldsmith.distributed.world import require_devices
+from worldsmith.tools.tune.final import FinalData
+from worldsmith.tools.tune.source import Source, processes_of
+from worldsmith.tools.tune.space import Space, as_words
+from worldsmith.tools.tune.strategy import Strategy
+from worldsmith.tools.tune.trial_run import visible_devices
+from worldsmith.training.run_folder import given_root
+
+LOSSES = ("loss", "perplexity", "error")
+"""Parts of the names of metrics that are better when they are smaller."""
+
+
+@dataclass
+class StudySetup:
+    """What the settings of `Tune` stand for. Its properties raise ConfigError or UserError for wrong settings."""
+
+    config: Any
+    """`Tune.Config`."""
+
+    @cached_property
+    def folder(self) -> Path:
+        """The folder of the study. Raises UserError if nothing names one."""
+        if self.config.out:
+            return Path(self.config.out)
+        folder = self.given.output_folder()
+        if not folder:
+            raise UserError("no folder for the study: expected -o DIR, found none. Give it, or results_dir in a spec")
+        return (given_root() or Path()) / os.path.expanduser(folder) / "tune"
+
+    @cached_property
+    def route(self) -> Route:
+        """Whether the settings are searched at all. Raises UserError for an unknown policy."""
+        config = self.config
+        schemas = Path(config.schemas) if config.schemas else None
+        return route("train", config.words, request=config.request, folder=schemas)
+
+    @cached_property
+    def given(self) -> Source:
+        """The source as the command names it."""
+        return Source(self.config.source, self.route.words, self.config.parent_run)
+
+    @cached_property
+    def source(self) -> Source:
+        """The source of the runs; those of a search are new runs. Raises ConfigError or UserError."""
+        return self.given.with_parent_found().as_new_run() if self.route.search else self.given
+
+    @cached_property
+    def base(self) -> Loaded:
+        """The run as it is. Raises ConfigError."""
+        return self.source.load()
+
+    @cached_property
+    def processes(self) -> int:
+        """Processes of each trial, as far as a search changes no parallel degree."""
+        return processes_of(self.base.tree)
+
+    @cached_property
+    def space(self) -> Space:
+        config = self.config
+        return Space(self.base.tree, config.search, keep=config.keep, marked=config.marked, spec=self.source.spec)
+
+    @cached_property
+    def direction(self) -> Literal["min", "max"]:
+        """Whether smaller or larger values of the metric are better. Raises UserError if its name does not show it."""
+        if self.config.direction is not None:
+            return self.config.direction
+        if any(part in self.config.metric.rpartition("/")[2].lower() for part in LOSSES):
+            return "min"
+        raise UserError(f"--metric {self.config.metric}: is less or more of it better? Add --direction min or max")
+
+    @cached_property
+    def strategy(self) -> Strategy:
+        names = ("seed", "sampler", "startup", "pruner", "reduction", "least_validations")
+        settings = {name: getattr(self.config, name) for name in names}
+        return Strategy(self.direction, most=self.validations({}), **settings)
+
+    def validations(self, settings: Mapping[str, Any]) -> int:
+        """How often a run with these settings validates."""
+        loop = (self.source.load(as_words(settings)) if settings else self.base).tree.trainer
+        return int(-(-loop.max_iter // loop.validation_iter))
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """The settings by which a folder is recognized as that of this study, as plain data."""
+        names = ("metric", "evaluate", "sampler", "startup", "pruner", "reduction", "least_validations", "seed")
+        run = {path: value for path, value in flatten(to_dict(self.base.tree)).items() if not path.startswith("job.")}
+        return {
+            **{name: getattr(self.config, name) for name in names},
+            "direction": self.direction,
+            "search": [str(dimension) for dimension in self.space.dimensions],
+            "run": run,
+        }
+
+    @cached_property
+    def final(self) -> FinalData:
+        config = self.config
+        return FinalData(self.source, config.final_data, config.metric, config.evaluate)
+
+    def refusal(self, settings: Mapping[str, Any]) -> str | None:
+        """The first mistake in the config of the run with these settings; None if it has none."""
+        try:
+            self.source.load(as_words(settings))
+        except ConfigError as error:
+            problem = error.problems[0]
+            return f"{problem.path}: {problem.message}" if problem.path else problem.message
+        return None
+
+    def check(self) -> None:
+        """Raises UserError or ConfigError for settings that do not fit together or to this machine."""
+        config, tree = self.config, self.base.tree
+        if importlib.util.find_spec("optuna") is None:
+            raise UserError("worldsmith tune needs Optuna: pip install 'worldsmith[tune]'")
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        assert self.space.dimensions
+        is_validation = config.metric.startswith(("val/", "val_ema/"))
+        if is_validation and config.evaluate:
+            raise UserError(f"--evaluate goes with a figure of its own, and {config.metric} is one of the validation")
+        if not is_validation and not config.evaluate:
+            raise UserError(
+                f"--metric {config.metric}: a figure of the validation is called val/… or val_ema/…; one of "
+                "`worldsmith evaluate` needs --evaluate, with what it is to measure on"
+            )
+        if is_validation and not (tree.trainer.run_validation and tree.dataloader_val is not None):
+            remedy = "trainer.run_validation=true and dataloader_val"
+            if self.source.is_spec:
+                remedy = f"validation.enable=true, and {TEST_SIZE}=N to hold out N training records"
+            raise UserError(f"--metric {config.metric}: the run does not validate; add {remedy}")
+        if is_validation and config.metric.startswith("val_ema/") and not tree.model.config.ema.enabled:
+            raise UserError(f"--metric {config.metric}: the run keeps no EMA weights (model.config.ema.enabled)")
+        if config.pruner != "none" and not is_validation:
+            raise UserError(f"--pruner {config.pruner} needs a figure of the validation as --metric")
+        if config.pruner != "none" and tree.trainer.validation_iter >= tree.trainer.max_iter:
+            raise UserError(
+                f"--pruner {config.pruner}: a trial validates at its end alone; lower trainer.validation_iter "
+                f"({tree.trainer.validation_iter}) under trainer.max_iter ({tree.trainer.max_iter})"
+            )
+        callbacks = tree.trainer.callbacks.values()
+        if "metrics" not in {type(callback).__qualname__.partition(".")[0].lower() for callback in callbacks}:
+            raise UserError("the run writes no figures: it needs the callback metrics")
+        if self.processes > 1:
+            try:
+                require_devices(self.processes)
+            except ValueError as error:
+                raise UserError(f"each trial: {error}") from None
+        if config.parallel > 1 and 0 < len(visible_devices()) < config.parallel * self.processes:
+            each = f" with {self.processes} processes each" if self.processes > 1 else ""
+            raise UserError(
+                f"--parallel {config.parallel}{each}: this machine has {len(visible_devices())} CUDA devices"
+            )
