@@ -71,15 +71,11 @@ def remarks(tree: Any, environment: Mapping[str, str] = os.environ) -> list[str]
     if isinstance(cycles, list) and cycles and all(type(n) is int for n in cycles) and type(steps) is int:
         total = sum(cycles)
         if total < steps:
-            rate, factor = find(tree, ("optimizer", "lr")), find(tree, ("scheduler", "f_min"))
-            at = "the schedule's last value"
-            if isinstance(rate, (int, float)) and isinstance(factor, list) and isinstance(factor[-1], (int, float)):
-                at = f"learning rate {rate * factor[-1]:g}{'' if rate * factor[-1] else ' and train nothing'}"
-            longer = [*cycles[:-1], cycles[-1] + steps - total]
+            longer = write([*cycles[:-1], cycles[-1] + steps - total], LAUNCH_WORD)
             found.append(
                 f"scheduler.cycle_lengths end after {total} steps, trainer.max_iter is {steps}: the last "
-                f"{steps - total} steps run at {at}. Set scheduler.cycle_lengths={write(longer, LAUNCH_WORD)} for a "
-                "schedule as long as the run"
+                f"{steps - total} steps run at {_last_rate(tree)}. Set scheduler.cycle_lengths={longer} for a schedule "
+                "as long as the run"
             )
     skipped = find(tree, ("checkpoint", "keys_to_skip_loading"))
     start = [find(tree, ("checkpoint", name)) for name in ("load_path", "init")]
@@ -191,6 +187,18 @@ def _endless_warm_up(tree: Any) -> Iterator[str]:
                 "optimizer.lr, and there is no decay"
             )
         begin += length
+
+
+def _last_rate(tree: Any) -> str:
+    """Describes the learning rate after the last cycle."""
+    rate = find(tree, ("optimizer", "lr"))
+    length, warm_up, factor = (
+        values[-1] if isinstance(values := find(tree, ("scheduler", name)), list) and values else None
+        for name in ("cycle_lengths", "warm_up_steps", "f_min")
+    )
+    if not all(isinstance(value, (int, float)) for value in (rate, length, warm_up, factor)) or warm_up >= length:
+        return "the schedule's last value"
+    return f"learning rate {rate * factor:g}" if rate * factor else "learning rate 0 and train nothing"
 
 
 def _world_size(environment: Mapping[str, str]) -> int | None:
