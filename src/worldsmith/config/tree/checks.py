@@ -191,11 +191,13 @@ def _endless_warm_up(tree: Any) -> Iterator[str]:
 
 def _last_rate(tree: Any) -> str:
     """Describes the learning rate after the last cycle."""
+
+    def last_of(name: str) -> Any:
+        values = find(tree, ("scheduler", name))
+        return values[-1] if isinstance(values, list) and values else None
+
     rate = find(tree, ("optimizer", "lr"))
-    length, warm_up, factor = (
-        values[-1] if isinstance(values := find(tree, ("scheduler", name)), list) and values else None
-        for name in ("cycle_lengths", "warm_up_steps", "f_min")
-    )
+    length, warm_up, factor = map(last_of, ("cycle_lengths", "warm_up_steps", "f_min"))
     if not all(isinstance(value, (int, float)) for value in (rate, length, warm_up, factor)) or warm_up >= length:
         return "the schedule's last value"
     return f"learning rate {rate * factor:g}" if rate * factor else "learning rate 0 and train nothing"
