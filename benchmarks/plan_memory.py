@@ -27,7 +27,7 @@ from worldsmith.config.tree.references import resolve
 from worldsmith.distributed.world import World
 from worldsmith.planning.estimate_memory import worst_moment
 from worldsmith.planning.simulation.memory_tracker import MemoryTracker
-from worldsmith.planning.simulation.simulate import measure, simulate
+from worldsmith.planning.simulation.simulate import measure_step, simulate
 from worldsmith.planning.simulation.tracked_run import TrackedRun, as_simulated
 from worldsmith.planning.simulation_inputs import assumed_batches
 from worldsmith.planning.work import StepWork
@@ -70,7 +70,7 @@ def measured(config: Trainer.Config) -> tuple[int, int, int]:
         run.build()
         run.model.draw_weights(0)
         run.tag_weights()
-        work = measure(run, start=time.perf_counter())
+        work = measure_step(run, start=time.perf_counter())
     grown = resident("VmHWM") - before
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         run.step()

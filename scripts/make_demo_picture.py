@@ -12,13 +12,13 @@ from PIL import Image
 
 ROOT = Path(__file__).parents[1]
 SHEET = ROOT / "outputs/train/worldsmith/demo/moving_shapes/evaluation/contact_sheet.png"
-WIDTH = 840
+WIDTH = 1200
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sheet", type=Path, default=SHEET)
-    parser.add_argument("--rows", type=float, default=0.2475, help="the share of the sheet's height that is kept")
+    parser.add_argument("--rows", type=float, default=0.2608, help="the share of the sheet's height that is kept")
     parser.add_argument("--out", type=Path, default=ROOT / "docs/images/demo.png")
     args = parser.parse_args()
     with Image.open(args.sheet) as sheet:

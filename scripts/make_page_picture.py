@@ -20,7 +20,10 @@ ROOT = Path(__file__).parents[1]
 RUN = ROOT / "outputs/train/worldsmith/demo/moving_shapes"
 PICTURES = {
     "run_page.png": ("#samples, #evaluation { display: none }", (1280, 1080)),
-    "run_page_samples.png": ("nav, section:not(#samples), .prompt:nth-of-type(n + 4) { display: none }", (1280, 870)),
+    "run_page_samples.png": (
+        "nav, section:not(#samples), .prompt:nth-of-type(n + 3), video::-webkit-media-controls { display: none }",
+        (1280, 730),
+    ),
 }
 """The style that is added to a run's page for each picture, and the size of the window."""
 COMPARISON = ("run_page_comparison.png", "#samples, #evaluation { display: none }", (1280, 1420))

@@ -100,7 +100,7 @@ def tree(run: Run) -> Any:
 def simulated(run: Run) -> dict[str, Any]:
     """What rank 0 does and holds in a step, without what differs from machine to machine."""
     from worldsmith.planning.plan import quick_plan, run_table
-    from worldsmith.planning.simulation.simulate import measure
+    from worldsmith.planning.simulation.simulate import measure_step
     from worldsmith.planning.simulation.tracked_run import simulated_run
     from worldsmith.planning.simulation_inputs import assumed_batches, task_for, with_published_parts
     from worldsmith.training.state_bytes import checkpoint_bytes
@@ -113,7 +113,7 @@ def simulated(run: Run) -> dict[str, Any]:
         with simulated_run(stated.config, data.batches, ranks=run.ranks) as simulation:
             passes = Passes(simulation.tracker)
             simulation.callbacks["passes"] = passes
-            work = measure(simulation, start=0.0).to_json()
+            work = measure_step(simulation, start=0.0).to_json()
         parameters = list(simulation.model.network.parameters())
         shapes = [(tuple(parameter.shape), parameter.requires_grad) for parameter in parameters]
     del work["seconds"], work["rank"], work["model_flops"]

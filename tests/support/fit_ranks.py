@@ -22,7 +22,7 @@ from worldsmith.distributed.gpus import GIB, Gpu
 from worldsmith.distributed.world import stop_world
 from worldsmith.planning.fitting.evaluate_settings import Fitting
 from worldsmith.planning.simulation.memory_tracker import MemoryTracker
-from worldsmith.planning.simulation.simulate import measure
+from worldsmith.planning.simulation.simulate import measure_step
 from worldsmith.planning.simulation.tracked_run import TrackedRun, as_simulated
 from worldsmith.planning.simulation_inputs import with_published_parts
 from worldsmith.planning.work import StepWork
@@ -51,7 +51,7 @@ def real_peak(recipe: str, words: Sequence[str], setting: Sequence[str]) -> int:
             run.build()
             run.model.draw_weights(0)
             run.tag_weights()
-            return step_peak(measure(run, start=0.0))
+            return step_peak(measure_step(run, start=0.0))
 
 
 def step_peak(work: StepWork) -> int:

@@ -28,7 +28,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from worldsmith.distributed.world import World, stop_world
 from worldsmith.planning.simulation.memory_tracker import MemoryTracker
-from worldsmith.planning.simulation.simulate import measure
+from worldsmith.planning.simulation.simulate import measure_step
 from worldsmith.planning.simulation.tracked_run import TrackedRun, as_simulated, group_names
 from worldsmith.training.parallel import join_world, plan_degrees
 
@@ -47,7 +47,7 @@ def carry_out(case: str, world: World) -> dict[str, Any]:
         run.build()
         run.model.draw_weights(0)
         run.tag_weights()
-        work = measure(run, start=start)
+        work = measure_step(run, start=start)
     with (
         counted_network(world) as carried,
         profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True) as seen,

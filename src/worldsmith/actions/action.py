@@ -29,6 +29,16 @@ class Result:
     """Exit code."""
 
 
+NAMED = 10
+"""Records or clips that are left out, of which a line says why."""
+
+
+def left_out_lines(found: Iterable[str]) -> list[str]:
+    """Lists what is left out, from texts that name each with its reason."""
+    lines = [f"left out {text}" for text in found]
+    return lines[:NAMED] + ([f"left out {len(lines) - NAMED} more"] if len(lines) > NAMED else [])
+
+
 class Action(Configurable, ABC):
     """Its docstring is the command's description, and the docs of its fields are those of the flags.
 

@@ -57,8 +57,6 @@ class Parent:
     """Whether `model` is a folder of adapters alone."""
     processor: Mapping[str, Any] | None = None
     """How the run behind it reads pictures, as its config has it; None where no run is known."""
-    why: str = ""
-    """What chose it, for people."""
 
 
 def find_parent(name: str) -> Parent:
@@ -161,17 +159,17 @@ def follow(folder: Path, choice: str, name: str, seen: tuple[Path, ...] = ()) ->
         record = folder if is_record(folder.name) else record_of(folder)
         return of_result(read_lineage(record or folder), choice, name, seen)
     if is_run(folder):
-        return of_checkpoint(*choose(folder, choice, name))
+        return of_checkpoint(choose(folder, choice, name))
     if choice and (is_model(folder) or (folder / "model").is_dir()):
         raise UserError(f"{PARENT} {name}: only a run has several checkpoints to choose from; {folder} is none")
     if NAME.fullmatch(folder.resolve().name) and (folder / "model").is_dir():
-        return of_checkpoint(folder, "named by its folder")
+        return of_checkpoint(folder)
     if (folder / LINEAGE).is_file():
         return of_result(read_lineage(folder), choice, name, seen)
     if is_adapter(folder):
         return of_adapter(folder, None)
     if is_model(folder):
-        return Parent(folder, why="named by its folder")
+        return Parent(folder)
     inside = [child for child in sorted(folder.iterdir()) if child.is_dir() and (is_model(child) or is_run(child))]
     # A spec's results folder has its runs in results_dir/output_dir/TIME.
     inside = inside or [child for child in folders_below(folder, RESULT_DEPTH) if is_run(child)]
@@ -192,8 +190,8 @@ def is_model(folder: Path) -> bool:
     return any((folder / name).is_file() for name in MODEL_FILES)
 
 
-def choose(run: Path, choice: str, name: str) -> tuple[Path, str]:
-    """The checkpoint of a run that is meant, and why."""
+def choose(run: Path, choice: str, name: str) -> Path:
+    """The checkpoint of a run that is meant."""
     parent = run / "checkpoints"
     found = [folder for folder in checkpoint_folders(parent) if (folder / MANIFEST).is_file()]
     if not found:
@@ -208,19 +206,19 @@ def choose(run: Path, choice: str, name: str) -> tuple[Path, str]:
     if choice == "best":
         if best is None:
             raise refusal("the run knows none as its best (checkpoint.keep_best)")
-        return best, "the best by its validation"
+        return best
     if choice == "last":
-        return last, "the last"
+        return last
     if choice:
         wanted = parent / folder_name(int(choice.removeprefix("iter=")))
         if wanted not in found:
             raise refusal("it has no complete checkpoint of that step")
-        return wanted, "chosen by its step"
+        return wanted
     if best is not None and best != last:
         raise refusal("the run's best checkpoint is not its last; add :best or :last, or name a step")
     if not is_finished(run, last):
         raise refusal("the run is not finished; name the checkpoint that is meant")
-    return last, "the last of a finished run"
+    return last
 
 
 def remark(folder: Path, best: Path | None, last: Path) -> str:
@@ -237,13 +235,13 @@ def is_finished(run: Path, last: Path) -> bool:
     return isinstance(steps, int) and folder_iteration(last) >= steps
 
 
-def of_checkpoint(folder: Path, why: str) -> Parent:
+def of_checkpoint(folder: Path) -> Parent:
     """A run's checkpoint. The base of one that holds trained weights only is where its config says, unless it moved."""
     if not is_partial(folder) or (file := record_of(folder.resolve())) is None:
-        return Parent(folder, why=why)
+        return Parent(folder)
     record = read_lineage(file)
     moved = [place for place in of_role(record, "base") if str(place) not in [e["path"] for e in record.inputs]]
-    return Parent(folder, base=str(moved[0].resolve()) if moved else None, why=why)
+    return Parent(folder, base=str(moved[0].resolve()) if moved else None)
 
 
 def of_result(record: Lineage, choice: str, name: str, seen: tuple[Path, ...]) -> Parent:
@@ -258,7 +256,7 @@ def of_result(record: Lineage, choice: str, name: str, seen: tuple[Path, ...]) -
             raise UserError(f"{PARENT} {name}: {place} {problem}: its {record.action} wrote {entry['fingerprint']}")
         made.append(place)
     if folder.resolve() in [place.resolve() for place in made]:
-        return of_adapter(folder, record) if is_adapter(folder) else Parent(folder, why="a result of its own")
+        return of_adapter(folder, record) if is_adapter(folder) else Parent(folder)
     if made:
         return follow(one_of(made, f"{PARENT} {name}", "name one"), choice, name, seen)
     if choice:
@@ -268,7 +266,7 @@ def of_result(record: Lineage, choice: str, name: str, seen: tuple[Path, ...]) -
     adapters, models = of_role(record, "adapter"), of_role(record, "model")
     if adapters:
         base = [*of_role(record, "base"), *models]
-        return Parent(adapters[0], base=str(base[0]) if base else None, is_adapter=True, why="adapters")
+        return Parent(adapters[0], base=str(base[0]) if base else None, is_adapter=True)
     if not models:
         raise UserError(f"{PARENT} {name}: {folder} was made by {record.action}, which read no model")
     return follow(one_of(models, f"{PARENT} {name}", "name one"), "", name, seen)
@@ -281,7 +279,7 @@ def of_adapter(folder: Path, record: Lineage | None) -> Parent:
     base = str(bases[0]) if bases else about.get("base_model") or base_of_adapter(folder)
     if not base:
         raise UserError(f"{folder} holds adapters and does not say to which weights they belong; give --model BASE too")
-    return Parent(folder, base=base, is_adapter=True, why="adapters")
+    return Parent(folder, base=base, is_adapter=True)
 
 
 def of_role(record: Lineage, role: str) -> list[Path]:

@@ -23,15 +23,17 @@ from worldsmith.config.declare.ranges import Count
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.write.convert import convert, write_new
-from worldsmith.distributed.gpus import Gpu, find_gpu
+from worldsmith.distributed.gpus import Gpu, find_gpu, word_of_device
+from worldsmith.distributed.world import present_device
 from worldsmith.monitor.terminal_text import WIDTH, print_message, terminal_width
 from worldsmith.planning.plan import Plan, QuickPlan, least_ranks, make_plan, quick_plan
-from worldsmith.planning.text import plan_lines, quick_lines
+from worldsmith.planning.text import line, memory_lines, plan_lines, quick_lines, time_lines
 from worldsmith.training.parallel import plan_degrees
 
 if TYPE_CHECKING:
     from worldsmith.config.tree.degrees import Degrees
     from worldsmith.planning.fitting.evaluate_settings import Clock
+    from worldsmith.training.trainer import Trainer
 
 BUDGET = 55.0
 """Seconds of processor time that a search may take: with starting the command about a minute."""
@@ -124,7 +126,7 @@ class PlanRun(RunAction):
         if not self.config.quick:
             return self.exact.to_json()
         known = {"run": self.name, "family": self.tree.model.name, "gpus": self.ranks, "degrees": asdict(self.degrees)}
-        return {**known, "gpu": asdict(self.gpu), "quick": self.quick.to_json()}
+        return {**known, "gpu": asdict(self.gpu), "quick": asdict(self.quick)}
 
     def lines(self) -> Iterator[str]:
         yield from quick_lines(self.name, self.quick, self.gpu, self.ranks, self.degrees)
@@ -194,3 +196,29 @@ class Progress:
         """Clears the line of a terminal."""
         if sys.stderr.isatty():
             print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def find_gpu_of_plan(word: str | None) -> Gpu | None:
+    """The GPU that is named, or the one that is here, if any. Raises UserError for a word that names none."""
+    device = present_device()
+    if word is None and device.startswith("cuda"):
+        word = word_of_device(device)
+    return None if word is None else find_gpu(word)
+
+
+def step_plan_lines(config: Trainer.Config, ranks: int, gpu: Gpu | None) -> Iterator[str]:
+    """Memory, what makes it, seconds and hours, from a step without memory, which takes seconds to a minute.
+
+    What goes wrong in it does not keep a run from starting.
+    """
+    if gpu is None:
+        yield "plan         with --gpu h100-80, or another: memory at its worst, whether that fits, seconds and hours"
+        return
+    try:
+        plan = make_plan(config, ranks, gpu)
+    except Exception as error:
+        yield f"note         the step cannot be carried out without memory: {type(error).__name__}: {error}"
+        return
+    yield from line("plan", f"a step without memory on {ranks} × {gpu.name}: {plan.data}")
+    yield from memory_lines(plan)
+    yield from time_lines(plan)

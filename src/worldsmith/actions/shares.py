@@ -1,4 +1,4 @@
-"""Work that is shared among processes of this machine, each of which tells how far it is."""
+"""Divides work among processes of this machine, which report their progress."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class ShareError(RuntimeError):
-    """A process has ended that should not have."""
+    """A process ended before its work was done."""
 
 
 def do_shares(
@@ -72,7 +72,7 @@ def gather(pipes: list[Connection], processes: list[Any], shown: Callable[[int],
 
 
 def share(work: Callable[..., Any], number: int, count: int, pipe: Connection, parent: int) -> None:
-    """What a process does; it ends at once when it is asked to, or left alone."""
+    """Main function of a process; it ends at once on SIGINT or SIGTERM, or when its parent ends."""
     for asked in (signal.SIGINT, signal.SIGTERM):
         signal.signal(asked, signal.SIG_DFL)
     signal_at_parents_end(signal.SIGTERM, parent)

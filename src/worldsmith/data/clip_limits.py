@@ -1,4 +1,4 @@
-"""What no clip can be, said before it is made."""
+"""Limits of a clip, checked before it is generated."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import math
 
 import psutil
 
-LEAST_FPS, MOST_FPS = 0.01, 1000
+MIN_FPS, MAX_FPS = 0.01, 1000
 """Frames per second that a video file can state."""
 
 
 def require_clip(frames: int, height: int, width: int, fps: float) -> None:
-    """Raises ValueError for a rate that is none, and for more RGB bytes than the machine has memory."""
-    if not (math.isfinite(fps) and LEAST_FPS <= fps <= MOST_FPS):
-        raise ValueError(f"fps must be from {LEAST_FPS} to {MOST_FPS}, found {fps}")
+    """Raises ValueError for an invalid frame rate, and for a clip with more RGB bytes than host RAM."""
+    if not (math.isfinite(fps) and MIN_FPS <= fps <= MAX_FPS):
+        raise ValueError(f"fps must be from {MIN_FPS} to {MAX_FPS}, found {fps}")
     needed, memory = 3 * frames * height * width, psutil.virtual_memory().total
     if needed > memory:
         raise ValueError(

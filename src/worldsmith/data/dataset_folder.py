@@ -13,11 +13,11 @@ from worldsmith.files.lines import read_lines
 from worldsmith.files.writable import files_in, require_only
 
 LIST = ".files"
-"""What was written, a path a line: nothing else is removed when the dataset is made anew."""
+"""List of the written files, one path per line; only these are removed when the dataset is written again."""
 
 
 def prepare_folder(out: Path, header: dict[str, Any], contents: Sequence[str], force: bool) -> bool:
-    """Makes `out` ready to be written; False if it holds the complete dataset of this header.
+    """Prepares `out` for writing; returns False if it contains the complete dataset of this header.
 
     `contents` names the files and folders to come; those of an earlier dataset are removed. Raises FileExistsError for
     a dataset with another header (unless `force`) and for a folder with other content.
@@ -47,7 +47,7 @@ def prepare_folder(out: Path, header: dict[str, Any], contents: Sequence[str], f
 
 
 def complete_folder(out: Path, summary: dict[str, Any]) -> None:
-    """Says that everything is written: `summary`, the header among it, becomes dataset.json."""
+    """Marks the dataset as complete: writes `summary`, which includes the header, as dataset.json."""
     written = [name for name in files_in(out) if name not in (LIST, "dataset.partial.json")]
     write_text(out / LIST, "".join(f"{name}\n" for name in written))
     write_json(out / "dataset.json", summary)

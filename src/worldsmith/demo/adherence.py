@@ -44,7 +44,7 @@ class ShapePrompt:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What the detector saw in the video of one prompt; None where it saw no such thing."""
+    """Detected attributes of the video of one prompt; None if an attribute is unclear."""
 
     prompt: ShapePrompt
     colour: str | None
@@ -64,22 +64,22 @@ class Adherence:
 
     @property
     def score(self) -> float:
-        """Share of the prompts whose video is right in all three attributes."""
-        return share(judgement.right for judgement in self.judgements)
+        """Fraction of the prompts whose video is right in all three attributes."""
+        return fraction(judgement.right for judgement in self.judgements)
 
     def by_attribute(self) -> dict[str, float]:
         return {
-            name: share(getattr(judgement, name) == getattr(judgement.prompt, name) for judgement in self.judgements)
+            name: fraction(getattr(judgement, name) == getattr(judgement.prompt, name) for judgement in self.judgements)
             for name in ATTRIBUTES
         }
 
     def by_novelty(self) -> dict[str, tuple[float, int]]:
-        """Score and count apart for combinations that training showed and those that it never showed."""
+        """Score and count by group: combinations that were in the training data, and those that were not."""
         groups = {
             "seen combinations": [j for j in self.judgements if not j.prompt.held_out],
             "held-out combinations": [j for j in self.judgements if j.prompt.held_out],
         }
-        return {name: (share(j.right for j in group), len(group)) for name, group in groups.items() if group}
+        return {name: (fraction(j.right for j in group), len(group)) for name, group in groups.items() if group}
 
     def to_dict(self) -> dict:
         return {
@@ -110,7 +110,7 @@ def load_prompts(path: Path) -> list[ShapePrompt]:
 
 
 def parse_prompt(line: str) -> ShapePrompt:
-    """Raises ValueError or RecursionError for what is no such prompt: what is not known could never be seen."""
+    """Parses a line. Raises ValueError or RecursionError if it is no prompt, or names unknown attributes."""
     record, hints = json.loads(line), get_type_hints(ShapePrompt)
     if not isinstance(record, dict) or any(name not in record for name in hints):
         raise ValueError(f"expected a JSON object with {', '.join(hints)}; found {line[:80]!r}")
@@ -132,13 +132,13 @@ def judge(prompts: Sequence[ShapePrompt], videos: Sequence[np.ndarray]) -> Adher
     return Adherence(judgements)
 
 
-def share(hits: Iterable[bool]) -> float:
+def fraction(hits: Iterable[bool]) -> float:
     values = list(hits)
     return sum(values) / len(values) if values else 0.0
 
 
 class Shapes(SampleMetric):
-    """Compares what the detector of moving shapes sees with the sample's notes (`extra`)."""
+    """Compares the detected attributes of a moving shape with those in the `extra` of the sample."""
 
     outputs = {
         "adherence": Output(

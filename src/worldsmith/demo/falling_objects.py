@@ -69,7 +69,7 @@ class FallingObjects(SyntheticDataset):
     val_clips: int = 120
     num_frames: int = 16
     topics: list[Topic] = field(default_factory=lambda: list(TOPICS))
-    """What annotations.json holds of each clip."""
+    """Topics of the questions in annotations.json."""
 
     def check(self, out: Path | None = None) -> None:
         super().check(out)
@@ -216,7 +216,7 @@ def ask(scene: Scene) -> list[Question]:
 
 
 def describe(scene: Scene) -> str:
-    """One sentence that says what the object is, and all that the questions ask."""
+    """One sentence that describes the object and answers all questions."""
     broken = scene.broken
     side, way = "left" if scene.left else "right", "upwards" if "rises" in broken else "downwards"
     parts = [
@@ -251,7 +251,7 @@ def draw_scenes(dataset: FallingObjects, split: str) -> list[Scene]:
 
 
 def score_conversation(scene: Scene) -> dict[str, Any]:
-    """The request for a score and the score: a bare digit."""
+    """Conversation that asks for the score; the answer is one digit."""
     request = [{"type": "video", "video": "video_0"}, {"type": "text", "text": SCORE_PROMPT}]
     answer = [{"type": "text", "text": str(scene.score)}]
     return {"conversations": [{"role": "user", "content": request}, {"role": "assistant", "content": answer}]}
@@ -280,7 +280,7 @@ def question_and_answer(question: Question) -> tuple[str, str]:
 
 
 def llava_record(index: int, kind: str, turns: list[tuple[str, str]]) -> dict[str, Any]:
-    """One conversation about one clip; the video stands before the first question."""
+    """Record of one conversation about one clip; the video precedes the first question."""
     conversations = []
     for place, (question, answer) in enumerate(turns):
         tag = "<video>\n" if place == 0 else ""

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 RESULT = "adherence.json"
 SETTINGS = ("steps", "guidance", "dynamic_guidance", "shift", "scheduler")
-MEANT = (".safetensors", ".distcp", ".json", ".yaml", ".txt")
-"""Suffixes of the files that make a model what it is; the pointer to a run's latest checkpoint is one of them."""
+MODEL_FILES = (".safetensors", ".distcp", ".json", ".yaml", ".txt")
+"""Suffixes of the files in the fingerprint of a model, such as weights and the pointer to the latest checkpoint."""
 
 
 class MeasureAdherence(VideoAction):
@@ -110,12 +110,12 @@ class MeasureAdherence(VideoAction):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Of sampling, as far as they are said."""
+        """The sampling settings that are given."""
         said = {name: getattr(self.config, name) for name in SETTINGS}
         return {name: value for name, value in said.items() if value is not None}
 
     def known(self) -> dict[str, Any]:
-        """The figures of an earlier command of the same meaning; none if there is no such."""
+        """Metrics of an earlier command with the same signature; empty if there are none."""
         result = Path(self.config.out) / RESULT
         if self.config.force or not result.is_file():
             return {}
@@ -134,13 +134,13 @@ class MeasureAdherence(VideoAction):
         return known if all(file.is_file() for file in made) else {}
 
     def signature(self) -> str:
-        """Changes with prompts, settings, every file of the measured models, and which checkpoint is the latest."""
+        """Fingerprint of the prompts, the settings, every file of the models, and the latest checkpoint."""
         config, out = self.config, Path(self.config.out)
         digest = hashlib.sha256(Path(config.prompts).read_bytes())
         digest.update(repr((config.weights, config.base, sorted(self.settings.items()))).encode())
         for root in (Path(folder) for folder in (config.model, config.untrained) if folder is not None):
             for file in sorted(root.rglob("*")):
-                wanted = file.suffix in MEANT and out not in file.parents
+                wanted = file.suffix in MODEL_FILES and out not in file.parents
                 if wanted and file.is_file():
                     status = file.stat()
                     digest.update(f"{file.relative_to(root)} {status.st_size} {status.st_mtime_ns}\n".encode())
@@ -158,7 +158,7 @@ def legend(models: Iterable[str]) -> str:
 
 
 def title(judgement: Judgement) -> str:
-    """The prompt, and what was detected in the trained model's video."""
+    """Title of a video on the contact sheet: the prompt and the detected attributes."""
     seen = " ".join(getattr(judgement, name) or "?" for name in ("colour", "shape", "direction"))
     verdict = "right" if judgement.right else f"seen: {seen}"
     return f"{judgement.prompt.prompt} [{verdict}{', combination held out' if judgement.prompt.held_out else ''}]"
@@ -176,7 +176,7 @@ def video_name(index: int, prompt: ShapePrompt) -> str:
 
 
 def summary(out: Path, figures: Mapping[str, Any]) -> list[str]:
-    """Where the results are, the figures apart, and the one line that counts."""
+    """Lines that name the files of the results, the scores by group, and the adherence."""
     trained, untrained = figures["trained"], figures.get("untrained")
     apart = [f"{name} {value:.2f}" for name, value in trained["by_attribute"].items()]
     apart += [f"{name} {group['adherence']:.2f} of {group['prompts']}" for name, group in trained["by_novelty"].items()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import ceil, log2
 from typing import TYPE_CHECKING, Any
 
@@ -31,9 +31,6 @@ class Range:
     def middle(self) -> float:
         return (self.fast + self.slow) / 2
 
-    def to_json(self) -> dict[str, float]:
-        return {"fast": self.fast, "slow": self.slow}
-
 
 NOTHING = Range(0.0, 0.0)
 
@@ -58,16 +55,12 @@ HIDDEN = ("dp_shard", "dp_replicate", "world")
 class StepSeconds:
     """Seconds of one optimizer step, the loader's and the launching of kernels not counted."""
 
-    terms: Mapping[str, Range]
-    """matrix products, attention, memory, and what is sent inside a machine and between machines."""
     total: Range
     """Fast: collectives of weights and gradients are hidden behind the computation; slow: none is."""
     bound: str
     """The term that takes longest."""
-
-    def to_json(self) -> dict[str, Any]:
-        terms = {name: term.to_json() for name, term in self.terms.items()}
-        return {"total": self.total.to_json(), "bound": self.bound, "terms": terms}
+    terms: Mapping[str, Range]
+    """matrix products, attention, memory, and what is sent inside a machine and between machines."""
 
 
 def step_seconds(work: StepWork, gpu: Gpu, *, compiled: bool) -> StepSeconds | None:
@@ -94,7 +87,7 @@ def step_seconds(work: StepWork, gpu: Gpu, *, compiled: bool) -> StepSeconds | N
         else:
             waited += seconds
     total = Range(max(computed.fast, hidden.fast), computed.slow + hidden.slow) + waited
-    return StepSeconds(terms, total, max(terms, key=lambda name: terms[name].middle))
+    return StepSeconds(total, max(terms, key=lambda name: terms[name].middle), terms)
 
 
 def over(amount: float, rate: float, kind: str) -> Range:
@@ -157,12 +150,12 @@ class RunTime:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "seconds": self.total.to_json(),
-            "gpu_hours": (self.total * (self.ranks / 3600)).to_json(),
+            "seconds": asdict(self.total),
+            "gpu_hours": asdict(self.total * (self.ranks / 3600)),
             "count": self.count,
-            "steps": self.steps.to_json(),
-            "saves": self.saves.to_json(),
-            "validation": None if self.validation is None else self.validation.to_json(),
+            "steps": asdict(self.steps),
+            "saves": asdict(self.saves),
+            "validation": None if self.validation is None else asdict(self.validation),
         }
 
 

@@ -42,9 +42,6 @@ class QuickPlan:
     kept_checkpoints: int = 1
     """The most that are on the disk at once."""
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def quick_plan(config: Trainer.Config, ranks: int) -> QuickPlan:
     """References of the config are resolved. Raises ValueError for degrees that do not fit so many ranks."""
@@ -117,14 +114,14 @@ class Plan:
             "degrees": asdict(self.degrees),
             "gpu": asdict(self.gpu),
             "data": self.data,
-            "quick": self.quick.to_json(),
+            "quick": asdict(self.quick),
             "memory": self.memory.to_json(),
             "host_memory": self.host.to_json(),
             "disk": self.disk.to_json(),
             "step": {"samples": self.samples, "tokens": self.tokens, "work": self.work.to_json()},
-            "seconds": None if self.step is None else self.step.to_json(),
+            "seconds": None if self.step is None else asdict(self.step),
             "time": None if self.time is None else self.time.to_json(),
-            "efficiencies": {name: {**share.to_json(), "of": what} for name, (share, what) in EFFICIENCIES.items()},
+            "efficiencies": {name: {**asdict(share), "of": what} for name, (share, what) in EFFICIENCIES.items()},
             "untimed": self.untimed,
             "assumptions": dict(self.assumptions),
         }
@@ -147,28 +144,12 @@ def make_plan(
     with with_published_parts(config) as stated:
         data = plan_batches(stated, ranks=ranks)
         work = simulate(stated.config, data.batches, ranks=ranks, phases=BESIDE)
-    checkpoint, untimed = quick.checkpoint_bytes, why_untimed(config, gpu)
-    step = None if untimed else step_seconds(work, gpu, compiled=config.model.config.compile.enabled)
-    beside = {phase.name: phase.main_memory for phase in work.phases}
-    staged = beside["saving"]
-    time = None
-    if step is not None:
-        time = run_time(config, step, ranks=ranks, staged_bytes=staged, checkpoint_bytes=checkpoint)
-    host = host_memory(
-        config,
-        degrees,
-        per_machine=gpu.per_machine,
-        staged=staged,
-        loaded=beside["loading"],
-        sample_bytes=data.sample_bytes,
-    )
-    cached = data.cache_bytes * (data.num_samples or 0)
-    memory = memory_verdict(work, gpu, encoded=encoded)
-    said = {"open_variables": open_variables, "parts": stated.assumptions}
-    encoders = encoded_first(work) if encoded else BESIDE_STEPS if memory.encoders else ""
-    found = assumptions(config, gpu, ranks, data, timed=not untimed, encoders=encoders, **said)
     if encoded:
         work = replace(work, phases=[phase for phase in work.phases if phase.name != "encoding"])
+    memory, untimed = memory_verdict(work, gpu), why_untimed(config, gpu)
+    step = None if untimed else step_seconds(work, gpu, compiled=config.model.config.compile.enabled)
+    beside = {phase.name: phase.main_memory for phase in work.phases}
+    staged, checkpoint = beside["saving"], quick.checkpoint_bytes
     return Plan(
         name=config.job.name or config.model.name,
         family=config.model.name,
@@ -178,12 +159,30 @@ def make_plan(
         work=work,
         data=data.described,
         memory=memory,
-        host=host,
-        disk=disk(config, checkpoint_bytes=checkpoint, cached_bytes=cached),
+        host=host_memory(
+            config,
+            degrees,
+            per_machine=gpu.per_machine,
+            staged=staged,
+            loaded=beside["loading"],
+            sample_bytes=data.sample_bytes,
+        ),
+        disk=disk(config, checkpoint_bytes=checkpoint, cached_bytes=data.cache_bytes * (data.num_samples or 0)),
         step=step,
-        time=time,
+        time=None
+        if step is None
+        else run_time(config, step, ranks=ranks, staged_bytes=staged, checkpoint_bytes=checkpoint),
         untimed=untimed,
-        assumptions=found,
+        assumptions=assumptions(
+            config,
+            gpu,
+            ranks,
+            data,
+            timed=not untimed,
+            encoders=encoded_first(work) if encoded else BESIDE_STEPS if memory.encoders else "",
+            open_variables=open_variables,
+            parts=stated.assumptions,
+        ),
     )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from worldsmith.config import Config
-from worldsmith.config.errors import ConfigError, UserError
+from worldsmith.config.errors import UserError
 from worldsmith.data.stream.errors import DataError
 from worldsmith.distributed.world import World
 from worldsmith.models.model_files import Contents, PublishedPart, cached, hub_name, is_local
@@ -120,7 +120,7 @@ def plan_batches(stated: Stated, *, ranks: int) -> PlannedBatches:
     elif stated.reads_texts:
         try:
             return read_batches(stated.config, task)
-        except (DataError, UserError, ConfigError, OSError, ValueError, ImportError) as error:
+        except (DataError, UserError, OSError, ValueError, ImportError) as error:
             why = str(error).partition("\n")[0]
     found = assumed_batches(stated.config, task)
     return replace(found, described=f"assumed: {found.described} (the data are not read: {why})")

@@ -118,7 +118,9 @@ def require_same_shapes(
             "checkpoint can give the weights that fit."
         )
     if unused:
-        logger.warning("the run keeps no such average now; left out of %s: %s", checkpoint.name, shorten_names(unused))
+        logger.warning(
+            "the run no longer keeps these EMA weights; ignored in %s: %s", checkpoint.name, shorten_names(unused)
+        )
 
 
 def require_same_data(

@@ -21,7 +21,7 @@ from worldsmith.files.json_file import read_json_object
 from worldsmith.monitor.process_log import CopiedStream, ProcessLog
 from worldsmith.monitor.terminal_text import fit_width, fitting_columns, print_warning, terminal_handler
 from worldsmith.monitor.terminal_view import TerminalView
-from worldsmith.tools.datasets.preview_chats import Stretch, written
+from worldsmith.tools.datasets.preview_chats import TokenSpan, format_spans
 
 CONTROLS = [chr(code) for code in (*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))]
 EVIL = "a\x1b]0;title\x07\x1b[2J\x9b31m\u202egnp.\u2066b\rc"
@@ -124,7 +124,7 @@ def test_warnings_results_and_facts_are_escaped(capsys: pytest.CaptureFixture[st
 
 
 def test_colors_of_ours_stay_and_those_of_data_do_not(capsys: pytest.CaptureFixture[str]) -> None:
-    text = written([Stretch(f"{EVIL}\x1b[31m", 3, True, "text")], colour=True)
+    text = format_spans([TokenSpan(f"{EVIL}\x1b[31m", 3, True, "text")], colour=True)
     print_result(Result([ColoredLine(text)]))
     assert is_clean(capsys.readouterr().out.replace("\x1b[1;32m", "").replace("\x1b[0m", ""))
 

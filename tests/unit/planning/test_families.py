@@ -15,7 +15,7 @@ from worldsmith.config.recipes.registry import get_recipe
 from worldsmith.config.tree.references import resolve
 from worldsmith.distributed.world import World
 from worldsmith.planning.simulation.memory_tracker import MemoryTracker
-from worldsmith.planning.simulation.simulate import measure, simulate
+from worldsmith.planning.simulation.simulate import measure_step, simulate
 from worldsmith.planning.simulation.tracked_run import TrackedRun, as_simulated
 from worldsmith.planning.simulation_inputs import assumed_batches, with_published_parts
 from worldsmith.planning.work import StepWork
@@ -58,7 +58,7 @@ def real_step(config: Any, batches: Any) -> StepWork:
     with tracker:
         run.build()
         run.model.draw_weights(0)
-        return measure(run, start=time.perf_counter())
+        return measure_step(run, start=time.perf_counter())
 
 
 @pytest.mark.parametrize("recipe", [*TINY, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_TINY)])

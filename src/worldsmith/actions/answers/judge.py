@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from worldsmith.actions.action import Result, share_done
+from worldsmith.actions.action import Result, left_out_lines, share_done
 from worldsmith.actions.answers.answering import AnswerAction
 from worldsmith.actions.answers.outcome import SavedAnswers, describe, write_outcome
 from worldsmith.actions.answers.read_questions import Asked, find_repeated, find_trained_on, mark_of, read_records
@@ -40,8 +40,6 @@ from worldsmith.monitor.lineage import Input, write_lineage
 logger = logging.getLogger(__name__)
 
 MERGED = "merged"
-NAMED = 10
-"""Records that are left out, of which a plan says why."""
 FIELDS = {"by_record": "task", "metropolis_sgd": "category"}
 """Where records of such tasks name their kind, when nothing else is said."""
 
@@ -126,10 +124,9 @@ class JudgeAnswers(AnswerAction, WritingAction):
         if self.config.shard is not None:
             number, count = read_shard(self.config.shard)
             yield f"shard    {len(exam.asked.share(number, count))} of them, number {number} of {count}"
-        left_out = [row for row in exam.asked.rows if row.id not in exam.asked.turns]
-        yield from (f"left out {row.id}: {row.reason}" for row in left_out[:NAMED])
-        if len(left_out) > NAMED:
-            yield f"left out {len(left_out) - NAMED} more"
+        yield from left_out_lines(
+            f"{row.id}: {row.reason}" for row in exam.asked.rows if row.id not in exam.asked.turns
+        )
         yield from (f"noted    {flag}" for flag in exam.dataset.flags())
         yield f"media    {len(media)} files are named, {there} are there; no other file is opened"
         yield f"decoding {', '.join(f'{name} {value:g}' for name, value in self.how(model).items() if name in SHOWN)}"

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from worldsmith.actions.action import left_out_lines
 from worldsmith.actions.answers.outcome import file_name
 from worldsmith.actions.outputs.generate import load
 from worldsmith.actions.outputs.sample_order import Order
@@ -35,8 +36,6 @@ from worldsmith.objectives.objective import Objective
 from worldsmith.tasks.registry import task_of
 
 LOSSES = "held_out_loss.json"
-NAMED = 10
-"""Clips that are left out, of which a line says why."""
 
 
 @dataclass(slots=True)
@@ -82,8 +81,7 @@ class HeldOutClips:
 
     def left_out_lines(self) -> list[str]:
         """Names the clips that are left out, each with its reason."""
-        lines = [f"left out {one['key']}: {one['reason']}: {one['detail']}" for one in self.left_out.values()]
-        return lines[:NAMED] + ([f"left out {len(lines) - NAMED} more"] if len(lines) > NAMED else [])
+        return left_out_lines(f"{one['key']}: {one['reason']}: {one['detail']}" for one in self.left_out.values())
 
     def count_trained_on(self) -> int | None:
         """The number of windows whose clip is in the training data too, by path or content; None: these are not known.

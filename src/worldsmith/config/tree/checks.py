@@ -191,13 +191,14 @@ def _endless_warm_up(tree: Any) -> Iterator[str]:
 
 def _last_rate(tree: Any) -> str:
     """Describes the learning rate after the last cycle."""
+
+    def last_of(name: str) -> Any:
+        values = find(tree, ("scheduler", name))
+        return values[-1] if isinstance(values, list) and values else None
+
     rate = find(tree, ("optimizer", "lr"))
-    lists = [find(tree, ("scheduler", name)) for name in ("cycle_lengths", "warm_up_steps", "f_min")]
-    last: list[Any] = [values[-1] if isinstance(values, list) and values else None for values in lists]
-    if not all(isinstance(number, (int, float)) for number in (rate, *last)):
-        return "the schedule's last value"
-    length, warm_up, factor = last
-    if warm_up >= length:  # the cycle ends during its warm-up
+    length, warm_up, factor = map(last_of, ("cycle_lengths", "warm_up_steps", "f_min"))
+    if not all(isinstance(value, (int, float)) for value in (rate, length, warm_up, factor)) or warm_up >= length:
         return "the schedule's last value"
     return f"learning rate {rate * factor:g}" if rate * factor else "learning rate 0 and train nothing"
 

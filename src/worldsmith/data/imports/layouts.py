@@ -10,13 +10,14 @@ from worldsmith.data.clips.clip_records import FILE_NAMES
 from worldsmith.data.imports.caption_files import (
     media_files,
     read_caption_folders,
+    read_sat_shards,
     read_sidecars,
     recognise_caption_folders,
+    recognise_sat_shards,
     recognise_sidecars,
 )
 from worldsmith.data.imports.found import Choices, Found
 from worldsmith.data.imports.lerobot import read_lerobot, recognise_lerobot
-from worldsmith.data.imports.sat_shards import read_sat_shards, recognise_sat_shards
 from worldsmith.data.imports.tables import read_line_lists, read_tables, recognise_line_lists, recognise_tables
 
 

@@ -17,8 +17,8 @@ MEANING = {
     "starting": "The run is being built.",
     "running": "The run is training.",
     "finished": "All steps are done.",
-    "stopped": "The run was asked to stop and saved a checkpoint; the command below resumes it.",
-    "interrupted": "Stopped by a second Ctrl-C, without a new checkpoint; the command below resumes the run.",
+    "stopped": "The run was asked to stop and saved a checkpoint; the command that started it resumes it.",
+    "interrupted": "Stopped by a second Ctrl-C, without a new checkpoint; the command that started the run resumes it.",
     "failed": "The run has ended with an error.",
     "died": "The process is gone without a word: killed, out of memory, or the machine went down.",
     "ended": "No process works in this folder, and not all steps are done.",
@@ -57,7 +57,7 @@ class Status:
         """The state in a sentence or two."""
         if self.state == "stopped" and self.reason:
             cause = STOPPED_BY.get(self.reason, self.reason)
-            return f"Stopped by {cause} and saved after step {self.step}; the command below resumes the run."
+            return f"Stopped by {cause} and saved after step {self.step}; the command that started the run resumes it."
         return MEANING[self.state]
 
     @property

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.config.errors import ConfigError, UserError, WrongValueError
+from worldsmith.config.errors import UserError, WrongValueError
 from worldsmith.config.tree.paths import format_path
 from worldsmith.distributed.gpus import GPUS, Gpu, holding
 from worldsmith.planning.estimate_memory import MemoryVerdict, memory_verdict
@@ -36,7 +36,7 @@ from worldsmith.training.parallel import plan_degrees
 if TYPE_CHECKING:
     from worldsmith.config.tree.draft import Loaded
 
-REFUSED = (ConfigError, UserError, ValueError, NotImplementedError)
+REFUSED = (UserError, ValueError, NotImplementedError)
 """What a setting raises that the run does not allow."""
 MOST_KEPT = 22.0
 """At most so much processor time is kept for carrying out the best setting with all layers."""

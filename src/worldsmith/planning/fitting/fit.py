@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from worldsmith.config.errors import ConfigError, UserError
+from worldsmith.config.errors import UserError
 from worldsmith.distributed.gpus import Gpu
 from worldsmith.planning.fitting.evaluate_settings import Fitting, limits_of
 from worldsmith.planning.fitting.knobs import MOST_CONTEXT, Setting, as_it_is, can_share, smaller_clips
@@ -72,7 +72,7 @@ def find_fits(fitting: Fitting) -> Fits:
         for clips in () if search.found else smaller_clips(fitting.config):
             try:
                 smaller = fitting.with_clips(clips)
-            except (ConfigError, UserError, ValueError):  # what else the run says does not allow such clips
+            except (UserError, ValueError):  # what else the run says does not allow such clips
                 continue
             searches.append((smaller, smaller.search(smaller.settings)))
             if searches[-1][1].best_if_least_fits():

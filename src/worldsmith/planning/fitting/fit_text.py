@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from worldsmith.distributed.gpus import Gpu
@@ -149,6 +150,6 @@ def facts(tried: Tried) -> dict[str, Any]:
         "fits": tried.fits,
         "all_layers": tried.whole,
         "memory": None if tried.memory is None else tried.memory.to_json(),
-        "seconds": None if tried.seconds is None else tried.seconds.to_json(),
+        "seconds": None if tried.seconds is None else asdict(tried.seconds),
         "refused": tried.refused,
     }

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.planner import SavePlan
 
     from worldsmith.planning.simulation.traffic import Sent
-    from worldsmith.training.step import Step
     from worldsmith.training.trainer import Trainer
 
 PACKS = 2
@@ -77,7 +76,6 @@ class RankRecord:
     """What it would write, of each part of a checkpoint."""
     texts: Mapping[str, str] = field(default_factory=dict)
     """Small files beside the tensors."""
-    tokens: int = 0
     error: str = ""
     """Why it came no further."""
 
@@ -94,9 +92,9 @@ class Cast:
         self.encoded: dict[Any, torch.Tensor] = {}
 
     @contextmanager
-    def rank(self, rank: int, ranks: int, batches: Sequence[Any] = ()) -> Iterator[TrackedRun]:
+    def rank(self, rank: int, ranks: int) -> Iterator[TrackedRun]:
         """The built run of one rank."""
-        with simulated_run(self.config, batches, ranks=ranks, rank=rank, only_traffic=True, mode=self.mode) as run:
+        with simulated_run(self.config, [], ranks=ranks, rank=rank, only_traffic=True, mode=self.mode) as run:
             run.tracker.name_modules(run.model.network, each=True)
             state: Any = run.state
             state.run_folder, state.loader = self.folder, NoLoader(run.world.data_size)
@@ -105,7 +103,7 @@ class Cast:
             state._frozen, state._start_weights = dict, lambda **_: None
             yield run
 
-    def step(self, run: TrackedRun) -> Step:
+    def step(self, run: TrackedRun) -> None:
         """The first step."""
         model = vars(run.model)
         own = {*model, "encode"}
@@ -116,9 +114,8 @@ class Cast:
         run.task.assume_cached()
         run.batches = make_batches(run)
         run.tracker.traffic.restart()
-        step = run.step()
+        run.step()
         self.frozen |= {name: value for name, value in model.items() if name not in own}
-        return step
 
     def once(self, encode: Callable[[torch.Tensor], torch.Tensor], video: torch.Tensor) -> torch.Tensor:
         """What a frozen encoder makes of a video, which is of the same shape on all ranks."""
@@ -133,8 +130,8 @@ def record_rank(cast: Cast, rank: int, ranks: int) -> RankRecord:
     try:
         with cast.rank(rank, ranks) as run:
             record = replace(record, data_rank=run.world.data_rank, weights=weights_of(run))
-            step = cast.step(run)
-            record = replace(record, trace=list(run.tracker.traffic.trace), tokens=step.tokens // run.world.data_size)
+            cast.step(run)
+            record = replace(record, trace=list(run.tracker.traffic.trace))
             with real_values():
                 run.state.save()
                 keeper: Any = run.state.checkpointer

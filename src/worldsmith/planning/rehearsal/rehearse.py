@@ -215,26 +215,20 @@ def shorten(config: Trainer.Config, layers: int, folder: Path) -> Trainer.Config
 
 def with_fewer(described: dict[str, Any], layers: int) -> dict[str, Any]:
     """A config of transformers with fewer layers."""
-    selected = len((described.get("vision_config") or {}).get(SELECTED) or ())
-    return cut(described, max(layers, selected))
+    layers = max(layers, len((described.get("vision_config") or {}).get(SELECTED) or ()))
 
-
-def cut(described: dict[str, Any], layers: int) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in described.items():
+    def cut(name: str, value: Any) -> Any:
         if isinstance(value, dict):
-            found[name] = cut(value, layers)
-        elif name in COUNTS and isinstance(value, int):
-            found[name] = min(value, layers)
-        elif name == SELECTED and value:
-            found[name] = list(range(len(value)))
-        elif name == WHOLE and value:
-            found[name] = sorted({min(index, layers - 1) for index in value})
-        elif name == "layer_types" and isinstance(value, list):
-            found[name] = value[:layers]
-        else:
-            found[name] = value
-    return found
+            return {key: cut(key, part) for key, part in value.items()}
+        if name in COUNTS and isinstance(value, int):
+            return min(value, layers)
+        if name == SELECTED and value:
+            return list(range(len(value)))
+        if name == WHOLE and value:
+            return sorted({min(index, layers - 1) for index in value})
+        return value[:layers] if name == "layer_types" and isinstance(value, list) else value
+
+    return {name: cut(name, value) for name, value in described.items()}
 
 
 def copied(source: Path, target: Path, described: dict[str, Any]) -> Path:

@@ -91,10 +91,11 @@ def deeper_peaks(base: Timeline, deeper: Mapping[Timeline, int]) -> dict[str, Ph
         matches = [alike_moments(own, line.stretches[index]) for line in deeper]
         for number, total in enumerate(own.totals):
             numbers = [match[number] for match in matches]
-            peak = total
-            for (line, times), other in zip(deeper.items(), numbers, strict=True):
-                peak += times * (line.stretches[index].totals[other] - total) if other >= 0 else 0
-            if own.phase and min(numbers) >= 0 and peak > best.get(own.phase, (-1,))[0]:
+            if not own.phase or min(numbers) < 0:
+                continue
+            more = (line.stretches[index].totals[other] - total for line, other in zip(deeper, numbers, strict=True))
+            peak = total + sum(times * extra for times, extra in zip(deeper.values(), more, strict=True))
+            if peak > best.get(own.phase, (-1,))[0]:
                 best[own.phase] = peak, index, number, numbers
     found = {}
     for phase, (_, index, number, numbers) in best.items():

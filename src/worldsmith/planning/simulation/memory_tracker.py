@@ -114,9 +114,9 @@ class MemoryTracker(TorchDispatchMode):
 
         setattr(owner, method, run)
 
-    def name_modules(self, network: nn.Module, prefix: str = "", *, each: bool = False) -> None:
+    def name_modules(self, network: nn.Module, *, each: bool = False) -> None:
         """The names under which the modules of a network are reported; layers of a list share one unless `each`."""
-        for name, module in network.named_modules(prefix=prefix):
+        for name, module in network.named_modules():
             self._names[module] = name if each else LAYER.sub(".*", name)
 
     def tag(self, kind: str, tensors: Iterable[Tensor | None]) -> None:
@@ -239,7 +239,7 @@ class MemoryTracker(TorchDispatchMode):
             return result
         is_view = not func._schema.is_mutable and bool(after) and all(number in before for number in after)
         if not is_view:
-            self.operations.note(func, args, kwargs, result, given, made, repeated=again)
+            self.operations.note(func, args, kwargs, result, [*given, *made], repeated=again)
         return result
 
     def _is_ours(self, tensor: Tensor) -> bool:
@@ -281,6 +281,7 @@ class MemoryTracker(TorchDispatchMode):
         self.events.append((-1, 0, name))
 
     def _leave_module(self) -> None:
+        """Returns nothing: what a hook returns would replace the output of the module."""
         if self._modules:
             self._modules.pop()
 

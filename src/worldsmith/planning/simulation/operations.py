@@ -39,22 +39,14 @@ class OperationCounter:
         return OperationCounter(*(total + repeats * (end - start) for total, start, end in totals))
 
     def note(
-        self,
-        func: Any,
-        args: Sequence[Any],
-        kwargs: Any,
-        result: Any,
-        given: Sequence[Tensor],
-        made: Sequence[Tensor],
-        *,
-        repeated: bool,
+        self, func: Any, args: Sequence[Any], kwargs: Any, result: Any, tensors: Sequence[Tensor], *, repeated: bool
     ) -> None:
-        """`given` and `made` are the tensors among arguments and results; `repeated`: in a recomputation."""
+        """`tensors` are those among arguments and results; `repeated`: in a recomputation."""
         flops = count_flops(func, args, kwargs, result)
         if flops is None and (func.namespace == "prim" or EMPTY.search(func.__name__)):
             return
         if flops is None:
-            self.moved_bytes += sum(tensor.numel() * tensor.element_size() for tensor in (*given, *made))
+            self.moved_bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         else:
             self.flops += flops
             is_attention = "attention" in func.__name__

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +63,7 @@ def simulate(
     start = time.perf_counter()
     simulated, repeats = different(batches)
     with simulated_run(config, simulated, ranks=ranks, rank=rank, prepare=prepare, loads="loading" in phases) as run:
-        work = measure(run, start=start, repeats=repeats)
+        work = measure_step(run, start=start, repeats=repeats)
         if timelines is not None:
             timelines.append(Timeline(run.tracker.stretches()))
         others = other_phases(run, [name for name in phases if name != "loading"], encodings)
@@ -77,7 +78,7 @@ def different(batches: Sequence[Any]) -> tuple[Sequence[Any], int]:
     return simulated, len(batches) - len(simulated)
 
 
-def measure(run: TrackedRun, *, start: float, repeats: int = 0) -> StepWork:
+def measure_step(run: TrackedRun, *, start: float, repeats: int = 0) -> StepWork:
     """A steady step, in which the second of three equal batches comes so many times more."""
     tracker = run.tracker
     building = [phase for phase in tracker.phases() if phase.name in BEFORE]
@@ -106,15 +107,12 @@ def measure(run: TrackedRun, *, start: float, repeats: int = 0) -> StepWork:
 
 
 def other_phases(run: TrackedRun, names: Collection[str], encodings: Encodings | None = None) -> list[PhaseMemory]:
-    """The worst moments of these phases, those of `PHASES`, after a step; what the run does not do is left out.
+    """The worst moments of these phases, after a step; what the run does not do is left out.
 
     `encodings` keeps what encoding takes: runs with the same encoders that share it carry each encoding out once.
     """
-    found = []
-    for name in names:
-        work = PHASES[name](run)
-        if work is None:
-            continue
+    found, works = [], find_phases(run)
+    for name in filter(works.__contains__, names):
         run.tracker.restart()
         before, sizes = run.tracker.held_now(), tuple(sorted(map(run.task.encoder_size, run.batches[0])))
         shared = encodings if name == "encoding" and run.finds_all_encoded else None
@@ -124,7 +122,7 @@ def other_phases(run: TrackedRun, names: Collection[str], encodings: Encodings |
             run.task.assume_cached()
             continue
         with run.tracker.phase(name):
-            work()
+            works[name]()
         run.tracker.tag("encoders", run.task.encoder_tensors())
         phases = [phase for phase in run.tracker.phases() if phase.name == name]
         if name == "encoding":
@@ -138,52 +136,38 @@ def other_phases(run: TrackedRun, names: Collection[str], encodings: Encodings |
     return found
 
 
-def encoding(run: TrackedRun) -> Callable[[], None] | None:
-    """A clip of each size of the batch with its caption, one after the other, beside the states of the network."""
-    task = run.task
-    if not task.has_encoder:
-        return None
-
-    def encode() -> None:
-        task.forget_cached()
-        for sample in {task.encoder_size(sample): sample for sample in run.batches[0]}.values():
-            task.encode_ahead(task.stand_in(sample, encoded=False))
-
-    return encode
-
-
-def validation(run: TrackedRun) -> Callable[[], None] | None:
-    """A batch of the size of a step's."""
-    if run.config.dataloader_val is None or not run.config.trainer.run_validation:
-        return None
-
-    def validate() -> None:
-        with evaluated(run):
-            type(run.task).loss(run.task, run.batches[0], seed=0)
-
-    return validate
-
-
-def sampling(run: TrackedRun) -> Callable[[], None] | None:
-    """The first steps of what the run's callback draws, if it draws at an interval. Without one, samples that do not
-    fit are left out by the run itself, which is never limited by them."""
-    callbacks = [found for found in run.config.trainer.callbacks.values() if isinstance(found, DrawSamples.Config)]
-    drawn = next((found for found in callbacks if found.enabled and found.every is not None), None)
+def find_phases(run: TrackedRun) -> dict[str, Callable[[], None]]:
+    """What the run does beside its steps, by the name of the phase."""
+    config, found = run.config, dict[str, Callable[[], None]]()
+    if run.task.has_encoder:
+        found["encoding"] = partial(encode, run)
+    if config.dataloader_val is not None and config.trainer.run_validation:
+        found["validation"] = partial(validate, run)
+    # Without an interval, samples that do not fit are left out by the run itself, which is never limited by them.
+    callbacks = [callback for callback in config.trainer.callbacks.values() if isinstance(callback, DrawSamples.Config)]
+    drawn = next((callback for callback in callbacks if callback.enabled and callback.every is not None), None)
     if isinstance(drawn, DrawVideos.Config):
-        return lambda: draw_videos(run, drawn)
-    return (lambda: draw_answers(run, drawn)) if isinstance(drawn, DrawAnswers.Config) else None
+        found["sampling"] = partial(draw_videos, run, drawn)
+    elif isinstance(drawn, DrawAnswers.Config):
+        found["sampling"] = partial(draw_answers, run, drawn)
+    return {**found, "saving": partial(save, run)}
 
 
-def saving(run: TrackedRun) -> Callable[[], None]:
-    return lambda: save(run)
+def encode(run: TrackedRun) -> None:
+    """A clip of each size of the batch with its caption, one after the other, beside the states of the network."""
+    run.task.forget_cached()
+    for sample in {run.task.encoder_size(sample): sample for sample in run.batches[0]}.values():
+        run.task.encode_ahead(run.task.stand_in(sample, encoded=False))
 
 
-PHASES = {"encoding": encoding, "validation": validation, "sampling": sampling, "saving": saving}
+def validate(run: TrackedRun) -> None:
+    """A batch of the size of a step's."""
+    with evaluated(run):
+        type(run.task).loss(run.task, run.batches[0], seed=0)
 
 
 def draw_videos(run: TrackedRun, drawn: DrawVideos.Config) -> None:
-    """Latents of as many prompts as the callback draws, of the size of the batch's first clip, and one that is
-    decoded."""
+    """The first step of as many latents as the callback draws, sized as the batch's first clip; one is decoded."""
     from worldsmith.checkpoint.formats.family_formats import formats_of
     from worldsmith.sampling.generate import generate_latents
     from worldsmith.sampling.requests import GenerationRequest

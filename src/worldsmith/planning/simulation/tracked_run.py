@@ -120,7 +120,8 @@ class TrackedRun(Trainer):
                 parameter.grad = torch.zeros_like(parameter)
         self.state.optimizer.step()
         self.state.optimizer.zero_grad(set_to_none=True)
-        self._tag_moments()
+        states = [value for state in self.state.optimizer.state.values() for value in state.values()]
+        self.tracker.tag("moments", filter(torch.is_tensor, states))
 
     def tag_weights(self) -> None:
         """Says to the tracker what the network's weights are, also those in another form than parameters."""
@@ -142,10 +143,6 @@ class TrackedRun(Trainer):
     def _begin_batch(self) -> None:
         self.tracker.tag_survivors("gradients", "backward")
         self.begun.append((len(self.tracker.traffic.trace), copy(self.tracker.operations)))
-
-    def _tag_moments(self) -> None:
-        states = [value for state in self.state.optimizer.state.values() for value in state.values()]
-        self.tracker.tag("moments", filter(torch.is_tensor, states))
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from worldsmith.distributed.world import world_size
 from worldsmith.models.hub import LOOKED
 from worldsmith.tasks.registry import TASKS, task_of
 from worldsmith.tools.check.inspect_data import larger_cap, read_data
-from worldsmith.tools.check.readiness import Needs, look_at_files, look_at_latents, look_at_machine
+from worldsmith.tools.check.readiness import Needs, inspect_files, inspect_latent_cache, inspect_machine
 from worldsmith.tools.check.report_text import counted, report_lines, titled, wrapped
 from worldsmith.training.parallel import plan_degrees
 from worldsmith.training.run_folder import run_path
@@ -43,20 +43,20 @@ SPEC_CAP = "policy.model_max_length"
 
 @dataclass(slots=True)
 class Finding:
-    """What a check has found."""
+    """Result of a check."""
 
     reports: dict[str, DataReport] = field(default_factory=dict)
-    """Of the training data and, if the run validates, of the validation data."""
+    """Reports on the training data and, if the run validates, on the validation data."""
     needs: Needs = field(default_factory=Needs)
-    """What the run needs beside its data."""
+    """Files, disk space and memory that the run needs in addition to its data."""
     overlap: int | None = None
-    """Samples that are validated and trained on; None where nothing is validated."""
+    """Number of samples in both the training and the validation data; None without validation."""
     remarks: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    """Why the run could not start, or would stop in its first epoch."""
+    """Problems that would prevent the run from starting or stop it in its first epoch."""
 
     def refuse(self, problem: str) -> None:
-        """Notes a problem, unless one that is known says the same, perhaps of the same field in other words."""
+        """Adds a problem, unless a known one has the same text, or the same text after the name of another field."""
         first, _, rest = problem.partition(" ")
         said = rest if "." in first else problem
         if not any(said in known for known in self.problems):
@@ -72,7 +72,7 @@ class CheckData(RunAction):
 
     metavars: ClassVar[Mapping[str, str]] = {"recipe": "NAME"}
     limits_of: str | None = None
-    """The recipe whose limits hold, where only a data set was named."""
+    """The recipe that gives the limits, if the command names only a dataset."""
 
     class Config(RunAction.Config):
         recipe: str | None = None
@@ -103,7 +103,7 @@ class CheckData(RunAction):
 
     def run(self) -> Result:
         self.print_warnings()
-        found = self.look()
+        found = self.inspect()
         needs = found.needs
         facts = {
             "run": None if self.limits_of else str(run_path(self.tree.job)),
@@ -128,12 +128,12 @@ class CheckData(RunAction):
         shards, copies = asked.data_parallel_shard_degree, asked.data_parallel_replicate_degree
         return int(max(1, shards) * max(1, copies) * asked.context_parallel_shard_degree)
 
-    def look(self) -> Finding:
-        """Raises ValueError for processes that do not fit the run's degrees; what else is wrong is a problem."""
+    def inspect(self) -> Finding:
+        """Raises ValueError if the processes do not fit the degrees of the run; other faults become problems."""
         tree, found = self.tree, Finding()
         degrees = plan_degrees(tree.model.config, self.processes)
         if self.limits_of is None:
-            found.needs = look_at_files(tree, self.loaded.variables)
+            found.needs = inspect_files(tree, self.loaded.variables)
             found.problems += found.needs.problems
         elif (look := getattr(tree.dataloader_train.dataset, "check_files", None)) is not None:
             try:
@@ -151,14 +151,14 @@ class CheckData(RunAction):
                 raise
             found.refuse(str(error))
             if not found.reports:
-                found.reports = self.records()
+                found.reports = self.report_records()
             return found
         if self.limits_of is None:
-            self.look_at_run(found, model, degrees, tasks["train"])
+            self.inspect_run(found, model, degrees, tasks["train"])
         return found
 
     def read(self, found: Finding, model: Model, ranks: int) -> dict[str, Task]:
-        """The data of both splits. Raises DataError when there is no data set."""
+        """Reads the data of both splits; returns their tasks. Raises DataError if there is no dataset."""
         tree = self.tree
         tasks: dict[str, Task] = {}
         datasets: dict[str, Any] = {}
@@ -182,15 +182,15 @@ class CheckData(RunAction):
             report.flags = list(task.flags(loader.dataset if relaxed is data else kind.records(data)))
             for problem in report.problems:
                 found.refuse(problem)
-            self.judge(found, report, split, ends_at_long_ones=getattr(data, "on_overlong", "drop") == "error")
+            self.assess(found, report, split, ends_at_long_ones=getattr(data, "on_overlong", "drop") == "error")
         if "val" in tasks:
             found.overlap = tasks["val"].overlap(datasets["val"], datasets["train"])
             if found.overlap:
                 found.remarks.append(f"{found.overlap} samples of the validation data are trained on, too")
         return tasks
 
-    def records(self) -> dict[str, DataReport]:
-        """What the records alone tell, where the data cannot be read for want of the model."""
+    def report_records(self) -> dict[str, DataReport]:
+        """Reports from the records only, for data that cannot be read because the model cannot be built."""
         data = self.tree.dataloader_train
         try:
             dataset = task_of(self.tree.model.name).records(data)
@@ -202,8 +202,8 @@ class CheckData(RunAction):
         report.flags = list(dataset.flags())
         return {"train": report}
 
-    def judge(self, found: Finding, report: DataReport, split: str, *, ends_at_long_ones: bool) -> None:
-        """What the counts of a split mean for the run."""
+    def assess(self, found: Finding, report: DataReport, split: str, *, ends_at_long_ones: bool) -> None:
+        """Adds the remarks and problems that follow from the counts of a split."""
         ranks = len(report.packs)
         if report.over_cap and (report.kept or ends_at_long_ones):
             long = f"{report.over_cap} samples ({report.over_cap / report.looked_at:.1%}) are longer than the cap"
@@ -221,14 +221,14 @@ class CheckData(RunAction):
                 "samples and read those of later epochs: use fewer processes, or more data"
             )
 
-    def look_at_run(self, found: Finding, model: Model, degrees: Degrees, task: Task) -> None:
-        """What the machine has for the run."""
+    def inspect_run(self, found: Finding, model: Model, degrees: Degrees, task: Task) -> None:
+        """Adds what the machine lacks for the run."""
         tree, needs = self.tree, found.needs
         known = len(needs.problems)
-        look_at_machine(needs, tree, model, degrees, self.processes)
+        inspect_machine(needs, tree, model, degrees, self.processes)
         cache = getattr(tree.dataloader_train, "latent_cache", "")
         if cache and task.cell_bytes:
-            look_at_latents(needs, cache, task.cell_bytes * sum(report.cells for report in found.reports.values()))
+            inspect_latent_cache(needs, cache, task.cell_bytes * sum(report.cells for report in found.reports.values()))
         found.remarks += needs.remarks
         found.problems += needs.problems[known:]
 
@@ -256,7 +256,7 @@ class CheckData(RunAction):
 
 
 def too_few_steps(report: DataReport, packs_a_step: int) -> str:
-    """That an epoch is less than a step for some process, and what would give it one."""
+    """Remark that an epoch has less than one step for some processes, with the settings that would work."""
     ranks, packs, most = len(report.packs), min(report.packs), report.ranks_that_work
     ways = [f"at most {most} process{'es' * (most > 1)}"] if most else []
     ways += [f"trainer.grad_accum_iter = {packs} or less"] if packs else []
@@ -269,7 +269,7 @@ def too_few_steps(report: DataReport, packs_a_step: int) -> str:
 
 
 def find_dataset(source: str, recipe: str | None) -> tuple[Any, str] | None:
-    """Returns the settings of a data set and the recipe whose limits hold; None for a word that names no file.
+    """Returns the settings of a dataset and the recipe that gives the limits; None if `source` names no file.
 
     Raises UserError for a folder that is no data set.
     """
@@ -289,7 +289,7 @@ def find_dataset(source: str, recipe: str | None) -> tuple[Any, str] | None:
 
 
 def cap_field(loaded: Loaded, split: str) -> str:
-    """The field, elsewhere in the config or in the spec, that limits the tokens of a sample; "" if there is none."""
+    """Name of the field, elsewhere in the config or in the spec, that caps the tokens of a sample; "" = none."""
     section = f"dataloader_{split}"
     path = (section, getattr(loaded.tree, section).sample_cap_field)
     steps = [step for step in loaded.sources.get(path, []) if isinstance(step, tuple)]
@@ -300,5 +300,5 @@ def cap_field(loaded: Loaded, split: str) -> str:
 
 
 def is_of_the_run(place: Place, section: str) -> bool:
-    """Whether a value is set by a flag or an override of the run, not by a spec and the words that follow it."""
+    """Whether a flag or an override of the run sets a value, not a spec or the arguments that follow a spec."""
     return place.file == "flag" or (place.file == "override" and (place.source or "").lstrip("+").startswith(section))

@@ -1,4 +1,4 @@
-"""What a run needs beside its data: files, the hub and a token for it, folders that can be written, disk and memory."""
+"""Needs of a run in addition to its data: files, the hub and its token, writable folders, disk and memory."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ LEAST_SHARED = 64 * 2**20
 
 @dataclass(slots=True)
 class Needs:
-    """What was looked at, and what is wrong with it."""
+    """Inspected needs of a run, and their problems."""
 
     disk: dict[str, int] = field(default_factory=dict)
-    """Bytes: what checkpoints and cached latents take, and what is free."""
+    """Bytes of checkpoints and cached latents, and free bytes."""
     machine: dict[str, Any] = field(default_factory=dict)
-    """The GPUs by name, and bytes: what a process holds, and what is free for it."""
+    """Names of the GPUs, bytes that a process needs, and free bytes."""
     hub: list[dict[str, Any]] = field(default_factory=list)
-    """What is named by a repository: the field, the name, the state, bytes to download."""
+    """Components on the hub: the field, the repository, the state, and the bytes to download."""
     credentials: dict[str, bool] = field(default_factory=dict)
-    """By name, whether those that the run may need are there."""
+    """By name: whether a credential that the run may need is set."""
     remarks: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -85,22 +85,22 @@ class Needs:
             yield titled("credentials", ", ".join(said))
 
 
-def look_at_files(tree: Any, variables: Mapping[Keys, str] | None = None) -> Needs:
-    """Everything that the run names, before anything is built."""
+def inspect_files(tree: Any, variables: Mapping[Keys, str] | None = None) -> Needs:
+    """Inspects the files and repositories that the config names, before anything is built."""
     needs = Needs()
     needs.problems += [f"{problem.path}: {problem.message}" for problem in check_files(tree, variables=variables)]
     needs.writable(Path(tempfile.gettempdir()), "the folder for temporary files ")
     cache = getattr(tree.dataloader_train, "latent_cache", "")
     if cache:
         needs.writable(Path(cache), "the latent cache ")
-    look_at_hub(needs, tree)
+    inspect_hub(needs, tree)
     if tree.job.wandb_mode == "online":
         needs.credentials["WANDB_API_KEY"] = bool(os.environ.get("WANDB_API_KEY")) or has_wandb_login()
     return needs
 
 
-def look_at_hub(needs: Needs, tree: Any) -> None:
-    """What is to be had from the hub. Why something is not, the problems of the files say."""
+def inspect_hub(needs: Needs, tree: Any) -> None:
+    """Adds the components on the hub. The problems of the files state why a component is not available."""
     from huggingface_hub import constants
     from huggingface_hub.errors import HTTPError
 
@@ -131,7 +131,7 @@ def look_at_hub(needs: Needs, tree: Any) -> None:
 
 
 def names_on_hub(tree: Any) -> Iterator[tuple[str, HubName, Sequence[str]]]:
-    """(field, repository, the files that are needed) of the model's parts that are named so and are no folder here."""
+    """Yields (field, repository, patterns of the needed files) of the components that are not local folders."""
     start = tree.initial_weights()
     named: list[tuple[str, str, Sequence[str]]] = [] if start is None else [(start.field, start.path, WEIGHTS)]
     named += tree.model.config.named_folders()
@@ -141,8 +141,8 @@ def names_on_hub(tree: Any) -> Iterator[tuple[str, HubName, Sequence[str]]]:
             yield name, hub, patterns
 
 
-def look_at_machine(needs: Needs, tree: Any, model: Model, degrees: Degrees, ranks: int) -> None:
-    """What the run writes and holds, against what is free."""
+def inspect_machine(needs: Needs, tree: Any, model: Model, degrees: Degrees, ranks: int) -> None:
+    """Compares the disk space and memory that the run needs with what is free."""
     import torch
 
     folder, world = nearest_folder(run_path(tree.job)), World(device=present_device())
@@ -174,8 +174,8 @@ def look_at_machine(needs: Needs, tree: Any, model: Model, degrees: Degrees, ran
         )
 
 
-def look_at_latents(needs: Needs, cache: str, needed: int) -> None:
-    """What an epoch leaves in the latent cache, against what is free there."""
+def inspect_latent_cache(needs: Needs, cache: str, needed: int) -> None:
+    """Compares the latents of an epoch with the free disk space of the latent cache."""
     free = shutil.disk_usage(nearest_folder(Path(cache))).free
     needs.disk |= {"latent_cache": needed, "latent_cache_free": free}
     if needed > free:

@@ -1,4 +1,4 @@
-"""A `DataReport` for people: plain text that fits a terminal and goes through a pipe."""
+"""Formats a `DataReport` as plain text for a terminal or a pipe."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from worldsmith.data.data_report import DataReport, Distribution, Histogram, for
 INDENT = " " * 13
 FILLED_UP = "the last pack is filled up with samples of the next epoch"
 BAR, LONGEST = "█", 32
-"""Of what bars are made, and how many of it at most."""
+"""Character of the bars of a histogram, and max length of a bar."""
 RANKS = 8
-"""Processes that have a line of their own, when not all are alike."""
+"""Max number of ranks with a line each, if their packs differ."""
 
 
 def report_lines(report: DataReport, *, width: int, workers: int) -> Iterator[str]:
-    """The report in lines of at most `width` columns, file names apart. `workers`: processes that a run reads with."""
+    """Yields lines of at most `width` columns, except for file names. `workers`: loader workers of the run."""
     yield titled("data", report.dataset)
     looked = "all of them" if report.looked_at >= report.positions else f"{report.looked_at} of them, evenly spaced,"
     how = "were read as in training" if report.decoded else "were inspected by their headers only"
@@ -56,13 +56,13 @@ def report_lines(report: DataReport, *, width: int, workers: int) -> Iterator[st
         if report.over_cap:
             over = "have more" if report.cap_included else "do not stay below"
             cap += f", which {report.over_cap} of them ({report.over_cap / report.tokens.count:.1%}) {over}"
-        yield from wrapped("tokens", f"{percentiles(report.tokens)}{cap}", width)
+        yield from wrapped("tokens", f"{format_percentiles(report.tokens)}{cap}", width)
     alike = [f"{name} {bars.labels[0]}" for name, bars in report.features.items() if len(bars.labels) == 1]
     if alike:
         yield from wrapped("all alike", ", ".join(alike), width)
     for name, bars in report.features.items():
         if len(bars.labels) > 1:
-            yield from drawn(name, bars, width)
+            yield from histogram_lines(name, bars, width)
     if report.seconds is not None and report.seconds.total > 0:
         rate = report.seconds.count / report.seconds.total
         times = f"half take up to {report.seconds.p50:.2g} s, 95 % up to {report.seconds.p95:.2g} s"
@@ -80,12 +80,14 @@ def packing_lines(report: DataReport, width: int) -> Iterator[str]:
     about = "" if report.looked_at >= report.positions else "about "
     kinds = sorted(set(zip(report.packs, report.steps)), reverse=True)
     if len(kinds) == 1 and len(report.packs) > 1:
-        yield from wrapped("an epoch", f"on each of {len(report.packs)} processes {about}{epoch_of(*kinds[0])}", width)
+        yield from wrapped(
+            "an epoch", f"on each of {len(report.packs)} processes {about}{format_epoch(*kinds[0])}", width
+        )
         yield from wrapped("", FILLED_UP, width)
         return
     for rank, both in list(enumerate(zip(report.packs, report.steps)))[:RANKS]:
         place = f"on process {rank} " if len(report.packs) > 1 else ""
-        yield from wrapped("" if rank else "an epoch", f"{place}{about}{epoch_of(*both)}", width)
+        yield from wrapped("" if rank else "an epoch", f"{place}{about}{format_epoch(*both)}", width)
     if len(report.packs) > RANKS:
         rest = report.packs[RANKS:]
         yield from wrapped("", f"on {len(rest)} further ones {about}{min(rest)} to {max(rest)} packs each", width)
@@ -93,12 +95,12 @@ def packing_lines(report: DataReport, width: int) -> Iterator[str]:
         yield from wrapped("", FILLED_UP, width)
 
 
-def epoch_of(packs: int, steps: float) -> str:
+def format_epoch(packs: int, steps: float) -> str:
     return f"{counted(packs, 'pack')}, {format_number(steps)} step{'s' * (steps != 1)}"
 
 
-def drawn(name: str, bars: Histogram, width: int) -> Iterator[str]:
-    """A histogram."""
+def histogram_lines(name: str, bars: Histogram, width: int) -> Iterator[str]:
+    """Yields the lines of a histogram."""
     yield titled("", name)
     labels, counts = max(map(len, bars.labels)), max(len(str(count)) for count in bars.counts)
     room = max(4, min(LONGEST, width - len(INDENT) - labels - counts - 4))
@@ -107,13 +109,13 @@ def drawn(name: str, bars: Histogram, width: int) -> Iterator[str]:
         yield f"{INDENT}{label:>{labels}}  {count:>{counts}}  {bar}".rstrip()
 
 
-def percentiles(values: Distribution) -> str:
+def format_percentiles(values: Distribution) -> str:
     p50, p95, largest = (format_number(value) for value in (values.p50, values.p95, values.max))
     return f"half of the samples have up to {p50}, 95 % up to {p95}, the longest {largest}"
 
 
 def wrapped(word: str, message: str, width: int) -> list[str]:
-    """A message after its word, over as many lines as it needs."""
+    """Wraps a message after its label."""
     return textwrap.wrap(
         message, width, initial_indent=f"{word:<13}", subsequent_indent=INDENT, break_long_words=False,
         break_on_hyphens=False,

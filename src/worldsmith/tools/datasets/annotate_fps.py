@@ -66,7 +66,7 @@ class AnnotateFps(Action):
 
     def check_out(self, dataset: ChatFile) -> Path:
         out = Path(self.config.out)
-        for path in (out, provenance(out)):
+        for path in (out, provenance_file(out)):
             if os.path.lexists(path):
                 raise UserError(f"{path} exists, and is not replaced: give another --out, or remove it")
         if not out.parent.is_dir():
@@ -89,7 +89,7 @@ class AnnotateFps(Action):
         done = annotate(dataset, replace=self.config.replace, shown=share_done("reading rates"))
         facts = self.facts(dataset, done, before, out)
         write_text(out, done.text)
-        write_text(provenance(out), json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
+        write_text(provenance_file(out), json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
         return Result(list(self.lines(dataset, done, out)), facts)
 
     def facts(self, dataset: ChatFile, done: Annotated, before: bytes, out: Path) -> dict[str, Any]:
@@ -124,32 +124,32 @@ class AnnotateFps(Action):
             yield f"  media paths are relative to {dataset.media_root}: the new file needs it as media_root"
 
 
-def provenance(out: Path) -> Path:
+def provenance_file(out: Path) -> Path:
     return out.with_name(out.name + PROVENANCE)
 
 
 @dataclass(slots=True)
 class Annotated:
-    """A copy of a file of records. The lists have number (`index`), `key` and `detail` of records."""
+    """Annotated copy of a file of records. The lists contain number (`index`), `key` and `detail` of records."""
 
     text: str = ""
     added: int = 0
     stated: int = 0
-    """Records that stated a rate, which was left as it is."""
+    """Records that stated a rate, which was not changed."""
     replaced: int = 0
     without_video: int = 0
     not_records: int = 0
-    """What no run can use, and was copied as it is."""
+    """Records that no run can use; they are copied unchanged."""
     disagrees: list[dict[str, Any]] = field(default_factory=list)
-    """Stated rates that the streams do not have."""
+    """Records with a stated rate that differs from the stream's."""
     unreadable: list[dict[str, Any]] = field(default_factory=list)
-    """Videos that cannot be read, or have different rates in one record: nothing was added."""
+    """Records with unreadable videos, or with videos of different rates; nothing was added."""
     uneven: list[dict[str, Any]] = field(default_factory=list)
-    """Unevenly spaced frames, whose average rate was added: a model is then told even times."""
+    """Records with unevenly spaced frames; the average rate was added, so a model sees evenly spaced timestamps."""
 
 
 def annotate(dataset: ChatFile, *, replace: bool, shown: Callable[[int, int], None] | None = None) -> Annotated:
-    """The records of a data set with `video_fps`, and with `video_fps_from` where it was added.
+    """Copies the records of a dataset and adds `video_fps`, and `video_fps_from` if the rate is new.
 
     A stated rate that disagrees with the stream stays unless `replace`. `shown` is called with (done, all).
     """
@@ -157,7 +157,7 @@ def annotate(dataset: ChatFile, *, replace: bool, shown: Callable[[int, int], No
     done = Annotated(not_records=dataset.num_records - len(dataset.entries))
     changed: dict[int, dict[str, Any]] = {}
     with ThreadPoolExecutor(READERS) as pool:
-        looks = pool.map(lambda entry: rate_of(dataset, entry), dataset.entries)
+        looks = pool.map(lambda entry: read_rates(dataset, entry), dataset.entries)
         for number, (entry, found) in enumerate(zip(dataset.entries, looks), start=1):
             record = entry.record if isinstance(entry.record, dict) else {"messages": entry.record}
             rate = choose_rate(done, entry, record, found, replace=replace)
@@ -165,12 +165,12 @@ def annotate(dataset: ChatFile, *, replace: bool, shown: Callable[[int, int], No
                 changed[entry.number] = {**record, FPS: rate, ORIGIN: STREAM}
             if shown is not None:
                 shown(number, len(dataset.entries))
-    done.text = rewritten(dataset, changed)
+    done.text = replace_records(dataset, changed)
     return done
 
 
-def rate_of(dataset: ChatFile, entry: Entry) -> list[VideoInfo] | str:
-    """What the streams of a record say, or why they cannot be read."""
+def read_rates(dataset: ChatFile, entry: Entry) -> list[VideoInfo] | str:
+    """Reads the headers of the videos of a record; returns an error message if one cannot be read."""
     sources = [part.source for turn in dataset.parse(entry.record) for part in turn.parts if part.kind == "video"]
     try:
         return [examine(str(source))[1] for source in sources]
@@ -181,7 +181,7 @@ def rate_of(dataset: ChatFile, entry: Entry) -> list[VideoInfo] | str:
 def choose_rate(
     done: Annotated, entry: Entry, record: dict[str, Any], found: Sequence[VideoInfo] | str, *, replace: bool
 ) -> float | None:
-    """The rate that a record is given, if any; counts why."""
+    """Returns the new rate of a record; None = unchanged. Counts the reason in `done`."""
     known: dict[str, Any] = {"index": entry.number, "key": entry.key}
     stated = record.get(FPS)
     if not entry.shows_video:
@@ -208,20 +208,20 @@ def choose_rate(
     return rates[0]
 
 
-def rewritten(dataset: ChatFile, changed: dict[int, dict[str, Any]]) -> str:
-    """The file with these records in place of the old ones; all else as it is."""
+def replace_records(dataset: ChatFile, changed: dict[int, dict[str, Any]]) -> str:
+    """Returns the text of the file with the changed records replaced."""
     if not isinstance(dataset, LlavaDataset):
         lines = [line.decode(errors="surrogateescape").rstrip("\r\n") for _, line in read_lines(dataset.file)]
-        return "".join((written(changed[n]) if n in changed else line) + "\n" for n, line in enumerate(lines))
+        return "".join((to_json(changed[n]) if n in changed else line) + "\n" for n, line in enumerate(lines))
     container = json.loads(dataset.file.read_bytes())
     records = records_in(container, WRAPPERS, TURNS)
     for number, record in changed.items():
         records[number] = record
-    return written(records[0] if isinstance(container, dict) and TURNS in container else container, indent=1) + "\n"
+    return to_json(records[0] if isinstance(container, dict) and TURNS in container else container, indent=1) + "\n"
 
 
-def written(value: Any, indent: int | None = None) -> str:
-    """JSON with its letters as they are, where they are letters."""
+def to_json(value: Any, indent: int | None = None) -> str:
+    """Writes JSON without escapes, unless the text contains half of a surrogate pair."""
     text = json.dumps(value, ensure_ascii=False, indent=indent)
     try:
         text.encode()

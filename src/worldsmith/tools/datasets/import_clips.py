@@ -100,7 +100,7 @@ class ImportClips(Action):
         return Result(lines, {"folder": str(out), "layout": layout, "why": why, **made.facts()})
 
     def gather(self) -> tuple[str, str, Import]:
-        """(layout, why it is that one, what is to be written). Raises DataError when there is no clip to keep."""
+        """Returns (layout, reason for the layout, content to write). Raises DataError if no clip can be used."""
         config = self.config
         source, out = Path(os.path.realpath(config.source)), Path(os.path.realpath(config.out))
         if not source.exists():
@@ -143,7 +143,7 @@ class ImportClips(Action):
                 yield f"  {rejection.key}: {reason}: {rejection.detail}"
 
     def next_steps(self, layout: str, made: Import) -> Iterator[str]:
-        """What training needs to be told of this data set."""
+        """Yields the settings and commands that train on this dataset."""
         limits = VideoDataset.Config()
         if made.longest > limits.max_duration:
             yield (

@@ -73,7 +73,7 @@ class PreviewChats(Action):
     config: Config
 
     def sources(self) -> tuple[ChatDataset, ChatProcessor]:
-        """Raises UserError for a run that is no reasoner's."""
+        """Raises UserError for a run that does not train a reasoner."""
         config = self.config
         if config.run is None:
             folder = local_folder(str(config.model), file_patterns=("*.json", "*.jinja", "*.txt"), field="model")
@@ -98,19 +98,19 @@ class PreviewChats(Action):
         return Result(lines, {"records": dataset.num_records, "left_out": dict(reasons), "samples": shown})
 
     def show(self, dataset: Any, processor: ChatProcessor, index: int, lines: list[str]) -> dict[str, Any]:
-        """Adds the lines of a conversation; returns the same as plain data."""
+        """Appends the lines of a conversation; returns its content as plain data."""
         key = dataset.place(index)[0]
         try:
             sample = processor.encode(dataset.turns(index), key=key)
         except SampleError as error:
             lines += ["", f"{key}: left out: {error}"]
             return {"key": key, "left_out": error.reason, "detail": error.detail}
-        found = stretches(sample, processor.tokenizer)
+        found = token_spans(sample, processor.tokenizer)
         lines += ["", f"{key}: {sample.num_tokens} tokens, {sample.num_supervised} supervised"]
-        lines.append(ColoredLine(written(found, colour=has_colours()).rstrip("\n")))
+        lines.append(ColoredLine(format_spans(found, colour=has_colours()).rstrip("\n")))
         media = list(self.show_media(sample, processor, lines))
         facts = {"key": key, "tokens": sample.num_tokens, "supervised": sample.num_supervised}
-        return {**facts, "text": [asdict(stretch) for stretch in found], "media": media}
+        return {**facts, "text": [asdict(span) for span in found], "media": media}
 
     def show_media(self, sample: Any, processor: ChatProcessor, lines: list[str]) -> Iterator[dict[str, Any]]:
         if processor.media is None:
@@ -129,7 +129,7 @@ class PreviewChats(Action):
                 line += f", {file}"
             lines.append(line)
             if self.config.out is None and has_colours():
-                lines += map(ColoredLine, in_terminal(sheet, shutil.get_terminal_size().columns))
+                lines += map(ColoredLine, terminal_lines(sheet, shutil.get_terminal_size().columns))
             yield fact
 
 
@@ -138,43 +138,43 @@ def has_colours() -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """Tokens that follow each other and are alike."""
+class TokenSpan:
+    """Consecutive tokens of one kind that are all supervised or all not."""
 
     text: str
     tokens: int
     supervised: bool
     kind: Literal["text", "image", "video"]
-    """Text, or placeholders of an image or a video, of which `text` shows one."""
+    """Kind of the tokens; for placeholders of an image or a video, `text` has one of them."""
 
 
-def stretches(sample: ChatSample, tokenizer: Any) -> list[Stretch]:
-    """The sample's tokens, in order."""
+def token_spans(sample: ChatSample, tokenizer: Any) -> list[TokenSpan]:
+    """Groups the tokens of a sample into spans, in order."""
     columns = zip(sample.input_ids.tolist(), sample.labels.tolist(), sample.token_types.tolist())
     found = []
     for (supervised, kind), group in groupby(columns, key=lambda column: (column[1] != IGNORED, column[2])):
         ids = [token for token, _, _ in group]
         text = tokenizer.decode(ids[:1] if kind else ids, clean_up_tokenization_spaces=False)
-        found.append(Stretch(text, len(ids), supervised, KINDS[kind]))
+        found.append(TokenSpan(text, len(ids), supervised, KINDS[kind]))
     return found
 
 
-def written(found: list[Stretch], *, colour: bool) -> str:
-    """For people: what is supervised is green, or stands in [[ ]] without colour."""
+def format_spans(found: list[TokenSpan], *, colour: bool) -> str:
+    """Formats spans for people: supervised text is green, or in [[ ]] without color."""
     before, after = (SUPERVISED, PLAIN) if colour else ("[[", "]]")
     dim, plain = (PLACEHOLDER, PLAIN) if colour else ("", "")
     texts = []
-    for stretch in found:
-        text = escape_controls(stretch.text)
-        if stretch.kind != "text":
-            texts.append(f"{dim}{text}×{stretch.tokens}{plain}")
+    for span in found:
+        text = escape_controls(span.text)
+        if span.kind != "text":
+            texts.append(f"{dim}{text}×{span.tokens}{plain}")
         else:
-            texts.append(f"{before}{text}{after}" if stretch.supervised else text)
+            texts.append(f"{before}{text}{after}" if span.supervised else text)
     return "".join(texts)
 
 
 def pictures(sample: ChatSample, media: MediaProcessor) -> Iterator[tuple[str, np.ndarray]]:
-    """("image" or "video", uint8 [T, H, W, 3]) of all that the sample shows."""
+    """Yields ("image" or "video", uint8 [T, H, W, 3]) of every image and video of a sample."""
     from worldsmith.data.conversations.media.pixels import unpatchify
 
     sides = media.images
@@ -193,13 +193,13 @@ def pictures(sample: ChatSample, media: MediaProcessor) -> Iterator[tuple[str, n
 
 
 def contact_sheet(frames: np.ndarray, most: int) -> Image.Image:
-    """At most `most` of the frames [T, 3, H, W], evenly chosen, beside each other."""
+    """Joins at most `most` evenly spaced frames [T, 3, H, W] side by side."""
     chosen = np.linspace(0, len(frames) - 1, min(most, len(frames))).round().astype(int)
     return Image.fromarray(np.concatenate(list(frames[chosen].transpose(0, 2, 3, 1)), axis=1))
 
 
-def in_terminal(picture: Image.Image, columns: int) -> Iterator[str]:
-    """Lines for a terminal with 24-bit colours: each character shows two pixels, one above the other."""
+def terminal_lines(picture: Image.Image, columns: int) -> Iterator[str]:
+    """Yields lines for a terminal with 24-bit colors; each character shows two pixels, one above the other."""
     width = min(columns, picture.width)
     height = max(2, round(picture.height * width / picture.width / 2) * 2)
     pixels = np.asarray(picture.resize((width, height), Image.Resampling.BOX))

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Encoded:
-    """What a process has done; numbers of samples."""
+    """Numbers of samples that a process encoded, found and skipped."""
 
     encoded: int = 0
     found: int = 0
-    """Which the cache had, or which another process encoded meanwhile."""
+    """Samples that were in the cache already, or that another process encoded meanwhile."""
     left_out: int = 0
 
 
@@ -52,7 +52,7 @@ class Encode(RunAction):
     config: Config
 
     def run(self) -> Result:
-        """Raises UserError for a run that keeps no latents, and when some cannot be written."""
+        """Raises UserError for a run without a latent cache, and for latents that cannot be written."""
         rank, size, local_rank = launched_as()
         self.print_warnings()
         if rank:  # the first process logs the warnings
@@ -82,17 +82,17 @@ class Encode(RunAction):
         return Result([said], {**asdict(done), "processes": size * count, "cache": folders})
 
     def check(self) -> None:
-        """Raises UserError for a run that keeps nothing, or cannot."""
+        """Raises UserError for a run without a latent cache, or with one that cannot be written."""
         for task in self.tasks(World()).values():
             require_writable(task.require_cache(), what="the latent cache ")
 
     def total(self, rank: int = 0, size: int = 1) -> int:
-        """Samples of a share."""
+        """Number of samples that one of `size` processes encodes."""
         loaders = [task.loader(dry=True) for task in self.tasks(World()).values()]
         return sum(len(range(rank, self.config.passes * len(loader.dataset), size)) for loader in loaders)
 
     def tasks(self, world: World) -> dict[str, Task]:
-        """That of the training data and, if the run validates on data that are kept, of these."""
+        """Tasks of the training data and of the validation data, if these have a latent cache."""
         tree = self.tree
         model: Model = tree.model.config.build(device="meta")
         model.device = device_of(world)  # the encoder goes there; the network stays without memory
@@ -113,7 +113,7 @@ class Encode(RunAction):
     def encode_share(
         self, rank: int, size: int, shown: Callable[[int], None], *, local_rank: int | None = None
     ) -> Encoded:
-        """Every `size`-th sample of the stream, from number `rank` on; `shown` is called with how many are done."""
+        """Encodes every `size`-th sample of the stream from number `rank` on; calls `shown` with the number done."""
         import torch
 
         torch.set_num_threads(self.tree.trainer.cpu_threads or max(1, torch.get_num_threads() // self.config.processes))
@@ -140,7 +140,7 @@ class Encode(RunAction):
 
 
 def require_written(task: Task) -> None:
-    """Raises UserError when something could not be kept."""
+    """Raises UserError if encoded samples could not be written."""
     if lost := task.counts().get("cache_unwritten"):
         raise UserError(f"{lost} encoded samples cannot be written to {task.require_cache()}: make room")
 

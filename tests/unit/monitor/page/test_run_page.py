@@ -241,9 +241,13 @@ def test_settings_have_their_origin_and_no_secrets(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("reason", "state", "sentence"),
     [
-        ("SIGINT", "stopped", "Stopped by Ctrl-C and saved after step 12; the command below resumes the run."),
+        (
+            "SIGINT",
+            "stopped",
+            "Stopped by Ctrl-C and saved after step 12; the command that started the run resumes it.",
+        ),
         ("the file /runs/STOP", "stopped", "Stopped by the file /runs/STOP and saved after step 12; the command"),
-        (None, "stopped", "The run was asked to stop and saved a checkpoint; the command below resumes it."),
+        (None, "stopped", "The run was asked to stop and saved a checkpoint; the command that started it resumes it."),
         ("KeyboardInterrupt: a second SIGINT", "interrupted", "Stopped by a second Ctrl-C, without a new checkpoint"),
     ],
 )

@@ -17,7 +17,7 @@ from worldsmith.cli.main import main
 from worldsmith.config.load import load
 from worldsmith.config.tree.plain import to_yaml
 from worldsmith.data.conversations.media.pixels import patchify, unpatchify
-from worldsmith.tools.datasets.preview_chats import Stretch, contact_sheet, in_terminal, written
+from worldsmith.tools.datasets.preview_chats import TokenSpan, contact_sheet, format_spans, terminal_lines
 
 MODEL = str(asset_path("tiny_reasoner"))
 
@@ -32,9 +32,13 @@ def test_patches_become_frames_again(frames: int) -> None:
 
 
 def test_supervised_text_stands_out() -> None:
-    found = [Stretch("ask", 3, False, "text"), Stretch("<pad>", 48, False, "video"), Stretch("yes", 2, True, "text")]
-    assert written(found, colour=False) == "ask<pad>×48[[yes]]"
-    assert written(found, colour=True) == "ask\x1b[2;36m<pad>×48\x1b[0m\x1b[1;32myes\x1b[0m"
+    found = [
+        TokenSpan("ask", 3, False, "text"),
+        TokenSpan("<pad>", 48, False, "video"),
+        TokenSpan("yes", 2, True, "text"),
+    ]
+    assert format_spans(found, colour=False) == "ask<pad>×48[[yes]]"
+    assert format_spans(found, colour=True) == "ask\x1b[2;36m<pad>×48\x1b[0m\x1b[1;32myes\x1b[0m"
 
 
 def test_pictures_for_files_and_terminals() -> None:
@@ -43,7 +47,7 @@ def test_pictures_for_files_and_terminals() -> None:
     sheet = contact_sheet(frames, 3)
     assert sheet.size == (144, 32)
     assert np.asarray(sheet)[0, -1].tolist() == [255, 0, 0]
-    lines = list(in_terminal(sheet, 12))
+    lines = list(terminal_lines(sheet, 12))
     assert len(lines) == 1
     assert lines[0].count("▀") == 12
     assert "\x1b[38;2;255;0;0m\x1b[48;2;255;0;0m▀\x1b[0m" in lines[0]
