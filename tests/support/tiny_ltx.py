@@ -18,7 +18,7 @@ from worldsmith.training.callbacks.metrics import Metrics
 from worldsmith.training.trainer import Trainer
 
 VAE: dict[str, Any] = {
-    "latent_channels": 8,
+    "latent_channels": 128,
     "block_out_channels": (8, 8, 8, 8),
     "decoder_block_out_channels": (8, 8, 8, 8),
     "layers_per_block": (1, 1, 1, 1, 1),
@@ -41,8 +41,8 @@ def make_parts(folder: Path, **settings: Any) -> None:
 
     torch.manual_seed(0)
     vae = AutoencoderKLLTXVideo(**VAE, **settings)
-    vae.latents_mean.copy_(torch.linspace(-0.3, 0.3, 8))
-    vae.latents_std.copy_(torch.linspace(0.5, 1.5, 8))
+    vae.latents_mean.copy_(torch.linspace(-0.3, 0.3, 128))
+    vae.latents_std.copy_(torch.linspace(0.5, 1.5, 128))
     vae.save_pretrained(folder / "vae")
     sizes = T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=37, num_layers=2, num_heads=4)
     T5EncoderModel(sizes).save_pretrained(folder / "text_encoder")

@@ -9,10 +9,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from worldsmith.config import wrong
+from worldsmith.config.errors import UserError
 from worldsmith.models.fill import chosen, fill, seed_of
 from worldsmith.models.model import Model
 from worldsmith.models.network_parts import NetworkParts
 from worldsmith.models.parameter_names import native_parameters
+from worldsmith.models.real_values import in_simulation
 
 if TYPE_CHECKING:
     import torch
@@ -103,7 +105,15 @@ class PipelineModel(Model):
 
     @cached_property
     def vae(self) -> Any:
-        return self.config.tokenizer.build(device=self.device)
+        """The video VAE. Raises UserError for one with other latent channels than the network's."""
+        vae = self.config.tokenizer.build(device=self.device)
+        if vae.channels != self.latent_channels and not in_simulation():  # a plan takes the released one
+            raise UserError(
+                f"model.config.tokenizer.vae_path: expected a VAE of {self.latent_channels} latent channels, as the "
+                f"network has, found {vae.channels} in '{self.config.tokenizer.vae_path}'. Name the pipeline that the "
+                "network belongs to"
+            )
+        return vae
 
     @cached_property
     def text_encoder(self) -> Any:

@@ -52,6 +52,11 @@ class WanImageEncoder(Configurable):
         self.folder = find_layout(config.path, PLACES, field=FIELD)
         require_parts(self.folder)
 
+    @property
+    def channels(self) -> int:
+        """Channels of the hidden states."""
+        return int(read_settings(self.folder / ENCODER).get("hidden_size", 768))  # the default of transformers
+
     @cached_property
     def model(self) -> Any:
         import torch

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Range
+from worldsmith.config.errors import UserError
 from worldsmith.families.diffusers_pipeline.model import PipelineModel
 from worldsmith.families.diffusers_pipeline.sampling import (
     PipelineDefaults,
@@ -158,7 +159,15 @@ class WanGenerator(PipelineModel):
 
     @cached_property
     def image_encoder(self) -> WanImageEncoder:
+        """The image encoder. Raises UserError for one with other channels than the network reads."""
         encoder: WanImageEncoder = self.config.image_encoder.build(device=self.device)
+        expected = self.config.network.image_dim
+        if encoder.channels != expected:
+            raise UserError(
+                f"model.config.image_encoder.path: expected an encoder of {expected} channels, as "
+                f"model.config.network.image_dim says, found {encoder.channels}. Name the "
+                "pipeline that the network belongs to"
+            )
         return encoder
 
     @cached_property
