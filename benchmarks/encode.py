@@ -27,7 +27,7 @@ from demo_run import demo_config
 from diffusers import AutoencoderKLWan
 from side_by_side import medians
 
-from worldsmith.actions.shares import do_shares
+from worldsmith.actions.processes import run_in_processes
 from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.tree.references import resolve
 from worldsmith.models.video_vae.wan_files import find_vae, read_vae_config
@@ -64,7 +64,7 @@ def main() -> int:
                     action.encode_share(rank, size, done)
                     return time.process_time()
 
-                busiest[processes].append(max(do_shares(work, processes, lambda done: None)))
+                busiest[processes].append(max(run_in_processes(work, processes, lambda done: None)))
 
             return once
 

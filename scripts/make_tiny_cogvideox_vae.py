@@ -19,7 +19,7 @@ from make_tiny_vae import State, measure, trained
 from tiny_vae_clips import to_tensor, training_clip
 from torch import Tensor
 
-from worldsmith.demo.moving_shapes import TRAIN_COMBINATIONS, render, sample_scene
+from worldsmith.demo.moving_shapes import TRAIN_COMBINATIONS, render_moving_shape, sample_scene
 
 CHANNELS = 8
 ARCHITECTURE = dict(
@@ -120,7 +120,9 @@ def export(training: Training, out: Path) -> AutoencoderKLCogVideoX:
     vae.load_state_dict({name: value.half().float() for name, value in training.average.items()})
     rng = np.random.default_rng([training.seed, STATISTICS_STREAM])
     scenes = [sample_scene(rng, c) for _ in range(4) for c in TRAIN_COMBINATIONS]
-    latents = torch.cat([vae.encode(to_tensor(render(scene)[None])).latent_dist.mode() for scene in scenes])
+    latents = torch.cat(
+        [vae.encode(to_tensor(render_moving_shape(scene)[None])).latent_dist.mode() for scene in scenes]
+    )
     for channel, values in enumerate(latents.transpose(0, 1).flatten(1)):
         print(f"channel {channel}: mean {values.mean():.3f}, deviation {values.std():.3f}")
     vae.register_to_config(scaling_factor=round(1 / latents.std().item(), 5))

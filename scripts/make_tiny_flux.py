@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, CLIPTextConfig, CLIPTextModel, CLIPTokenizer, T5EncoderModel
 
 from worldsmith.assets import asset_path
-from worldsmith.demo.moving_shapes import COMBINATIONS, TRAIN_COMBINATIONS, render, sample_scene
+from worldsmith.demo.moving_shapes import COMBINATIONS, TRAIN_COMBINATIONS, render_moving_shape, sample_scene
 
 CHANNELS, CLIP_TOKENS = 4, 77
 ARCHITECTURE = dict(
@@ -91,7 +91,7 @@ def initialise(vae: AutoencoderKL) -> None:
 def stills(seed: int, stream: int, combinations: list) -> Tensor:
     """An image of each scene, float32 [n, 3, 64, 64]."""
     rng = np.random.default_rng([seed, stream])
-    frames = [render(sample_scene(rng, each), frames=slice(8, 9)) for each in combinations]
+    frames = [render_moving_shape(sample_scene(rng, each), frames=slice(8, 9)) for each in combinations]
     return to_tensor(np.stack(frames))[:, :, 0]
 
 

@@ -17,7 +17,7 @@ from make_tiny_tokenizer import make_tokenizer
 from make_tiny_tokenizer import texts as common_texts
 from transformers import PreTrainedTokenizerBase, Qwen3VLConfig
 
-from worldsmith.demo.falling_objects import FallingObjects, all_sentences, describe, draw_scenes
+from worldsmith.demo.falling_objects import FallingObjects, all_sentences, describe_scene, draw_scenes
 
 PATCHES = {
     "patch_size": 16,
@@ -110,7 +110,7 @@ def texts() -> Iterator[str]:
     for sentence in all_sentences():
         yield from [sentence] * 80
     for scene in draw_scenes(FallingObjects(clips=240), "train"):
-        yield from [describe(scene)] * 8
+        yield from [describe_scene(scene)] * 8
     for word in ("yes", "no", "user", "assistant", "system"):
         yield from [word] * 200
     for tenths in range(200):

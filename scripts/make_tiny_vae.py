@@ -23,7 +23,7 @@ from diffusers import AutoencoderKLWan, ModelMixin
 from muon import Muon
 from tiny_vae_clips import to_tensor, training_clip
 
-from worldsmith.demo.moving_shapes import COMBINATIONS, TRAIN_COMBINATIONS, render, sample_scene
+from worldsmith.demo.moving_shapes import COMBINATIONS, TRAIN_COMBINATIONS, render_moving_shape, sample_scene
 from worldsmith.demo.shape_detector import detect
 
 ARCHITECTURE = dict(
@@ -245,7 +245,7 @@ def export(training: Training, out: Path, seed: int) -> AutoencoderKLWan:
     vae.load_state_dict({name: value.half().float() for name, value in training.average.items()})
     rng = np.random.default_rng([seed, STATISTICS_STREAM])
     scenes = [sample_scene(rng, c) for _ in range(4) for c in TRAIN_COMBINATIONS]
-    means = [vae.encode(to_tensor(render(scene)[None])).latent_dist.mode()[0] for scene in scenes]
+    means = [vae.encode(to_tensor(render_moving_shape(scene)[None])).latent_dist.mode()[0] for scene in scenes]
     values = torch.stack(means).transpose(0, 1).flatten(1)
     vae.register_to_config(
         latents_mean=[round(v, 5) for v in values.mean(1).tolist()],
@@ -262,7 +262,7 @@ def measure(vae: AutoencoderKLWan, seed: int, rounds: int = 4) -> dict[str, floa
     errors, right = [], 0
     scenes = [sample_scene(rng, c) for _ in range(rounds) for c in COMBINATIONS]
     for scene in scenes:
-        clip = render(scene)
+        clip = render_moving_shape(scene)
         output = vae.decode(vae.encode(to_tensor(clip[None])).latent_dist.mode()).sample[0]
         again = output.add(1).mul(127.5).round().clamp(0, 255).byte().permute(1, 2, 3, 0).numpy()
         errors.append(np.mean((again.astype(np.float64) - clip) ** 2))

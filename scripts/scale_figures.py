@@ -9,7 +9,14 @@ from typing import Any
 
 from worldsmith.distributed.gpus import Gpu
 from worldsmith.planning.estimate_memory import MemoryVerdict
-from worldsmith.planning.estimate_time import EFFICIENCIES, NOTHING, Range, StepSeconds, over_rates, step_seconds
+from worldsmith.planning.estimate_time import (
+    EFFICIENCIES,
+    NOTHING,
+    EstimateRange,
+    StepSeconds,
+    over_rates,
+    step_seconds,
+)
 from worldsmith.planning.work import StepWork, Traffic
 
 HOURS_BETWEEN_FAILURES = 16384 * 54 * 24 / 419
@@ -52,12 +59,12 @@ class Cost:
     step: StepSeconds
 
     @property
-    def computing(self) -> Range:
+    def computing(self) -> EstimateRange:
         parts = ("matrix products", "attention", "memory")
         return sum((self.step.terms[name] for name in parts), NOTHING)
 
     @property
-    def sending(self) -> Range:
+    def sending(self) -> EstimateRange:
         parts = ("inside a machine", "between machines")
         return sum((self.step.terms.get(name, NOTHING) for name in parts), NOTHING)
 

@@ -11,7 +11,7 @@ from scale_runs import CHECKS, CLIPS, RUNS
 
 from worldsmith.distributed.gpus import GIB, GPUS, Gpu
 from worldsmith.planning.estimate_memory import MemoryVerdict
-from worldsmith.planning.estimate_time import Range
+from worldsmith.planning.estimate_time import EstimateRange
 
 RANKS = [8 * 2**power for power in range(10)]
 H100 = GPUS["h100-80"]
@@ -43,7 +43,7 @@ def figure(value: float) -> str:
     return f"{float(f'{value:.2g}'):,g}"
 
 
-def span(of: Range) -> str:
+def span(of: EstimateRange) -> str:
     return f"{figure(of.fast)} to {figure(of.slow)}"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from worldsmith.demo.moving_shapes import TRAIN_COMBINATIONS, render, sample_scene
+from worldsmith.demo.moving_shapes import TRAIN_COMBINATIONS, render_moving_shape, sample_scene
 
 # Smaller shapes, lighter backgrounds and freer paths than the dataset's own: harder cases, so that those are easy.
 SCENES: dict[str, Any] = {
@@ -31,7 +31,7 @@ def training_clip(rng: np.random.Generator, frames: int, others: float) -> np.nd
     if kind < others:
         any_colour, any_ground = tuple(rng.uniform(0, 255, 3)), tuple(rng.uniform(0, 255, 3))
         scene = dataclasses.replace(scene, colour=any_colour, background=any_ground)
-    return render(scene, frames=stretch)
+    return render_moving_shape(scene, frames=stretch)
 
 
 def blobs(rng: np.random.Generator, stretch: slice) -> np.ndarray:

@@ -23,7 +23,7 @@ from worldsmith.families.cogvideox.model import CogVideoXDefaults
 from worldsmith.families.cosmos3.model import Cosmos3Defaults, Cosmos3Generator
 from worldsmith.families.cosmos3.weights.export_diffusers import export_pipeline
 from worldsmith.sampling.sample_args import decide
-from worldsmith.sampling.sample_files import Entry, Layer
+from worldsmith.sampling.sample_files import Layer, SampleEntry
 from worldsmith.sampling.sample_settings import Sample, SampleSettings
 
 PAGE = (Path(__file__).parents[2] / "docs/generate.md").read_text(encoding="utf-8")
@@ -76,7 +76,7 @@ def test_the_example_of_a_negative_prompt_is_a_structured_caption() -> None:
     path = Path(__file__).parents[2] / "examples/negative_prompt.json"
     assert str(path.relative_to(path.parents[1])) in PAGE
     sample = Sample(prompt="x", negative_prompt_file=path.name)
-    entry = Entry("x", sample, [Layer("here", sample, path.parent)])
+    entry = SampleEntry("x", sample, [Layer("here", sample, path.parent)])
     (args,) = decide(entry, Layer("flag", SampleSettings(), Path()), DEFAULTS, LatentGrid(4, 16, 2), "model")
     assert args.negative_prompt == json.dumps(json.loads(path.read_text(encoding="utf-8")))
     assert "physical_realism" in args.negative_prompt

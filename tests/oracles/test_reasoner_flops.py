@@ -11,7 +11,7 @@ from tiny_reasoner import conversation, decoder, make_task, model_config, qwen2_
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from worldsmith.families.vision_language.network.arithmetic import StepCounter
+from worldsmith.families.vision_language.network.arithmetic import VisionLanguageStepCounter
 from worldsmith.families.vision_language.policy import FreezeConfig
 
 MEDIA = [("image", (1, 4, 6)), ("video", (2, 4, 4))]
@@ -44,7 +44,7 @@ def test_a_step_has_the_operations_that_pytorch_counts(case: str, tmp_path: Path
     (length,) = {sample.num_tokens for sample in batch}
     frames = [grid[1:] for _, grid in media for _ in range(grid[0])] * 2
     supervised = sum(sample.num_supervised for sample in batch)
-    found = StepCounter(task.model.network, [length] * 2, frames, supervised).count()
+    found = VisionLanguageStepCounter(task.model.network, [length] * 2, frames, supervised).count()
     assert task.count_flops(batch) == found.total
 
     with sdpa_kernel(SDPBackend.MATH):
@@ -52,7 +52,7 @@ def test_a_step_has_the_operations_that_pytorch_counts(case: str, tmp_path: Path
             loss = task.loss(batch, seed=0).sum
         with FlopCounterMode(display=False, custom_mapping=GROUPED) as backward:
             loss.backward()
-    vision = StepCounter(task.model.network, [], frames, 0).count()
+    vision = VisionLanguageStepCounter(task.model.network, [], frames, 0).count()
     whole = 2 * length / (length + 1)  # pairs of a whole matrix, of those that count here
     seen = vision.attention_forward + whole * (found.attention_forward - vision.attention_forward)
     assert forward.get_total_flops() == pytest.approx(found.linear_forward + seen, rel=0.01)

@@ -18,7 +18,7 @@ from diffusers.pipelines.cosmos.pipeline_cosmos3_omni import Cosmos3OmniPipeline
 from transformers import AutoTokenizer
 
 from worldsmith.assets import asset_path
-from worldsmith.demo.moving_shapes import COMBINATIONS, all_captions, render, sample_scene
+from worldsmith.demo.moving_shapes import COMBINATIONS, all_captions, render_moving_shape, sample_scene
 from worldsmith.demo.shape_detector import detect
 from worldsmith.models.video_vae.wan import WanVAE
 
@@ -45,7 +45,7 @@ def reconstructions(vae):
     rng = np.random.default_rng(20_000)
     found = []
     for attributes in COMBINATIONS:
-        clip = render(sample_scene(rng, attributes))
+        clip = render_moving_shape(sample_scene(rng, attributes))
         output = vae.decode(vae.encode(torch.from_numpy(clip).permute(3, 0, 1, 2)))
         found.append((attributes, clip, output.permute(1, 2, 3, 0).numpy()))
     return found
@@ -71,7 +71,7 @@ def test_detector_reads_98_percent_of_the_reconstructions_right(reconstructions)
 
 def test_vae_latents_have_about_zero_mean_and_unit_deviation(vae):
     rng = np.random.default_rng(20_001)
-    clips = [torch.from_numpy(render(sample_scene(rng, c))).permute(3, 0, 1, 2) for c in COMBINATIONS[::2]]
+    clips = [torch.from_numpy(render_moving_shape(sample_scene(rng, c))).permute(3, 0, 1, 2) for c in COMBINATIONS[::2]]
     latents = torch.stack([vae.encode(clip) for clip in clips])
     assert latents.shape[1:] == (48, 5, 4, 4)
     assert abs(latents.mean()) < 0.1

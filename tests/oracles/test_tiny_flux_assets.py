@@ -11,7 +11,7 @@ from diffusers import AutoencoderKL
 from transformers import CLIPTextModel, T5EncoderModel
 
 from worldsmith.assets import asset_path
-from worldsmith.demo.moving_shapes import COMBINATIONS, render, sample_scene
+from worldsmith.demo.moving_shapes import COMBINATIONS, render_moving_shape, sample_scene
 from worldsmith.families.flux.text_encoder import FluxTextEncoder
 from worldsmith.models.video_vae.moments import ImageVAE
 
@@ -23,7 +23,9 @@ def test_images_come_back_as_well_as_the_card_says_and_latents_are_scaled() -> N
     rng = np.random.default_rng(20_003)
     errors, latents = [], []
     for attributes in COMBINATIONS[::5]:
-        image = torch.from_numpy(render(sample_scene(rng, attributes), frames=slice(0, 1))).permute(3, 0, 1, 2)
+        image = torch.from_numpy(render_moving_shape(sample_scene(rng, attributes), frames=slice(0, 1))).permute(
+            3, 0, 1, 2
+        )
         moments = vae.encode(image)
         latents.append(vae.latents(moments, torch.zeros(4, 1, 8, 8)))
         errors.append((vae.decode(latents[-1]).double() - image).square().mean())

@@ -22,7 +22,7 @@ from worldsmith.demo.moving_shapes import (
     TRAIN_WORDINGS,
     all_captions,
     dense_caption,
-    render,
+    render_moving_shape,
     sample_scene,
 )
 from worldsmith.demo.shape_detector import detect
@@ -45,7 +45,7 @@ def encoded(vae):
     rng = np.random.default_rng(20_003)
     found = []
     for attributes in SCENES:
-        clip = render(sample_scene(rng, attributes))
+        clip = render_moving_shape(sample_scene(rng, attributes))
         moments = vae.encode(torch.from_numpy(clip).permute(3, 0, 1, 2))
         found.append((attributes, clip, moments.chunk(2)[0] * vae.scaling_factor))
     return found

@@ -25,7 +25,7 @@ LIMITS = {
     "longest_file": 400,
     "import_percent": 9.3,
     "single_importer_files": 68,
-    "names_defined_three_times": 24,
+    "names_defined_three_times": 5,
     "import_circles": 0,
 }
 """What `scripts/house.py` may find. Lower a limit when the package gets better; raise none."""
@@ -77,6 +77,17 @@ def test_rooms_that_use_each_other_in_a_circle_are_refused(draw_rooms: ModuleTyp
 def test_folders_are_small() -> None:
     folder, count = Counter(file.parent for file in FILES).most_common(1)[0]
     assert count <= 16, folder
+
+
+def test_a_class_name_occurs_once() -> None:
+    """A search for the name of a class finds one class; each model family has its `NetworkConfig`."""
+    classes = Counter(
+        node.name
+        for file in FILES
+        for node in ast.parse(file.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert [name for name, count in classes.items() if count > 1] == ["NetworkConfig"]
 
 
 def test_a_family_is_named_in_its_folder_only() -> None:

@@ -340,11 +340,11 @@ def as_words(parent: Parent, fields: Collection[str]) -> dict[str, str]:
     elif parent.base is not None and "base" in fields:
         words["base"] = parent.base
     if parent.processor is not None and "processor" in fields:
-        words |= {f"processor.{name}": text for name, text in leaves(parent.processor).items()}
+        words |= {f"processor.{name}": text for name, text in flatten_to_text(parent.processor).items()}
     return words
 
 
-def leaves(tree: Mapping[str, Any]) -> dict[str, str]:
+def flatten_to_text(tree: Mapping[str, Any]) -> dict[str, str]:
     """The values of a tree of plain data by their dotted names, as text; without classes, and what is left open."""
     return {
         name: value if isinstance(value, str) else json.dumps(value)

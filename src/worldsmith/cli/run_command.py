@@ -76,12 +76,12 @@ class RunCommand:
 
     def run(self, args: Namespace) -> int:
         """Raises ConfigError or UserError for what the user can fix."""
-        from worldsmith.actions.shares import ShareError
+        from worldsmith.actions.processes import WorkerProcessError
 
         try:
             with mistakes_of_the_user():
                 return print_result(self.action(args).run(), as_json=args.json)
-        except ShareError as error:
+        except WorkerProcessError as error:
             print_message(f"worldsmith: error: {error}")
             return 1
 

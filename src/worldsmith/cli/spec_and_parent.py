@@ -118,14 +118,14 @@ def adopt_parent(name: str, words: Words, kinds: Sequence[type[Action]], file: s
     Raises:
         UserError: For an action that reads no model, for a model in addition to the parent, and as `find_parent` does.
     """
-    from worldsmith.actions.parents import as_words, find_parent, leaves
+    from worldsmith.actions.parents import as_words, find_parent, flatten_to_text
 
     kinds = [kind for kind in kinds if reads_model(kind)]
     if not kinds:
         raise UserError(f"{PARENT} stands for a model, and this command reads none; leave it out")
     fields = {field for kind in kinds for field in field_hints(kind.Config)}
     below = words.spec.data if words.spec is not None else {} if file is None else read_settings_file(file).data
-    given = {flag.name.replace("-", "_") for flag in words.flags} | set(leaves(below))
+    given = {flag.name.replace("-", "_") for flag in words.flags} | set(flatten_to_text(below))
     if words.loose or "model" in given:
         raise UserError(f"a model is named twice, also by {PARENT} {name}; leave one of them out")
     given |= RATES if given & RATES else set()

@@ -183,9 +183,14 @@ def raise_interrupt(error: BaseException) -> None:
         raise error
 
 
+def describe_error(error: BaseException) -> str:
+    """Formats an exception as one line: its class, and its message if it has one."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
 def code_problem(what: str, error: BaseException, path: str = "") -> Problem:
     """What a user reads of an error in such code, in place of a traceback."""
-    return Problem(path, f"{what}: {type(error).__name__}: {error}", place=blamed_line(error))
+    return Problem(path, f"{what}: {describe_error(error)}", place=blamed_line(error))
 
 
 def _listed(names: Iterable[str]) -> str:

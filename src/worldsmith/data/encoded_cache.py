@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from worldsmith.data.clips.frame_selection import FrameSelection
     from worldsmith.data.clips.video_dataset import Window
-    from worldsmith.data.video_file import Status
+    from worldsmith.data.video_file import FileStatus
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +153,7 @@ class LatentCache(EncodedCache):
     encoder, tensor, what = "vae", "latents", "clip"
 
     def clip_key(
-        self, window: Window, status: Status, selection: FrameSelection, size: tuple[int, int], *counts: int
+        self, window: Window, status: FileStatus, selection: FrameSelection, size: tuple[int, int], *counts: int
     ) -> str:
         """Returns the key of the latents of a window's first used frames.
 
@@ -193,7 +193,7 @@ class TextCache(EncodedCache):
         return self.key_for(by=fingerprint, ids=list(ids), length=length)
 
 
-def file_identity(status: Status, path: str, relative_path: str, mark: str = "") -> list[Any]:
+def file_identity(status: FileStatus, path: str, relative_path: str, mark: str = "") -> list[Any]:
     """Returns the part of a key that identifies a file: relative path, size, modification time (ns) and fingerprint.
 
     The full content is not hashed: that would read every clip at each access, which the cache avoids. A rewritten file

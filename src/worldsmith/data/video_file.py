@@ -67,7 +67,7 @@ class VideoInfo:
         return self.num_frames / self.fps
 
 
-class Status(NamedTuple):
+class FileStatus(NamedTuple):
     """What tells a file from one that took its name; as `os.stat` names it."""
 
     st_size: int
@@ -75,13 +75,13 @@ class Status(NamedTuple):
     """0 for a part of a tar."""
 
 
-def examine(path: str) -> tuple[Status, VideoInfo]:
+def examine(path: str) -> tuple[FileStatus, VideoInfo]:
     """Size and time of the file, and what is in it. Raises SampleError."""
     if is_part(path):
-        status = Status(len(read_part(path)), 0)
+        status = FileStatus(len(read_part(path)), 0)
     else:
         found = file_status(path, "not_a_video")
-        status = Status(found.st_size, found.st_mtime_ns)
+        status = FileStatus(found.st_size, found.st_mtime_ns)
     return status, probe(path, *status)
 
 

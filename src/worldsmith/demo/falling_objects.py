@@ -85,7 +85,7 @@ class FallingObjects(SyntheticDataset):
             scenes = draw_scenes(self, split)
             entries = []
             for index, scene in enumerate(scenes):
-                frames = render(scene, size=self.size, num_frames=self.num_frames)
+                frames = render_falling_object(scene, size=self.size, num_frames=self.num_frames)
                 write_video(folder / video_name(index), frames, self.fps, crf=10, preset="veryfast")
                 write_json(folder / conversation_name(index), score_conversation(scene))
                 entries.append(
@@ -103,7 +103,7 @@ class FallingObjects(SyntheticDataset):
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class FallingScene:
     """Everything that decides the pixels of a clip. Lengths are in 1/64 of the picture's side, times in 0 to 1."""
 
     shape: str
@@ -131,7 +131,7 @@ class Scene:
         return self.x < CANVAS / 2
 
 
-def sample_scene(rng: np.random.Generator, broken: frozenset[str], colour: str, shape: str, left: bool) -> Scene:
+def sample_scene(rng: np.random.Generator, broken: frozenset[str], colour: str, shape: str, left: bool) -> FallingScene:
     """A random scene of this object in one half of the picture that breaks the laws in `broken` and no others."""
     side = rng.uniform(14.0, 18.0)
     # Measured along the fall, from the side where the object starts.
@@ -139,7 +139,7 @@ def sample_scene(rng: np.random.Generator, broken: frozenset[str], colour: str, 
     bar = CANVAS / 2 + rng.uniform(0.0, 6.0)
     # Its centre keeps this distance from the picture's middle line, so that left and right are clear.
     aside = rng.uniform(4.0, CANVAS / 2 - EDGE - side / 2)
-    return Scene(
+    return FallingScene(
         shape=shape,
         colour=colour,
         later_colour=rng.choice([other for other in COLOURS if other != colour]),
@@ -156,7 +156,7 @@ def sample_scene(rng: np.random.Generator, broken: frozenset[str], colour: str, 
     )
 
 
-def path(scene: Scene, num_frames: int) -> np.ndarray:
+def path(scene: FallingScene, num_frames: int) -> np.ndarray:
     """Height of the object's centre in every frame, from the top of the picture: float64 [T].
 
     Constant acceleration; the object bounces off the bar, or off the picture's edge when it passes through the bar.
@@ -177,7 +177,7 @@ def path(scene: Scene, num_frames: int) -> np.ndarray:
     return CANVAS - fallen if "rises" in scene.broken else fallen
 
 
-def render(scene: Scene, *, size: int = 64, num_frames: int = 16) -> np.ndarray:
+def render_falling_object(scene: FallingScene, *, size: int = 64, num_frames: int = 16) -> np.ndarray:
     """The clip of a scene with anti-aliased edges: uint8 [T, H, W, 3]."""
     scale = size / CANVAS
     grid = ((np.arange(size) + 0.5) / scale).astype(np.float32)
@@ -209,13 +209,13 @@ class Question:
     answer: str
 
 
-def ask(scene: Scene) -> list[Question]:
+def ask(scene: FallingScene) -> list[Question]:
     """The questions of all topics. Each is answered with yes for half of the scenes of a round."""
     facts = {law: law in scene.broken for law in VIOLATIONS} | {"left": scene.left, "red": scene.colour == "red"}
     return [Question(topic, text, "yes" if facts[topic] else "no") for topic, text in QUESTIONS.items()]
 
 
-def describe(scene: Scene) -> str:
+def describe_scene(scene: FallingScene) -> str:
     """One sentence that describes the object and answers all questions."""
     broken = scene.broken
     side, way = "left" if scene.left else "right", "upwards" if "rises" in broken else "downwards"
@@ -233,7 +233,7 @@ def all_sentences() -> list[str]:
     return [SCORE_PROMPT, DESCRIBE, *(f"{question} {ANSWER_HINT}" for question in QUESTIONS.values())]
 
 
-def draw_scenes(dataset: FallingObjects, split: str) -> list[Scene]:
+def draw_scenes(dataset: FallingObjects, split: str) -> list[FallingScene]:
     """The scenes of a split: a pure function of the seed and the split; more clips begin with the same ones.
 
     They come in rounds of 60, in which each score comes 12 times, and each broken law, each shape, each half of the
@@ -250,21 +250,21 @@ def draw_scenes(dataset: FallingObjects, split: str) -> list[Scene]:
     return scenes
 
 
-def score_conversation(scene: Scene) -> dict[str, Any]:
+def score_conversation(scene: FallingScene) -> dict[str, Any]:
     """Conversation that asks for the score; the answer is one digit."""
     request = [{"type": "video", "video": "video_0"}, {"type": "text", "text": SCORE_PROMPT}]
     answer = [{"type": "text", "text": str(scene.score)}]
     return {"conversations": [{"role": "user", "content": request}, {"role": "assistant", "content": answer}]}
 
 
-def llava_records(dataset: FallingObjects, split: str, scenes: list[Scene]) -> Iterator[dict[str, Any]]:
+def llava_records(dataset: FallingObjects, split: str, scenes: list[FallingScene]) -> Iterator[dict[str, Any]]:
     """The LLaVA-style records of a split."""
     rng = np.random.default_rng([dataset.seed, SPLITS[split], 2])
     for index, scene in enumerate(scenes):
         questions = [question for question in ask(scene) if question.topic in dataset.topics]
         if split == "train":
             if DESCRIPTION in dataset.topics and index % DESCRIBED_OF == 0:
-                yield llava_record(index, DESCRIPTION, [(DESCRIBE, describe(scene))])
+                yield llava_record(index, DESCRIPTION, [(DESCRIBE, describe_scene(scene))])
             if not questions:
                 continue
             yield llava_record(

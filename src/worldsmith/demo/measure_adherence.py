@@ -62,7 +62,7 @@ class MeasureAdherence(VideoAction):
             line = (
                 f"{out / RESULT} is complete for this model and these prompts; nothing to do (--force measures again)"
             )
-            return Result([line, *summary(out, known)], known)
+            return Result([line, *summarize_adherence(out, known)], known)
         device = find_device(config.device)
         require_writable(out)
         prompts = load_prompts(Path(config.prompts))
@@ -81,7 +81,7 @@ class MeasureAdherence(VideoAction):
         inputs = [Input("model", models["trained"].folder), Input("dataset", config.prompts)]
         write_lineage(out, action="evaluate", settings=to_dict(config), inputs=inputs, outputs=[RESULT])
         refresh_page(out)
-        return Result(summary(out, figures), figures)
+        return Result(summarize_adherence(out, figures), figures)
 
     def find_models(self) -> dict[str, StoredModel]:
         config = self.config
@@ -126,7 +126,7 @@ class MeasureAdherence(VideoAction):
         if known.pop("signature", None) != self.signature():
             return {}
         try:
-            summary(result.parent, known)
+            summarize_adherence(result.parent, known)
         except (AttributeError, KeyError, TypeError, ValueError):
             raise UserError(f"{result} does not hold the figures of an evaluation; --force measures again") from None
         names = [video_name(index, prompt) for index, prompt in enumerate(load_prompts(Path(self.config.prompts)))]
@@ -175,7 +175,7 @@ def video_name(index: int, prompt: ShapePrompt) -> str:
     return f"{index:02d}_{prompt.colour}_{prompt.shape}_{prompt.direction}.mp4"
 
 
-def summary(out: Path, figures: Mapping[str, Any]) -> list[str]:
+def summarize_adherence(out: Path, figures: Mapping[str, Any]) -> list[str]:
     """Lines that name the files of the results, the scores by group, and the adherence."""
     trained, untrained = figures["trained"], figures.get("untrained")
     apart = [f"{name} {value:.2f}" for name, value in trained["by_attribute"].items()]

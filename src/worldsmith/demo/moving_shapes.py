@@ -103,7 +103,7 @@ class MovingShapes(SyntheticDataset):
             for index in range(clips):
                 scene, wording = draw_clip(self, split, index)
                 record = clip_record(self, split, index, scene, wording)
-                frames = render(scene, size=self.size, num_frames=self.num_frames)
+                frames = render_moving_shape(scene, size=self.size, num_frames=self.num_frames)
                 write_video(out / split / record["vision_path"], frames, self.fps, crf=10, preset="veryfast")
                 records.append(record)
                 clip_written()
@@ -167,7 +167,9 @@ def sample_scene(
     )
 
 
-def render(scene: Scene, *, size: int = 64, num_frames: int = 17, frames: slice = slice(None)) -> np.ndarray:
+def render_moving_shape(
+    scene: Scene, *, size: int = 64, num_frames: int = 17, frames: slice = slice(None)
+) -> np.ndarray:
     """The clip of a scene with anti-aliased edges, or some of its frames: uint8 [T, H, W, 3]."""
     scale = size / CANVAS
     grid = ((np.arange(size) + 0.5) / scale).astype(np.float32)

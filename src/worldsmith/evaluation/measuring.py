@@ -104,7 +104,7 @@ def facts(values: Sequence[float], samples: int | None = None, *, share: bool = 
     return {"mean": mean, "interval": interval, "samples": len(values) if samples is None else samples}
 
 
-def table(figures: Mapping[str, Any]) -> Iterator[str]:
+def format_measurements(figures: Mapping[str, Any]) -> Iterator[str]:
     """Formats figures for people: a line for each, intervals in brackets, and what could not be measured.
 
     In a terminal that is narrower than the table, the columns are split into tables below each other.
@@ -116,7 +116,7 @@ def table(figures: Mapping[str, Any]) -> Iterator[str]:
     for name, figure in figures.items():
         first = figure[models[0]]
         told = [*(figure[model] for model in models), *figure["difference"].values()]
-        rows.append([name, figure["unit"], *map(in_words, told), str(first["samples"])])
+        rows.append([name, figure["unit"], *map(format_mean, told), str(first["samples"])])
         for model, reasons in figure["not_measured"].items():
             notes += [f"{name}: {count} not measured ({model}): {reason}" for reason, count in reasons.items()]
         notes += [f"{name}: {note}" for note in figure.get("notes", [])]
@@ -131,7 +131,7 @@ def table(figures: Mapping[str, Any]) -> Iterator[str]:
     yield from notes
 
 
-def in_words(fact: Mapping[str, Any]) -> str:
+def format_mean(fact: Mapping[str, Any]) -> str:
     if fact["mean"] is None:
         return "-"
     interval = "" if fact["interval"] is None else " [{:.4g}, {:.4g}]".format(*fact["interval"])

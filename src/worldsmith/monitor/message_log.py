@@ -9,8 +9,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from worldsmith.config.errors import describe_error
 from worldsmith.files.lines import append_line
-from worldsmith.monitor.sinks import describe
 
 
 class MessageLog(logging.Handler):
@@ -72,4 +72,4 @@ class MessageLog(logging.Handler):
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         logging.getLogger("worldsmith").removeHandler(self)
         if error is not None and self.path is not None:
-            self.add("error", describe(error))
+            self.add("error", describe_error(error))

@@ -41,7 +41,7 @@ class MetricsLog:
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Appends one line. Raises TypeError for a value that is no number, text, list or mapping; OSError."""
-        record = {"step": step, **{key: plain(key, value) for key, value in metrics.items() if key != "step"}}
+        record = {"step": step, **{key: to_json_value(key, value) for key, value in metrics.items() if key != "step"}}
         append(self.file, (json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n").encode())
 
     def close(self, *, failed: bool = False) -> None:
@@ -94,7 +94,7 @@ def records(path: Path) -> list[tuple[bytes, dict[str, Any] | None]]:
     return found
 
 
-def plain(key: str, value: Any) -> Any:
+def to_json_value(key: str, value: Any) -> Any:
     """The value as JSON has it: scalars of numeric libraries as numbers, non-finite numbers as null."""
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
         value = value.item()
@@ -103,9 +103,9 @@ def plain(key: str, value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, Mapping):
-        return {str(k): plain(f"{key}.{k}", v) for k, v in value.items()}
+        return {str(k): to_json_value(f"{key}.{k}", v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(f"{key}[{i}]", v) for i, v in enumerate(value)]
+        return [to_json_value(f"{key}[{i}]", v) for i, v in enumerate(value)]
     raise TypeError(
         f"metric '{key}' is a {type(value).__name__}; a metric is a number, a text, a list or a mapping of them"
     )

@@ -14,6 +14,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from worldsmith.config.errors import describe_error
 from worldsmith.files.atomic import write_text
 from worldsmith.files.lines import append
 
@@ -52,7 +53,7 @@ class Sinks:
         try:
             self.sinks[name] = make()
         except Exception as error:
-            logger.warning("%s cannot be written, the run goes on without it: %s", name, describe(error))
+            logger.warning("%s cannot be written, the run goes on without it: %s", name, describe_error(error))
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
         for name, sink in self.sinks.items():
@@ -61,14 +62,14 @@ class Sinks:
             except Exception as error:
                 self.lost[name] += 1
                 if self.lost[name] == 1:
-                    logger.warning("%s cannot be written, the run goes on: %s", name, describe(error))
+                    logger.warning("%s cannot be written, the run goes on: %s", name, describe_error(error))
 
     def close(self, *, failed: bool = False) -> None:
         for name, sink in self.sinks.items():
             try:
                 sink.close(failed=failed)
             except Exception as error:
-                logger.warning("%s could not be closed: %s", name, describe(error))
+                logger.warning("%s could not be closed: %s", name, describe_error(error))
             if self.lost[name]:
                 logger.warning("%s: %d lines of it are missing, since they could not be written", name, self.lost[name])
         self.sinks = {}
@@ -83,11 +84,6 @@ def numbers(metrics: Mapping[str, Any], prefix: str = "") -> list[tuple[str, flo
         elif isinstance(value, (int, float)) or (hasattr(value, "item") and getattr(value, "ndim", None) == 0):
             found.append((prefix + key, float(value)))
     return found
-
-
-def describe(error: BaseException) -> str:
-    """An exception in a line: its kind, and what it says."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 EVENT_FILE_PREFIX = "events.out.tfevents."

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from worldsmith.distributed.gpus import GIB, Gpu
 from worldsmith.planning.estimate_memory import COMMUNICATION, CONTEXT, FRAGMENTATION, PROCESS, WORKER
-from worldsmith.planning.estimate_time import EFFICIENCIES, FORWARD, HOP, NETWORK_HOP, Range
+from worldsmith.planning.estimate_time import EFFICIENCIES, FORWARD, HOP, NETWORK_HOP, EstimateRange
 
 if TYPE_CHECKING:
     from worldsmith.planning.simulation_inputs import PlannedBatches
@@ -71,21 +71,24 @@ def assumptions(
         return found
     products, attention = (EFFICIENCIES[name][0] * gpu.reached for name in ("matrix products", "attention"))
     found["speed"] = (
-        f"{share(products)} of {gpu.peak_flops / 1e12:g} TFLOP/s in matrix products, {share(attention)} in attention; "
-        f"{share(EFFICIENCIES['memory'][0])} of {gpu.bandwidth / 1e12:g} TB/s elsewhere"
+        f"{format_percents(products)} of {gpu.peak_flops / 1e12:g} TFLOP/s in matrix products, "
+        f"{format_percents(attention)} in attention; "
+        f"{format_percents(EFFICIENCIES['memory'][0])} of {gpu.bandwidth / 1e12:g} TB/s elsewhere"
     )
     if compiled:
-        found["speed"] += f", for {share(EFFICIENCIES['unfused'][0])} of the bytes, since layers are compiled"
+        found["speed"] += f", for {format_percents(EFFICIENCIES['unfused'][0])} of the bytes, since layers are compiled"
     if ranks > 1:
         links = f"{gpu.link / 1e9:g} GB/s one way between GPUs of a machine"
         if ranks > gpu.per_machine:
             links += f", {gpu.network / 1e9:g} GB/s between machines for each GPU"
             links += f"; {HOP * 1e6:g} us for a hop, {NETWORK_HOP * 1e6:g} us between machines, by a tree or a ring"
-        found["links"] = f"{share(EFFICIENCIES['links'][0])} of {links}; fast: hidden behind computation, slow: not"
+        found["links"] = (
+            f"{format_percents(EFFICIENCIES['links'][0])} of {links}; fast: hidden behind computation, slow: not"
+        )
     disk = EFFICIENCIES["disk"][0]
     found["saves"] = f"written at {disk.fast / 1e9:g} to {disk.slow / 1e9:g} GB/s in all"
     if loop.run_validation:
-        counted = f"a pack takes {share(FORWARD)} of the time of one of training"
+        counted = f"a pack takes {format_percents(FORWARD)} of the time of one of training"
         found["validation"] = (
             "not counted: how many packs there are is not known" if loop.max_val_iter is None else counted
         )
@@ -93,6 +96,6 @@ def assumptions(
     return found
 
 
-def share(of: Range) -> str:
+def format_percents(of: EstimateRange) -> str:
     """75 to 45 %."""
     return f"{100 * of.fast:.0f} to {100 * of.slow:.0f} %"

@@ -15,33 +15,33 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class EstimateRange:
     """From `fast` to `slow`."""
 
     fast: float
     slow: float
 
-    def __add__(self, other: Range) -> Range:
-        return Range(self.fast + other.fast, self.slow + other.slow)
+    def __add__(self, other: EstimateRange) -> EstimateRange:
+        return EstimateRange(self.fast + other.fast, self.slow + other.slow)
 
-    def __mul__(self, times: float) -> Range:
-        return Range(self.fast * times, self.slow * times)
+    def __mul__(self, times: float) -> EstimateRange:
+        return EstimateRange(self.fast * times, self.slow * times)
 
     @property
     def middle(self) -> float:
         return (self.fast + self.slow) / 2
 
 
-NOTHING = Range(0.0, 0.0)
+NOTHING = EstimateRange(0.0, 0.0)
 
 EFFICIENCIES = {
-    "matrix products": (Range(0.94, 0.56), "of the share of the peak that one large product reaches"),
-    "attention": (Range(0.6, 0.275), "of the same, by the kernel and its backward"),
-    "memory": (Range(0.85, 0.6), "of the bandwidth, by what is no matrix product and no attention"),
-    "unfused": (Range(0.3, 0.5), "of the bytes of such operations are left where they are compiled"),
-    "links": (Range(0.85, 0.6), "of the rate of a link, by the collectives of large tensors"),
-    "disk": (Range(4e9, 0.5e9), "bytes a second that all machines together write"),
-    "staging": (Range(25e9, 8e9), "bytes a second from a GPU to its machine's memory"),
+    "matrix products": (EstimateRange(0.94, 0.56), "of the share of the peak that one large product reaches"),
+    "attention": (EstimateRange(0.6, 0.275), "of the same, by the kernel and its backward"),
+    "memory": (EstimateRange(0.85, 0.6), "of the bandwidth, by what is no matrix product and no attention"),
+    "unfused": (EstimateRange(0.3, 0.5), "of the bytes of such operations are left where they are compiled"),
+    "links": (EstimateRange(0.85, 0.6), "of the rate of a link, by the collectives of large tensors"),
+    "disk": (EstimateRange(4e9, 0.5e9), "bytes a second that all machines together write"),
+    "staging": (EstimateRange(25e9, 8e9), "bytes a second from a GPU to its machine's memory"),
 }
 """What is assumed of the machine, fast and slow, and of what it is a share."""
 STARTED, HOP, NETWORK_HOP = 8.4e-6, 3.4e-6, 14e-6
@@ -55,11 +55,11 @@ HIDDEN = ("dp_shard", "dp_replicate", "world")
 class StepSeconds:
     """Seconds of one optimizer step, the loader's and the launching of kernels not counted."""
 
-    total: Range
+    total: EstimateRange
     """Fast: collectives of weights and gradients are hidden behind the computation; slow: none is."""
     bound: str
     """The term that takes longest."""
-    terms: Mapping[str, Range]
+    terms: Mapping[str, EstimateRange]
     """matrix products, attention, memory, and what is sent inside a machine and between machines."""
 
 
@@ -75,42 +75,42 @@ def step_seconds(work: StepWork, gpu: Gpu, *, compiled: bool) -> StepSeconds | N
     }
     if compiled:
         left = EFFICIENCIES["unfused"][0]
-        terms["memory"] = Range(terms["memory"].fast * left.fast, terms["memory"].slow * left.slow)
+        terms["memory"] = EstimateRange(terms["memory"].fast * left.fast, terms["memory"].slow * left.slow)
     computed = sum(terms.values(), NOTHING)
     hidden = waited = NOTHING
     for traffic in work.traffic:
         seconds = over(traffic.sent, rate(traffic, gpu), "links") + latency(traffic, gpu) * traffic.calls
-        place = "between machines" if leaves(traffic, gpu) else "inside a machine"
+        place = "between machines" if spans_machines(traffic, gpu) else "inside a machine"
         terms[place] = terms.get(place, NOTHING) + seconds
         if traffic.group in HIDDEN:
             hidden += seconds
         else:
             waited += seconds
-    total = Range(max(computed.fast, hidden.fast), computed.slow + hidden.slow) + waited
+    total = EstimateRange(max(computed.fast, hidden.fast), computed.slow + hidden.slow) + waited
     return StepSeconds(total, max(terms, key=lambda name: terms[name].middle), terms)
 
 
-def over(amount: float, rate: float, kind: str) -> Range:
+def over(amount: float, rate: float, kind: str) -> EstimateRange:
     """Seconds for `amount` at the efficiencies of that kind."""
     return over_rates(amount, EFFICIENCIES[kind][0] * rate)
 
 
-def over_rates(amount: float, rates: Range) -> Range:
-    return Range(amount / rates.fast, amount / rates.slow)
+def over_rates(amount: float, rates: EstimateRange) -> EstimateRange:
+    return EstimateRange(amount / rates.fast, amount / rates.slow)
 
 
-def leaves(traffic: Traffic, gpu: Gpu) -> bool:
+def spans_machines(traffic: Traffic, gpu: Gpu) -> bool:
     """Whether the group has ranks on more than one machine."""
     return traffic.span > gpu.per_machine
 
 
-def latency(traffic: Traffic, gpu: Gpu) -> Range:
+def latency(traffic: Traffic, gpu: Gpu) -> EstimateRange:
     """Seconds of a call beside those of its bytes: fast by a tree over the ranks, slow by a ring through all."""
     machines = min(traffic.ranks, -(-traffic.span // gpu.per_machine))
     times = 2 if traffic.op == "all_reduce" else 1
     tree = HOP * ceil(log2(traffic.ranks / machines)) + NETWORK_HOP * ceil(log2(machines))
     ring = HOP * (traffic.ranks - machines) + NETWORK_HOP * (machines - 1)
-    return Range(STARTED + times * tree, STARTED + times * ring)
+    return EstimateRange(STARTED + times * tree, STARTED + times * ring)
 
 
 def rate(traffic: Traffic, gpu: Gpu) -> float:
@@ -119,7 +119,7 @@ def rate(traffic: Traffic, gpu: Gpu) -> float:
     A ring leaves a machine once on the network of each rank that the group has there. All-to-all sends what is for
     other machines over each rank's own.
     """
-    if not leaves(traffic, gpu):
+    if not spans_machines(traffic, gpu):
         return gpu.link
     step = max(1, (traffic.span - 1) // (traffic.ranks - 1))
     here = max(1, gpu.per_machine // step)
@@ -127,7 +127,7 @@ def rate(traffic: Traffic, gpu: Gpu) -> float:
     return min(gpu.link, gpu.network * share)
 
 
-FORWARD = Range(0.25, 0.5)
+FORWARD = EstimateRange(0.25, 0.5)
 """Assumed share of a step that a forward pass alone takes: a quarter where layers are recomputed, half of adapters'."""
 
 
@@ -138,14 +138,14 @@ class RunTime:
     ranks: int
     count: int
     """Of steps."""
-    steps: Range
-    saves: Range
+    steps: EstimateRange
+    saves: EstimateRange
     """In which the steps wait for a save."""
-    validation: Range | None
+    validation: EstimateRange | None
     """None: nobody knows how many packs its data are."""
 
     @property
-    def total(self) -> Range:
+    def total(self) -> EstimateRange:
         return self.steps + self.saves + (self.validation or NOTHING)
 
     def to_json(self) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def run_time(
     return RunTime(ranks, loop.max_iter, step.total * loop.max_iter, waited, validation_time(config, step))
 
 
-def validation_time(config: Trainer.Config, step: StepSeconds) -> Range | None:
+def validation_time(config: Trainer.Config, step: StepSeconds) -> EstimateRange | None:
     """Of all validations; live weights, and their average where there is one, see each pack."""
     loop = config.trainer
     if not loop.run_validation:
@@ -180,4 +180,4 @@ def validation_time(config: Trainer.Config, step: StepSeconds) -> Range | None:
         return None
     times = loop.run_validation_on_start + -(-loop.max_iter // loop.validation_iter)
     packs = times * loop.max_val_iter * (2 if config.model.config.ema.enabled else 1) / loop.grad_accum_iter
-    return Range(step.total.fast * FORWARD.fast, step.total.slow * FORWARD.slow) * packs
+    return EstimateRange(step.total.fast * FORWARD.fast, step.total.slow * FORWARD.slow) * packs

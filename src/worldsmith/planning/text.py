@@ -11,7 +11,7 @@ from worldsmith.distributed.gpus import GIB, Gpu
 from worldsmith.monitor.short_text import format_bytes, short_number
 from worldsmith.monitor.terminal_text import fitting_columns, text_width
 from worldsmith.planning.estimate_memory import worst_moment
-from worldsmith.planning.estimate_time import Range, StepSeconds, leaves
+from worldsmith.planning.estimate_time import EstimateRange, StepSeconds, spans_machines
 
 if TYPE_CHECKING:
     from worldsmith.planning.estimate_time import RunTime
@@ -61,7 +61,7 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     """What follows `quick_lines`."""
     yield from memory_lines(plan)
     yield ""
-    yield from table(plan.work.phases)
+    yield from format_memory_table(plan.work.phases)
     yield ""
     yield from time_lines(plan)
     if plan.ranks > 1:
@@ -110,7 +110,7 @@ def makers(phase: PhaseMemory) -> Counter[str]:
     return found
 
 
-def table(phases: Sequence[PhaseMemory]) -> Iterator[str]:
+def format_memory_table(phases: Sequence[PhaseMemory]) -> Iterator[str]:
     """Memory of each kind at each phase's worst moment; kinds that are nowhere are left out."""
     unit, name = (GIB, "GiB") if max(phase.peak for phase in phases) >= GIB else (2**20, "MiB")
     rows = in_order({phase.name: phase for phase in phases}, PHASES)
@@ -148,7 +148,9 @@ def time_lines(plan: Plan) -> Iterator[str]:
     yield from line("step", f"{span(step.total)} for {held}; most of it {step.bound}")
     yield from line("", f"{done}, on each GPU: {mfu(plan, step)} of its peak are the model's (MFU)")
     hours = time.total * (plan.ranks / 3600)
-    yield from line("time", f"{span(time.total)} for {time.count} steps, {figure(hours)} GPU-hours{besides(time)}")
+    yield from line(
+        "time", f"{span(time.total)} for {time.count} steps, {format_range(hours)} GPU-hours{besides(time)}"
+    )
 
 
 def besides(time: RunTime) -> str:
@@ -167,7 +169,7 @@ def traffic_lines(plan: Plan) -> Iterator[str]:
     for outside, word in ((False, "in machine"), (True, "network")):
         sent = Counter[str]()
         for traffic in plan.work.traffic:
-            if leaves(traffic, plan.gpu) is outside:
+            if spans_machines(traffic, plan.gpu) is outside:
                 sent[f"{traffic.op} ({traffic.group})"] += traffic.sent
         if sent:
             large = {name: count for name, count in sent.most_common() if count >= 2**20}
@@ -198,13 +200,13 @@ def parts_of(parts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {size(count)}" for name, count in parts.items() if count)
 
 
-def span(seconds: Range) -> str:
+def span(seconds: EstimateRange) -> str:
     """1.9 to 3.8 s, 3 to 5 min, 2.1 to 4 h."""
     units = ((3600, "h"), (60, "min"), (1, "s"), (0, "ms"))
     unit, name = next((unit or 1e-3, name) for unit, name in units if seconds.slow >= 2 * unit)
-    return f"{figure(seconds * (1 / unit))}{TIE}{name}"
+    return f"{format_range(seconds * (1 / unit))}{TIE}{name}"
 
 
-def figure(numbers: Range) -> str:
+def format_range(numbers: EstimateRange) -> str:
     fast, slow = (f"{number:,.0f}" if number >= 100 else f"{number:.2g}" for number in (numbers.fast, numbers.slow))
     return fast if fast == slow else f"{fast}{TIE}to{TIE}{slow}"

@@ -15,7 +15,7 @@ from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.resolution import RESOLUTIONS, check_tier
 from worldsmith.models.video_model import MODES, GenerationDefaults, Mode, Sampling
 from worldsmith.sampling.requests import GenerationRequest
-from worldsmith.sampling.sample_files import Entry, Layer, is_image_file, read_condition
+from worldsmith.sampling.sample_files import Layer, SampleEntry, is_image_file, read_condition
 from worldsmith.sampling.sample_settings import SampleSettings
 
 STRENGTH = 0.8
@@ -139,7 +139,7 @@ class Chooser:
 
 
 def decide(
-    entry: Entry,
+    entry: SampleEntry,
     flags: Layer,
     defaults: GenerationDefaults,
     grid: LatentGrid,
@@ -163,7 +163,7 @@ def decide(
 
 
 def decided(
-    entry: Entry,
+    entry: SampleEntry,
     chooser: Chooser,
     defaults: GenerationDefaults,
     grid: LatentGrid,
@@ -309,7 +309,7 @@ def choose_negative(chooser: Chooser) -> tuple[str | None, str | None]:
     return text, mode
 
 
-def read_prompt(entry: Entry) -> str:
+def read_prompt(entry: SampleEntry) -> str:
     """Raises ValueError, naming the file, for one that cannot be read."""
     if entry.sample.prompt_path is None:
         return entry.sample.prompt or ""

@@ -43,7 +43,7 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class SampleEntry:
     """A sample of a file, with what stands below it."""
 
     name: str
@@ -63,13 +63,13 @@ class FilePart:
     source: paths.Path
 
 
-def read_files(patterns: Sequence[str]) -> list[Entry]:
+def read_files(patterns: Sequence[str]) -> list[SampleEntry]:
     """The samples of files and of patterns of files such as ``"inputs/*.json"``, in the order given.
 
     Raises ConfigError with every mistake of all files.
     """
     problems: list[Problem] = []
-    found: list[tuple[Entry, Place]] = []
+    found: list[tuple[SampleEntry, Place]] = []
     for file in find_files(patterns, problems):
         try:
             for part in read_parts(file, problems):
@@ -159,7 +159,7 @@ def on_line(place: Place | None, number: int, file: Path) -> Place:
     return Place(str(file), number) if place is None else replace(place, line=number)
 
 
-def read_entry(file: Path, part: FilePart, problems: list[Problem]) -> Entry | None:
+def read_entry(file: Path, part: FilePart, problems: list[Problem]) -> SampleEntry | None:
     """A sample and its defaults; its mistakes go to `problems`."""
     sample = read_sample_settings(part, file, Sample, problems)
     if sample is None:
@@ -178,7 +178,7 @@ def read_entry(file: Path, part: FilePart, problems: list[Problem]) -> Entry | N
             problems += error.problems
         except (ValueError, OSError) as error:
             problems.append(Problem("defaults_file", str(error), place=Place(str(below))))
-    return Entry(sample.name or part.name, sample, layers)
+    return SampleEntry(sample.name or part.name, sample, layers)
 
 
 def read_sample_settings(part: FilePart, file: Path, cls: type[_Settings], problems: list[Problem]) -> _Settings | None:

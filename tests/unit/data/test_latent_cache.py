@@ -15,7 +15,7 @@ import torch
 from worldsmith.data.clips.frame_selection import FrameSelection
 from worldsmith.data.clips.video_dataset import Window
 from worldsmith.data.encoded_cache import LatentCache, file_identity
-from worldsmith.data.video_file import Status
+from worldsmith.data.video_file import FileStatus
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_each_fact_and_the_vae_change_the_key(tmp_path: Path, cache: LatentCache
 
 
 WINDOW = Window("a_w0", "/clips/a.mp4", "a.mp4", 3, 99, 2, {"long": "A ball."}, 1, "mark")
-STATUS = Status(4096, 1_700_000_000_000_000_000)
+STATUS = FileStatus(4096, 1_700_000_000_000_000_000)
 SELECTION = FrameSelection(3, 2, 17)
 
 
@@ -68,7 +68,8 @@ def test_whatever_changes_the_latents_of_a_clip_changes_its_key(tmp_path: Path, 
     )
     keys |= {cache.clip_key(replace(WINDOW, **change), STATUS, SELECTION, (64, 96), 17) for change in changes}
     keys |= {
-        cache.clip_key(WINDOW, status, SELECTION, (64, 96), 17) for status in (Status(1, STATUS[1]), Status(4096, 1))
+        cache.clip_key(WINDOW, status, SELECTION, (64, 96), 17)
+        for status in (FileStatus(1, STATUS[1]), FileStatus(4096, 1))
     }
     moved = FrameSelection(4, 2, 17), FrameSelection(3, 1, 17)
     keys |= {cache.clip_key(WINDOW, STATUS, selection, (64, 96), 17) for selection in moved}

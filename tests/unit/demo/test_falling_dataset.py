@@ -10,7 +10,7 @@ import av
 import numpy as np
 import pytest
 
-from worldsmith.demo.falling_objects import SCORE_PROMPT, FallingObjects, ask, draw_scenes, render
+from worldsmith.demo.falling_objects import SCORE_PROMPT, FallingObjects, ask, draw_scenes, render_falling_object
 
 PLAN = FallingObjects(clips=6, val_clips=3, seed=5)
 
@@ -51,7 +51,7 @@ def test_the_layout_is_that_of_videophy2(folder):
             frames = np.stack([frame.to_ndarray(format="rgb24") for frame in video.decode(stream)])
             assert stream.average_rate == 8
         assert frames.shape == (16, 64, 64, 3)
-        assert np.abs(frames.astype(int) - render(scene)).mean() < 3
+        assert np.abs(frames.astype(int) - render_falling_object(scene)).mean() < 3
 
 
 def test_annotations_are_llava_records_with_the_true_answers(folder):
@@ -89,7 +89,7 @@ def test_the_same_plan_gives_the_same_bytes_and_another_seed_others(folder, tmp_
 def test_no_clip_is_in_both_splits():
     plan = FallingObjects(clips=240, val_clips=240)
     train, val = draw_scenes(plan, "train"), draw_scenes(plan, "val")
-    clips = {render(scene).tobytes() for scene in [*train, *val]}
+    clips = {render_falling_object(scene).tobytes() for scene in [*train, *val]}
     assert len(clips) == 480
 
 

@@ -14,9 +14,9 @@ from worldsmith.demo.falling_objects import (
     ROUND,
     VIOLATIONS,
     ask,
-    describe,
+    describe_scene,
     path,
-    render,
+    render_falling_object,
     sample_scene,
 )
 from worldsmith.demo.moving_shapes import RGB
@@ -37,7 +37,7 @@ def coloured(frame):
 
 
 def test_a_clip_breaks_the_laws_that_it_names_and_no_other(scene):
-    clip = render(scene)
+    clip = render_falling_object(scene)
     shown = [coloured(frame) for frame in clip]
     rows = [np.nonzero(mask)[0].mean() if mask.any() else None for mask in shown]
     there = [row for row in rows if row is not None]
@@ -84,7 +84,7 @@ def true_of(scene, text):
     if "red" in text:
         return scene.colour == "red"
     if "on the left" in text:
-        return np.nonzero(coloured(render(scene)[0]))[1].mean() < 32
+        return np.nonzero(coloured(render_falling_object(scene)[0]))[1].mean() < 32
     facts = {"upwards": "rises", "pass through": "passes", "vanish": "vanishes", "change": "changes"}
     for words, law in facts.items():
         if words in text:
@@ -93,7 +93,7 @@ def true_of(scene, text):
 
 
 def test_the_description_says_what_happens(scene):
-    sentence = describe(scene)
+    sentence = describe_scene(scene)
     assert sentence.startswith(
         f"A red square on the {'left' if scene.left else 'right'} falls "
         f"{'upwards' if 'rises' in scene.broken else 'downwards'}, "

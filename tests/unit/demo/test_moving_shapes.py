@@ -24,7 +24,7 @@ from worldsmith.demo.moving_shapes import (
     dense_caption,
     draw_clip,
     prompts,
-    render,
+    render_moving_shape,
     sample_scene,
     structured_caption,
 )
@@ -59,23 +59,23 @@ def test_same_seed_gives_the_same_bytes_and_another_seed_gives_others(dataset, t
     assert content(tmp_path / "again") == content(dataset)
     other, _ = draw_clip(replace(PLAN, seed=4), "train", 0)
     scene, _ = draw_clip(PLAN, "train", 0)
-    assert not np.array_equal(render(scene), render(other))
-    assert np.array_equal(render(scene), render(draw_clip(PLAN, "train", 0)[0]))
+    assert not np.array_equal(render_moving_shape(scene), render_moving_shape(other))
+    assert np.array_equal(render_moving_shape(scene), render_moving_shape(draw_clip(PLAN, "train", 0)[0]))
 
 
 def test_the_last_bits_of_a_sine_change_no_pixel(monkeypatch):
     """They depend on the CPU: the next number above or below every sine is what another one may have."""
     scenes = [draw_clip(PLAN, "train", index)[0] for index in range(20)]
-    before = [render(scene, size=128) for scene in scenes]
+    before = [render_moving_shape(scene, size=128) for scene in scenes]
     sine = np.sin
     for side in (-np.inf, np.inf):
         monkeypatch.setattr(np, "sin", lambda angle, side=side: np.nextafter(sine(angle), side, dtype=angle.dtype))
-        assert np.array_equal([render(scene, size=128) for scene in scenes], before)
+        assert np.array_equal([render_moving_shape(scene, size=128) for scene in scenes], before)
 
 
 def test_rendering_some_frames_gives_exactly_those_frames_of_the_whole():
     scene = draw_clip(PLAN, "train", 5)[0]
-    assert np.array_equal(render(scene, frames=slice(3, 8)), render(scene)[3:8])
+    assert np.array_equal(render_moving_shape(scene, frames=slice(3, 8)), render_moving_shape(scene)[3:8])
 
 
 def test_records_have_the_layout_of_a_video_dataset(dataset):
@@ -97,7 +97,7 @@ def test_records_have_the_layout_of_a_video_dataset(dataset):
 def test_videos_are_h264_and_decode_to_nearly_the_rendered_pixels(dataset):
     record = read_jsonl(dataset / "train" / "video_dataset_file.jsonl")[0]
     frames, facts = decode(dataset / "train" / record["vision_path"])
-    rendered = render(draw_clip(PLAN, "train", 0)[0])
+    rendered = render_moving_shape(draw_clip(PLAN, "train", 0)[0])
     assert facts == ("h264", 8)
     assert frames.shape == rendered.shape == (17, 64, 64, 3)
     error = (frames.astype(float) - rendered) ** 2
@@ -149,7 +149,7 @@ def test_the_shape_stays_inside_the_picture_and_moves_its_way(attributes):
     rng = np.random.default_rng(0)
     for _ in range(10):
         scene = sample_scene(rng, attributes)
-        video = render(scene).astype(float)
+        video = render_moving_shape(scene).astype(float)
         colour_distance = np.linalg.norm(video - np.array(scene.colour), axis=-1)
         rows, columns = np.nonzero(colour_distance[0] < 30)
         assert rows.min() >= 1

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
-from worldsmith.demo.moving_shapes import COMBINATIONS, Attributes, MovingShapes, render, sample_scene
+from worldsmith.demo.moving_shapes import COMBINATIONS, Attributes, MovingShapes, render_moving_shape, sample_scene
 from worldsmith.demo.shape_detector import detect
 
 
 def clip(attributes=COMBINATIONS[0], seed=0, **changes):
-    return render(replace(sample_scene(np.random.default_rng(seed), attributes), **changes))
+    return render_moving_shape(replace(sample_scene(np.random.default_rng(seed), attributes), **changes))
 
 
 def blurred(video, radius):
@@ -45,7 +45,7 @@ def test_blur_and_noise_of_a_lossy_decoder_do_not_change_the_reading(attributes)
 
 def test_other_sizes_are_read_too():
     scene = sample_scene(np.random.default_rng(2), COMBINATIONS[13])
-    assert detect(render(scene, size=128, num_frames=33)).attributes == COMBINATIONS[13]
+    assert detect(render_moving_shape(scene, size=128, num_frames=33)).attributes == COMBINATIONS[13]
 
 
 def test_noise_blank_and_flicker_show_nothing():

@@ -20,7 +20,7 @@ from worldsmith.actions.outputs.evaluate_samples import measure_all, values_of
 from worldsmith.config.errors import UserError
 from worldsmith.demo.moving_shapes import COLOURS, DIRECTIONS, SHAPES, MovingShapes
 from worldsmith.evaluation.generated_video import GeneratedVideo, find_real
-from worldsmith.evaluation.measuring import Scores, measure, summarize, table
+from worldsmith.evaluation.measuring import Scores, format_measurements, measure, summarize
 from worldsmith.evaluation.metric import Metric, Output, Values
 from worldsmith.evaluation.metrics.clip_score import ClipScore
 from worldsmith.evaluation.metrics.frechet_distance import FrechetVideoDistance, frechet_distance
@@ -144,7 +144,7 @@ def test_figures_of_models_are_compared_by_pairs() -> None:
     assert figure["trained"] == {"mean": 22.0, "interval": (20.0, 24.0), "samples": 2}
     assert figure["difference"]["untrained"] == {"mean": 9.75, "interval": (9.5, 10.0), "samples": 2}
     assert figure["not_measured"] == {"trained": {"why": 1}, "untrained": {}}
-    lines = list(table({"psnr": figure}))
+    lines = list(format_measurements({"psnr": figure}))
     assert lines[0].split() == ["figure", "unit", "trained", "untrained", "minus", "untrained", "samples"]
     assert lines[1].split()[:5] == ["psnr", "dB", "22", "[20,", "24]"]
     assert lines[2:] == ["psnr: 1 not measured (trained): why"]
@@ -155,10 +155,10 @@ def test_a_table_fits_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch
     """In parts that are not wider, each with the names of the figures; through a pipe it is one."""
     scores = {name: {"motion": Scores({"a": 4.151, "b": 4.259, "c": 3.9})} for name in ("trained", "untrained", "real")}
     found = summarize({"motion": "pixels/frame"}, scores)
-    piped = list(table(found))
+    piped = list(format_measurements(found))
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    shown = list(table(found))
+    shown = list(format_measurements(found))
     assert max(map(len, shown)) <= columns
     assert ("" in shown) == (columns < 200)
     assert all(line.split()[0] in ("figure", "motion") for line in shown if line)
@@ -269,7 +269,7 @@ def test_the_distance_is_of_all_videos_and_says_how_many(tmp_path: Path) -> None
     assert figure["same"]["mean"] == pytest.approx(0, abs=1e-6)
     assert figure["difference"]["same"]["mean"] == pytest.approx(expected)
     assert figure["unit"] == "of 3 videos"
-    lines = list(table({"fvd_videomae": figure}))
+    lines = list(format_measurements({"fvd_videomae": figure}))
     assert "fvd_videomae: 3 videos are too few" in lines[2]
     assert "2048" in lines[2]
 
@@ -287,7 +287,7 @@ def test_images_and_single_videos_have_no_distance(tmp_path: Path) -> None:
         figure = distances({"trained": [sample], "same": [sample]}, metric)
         assert figure["trained"]["mean"] is None
         assert figure["not_measured"] == {"trained": {reason: 1}, "same": {reason: 1}}
-        assert list(table({"fvd_videomae": figure}))[1].split() == [
+        assert list(format_measurements({"fvd_videomae": figure}))[1].split() == [
             "fvd_videomae",
             "-",
             "-",

@@ -14,9 +14,9 @@ from worldsmith.config.tree.plain import to_dict, to_yaml
 from worldsmith.config.tree.reader import from_dict, from_yaml
 from worldsmith.distributed.world import World
 from worldsmith.families.cosmos3.attention.modes import (
+    AttentionPattern,
     AxisWindow,
     NeighborhoodConfig,
-    Pattern,
     attention_modes,
     check_device,
     describe_modes,
@@ -131,7 +131,7 @@ def test_shares_fit_every_grid(shares: list[float], grid: tuple[int, int, int]) 
         )
         for rank in (1, 2, 3)
     }
-    windows = Pattern(profiles).windows(grid)
+    windows = AttentionPattern(profiles).windows(grid)
     for own, length in zip(windows or (), grid, strict=False):
         assert own == AxisWindow(1) if length == 1 else 2 <= own.window * own.dilation <= length
 

@@ -16,7 +16,12 @@ from worldsmith.config.errors import UserError
 from worldsmith.families.cosmos3.attention import packed as attention
 from worldsmith.families.cosmos3.attention import plans
 from worldsmith.families.cosmos3.attention.kernels import run_natten
-from worldsmith.families.cosmos3.attention.modes import AxisWindow, NeighborhoodConfig, Pattern, attention_modes
+from worldsmith.families.cosmos3.attention.modes import (
+    AttentionPattern,
+    AxisWindow,
+    NeighborhoodConfig,
+    attention_modes,
+)
 from worldsmith.families.cosmos3.attention.packed import latent_attention
 from worldsmith.families.cosmos3.attention.plans import axis_mask, plan_latents, plan_masked, plan_natten
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig
@@ -144,7 +149,7 @@ def test_any_windows_equal_a_mask_filled_in_pair_by_pair(case, entries, gathered
     saved = plans.MASK_ENTRIES, attention.GATHERED_KEYS
     plans.MASK_ENTRIES, attention.GATHERED_KEYS = entries, gathered
     try:
-        windows = [Pattern(profiles).windows(grid) for grid in grids]
+        windows = [AttentionPattern(profiles).windows(grid) for grid in grids]
         plan = plan_masked(windows, grids, text_lengths, CPU)
     finally:
         plans.MASK_ENTRIES, attention.GATHERED_KEYS = saved
@@ -200,7 +205,7 @@ def test_it_is_two_attentions_merged_by_their_log_sum_exps():
         outputs.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), values))
         sums.append(scores.logsumexp(-1).T)
     shares = torch.stack(sums).softmax(0)[..., None]
-    plan = plan_masked([Pattern(WINDOWS).windows(grid) for grid in GRIDS], GRIDS, TEXT, CPU)
+    plan = plan_masked([AttentionPattern(WINDOWS).windows(grid) for grid in GRIDS], GRIDS, TEXT, CPU)
     merged = shares[0] * outputs[0] + shares[1] * outputs[1]
     assert_equal_with_gradients(latent_attention(*tensors, plan), merged, tensors, 1e-6)
 
@@ -221,7 +226,7 @@ def test_no_later_frame_is_seen():
 def test_a_share_of_the_heads_gives_that_share_of_the_output():
     """As context parallelism calls it."""
     tensors = draw_tensors(GRIDS, TEXT, heads=4, kv_heads=2)
-    plan = plan_masked([Pattern(WINDOWS).windows(grid) for grid in GRIDS], GRIDS, TEXT, CPU)
+    plan = plan_masked([AttentionPattern(WINDOWS).windows(grid) for grid in GRIDS], GRIDS, TEXT, CPU)
     q, *others = tensors
     part = latent_attention(q[:, 2:], *(x[:, 1:] for x in others), plan)
     torch.testing.assert_close(part, latent_attention(*tensors, plan)[:, 2:], rtol=0, atol=1e-6)
@@ -288,7 +293,7 @@ def test_natten_gets_each_sample_on_its_grid(monkeypatch):
         return out.unflatten(0, grid)[None]
 
     monkeypatch.setitem(sys.modules, "natten", types.SimpleNamespace(na1d=operation, na2d=operation, na3d=operation))
-    windows = [Pattern(WINDOWS).windows(grid) for grid in GRIDS]
+    windows = [AttentionPattern(WINDOWS).windows(grid) for grid in GRIDS]
     tensors = draw_tensors(GRIDS, TEXT)
     out = run_natten(*tensors, plan_natten(windows, GRIDS, TEXT))
     assert_equal_with_gradients(out, latent_attention(*tensors, plan_masked(windows, GRIDS, TEXT, CPU)), tensors)

@@ -16,7 +16,7 @@ from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.families.cosmos3.model import Cosmos3Defaults
 from worldsmith.sampling.requests import is_structured
 from worldsmith.sampling.sample_args import SampleArgs, decide, settings_lines
-from worldsmith.sampling.sample_files import Entry, Layer, read_condition
+from worldsmith.sampling.sample_files import Layer, SampleEntry, read_condition
 from worldsmith.sampling.sample_settings import Sample, SampleSettings
 
 GRID = LatentGrid(4, 16, 2)
@@ -35,7 +35,7 @@ def decide_all(
 ) -> list[SampleArgs]:
     sample = Sample(prompt="x", **(layers[0] if layers else {}))
     below = [Layer(f"layer {n}", SampleSettings(**values), folder) for n, values in enumerate(layers[1:], start=1)]
-    entry = Entry("name", sample, [Layer("file", sample, folder), *below])
+    entry = SampleEntry("name", sample, [Layer("file", sample, folder), *below])
     return decide(entry, Layer("flag", SampleSettings(**flags), Path()), defaults, GRID, "model")
 
 
@@ -104,7 +104,7 @@ def test_texts_from_files(tmp_path: Path) -> None:
         one({"negative_prompt": "dull"}, {"negative_prompt_file": "n.json"}, folder=tmp_path).negative_prompt == "dull"
     )
     sample = Sample(prompt_path="p.txt")
-    entry = Entry("name", sample, [Layer("file", sample, tmp_path)])
+    entry = SampleEntry("name", sample, [Layer("file", sample, tmp_path)])
     (found,) = decide(entry, Layer("flag", SampleSettings(), Path()), TRAINED, GRID, "model")
     assert found.prompt == "A horse."
     for broken in ({"negative_prompt_file": "absent.json"}, {"negative_prompt_file": "p.json"}):

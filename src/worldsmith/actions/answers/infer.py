@@ -99,7 +99,7 @@ class AskModel(AnswerAction):
                 show(len(answers), len(questions))
         if len(answers) == 1 and answers[0].error:
             raise UserError(answers[0].error)
-        told = [describe(answer, questions[answer.key], answerer.processor) for answer in answers]
+        told = [describe_answer(answer, questions[answer.key], answerer.processor) for answer in answers]
         facts = {**self.facts(model), "answers": told}
         if out is not None:
             out.parent.mkdir(parents=True, exist_ok=True)
@@ -156,7 +156,7 @@ def media_of(place: Path, kind: str) -> list[tuple[Path, Kind]]:
     return chosen
 
 
-def describe(answer: Answer, turns: Sequence[Turn], processor: ChatProcessor) -> Mapping[str, Any]:
+def describe_answer(answer: Answer, turns: Sequence[Turn], processor: ChatProcessor) -> Mapping[str, Any]:
     """An answer, and what the model was shown."""
     media = [str(part.source) for turn in turns for part in turn.parts if part.kind != "text"]
     if answer.error:

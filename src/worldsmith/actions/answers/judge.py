@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from worldsmith.actions.action import Result, left_out_lines, share_done
 from worldsmith.actions.answers.answering import AnswerAction
-from worldsmith.actions.answers.outcome import SavedAnswers, describe, write_outcome
+from worldsmith.actions.answers.outcome import SavedAnswers, count_outcomes, write_outcome
 from worldsmith.actions.answers.read_questions import Asked, find_repeated, find_trained_on, mark_of, read_records
 from worldsmith.actions.model_action import WritingAction, require_outside
 from worldsmith.actions.parents import training_data_of
@@ -28,7 +28,7 @@ from worldsmith.data.stream.errors import DataError
 from worldsmith.distributed.world import World, start_world, stop_world
 from worldsmith.evaluation.answers.answer_tasks import AnswerTask, AnswerTasks
 from worldsmith.evaluation.answers.bert_score import BertScore
-from worldsmith.evaluation.answers.compare import compare
+from worldsmith.evaluation.answers.compare import compare_accuracy
 from worldsmith.evaluation.answers.judging import judge, measure, measure_slices
 from worldsmith.evaluation.answers.reading import split_answer
 from worldsmith.evaluation.answers.results import METRICS, RESULTS, Row, read_results
@@ -274,7 +274,7 @@ class JudgeAnswers(AnswerAction, WritingAction):
             return Result([f"{saved.folder}: {said}"], {"lacking": lacking})
         facts = {
             **measure(rows, exam.tasks, config.task),
-            **describe(rows),
+            **count_outcomes(rows),
             "overlap": overlap,
             "skipped_metrics": exam.skipped_metrics,
             "slices": measure_slices(rows),
@@ -289,7 +289,7 @@ class JudgeAnswers(AnswerAction, WritingAction):
         if config.against is not None:
             facts["against"] = {
                 "results": config.against,
-                **compare(rows, read_results(config.against), exam.right),
+                **compare_accuracy(rows, read_results(config.against), exam.right),
             }
         result = write_outcome(out, rows, facts, config)
         inputs = [*self.inputs(model), Input("dataset", exam.dataset.name, {"records": len(rows)})]

@@ -94,7 +94,7 @@ class SavedAnswers:
         return found
 
 
-def describe(rows: Sequence[Row]) -> dict[str, Any]:
+def count_outcomes(rows: Sequence[Row]) -> dict[str, Any]:
     """How many records came to what."""
     statuses = Counter(row.status for row in rows)
     reasons = Counter(row.reason.partition(":")[0] for row in rows if not row.answered)
@@ -124,13 +124,13 @@ def write_outcome(out: Path, rows: Sequence[Row], facts: Mapping[str, Any], sett
             write_items(out / ITEMS, rows, str(facts["dataset"]))
     refresh_page(out)
     failed = 1 - facts["coverage"]
-    lines += summary(facts)
+    lines += format_outcome(facts)
     if failed > settings.max_failed:
         lines.insert(0, f"FAILED        {failed:.1%} of the records, more than max_failed ({settings.max_failed:.1%})")
     return Result(lines, facts, code=int(failed > settings.max_failed))
 
 
-def summary(facts: Mapping[str, Any]) -> Iterator[str]:
+def format_outcome(facts: Mapping[str, Any]) -> Iterator[str]:
     """The figures for people; the last line has the one that counts."""
     counts = ", ".join(f"{name} {count}" for name, count in facts["status"].items())
     yield f"records       {facts['num_records']}: {counts}"
@@ -154,11 +154,13 @@ def summary(facts: Mapping[str, Any]) -> Iterator[str]:
     last = f"{NAMES.get(facts['task'], 'accuracy')} {with_interval(facts, 'accuracy')}"
     if "within_one" in facts:
         pearson, bounds = facts["pearson_correlation"], facts["pearson_interval"]
-        last += f" · within one {with_interval(facts, 'within_one')} · Pearson {number(pearson)}{interval(bounds)}"
+        last += (
+            f" · within one {with_interval(facts, 'within_one')} · Pearson {format_score(pearson)}{interval(bounds)}"
+        )
     yield last
 
 
-def number(value: float | None) -> str:
+def format_score(value: float | None) -> str:
     return "none" if value is None else f"{value:.2f}"
 
 
@@ -167,7 +169,7 @@ def interval(bounds: Sequence[float] | None) -> str:
 
 
 def with_interval(facts: Mapping[str, Any], name: str) -> str:
-    return f"{number(facts[name])}{interval(facts.get(f'{name}_interval'))}"
+    return f"{format_score(facts[name])}{interval(facts.get(f'{name}_interval'))}"
 
 
 def directionality(facts: Mapping[str, Any]) -> dict[str, Any]:

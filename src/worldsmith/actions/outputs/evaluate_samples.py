@@ -13,7 +13,7 @@ from worldsmith.actions.outputs.sample_order import SHEET_SAMPLES
 from worldsmith.config.declare.configurable import Config, field_names
 from worldsmith.config.errors import UserError
 from worldsmith.evaluation.generated_video import GeneratedVideo
-from worldsmith.evaluation.measuring import LOSS, REAL, Scores, measure, summarize, table
+from worldsmith.evaluation.measuring import LOSS, REAL, Scores, format_measurements, measure, summarize
 from worldsmith.evaluation.metric import Metric, Values
 from worldsmith.evaluation.metrics.registry import METRICS
 from worldsmith.files.json_file import read_json_object
@@ -118,7 +118,7 @@ def read_known(file: Path, signature: str) -> dict[str, Any]:
     try:
         known = read_json_object(file)
         if known.get("signature") == signature:
-            list(table(known["figures"]))
+            list(format_measurements(known["figures"]))
             return known
     except UserError as error:
         raise UserError(f"{error}; remove it, and the videos are measured again") from None

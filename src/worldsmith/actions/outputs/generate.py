@@ -26,7 +26,7 @@ from worldsmith.dialects.sat.sampling import translate_sampling
 from worldsmith.distributed.world import start_world, stop_world, world_size
 from worldsmith.files.writable import require_writable
 from worldsmith.monitor.terminal_text import print_message
-from worldsmith.sampling.sample_files import Entry, Layer, read_files
+from worldsmith.sampling.sample_files import Layer, SampleEntry, read_files
 from worldsmith.sampling.sample_settings import Sample, SampleSettings
 from worldsmith.sampling.training_data import with_clip_size
 
@@ -94,7 +94,7 @@ class GenerateVideos(WritingAction):
             made = world.broadcast([] if config.force else order.made())
             if len(made) < len(order.samples):
                 device = world.device if world.size > 1 and config.device is None else order.device
-                generator = load(order.model, order.adapter, device)
+                generator = load_generator(order.model, order.adapter, device)
                 order.make(generator, world, made, max_num_seqs=config.max_num_seqs, max_model_len=config.max_model_len)
             world.barrier()
             return order.finish(len(made)) if world.is_main else Result()
@@ -181,10 +181,10 @@ def require_described_adapters(model: StoredModel) -> None:
         )
 
 
-def of_prompt(index: int, text: str) -> Entry:
+def of_prompt(index: int, text: str) -> SampleEntry:
     """The sample of a --prompt."""
     sample = Sample(prompt=text)
-    return Entry(f"{index:03d}_{slug(text)}", sample, [Layer("--prompt", sample, Path())])
+    return SampleEntry(f"{index:03d}_{slug(text)}", sample, [Layer("--prompt", sample, Path())])
 
 
 def leaves_size_open(layers: Sequence[Layer]) -> bool:
@@ -193,7 +193,7 @@ def leaves_size_open(layers: Sequence[Layer]) -> bool:
     return not said >= {"num_frames", "fps"} or not ("resolution" in said or said >= {"height", "width"})
 
 
-def load(model: StoredModel, adapter: str | None, device: str) -> VideoModel:
+def load_generator(model: StoredModel, adapter: str | None, device: str) -> VideoModel:
     """The generator, with the adapter merged into its weights if there is one."""
     if adapter is None:
         generator: Any = model.load(device)

@@ -13,7 +13,7 @@ from typing import Any
 
 from worldsmith.actions.action import left_out_lines
 from worldsmith.actions.answers.outcome import file_name
-from worldsmith.actions.outputs.generate import load
+from worldsmith.actions.outputs.generate import load_generator
 from worldsmith.actions.outputs.sample_order import Order
 from worldsmith.actions.parents import training_tree_of
 from worldsmith.checkpoint.formats.stored_model import StoredModel
@@ -192,7 +192,7 @@ def compute_losses(
     from worldsmith.training.step import means
     from worldsmith.training.validation import evaluating
 
-    generator: Any = load(order.model, order.adapter, order.device)
+    generator: Any = load_generator(order.model, order.adapter, order.device)
     kind = task_of(order.model.spec.name)
     task = kind(model=generator, objective=from_dict(dict(objective), Objective.Config), data=data, split="val")
     task.quarantine, task.in_first_step = tally, False

@@ -37,7 +37,7 @@ from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.stream.errors import DataError
 from worldsmith.distributed.world import world_size
 from worldsmith.evaluation.generated_video import GeneratedVideo, find_real
-from worldsmith.evaluation.measuring import LOSS, REAL, table
+from worldsmith.evaluation.measuring import LOSS, REAL, format_measurements
 from worldsmith.evaluation.metrics.registry import METRICS, Evaluator, MetricOptions
 from worldsmith.files.atomic import write_text
 from worldsmith.files.fingerprint import fingerprint
@@ -236,12 +236,14 @@ class MeasureVideos(VideoAction):
         known = {} if self.config.force else read_known(file, signature)
         if known and (not makes or (out / SHEET).is_file()):
             line = f"{file} is complete for these videos; nothing to do (--force makes and measures them again)"
-            return Result([line, *table(known["figures"]), *notes, *last], known)
+            return Result([line, *format_measurements(known["figures"]), *notes, *last], known)
         metrics = self.evaluators.build(find_device(self.config.device))
         figures, models, real = measure_all(samples, losses, metrics)
         values = {name: values_of(scores) for name, scores in models.items()}
         if not any(figure[name]["samples"] for figure in figures.values() for name in samples):
-            raise UserError(f"nothing could be measured: {'; '.join([*table(figures)][1 + len(figures) :])}")
+            raise UserError(
+                f"nothing could be measured: {'; '.join([*format_measurements(figures)][1 + len(figures) :])}"
+            )
         if makes:
             draw(out / SHEET, samples)
         facts: dict[str, Any] = {
@@ -265,7 +267,7 @@ class MeasureVideos(VideoAction):
         inputs += [Input("dataset", place) for place in self.config.input_files or [facts["dataset"]]]
         outputs = [RESULT, *([SHEET] if makes else [])]
         write_lineage(out, action="evaluate", settings=to_dict(self.config), inputs=inputs, outputs=outputs)
-        return Result([*table(facts["figures"]), *notes, *last], facts)
+        return Result([*format_measurements(facts["figures"]), *notes, *last], facts)
 
     def on_prompts(self) -> Action:
         """The action that measures with `prompts`, and its settings."""

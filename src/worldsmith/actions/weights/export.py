@@ -11,7 +11,7 @@ from worldsmith.actions.action import Result
 from worldsmith.actions.model_action import WritingAction
 from worldsmith.checkpoint.formats.export_folder import read_about, require_place
 from worldsmith.checkpoint.formats.export_weights import exports_of
-from worldsmith.checkpoint.formats.family_formats import Export as Format
+from worldsmith.checkpoint.formats.family_formats import ExportFormat as Format
 from worldsmith.checkpoint.formats.family_formats import ExportOptions, formats_of
 from worldsmith.checkpoint.formats.find_model import find_family, find_model
 from worldsmith.checkpoint.formats.stored_model import WEIGHTS_NAMES, StoredModel

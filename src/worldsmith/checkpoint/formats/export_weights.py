@@ -23,7 +23,7 @@ from worldsmith.checkpoint.formats.export_folder import (
     read_about,
     same_export,
 )
-from worldsmith.checkpoint.formats.family_formats import OWN, DType, Export, ExportOptions, formats_of
+from worldsmith.checkpoint.formats.family_formats import OWN, DType, ExportFormat, ExportOptions, formats_of
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.checkpoint.formats.weight_formats import NATIVE_PREFIX
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
@@ -105,7 +105,7 @@ def export_stored_weights(layout: WeightLayout, model: StoredModel, out: Path, o
 
 
 def named_tensors(layout: WeightLayout, model: StoredModel, options: ExportOptions) -> dict[str, Tensor]:
-    """`Export.tensors` of such a layout: all tensors at once; `export_stored_weights` reads them one by one."""
+    """`ExportFormat.tensors` of such a layout: all tensors at once; `export_stored_weights` reads them one by one."""
     import torch
 
     spec = model.merged_spec if options.merge else model.spec
@@ -217,7 +217,7 @@ def native_config(spec: ModelSpec, about: Mapping[str, Any]) -> dict[str, Any]:
 LAYOUT = WeightLayout("native", NATIVE_PREFIX.__add__, native_config)
 
 
-NATIVE = Export(
+NATIVE = ExportFormat(
     "export_native",
     CONFIG,
     "weights",
@@ -229,7 +229,7 @@ NATIVE = Export(
 )
 
 
-def exports_of(family: str) -> dict[str, Export]:
+def exports_of(family: str) -> dict[str, ExportFormat]:
     """The export formats of a family, by name; only the native one if it has none of its own."""
     return formats_of(family).exports() or {"native": NATIVE}
 

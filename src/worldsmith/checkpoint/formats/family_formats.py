@@ -38,7 +38,7 @@ class ExportOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Export:
+class ExportFormat:
     """One format in which a family's models are exported."""
 
     folder: str
@@ -83,7 +83,7 @@ class FamilyFormats(WeightFormats):
         """
         return None
 
-    def exports(self) -> dict[str, Export]:
+    def exports(self) -> dict[str, ExportFormat]:
         """The family's own export formats, by name; empty: only the native one (see `exports_of`)."""
         return {}
 

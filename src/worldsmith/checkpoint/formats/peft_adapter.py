@@ -19,7 +19,7 @@ from worldsmith.checkpoint.formats.export_folder import (
     publish_export,
     weights_digest,
 )
-from worldsmith.checkpoint.formats.family_formats import DType, Export, ExportOptions, formats_of
+from worldsmith.checkpoint.formats.family_formats import DType, ExportFormat, ExportOptions, formats_of
 from worldsmith.checkpoint.formats.stored_adapter import PREFIX, AdapterLayout, StoredAdapter
 from worldsmith.checkpoint.formats.weight_formats import full_name
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
@@ -62,9 +62,9 @@ def diffusers_header(config: Mapping[str, Any], prefix: str = PREFIX) -> dict[st
     return {DIFFUSERS_HEADER: json.dumps(known)}
 
 
-def export_of(layout: AdapterLayout) -> Export:
+def export_of(layout: AdapterLayout) -> ExportFormat:
     """The family's export format of adapters."""
-    return Export(
+    return ExportFormat(
         "export_adapter",
         CONFIG,
         "adapter",

@@ -58,7 +58,7 @@ def read_recipe_text(text: str, name: str, overrides: Sequence[Override]) -> tup
             raise ConfigError([too_deep(span.key)])
     if other := _other_system_problem(table):
         raise ConfigError(locate([other], {path: span.value for path, span in spans.items()}))
-    loader = _Loader(Draft(source=name), table, spans)
+    loader = _DraftFiller(Draft(source=name), table, spans)
     loader.load(overrides)
     return loader.draft, take_recipe(overrides)[1]
 
@@ -111,7 +111,7 @@ def build_overrides(table: dict[str, Any]) -> list[str]:
 
 
 @dataclass(slots=True)
-class _Loader:
+class _DraftFiller:
     """Fills the draft of one file and collects the mistakes."""
 
     draft: Draft

@@ -65,12 +65,12 @@ def read_flags(
     Returns:
         Overrides that choose classes first, then the others in the order given.
     """
-    return [] if tree is None else _Reader(copy.deepcopy(tree), problems, own, verbatim).read(flags)
+    return [] if tree is None else _FlagReader(copy.deepcopy(tree), problems, own, verbatim).read(flags)
 
 
 def flag_kind(tree: Config, name: str) -> FlagKind | None:
     """The arguments of the flag of this name; `None` if the tree has no such flag."""
-    reader = _Reader(tree, [], ())
+    reader = _FlagReader(tree, [], ())
     parts = reader.parts(TypedFlag(name))
     target, negated = reader.find(parts) if parts else (None, False)
     if target is None:
@@ -136,7 +136,7 @@ class _Target:
 
 
 @dataclass(slots=True)
-class _Reader:
+class _FlagReader:
     tree: Config
     problems: list[Problem]
     own: Collection[str]

@@ -13,14 +13,14 @@ from worldsmith.data.clips.video_dataset import VideoDataset, Window
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.stream.maker import Features
 from worldsmith.data.stream.quarantine import Rejection
-from worldsmith.data.video_file import Status, VideoInfo, examine
+from worldsmith.data.video_file import FileStatus, VideoInfo, examine
 
 
 @dataclass(frozen=True, slots=True)
 class InspectedClip:
     """The frames of a clip that a sample uses, and their size in training."""
 
-    status: Status
+    status: FileStatus
     info: VideoInfo
     selection: FrameSelection
     size: tuple[int, int]

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
+from worldsmith.config.errors import describe_error
 from worldsmith.data.content_mark import content_mark
 from worldsmith.data.stream.errors import DataError
 from worldsmith.files.atomic import folder_aside, publish_folder
@@ -155,7 +156,7 @@ def unpack(archive: Path, folder: Path) -> int:
 def unpack_zip(archive: Path, folder: Path) -> Iterator[tuple[str, str]]:
     """Yields the name of each damaged member, and why it is left out."""
     with zipfile.ZipFile(archive) as packed:
-        outside = [name for name in packed.namelist() if leaves(name)]
+        outside = [name for name in packed.namelist() if escapes_folder(name)]
         if outside:
             raise DataError(f"{archive}: the member '{outside[0]}' lies outside the archive's folder")
         for member in packed.infolist():
@@ -165,7 +166,7 @@ def unpack_zip(archive: Path, folder: Path) -> Iterator[tuple[str, str]]:
                 if not is_damage(error):
                     raise
                 (folder / member.filename).unlink(missing_ok=True)
-                yield member.filename, describe(error)
+                yield member.filename, describe_error(error)
 
 
 def unpack_tar(archive: Path, folder: Path) -> Iterator[tuple[str, str]]:
@@ -184,7 +185,7 @@ def unpack_tar(archive: Path, folder: Path) -> Iterator[tuple[str, str]]:
                 raise
             if not name.startswith("after "):
                 (folder / name.lstrip("/")).unlink(missing_ok=True)
-            yield name, describe(error)
+            yield name, describe_error(error)
 
 
 def is_damage(error: Exception) -> bool:
@@ -192,10 +193,6 @@ def is_damage(error: Exception) -> bool:
     if isinstance(error, OSError):
         return error.errno is None
     return isinstance(error, DAMAGED) and not isinstance(error, tarfile.FilterError)
-
-
-def describe(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 def damaged_archive(archive: Path, why: object) -> DamagedArchiveError:
@@ -206,7 +203,7 @@ def count_files(folder: Path) -> int:
     return sum(len(files) for _, _, files in os.walk(folder))
 
 
-def leaves(name: str) -> bool:
+def escapes_folder(name: str) -> bool:
     """Whether the name of a member leads out of the folder that it is written into."""
     parts = name.replace("\\", "/").split("/")
     return name.startswith(("/", "\\")) or ".." in parts or ":" in parts[0]

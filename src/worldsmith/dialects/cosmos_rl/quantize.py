@@ -22,7 +22,7 @@ FEW = 16
 """Samples below which a measured range means little."""
 
 
-class ModelTable(Config):
+class QuantizedModelTable(Config):
     """What is quantized."""
 
     model_path: Annotated[str, Example("results/train/safetensors/final"), Popular()]
@@ -66,7 +66,7 @@ class MethodTable(Config):
 class QuantizeSpec(Config):
     """The settings of a quantization."""
 
-    model: ModelTable
+    model: QuantizedModelTable
     """What is quantized."""
     calibration_dataset: CalibrationTable = field(default_factory=CalibrationTable)
     """What is shown to the model while ranges are measured."""

@@ -57,11 +57,11 @@ class AnswerTask:
     """A record whose true answer cannot be read is left out of the figures, not an error."""
 
     def right(self, answer: str, truth: str) -> bool | None:
-        said, true = self.read(answer), self.read(plain(truth))
+        said, true = self.read(answer), self.read(strip_reasoning(truth))
         return None if self.excluded or true is None else said is not None and self.agree(said, true)
 
 
-def plain(truth: str) -> str:
+def strip_reasoning(truth: str) -> str:
     """A true answer without its reasoning and tags."""
     return split_answer(truth)[1]
 
@@ -70,7 +70,9 @@ def of_classes(
     name: str, read: Callable[[str], str | None], labels: Sequence[str], expected: str, **more: Any
 ) -> AnswerTask:
     def measure(answers: Sequence[str], truths: Sequence[str]) -> Figures:
-        return measure_classes(list(map(read, answers)), [read(plain(truth)) or "" for truth in truths], labels, **more)
+        return measure_classes(
+            list(map(read, answers)), [read(strip_reasoning(truth)) or "" for truth in truths], labels, **more
+        )
 
     return AnswerTask(name, read, expected, measure)
 
@@ -80,7 +82,7 @@ def of_numbers(name: str, within: float) -> AnswerTask:
         return abs(said - true) <= within * abs(true)
 
     def measure(answers: Sequence[str], truths: Sequence[str]) -> Figures:
-        known = [parse_number(plain(truth)) or 0.0 for truth in truths]
+        known = [parse_number(strip_reasoning(truth)) or 0.0 for truth in truths]
         return measure_numbers(list(map(parse_number, answers)), known, agree)
 
     return AnswerTask(name, parse_number, "a number", measure, agree)
@@ -94,7 +96,7 @@ class AnswerTasks:
         texts = partial(measure_texts, metrics=metrics, soft_threshold=soft_threshold)
 
         def measure(answers: Sequence[str], truths: Sequence[str]) -> Figures:
-            said, true = [answer or None for answer in answers], list(map(plain, truths))
+            said, true = [answer or None for answer in answers], list(map(strip_reasoning, truths))
             return texts(said, true, bert_score=self.bert_score)
 
         self.text = AnswerTask("text", lambda text: text or None, "a text", measure, is_exact)
@@ -121,7 +123,7 @@ class AnswerTasks:
             chosen = dict.fromkeys(truths, task)
         for key, truth in truths.items():
             task = chosen[key]
-            if not task.truths_may_lack and not task.excluded and task.read(plain(truth)) is None:
+            if not task.truths_may_lack and not task.excluded and task.read(strip_reasoning(truth)) is None:
                 raise UserError(
                     f"{key}: the true answer {truth!r:.60} is not {task.expected}, which the task {task.name} needs; "
                     "fix the annotation, or choose another --task (in a spec: task.type)"
@@ -142,7 +144,7 @@ class AnswerTasks:
     def named(self, name: str, truths: Sequence[str]) -> AnswerTask:
         if name == "auto":
             name = detect(truths)
-        if name == "binary" and all(parse_letter(plain(truth)) in ("A", "B") for truth in truths):
+        if name == "binary" and all(parse_letter(strip_reasoning(truth)) in ("A", "B") for truth in truths):
             return of_classes("binary", partial(parse_letter, letters="AB"), "AB", "a or b", positive="A")
         if name == "mcq":
             return mcq(truths)
@@ -179,7 +181,7 @@ class AnswerTasks:
 
 def mcq(truths: Sequence[str]) -> AnswerTask:
     """Of the letters A to D, or to the last one that is true."""
-    found = {letter for truth in truths if (letter := parse_letter(plain(truth), "ABCDEFGHIJ"))}
+    found = {letter for truth in truths if (letter := parse_letter(strip_reasoning(truth), "ABCDEFGHIJ"))}
     letters = "ABCDEFGHIJ"[: max(len(LETTERS), *(ord(letter) - ord("A") + 1 for letter in found), 0)]
     return of_classes("mcq", partial(parse_letter, letters=letters), letters, "the letter of an option")
 
@@ -189,7 +191,7 @@ def detect(truths: Sequence[str]) -> str:
 
     Letters are options, even when A and B are the only ones.
     """
-    words = [plain(truth) for truth in truths]
+    words = [strip_reasoning(truth) for truth in truths]
     if all(map(plain_yes_no, words)):
         return "binary"
     if all(parse_letter(word) and len(normalize(word, articles=True)) == 1 for word in words):

@@ -41,7 +41,7 @@ TOKENS, UNLIMITED = 512, 1_000_000
 """Longest text where a tokenizer states no limit, or one that is a placeholder."""
 
 
-class Scores(NamedTuple):
+class BertScores(NamedTuple):
     """Of one answer, each at most 1."""
 
     precision: float
@@ -95,7 +95,7 @@ class BertScore(Configurable):
     def layer(self) -> int | None:
         return self.config.layers or LAYERS.get(self.config.model.rstrip("/").rpartition("/")[2])
 
-    def compare(self, answers: Sequence[str], truths: Sequence[str]) -> list[Scores]:
+    def compare(self, answers: Sequence[str], truths: Sequence[str]) -> list[BertScores]:
         """The scores of each answer against its ground truth; 0 where one of them is empty."""
         texts = sorted({text.strip() for text in (*answers, *truths)}, key=len, reverse=True)
         size = self.config.batch_size
@@ -132,12 +132,12 @@ class BertScore(Configurable):
         return tokenizer, model, limit if limit < UNLIMITED else TOKENS
 
 
-def score(said: Tensor, said_weights: Tensor, true: Tensor, true_weights: Tensor) -> Scores:
+def score(said: Tensor, said_weights: Tensor, true: Tensor, true_weights: Tensor) -> BertScores:
     """The greedy match of two texts; 0 if one of them has no token but special ones."""
     if not said_weights.any() or not true_weights.any():
-        return Scores(0.0, 0.0, 0.0)
+        return BertScores(0.0, 0.0, 0.0)
     similar = said @ true.T
     precision = float((similar.max(1).values * said_weights).sum() / said_weights.sum())
     recall = float((similar.max(0).values * true_weights).sum() / true_weights.sum())
     both = precision + recall
-    return Scores(precision, recall, 2 * precision * recall / both if both else 0.0)
+    return BertScores(precision, recall, 2 * precision * recall / both if both else 0.0)

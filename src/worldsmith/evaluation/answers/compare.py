@@ -11,7 +11,7 @@ from worldsmith.config.errors import UserError
 from worldsmith.evaluation.answers.results import Row
 
 
-def compare(
+def compare_accuracy(
     rows: Sequence[Row], others: Sequence[Mapping[str, Any]], right: Callable[[Row, str], bool]
 ) -> dict[str, Any]:
     """McNemar's exact test over the records that both models have answered (McNemar 1947); `right(row, response)`

@@ -8,7 +8,7 @@ from math import isclose
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.checkpoint.formats.family_formats import DType, Export
+from worldsmith.checkpoint.formats.family_formats import DType, ExportFormat
 from worldsmith.checkpoint.run.clip_defaults import clip_defaults
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import TAG
@@ -117,7 +117,7 @@ class CogVideoXFormats(PipelineFormats):
     def scheduler(self, model: CogVideoXGenerator) -> Any:
         return model.defaults.make_scheduler(model.defaults.scheduler)
 
-    def exports(self) -> dict[str, Export]:
+    def exports(self) -> dict[str, ExportFormat]:
         from worldsmith.families.cogvideox.write_sat import SAT
 
         return {**super().exports(), "sat": SAT}

@@ -47,7 +47,7 @@ Place = tuple[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SatLocation:
     """Where SAT keeps a tensor of the network."""
 
     key: str
@@ -96,13 +96,13 @@ def _of_layer(block: str, rest: str) -> list[Place]:
     return []
 
 
-def pieces(keys: Iterable[str]) -> dict[str, Piece]:
+def pieces(keys: Iterable[str]) -> dict[str, SatLocation]:
     """Name of each tensor of the network → where SAT keeps it, of these names without prefix."""
     found = {}
     for key in keys:
         held = places(key)
         for name, parts in held:
-            found[name] = Piece(key, parts, sum(len(other) for _, other in held))
+            found[name] = SatLocation(key, parts, sum(len(other) for _, other in held))
     return found
 
 

@@ -17,7 +17,7 @@ from worldsmith.checkpoint.formats.export_folder import (
     publish_export,
     weights_digest,
 )
-from worldsmith.checkpoint.formats.family_formats import Export, ExportOptions, formats_of
+from worldsmith.checkpoint.formats.family_formats import ExportFormat, ExportOptions, formats_of
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.families.cogvideox.architecture import NetworkConfig
@@ -75,7 +75,7 @@ def stored_tensors(model: StoredModel, options: ExportOptions) -> dict[str, Tens
     return sat_tensors(model.config.network, source, lambda name: dtype, average=model.average)
 
 
-SAT = Export("export_sat", LATEST, "SAT checkpoint", export_stored_sat, stored_tensors, keeps_adapters=True)
+SAT = ExportFormat("export_sat", LATEST, "SAT checkpoint", export_stored_sat, stored_tensors, keeps_adapters=True)
 
 
 def sat_tensors(

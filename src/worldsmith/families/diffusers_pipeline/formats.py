@@ -21,7 +21,7 @@ from worldsmith.checkpoint.formats.export_folder import (
     publish_export,
     weights_digest,
 )
-from worldsmith.checkpoint.formats.family_formats import DType, Export, ExportOptions, FamilyFormats
+from worldsmith.checkpoint.formats.family_formats import DType, ExportFormat, ExportOptions, FamilyFormats
 from worldsmith.checkpoint.formats.peft_adapter import diffusers_header
 from worldsmith.checkpoint.formats.stored_adapter import AdapterLayout
 from worldsmith.checkpoint.formats.stored_model import StoredModel
@@ -155,7 +155,7 @@ class PipelineFormats(FamilyFormats):
             network: nn.Module = self.model.library_class()(**asdict(config.network))
         return network
 
-    def exports(self) -> dict[str, Export]:
+    def exports(self) -> dict[str, ExportFormat]:
         from worldsmith.checkpoint.formats.export_weights import NATIVE
 
         return {"diffusers": DIFFUSERS, "native": NATIVE, "adapter": peft_adapter.export_of(self.adapter_layout)}
@@ -285,7 +285,7 @@ def exported_weights(formats: PipelineFormats, generator: Any, dtype: DType) -> 
     return {name: p.detach().cpu().to(dtype_of(name)) for name, p in native_parameters(generator.network).items()}
 
 
-DIFFUSERS = Export(
+DIFFUSERS = ExportFormat(
     "export", PIPELINE_INDEX, "pipeline", export_stored_pipeline, stored_weights, check_stored, of_library=True
 )
 

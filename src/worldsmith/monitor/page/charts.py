@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from worldsmith.monitor.page.formats import figure
+from worldsmith.monitor.page.formats import format_float
 from worldsmith.monitor.page.series import Series
 
 MOST_LINES = 12
@@ -67,7 +67,7 @@ def charts(runs: Sequence[tuple[str, Mapping[str, Series]]]) -> list[dict[str, A
             if metric == "lr" and any(other.startswith("lr_groups/") for other in series):  # the first of them
                 continue
             name = chart_of(metric)
-            about = CHARTS.get(name, Chart(in_words(name), ""))
+            about = CHARTS.get(name, Chart(format_metric_name(name), ""))
             chart = found.setdefault(
                 name, {"id": name, "title": about.title, "unit": about.unit, "log": about.log, "lines": [], "more": 0}
             )
@@ -86,7 +86,7 @@ def label_of(metric: str) -> str:
     """What a line is called. A group of learning rates that is named by its factor has a times sign."""
     name = metric.rpartition("/")[2]
     factor = re.fullmatch(r"x([\d.e+-]+)", name) if metric.startswith("lr_groups/") else None
-    return f"rate × {factor[1]}" if factor else in_words(name)
+    return f"rate × {factor[1]}" if factor else format_metric_name(name)
 
 
 def by_number(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -142,7 +142,7 @@ def drop_single_values(charts: list[dict[str, Any]]) -> tuple[list[dict[str, Any
     for chart in charts:
         if chart not in drawn:
             unit = f" {chart['unit']}" if chart["unit"] else ""
-            values = [f"{name_of(line)} {figure(line['last'][1])}{unit}" for line in chart["lines"]]
+            values = [f"{name_of(line)} {format_float(line['last'][1])}{unit}" for line in chart["lines"]]
             told.append(f"{chart['title']} ({', '.join(values)})")
     return drawn, f"Charts with a single value so far are not drawn: {'; '.join(told)}."
 
@@ -158,6 +158,6 @@ def short(value: float) -> float:
     return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded
 
 
-def in_words(name: str) -> str:
+def format_metric_name(name: str) -> str:
     text = name.replace("_", " ").replace("/", " · ")
     return text[:1].upper() + text[1:]

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from worldsmith.monitor.page.charts import charts, drop_single_values
 from worldsmith.monitor.page.evaluations import compared
-from worldsmith.monitor.page.formats import count, duration, figure, size, time
+from worldsmith.monitor.page.formats import duration, format_count, format_float, size, time
 from worldsmith.monitor.page.render import Page, section, write_html
 from worldsmith.monitor.page.run_files import RunFiles, read_run
 from worldsmith.monitor.page.run_page import BEST, samples_section
-from worldsmith.monitor.page.samples import Place, Row, rows
+from worldsmith.monitor.page.samples import PageBudget, PromptSamples, rows
 from worldsmith.monitor.page.settings import ABSENT, differences
 from worldsmith.monitor.page.status import Status, find_status
 
@@ -22,11 +22,11 @@ OPEN_DIFFERENCES = 12
 
 def write_comparison(folders: Sequence[Path], out: Path) -> Path:
     """Raises UserError or OSError."""
-    place = Place(out.resolve().parent)
+    place = PageBudget(out.resolve().parent)
     return write_html(comparison([read_run(folder) for folder in folders], place), out)
 
 
-def comparison(runs: Sequence[RunFiles], place: Place) -> Page:
+def comparison(runs: Sequence[RunFiles], place: PageBudget) -> Page:
     names = names_of(runs)
     states = [find_status(run) for run in runs]
     shown, measured = side_by_side(runs, names, place), compared(runs, names)
@@ -68,9 +68,9 @@ def names_of(runs: Sequence[RunFiles]) -> list[str]:
     return [next((n for n, count in zip(names, counted, strict=True) if count[n] == 1), names[-1]) for names in ends]
 
 
-def side_by_side(runs: Sequence[RunFiles], names: Sequence[str], place: Place) -> list[Row]:
+def side_by_side(runs: Sequence[RunFiles], names: Sequence[str], place: PageBudget) -> list[PromptSamples]:
     """The newest samples of each run, by prompt, first the prompts that most runs have."""
-    found: dict[tuple[str, str], Row] = {}
+    found: dict[tuple[str, str], PromptSamples] = {}
     shares: Counter[tuple[str, str]] = Counter()
     for index, (run, name) in enumerate(zip(runs, names, strict=True)):
         newest = max((s["step"] for s in run.samples if isinstance(s.get("step"), int)), default=None)
@@ -87,17 +87,17 @@ def side_by_side(runs: Sequence[RunFiles], names: Sequence[str], place: Place) -
 
 def last_loss(run: RunFiles, _: Status) -> str:
     loss = run.metrics.series.get("loss")
-    return figure(loss.last[1]) if loss else ABSENT
+    return format_float(loss.last[1]) if loss else ABSENT
 
 
 def best_loss(run: RunFiles, _: Status) -> str:
     validation = run.metrics.series.get(BEST)
-    return f"{figure(validation.least[1])} at step {count(validation.least[0])}" if validation else ABSENT
+    return f"{format_float(validation.least[1])} at step {format_count(validation.least[0])}" if validation else ABSENT
 
 
 def speed(run: RunFiles, _: Status) -> str:
     tokens = run.metrics.latest.get("tokens_per_second")
-    return f"{count(round(tokens))} tokens/s" if tokens else ABSENT
+    return f"{format_count(round(tokens))} tokens/s" if tokens else ABSENT
 
 
 def peak_memory(run: RunFiles, _: Status) -> str:
@@ -110,7 +110,11 @@ def elapsed(_: RunFiles, status: Status) -> str:
 
 
 def step_of(_: RunFiles, status: Status) -> str:
-    return f"{count(status.step)} of {count(status.max_iter)}" if status.max_iter else count(status.step)
+    return (
+        f"{format_count(status.step)} of {format_count(status.max_iter)}"
+        if status.max_iter
+        else format_count(status.step)
+    )
 
 
 RESULTS: tuple[tuple[str, Callable[[RunFiles, Status], str]], ...] = (

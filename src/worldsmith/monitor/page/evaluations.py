@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from worldsmith.monitor.page.formats import figure, words
+from worldsmith.monitor.page.formats import format_float, words
 from worldsmith.monitor.page.run_files import RunFiles
-from worldsmith.monitor.page.samples import Place
+from worldsmith.monitor.page.samples import PageBudget
 from worldsmith.monitor.short_text import WEIGHTS_NAMES
 
 PICTURES = {"confusion.png": "confusion matrix", "contact_sheet.png": "videos of each model"}
@@ -35,7 +35,7 @@ class Evaluation:
     """`src`, what it shows, and whether it has small details and needs the width of the page."""
 
 
-def evaluations(run: RunFiles, place: Place | None) -> list[Evaluation]:
+def evaluations(run: RunFiles, place: PageBudget | None) -> list[Evaluation]:
     """Those whose files have figures, by folder; without a place for the page, without their pictures."""
     found = []
     for file, facts in run.evaluations.items():
@@ -44,7 +44,7 @@ def evaluations(run: RunFiles, place: Place | None) -> list[Evaluation]:
         if rows:
             sources = {name: place and place.picture(run, str(folder / name)) for name in PICTURES}
             pictures = [(source, PICTURES[name], name == WIDE) for name, source in sources.items() if source]
-            found.append(Evaluation(str(folder), describe(facts), columns, rows, pictures))
+            found.append(Evaluation(str(folder), describe_evaluation(facts), columns, rows, pictures))
     return found
 
 
@@ -67,21 +67,21 @@ def figures_in(facts: Mapping[str, Any]) -> tuple[list[str], Rows]:
         return of_videos(facts["figures"])
     if "task" in facts:
         return [""], {name: [text] for name, text in of_answers(facts)}
-    models = {name: of for name, of in facts.items() if isinstance(of, Mapping) and number(of.get("adherence"))}
+    models = {name: of for name, of in facts.items() if isinstance(of, Mapping) and is_number(of.get("adherence"))}
     rows: Rows = {"adherence": [told(of["adherence"]) for of in models.values()]} if models else {}
-    for name in {name: None for of in models.values() for name in table(of, "by_attribute")}:
-        rows[words(name)] = [told(table(of, "by_attribute").get(name)) for of in models.values()]
+    for name in {name: None for of in models.values() for name in get_table(of, "by_attribute")}:
+        rows[words(name)] = [told(get_table(of, "by_attribute").get(name)) for of in models.values()]
     return list(models), rows
 
 
 def of_videos(figures: Mapping[str, Any]) -> tuple[list[str], Rows]:
     """Figures of generated videos: means over them."""
     known = {name: about for name, about in figures.items() if isinstance(about, Mapping)}
-    columns = list(dict.fromkeys(model for about in known.values() for model in table(about, "not_measured")))
+    columns = list(dict.fromkeys(model for about in known.values() for model in get_table(about, "not_measured")))
     rows = {}
     for name, about in known.items():
         unit = f", {about['unit']}" if about.get("unit") else ""
-        values = [table(about, column) for column in columns]
+        values = [get_table(about, column) for column in columns]
         rows[f"{words(name)}{unit}"] = [told(value.get("mean"), value.get("interval")) for value in values]
     return columns, rows
 
@@ -90,12 +90,12 @@ def of_answers(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Figures of a reasoner's answers: of all, of each kind, of parts of the data."""
     for name, value in facts.items():
         interval = facts.get(f"{name}_interval", facts.get(f"{name.removesuffix('_correlation')}_interval"))
-        if number(value) and isinstance(value, float) and name != "coverage":
+        if is_number(value) and isinstance(value, float) and name != "coverage":
             yield words(name), told(value, interval)
     if facts.get("unparsed"):
         yield "answers that could not be read", told(facts["unparsed"])
-    parts = [(kind, found) for kind, found in table(facts, "per_task").items()]
-    for name, values in table(facts, "slices").items():
+    parts = [(kind, found) for kind, found in get_table(facts, "per_task").items()]
+    for name, values in get_table(facts, "slices").items():
         parts += [
             (f"{words(name)} {part}", found) for part, found in (values if isinstance(values, Mapping) else {}).items()
         ]
@@ -107,9 +107,9 @@ def of_answers(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             )
 
 
-def describe(facts: Mapping[str, Any]) -> str:
+def describe_evaluation(facts: Mapping[str, Any]) -> str:
     """What was measured: how many records came to what, with which weights."""
-    status = ", ".join(f"{words(str(name))} {count}" for name, count in table(facts, "status").items())
+    status = ", ".join(f"{words(str(name))} {count}" for name, count in get_table(facts, "status").items())
     iteration, weights = facts.get("iteration"), facts.get("weights")
     told = [
         f"{facts['num_records']} records: {status}" if facts.get("num_records") else "",
@@ -122,17 +122,19 @@ def describe(facts: Mapping[str, Any]) -> str:
 
 def told(value: Any, interval: Any = None) -> str:
     """A figure with its interval."""
-    if not number(value):
+    if not is_number(value):
         return "–"
-    bounds = interval if isinstance(interval, Sequence) and len(interval) == 2 and all(map(number, interval)) else None
-    text = figure(value, 3)
-    return f"{text} [{figure(bounds[0], 3)}, {figure(bounds[1], 3)}]" if bounds else text
+    bounds = (
+        interval if isinstance(interval, Sequence) and len(interval) == 2 and all(map(is_number, interval)) else None
+    )
+    text = format_float(value, 3)
+    return f"{text} [{format_float(bounds[0], 3)}, {format_float(bounds[1], 3)}]" if bounds else text
 
 
-def number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def table(facts: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def get_table(facts: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     found = facts.get(name)
     return found if isinstance(found, Mapping) else {}

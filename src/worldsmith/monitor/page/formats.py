@@ -14,17 +14,17 @@ MOST_WRITTEN_OUT = 1e9
 """Numbers from here on have an exponent."""
 
 
-def count(value: Any) -> str:
+def format_count(value: Any) -> str:
     """12345 as 12,345; anything but a number as text."""
     return f"{value:,}" if isinstance(value, (int, float)) else str(value)
 
 
 def plural(number: float, noun: str) -> str:
     """The number with its noun: 1 clip, 24 clips."""
-    return f"{count(number)} {noun}{'' if number == 1 else 's'}"
+    return f"{format_count(number)} {noun}{'' if number == 1 else 's'}"
 
 
-def figure(value: float | None, digits: int = 4) -> str:
+def format_float(value: float | None, digits: int = 4) -> str:
     """A number with `digits` significant digits: 0.01234, 1,570; only very large or small ones with an exponent."""
     if value is None:
         return "–"
@@ -59,6 +59,6 @@ def breakable(path: str) -> Markup:
 
 duration = partial(format_duration, spaced=True)
 FILTERS = {
-    **{"count": count, "figure": figure, "size": size, "duration": duration, "time": time},
+    **{"count": format_count, "figure": format_float, "size": size, "duration": duration, "time": time},
     **{"words": words, "breakable": breakable},
 }

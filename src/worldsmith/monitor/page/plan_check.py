@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from worldsmith.monitor.page.formats import count, seconds, size
+from worldsmith.monitor.page.formats import format_count, seconds, size
 from worldsmith.monitor.page.run_files import RunFiles, lookup
 
 BOUNDS = {"memory": 0.1, "seconds": 0.2, "tokens": 0.1, "share": 0.2, "checkpoint": 0.02}
@@ -16,7 +16,13 @@ LEAST = 2**30
 """Bytes of a process of which less are not judged without a GPU: libraries are too large a part of them."""
 FIRST_STEPS = 0.1
 """Share of the logged steps, one at least, that are no part of a median: the first ones warm up."""
-FORMS = {"memory": size, "seconds": seconds, "tokens": count, "share": lambda of: f"{of:.0%}", "checkpoint": size}
+FORMS = {
+    "memory": size,
+    "seconds": seconds,
+    "tokens": format_count,
+    "share": lambda of: f"{of:.0%}",
+    "checkpoint": size,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,20 +80,20 @@ def checks_of(run: RunFiles) -> Iterator[Check]:
         yield Check("memory", "Peak memory", planned, planned, held, about, same and planned >= LEAST)
     steps = usual(run, "step_seconds")
     about = f"median of {len(steps)} logged steps without the first ones, waiting for data included"
-    fast, slow = (number(plan, f"seconds.total.{end}") for end in ("fast", "slow"))
+    fast, slow = (lookup_number(plan, f"seconds.total.{end}") for end in ("fast", "slow"))
     if fast:
         yield Check("seconds", "Seconds of a step", fast, slow, median_of(steps), about, same)
     tokens = [rate * length for rate, length in zip(usual(run, "tokens_per_second"), steps, strict=False)]
-    expected = number(plan, "step.tokens")
+    expected = lookup_number(plan, "step.tokens")
     about = "of all processes; measured: median"
     yield Check("tokens", "Tokens of a step", expected, expected, rounded(median_of(tokens)), about, same)
-    peak_flops = number(plan, "gpu.peak_flops")
+    peak_flops = lookup_number(plan, "gpu.peak_flops")
     if fast and peak_flops:
-        most, least = (number(plan, "step.work.model_flops") / (peak_flops * length) for length in (fast, slow))
+        most, least = (lookup_number(plan, "step.work.model_flops") / (peak_flops * length) for length in (fast, slow))
         shares = median_of(usual(run, "model_flops_share"))
         if shares is not None:
             yield Check("share", "Share of the GPUs' peak", least, most, shares, "operations of the model", same)
-    saved = number(plan, "quick.checkpoint_bytes")
+    saved = lookup_number(plan, "quick.checkpoint_bytes")
     yield Check("checkpoint", "A checkpoint", saved, saved, checkpoint_bytes(run), "the newest, on disk", same)
 
 
@@ -147,24 +153,24 @@ def checks_in_a_line(checks: list[Check]) -> str:
 
 def plan_in_a_line(plan: Mapping[str, Any]) -> str:
     """For a log, before anything is measured."""
-    needed, there = (size(number(plan, f"memory.{name}_bytes")) for name in ("needed", "gpu"))
+    needed, there = (size(lookup_number(plan, f"memory.{name}_bytes")) for name in ("needed", "gpu"))
     verdict = lookup(plan, "memory.verdict")
     told = f"peak memory {size(planned_peak(plan))}, with margins {needed} of {there}: {verdict}"
-    fast, slow = (number(plan, f"seconds.total.{end}") for end in ("fast", "slow"))
+    fast, slow = (lookup_number(plan, f"seconds.total.{end}") for end in ("fast", "slow"))
     return f"{told}; a step {seconds(fast)} to {seconds(slow)}" if fast else told
 
 
 def planned_peak(plan: Mapping[str, Any]) -> float:
     """Bytes of tensors at the worst moment, with encoders that are beside it."""
-    return number(plan, "memory.peak_bytes") + number(plan, "memory.encoders_bytes")
+    return lookup_number(plan, "memory.peak_bytes") + lookup_number(plan, "memory.encoders_bytes")
 
 
 def phases(plan: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     """The most memory of each planned phase, the worst first, and what is assumed to be needed in all."""
     found = [phase for phase in lookup(plan, "step.work.phases", []) if isinstance(phase, Mapping)]
-    for phase in sorted(found, key=lambda phase: -number(phase, "peak")):
-        yield str(phase.get("name")), int(number(phase, "peak"))
-    yield "with margins", int(number(plan, "memory.needed_bytes"))
+    for phase in sorted(found, key=lambda phase: -lookup_number(phase, "peak")):
+        yield str(phase.get("name")), int(lookup_number(phase, "peak"))
+    yield "with margins", int(lookup_number(plan, "memory.needed_bytes"))
 
 
 def devices(run: RunFiles) -> list[str]:
@@ -199,7 +205,7 @@ def checkpoint_bytes(run: RunFiles) -> int | None:
         return None
 
 
-def number(data: Mapping[str, Any], path: str) -> float:
+def lookup_number(data: Mapping[str, Any], path: str) -> float:
     """The number at `a.b.c`; 0 for what is none."""
     value = lookup(data, path)
     return value if isinstance(value, (int, float)) and not isinstance(value, bool) else 0.0

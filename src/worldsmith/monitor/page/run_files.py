@@ -92,18 +92,18 @@ def read_run(folder: Path, metrics: MetricsReader | None = None) -> RunFiles:
     run = RunFiles(require_run(folder), metrics or MetricsReader(folder / "metrics.jsonl"))
     with reported(run, "metrics.jsonl"):
         run.metrics.read()
-    run.config = table(run, "config.yaml")
-    run.origins = {str(k): v for k, v in table(run, "config_origins.json").items() if isinstance(v, dict)}
-    run.launch = table(run, "launch_info.yaml")
-    run.environment = table(run, "job_env.yaml")
-    run.status = table(run, "status.json")
-    run.plan = table(run, "plan.json")
-    run.data_report = table(run, "data_report.json")
-    run.parameters = table(run, "param_count/parameters.json")
+    run.config = read_run_table(run, "config.yaml")
+    run.origins = {str(k): v for k, v in read_run_table(run, "config_origins.json").items() if isinstance(v, dict)}
+    run.launch = read_run_table(run, "launch_info.yaml")
+    run.environment = read_run_table(run, "job_env.yaml")
+    run.status = read_run_table(run, "status.json")
+    run.plan = read_run_table(run, "plan.json")
+    run.data_report = read_run_table(run, "data_report.json")
+    run.parameters = read_run_table(run, "param_count/parameters.json")
     for name in (name for figures in MEASURED for name in (f"*/{figures}", f"*/*/{figures}")):
         for path in sorted(folder.glob(name)):
             place = path.relative_to(folder).as_posix()
-            run.evaluations[place] = table(run, place)
+            run.evaluations[place] = read_run_table(run, place)
     run.messages = list(deque(entries(run, "messages.jsonl"), NEWEST))
     run.samples = list(entries(run, "EveryNDrawSample/samples.jsonl"))
     for path in sorted(folder.glob("quarantine*.jsonl")):
@@ -149,7 +149,7 @@ def resolve_file(path: Path) -> Path | None:
         return None
 
 
-def table(run: RunFiles, name: str) -> dict[str, Any]:
+def read_run_table(run: RunFiles, name: str) -> dict[str, Any]:
     """A YAML or JSON file that holds a table; empty where it is not there."""
     path, found = run.folder / name, None
     if not path.exists():

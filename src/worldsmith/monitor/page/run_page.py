@@ -11,7 +11,7 @@ from typing import Any
 from worldsmith.config.errors import UserError
 from worldsmith.monitor.page.charts import charts, drop_single_values
 from worldsmith.monitor.page.evaluations import evaluations
-from worldsmith.monitor.page.formats import count, duration, figure, plural, time, words
+from worldsmith.monitor.page.formats import duration, format_count, format_float, plural, time, words
 from worldsmith.monitor.page.next_steps import next_steps
 from worldsmith.monitor.page.plan_check import BOUNDS, advice, devices, phases, plan_checks, why_incomparable
 from worldsmith.monitor.page.render import FILE, Page, Section, section, write_html
@@ -19,8 +19,8 @@ from worldsmith.monitor.page.run_files import RunFiles, lookup, read_run
 from worldsmith.monitor.page.samples import (
     HELD_OUT,
     OPEN_PROMPTS,
-    Place,
-    Row,
+    PageBudget,
+    PromptSamples,
     count_rows,
     group_by_prompt,
     rows,
@@ -51,7 +51,7 @@ COUNTS = {
 
 def write_page(folder: Path, *, known: Mapping[str, Any] | None = None) -> Path:
     """Rebuilds `report.html` in a run folder; `known` as in `find_status`. Raises UserError or OSError."""
-    page = page_of(read_run(folder), Place(folder), known=known)
+    page = page_of(read_run(folder), PageBudget(folder), known=known)
     return write_html(page, folder / FILE)
 
 
@@ -68,12 +68,12 @@ def refresh_page(below: Path) -> None:
 
 def live_page(folder: Path, metrics: MetricsReader) -> Page:
     """The page as it is served: nothing is put into it that can be asked for."""
-    page = page_of(read_run(folder, metrics), Place(folder, room=0))
+    page = page_of(read_run(folder, metrics), PageBudget(folder, room=0))
     page.live = True
     return page
 
 
-def page_of(run: RunFiles, place: Place, *, known: Mapping[str, Any] | None = None) -> Page:
+def page_of(run: RunFiles, place: PageBudget, *, known: Mapping[str, Any] | None = None) -> Page:
     status = find_status(run, known)
     curves, single = drop_single_values(charts([("", run.metrics.series)]))
     notes = list(filter(None, (thinned_note(run), missing_note(run), single)))
@@ -82,7 +82,7 @@ def page_of(run: RunFiles, place: Place, *, known: Mapping[str, Any] | None = No
     return Page(title, sections, curves, at_work=status.at_work, linked=place.linked)
 
 
-def sections_of(run: RunFiles, status: Status, place: Place, curves: Section) -> Iterator[Section]:
+def sections_of(run: RunFiles, status: Status, place: PageBudget, curves: Section) -> Iterator[Section]:
     """The parts of the page in their order; what to do next comes early when the run has not ended as it should."""
     job = [lookup(run.config, f"job.{name}") for name in ("project", "group")]
     found, measured = rows(run, place), evaluations(run, place)
@@ -128,7 +128,7 @@ def format_start(text: Any) -> str:
     return "not known" if started is None else time(started)
 
 
-def samples_section(rows: Sequence[Row], *, more: int = 0) -> Section:
+def samples_section(rows: Sequence[PromptSamples], *, more: int = 0) -> Section:
     """Samples by prompt; `more` prompts are not on the page."""
     groups = group_by_prompt(rows)
     given = {"groups": groups, "open_prompts": OPEN_PROMPTS, "scores": scores(rows), "more": more}
@@ -140,13 +140,19 @@ def facts_of(run: RunFiles, status: Status) -> Iterator[dict[str, str]]:
     series, latest = run.metrics.series, run.metrics.latest
     if loss := series.get("loss"):
         yield fact(
-            "Training loss", figure(loss.last[1]), f"first {figure(loss.buckets[0].total / loss.buckets[0].count)}"
+            "Training loss",
+            format_float(loss.last[1]),
+            f"first {format_float(loss.buckets[0].total / loss.buckets[0].count)}",
         )
     if validation := series.get(BEST):
         step, value = validation.least
-        yield fact("Best validation loss", figure(value), f"at step {count(step)}")
+        yield fact("Best validation loss", format_float(value), f"at step {format_count(step)}")
     if speed := latest.get("tokens_per_second"):
-        yield fact("Speed", f"{count(round(speed))} tokens/s", f"{figure(latest.get('step_seconds'))} s/step")
+        yield fact(
+            "Speed",
+            f"{format_count(round(speed))} tokens/s",
+            f"{format_float(latest.get('step_seconds'))} s/step",
+        )
     if memory := latest.get("peak_memory_bytes"):
         yield fact("Peak memory", f"{memory / 2**30:.3g} GiB")
     if status.elapsed_seconds:
@@ -156,7 +162,7 @@ def facts_of(run: RunFiles, status: Status) -> Iterator[dict[str, str]]:
     yield fact("Checkpoints", str(len(run.checkpoints)), run.checkpoints[-1] if run.checkpoints else "none yet")
     for name, title in (("skipped_total", "Skipped steps"), ("failed_saves", "Failed saves")):
         if latest.get(name):
-            yield fact(title, count(latest[name]))
+            yield fact(title, format_count(latest[name]))
 
 
 def setup_facts(run: RunFiles) -> Iterator[dict[str, str]]:
@@ -175,13 +181,13 @@ def setup_facts(run: RunFiles) -> Iterator[dict[str, str]]:
         yield fact("Learning rate", f"{rate:g}", ", ".join(filter(None, told)))
     latest = run.metrics.latest
     if samples := latest.get("samples"):
-        note = f"{count(latest['tokens'])} tokens per step" if latest.get("tokens") else "per step"
+        note = f"{format_count(latest['tokens'])} tokens per step" if latest.get("tokens") else "per step"
         yield fact("Batch", plural(samples, "sample"), note)
     if names := dataset_names(run):
         kind = "clip" if lookup(run.config, "job.task") == "vfm" else "record"
         records, held_out = (lookup(run.data_report, f"{split}.records") for split in ("train", "val"))
         told = [plural(records, kind)] if isinstance(records, int) else []
-        told += [f"{count(held_out)} for validation"] if isinstance(held_out, int) else []
+        told += [f"{format_count(held_out)} for validation"] if isinstance(held_out, int) else []
         yield fact("Data", ", ".join(names), ", ".join(told))
     if commit := lookup(run.environment, "git.commit"):
         changed = lookup(run.environment, "git.changed_files") or []
@@ -254,7 +260,7 @@ def thinned_note(run: RunFiles) -> str:
     if not thinned:
         return ""
     longest = max(thinned, key=lambda series: series.values)
-    values, points = count(longest.values), count(len(longest.buckets))
+    values, points = format_count(longest.values), format_count(len(longest.buckets))
     return (
         f"Curves of up to {values} values are drawn with {points} points: each is the mean of its neighbours, and the "
         "band around it reaches from their least to their greatest value. All values are in metrics.jsonl."

@@ -51,7 +51,7 @@ HELD_OUT = "held-out caption"
 
 
 @dataclass(slots=True)
-class Place:
+class PageBudget:
     """Where a page will lie, and how much it may still hold."""
 
     folder: Path
@@ -139,7 +139,7 @@ class Shown:
 
 
 @dataclass(slots=True)
-class Row:
+class PromptSamples:
     """The samples of one prompt, oldest first."""
 
     prompt: str
@@ -172,7 +172,7 @@ class Row:
         return self.prompt, self.about
 
 
-def rows(run: RunFiles, place: Place, *, prefix: str = "", index: int | None = None) -> list[Row]:
+def rows(run: RunFiles, place: PageBudget, *, prefix: str = "", index: int | None = None) -> list[PromptSamples]:
     """The samples of a run by prompt and by the file that a question is about; one prompt's rows follow each other.
 
     Prompts keep the order of their first appearance. `prefix` stands before each caption; `index` is that of the run
@@ -192,21 +192,21 @@ def count_rows(run: RunFiles) -> int:
     return len({(str(s.get("prompt", "")), about(s)) for s in run.samples if isinstance(s.get("step"), int)})
 
 
-def group_by_prompt(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+def group_by_prompt(rows: Sequence[PromptSamples]) -> list[tuple[str, list[PromptSamples]]]:
     """Each prompt with its rows, in the order of the prompts' first appearance."""
-    found: dict[str, list[Row]] = {}
+    found: dict[str, list[PromptSamples]] = {}
     for row in rows:
         found.setdefault(row.prompt, []).append(row)
     return list(found.items())
 
 
 def row(
-    run: RunFiles, prompt: str, samples: Sequence[dict[str, Any]], place: Place, prefix: str, index: int | None
-) -> Row:
+    run: RunFiles, prompt: str, samples: Sequence[dict[str, Any]], place: PageBudget, prefix: str, index: int | None
+) -> PromptSamples:
     steps = sorted({sample["step"] for sample in samples})
-    kept = spread(steps, MOST_STEPS)
+    kept = pick_evenly(steps, MOST_STEPS)
     last = samples[-1]
-    found = Row(prompt, about(last), words(last.get("source")) or "", words(last.get("expected")))
+    found = PromptSamples(prompt, about(last), words(last.get("source")) or "", words(last.get("expected")))
     if found.about:
         found.media = place.source(run, found.about)
         found.media_is_video = is_video(found.about)
@@ -223,7 +223,7 @@ def row(
     return found
 
 
-def scores(rows: Sequence[Row]) -> list[tuple[str, int, int]]:
+def scores(rows: Sequence[PromptSamples]) -> list[tuple[str, int, int]]:
     """(caption, answers as expected, answers) of what the rows show, oldest first."""
     judged = [shown for row in rows for shown in row.shown if shown.right is not None]
     right = Counter(shown.caption for shown in judged if shown.right)
@@ -246,7 +246,7 @@ def caption(sample: dict[str, Any], prefix: str, varied: Sequence[str]) -> str:
     return " · ".join(text for text in told if text)
 
 
-def show(run: RunFiles, sample: dict[str, Any], place: Place, caption: str) -> Shown:
+def show(run: RunFiles, sample: dict[str, Any], place: PageBudget, caption: str) -> Shown:
     if sample.get("kind") == "answer":
         answer, expected = words(sample.get("answer")) or "", words(sample.get("expected"))
         right = None if expected is None else answer.strip().casefold() == expected.strip().casefold()
@@ -254,7 +254,7 @@ def show(run: RunFiles, sample: dict[str, Any], place: Place, caption: str) -> S
     return media(run, str(sample.get("file") or ""), place, caption)
 
 
-def media(run: RunFiles, file: str, place: Place, caption: str) -> Shown:
+def media(run: RunFiles, file: str, place: PageBudget, caption: str) -> Shown:
     """A video or an image of the run folder, or why it is not shown."""
     source = place.source(run, file)
     return Shown(caption, source=source, is_video=is_video(file), missing=None if source else missing(run, file))
@@ -267,7 +267,7 @@ def missing(run: RunFiles, file: str) -> str:
     return f"{file or 'no file'} is not there"
 
 
-def spread(steps: Sequence[int], most: int) -> set[int]:
+def pick_evenly(steps: Sequence[int], most: int) -> set[int]:
     """At most so many of the steps, evenly, with the first and the last."""
     if len(steps) <= most:
         return set(steps)

@@ -16,7 +16,7 @@ ABSENT = "–"
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class ConfigValue:
     """One value of the config."""
 
     path: str
@@ -28,19 +28,19 @@ class Setting:
     """What the recipe says, if it differs."""
 
 
-def settings(run: RunFiles) -> list[Setting]:
+def settings(run: RunFiles) -> list[ConfigValue]:
     found = []
     for path, value in values_of(run):
         about = run.origins.get(path, {})
-        was = in_words(path, about["was"]) if "was" in about else None
+        was = format_setting(path, about["was"]) if "was" in about else None
         changed = bool(about.get("changed"))
-        found.append(Setting(path, in_words(path, value), str(about.get("origin", "")), changed, was))
+        found.append(ConfigValue(path, format_setting(path, value), str(about.get("origin", "")), changed, was))
     return found
 
 
 def differences(runs: Sequence[RunFiles]) -> list[tuple[str, list[str]]]:
     """The settings that are not the same in all runs, with the value in each."""
-    tables = [{path: in_words(path, value) for path, value in values_of(run)} for run in runs]
+    tables = [{path: format_setting(path, value) for path, value in values_of(run)} for run in runs]
     paths = dict.fromkeys(path for table in tables for path in table)
     found = [(path, [table.get(path, ABSENT) for table in tables]) for path in paths]
     return [(path, values) for path, values in found if len(set(values)) > 1]
@@ -51,7 +51,7 @@ def values_of(run: RunFiles) -> list[tuple[str, Any]]:
     return [(format_path(path), value) for path, value in plain_leaves(run.config) if path]
 
 
-def in_words(path: str, value: Any) -> str:
+def format_setting(path: str, value: Any) -> str:
     """A value as it is shown, without secrets."""
     text = value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False, default=str)
     return redact_setting(path, text)

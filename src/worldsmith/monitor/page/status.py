@@ -81,8 +81,8 @@ class Status:
 def find_status(run: RunFiles, known: Mapping[str, Any] | None = None) -> Status:
     """`known` is what the run itself says that makes its page: it knows better than its files."""
     said = {**run.status, **(known or {})}
-    max_iter = number(said.get("max_iter"), number(lookup(run.config, "trainer.max_iter")))
-    step = number(said.get("step"), run.metrics.step)
+    max_iter = find_first_integer(said.get("max_iter"), find_first_integer(lookup(run.config, "trainer.max_iter")))
+    step = find_first_integer(said.get("step"), run.metrics.step)
     if run.metrics.step is not None and (step is None or run.metrics.step > step):
         step = run.metrics.step
     updated = when(run.status.get("updated")) or last_change(run)
@@ -147,6 +147,6 @@ def when(text: Any) -> datetime | None:
     return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
-def number(*values: Any) -> int | None:
+def find_first_integer(*values: Any) -> int | None:
     """The first that is a whole number."""
     return next((value for value in values if isinstance(value, int) and not isinstance(value, bool)), None)

@@ -24,8 +24,8 @@ from worldsmith.planning.fitting.knobs import (
     settings,
     with_clips,
 )
-from worldsmith.planning.fitting.packs import Limits
-from worldsmith.planning.fitting.search import Search, Tried
+from worldsmith.planning.fitting.packs import PackLimits
+from worldsmith.planning.fitting.search import SettingSearch, Tried
 from worldsmith.planning.plan import quick_plan
 from worldsmith.planning.simulation.short_run import least_layers, long_lists, short_work, with_layers
 from worldsmith.planning.simulation.simulate import Encodings, simulate
@@ -94,8 +94,8 @@ class Fitting:
         other.seconds, other.longest_of_all = self.seconds, self.longest_of_all
         return other
 
-    def search(self, settings: Sequence[Setting]) -> Search:
-        return Search(settings, self.evaluate, self.has_time, least=self.least)
+    def search(self, settings: Sequence[Setting]) -> SettingSearch:
+        return SettingSearch(settings, self.evaluate, self.has_time, least=self.least)
 
     def has_time(self, whole: bool) -> bool:
         """Whether a further setting can be tried. Time is kept for carrying out the best one with all layers."""
@@ -249,7 +249,7 @@ def least_of(settings: Sequence[Setting], first: Callable[[Setting], int]) -> di
     return dict(sorted(found.items(), key=lambda item: item[1].learned.level))
 
 
-def limits_of(loaded: Loaded) -> Limits:
+def limits_of(loaded: Loaded) -> PackLimits:
     """What ends a pack, and the paths at which that is written."""
     data: Any = loaded.tree.dataloader_train
 
@@ -261,7 +261,7 @@ def limits_of(loaded: Loaded) -> Limits:
     names = ("max_sequence_length", "max_samples_per_batch")
     tokens, samples = (getattr(data, name, None) for name in names)
     tokens_path, samples_path = map(written, names)
-    return Limits(tokens, samples, tokens_path, samples_path, getattr(data, "max_sample_tokens", None) or 0)
+    return PackLimits(tokens, samples, tokens_path, samples_path, getattr(data, "max_sample_tokens", None) or 0)
 
 
 def first_line(error: Exception) -> str:

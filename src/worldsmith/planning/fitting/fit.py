@@ -11,7 +11,7 @@ from worldsmith.distributed.gpus import Gpu
 from worldsmith.planning.fitting.evaluate_settings import Fitting, limits_of
 from worldsmith.planning.fitting.knobs import MOST_CONTEXT, Setting, as_it_is, can_share, smaller_clips
 from worldsmith.planning.fitting.packs import tokens_of
-from worldsmith.planning.fitting.search import OutOfTime, Search, Tried, needed
+from worldsmith.planning.fitting.search import OutOfTime, SettingSearch, Tried, needed
 
 MOST_RANKS = 4096
 
@@ -115,7 +115,7 @@ def find_fits(fitting: Fitting) -> Fits:
     )
 
 
-def find_neighbors(fitting: Fitting, search: Search, best: Setting) -> dict[str, list[Tried]]:
+def find_neighbors(fitting: Fitting, search: SettingSearch, best: Setting) -> dict[str, list[Tried]]:
     """What becomes of the best where one knob is turned, as far as there is time."""
     found: dict[str, list[Tried]] = {}
     for setting in search.settings:

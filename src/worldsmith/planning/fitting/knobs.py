@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from worldsmith.config import WrongValueError
 from worldsmith.config.tree.degrees import Degrees, divisors, fit_degrees
 from worldsmith.data.clips.resolution import TIERS, exact_size
-from worldsmith.planning.fitting.packs import FACTORS, Limits, Packing, packings
+from worldsmith.planning.fitting.packs import FACTORS, Packing, PackLimits, packings
 from worldsmith.planning.simulation_inputs import why_not_encodable
 from worldsmith.training.parallel import plan_degrees
 
@@ -75,7 +75,7 @@ def settings(
     *,
     ranks: int,
     batches: Sequence[Sequence[Any]],
-    limits: Limits,
+    limits: PackLimits,
     additive: bool = True,
     per_machine: int = 8,
 ) -> list[Setting]:
@@ -92,7 +92,9 @@ def settings(
     return found
 
 
-def as_it_is(config: Trainer.Config, *, ranks: int, batches: Sequence[Sequence[Any]], limits: Limits) -> Setting | None:
+def as_it_is(
+    config: Trainer.Config, *, ranks: int, batches: Sequence[Sequence[Any]], limits: PackLimits
+) -> Setting | None:
     """The setting that changes no word; None where the run's degrees are not for so many ranks."""
     now = degrees_now(config, ranks)
     plain = Learned(0, "nothing")
@@ -123,7 +125,7 @@ def arranged(
     replicas: int,
     context: int,
     batches: Sequence[Sequence[Any]],
-    limits: Limits,
+    limits: PackLimits,
     *,
     additive: bool,
 ) -> Iterator[Setting]:

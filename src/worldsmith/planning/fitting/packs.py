@@ -10,7 +10,7 @@ FACTORS = (2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class PackLimits:
     """What ends a pack, and where each limit is written in the run tree."""
 
     tokens: int | None
@@ -35,14 +35,14 @@ class Packing:
         return f"{most:,} tokens ({samples} sample{'s' * (samples != 1)})"
 
 
-def packings(batches: Sequence[Sequence[Any]], limits: Limits, *, larger: bool) -> list[Packing]:
+def packings(batches: Sequence[Sequence[Any]], limits: PackLimits, *, larger: bool) -> list[Packing]:
     """From the largest packs to the smallest; those of the run are among them. `larger` allows larger ones."""
     merged = [merge(batches, times, limits) for times in reversed(FACTORS) if larger and len(batches) % times == 0]
     halved = [made for times in FACTORS if (made := split(batches, times, limits)) is not None]
     return [*merged, Packing(batches), *halved]
 
 
-def merge(batches: Sequence[Sequence[Any]], times: int, limits: Limits) -> Packing:
+def merge(batches: Sequence[Sequence[Any]], times: int, limits: PackLimits) -> Packing:
     """So many packs in one."""
     groups = [batches[start : start + times] for start in range(0, len(batches), times)]
     tokens, samples = (limit and limit * times for limit in (limits.tokens, limits.samples))
@@ -51,7 +51,7 @@ def merge(batches: Sequence[Sequence[Any]], times: int, limits: Limits) -> Packi
     )
 
 
-def split(batches: Sequence[Sequence[Any]], times: int, limits: Limits) -> Packing | None:
+def split(batches: Sequence[Sequence[Any]], times: int, limits: PackLimits) -> Packing | None:
     """Each pack as so many; None where it cannot be divided evenly enough for smaller limits to do the same."""
     parts = [part for pack in batches for part in balanced(pack, times)]
     if not all(parts):
@@ -86,6 +86,6 @@ def tokens_of(pack: Sequence[Any]) -> int:
     return sum(sample.num_tokens for sample in pack)
 
 
-def limit_words(limits: Limits, tokens: int | None, samples: int | None) -> dict[str, str]:
+def limit_words(limits: PackLimits, tokens: int | None, samples: int | None) -> dict[str, str]:
     found = {limits.tokens_path: tokens, limits.samples_path: samples}
     return {path: str(limit) for path, limit in found.items() if limit is not None}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from worldsmith.planning.estimate_memory import MemoryVerdict
-from worldsmith.planning.estimate_time import Range
+from worldsmith.planning.estimate_time import EstimateRange
 from worldsmith.planning.fitting.knobs import Setting
 from worldsmith.planning.work import StepWork
 
@@ -30,7 +30,7 @@ class Tried:
     """None: it was refused."""
     work: StepWork | None = None
     """None: what lasts from step to step is too large already."""
-    seconds: Range | None = None
+    seconds: EstimateRange | None = None
     """Of a step."""
     refused: str = ""
     whole: bool = False
@@ -57,7 +57,7 @@ class OutOfTime(Exception):  # noqa: N818 (no error: it ends a search)
     """There is no time for a further setting."""
 
 
-class Search:
+class SettingSearch:
     """Goes from what changes nothing of what is learned to what changes most.
 
     Two things save most of the trials: a setting that does more than one that fits is slower, and one that keeps more

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from worldsmith.checkpoint.formats.export_weights import exports_of
-from worldsmith.checkpoint.formats.family_formats import Export, ExportOptions, NamesLibraryShapes, formats_of
+from worldsmith.checkpoint.formats.family_formats import ExportFormat, ExportOptions, NamesLibraryShapes, formats_of
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.checkpoint.sources.checkpoint_weights import AVERAGE, LIVE
 from worldsmith.checkpoint.sources.weight_source import WeightSource
@@ -122,14 +122,14 @@ def rehearse_exports(config: Trainer.Config) -> Exports:
         except Exception as error:  # whatever it is, the export would end by it
             done.findings.append(Finding("export", f"{name}: {error}"))
             continue
-        done.findings += compare(name, tensors, wanted)
+        done.findings += compare_tensors(name, tensors, wanted)
         judge = "" if wanted is None else f", as {wanted.whose} has them"
         done.written[name] = f"{len(tensors):,} tensors{judge}"
     return done
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ExpectedTensors:
     """What the reader of an export finds in it."""
 
     whose: str
@@ -139,12 +139,12 @@ class Wanted:
 
 
 def wanted_by(
-    export: Export,
+    export: ExportFormat,
     formats: FamilyFormats,
     model: StoredModel,
     tensors: Mapping[str, Tensor],
     library: Callable[[], nn.Module | None],
-) -> Wanted | None:
+) -> ExpectedTensors | None:
     """What the library looks for in such files; None where no other library reads them."""
     if export.has_weights and not export.of_library:
         return None
@@ -153,7 +153,7 @@ def wanted_by(
         return None
     whose = type(network).__name__
     if not export.has_weights:
-        return Wanted(f"PEFT around {whose}", adapted_shapes(network, tensors))
+        return ExpectedTensors(f"PEFT around {whose}", adapted_shapes(network, tensors))
     buffers = {name for name, _ in network.named_buffers()}
     owners: dict[int, str] = {}
     parameters = network.named_parameters(remove_duplicate=False)
@@ -162,7 +162,7 @@ def wanted_by(
         shapes = formats.library_shapes(model.merged_spec.config)
     else:
         shapes = {name: value.shape for name, value in network.state_dict().items()}
-    return Wanted(whose, shapes, buffers | twins)
+    return ExpectedTensors(whose, shapes, buffers | twins)
 
 
 def adapted_shapes(network: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Sequence[int]]:
@@ -178,7 +178,7 @@ def adapted_shapes(network: nn.Module, tensors: Mapping[str, Tensor]) -> dict[st
     return {PEFT + name: shape for name, shape in made.items()}
 
 
-def compare(format: str, tensors: Mapping[str, Tensor], wanted: Wanted | None) -> Iterator[Finding]:
+def compare_tensors(format: str, tensors: Mapping[str, Tensor], wanted: ExpectedTensors | None) -> Iterator[Finding]:
     """Names that are missing or unknown, and shapes that differ."""
     if wanted is None:
         return

@@ -84,13 +84,15 @@ def compare_two(first: RankRecord, other: RankRecord) -> Finding | None:
     if expected == called:
         return None
     place = next(number for number, (one, two) in enumerate(zip_longest(expected, called)) if one != two)
-    wanted, instead = (describe(of[place]) if place < len(of) else "no further one" for of in (expected, called))
+    wanted, instead = (
+        describe_collective(of[place]) if place < len(of) else "no further one" for of in (expected, called)
+    )
     if Counter(expected) == Counter(called):
         verdict = f"calls its collectives in another order than rank {first.rank}"
     elif len(called) < len(expected):
-        verdict = f"skips {count(len(expected) - len(called))} that rank {first.rank} calls"
+        verdict = f"skips {format_collectives(len(expected) - len(called))} that rank {first.rank} calls"
     elif len(called) > len(expected):
-        verdict = f"calls {count(len(called) - len(expected))} more than rank {first.rank}"
+        verdict = f"calls {format_collectives(len(called) - len(expected))} more than rank {first.rank}"
     else:
         verdict = f"calls another collective than rank {first.rank}"
     return Finding(
@@ -105,28 +107,28 @@ def find_outsiders(records: Sequence[RankRecord]) -> Iterator[Finding]:
     for record in records:
         strange = next((sent for sent in record.trace if record.rank not in sent.ranks), None)
         if strange is not None:
-            message = f"rank {record.rank} calls {describe(strange)}, and is not among these ranks"
+            message = f"rank {record.rank} calls {describe_collective(strange)}, and is not among these ranks"
             yield Finding("first step", message)
 
 
-def describe(sent: Sent) -> str:
+def describe_collective(sent: Sent) -> str:
     dtype = str(sent.dtype).removeprefix("torch.")
     where = f" of {sent.module}" if sent.module else ""
-    return f"{sent.op}{where} ({sent.payload:,} bytes, {dtype}, ranks {in_words(sent.ranks)})"
+    return f"{sent.op}{where} ({sent.payload:,} bytes, {dtype}, ranks {format_ranks(sent.ranks)})"
 
 
-def in_words(ranks: Sequence[int]) -> str:
+def format_ranks(ranks: Sequence[int]) -> str:
     """`0-7`, `0, 2, 4` or `0, 8, … 504`."""
     if len(ranks) > 2 and ranks[-1] - ranks[0] + 1 == len(ranks):
         return f"{ranks[0]}-{ranks[-1]}"
     return ", ".join(map(str, ranks if len(ranks) <= 4 else [*ranks[:2], f"… {ranks[-1]}"]))
 
 
-def count(number: int) -> str:
+def format_collectives(number: int) -> str:
     return f"{number} collective{'s' * (number != 1)}"
 
 
-class Piece(NamedTuple):
+class TensorShard(NamedTuple):
     """What a rank wants to write of a tensor."""
 
     rank: int
@@ -157,19 +159,19 @@ def check_save(records: Sequence[RankRecord], *, shares: int, all_ranks: bool) -
         yield Finding("save", message)
 
 
-def pieces_by_name(plans: Mapping[int, SavePlan]) -> dict[str, list[Piece]]:
+def pieces_by_name(plans: Mapping[int, SavePlan]) -> dict[str, list[TensorShard]]:
     """Who wants to write what of each tensor."""
-    found: dict[str, list[Piece]] = defaultdict(list)
+    found: dict[str, list[TensorShard]] = defaultdict(list)
     for rank, plan in plans.items():
         for item in plan.items:
             data = item.tensor_data
             assert data is not None
             box = tuple(data.chunk.offsets), tuple(data.chunk.sizes)
-            found[item.index.fqn].append(Piece(rank, tuple(data.size), data.properties.dtype, box))
+            found[item.index.fqn].append(TensorShard(rank, tuple(data.size), data.properties.dtype, box))
     return found
 
 
-def check_keys(part: str, pieces: Mapping[str, Sequence[Piece]], ranks: Sequence[int]) -> Iterator[Finding]:
+def check_keys(part: str, pieces: Mapping[str, Sequence[TensorShard]], ranks: Sequence[int]) -> Iterator[Finding]:
     """Keys that some of the ranks have and others do not."""
     partly: dict[tuple[int, ...], list[str]] = defaultdict(list)
     for name, held in sorted(pieces.items()):
@@ -186,9 +188,9 @@ def check_keys(part: str, pieces: Mapping[str, Sequence[Piece]], ranks: Sequence
         )
 
 
-def find_fault(held: Sequence[Piece], *, all_ranks: bool) -> str:
+def find_fault(held: Sequence[TensorShard], *, all_ranks: bool) -> str:
     """Whether the pieces of a tensor are of different kinds, overlap, or leave a hole; "" where all is right."""
-    forms, boxes, same = dict[str, int](), dict[Box, int](), list[tuple[int, Piece]]()
+    forms, boxes, same = dict[str, int](), dict[Box, int](), list[tuple[int, TensorShard]]()
     for piece in held:
         forms.setdefault(form(piece.size, piece.dtype), piece.rank)
         if volume(piece.box):
@@ -207,11 +209,11 @@ def find_fault(held: Sequence[Piece], *, all_ranks: bool) -> str:
     if same:
         earlier, piece = same[0]
         more = f"; ranks {earlier} and {piece.rank} want to write the same {words_of(piece.box)}"
-    ranks = in_words(sorted({piece.rank for piece in held}))
+    ranks = format_ranks(sorted({piece.rank for piece in held}))
     return f": {total - written:,} of {total:,} numbers are written by none of the ranks {ranks}{more}"
 
 
-def find_foreign_rows(held: Sequence[Piece], shares: int) -> str:
+def find_foreign_rows(held: Sequence[TensorShard], shares: int) -> str:
     """A rank that writes other rows of a sharded tensor than its own, which are dealt as by `torch.chunk`; "": none."""
     for rank, size, _, box in held:
         if not size:

@@ -51,7 +51,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Weight:
+class RankWeight:
     """A parameter of the network, as a rank holds it."""
 
     shape: Sequence[int]
@@ -68,7 +68,7 @@ class RankRecord:
 
     rank: int
     data_rank: int
-    weights: Mapping[str, Weight] = field(default_factory=dict)
+    weights: Mapping[str, RankWeight] = field(default_factory=dict)
     """By native name."""
     trace: Sequence[Sent] = ()
     """Collectives of the first step, in their order."""
@@ -160,11 +160,11 @@ def make_batches(run: TrackedRun) -> list[Any]:
     return [samples] * run.config.trainer.grad_accum_iter
 
 
-def weights_of(run: TrackedRun) -> dict[str, Weight]:
+def weights_of(run: TrackedRun) -> dict[str, RankWeight]:
     """The network as this rank holds it."""
     trained, held = {id(parameter) for parameter in run.state.parameters}, run.model.held
     return {
-        name: Weight(
+        name: RankWeight(
             list(parameter.shape),
             parameter.dtype,
             trained=id(parameter) in trained,

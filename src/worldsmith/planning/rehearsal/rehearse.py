@@ -21,8 +21,8 @@ from worldsmith.planning.rehearsal.compare_ranks import (
     check_save,
     compare_traces,
     compare_weights,
-    count,
-    in_words,
+    format_collectives,
+    format_ranks,
     join_plans,
 )
 from worldsmith.planning.rehearsal.rank_run import Cast, Finding, RankRecord, record_rank, resume_rank, write_layout
@@ -84,7 +84,7 @@ class Rehearsal:
         yield from line("ranks", f"{self.ranks} ({self.degrees}), rehearsed: {some}{self.layers}")
         trained = sum(weight.trained for weight in first.weights.values())
         weights = f"{len(first.weights):,} weights, {trained:,} trained"
-        yield from line("first step", f"{count(len(first.trace))} a step, the same on all; {weights}")
+        yield from line("first step", f"{format_collectives(len(first.trace))} a step, the same on all; {weights}")
         tensors = sum(
             len({item.index.fqn for r in self.records for item in r.plans[part].items}) for part in first.plans
         )
@@ -116,7 +116,7 @@ def rehearse(config: Trainer.Config, ranks: int, *, layers: int | None = LAYERS)
     done.rehearsed = chosen_ranks(ranks, degrees)
     with tempfile.TemporaryDirectory() as folder, with_published_parts(config) as stated, quietly():
         config, place, done.assumptions = stated.config, Path(folder), stated.assumptions
-        short = config if layers is None else shorten(config, layers, place)
+        short = config if layers is None else reduce_layers(config, layers, place)
         done.layers = "" if short is config else f"; repeated layers cut to {layers}"
         cast = Cast(short, place)
         done.records = records = [record_rank(cast, rank, ranks) for rank in done.rehearsed]
@@ -141,7 +141,7 @@ def errors_of(records: Sequence[RankRecord]) -> list[Finding]:
         if record.error:
             ranks.setdefault(record.error, []).append(record.rank)
     return [
-        Finding("first step", f"rank{'s' * (len(those) > 1)} {in_words(those)}: {error}")
+        Finding("first step", f"rank{'s' * (len(those) > 1)} {format_ranks(those)}: {error}")
         for error, those in ranks.items()
     ]
 
@@ -189,7 +189,7 @@ def chosen_ranks(ranks: int, degrees: Degrees) -> list[int]:
     return sorted(rank for rank in borders if 0 <= rank < ranks)
 
 
-def shorten(config: Trainer.Config, layers: int, folder: Path) -> Trainer.Config:
+def reduce_layers(config: Trainer.Config, layers: int, folder: Path) -> Trainer.Config:
     """With at most `layers` of each kind, or what the network cannot do without; itself where it has no more.
 
     A network that a folder describes is described by another one, which is written into `folder`.

@@ -57,7 +57,7 @@ def short_work(
         short = with_layers(config, found)
         if short is not None:
             return simulate(short, batches, **given)
-        return simulate(config, batches, prepare=partial(shorten, depths=found), **given)
+        return simulate(config, batches, prepare=partial(drop_layers, depths=found), **given)
 
     work = shallow = of_depths({})
     for name, length in lists.items():
@@ -74,7 +74,7 @@ def as_equal(batches: Sequence[Any]) -> Sequence[Any]:
     return [batches[0]] * len(batches) if same else batches
 
 
-def shorten(model: Model, depths: Mapping[str, int]) -> None:
+def drop_layers(model: Model, depths: Mapping[str, int]) -> None:
     """Leaves so many layers in lists of the network."""
     for name, depth in depths.items():
         del model.network.get_submodule(name)[depth:]  # type: ignore[operator]

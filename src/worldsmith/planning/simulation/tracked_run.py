@@ -94,7 +94,7 @@ class TrackedRun(Trainer):
             place: Any = SimpleNamespace(world=self.world)
             self.state = RunState(config, model=self.model, loader=None, checkpointer=place, run_folder=None)  # type: ignore[arg-type]
         if loads:
-            load(self, WithoutFiles(self.model) if tracker.fake_mode is not None else None)
+            load_initial_weights(self, WithoutFiles(self.model) if tracker.fake_mode is not None else None)
         self.callbacks = {
             name: callback.build(folder=None)
             for name, callback in config.trainer.callbacks.items()
@@ -207,7 +207,7 @@ class Stored:
         return torch.empty(sizes, dtype=STORED)
 
 
-def load(run: TrackedRun, source: WeightSource | None = None) -> None:
+def load_initial_weights(run: TrackedRun, source: WeightSource | None = None) -> None:
     """The phase "loading": the first weights of a new run, drawn, or read from `source`; None: from its own files.
 
     Values are made and read in main memory, and copied; what a layer that holds its weight in another form makes of it

@@ -42,7 +42,7 @@ SPEC_CAP = "policy.model_max_length"
 
 
 @dataclass(slots=True)
-class Finding:
+class CheckResult:
     """Result of a check."""
 
     reports: dict[str, DataReport] = field(default_factory=dict)
@@ -128,9 +128,9 @@ class CheckData(RunAction):
         shards, copies = asked.data_parallel_shard_degree, asked.data_parallel_replicate_degree
         return int(max(1, shards) * max(1, copies) * asked.context_parallel_shard_degree)
 
-    def inspect(self) -> Finding:
+    def inspect(self) -> CheckResult:
         """Raises ValueError if the processes do not fit the degrees of the run; other faults become problems."""
-        tree, found = self.tree, Finding()
+        tree, found = self.tree, CheckResult()
         degrees = plan_degrees(tree.model.config, self.processes)
         if self.limits_of is None:
             found.needs = inspect_files(tree, self.loaded.variables)
@@ -157,7 +157,7 @@ class CheckData(RunAction):
             self.inspect_run(found, model, degrees, tasks["train"])
         return found
 
-    def read(self, found: Finding, model: Model, ranks: int) -> dict[str, Task]:
+    def read(self, found: CheckResult, model: Model, ranks: int) -> dict[str, Task]:
         """Reads the data of both splits; returns their tasks. Raises DataError if there is no dataset."""
         tree = self.tree
         tasks: dict[str, Task] = {}
@@ -202,7 +202,7 @@ class CheckData(RunAction):
         report.flags = list(dataset.flags())
         return {"train": report}
 
-    def assess(self, found: Finding, report: DataReport, split: str, *, ends_at_long_ones: bool) -> None:
+    def assess(self, found: CheckResult, report: DataReport, split: str, *, ends_at_long_ones: bool) -> None:
         """Adds the remarks and problems that follow from the counts of a split."""
         ranks = len(report.packs)
         if report.over_cap and (report.kept or ends_at_long_ones):
@@ -221,7 +221,7 @@ class CheckData(RunAction):
                 "samples and read those of later epochs: use fewer processes, or more data"
             )
 
-    def inspect_run(self, found: Finding, model: Model, degrees: Degrees, task: Task) -> None:
+    def inspect_run(self, found: CheckResult, model: Model, degrees: Degrees, task: Task) -> None:
         """Adds what the machine lacks for the run."""
         tree, needs = self.tree, found.needs
         known = len(needs.problems)
@@ -232,7 +232,7 @@ class CheckData(RunAction):
         found.remarks += needs.remarks
         found.problems += needs.problems[known:]
 
-    def lines(self, found: Finding) -> Iterator[str]:
+    def lines(self, found: CheckResult) -> Iterator[str]:
         width = min(WIDEST, shutil.get_terminal_size().columns)
         if self.limits_of is not None:
             yield titled("limits", f"those of the recipe {self.limits_of}; --recipe NAME chooses another one")

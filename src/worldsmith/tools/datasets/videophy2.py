@@ -113,10 +113,10 @@ class PrepareVideoPhy2(Action):
         def splits(self) -> list[Literal["train", "test"]]:
             return ["train", "test"] if self.split == "both" else [self.split]
 
-        def wanted(self, split: Literal["train", "test"]) -> Wanted:
+        def wanted(self, split: Literal["train", "test"]) -> ConversationSettings:
             repo = self.hf_train_repo if split == "train" else self.hf_test_repo
             caption = self.caption_field if self.include_caption else ""
-            return Wanted(repo, self.score_field, caption, self.media_field_name)
+            return ConversationSettings(repo, self.score_field, caption, self.media_field_name)
 
     config: Config
 
@@ -148,14 +148,14 @@ class PrepareVideoPhy2(Action):
 def prepare(
     out_root: Path,
     split: Literal["train", "test"],
-    wanted: Wanted,
+    wanted: ConversationSettings,
     *,
     endpoint: str,
     limit: int = 0,
     workers: int = 16,
     progress: Callable[[int, int], None] | None = None,
     pause: float = 1.0,
-) -> Made:
+) -> PreparedSplit:
     """Downloads the missing clips of a split, and writes conversations and the manifest. Can be repeated.
 
     Rows without an available clip or score are skipped and listed in `failed.jsonl`.
@@ -196,11 +196,11 @@ def prepare(
     write_text(folder / FAILED, "".join(json.dumps(failure) + "\n" for failure in failed))
     write_text(folder / "meta.json", json.dumps(records, indent=1))
     downloaded = sum(record_id(number) not in bad and number not in before for number, _ in rows)
-    return Made(folder, len(records), downloaded, failed)
+    return PreparedSplit(folder, len(records), downloaded, failed)
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ConversationSettings:
     """Settings of the conversations of a split. A folder contains conversations of one choice of settings."""
 
     repo: str
@@ -218,7 +218,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class PreparedSplit:
     """A prepared split."""
 
     folder: Path
@@ -227,7 +227,7 @@ class Made:
     failed: list[dict[str, str]]
 
 
-def record_settings(folder: Path, wanted: Wanted) -> None:
+def record_settings(folder: Path, wanted: ConversationSettings) -> None:
     """Writes the settings into the folder. Raises DataError if it has other settings."""
     digest = hashlib.sha256(PROMPTS[wanted.score_field].encode()).hexdigest()[:16]
     settings = {**asdict(wanted), "prompt": digest}
@@ -243,7 +243,7 @@ def record_settings(folder: Path, wanted: Wanted) -> None:
     write_text(folder / SETTINGS, json.dumps(settings, indent=1))
 
 
-def read_table(table: Path, wanted: Wanted) -> Iterator[dict[str, str]]:
+def read_table(table: Path, wanted: ConversationSettings) -> Iterator[dict[str, str]]:
     """Yields the rows. Bytes that are not UTF-8 are replaced. Raises DataError if the table lacks a column."""
     reader = csv.DictReader(io.StringIO(table.read_bytes().decode("utf-8", "replace"), newline=""))
     needed = ["video_url", wanted.score_field, *([wanted.caption_field] if wanted.caption_field else [])]
@@ -254,7 +254,7 @@ def read_table(table: Path, wanted: Wanted) -> Iterator[dict[str, str]]:
         yield {key: value or "" for key, value in row.items() if isinstance(key, str)}
 
 
-def conversation(row: dict[str, str], wanted: Wanted) -> dict[str, object]:
+def conversation(row: dict[str, str], wanted: ConversationSettings) -> dict[str, object]:
     """Returns question and answer of a row. Raises SampleError if it lacks the score or the caption."""
     caption = ""
     if wanted.caption_field:

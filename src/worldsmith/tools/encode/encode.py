@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.actions.action import Result, share_done
+from worldsmith.actions.processes import run_in_processes
 from worldsmith.actions.run_action import RunAction
-from worldsmith.actions.shares import do_shares
 from worldsmith.config.declare.ranges import Count
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World, launched_as, take_device
@@ -70,7 +70,7 @@ class Encode(RunAction):
             last = done
 
         if count > 1:
-            shares = do_shares(self.encode_share, count, shown)
+            shares = run_in_processes(self.encode_share, count, shown)
         else:
             shares = [self.encode_share(rank, size, shown, local_rank=local_rank)]
         done = Encoded(*(sum(column) for column in zip(*(asdict(share).values() for share in shares))))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from worldsmith.tools.explain.logs import Line, Stream
-from worldsmith.tools.explain.patterns import Pattern, candidates, patterns
+from worldsmith.tools.explain.patterns import ErrorPattern, candidates, patterns
 
 TRACEBACK = "Traceback (most recent call last):"
 LINKS = ("The above exception was the direct cause", "During handling of the above exception")
@@ -37,7 +37,7 @@ TELLING = re.compile(r"rr(?:or|no)|xit|ignal|kill|[Vv]al|trainable|num_|return c
 DIGITS = re.compile(r"\d+")
 
 
-class Place(NamedTuple):
+class LogPosition(NamedTuple):
     """Where a line stands."""
 
     source: str
@@ -49,17 +49,17 @@ class Place(NamedTuple):
 class Cause:
     """One error of a log, wherever and however often it stands there."""
 
-    pattern: Pattern
+    pattern: ErrorPattern
     text: str = ""
     """The line that shows it best: that of the last traceback, if there is one."""
     groups: Mapping[str, str] = field(default_factory=dict)
     order: tuple[int, bool, int, int] = (9, False, 0, 0)
     """How far from being the cause the line is (0: in the last chain of exceptions), whether another rank failed first,
     its stream, its line."""
-    places: list[Place] = field(default_factory=list)
+    places: list[LogPosition] = field(default_factory=list)
 
     @property
-    def place(self) -> Place:
+    def place(self) -> LogPosition:
         return min(self.places, key=lambda place: (place.line != self.order[-1], place.source))
 
     @property
@@ -87,7 +87,7 @@ def find_causes(streams: Sequence[Stream]) -> list[Cause]:
         last = max((hit.chain for hit in hits if not patterns()[hit.pattern].consequence), default=0)
         for hit in hits:
             cause = found.setdefault(hit.pattern, Cause(patterns()[hit.pattern]))
-            cause.places.append(Place(stream.source, hit.line.number, stream.rank))
+            cause.places.append(LogPosition(stream.source, hit.line.number, stream.rank))
             ends_it = hit.chain == last and (hit.chain > 0 or "rror" in hit.line.text)
             distance = 2 if cause.pattern.consequence else int(not ends_it)
             later = None not in (first, stream.rank) and stream.rank != first
@@ -179,7 +179,7 @@ def is_meant(cause: Cause, streams: Sequence[Stream]) -> bool:
     return not pattern.needs or any(regex.search(text) for text in texts for regex in pattern.needs)
 
 
-def last_error(streams: Sequence[Stream]) -> tuple[str, Place] | None:
+def last_error(streams: Sequence[Stream]) -> tuple[str, LogPosition] | None:
     """The root of the last chain of exceptions, or the last error without one: what it says and where, if any."""
     found, alone = None, None
     for stream in streams:
@@ -190,8 +190,8 @@ def last_error(streams: Sequence[Stream]) -> tuple[str, Place] | None:
             elif line.text.strip().startswith(LINKS):
                 linked = True
             elif inside and RAISED.match(line.text):
-                found = line.text.strip(), Place(stream.source, line.number, stream.rank)
+                found = line.text.strip(), LogPosition(stream.source, line.number, stream.rank)
                 inside = False
             elif ERROR.match(line.text):
-                alone = line.text.strip(), Place(stream.source, line.number, stream.rank)
+                alone = line.text.strip(), LogPosition(stream.source, line.number, stream.rank)
     return found or alone

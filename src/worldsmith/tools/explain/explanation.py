@@ -49,7 +49,7 @@ class NotHereError(Exception):
     """The remedy is none for this run: it has no such setting, or that stands as it should."""
 
 
-def render(sentence: str, run: Run | None, groups: Mapping[str, str]) -> Remedy | None:
+def render_remedy(sentence: str, run: Run | None, groups: Mapping[str, str]) -> Remedy | None:
     """The sentence for a run, or for any (None); None where it does not apply to the run."""
     for start, task in KINDS.items():
         if run is not None and run.task is not None and sentence.startswith(start):
@@ -148,7 +148,7 @@ AFTER_CRASH = 2
 
 
 def remedies_for(cause: Cause, run: Run | None) -> list[Remedy]:
-    found = (render(sentence, run, cause.groups) for sentence in cause.pattern.remedies)
+    found = (render_remedy(sentence, run, cause.groups) for sentence in cause.pattern.remedies)
     return [remedy for remedy in found if remedy is not None]
 
 

@@ -16,7 +16,7 @@ LOWER_CASE = re.compile(r"\W*(?:[a-z_]\w*\.)*[a-z]\w*(?:error|exception): ")
 
 
 @dataclass(frozen=True, slots=True)
-class Pattern:
+class ErrorPattern:
     """One row of the table."""
 
     id: int
@@ -27,7 +27,7 @@ class Pattern:
     """Fixed text of each expression: a line without it cannot match, and a substring search is faster."""
     means: str
     remedies: tuple[str, ...]
-    """What to do, the most likely first, as templates of `explanation.render`."""
+    """What to do, the most likely first, as templates of `explanation.render_remedy`."""
     needs: tuple[re.Pattern[str], ...] = ()
     """One of them must be found somewhere in the log too, if there are any."""
     raised_in: tuple[re.Pattern[str], ...] = ()
@@ -73,7 +73,7 @@ def any_case(expressions: tuple[re.Pattern[str], ...]) -> tuple[re.Pattern[str],
 
 
 @functools.cache
-def patterns() -> Mapping[int, Pattern]:
+def patterns() -> Mapping[int, ErrorPattern]:
     """All rows by number. Numbers up to 58 are errors of Cosmos-RL and TAO, those from 101 all others."""
     files = sorted((Path(__file__).parent / "patterns").glob("*.toml"))
     rows = [row for file in files for row in tomllib.loads(file.read_text(encoding="utf-8"))["pattern"]]
@@ -104,7 +104,7 @@ def grams(text: str) -> set[str]:
     return {text[start : start + GRAM] for start in range(len(text) - GRAM + 1)}
 
 
-def candidates(text: str) -> Iterable[Pattern]:
+def candidates(text: str) -> Iterable[ErrorPattern]:
     """The rows that a line can show, in the order of the table: most of them need a text that it does not have."""
     if is_lower_case(text):
         return patterns().values()
@@ -118,7 +118,7 @@ def is_lower_case(text: str) -> bool:
     return LOWER_CASE.match(text) is not None and text == text.lower()
 
 
-def read(*, match: Sequence[str], **row: Any) -> Pattern:
+def read(*, match: Sequence[str], **row: Any) -> ErrorPattern:
     """A row of a file; its keys `with` and `try` cannot be names in Python. Raises TypeError for an unknown key."""
     row |= {"match": match, "parts": map(fixed_part, match), "remedies": row.pop("try"), "needs": row.pop("with", ())}
     for name in ("match", "needs", "raised_in"):
@@ -126,7 +126,7 @@ def read(*, match: Sequence[str], **row: Any) -> Pattern:
     values: dict[str, Any] = {
         name: value if isinstance(value, int | str) else tuple(value) for name, value in row.items()
     }
-    return Pattern(**values)
+    return ErrorPattern(**values)
 
 
 def fixed_part(expression: str) -> str:

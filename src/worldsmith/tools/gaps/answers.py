@@ -25,7 +25,7 @@ FAILED = ("prep_error", "gen_error")
 """What the status of a row is that has no answer."""
 
 
-class Answer(NamedTuple):
+class AnswerRow(NamedTuple):
     """One answer of an evaluation: the file, the number of the row in it, from 0, and the row."""
 
     file: str
@@ -34,7 +34,7 @@ class Answer(NamedTuple):
 
 
 @dataclass
-class Evaluation:
+class EvaluationResults:
     """The results below a folder or URL. Several results.json are an error unless `merge` is set."""
 
     folder: str
@@ -54,14 +54,14 @@ class Evaluation:
         return files
 
     @cached_property
-    def answers(self) -> list[Answer]:
+    def answers(self) -> list[AnswerRow]:
         """All answers. An id that several rows of a file have is removed from them."""
         found = []
         for file in self.files:
             rows = read_rows(file)
             ids = Counter(str(row.get("id")) for row in rows)
             found += [
-                Answer(file, number, {k: v for k, v in row.items() if k != "id" or ids[str(v)] == 1})
+                AnswerRow(file, number, {k: v for k, v in row.items() if k != "id" or ids[str(v)] == 1})
                 for number, row in enumerate(rows)
             ]
         return found
@@ -219,7 +219,7 @@ class Gap:
     """The answer as it was compared; None: there is none, or it could not be read."""
 
 
-def plain(text: str) -> str:
+def normalize_text(text: str) -> str:
     """What the exact comparison sees."""
     return text.lower().strip()
 
@@ -230,7 +230,7 @@ def normalized(text: str) -> str:
 
 
 READ: Mapping[str, Callable[[str], str | None]] = {
-    "exact": plain,
+    "exact": normalize_text,
     "normalized": normalized,
     "yes_no": parse_yes_no,
     "letter": parse_letter,
@@ -238,7 +238,7 @@ READ: Mapping[str, Callable[[str], str | None]] = {
 """How a text is read in each mode; None: it cannot be."""
 
 
-def compare(row: Mapping[str, Any], mode: Mode) -> Gap | None:
+def find_gap(row: Mapping[str, Any], mode: Mode) -> Gap | None:
     """The gap of a row of results; None where its answer is the true one in this mode.
 
     Raises ValueError for an answer whose true one the mode cannot read.

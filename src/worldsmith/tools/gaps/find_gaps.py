@@ -14,7 +14,7 @@ from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.files.places import exists, is_remote, local, write_bytes
 from worldsmith.monitor.lineage import Input, write_lineage
-from worldsmith.tools.gaps.answers import Annotations, Answer, Evaluation, Mode, compare, name_of, text_of
+from worldsmith.tools.gaps.answers import Annotations, AnswerRow, EvaluationResults, Mode, find_gap, name_of, text_of
 
 SHOWN = 5
 """Examples that an error names."""
@@ -96,8 +96,8 @@ class FindGaps(Action):
         return Result(self.lines(facts), facts)
 
     @cached_property
-    def evaluation(self) -> Evaluation:
-        return Evaluation(self.config.results_dir, self.config.merge)
+    def evaluation(self) -> EvaluationResults:
+        return EvaluationResults(self.config.results_dir, self.config.merge)
 
     @cached_property
     def annotations(self) -> Annotations | None:
@@ -149,7 +149,7 @@ class FindGaps(Action):
             write_lineage(local(place), action="gaps", settings=to_dict(config), inputs=inputs)
 
 
-def find_gaps(evaluation: Evaluation, annotations: Annotations | None, mode: Mode) -> list[dict[str, Any]]:
+def find_gaps(evaluation: EvaluationResults, annotations: Annotations | None, mode: Mode) -> list[dict[str, Any]]:
     """Compares all answers; returns a row of the table for each gap.
 
     Raises:
@@ -159,7 +159,7 @@ def find_gaps(evaluation: Evaluation, annotations: Annotations | None, mode: Mod
     ids = {record.folder: record.id for record in reversed(evaluation.records)}
     for answer in evaluation.answers:
         try:
-            gap = compare(answer.row, mode)
+            gap = find_gap(answer.row, mode)
             if gap is None:
                 continue
             key = name_of(answer.row) if annotations is None else annotations.key_of(answer.row)
@@ -201,7 +201,7 @@ def find_gaps(evaluation: Evaluation, annotations: Annotations | None, mode: Mod
     return found
 
 
-def count_gaps(answers: Sequence[Answer], gaps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def count_gaps(answers: Sequence[AnswerRow], gaps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Counts gaps by type and by part of the data."""
     total, wrong = len(answers), len(gaps)
     types = Counter(row["error_type"] for row in gaps)

@@ -128,9 +128,9 @@ class Quantize(AnswerAction, WritingAction):
     def plan(self) -> Iterator[str]:
         model, quantizer, data, questions = self.prepare()
         yield f"model     {model.folder} ({model.weights_in_words})"
-        yield f"scheme    {self.config.scheme}: {describe(quantizer)}"
-        yield f"observe   {share(data, self.config.samples)}"
-        yield f"judge     {share(questions, self.config.max_questions)}"
+        yield f"scheme    {self.config.scheme}: {describe_quantizer(quantizer)}"
+        yield f"observe   {describe_selection(data, self.config.samples)}"
+        yield f"judge     {describe_selection(questions, self.config.max_questions)}"
         yield f"folder    {self.config.out}"
 
     def run(self) -> Result:
@@ -180,7 +180,7 @@ class Quantize(AnswerAction, WritingAction):
         write_lineage(
             place, action="quantize", settings=to_dict(config), inputs=[*self.inputs(model), *used], outputs=["."]
         )
-        return Result(summary(facts, place), {**facts, "folder": str(place)}, code=0 if passed else 1)
+        return Result(summarize_quantization(facts, place), {**facts, "folder": str(place)}, code=0 if passed else 1)
 
     def prepare(self) -> tuple[StoredModel, Quantizer, ChatDataset | None, ChatDataset | None]:
         """The model, what quantizes it, and the data for calibration and questions where there are any.
@@ -221,7 +221,7 @@ class Quantize(AnswerAction, WritingAction):
     def observe(self, quantizer: Quantizer, answerer: Answerer, data: ChatDataset) -> dict[str, Any]:
         """Runs the model over conversations as in training; what was used and left out. Raises UserError for none."""
         left_out, longest, used = Counter[str](), 0, 0
-        indices, show = spread(data, self.config.samples), share_done("calibrating")
+        indices, show = spread_indices(data, self.config.samples), share_done("calibrating")
         cap = self.config.max_sequence_length
 
         def samples() -> Iterator[ChatSample]:
@@ -261,14 +261,16 @@ def dataset_of(
     return dataset
 
 
-def share(dataset: ChatDataset | None, count: int) -> str:
-    return "nothing" if dataset is None else f"{len(spread(dataset, count))} of {len(dataset)} in {dataset.name}"
+def describe_selection(dataset: ChatDataset | None, count: int) -> str:
+    return (
+        "nothing" if dataset is None else f"{len(spread_indices(dataset, count))} of {len(dataset)} in {dataset.name}"
+    )
 
 
 def conversations(dataset: ChatDataset, count: int) -> Asked:
     """Raises UserError when none can be asked."""
     asked = []
-    for index in spread(dataset, count):
+    for index in spread_indices(dataset, count):
         with suppress(SampleError):  # `run` counts them
             asked.append((dataset.place(index)[0], dataset.turns(index)))
     if not asked:
@@ -276,7 +278,7 @@ def conversations(dataset: ChatDataset, count: int) -> Asked:
     return asked
 
 
-def spread(dataset: ChatDataset, count: int) -> list[int]:
+def spread_indices(dataset: ChatDataset, count: int) -> list[int]:
     """At most so many indices, evenly over the data set."""
     count = min(count, len(dataset))
     return [index * len(dataset) // count for index in range(count)]
@@ -297,7 +299,7 @@ def falls_by(check: dict[str, Any]) -> float:
     return float(check["accuracy_before"] - check["accuracy_after"])
 
 
-def describe(quantizer: Quantizer) -> str:
+def describe_quantizer(quantizer: Quantizer) -> str:
     sizes = quantizer.sizes
     return (
         f"{sizes.quantized / sizes.numbers:.0%} of {sizes.numbers / 1e6:.1f} million numbers, {sizes.factor:.2f} times "
@@ -309,7 +311,7 @@ def reasons(left_out: Mapping[str, int]) -> str:
     return ", ".join(f"{reason} {count}" for reason, count in sorted(left_out.items())) or "none"
 
 
-def summary(facts: dict[str, Any], place: Path) -> list[str]:
+def summarize_quantization(facts: dict[str, Any], place: Path) -> list[str]:
     """For people; the last line says whether the result may be used."""
     size = facts["size"]
     lines = [

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from worldsmith.actions.shares import ShareError, do_shares
+from worldsmith.actions.processes import WorkerProcessError, run_in_processes
 from worldsmith.checkpoint.run.folders import read_best
 from worldsmith.config.declare.configurable import field_names
 from worldsmith.config.errors import UserError
@@ -133,7 +133,7 @@ def in_own_process(work: Callable[[], T]) -> T:
     Raises UserError.
     """
     try:
-        (found,) = do_shares(lambda *share: work(), 1, lambda done: None)
+        (found,) = run_in_processes(lambda *share: work(), 1, lambda done: None)
         return found
-    except ShareError as error:
+    except WorkerProcessError as error:
         raise UserError(str(error)) from None

@@ -11,7 +11,7 @@ from typing import Any
 
 from worldsmith.config.write.values import WORD, write
 from worldsmith.monitor.page.charts import short
-from worldsmith.monitor.page.formats import figure
+from worldsmith.monitor.page.formats import format_float
 from worldsmith.monitor.page.render import Page, section, write_html
 from worldsmith.tools.tune.dimension import Dimension
 from worldsmith.tools.tune.record import LEAST
@@ -69,7 +69,7 @@ def study_charts(lines: Lines, space: Space, metric: str, direction: str) -> tup
         points = [(position, line["value"]) for position, line in pairs if position is not None]
         if len({position for position, _ in points}) > 1:
             about: dict[str, Any] = {"over": path, "ticks": setting.labels, "log_over": setting.is_log}
-            about["stops"] = [[value, figure(value)] for value in stops(setting.dimension)]
+            about["stops"] = [[value, format_float(value)] for value in stops(setting.dimension)]
             drawn.append(chart(f"slice {path}", titles[path], [curve(path, points, points=True)], **about))
         else:
             (same if len(points) == len(complete) else few).append(titles[path])
@@ -112,7 +112,7 @@ def parallel_coordinates(
         ys = [scaled(places[index], found) for places, found in zip(heights, axes, strict=True)]
         share = 1 - rank / max(1, len(complete) - 1)
         drawn.append({
-            "label": f"trial {line['trial']}{' (as it is)' if is_first else ''}: {figure(line['value'])}",
+            "label": f"trial {line['trial']}{' (as it is)' if is_first else ''}: {format_float(line['value'])}",
             "told": " ".join(line["words"]),
             "x": [n for n, y in enumerate(ys) if y is not None],
             "y": [short(y) for y in ys if y is not None],
@@ -140,8 +140,8 @@ def axis(
     low, high = (0.0, max(1.0, len(labels) - 1.0)) if labels else (min(found), max(found))
     about: dict[str, Any] = {"name": name, "low": low, "high": high, "log": log and low > 0}
     inside = [stop for stop in stops if low <= stop <= high]
-    values = list(range(len(labels))) if labels else inside or spread(low, high, log=about["log"])
-    texts = labels or [figure(value) for value in values]
+    values = list(range(len(labels))) if labels else inside or compute_ticks(low, high, log=about["log"])
+    texts = labels or [format_float(value) for value in values]
     about["ticks"] = [[scaled(value, about), text] for value, text in zip(values, texts, strict=True)]
     return about
 
@@ -156,7 +156,7 @@ def stops(dimension: Dimension) -> list[float]:
     return [value for value in found if mark.low <= value <= mark.high]
 
 
-def spread(low: float, high: float, *, log: bool) -> list[float]:
+def compute_ticks(low: float, high: float, *, log: bool) -> list[float]:
     if low == high:
         return [low]
     if log:
@@ -233,7 +233,9 @@ def write_page(
             command=command if facts.get("trial") is not None else "",
         ),
         section("study_charts", "Charts", notes=notes),
-        section("importances", "What matters", importances=importances, complete=count(lines, "complete"), why=few),
+        section(
+            "importances", "What matters", importances=importances, complete=count_trials(lines, "complete"), why=few
+        ),
         section("trials", "Trials", lines=rows, paths=space.paths, best=facts.get("trial"), refused=refused),
         section("space", "Search", space=[str(dimension) for dimension in space.dimensions], rules=rules),
     ]
@@ -249,12 +251,12 @@ def head(facts: Mapping[str, Any], lines: Lines) -> list[dict[str, str]]:
 
     found = []
     if facts.get("trial") is not None:
-        found += [fact("Best", figure(facts["value"]), f"trial {facts['trial']}")]
-        found += [fact("As it is", figure(facts["as_it_is"]), "trial 0")]
+        found += [fact("Best", format_float(facts["value"]), f"trial {facts['trial']}")]
+        found += [fact("As it is", format_float(facts["as_it_is"]), "trial 0")]
     if final := facts.get("final"):
-        found += [fact("Best, on final data", figure(final["best"]), "which no trial has seen")]
-        found += [fact("As it is, on final data", figure(final["as_it_is"]))]
-    found += [fact(state.capitalize(), str(count(lines, state))) for state in ("complete", "pruned", "failed")]
+        found += [fact("Best, on final data", format_float(final["best"]), "which no trial has seen")]
+        found += [fact("As it is, on final data", format_float(final["as_it_is"]))]
+    found += [fact(state.capitalize(), str(count_trials(lines, state))) for state in ("complete", "pruned", "failed")]
     return [*found, fact("Draws that could not run", str(sum(len(line["refused"]) for line in lines)))]
 
 
@@ -267,7 +269,7 @@ def warning(facts: Mapping[str, Any]) -> str:
     )
 
 
-def count(lines: Lines, state: str) -> int:
+def count_trials(lines: Lines, state: str) -> int:
     return sum(line["state"] == state for line in lines)
 
 

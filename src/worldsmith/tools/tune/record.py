@@ -22,7 +22,7 @@ from worldsmith.files.json_file import read_json_object
 from worldsmith.files.locks import LOCK_FILE as LOCK
 from worldsmith.files.locks import try_lock
 from worldsmith.tools.tune.space import as_words
-from worldsmith.tools.tune.strategy import Direction, Plan
+from worldsmith.tools.tune.strategy import Direction, TrialPlan
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -54,12 +54,12 @@ class Record:
         """The run folder of a trial; with a suffix the file beside it."""
         return self.runs / f"{number:04d}{suffix}"
 
-    def plan(self, number: int) -> Plan | None:
+    def plan(self, number: int) -> TrialPlan | None:
         """What a trial that has been started tries."""
         path = self.path(number, ".json")
-        return Plan.from_json(path.read_text(encoding="utf-8")) if path.exists() else None
+        return TrialPlan.from_json(path.read_text(encoding="utf-8")) if path.exists() else None
 
-    def keep_plan(self, plan: Plan) -> None:
+    def keep_plan(self, plan: TrialPlan) -> None:
         write_text(self.path(plan.number, ".json"), plan.to_json())
 
     def add(self, trial: FrozenTrial) -> None:
@@ -124,7 +124,7 @@ def value_of(trial: FrozenTrial) -> float:
 
 
 def ended(
-    plan: Plan,
+    plan: TrialPlan,
     state: str,
     *,
     value: float | None = None,

@@ -21,7 +21,7 @@ BEST_RUN = "best.yaml"
 """The run with the best settings, in a form that `worldsmith train` takes."""
 
 
-def figure(value: float | None) -> str:
+def format_value(value: float | None) -> str:
     return "none" if value is None else f"{value:.6g}"
 
 
@@ -40,9 +40,11 @@ class Results:
         record, best = self.record, self.record.best
         trial = record.finished[-1]
         line = line_of(trial, record.path(trial.number))
-        value = f"{self.setup.config.metric} {figure(line['value'])}" if line["value"] is not None else ""
+        value = f"{self.setup.config.metric} {format_value(line['value'])}" if line["value"] is not None else ""
         what = ", ".join(filter(None, [line["state"], value, line["reason"]]))
-        beside = f"; best: trial {best.number}, {figure(best.value)}" if best and best.number != trial.number else ""
+        beside = (
+            f"; best: trial {best.number}, {format_value(best.value)}" if best and best.number != trial.number else ""
+        )
         settings = " ".join(line["words"]) or "the run as it is"
         print_message(f"trial {trial.number} of {self.setup.config.trials}: {what} ({settings}){beside}")
         self.write()
@@ -121,11 +123,13 @@ class Results:
         if best is None or ending == "stopped":
             return
         first = record.finished[0]
-        yield f"best: trial {best.number}, {config.metric} {figure(best.value)}; as it is: {figure(first.value)}"
+        values = f"{format_value(best.value)}; as it is: {format_value(first.value)}"
+        yield f"best: trial {best.number}, {config.metric} {values}"
         for word in line_of(best, record.path(best.number))["words"]:
             yield f"  {word}"
         if self.final is not None:
-            yield f"on data that no trial saw: {figure(self.final['best'])}; as it is: {figure(self.final['as_it_is'])}"
+            values = f"{format_value(self.final['best'])}; as it is: {format_value(self.final['as_it_is'])}"
+            yield f"on data that no trial saw: {values}"
         elif best.number:
             yield (
                 f"that is the best of {counts['complete']} figures on the same data, which flatters it: --final-data "

@@ -37,7 +37,7 @@ class ExhaustedError(Exception):
 
 
 @dataclass(slots=True)
-class Plan:
+class TrialPlan:
     """What a trial tries. `drawn` is what Optuna has drawn for it, by dimension."""
 
     number: int
@@ -55,7 +55,7 @@ class Plan:
         return json.dumps({**said, "refused": self.refused}, indent=1, ensure_ascii=False) + "\n"
 
     @classmethod
-    def from_json(cls, text: str) -> Plan:
+    def from_json(cls, text: str) -> TrialPlan:
         from optuna.distributions import json_to_distribution
 
         said = json.loads(text)
@@ -89,7 +89,7 @@ class Strategy:
         known: Sequence[FrozenTrial],
         tried: Mapping[int, Mapping[str, Any]],
         refusal: Callable[[Mapping[str, Any]], str | None],
-    ) -> Plan:
+    ) -> TrialPlan:
         """What trial `number` tries, from what is `known` of those before it, one entry for each.
 
         `tried`: the settings of these, by number; `refusal` says why settings cannot run. Raises ExhaustedError when
@@ -97,7 +97,7 @@ class Strategy:
         """
         if number == 0:  # the run as it is
             drawn, kinds = space.untouched()
-            return Plan(0, {}, drawn, kinds)
+            return TrialPlan(0, {}, drawn, kinds)
 
         def values(settings: Mapping[str, Any]) -> str:
             return json.dumps([space.value(path, settings) for path in space.paths])
@@ -111,7 +111,7 @@ class Strategy:
             same = before.get(values(settings))
             reason = f"the same as trial {same}" if same is not None else refusal(settings)
             if reason is None:
-                return Plan(number, settings, trial.params, trial.distributions, refused)
+                return TrialPlan(number, settings, trial.params, trial.distributions, refused)
             refused.append({"settings": settings, "reason": reason})
         if all(draw["reason"].startswith("the same as trial") for draw in refused):
             raise ExhaustedError

@@ -21,7 +21,7 @@ from worldsmith.tools.tune.record import RUNS, Record, ended
 from worldsmith.tools.tune.setup import StudySetup
 from worldsmith.tools.tune.source import processes_of
 from worldsmith.tools.tune.space import as_words
-from worldsmith.tools.tune.strategy import ExhaustedError, Judge, Plan
+from worldsmith.tools.tune.strategy import ExhaustedError, Judge, TrialPlan
 from worldsmith.tools.tune.trial_run import TrialRun, environment_of, visible_devices
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ FAILURES = 5
 class AtWork:
     """A trial that has a slot."""
 
-    plan: Plan
+    plan: TrialPlan
     run: TrialRun
     judge: Judge
 
@@ -111,7 +111,7 @@ class Trials:
         judge = self.setup.strategy.judge(known, self.setup.validations(plan.settings))
         self.at_work[number] = AtWork(plan, self.make_run(plan, slot), judge)
 
-    def plan(self, number: int) -> Plan | None:
+    def plan(self, number: int) -> TrialPlan | None:
         return self.at_work[number].plan if number in self.at_work else self.record.plan(number)
 
     def known(self, number: int) -> list[FrozenTrial]:
@@ -211,7 +211,7 @@ class Trials:
             if (best is None or number != best.number) and checkpoints.is_dir():
                 shutil.rmtree(checkpoints, ignore_errors=True)
 
-    def make_run(self, plan: Plan, slot: int) -> TrialRun:
+    def make_run(self, plan: TrialPlan, slot: int) -> TrialRun:
         """The run of a plan in a slot."""
         config, source, folder = self.setup.config, self.setup.source, self.record.path(plan.number)
         words = as_words(plan.settings)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated
 
 from worldsmith.config.declare.ranges import Count, Range
-from worldsmith.monitor.metrics_log import plain
+from worldsmith.monitor.metrics_log import to_json_value
 from worldsmith.training.callbacks.base import Callback, TrainingRun
 
 if TYPE_CHECKING:
@@ -93,4 +93,4 @@ class BadBatches(Callback):
         norm = step.gradient.norm if step.gradient else None
         batches = [trainer.task.name_samples(batch) for batch in step.batches]
         content = {"step": step.index + 1, "loss": step.loss, "grad_norm": norm, "batches": batches}
-        self.write_json(f"step_{step.index + 1:09d}_rank_{trainer.world.rank}.json", plain("step", content))
+        self.write_json(f"step_{step.index + 1:09d}_rank_{trainer.world.rank}.json", to_json_value("step", content))

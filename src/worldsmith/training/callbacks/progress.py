@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from worldsmith.config.declare.ranges import Range
+from worldsmith.config.errors import describe_error
 from worldsmith.files.atomic import replacing
-from worldsmith.monitor.sinks import describe
 from worldsmith.training.callbacks.base import Callback, TrainingRun
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class HeartBeat(Callback):
             return
         error = sys.exc_info()[1]
         self.state = "failed" if trainer.outcome is None else trainer.outcome.value
-        self.reason = trainer.reason if error is None else describe(error)
+        self.reason = trainer.reason if error is None else describe_error(error)
         self.file.close()
         self.file = None
 

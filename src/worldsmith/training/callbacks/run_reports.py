@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from worldsmith.config.declare.class_tags import trusted_packages
 from worldsmith.config.declare.ranges import Count, NotNegative
+from worldsmith.config.errors import describe_error
 from worldsmith.distributed.gpus import GIB, word_of_device
-from worldsmith.monitor.message_log import describe
 from worldsmith.monitor.run_record import DISTRIBUTED_VARIABLES
 from worldsmith.training.callbacks.base import Callback, TrainingRun
 
@@ -68,7 +68,7 @@ class RunPage(Callback):
         if self.child is not None:
             self._look_after(0)
         error = sys.exception()
-        reason = trainer.reason if error is None else describe(error)
+        reason = trainer.reason if error is None else describe_error(error)
         state = "failed" if trainer.outcome is None else trainer.outcome.value
         self._write(trainer, {"state": state, "reason": reason})
 

@@ -14,7 +14,7 @@ from run_folders import write_run
 from tiny_runs import moving_gradient
 
 from worldsmith.actions.answers.judge import JudgeAnswers
-from worldsmith.actions.answers.outcome import SavedAnswers, describe, write_outcome
+from worldsmith.actions.answers.outcome import SavedAnswers, count_outcomes, write_outcome
 from worldsmith.actions.answers.read_questions import duration, mark_of, template
 from worldsmith.config.errors import UserError
 from worldsmith.data.conversations.conversation import Part, say
@@ -40,7 +40,12 @@ def write(out: Path, rows: list[Row], name: str, **settings: Any) -> Any:
     for row in rows:
         if row.full_response:
             judge(row, tasks[row.id], row.full_response)
-    facts = {**measure(rows, tasks, name), **describe(rows), "slices": measure_slices(rows), "dataset": "clips.json"}
+    facts = {
+        **measure(rows, tasks, name),
+        **count_outcomes(rows),
+        "slices": measure_slices(rows),
+        "dataset": "clips.json",
+    }
     return write_outcome(out, rows, facts, Settings(**settings))
 
 

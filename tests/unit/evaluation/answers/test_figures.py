@@ -18,7 +18,7 @@ from sklearn.metrics import (
 
 from worldsmith.config.errors import UserError
 from worldsmith.evaluation.answers.answer_tasks import AnswerTasks, detect
-from worldsmith.evaluation.answers.compare import compare, mcnemar
+from worldsmith.evaluation.answers.compare import compare_accuracy, mcnemar
 from worldsmith.evaluation.answers.judging import OTHERS, judge, measure, measure_slices
 from worldsmith.evaluation.answers.results import Row
 from worldsmith.evaluation.answers.texts import measure_texts
@@ -171,12 +171,12 @@ def test_two_models_are_compared_by_record() -> None:
     others = [{"id": f"r{index:03d}", "gt": row.gt, "response": text, "status": "ok"}
               for index, (row, text) in enumerate(zip(rows, ["no", "no.", "yes", "yes"]))]  # fmt: skip
     right = lambda row, response: response.startswith(row.gt)  # noqa: E731
-    found = compare(rows, others[::-1], right)
+    found = compare_accuracy(rows, others[::-1], right)
     assert found == {"shared": 3, "accuracy": 1, "other_accuracy": 0, "gained": 3, "lost": 0, "p_value": 0.25}
     with pytest.raises(UserError, match="no record in common"):
-        compare(rows, [{**other, "id": "x"} for other in others], right)
+        compare_accuracy(rows, [{**other, "id": "x"} for other in others], right)
     with pytest.raises(UserError, match="r000: the true answer is 'yes' here and 'no' in the other"):
-        compare(rows, [{**other, "gt": "no"} for other in others], right)
+        compare_accuracy(rows, [{**other, "gt": "no"} for other in others], right)
 
 
 def test_parts_of_the_data() -> None:

@@ -12,7 +12,7 @@ from run_folders import write_lines, write_run
 from worldsmith.monitor.page.charts import charts, drop_single_values
 from worldsmith.monitor.page.run_files import read_run
 from worldsmith.monitor.page.run_page import page_of
-from worldsmith.monitor.page.samples import Place
+from worldsmith.monitor.page.samples import PageBudget
 from worldsmith.monitor.page.series import Series
 
 
@@ -51,7 +51,7 @@ def test_the_page_names_the_charts_that_it_leaves_out(tmp_path: Path) -> None:
     folder = write_run(tmp_path)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     write_lines(folder / "metrics.jsonl", [*lines, {"step": 40, "norms": {"weight": 2.0}}])
-    page = page_of(read_run(folder), Place(folder))
+    page = page_of(read_run(folder), PageBudget(folder))
     html = next(str(section.html) for section in page.sections if section.name == "curves")
     assert "norms" not in [chart["id"] for chart in page.charts]
     text = " ".join(re.sub(r"<[^>]*>", " ", html).split())

@@ -9,7 +9,7 @@ from run_folders import add_samples, write_run
 
 from worldsmith.monitor.page.compare_page import OPEN_DIFFERENCES, comparison, write_comparison
 from worldsmith.monitor.page.run_files import read_run
-from worldsmith.monitor.page.samples import Place
+from worldsmith.monitor.page.samples import PageBudget
 
 
 def test_curves_configs_and_samples_stand_beside_each_other(tmp_path: Path) -> None:
@@ -20,7 +20,7 @@ def test_curves_configs_and_samples_stand_beside_each_other(tmp_path: Path) -> N
         add_samples(folder)
         (folder / "evaluation").mkdir()
         (folder / "evaluation/metrics.json").write_text(f'{{"task": "binary", "accuracy": {accuracy}}}')
-    page = comparison([read_run(folder) for folder in folders], Place(tmp_path))
+    page = comparison([read_run(folder) for folder in folders], PageBudget(tmp_path))
     loss, validation = page.charts[:2]
     assert [(line["run"], line["name"], len(line["x"])) for line in loss["lines"]] == [
         (0, "first", 40),
@@ -41,7 +41,7 @@ def test_curves_configs_and_samples_stand_beside_each_other(tmp_path: Path) -> N
 
 def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
     folders = [write_run(tmp_path / place) for place in ("a", "b")] + [write_run(tmp_path / "b", "second")]
-    page = comparison([read_run(folder) for folder in [*folders, folders[2]]], Place(tmp_path))
+    page = comparison([read_run(folder) for folder in [*folders, folders[2]]], PageBudget(tmp_path))
     names = [line["name"] for line in page.charts[0]["lines"]]
     assert names[:2] == ["a/shapes/tests/first", "b/shapes/tests/first"]
     assert names[2:] == [str(folders[2])] * 2  # one run, given twice
@@ -55,7 +55,7 @@ def test_a_run_has_one_color_in_tables_and_samples(tmp_path: Path) -> None:
         config.write_text(config.read_text().replace("lr: 0.001", f"lr: {number + 1}"))
         (folder / "evaluation").mkdir()
         (folder / "evaluation/metrics.json").write_text('{"task": "binary", "accuracy": 0.5}')
-    page = comparison([read_run(folder) for folder in folders], Place(tmp_path))
+    page = comparison([read_run(folder) for folder in folders], PageBudget(tmp_path))
     html = {section.name: str(section.html) for section in page.sections}
     for name in ("comparison", "differences", "results", "evaluation"):
         found = re.findall(r'<span class="swatch c(\d)"></span>\s*(\w+)', html[name])
@@ -71,7 +71,7 @@ def test_many_changed_settings_are_folded(tmp_path: Path) -> None:
     for number, folder in enumerate(folders):
         with (folder / "config.yaml").open("a") as file:
             file.write("".join(f"key{n}: {number}\n" for n in range(OPEN_DIFFERENCES + 2)))
-    page = comparison([read_run(folder) for folder in folders], Place(tmp_path))
+    page = comparison([read_run(folder) for folder in folders], PageBudget(tmp_path))
     html = next(str(section.html) for section in page.sections if section.name == "differences")
     first, rest = html.split("<details")
     assert first.count('<th scope="row">') == OPEN_DIFFERENCES
@@ -81,7 +81,7 @@ def test_many_changed_settings_are_folded(tmp_path: Path) -> None:
 
 def test_results_omit_what_no_run_has(tmp_path: Path) -> None:
     folders = [write_run(tmp_path, name) for name in ("first", "second")]
-    page = comparison([read_run(folder) for folder in folders], Place(tmp_path))
+    page = comparison([read_run(folder) for folder in folders], PageBudget(tmp_path))
     html = next(str(section.html) for section in page.sections if section.name == "results")
     assert "peak memory" not in html
     assert "started" not in html

@@ -10,12 +10,12 @@ from run_folders import add_samples, write_lines, write_run
 
 from worldsmith.monitor.page.run_files import read_run
 from worldsmith.monitor.page.run_page import page_of
-from worldsmith.monitor.page.samples import Place
+from worldsmith.monitor.page.samples import PageBudget
 
 
 def sections_of(folder: Path) -> dict[str, str]:
     """The words of each section, in the order of the page."""
-    page = page_of(read_run(folder), Place(folder))
+    page = page_of(read_run(folder), PageBudget(folder))
     return {s.name: " ".join(re.sub(r"<[^>]*>", " ", str(s.html)).split()) for s in page.sections}
 
 
@@ -87,7 +87,7 @@ def test_the_only_evaluation_has_no_second_heading(tmp_path: Path) -> None:
     for number, name in enumerate(("evaluation", "unseen"), 1):
         (folder / name).mkdir()
         (folder / name / "metrics.json").write_text('{"task": "binary", "accuracy": 0.5}')
-        page = page_of(read_run(folder), Place(folder))
+        page = page_of(read_run(folder), PageBudget(folder))
         html = next(str(section.html) for section in page.sections if section.name == "evaluation")
         assert html.count("<h3>") == (0 if number == 1 else 2)
 
@@ -96,6 +96,6 @@ def test_data_that_are_all_alike_have_no_bars(tmp_path: Path) -> None:
     folder = write_run(tmp_path)
     features = {"size": {"labels": ["64x64"], "counts": [16]}, "seconds": {"labels": ["1", "2"], "counts": [3, 4]}}
     (folder / "data_report.json").write_text(json.dumps({"train": {"records": 16, "features": features}}))
-    page = page_of(read_run(folder), Place(folder))
+    page = page_of(read_run(folder), PageBudget(folder))
     assert "size 64x64 in all 16" in sections_of(folder)["data"]
     assert next(str(s.html) for s in page.sections if s.name == "data").count("<meter") == 2

@@ -14,7 +14,7 @@ from run_folders import EVIL, write_lines, write_run
 from worldsmith.monitor.page.plan_check import advice, checks_in_a_line, plan_checks, plan_in_a_line
 from worldsmith.monitor.page.run_files import RunFiles, read_run
 from worldsmith.monitor.page.run_page import page_of, write_page
-from worldsmith.monitor.page.samples import Place
+from worldsmith.monitor.page.samples import PageBudget
 
 GIB = 2**30
 PHASES = [{"name": "forward", "peak": 8 * GIB}, {"name": "backward", "peak": 10 * GIB}]
@@ -120,7 +120,7 @@ def test_a_plan_for_other_gpus_is_not_judged(tmp_path: Path) -> None:
 
 
 def section_text(run: RunFiles) -> str:
-    page = page_of(run, Place(run.folder))
+    page = page_of(run, PageBudget(run.folder))
     (html,) = (section.html for section in page.sections if section.name == "plan")
     return " ".join(unescape(re.sub(r"<[^>]*>", " ", str(html))).split())
 

@@ -22,13 +22,13 @@ from worldsmith.monitor.page import evaluations, samples
 from worldsmith.monitor.page.compare_page import write_comparison
 from worldsmith.monitor.page.run_files import read_run
 from worldsmith.monitor.page.run_page import page_of, refresh_page, write_page
-from worldsmith.monitor.page.samples import Place
+from worldsmith.monitor.page.samples import PageBudget
 from worldsmith.monitor.page.status import find_status
 
 
 def text_of(folder: Path, name: str, **more: Any) -> str:
     """The words of a section."""
-    page = page_of(read_run(folder), Place(folder), **more)
+    page = page_of(read_run(folder), PageBudget(folder), **more)
     html = next(section.html for section in page.sections if section.name == name)
     return " ".join(re.sub(r"<[^>]*>", " ", str(html)).split())
 
@@ -261,7 +261,7 @@ def test_a_stop_is_no_failure(tmp_path: Path, reason: str | None, state: str, se
     titles = list(commands(folder))
     assert titles[0] == "Resume it"
     assert "Explain it" not in titles
-    sections = page_of(read_run(folder), Place(folder)).sections
+    sections = page_of(read_run(folder), PageBudget(folder)).sections
     assert [section.name for section in sections][:2] == ["overview", "next"]
     assert 'class="callout error"' not in str(sections[0].html)
 
@@ -326,7 +326,7 @@ def test_next_steps_fit_the_state(tmp_path: Path) -> None:
     failed = write_run(tmp_path, "third", steps=3, status={"state": "failed", "reason": "no room"})
     assert list(commands(failed))[:4] == ["Explain it", "Check the start", "Resume it", "Export it"]
     assert commands(failed)["Resume it"] == resume.format(failed)
-    sections = [section.name for section in page_of(read_run(failed), Place(failed)).sections]
+    sections = [section.name for section in page_of(read_run(failed), PageBudget(failed)).sections]
     assert sections[:2] == ["overview", "next"]
     assert "no room" in text_of(failed, "overview")
     moved = failed.rename(tmp_path / "elsewhere")
@@ -419,7 +419,7 @@ def test_evaluations_in_the_run_folder_are_shown_with_their_pictures(tmp_path: P
     assert "answers that could not be read 1 accuracy of side left (4) 0.5" in shown
     assert "figure trained untrained adherence 0.75 0 colour 1 0.25" in shown
     assert "figure trained real psnr, dB 20 [19, 21] – " in shown
-    html = next(s.html for s in page_of(read_run(folder), Place(folder)).sections if s.name == "evaluation")
+    html = next(s.html for s in page_of(read_run(folder), PageBudget(folder)).sections if s.name == "evaluation")
     assert html.count("<img") == 1
     assert "broken" not in shown
     (folder / "asked/metrics.json").write_text("[1")

@@ -19,13 +19,13 @@ from worldsmith.monitor.page import samples
 from worldsmith.monitor.page.compare_page import comparison
 from worldsmith.monitor.page.run_files import read_run
 from worldsmith.monitor.page.run_page import page_of, write_page
-from worldsmith.monitor.page.samples import Place
+from worldsmith.monitor.page.samples import PageBudget
 
 FILE = "EveryNDrawSample/samples.jsonl"
 
 
 def html_of(folder: Path, name: str = "samples") -> str:
-    page = page_of(read_run(folder), Place(folder))
+    page = page_of(read_run(folder), PageBudget(folder))
     return next(str(section.html) for section in page.sections if section.name == name)
 
 
@@ -71,7 +71,7 @@ def test_a_comparison_shows_the_real_clip_once(tmp_path: Path) -> None:
     for folder in folders:
         add_samples(folder)
         add_real_clip(folder)
-    page = comparison([read_run(folder) for folder in folders], Place(tmp_path))
+    page = comparison([read_run(folder) for folder in folders], PageBudget(tmp_path))
     text = text_of(next(str(section.html) for section in page.sections if section.name == "samples"))
     assert text.endswith("A red square. real clip first · step 40 second · step 40")
 

@@ -10,7 +10,7 @@ import pytest
 
 from worldsmith.config.load import load
 from worldsmith.planning.fitting.knobs import Setting, changes, settings
-from worldsmith.planning.fitting.packs import Limits, Packing, packings
+from worldsmith.planning.fitting.packs import Packing, PackLimits, packings
 from worldsmith.training.parallel import plan_degrees
 
 
@@ -24,9 +24,9 @@ def batches(count: int, samples: int, tokens: int = 4000) -> list[list[Sample]]:
     return [[Sample(pack * samples + place, tokens) for place in range(samples)] for pack in range(count)]
 
 
-def limits_of(config: Any) -> Limits:
+def limits_of(config: Any) -> PackLimits:
     data = config.dataloader_train
-    return Limits(data.max_sequence_length, data.max_samples_per_batch)
+    return PackLimits(data.max_sequence_length, data.max_samples_per_batch)
 
 
 def of_recipe(name: str, ranks: int, samples: int) -> tuple[Any, list[Setting]]:
@@ -98,17 +98,19 @@ def keys(packing: Packing) -> Counter[int]:
 
 def test_packs_are_divided_and_joined() -> None:
     step = batches(2, 4, tokens=100)
-    found = packings(step, Limits(500, None, "cap"), larger=True)
+    found = packings(step, PackLimits(500, None, "cap"), larger=True)
     assert [len(packing.batches) for packing in found] == [1, 2, 4, 8]
     assert [dict(packing.words) for packing in found] == [{"cap": "1000"}, {}, {"cap": "201"}, {"cap": "101"}]
     assert len({frozenset(keys(packing).items()) for packing in found}) == 1
-    assert [len(p.batches) for p in packings(step, Limits(500, None), larger=False)] == [2, 4, 8]
-    assert [dict(p.words) for p in packings(step, Limits(500, None, "cap", sample=150), larger=False)] == [
+    assert [len(p.batches) for p in packings(step, PackLimits(500, None), larger=False)] == [2, 4, 8]
+    assert [dict(p.words) for p in packings(step, PackLimits(500, None, "cap", sample=150), larger=False)] == [
         {}, {"cap": "201"}, {"cap": "151"},
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("limits", [Limits(500, None), Limits(None, 1), Limits(None, None), Limits(None, 3)])
-def test_packs_that_cannot_be_smaller_stay(limits: Limits) -> None:
+@pytest.mark.parametrize(
+    "limits", [PackLimits(500, None), PackLimits(None, 1), PackLimits(None, None), PackLimits(None, 3)]
+)
+def test_packs_that_cannot_be_smaller_stay(limits: PackLimits) -> None:
     samples = limits.samples or 1
     assert len(packings(batches(1, samples, tokens=490), limits, larger=True)) == 1

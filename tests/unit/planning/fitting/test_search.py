@@ -10,10 +10,10 @@ import pytest
 
 from worldsmith.distributed.gpus import GIB, Gpu
 from worldsmith.planning.estimate_memory import MemoryVerdict
-from worldsmith.planning.estimate_time import Range
+from worldsmith.planning.estimate_time import EstimateRange
 from worldsmith.planning.fitting.knobs import Learned, Setting
 from worldsmith.planning.fitting.packs import Packing
-from worldsmith.planning.fitting.search import Search, Tried
+from worldsmith.planning.fitting.search import SettingSearch, Tried
 
 GPU = Gpu("made up", 24 * GIB)
 WORK: Any = object()
@@ -54,13 +54,13 @@ class Machine:
         seconds = (1 + 0.2 * again + self.shared * (context - 1) + 0.02 * smaller) * self.replicas[setting.replicas]
         seconds += 0.01 * smaller * every
         peak = int(size * GIB) if whole else int(0.99 * size * GIB)  # of fewer layers less is seen
-        return Tried(setting, MemoryVerdict(GPU, peak, 8), WORK, Range(seconds, seconds), whole=whole)
+        return Tried(setting, MemoryVerdict(GPU, peak, 8), WORK, EstimateRange(seconds, seconds), whole=whole)
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_the_best_of_all(seed: int) -> None:
     machine, settings = Machine(seed), lattice()
-    found = Search(settings, machine.evaluate).best()
+    found = SettingSearch(settings, machine.evaluate).best()
     spent, everything = len(machine.tried), [machine.evaluate(setting, True) for setting in settings]
     fitting = sorted((tried for tried in everything if tried.fits), key=lambda tried: tried.order)
     assert [tried.setting for tried in found[:1]] == [tried.setting for tried in fitting[:1]]
@@ -73,7 +73,7 @@ def test_the_best_of_all(seed: int) -> None:
 def test_what_is_nearest_where_nothing_fits() -> None:
     machine = Machine(0)
     machine.states = 500
-    search = Search(lattice(), machine.evaluate)
+    search = SettingSearch(lattice(), machine.evaluate)
     assert search.best() == []
     nearest = search.nearest()
     assert nearest is not None
@@ -86,19 +86,19 @@ def test_a_setting_that_is_refused_rules_out_no_other() -> None:
     machine = Machine(1)
     machine.states = machine.activations = 0.1
     settings = [setting for setting in lattice() if setting.learned.level == 0]
-    fastest = Search(settings, machine.evaluate).best()[0].setting
+    fastest = SettingSearch(settings, machine.evaluate).best()[0].setting
 
     def refusing(setting: Setting, whole: bool) -> Tried:
         return Tried(setting, refused="no") if setting is fastest else machine.evaluate(setting, whole)
 
-    best = Search(settings, refusing).best()[0]
+    best = SettingSearch(settings, refusing).best()[0]
     others = [machine.evaluate(setting, True) for setting in settings if setting is not fastest]
     assert best.setting is min(others, key=lambda tried: tried.order).setting
 
 
 def test_the_nearest_of_settings_with_the_same_states_is_the_one_that_saves_most() -> None:
     """Nothing of them was carried out, since their states are too large."""
-    search = Search(lattice(), lambda setting, whole: Tried(setting, MemoryVerdict(GPU, 50 * GIB, 1)))
+    search = SettingSearch(lattice(), lambda setting, whole: Tried(setting, MemoryVerdict(GPU, 50 * GIB, 1)))
     assert search.best() == []
     nearest = search.nearest()
     assert nearest is not None
@@ -112,16 +112,16 @@ def smallest(settings: list[Setting]) -> Setting:
 @pytest.mark.parametrize("seed", range(12))
 def test_with_the_smallest_setting_known_the_best_is_the_same(seed: int) -> None:
     machine, settings = Machine(seed), lattice()
-    plain = Search(settings, machine.evaluate).best()
-    assert Search(settings, machine.evaluate, least=smallest(settings)).best() == plain
+    plain = SettingSearch(settings, machine.evaluate).best()
+    assert SettingSearch(settings, machine.evaluate, least=smallest(settings)).best() == plain
     if plain and plain[0].setting.learned.level <= 1:  # milder changes come first, and take the time first
         machine.tried.clear()
-        Search(settings, machine.evaluate, least=smallest(settings)).best()
+        SettingSearch(settings, machine.evaluate, least=smallest(settings)).best()
         assert smallest(settings) not in machine.tried
 
 
 def test_where_the_smallest_setting_is_far_too_large_no_other_of_its_kind_is_tried() -> None:
     machine, settings = Machine(0), lattice()
     machine.states = 500
-    assert Search(settings, machine.evaluate, least=smallest(settings)).best() == []
+    assert SettingSearch(settings, machine.evaluate, least=smallest(settings)).best() == []
     assert [setting for setting in machine.tried if setting.learned.level == 2] == [smallest(settings)]

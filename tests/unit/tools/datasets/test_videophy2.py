@@ -13,7 +13,14 @@ from web_server import Web, serving
 from worldsmith.cli.main import main
 from worldsmith.data.conversations.datasets.manifest import ManifestDataset
 from worldsmith.data.stream.errors import DataError, SampleError
-from worldsmith.tools.datasets.videophy2 import PHYSICS, Made, Wanted, answer_text, prepare, prompt_text
+from worldsmith.tools.datasets.videophy2 import (
+    PHYSICS,
+    ConversationSettings,
+    PreparedSplit,
+    answer_text,
+    prepare,
+    prompt_text,
+)
 
 TABLE = "/datasets/videophysics/videophy2_train/resolve/main/videophy2_training.csv"
 TEST_TABLE = "/datasets/videophysics/videophy2_test/resolve/main/videophy2_test.csv"
@@ -34,8 +41,8 @@ def web(tmp_path: Path, write_clip: Callable) -> Iterator[Web]:
         yield web
 
 
-def make(root: Path, web: Web, *, score_field: Any = "pc", caption_field: str = "", **settings: Any) -> Made:
-    wanted = Wanted("videophysics/videophy2_train", score_field, caption_field, "video_0")
+def make(root: Path, web: Web, *, score_field: Any = "pc", caption_field: str = "", **settings: Any) -> PreparedSplit:
+    wanted = ConversationSettings("videophysics/videophy2_train", score_field, caption_field, "video_0")
     return prepare(root, "train", wanted, endpoint=web.url, workers=2, pause=0.0, **settings)
 
 

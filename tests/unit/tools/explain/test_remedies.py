@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from worldsmith.tools.explain.explanation import render
+from worldsmith.tools.explain.explanation import render_remedy
 from worldsmith.tools.explain.facts import Run
 
 CONFIG: dict[str, Any] = {
@@ -44,7 +44,7 @@ RUN = Run(CONFIG)
     ],
 )  # fmt: skip
 def test_with_the_values_of_a_run(sentence: str, groups: dict[str, str], text: str | None) -> None:
-    remedy = render(sentence, RUN, groups)
+    remedy = render_remedy(sentence, RUN, groups)
     assert (remedy and remedy.text) == text
     if remedy and "(now" in remedy.text and "{see" not in sentence:
         assert remedy.words == (remedy.text.split()[0],)
@@ -57,7 +57,7 @@ def test_with_the_values_of_a_run(sentence: str, groups: dict[str, str], text: s
 def test_a_run_with_a_limit_of_each_sample_gets_both_limits(operation: str, sample: int, pack: int) -> None:
     """A run from a spec: policy.model_max_length is the limit of each sample, and packs have room for four."""
     caps = {"max_sample_tokens": 1000, "max_sequence_length": 4001}
-    remedy = render(
+    remedy = render_remedy(
         f"{{{operation} data_setting.max_tokens}}", Run({**CONFIG, "dataloader_train": caps}), {"need": "1500"}
     )
     assert remedy is not None
@@ -77,6 +77,6 @@ def test_a_run_with_a_limit_of_each_sample_gets_both_limits(operation: str, samp
     ],
 )
 def test_without_a_run(sentence: str, text: str) -> None:
-    remedy = render(sentence, None, {})
+    remedy = render_remedy(sentence, None, {})
     assert remedy is not None
     assert remedy.text == text

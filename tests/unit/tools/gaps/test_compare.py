@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from worldsmith.tools.gaps.answers import Gap, Mode, compare
+from worldsmith.tools.gaps.answers import Gap, Mode, find_gap
 
 NONE = object()
 RIGHT = "right"
@@ -45,20 +45,20 @@ def test_a_gap_and_its_kind(case: tuple[Any, ...], mode: Mode) -> None:
     wanted = kinds[["exact", "normalized", "yes_no", "letter"].index(mode)]
     if wanted == "-":
         with pytest.raises(ValueError, match=f"cannot be read as {mode}"):
-            compare(row, mode)
+            find_gap(row, mode)
         return
-    gap = compare(row, mode)
+    gap = find_gap(row, mode)
     assert (RIGHT if gap is None else gap.error_type) == wanted
 
 
 def test_what_was_compared() -> None:
     row = {"response": "It is B.", "gt": "a"}
-    assert compare(row, "exact") == Gap("unparsed", "it is b.")
-    assert compare({"response": "The answer is: B", "gt": "a"}, "letter") == Gap("wrong", "B")
-    assert compare({"response": "maybe", "gt": "no"}, "yes_no") == Gap("unparsed", None)
+    assert find_gap(row, "exact") == Gap("unparsed", "it is b.")
+    assert find_gap({"response": "The answer is: B", "gt": "a"}, "letter") == Gap("wrong", "B")
+    assert find_gap({"response": "maybe", "gt": "no"}, "yes_no") == Gap("unparsed", None)
 
 
 @pytest.mark.parametrize("status", ["prep_error", "gen_error"])
 def test_a_record_that_was_not_answered_is_missing(status: str) -> None:
-    assert compare({"response": "", "gt": "", "status": status}, "exact") == Gap("missing", None)
-    assert compare({"response": "", "gt": "", "status": "ok"}, "exact") is None
+    assert find_gap({"response": "", "gt": "", "status": status}, "exact") == Gap("missing", None)
+    assert find_gap({"response": "", "gt": "", "status": "ok"}, "exact") is None

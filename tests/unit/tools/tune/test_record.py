@@ -9,17 +9,17 @@ import pytest
 from optuna.distributions import FloatDistribution
 
 from worldsmith.tools.tune.record import Record, ended
-from worldsmith.tools.tune.strategy import Plan
+from worldsmith.tools.tune.strategy import TrialPlan
 from worldsmith.tools.tune.trials import Trials, last_or_best
 from worldsmith.tools.tune.tune import Tune
 
 VALUES = (0.5, 0.25, None, 0.25, 0.75, 0.3)
 
 
-def plan(number: int) -> Plan:
+def plan(number: int) -> TrialPlan:
     rate = 10.0**-number
     refused = [{"settings": {"lr": 1.0}, "reason": "too large"}] if number == 2 else []
-    return Plan(number, {"lr": rate}, {"lr": rate}, {"lr": FloatDistribution(1e-9, 1, log=True)}, refused)
+    return TrialPlan(number, {"lr": rate}, {"lr": rate}, {"lr": FloatDistribution(1e-9, 1, log=True)}, refused)
 
 
 @pytest.fixture(scope="module")

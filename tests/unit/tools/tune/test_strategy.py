@@ -15,7 +15,7 @@ from worldsmith.config.errors import UserError
 from worldsmith.config.load import load
 from worldsmith.tools.tune.record import ended
 from worldsmith.tools.tune.space import Space
-from worldsmith.tools.tune.strategy import ExhaustedError, Plan, Strategy
+from worldsmith.tools.tune.strategy import ExhaustedError, Strategy, TrialPlan
 
 LR = "optimizer.lr"
 BEST = 1e-4
@@ -32,13 +32,13 @@ def distance(settings: Mapping[str, Any]) -> float:
     return abs(math.log10(settings.get(LR, 1e-6) / BEST))
 
 
-def search(strategy: Strategy, space: Space, count: int) -> tuple[list[Plan], list[FrozenTrial]]:
+def search(strategy: Strategy, space: Space, count: int) -> tuple[list[TrialPlan], list[FrozenTrial]]:
     """Trials whose validations fall to their distance."""
-    plans: list[Plan] = []
+    plans: list[TrialPlan] = []
     known: list[FrozenTrial] = []
     for number in range(count):
         plan = strategy.plan(number, space, known, {p.number: p.settings for p in plans}, lambda settings: None)
-        plan = Plan.from_json(plan.to_json())  # as after a start
+        plan = TrialPlan.from_json(plan.to_json())  # as after a start
         judge = strategy.judge(known)
         values = [distance(plan.settings) + 1 / (1 + step) for step in range(9)]
         goes_on = all(judge.hear(value) for value in values)
@@ -85,20 +85,20 @@ def test_draws_that_cannot_run_are_left_out_and_counted(space: Space) -> None:
     def refusal(settings: Mapping[str, Any]) -> str | None:
         return "too slow" if settings[LR] < 1e-4 else None
 
-    plan = Strategy("min").plan(1, space, [Plan(0).at_work()], {0: {}}, refusal)
+    plan = Strategy("min").plan(1, space, [TrialPlan(0).at_work()], {0: {}}, refusal)
     assert plan.settings[LR] >= 1e-4
-    found = [Strategy("min", seed=seed).plan(1, space, [Plan(0).at_work()], {0: {}}, refusal) for seed in range(9)]
+    found = [Strategy("min", seed=seed).plan(1, space, [TrialPlan(0).at_work()], {0: {}}, refusal) for seed in range(9)]
     refused = [draw for plan in found for draw in plan.refused]
     assert refused
     assert all(draw["settings"][LR] < 1e-4 and draw["reason"] == "too slow" for draw in refused)
     with pytest.raises(UserError, match=r"none of 100 draws can run; the last one, .*: never"):
-        Strategy("min").plan(1, space, [Plan(0).at_work()], {0: {}}, lambda settings: "never")
+        Strategy("min").plan(1, space, [TrialPlan(0).at_work()], {0: {}}, lambda settings: "never")
 
 
 def test_nothing_is_tried_twice(space: Space) -> None:
     few = Space(space.tree, ["trainer.grad_accum_iter=1|2|4"], marked=False)
     was = few.value("trainer.grad_accum_iter", {})
-    plans: list[Plan] = []
+    plans: list[TrialPlan] = []
 
     def draw() -> None:
         known, tried = [plan.at_work() for plan in plans], {plan.number: plan.settings for plan in plans}

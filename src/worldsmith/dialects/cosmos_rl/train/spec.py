@@ -100,7 +100,7 @@ class Policy(Config):
     """Weight of the loss that balances experts."""
 
 
-class Validation(Config):
+class ValidationTable(Config):
     enable: Annotated[bool, Popular()] = False
     """Measure the loss on held-out data."""
     val_before_train: bool = False
@@ -167,7 +167,7 @@ class SubProfiler(Config):
     """With the modules."""
 
 
-class Profiler(Config):
+class ProfilerTable(Config):
     enable_profiler: bool = False
     """Record what the steps spend their time on."""
     enable_nsys: bool = False
@@ -242,13 +242,13 @@ class TrainSpec(Config):
     """Optimizer, schedule, precision, checkpoints."""
     policy: Policy = field(default_factory=Policy)
     """The model and how it is trained."""
-    validation: Validation = field(default_factory=Validation)
+    validation: ValidationTable = field(default_factory=ValidationTable)
     """Measuring on held-out data."""
     logging: Logging = field(default_factory=Logging)
     """Names and figures."""
     custom_: Custom = field(default_factory=Custom)
     """Data files and frames."""
-    profiler: Profiler = field(default_factory=Profiler)
+    profiler: ProfilerTable = field(default_factory=ProfilerTable)
     """Recording of time."""
     results_dir: str = ""
     """Folder of the results."""

@@ -85,7 +85,7 @@ Windows = tuple[AxisWindow, AxisWindow, AxisWindow]
 
 
 @dataclass(frozen=True, slots=True)
-class Pattern:
+class AttentionPattern:
     """What the latents of a layer see of each other: by rank of the grid without its axes of length 1, or by time."""
 
     profiles: Mapping[int, NeighborhoodConfig]
@@ -133,7 +133,7 @@ class AttentionModes:
     """The attention of all layers: the distinct patterns, and each layer's index among them."""
 
     implementation: str
-    patterns: tuple[Pattern, ...]
+    patterns: tuple[AttentionPattern, ...]
     layers: tuple[int, ...]
 
     @property
@@ -170,22 +170,22 @@ def attention_modes(
             remedy="leave one out (is_causal = [true, false, false] makes the windows of a layer causal in time)",
         )
     if video_temporal_causal:
-        return AttentionModes(implementation, (Pattern({}, True, "video_temporal_causal"),), (0,) * num_layers)
+        return AttentionModes(implementation, (AttentionPattern({}, True, "video_temporal_causal"),), (0,) * num_layers)
     if not natten_parameter_list:
-        return AttentionModes(implementation, (Pattern({}),), (0,) * num_layers)
+        return AttentionModes(implementation, (AttentionPattern({}),), (0,) * num_layers)
     if len(natten_parameter_list) != num_layers:
         raise WrongValueError(
             {"natten_parameter_list": natten_parameter_list, "network.num_hidden_layers": num_layers},
             why="there must be an item for each layer",
             remedy="write one per layer, {} for a dense one",
         )
-    patterns: list[Pattern] = []
+    patterns: list[AttentionPattern] = []
     layers = []
     for index, entry in enumerate(natten_parameter_list):
         profiles = read_profiles(entry, f"natten_parameter_list[{index}]")
         known = [pattern.profiles for pattern in patterns]
         if profiles not in known:
-            patterns.append(Pattern(profiles, where=f"natten_parameter_list[{index}]"))
+            patterns.append(AttentionPattern(profiles, where=f"natten_parameter_list[{index}]"))
         layers.append(known.index(profiles) if profiles in known else len(known))
     return AttentionModes(implementation, tuple(patterns), tuple(layers))
 

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from worldsmith.families.cosmos3.attention.modes import AttentionModes, Pattern, attention_modes
+from worldsmith.families.cosmos3.attention.modes import AttentionModes, AttentionPattern, attention_modes
 from worldsmith.families.cosmos3.attention.packed import LatentPlan, SegmentPlan, plan_segments
 from worldsmith.families.cosmos3.attention.plans import plan_latents
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig
@@ -120,7 +120,7 @@ class PackedSequence:
     """Index of the sample of each latent token, or n for tokens of clean frames, int64 [N_gen]."""
     clean: Tensor
     """True at latent tokens of clean frames, [N_gen, 1]."""
-    patterns: tuple[Pattern, ...]
+    patterns: tuple[AttentionPattern, ...]
     """What latents see, as the plans of `geometry` were made for."""
     geometry: Geometry
 

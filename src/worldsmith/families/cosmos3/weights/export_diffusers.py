@@ -19,7 +19,7 @@ from worldsmith.checkpoint.formats.export_folder import (
     publish_export,
     weights_digest,
 )
-from worldsmith.checkpoint.formats.family_formats import DType, Export, ExportOptions, formats_of
+from worldsmith.checkpoint.formats.family_formats import DType, ExportFormat, ExportOptions, formats_of
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.families.cosmos3.attention.modes import describe_modes
@@ -60,7 +60,7 @@ def stored_weights(model: StoredModel, options: ExportOptions) -> dict[str, Tens
     return exported_weights(model.load(full_precision=True), options.dtype)
 
 
-DIFFUSERS = Export(
+DIFFUSERS = ExportFormat(
     "export",
     PIPELINE_INDEX,
     "pipeline",

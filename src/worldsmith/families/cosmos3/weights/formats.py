@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from worldsmith.checkpoint.formats import peft_adapter
-from worldsmith.checkpoint.formats.family_formats import DType, Export, FamilyFormats
+from worldsmith.checkpoint.formats.family_formats import DType, ExportFormat, FamilyFormats
 from worldsmith.checkpoint.formats.peft_adapter import diffusers_header
 from worldsmith.checkpoint.formats.stored_adapter import AdapterLayout
 from worldsmith.checkpoint.formats.weight_formats import Naming, NetworkDifference
@@ -130,7 +130,7 @@ class Cosmos3Formats(FamilyFormats):
         network: nn.Module = make_transformer(generator(config))
         return network
 
-    def exports(self) -> dict[str, Export]:
+    def exports(self) -> dict[str, ExportFormat]:
         from worldsmith.checkpoint.formats.export_weights import NATIVE
         from worldsmith.families.cosmos3.weights.export_diffusers import DIFFUSERS
 

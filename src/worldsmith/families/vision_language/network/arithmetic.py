@@ -68,10 +68,10 @@ def step_flops(
     """
     if network.config.model_type not in COUNTED:
         return None
-    return StepCounter(network, lengths, frames, supervised).count()
+    return VisionLanguageStepCounter(network, lengths, frames, supervised).count()
 
 
-class StepCounter(ProductCounter):
+class VisionLanguageStepCounter(ProductCounter):
     """Counts the operations of a step by walking the network and tracking which activations carry gradients."""
 
     def __init__(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Conversion:
+class WeightConversion:
     """How the weights of a folder with this config.json become those of its network."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -100,11 +100,11 @@ class Conversion:
 
 
 @cache
-def conversion_of(text: str) -> Conversion:
-    return Conversion(json.loads(text))
+def conversion_of(text: str) -> WeightConversion:
+    return WeightConversion(json.loads(text))
 
 
-def find_conversion(config: Mapping[str, Any]) -> Conversion:
+def find_conversion(config: Mapping[str, Any]) -> WeightConversion:
     """The conversion for folders with this config.json."""
     return conversion_of(json.dumps(config, sort_keys=True))
 
@@ -115,7 +115,7 @@ class FolderWeights(WeightSource):
     Raises ValueError for a model of which this is not so.
     """
 
-    def __init__(self, source: WeightSource, conversion: Conversion) -> None:
+    def __init__(self, source: WeightSource, conversion: WeightConversion) -> None:
         import torch
 
         self.source, self.conversion = source, conversion

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from worldsmith.checkpoint.formats.export_folder import origin, parameters
 from worldsmith.checkpoint.formats.export_weights import CONFIG, WeightLayout, export_stored_weights, named_tensors
-from worldsmith.checkpoint.formats.family_formats import Export
+from worldsmith.checkpoint.formats.family_formats import ExportFormat
 from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.families.vision_language.model import VisionLanguageModel
 from worldsmith.families.vision_language.weights.conversion import FolderWeights, find_conversion
@@ -118,7 +118,7 @@ model = PeftModel.from_pretrained(model, "{name}")
 LAYOUT = WeightLayout(
     "hf", str, folder_config, base_facts, as_in_folder, packages=("torch", "safetensors", "transformers")
 )
-FOLDER = Export(
+FOLDER = ExportFormat(
     "export_hf",
     CONFIG,
     "Hugging Face folder",

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from worldsmith.checkpoint.formats import peft_adapter
-from worldsmith.checkpoint.formats.family_formats import DType, Export, FamilyFormats
+from worldsmith.checkpoint.formats.family_formats import DType, ExportFormat, FamilyFormats
 from worldsmith.checkpoint.formats.stored_adapter import AdapterLayout
 from worldsmith.checkpoint.formats.weight_formats import Joined, Naming, NetworkDifference
 from worldsmith.config import Configurable
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.families.vision_language.model import VisionLanguageModel
-from worldsmith.families.vision_language.weights.conversion import Conversion, find_conversion
+from worldsmith.families.vision_language.weights.conversion import WeightConversion, find_conversion
 from worldsmith.families.vision_language.weights.export_folder import FOLDER, adapter_card, folder_card
 from worldsmith.families.vision_language.weights.model_folder import (
     CONFIG,
@@ -117,10 +117,10 @@ class VisionLanguageFormats(FamilyFormats):
         conversion = self.conversion(config)
         return {name: value.shape for name, value in conversion.write(conversion.model.state_dict()).items()}
 
-    def conversion(self, config: Configurable.Config) -> Conversion:
+    def conversion(self, config: Configurable.Config) -> WeightConversion:
         return find_conversion(read_json_object(model_folder(config) / CONFIG))
 
-    def exports(self) -> dict[str, Export]:
+    def exports(self) -> dict[str, ExportFormat]:
         return {"hf": FOLDER, "adapter": peft_adapter.export_of(ADAPTER_LAYOUT)}
 
     def stored_dtype(self, dtype: DType, config: Configurable.Config | None = None) -> Callable[[str], torch.dtype]:

@@ -17,17 +17,17 @@ from worldsmith.distributed.process_signals import signal_at_parents_end
 T = TypeVar("T")
 
 
-class ShareError(RuntimeError):
+class WorkerProcessError(RuntimeError):
     """A process ended before its work was done."""
 
 
-def do_shares(
+def run_in_processes(
     work: Callable[[int, int, Callable[[int], None]], T], count: int, shown: Callable[[int], None]
 ) -> list[T]:
-    """What `work(number, count, done)` returns in each of `count` processes; `shown` gets what all have done.
+    """Returns the results of `work(number, count, done)` in `count` processes; `shown` receives the total progress.
 
-    The others end with the first one that fails, and all with this one. Raises UserError as `work` does; ShareError
-    for a process that was killed.
+    If one process fails, the others end; if this process ends, all end. Raises UserError as `work` does, and
+    WorkerProcessError for a process that was killed.
     """
     # As for loader workers: Linux forks, and nothing has used a thread pool yet.
     context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
@@ -35,12 +35,12 @@ def do_shares(
     try:
         for number in range(count):
             receiver, sender = context.Pipe(duplex=False)
-            process = context.Process(target=share, args=(work, number, count, sender, os.getpid()))
+            process = context.Process(target=run_worker, args=(work, number, count, sender, os.getpid()))
             process.start()
             sender.close()
             pipes.append(receiver)
             processes.append(process)
-        return gather(pipes, processes, shown)
+        return collect_results(pipes, processes, shown)
     finally:
         for process in processes:
             process.terminate()
@@ -48,7 +48,7 @@ def do_shares(
             process.join()
 
 
-def gather(pipes: list[Connection], processes: list[Any], shown: Callable[[int], None]) -> list[Any]:
+def collect_results(pipes: list[Connection], processes: list[Any], shown: Callable[[int], None]) -> list[Any]:
     done = [0] * len(pipes)
     results: dict[int, Any] = {}
     while len(results) < len(pipes):
@@ -60,7 +60,7 @@ def gather(pipes: list[Connection], processes: list[Any], shown: Callable[[int],
                 processes[number].join()
                 code = processes[number].exitcode
                 how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-                raise ShareError(f"process {number} {how}; the same command goes on") from None
+                raise WorkerProcessError(f"process {number} {how}; the same command goes on") from None
             if kind == "refused":
                 raise UserError(value)
             if kind == "done":
@@ -71,7 +71,7 @@ def gather(pipes: list[Connection], processes: list[Any], shown: Callable[[int],
     return [results[number] for number in range(len(pipes))]
 
 
-def share(work: Callable[..., Any], number: int, count: int, pipe: Connection, parent: int) -> None:
+def run_worker(work: Callable[..., Any], number: int, count: int, pipe: Connection, parent: int) -> None:
     """Main function of a process; it ends at once on SIGINT or SIGTERM, or when its parent ends."""
     for asked in (signal.SIGINT, signal.SIGTERM):
         signal.signal(asked, signal.SIG_DFL)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from worldsmith.actions.shares import ShareError, do_shares
+from worldsmith.actions.processes import WorkerProcessError, run_in_processes
 from worldsmith.config.errors import UserError
 
 
@@ -20,7 +20,7 @@ def test_every_share_is_done_and_told() -> None:
         done(2)
         return [*range(number, 5, count)]
 
-    assert do_shares(work, 2, told.append) == [[0, 2, 4], [1, 3]]
+    assert run_in_processes(work, 2, told.append) == [[0, 2, 4], [1, 3]]
     assert told == sorted(told)
     assert told[-1] == 4
 
@@ -32,7 +32,7 @@ def test_what_one_of_them_refuses_is_raised_and_the_others_end() -> None:
         signal.pause()
 
     with pytest.raises(UserError, match="the disk is full"):
-        do_shares(work, 2, lambda done: None)
+        run_in_processes(work, 2, lambda done: None)
 
 
 def test_one_that_is_killed_is_said() -> None:
@@ -41,5 +41,5 @@ def test_one_that_is_killed_is_said() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         signal.pause()
 
-    with pytest.raises(ShareError, match="process 0 was killed by SIGKILL; the same command goes on"):
-        do_shares(work, 2, lambda done: None)
+    with pytest.raises(WorkerProcessError, match="process 0 was killed by SIGKILL; the same command goes on"):
+        run_in_processes(work, 2, lambda done: None)
