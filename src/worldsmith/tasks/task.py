@@ -163,7 +163,8 @@ class Task(ABC):
     def encoder(self) -> SampleEncoder:
         """Encodes samples ahead of the run. Raises UserError for a family without encoder."""
         if self.encoder_class is None:
-            raise UserError(f"{type(self).__name__} has no encoder: its samples cannot be encoded ahead of the run")
+            name = type(self).__name__
+            raise UserError(f"{name}: its samples are not encoded before the network, so nothing is kept")
         return self.encoder_class(self)
 
     @property
