@@ -18,7 +18,7 @@ from worldsmith.config.errors import UserError
 from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.tree.plain import to_yaml
 from worldsmith.config.tree.references import resolve
-from worldsmith.families.cosmos3.task import Cosmos3Task
+from worldsmith.families.cosmos3.task import Cosmos3Encoder
 from worldsmith.tools.encode.encode import Encode
 from worldsmith.training.trainer import Trainer
 
@@ -78,18 +78,18 @@ def test_two_processes_share_the_work(
 def test_it_goes_on_where_it_was_ended(
     world: Path, by_training: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, calls = Cosmos3Task.encode_ahead, []
+    whole, calls = Cosmos3Encoder.encode, []
 
-    def interrupted(task: Cosmos3Task, sample: Any) -> bool:
+    def interrupted(encoder: Cosmos3Encoder, sample: Any) -> bool:
         calls.append(sample.key)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return whole(task, sample)
+        return whole(encoder, sample)
 
-    monkeypatch.setattr(Cosmos3Task, "encode_ahead", interrupted)
+    monkeypatch.setattr(Cosmos3Encoder, "encode", interrupted)
     with pytest.raises(KeyboardInterrupt):
         encode(world, tmp_path / "cache")
-    monkeypatch.setattr(Cosmos3Task, "encode_ahead", whole)
+    monkeypatch.setattr(Cosmos3Encoder, "encode", whole)
     assert len(kept(tmp_path / "cache")) == 2
     facts = encode(world, tmp_path / "cache")
     assert (facts["encoded"], facts["found"]) == (4, 2)

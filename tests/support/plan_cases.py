@@ -178,7 +178,7 @@ def case_batches(case: str, config: Trainer.Config) -> list[Any]:
             data=config.dataloader_train,
             world=World(),
         )
-        batch = list(task.assumed_batch(fill=fill).samples)
+        batch = list(task.dummy_data.make_batch(fill=fill).samples)
     return [batch] * config.trainer.grad_accum_iter
 
 

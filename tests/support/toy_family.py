@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -20,7 +19,7 @@ from worldsmith.config.sections import JobConfig
 from worldsmith.data.assumed_batches import AssumedBatch
 from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.data.stream.loader import PackingDataLoader
-from worldsmith.data.stream.maker import Made, SampleMaker
+from worldsmith.data.stream.maker import Made, SampleMaker, StreamDataset
 from worldsmith.data.stream.quarantine import Quarantine, Rejection
 from worldsmith.models.ema import PowerEMA
 from worldsmith.models.fill import fill
@@ -30,6 +29,7 @@ from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.spec import ModelSpec
 from worldsmith.models.weights.shapes import Shapes, repeat_shapes
 from worldsmith.objectives.objective import LossSum, Objective
+from worldsmith.tasks.dummy_data import DummyData
 from worldsmith.tasks.registry import TASKS
 from worldsmith.tasks.task import Task
 from worldsmith.training.callbacks.grad_clip import GradClip
@@ -107,7 +107,7 @@ class Row:
     num_tokens: int
 
 
-class Rows(Configurable):
+class Rows(Configurable, StreamDataset):
     """Lines of numbers in a file: the first half is what goes in, the second what is to come out."""
 
     class Config(Configurable.Config):
@@ -118,15 +118,13 @@ class Rows(Configurable):
             """Raises DataError when the file cannot be read."""
             self.build()
 
-    limits = ""
-
     def __init__(self, config: Config) -> None:
         self.name, self.rejections = config.path, list[Rejection]()
         try:
             self.lines = Path(config.path).read_text().splitlines()
         except OSError as error:
             raise DataError(f"{config.path}: {error.strerror}") from None
-        self.num_records = self.num_samples = len(self.lines)
+        self.num_records = len(self.lines)
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -134,10 +132,6 @@ class Rows(Configurable):
     def listing(self) -> Iterator[tuple[str, str]]:
         for index, line in enumerate(self.lines):
             yield f"row_{index}", line
-
-    @cached_property
-    def fingerprint(self) -> str:
-        return hashlib.sha256("\n".join(self.lines).encode()).hexdigest()
 
 
 class RowMaker(SampleMaker[Row]):
@@ -198,11 +192,21 @@ def row_noise(row: Row, seed: int) -> Tensor:
     return torch.randn(len(row.target), generator=torch.Generator().manual_seed(1_000_003 * seed + row.position))
 
 
+class DummyRows(DummyData):
+    """Dummy rows, as long as the network accepts."""
+
+    def make_batch(self, *, fill: float = 1.0, encoded: bool = True) -> AssumedBatch:
+        count, width = max(1, round(fill * self.task.data.max_samples_per_batch)), self.task.model.config.width
+        rows = [Row(f"assumed_{n}", n, [0.0] * width, [0.0] * width, num_tokens=width) for n in range(count)]
+        return AssumedBatch(rows, f"{count} rows")
+
+
 class ToyTask(Task):
     """A step's loss is the mean over all of its rows."""
 
     objective_class = SquaredError
     loader_class = RowLoader
+    dummy_data_class = DummyRows
 
     def loss(self, batch: Sequence[Row], *, seed: int) -> LossSum:
         import torch
@@ -211,12 +215,6 @@ class ToyTask(Task):
         numbers = torch.tensor([row.numbers for row in batch], device=self.model.device, dtype=dtype)
         losses = self.objective.losses(self.model.network(numbers).float(), batch, seed=seed)
         return LossSum(sum=losses.sum(), samples=len(batch), tokens=sum(row.num_tokens for row in batch))
-
-    def assumed_batch(self, *, fill: float = 1.0, encoded: bool = True) -> AssumedBatch:
-        """As long rows as the network takes."""
-        count, width = max(1, round(fill * self.data.max_samples_per_batch)), self.model.config.width
-        rows = [Row(f"assumed_{n}", n, [0.0] * width, [0.0] * width, num_tokens=width) for n in range(count)]
-        return AssumedBatch(rows, f"{count} rows")
 
 
 # 4. A recipe, and the family's name. A package has an entry point in the place of the two calls.

@@ -129,7 +129,7 @@ def plan_batches(stated: Stated, *, ranks: int) -> PlannedBatches:
 def assumed_batches(config: Any, task: Task | None = None, *, fill: float = 1.0) -> PlannedBatches:
     """Batches at a share of the run's own limits, made without data."""
     task = task or task_for(config)
-    made = task.assumed_batch(fill=fill, encoded=is_cached(config))
+    made = task.dummy_data.make_batch(fill=fill, encoded=is_cached(config))
     count = config.trainer.grad_accum_iter
     each = f", in each of {count} batches of a step" if count > 1 else ""
     return planned(config, task, [list(made.samples)] * count, made.assumption + each)
@@ -143,7 +143,7 @@ def read_batches(config: Any, task: Task) -> PlannedBatches:
     packs = list(islice(loader, max(LOOKED_AT, count)))  # of an endless stream
     packs.sort(key=lambda pack: -sum(sample.num_tokens for sample in pack))
     encoded = is_cached(config)
-    batches = [[task.stand_in(sample, encoded=encoded) for sample in pack] for pack in packs[:count]]
+    batches = [[task.dummy_data.fill_sample(sample, encoded=encoded) for sample in pack] for pack in packs[:count]]
     sizes = [task.size(pack) for pack in batches]
     samples, tokens = (sum(numbers) for numbers in zip(*sizes))
     what = f"{samples:,} samples with {tokens:,} tokens, the most in {len(packs)} batches of {loader.dataset.name}"
@@ -151,7 +151,7 @@ def read_batches(config: Any, task: Task) -> PlannedBatches:
 
 
 def planned(config: Any, task: Task, batches: Sequence[Any], described: str) -> PlannedBatches:
-    sizes = [task.sample_bytes(sample) for batch in batches for sample in batch]
+    sizes = [task.dummy_data.sample_bytes(sample) for batch in batches for sample in batch]
     kept = max(disk for _, disk in sizes) if is_cached(config) else 0
     return PlannedBatches(batches, described, max(memory for memory, _ in sizes), kept)
 

@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from worldsmith.config.errors import UserError
 from worldsmith.data.assumed_batches import AssumedBatch, assumed_clips, with_contents
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.data.encoded_cache import LatentCache
+from worldsmith.tasks.dummy_data import DummyData
+from worldsmith.tasks.sample_encoder import SampleEncoder
 from worldsmith.tasks.task import Task
 
 logger = logging.getLogger(__name__)
@@ -32,10 +34,78 @@ SAY_EVERY = 5.0
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from worldsmith.data.clips.inspect_clips import DatasetSummary
-    from worldsmith.data.clips.video_dataset import VideoDataset
     from worldsmith.data.clips.video_sample import FirstFrames, VideoSample
-    from worldsmith.data.data_report import DataReport
+
+
+class ClipEncoder(SampleEncoder):
+    """Encodes clips into the latent cache of a run."""
+
+    task: ClipTask
+
+    def require_cache(self) -> Path:
+        if not self.task.data.latent_cache:
+            section = f"dataloader_{self.task.split}.latent_cache"
+            raise UserError(f"{section} is '', so nothing would be kept; set it to a folder")
+        return Path(self.task.data.latent_cache)
+
+    @property
+    def cell_bytes(self) -> int:
+        return 4 * self.task.encoded_channels
+
+    def encode(self, sample: VideoSample) -> bool:
+        parts = self.task.cached_parts(sample)
+        missing = [part for part in parts if part.latents is None and not self.is_cached(part)]
+        for part in missing:
+            self.task.encode_part(part)
+        return bool(missing)
+
+    def is_cached(self, part: VideoSample) -> bool:
+        """Whether another process encoded a part meanwhile."""
+        cache, key = self.task.latent_cache, part.cache_key
+        return cache is not None and key is not None and cache.path_for(key).exists()
+
+
+class DummyClips(DummyData):
+    """Dummy clips, and the VAE and text encoder of a plan."""
+
+    task: ClipTask
+
+    def make_batch(self, *, fill: float = 1.0, encoded: bool = True) -> AssumedBatch:
+        return assumed_clips(
+            self.task.data,
+            self.task.grid,
+            channels=self.task.encoded_channels,
+            first_frames=self.task.first_frames,
+            fill=fill,
+            encoded=encoded,
+        )
+
+    def fill_sample(self, sample: VideoSample, *, encoded: bool = True) -> VideoSample:
+        kind, channels = self.task.first_frames, self.task.encoded_channels
+        return with_contents(sample, kind=kind, channels=channels, encoded=encoded)
+
+    def sample_bytes(self, sample: VideoSample) -> tuple[int, int]:
+        pixels = 3 * sample.num_frames * math.prod(sample.size)
+        cells = sum(math.prod(part.latent_shape) for part in self.task.cached_parts(sample))
+        return pixels, self.task.encoder.cell_bytes * cells
+
+    def assume_cached(self) -> None:
+        for _, part in self.task.frozen_parts():
+            part.release()
+
+    def encoder_size(self, sample: VideoSample) -> tuple[int, ...]:
+        return (sample.num_frames, *sample.size)
+
+    def encoder_tensors(self) -> Iterator[Tensor]:
+        return self.tensors_of(*FROZEN, "image_encoder")
+
+    def caption_tensors(self) -> Iterator[Tensor]:
+        return self.tensors_of("text_encoder")
+
+    def tensors_of(self, *names: str) -> Iterator[Tensor]:
+        parts = (vars(self.task.model).get(name) for name in names)
+        for module in (module for part in parts if part is not None for module in part.modules):
+            yield from (*module.parameters(), *module.buffers())
 
 
 class ClipTask(Task):
@@ -45,7 +115,8 @@ class ClipTask(Task):
     """
 
     loader_class = VideoLoader
-    has_encoder = True
+    encoder_class: ClassVar[type[SampleEncoder]] = ClipEncoder
+    dummy_data_class = DummyClips
     terms = "record: one clip; sample: one window of a clip, the frames that one caption describes"
 
     data: VideoLoader.Config
@@ -139,7 +210,7 @@ class ClipTask(Task):
         """Frees the frozen parts that a cache has made idle; they come back when they are needed."""
         if self.latent_cache is None:
             return
-        for name, part in self._frozen():
+        for name, part in self.frozen_parts():
             part.idle += 1
             if part.idle == IDLE_STEPS and part.release():
                 logger.info(
@@ -150,11 +221,11 @@ class ClipTask(Task):
     @contextmanager
     def sampling(self) -> Iterator[None]:
         """Frees what training does without, since all is cached, so that it finds the memory that it had."""
-        before = {name: (bool(part.modules), part.idle) for name, part in self._frozen()}
+        before = {name: (bool(part.modules), part.idle) for name, part in self.frozen_parts()}
         try:
             yield
         finally:
-            for name, part in self._frozen():
+            for name, part in self.frozen_parts():
                 was_loaded, part.idle = before.get(name, (False, 0))
                 if not was_loaded and self.latent_cache is not None:
                     part.release()
@@ -163,7 +234,7 @@ class ClipTask(Task):
 
                 torch.cuda.empty_cache()
 
-    def _frozen(self) -> Iterator[tuple[str, Any]]:
+    def frozen_parts(self) -> Iterator[tuple[str, Any]]:
         """The VAE and the text encoder, as far as the model has built them, by the names of `FROZEN`."""
         parts = ((name, vars(self.model).get(name)) for name in FROZEN)
         return ((name, part) for name, part in parts if part is not None)
@@ -178,91 +249,13 @@ class ClipTask(Task):
             what = "first step" if self.split == "train" else "first validation"
             logger.info("%s: %d of %d clips of the pack are encoded", what, done, count)
 
-    def assumed_batch(self, *, fill: float = 1.0, encoded: bool = True) -> AssumedBatch:
-        return assumed_clips(
-            self.data,
-            self.grid,
-            channels=self.encoded_channels,
-            first_frames=self.first_frames,
-            fill=fill,
-            encoded=encoded,
-        )
-
-    def stand_in(self, sample: VideoSample, *, encoded: bool = True) -> VideoSample:
-        return with_contents(sample, kind=self.first_frames, channels=self.encoded_channels, encoded=encoded)
-
-    def assume_cached(self) -> None:
-        for _, part in self._frozen():
-            part.release()
-
-    def encoder_size(self, sample: VideoSample) -> tuple[int, ...]:
-        return (sample.num_frames, *sample.size)
-
-    def encoder_tensors(self) -> Iterator[Tensor]:
-        return self._tensors_of(*FROZEN, "image_encoder")
-
-    def caption_tensors(self) -> Iterator[Tensor]:
-        return self._tensors_of("text_encoder")
-
-    def _tensors_of(self, *names: str) -> Iterator[Tensor]:
-        parts = (vars(self.model).get(name) for name in names)
-        for module in (module for part in parts if part is not None for module in part.modules):
-            yield from (*module.parameters(), *module.buffers())
-
-    def sample_bytes(self, sample: VideoSample) -> tuple[int, int]:
-        pixels = 3 * sample.num_frames * math.prod(sample.size)
-        return pixels, self.cell_bytes * sum(math.prod(part.latent_shape) for part in self._cached(sample))
-
     def counts(self) -> dict[str, int]:
         return {"cache_unwritten": self.latent_cache.unwritten if self.latent_cache else 0}
 
-    def describe_data(self, loader: VideoLoader) -> str:
-        return str(self.summary(loader))
-
-    def data_report(self, loader: VideoLoader) -> DataReport:
-        """With a few clips that were opened."""
-        report, summary = super().data_report(loader), self.summary(loader)
-        report.looked_at = summary.probed
-        report.leave_out(summary.rejections[len(loader.dataset.rejections) :])
-        report.count_features(summary.features)
-        return report
-
-    def summary(self, loader: VideoLoader) -> DatasetSummary:
-        from worldsmith.data.clips.inspect_clips import summarize_dataset
-
-        return summarize_dataset(loader.dataset, self.grid, max_tokens=loader.config.max_sequence_length)
-
-    def traces(self, dataset: VideoDataset) -> Iterator[str]:
-        return (str(Path(window.path).resolve()) for window in dataset.windows)
-
-    def require_cache(self) -> Path:
-        if not self.data.latent_cache:
-            section = f"dataloader_{self.split}.latent_cache"
-            raise UserError(f"{section} is '', so nothing would be kept; set it to a folder")
-        return Path(self.data.latent_cache)
-
-    def encode_ahead(self, sample: VideoSample) -> bool:
-        missing = [part for part in self._cached(sample) if part.latents is None and not self._is_kept(part)]
-        for part in missing:
-            self.encode_part(part)
-        return bool(missing)
-
-    def _cached(self, sample: VideoSample) -> list[VideoSample]:
+    def cached_parts(self, sample: VideoSample) -> list[VideoSample]:
         """What a cache keeps of a sample: the clip, and its first frame where that is encoded once."""
         return [sample, sample.image] if sample.image and self.first_frames != "encoded each time" else [sample]
 
-    def _is_kept(self, part: VideoSample) -> bool:
-        """Whether another process was quicker."""
-        key = part.cache_key
-        return self.latent_cache is not None and key is not None and self.latent_cache.path_for(key).exists()
-
-    def contents(self, dataset: VideoDataset) -> Iterator[tuple[str, Any]]:
-        return dataset.contents()
-
-    @property
-    def cell_bytes(self) -> int:
-        return 4 * self.encoded_channels
-
     def fills_cache(self, batch: Sequence[VideoSample]) -> bool:
-        parts = (part for sample in batch for part in self._cached(sample))
+        parts = (part for sample in batch for part in self.cached_parts(sample))
         return self.latent_cache is not None and any(part.latents is None for part in parts)

@@ -7,20 +7,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import NoneType
 from typing import Any, ClassVar
 
 from worldsmith.config import UserError, WrongValueError
 from worldsmith.config.declare.configurable import owner_of
-from worldsmith.data.assumed_batches import AssumedBatch
-from worldsmith.data.data_report import DataFlag, DataReport
-from worldsmith.data.stream.dataset_record import digest
 from worldsmith.data.stream.loader import PackingDataLoader
 from worldsmith.data.stream.quarantine import Quarantine, Split
 from worldsmith.distributed.world import World
 from worldsmith.models.model import Model
 from worldsmith.objectives.objective import LossSum, Objective
+from worldsmith.tasks.dummy_data import DummyData
+from worldsmith.tasks.sample_encoder import SampleEncoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +48,14 @@ class Task(ABC):
     """Required class of `objective` in the config of a run."""
     loader_class: ClassVar[type[PackingDataLoader]]
     """Required class of `dataloader_train` and `dataloader_val`."""
-    has_encoder: ClassVar[bool] = False
-    """Whether raw samples are encoded; `compile_encoder`, `require_cache` and `encode_ahead` work only then."""
+    encoder_class: ClassVar[type[SampleEncoder] | None] = None
+    """Class of `encoder`; None: raw samples are not encoded."""
+    dummy_data_class: ClassVar[type[DummyData]] = DummyData
+    """Class of `dummy_data`."""
     small_recipe: ClassVar[str] = ""
     """Recipe whose limits apply to a data set without a run; "": none."""
     terms: ClassVar[str] = ""
     """Explains to users what a record and a sample of its data are."""
-
-    # The config, the loader and one step of training
 
     def __init__(
         self,
@@ -154,44 +154,36 @@ class Task(ABC):
         """Counts of this rank in addition to those of the loader."""
         return {}
 
-    def compile_encoder(self, tiers: Sequence[str]) -> None:
-        """Compiles the encoder of raw samples for all sizes of the resolution buckets `tiers`."""
-        raise NotImplementedError(f"{type(self).__name__} has no encoder")
-
     @contextmanager
     def sampling(self) -> Iterator[None]:
         """Frees components that are loaded only for sample generation when the block ends."""
         yield
 
-    # Reports before the first step
+    @cached_property
+    def encoder(self) -> SampleEncoder:
+        """Encodes samples ahead of the run. Raises UserError for a family without encoder."""
+        if self.encoder_class is None:
+            name = type(self).__name__
+            raise UserError(f"{name}: its samples are not encoded before the network, so nothing is kept")
+        return self.encoder_class(self)
+
+    @property
+    def dummy_data(self) -> DummyData:
+        """Batches and encoders of a plan."""
+        return self.dummy_data_class(self)
 
     def preview(self, loader: Any) -> Preview:
         """Reads the first batch of a dry loader and computes what needs no weights of the network."""
         batch = next(iter(loader))
         return Preview(*self.size(batch), first=f"{batch[0].key} is its first")
 
-    def describe_data(self, loader: Any) -> str:
-        """Line about the samples of the data set and the skipped ones."""
-        return f"{len(loader.dataset)} samples in {loader.dataset.name}; {loader.quarantine.describe()}"
+    def describe_weights(self, run: Any, rates: Mapping[str, float]) -> Iterable[tuple[str, str]]:
+        """Lines for a start and a dry run, each with a label of up to 12 letters.
 
-    def data_report(self, loader: Any) -> DataReport:
-        """Report on the data at the start of a run, from what is cheap to read."""
-        report = DataReport.of_dataset(loader.dataset, loader.config.sample_cap)
-        report.flags = list(self.flags(loader.dataset))
-        return report
-
-    def flags(self, dataset: Any) -> Iterable[DataFlag]:
-        """Warnings about the records, before a sample is read."""
-        return ()
-
-    def expectation(self, run: Any) -> str | None:
-        """Line about the results to expect of `run`, a `RunConfig`, where the family can do better; None: as usual."""
-        return None
-
-    def describe_weights(self, rates: Mapping[str, float]) -> Iterable[tuple[str, str]]:
-        """Lines about the components of the network for a start and a dry run, each with a label of up to 12 letters.
+        They describe the components of the network, and the results to expect where the family can do better.
 
         Args:
+            run: the `RunConfig`.
             rates: learning rates of the trained parameters by internal parameter name.
         """
         return ()
@@ -199,94 +191,3 @@ class Task(ABC):
     def remarks(self) -> Iterable[tuple[str, str]]:
         """Lines about the model for a dry run, each with a label of up to 12 letters."""
         return ()
-
-    # Encoding ahead of a run (`worldsmith dataset encode`)
-
-    def require_cache(self) -> Path:
-        """Folder of the cache of encoded samples. Raises UserError if there is no cache."""
-        raise UserError(f"{type(self).__name__}: its samples are not encoded before the network, so nothing is kept")
-
-    @property
-    def cell_bytes(self) -> int:
-        """Bytes in the cache per latent position, over all channels."""
-        return 0
-
-    @classmethod
-    def complete(cls, data: Any) -> Any:
-        """Changes the config of a loader so that it returns every sample, also those that a run skips at random."""
-        return data
-
-    def clips_first(self) -> None:  # noqa: B027 (nothing by default)
-        """Makes `encode_ahead` leave captions to `read_captions`, so that only one encoder is in memory."""
-
-    def encode_ahead(self, sample: Any) -> bool:
-        """Encodes a sample into the cache, as `loss` does. False: it was in the cache already."""
-        raise NotImplementedError(f"{type(self).__name__} has no encoder")
-
-    def read_captions(self) -> None:  # noqa: B027 (nothing by default)
-        """Encodes the captions that `encode_ahead` left, without the encoder of clips."""
-
-    # Planning without data (`worldsmith plan`)
-
-    def assumed_batch(self, *, fill: float = 1.0, encoded: bool = True) -> AssumedBatch:
-        """Builds a dummy batch without any data.
-
-        Args:
-            fill: size of the batch as a fraction of the limits of the run.
-            encoded: whether the latents and embeddings come from the cache.
-
-        Raises:
-            UserError: the family does not support it.
-        """
-        raise UserError(f"{type(self).__name__} says of no batch what it would be like; give it its data")
-
-    def stand_in(self, sample: Any, *, encoded: bool = True) -> Any:
-        """Fills a sample that was read without decoding with constant contents. `encoded`: as in `assumed_batch`."""
-        return sample
-
-    def assume_cached(self) -> None:  # noqa: B027 (nothing by default)
-        """Treats every sample as cached from now on: no file is read, and the encoders are freed."""
-
-    def forget_cached(self) -> None:  # noqa: B027 (nothing by default)
-        """Reverts `assume_cached`."""
-
-    def encoder_size(self, sample: Any) -> Any:
-        """A value that is equal for samples with the same encoding cost."""
-        return sample.position
-
-    def encoder_tensors(self) -> Iterable[Any]:
-        """Weights of the encoders that are loaded."""
-        return ()
-
-    def caption_tensors(self) -> Iterable[Any]:
-        """The `encoder_tensors` of the text encoder."""
-        return ()
-
-    def sample_bytes(self, sample: Any) -> tuple[int, int]:
-        """Bytes of a sample in host RAM, as its loader returns it, and on disk, in the cache."""
-        return 0, 0
-
-    # Checks and comparisons of data sets
-
-    @classmethod
-    def records(cls, data: Any) -> Any:
-        """Builds the data set of the config of a loader if that needs no model; else None."""
-        return None
-
-    @classmethod
-    def relaxed(cls, data: Any) -> Any:
-        """Changes the config of a loader so that a check can count errors that end a run at their first sample."""
-        return data
-
-    def contents(self, dataset: Any) -> Iterable[tuple[str, Any]]:
-        """Key of each sample and its content: samples of equal content are duplicates."""
-        return dataset.listing()  # type: ignore[no-any-return]
-
-    def traces(self, dataset: Any) -> Iterable[str]:
-        """A value for each sample that is equal for the same sample in another data set, to find overlaps."""
-        return (digest(facts) for _, facts in dataset.listing())
-
-    def overlap(self, dataset: Any, other: Any) -> int:
-        """Number of samples of `dataset` that are also in `other`."""
-        seen = set(self.traces(other))
-        return sum(trace in seen for trace in self.traces(dataset))

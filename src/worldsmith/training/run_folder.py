@@ -37,7 +37,6 @@ from worldsmith.monitor.redaction import redact_setting
 if TYPE_CHECKING:
     from worldsmith.config.sections import JobConfig
     from worldsmith.data.stream.loader import PackingDataLoader
-    from worldsmith.tasks.task import Task
     from worldsmith.training.run_config import RunConfig
 
 ROOT_VARIABLES = ("WORLDSMITH_OUTPUT_ROOT", "IMAGINAIRE_OUTPUT_ROOT")
@@ -136,17 +135,17 @@ def write_records(folder: Path, config: RunConfig, launch: Launch, *, world_size
     )
 
 
-def write_data_records(folder: Path, config: RunConfig, data: Mapping[str, tuple[Task, PackingDataLoader]]) -> None:
-    """Writes what the data are: their samples, data_report.json, and lineage.json. `data`: by "train" and "val"."""
+def write_data_records(folder: Path, config: RunConfig, loaders: Mapping[str, PackingDataLoader]) -> None:
+    """Writes the samples of the data, data_report.json, and lineage.json. `loaders`: by "train" and "val"."""
     from worldsmith.data.stream import dataset_record
 
     names = {"train": dataset_record.FILE, "val": dataset_record.VALIDATION}
-    for split, (_, loader) in data.items():
+    for split, loader in loaders.items():
         write_text(folder / names[split], dataset_record.record_text(loader.dataset))
-    reports = {split: task.data_report(loader).facts() for split, (task, loader) in data.items()}
+    reports = {split: loader.report().facts() for split, loader in loaders.items()}
     known = {split: {k: v for k, v in facts.items() if v not in (None, "", [], {})} for split, facts in reports.items()}
     write_text(folder / "data_report.json", json.dumps(known, indent=2, ensure_ascii=False) + "\n")
-    write_run_lineage(folder, config, {split: loader for split, (_, loader) in data.items()})
+    write_run_lineage(folder, config, loaders)
 
 
 def write_on_main(world: World, folder: Path, write: Callable[[], object]) -> None:

@@ -52,7 +52,7 @@ def start_lines(run: TrainingRun, batch: Any) -> Iterator[str]:
         yield from callback.start_lines(run)
     yield from model_lines(config, run.model.network, task, run.state.optimizer)
     yield from state_lines(config, run.model, run.world.size, run.run_folder)
-    yield f"data         {task.describe_data(loader)}"
+    yield f"data         {loader.describe()}"
     yield from step_lines(config, loader, *task.size(batch), done=run.iteration, processes=run.world.data_size)
     yield from validation_lines(config, run.validator)
 
@@ -68,14 +68,12 @@ def model_lines(config: RunConfig, network: nn.Module, task: Task, optimizer: Op
     """Family, parameters, and what to expect of them; what is trained must have been chosen."""
     total, trained = counts(table_of(task.model))
     average = ", with EMA weights" if config.model.config.ema.enabled else ""
-    expected = task.expectation(config)
     return [
         f"model        {config.model.name}: {short_number(total)} parameters, {short_number(trained)} trained, "
         f"{short_number(total - trained)} frozen{average}",
         *decay_lines(optimizer),
         *(f"converter    {done.describe(bytes_per_weight(config))}" for done in task.model.conversions),
-        *(f"{word:<13}{line}" for word, line in task.describe_weights(base_rates(network, optimizer))),
-        *([] if expected is None else [f"expect       {expected}"]),
+        *(f"{word:<13}{line}" for word, line in task.describe_weights(config, base_rates(network, optimizer))),
     ]
 
 
@@ -140,7 +138,7 @@ def validation_lines(config: RunConfig, validator: Validator | None) -> Iterator
         start = "before the first step, " if loop.run_validation_on_start else ""
         most = "all samples" if loop.max_val_iter is None else f"at most {loop.max_val_iter} packs on each process"
         yield f"validation   {start}after every {loop.validation_iter} steps and the last: {most}"
-        yield f"             {validator.task.describe_data(validator.loader)}"
+        yield f"             {validator.loader.describe()}"
     elif config.dataloader_val is not None:
         yield "validation   none, since trainer.run_validation is false: dataloader_val is not read"
 
@@ -212,7 +210,7 @@ def data_lines(
             loader.load_states(positions)
     seen = task.preview(loader)
     return [
-        f"data         {task.describe_data(loader)}",
+        f"data         {loader.describe()}",
         *lines,
         f"first pack   {describe_pack(seen)}",
         *step_lines(config, loader, seen.samples, seen.tokens, done=done, processes=processes),

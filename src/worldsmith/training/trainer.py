@@ -314,10 +314,10 @@ class Trainer(Configurable):
     def _write_records(self, launch: Launch) -> None:
         """What the run folder says about the run, and the callbacks' folders."""
         write_records(self.run_folder, self.config, launch, world_size=self.world.size)
-        data = {"train": (self.task, self.state.loader)}
+        loaders = {"train": self.state.loader}
         if self.validator is not None:
-            data["val"] = self.validator.task, self.validator.loader
-        write_data_records(self.run_folder, self.config, data)
+            loaders["val"] = self.validator.loader
+        write_data_records(self.run_folder, self.config, loaders)
         for callback in self.callbacks.values():
             callback.folder.mkdir(exist_ok=True)
         self.messages.begin()

@@ -88,7 +88,7 @@ class Validator:
 
     def remarks(self, training: StreamDataset, run_folder: Path) -> Iterator[str]:
         """Warnings about samples that are also trained on, and about changes of the data since the last validation."""
-        both = self.task.overlap(self.loader.dataset, training)
+        both = self.loader.dataset.count_overlap(training)
         if both:
             yield (
                 f"validation: {both} of {self.loader.dataset.num_samples} samples of {self.loader.dataset.name} are "

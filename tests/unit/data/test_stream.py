@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from worldsmith.config import Configurable
 from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.data.stream.loader import PackingDataLoader
-from worldsmith.data.stream.maker import Made, SampleMaker
+from worldsmith.data.stream.maker import Made, SampleMaker, StreamDataset
 from worldsmith.data.stream.quarantine import Quarantine, Rejection
 
 
@@ -25,7 +26,7 @@ class Number:
     num_tokens: int
 
 
-class Numbers(Configurable):
+class Numbers(Configurable, StreamDataset):
     class Config(Configurable.Config):
         values: list[int] = field(default_factory=list)
 
@@ -33,12 +34,14 @@ class Numbers(Configurable):
 
     def __init__(self, config: Config) -> None:
         self.values = config.values
-        self.num_records = self.num_samples = len(self.values)
+        self.num_records = len(self.values)
         self.rejections: list[Rejection] = []
-        self.fingerprint = str(self.values)
 
     def __len__(self) -> int:
         return len(self.values)
+
+    def listing(self) -> Iterator[tuple[str, int]]:
+        return ((str(value), value) for value in self.values)
 
 
 class NumberMaker(SampleMaker[Number]):

@@ -170,7 +170,7 @@ def test_images_without_noise_are_cached_beside_their_clips(world: Path, tmp_pat
     before = next(iter(task.loader()))
     assert task.fills_cache(before)
     drawn = task.draw_images(before, config.model.config.image, seed=1)
-    assert [task.encode_ahead(sample) for sample in before] == [True] * len(before)  # their clips are missing
+    assert [task.encoder.encode(sample) for sample in before] == [True] * len(before)  # their clips are missing
     after = next(iter(task.loader()))
     assert [sample.image.video for sample in after] == [None] * len(after)
     assert torch.equal(task.draw_images(after, config.model.config.image, seed=1), drawn)

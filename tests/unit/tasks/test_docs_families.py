@@ -6,11 +6,13 @@ import inspect
 import re
 from pathlib import Path
 
-from toy_family import ToyTask
+from toy_family import DummyRows, ToyTask
 
 from worldsmith.data.stream.loader import PackingDataLoader
-from worldsmith.data.stream.maker import SampleMaker
+from worldsmith.data.stream.maker import SampleMaker, StreamDataset
 from worldsmith.models.families import GROUP
+from worldsmith.tasks.dummy_data import DummyData
+from worldsmith.tasks.sample_encoder import SampleEncoder
 from worldsmith.tasks.task import Task
 
 ROOT = Path(__file__).parents[3]
@@ -19,13 +21,13 @@ ROOT = Path(__file__).parents[3]
 def test_the_task_in_the_guide_is_the_one_that_trains() -> None:
     text = (ROOT / "docs/families.md").read_text()
     _, block, *_ = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert block == inspect.getsource(ToyTask)
+    assert block == f"{inspect.getsource(DummyRows)}\n\n{inspect.getsource(ToyTask)}"
 
 
 def test_the_guide_names_the_entry_points_and_methods_that_there_are() -> None:
     text = (ROOT / "docs/families.md").read_text()
     assert re.findall(r'entry-points\."([\w.]+)"', text) == [GROUP, "worldsmith.actions"]
     last = text[text.index("Further methods") :].partition("\n## ")[0]
-    owners = (Task, SampleMaker, PackingDataLoader)
+    owners = (Task, SampleEncoder, DummyData, SampleMaker, StreamDataset, PackingDataLoader, PackingDataLoader.Config)
     names = [name for name in re.findall(r"`(\w+)`", last) if name not in {owner.__name__ for owner in owners}]
     assert not [name for name in names if not any(hasattr(owner, name) for owner in owners)]

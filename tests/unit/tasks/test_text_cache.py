@@ -56,7 +56,7 @@ def test_a_run_over_a_complete_cache_holds_no_encoder_from_its_first_step_on(wor
     trainer = Trainer(config, run_folder=tmp_path / "run")
     batches, held = iter(trainer.state.loader), []
     for _ in range(3):
-        held += trainer.task.encoder_tensors()
+        held += trainer.task.dummy_data.encoder_tensors()
         trainer.training_step(batches)
     assert held == []
     assert trainer.model.vae.fingerprint == CogVideoXVAE(config.model.config.tokenizer).fingerprint
@@ -66,13 +66,13 @@ def test_clips_are_encoded_ahead_without_the_encoder_of_captions_and_these_witho
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encode, load, done = CogVideoXVAE.encode, T5TextEncoder.load, list[str]()
-    tasks = Encode.Config().build(run=Loaded(config_of(world, str(tmp_path / "cache"), "encoded")))
+    action = Encode.Config().build(run=Loaded(config_of(world, str(tmp_path / "cache"), "encoded")))
     made: dict[str, Any] = {}
-    plain = tasks.tasks
-    monkeypatch.setattr(tasks, "tasks", lambda w: made.update(plain(w)) or dict(made))
+    plain = action.encoders
+    monkeypatch.setattr(action, "encoders", lambda w: made.update(plain(w)) or dict(made))
 
     def held(name: str) -> bool:
-        part = vars(made["train"].model).get(name)
+        part = vars(made["train"].task.model).get(name)
         return bool(part is not None and part.modules)
 
     def encode_clip(self: Any, video: Any) -> Any:
@@ -87,7 +87,7 @@ def test_clips_are_encoded_ahead_without_the_encoder_of_captions_and_these_witho
 
     monkeypatch.setattr(CogVideoXVAE, "encode", encode_clip)
     monkeypatch.setattr(T5TextEncoder, "load", load_encoder)
-    facts = tasks.run().facts
+    facts = action.run().facts
     assert done == ["clip"] * facts["encoded"] + ["captions"]
     assert list((tmp_path / "cache" / "text").rglob("*.safetensors"))
 

@@ -20,6 +20,7 @@ from worldsmith.data.clips.resolution import check_resolution
 from worldsmith.data.content_mark import content_marks
 from worldsmith.data.shards.addresses import shard_pattern
 from worldsmith.data.stream.errors import SampleError
+from worldsmith.data.stream.maker import StreamDataset
 from worldsmith.data.stream.positions import sample_rng
 from worldsmith.data.stream.quarantine import Rejection
 
@@ -44,7 +45,7 @@ class Window:
     """Of what the clip holds; "" = to be made from the file."""
 
 
-class VideoDataset(Configurable):
+class VideoDataset(Configurable, StreamDataset):
     """Reads the records of a data set file or of shards and flattens their windows; opens no video.
 
     What cannot be used is in `rejections`. The order of `windows` follows the hash of the uuid, so that it does not
@@ -127,6 +128,7 @@ class VideoDataset(Configurable):
     def __init__(self, config: Config) -> None:
         """Raises DataError when there is no data set file, or it or a shard cannot be read."""
         self.config = config
+        self.limits = f"min_frames is {config.min_frames}, max_duration {config.max_duration} s."
         pattern = None if has_file(config.path) else shard_pattern(config.path)
         self.name = pattern or str(find_file(config.path))
         self.num_records = 0
@@ -148,13 +150,9 @@ class VideoDataset(Configurable):
         """Positions of a pass, as far as can be told without opening the clips."""
         return len(self.choices)
 
-    @property
+    @cached_property
     def num_samples(self) -> int:
         return len(self.windows)
-
-    @property
-    def limits(self) -> str:
-        return f"min_frames is {self.config.min_frames}, max_duration {self.config.max_duration} s."
 
     @cached_property
     def fingerprint(self) -> str:
@@ -174,6 +172,9 @@ class VideoDataset(Configurable):
         for w in self.windows:
             marked = w.mark or self._marks.get(w.path) or str(Path(w.path).resolve())
             yield w.key, [marked, w.start_frame, w.end_frame, w.temporal_interval, w.captions]
+
+    def traces(self) -> Iterator[str]:
+        return (str(Path(window.path).resolve()) for window in self.windows)
 
     @cached_property
     def _marks(self) -> dict[str, str]:

@@ -12,8 +12,10 @@ from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.stream.loader import PackingDataLoader
 
 if TYPE_CHECKING:
+    from worldsmith.data.clips.inspect_clips import DatasetSummary
     from worldsmith.data.clips.latent_grid import LatentGrid
     from worldsmith.data.clips.video_sample import FirstFrames
+    from worldsmith.data.data_report import DataReport
     from worldsmith.data.encoded_cache import LatentCache
     from worldsmith.data.stream.quarantine import Quarantine
 
@@ -59,6 +61,7 @@ class VideoLoader(PackingDataLoader):
             raise ValueError(
                 f"latent_cache is '{config.latent_cache}' but no LatentCache was given; pass one, or set it to ''"
             )
+        self.grid = grid
         dataset = config.dataset.build()
         maker = ClipMaker(
             dataset,
@@ -75,3 +78,19 @@ class VideoLoader(PackingDataLoader):
     @classmethod
     def dataset_at(cls, path: str) -> VideoDataset.Config | None:
         return VideoDataset.Config(path=path) if is_clips(path) else None
+
+    def describe(self) -> str:
+        return str(self.summary())
+
+    def report(self) -> DataReport:
+        """Includes a few clips that were opened."""
+        report, summary = super().report(), self.summary()
+        report.looked_at = summary.probed
+        report.leave_out(summary.rejections[len(self.dataset.rejections) :])
+        report.count_features(summary.features)
+        return report
+
+    def summary(self) -> DatasetSummary:
+        from worldsmith.data.clips.inspect_clips import summarize_dataset
+
+        return summarize_dataset(self.dataset, self.grid, max_tokens=self.config.max_sequence_length)

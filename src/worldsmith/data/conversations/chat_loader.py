@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Count
 from worldsmith.data.conversations.chat_processor import ChatProcessor, ChatSample
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
+from worldsmith.data.conversations.datasets.chat_file import ChatFile
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.data.conversations.datasets.llava_onevision import LlavaOneVision
 from worldsmith.data.conversations.datasets.manifest import ManifestDataset
 from worldsmith.data.conversations.datasets.messages import MessagesDataset
+from worldsmith.data.conversations.datasets.mixed import MixedDataset
 from worldsmith.data.conversations.datasets.saved import SavedDataset
 from worldsmith.data.conversations.media.frames_and_sizes import rates_differ
 from worldsmith.data.conversations.media.media_processor import VideoPlan
@@ -55,6 +57,15 @@ class ChatLoader(PackingDataLoader):
         @property
         def sample_cap(self) -> int | None:
             return self.max_sequence_length if self.max_sample_tokens is None else self.max_sample_tokens + 1
+
+        def relax(self) -> Self:
+            """Drops conversations that are too long, and accepts records without the `video_fps` that is required."""
+            relaxed = replace(self, on_overlong="drop", dataset=self.dataset.with_optional_rates())
+            return self if relaxed == self else relaxed
+
+        def build_records(self) -> ChatDataset | None:
+            kinds = (ChatFile.Config, MixedDataset.Config)
+            return self.dataset.build() if isinstance(self.dataset, kinds) else None
 
         def check(self) -> None:
             if isinstance(self.dataset, LlavaOneVision.Config) and self.dataset.streaming and self.shuffle:

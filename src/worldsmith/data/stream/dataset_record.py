@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
+from worldsmith.data.stream.maker import StreamDataset, digest
 from worldsmith.files.lines import read_lines
-
-if TYPE_CHECKING:
-    from worldsmith.data.stream.maker import StreamDataset
 
 FILE = "dataset_windows.txt"
 VALIDATION = "dataset_windows_val.txt"
@@ -36,10 +31,6 @@ def changed_samples(record: Path, dataset: StreamDataset) -> list[str]:
         ("with other content", [key for key in now if before.get(key, now[key]) != now[key]]),
     )
     return [f"samples {kind} ({len(keys)}): {list_keys(keys)}" for kind, keys in kinds if keys]
-
-
-def digest(facts: Any) -> str:
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
 
 
 def list_keys(keys: Sequence[str], limit: int = 3) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any, Generic, Protocol, TypeVar
 
 from worldsmith.data.stream.errors import READ_ERRORS, SampleError, read_error
@@ -30,36 +33,58 @@ class StreamSample(Protocol):
         """What counts against the cap of a pack."""
 
 
-class StreamDataset(Protocol):
-    """Attributes of a dataset that a loader needs; `len` is the number of positions in an epoch."""
+class StreamDataset(ABC):
+    """Base of the datasets of a loader; `len` is the number of positions in an epoch."""
 
-    @property
-    def name(self) -> str:
-        """Name in messages: a file or a folder."""
+    name: str
+    """Name in messages: a file or a folder."""
+    num_records: int
+    rejections: Sequence[Rejection]
+    """Records that are skipped before any sample is made."""
+    limits: str = ""
+    """The settings that skip samples, with their values; "" = none."""
 
-    @property
-    def num_records(self) -> int: ...
+    @abstractmethod
+    def __len__(self) -> int: ...
 
-    @property
-    def num_samples(self) -> int:
-        """Number of different samples in all epochs together."""
-
-    @property
-    def rejections(self) -> Sequence[Rejection]:
-        """Records that are skipped before any sample is made."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Checksum that changes whenever the stream of samples changes."""
-
-    @property
-    def limits(self) -> str:
-        """The settings that skip samples, with their values; "" = none."""
-
+    @abstractmethod
     def listing(self) -> Iterable[tuple[str, Any]]:
         """Key and content (as plain data) of each sample, in the order of the dataset."""
 
-    def __len__(self) -> int: ...
+    @cached_property
+    def num_samples(self) -> int:
+        """Number of different samples in all epochs together."""
+        return len(self)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Checksum that changes whenever the stream of samples changes: SHA-256 of the listing."""
+        found = hashlib.sha256()
+        for key, facts in self.listing():
+            found.update(json.dumps([key, facts]).encode())
+        return found.hexdigest()
+
+    def contents(self) -> Iterable[tuple[str, Any]]:
+        """Key and content of each sample, without the names of its files: samples of equal content are duplicates."""
+        return self.listing()
+
+    def traces(self) -> Iterable[str]:
+        """A value for each sample that is equal for the same sample in another dataset, to find overlaps."""
+        return (digest(facts) for _, facts in self.listing())
+
+    def count_overlap(self, other: StreamDataset) -> int:
+        """Number of samples that are also in `other`."""
+        seen = set(other.traces())
+        return sum(trace in seen for trace in self.traces())
+
+    def flags(self) -> Iterable[Any]:
+        """Warnings about the records (`DataFlag`), before a sample is read."""
+        return ()
+
+
+def digest(facts: Any) -> str:
+    """Returns 12 digits of a hash of plain data."""
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
 
 
 class StreamSettings(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.assets import is_shipped
@@ -19,7 +19,7 @@ from worldsmith.models.video_model import SampleLayout
 from worldsmith.models.weights.step_flops import ProductCounter, StepFlops
 from worldsmith.objectives.objective import LossSum
 from worldsmith.objectives.rectified_flow import RectifiedFlow
-from worldsmith.tasks.clip_task import ClipTask
+from worldsmith.tasks.clip_task import ClipEncoder, ClipTask
 from worldsmith.tasks.task import Preview
 
 if TYPE_CHECKING:
@@ -33,9 +33,31 @@ LAYER = "language_model.model.layers.{}."
 """Name prefix of a decoder layer's parameters."""
 
 
+class Cosmos3Encoder(ClipEncoder):
+    """Encodes clips with a VAE that can be compiled."""
+
+    task: Cosmos3Task
+
+    def compile(self, tiers: Sequence[str]) -> None:
+        model = self.task.model
+        model.vae.compile_encoder()
+        for tier in tiers:
+            for width, height in RESOLUTIONS[tier].values():
+                model.encode(self.black_clip(width, height))
+
+    def black_clip(self, width: int, height: int) -> Tensor:
+        """As long as all clips of the run where that is fixed, else the first frame and two windows of the encoder."""
+        import torch
+
+        task, frames = self.task, self.task.data.dataset.num_video_frames
+        length = task.grid.usable_frames(frames) if frames > 0 else 1 + 2 * task.model.vae.window(height, width)
+        return torch.zeros(3, length, height, width, dtype=torch.uint8)
+
+
 class Cosmos3Task(ClipTask):
     """Text, image and video to video, many clips in one packed sequence. A batch is a list of `VideoSample`."""
 
+    encoder_class = Cosmos3Encoder
     objective_class = RectifiedFlow
     small_recipe = "vision_sft_tiny"
 
@@ -76,31 +98,18 @@ class Cosmos3Task(ClipTask):
         pack = self.model.pack([layout_of(sample) for sample in batch])
         return StepCounter(self.model.network, pack.text_lengths, pack.gen_lengths).count().total
 
-    def compile_encoder(self, tiers: Sequence[str]) -> None:
-        self.model.vae.compile_encoder()
-        for tier in tiers:
-            for width, height in RESOLUTIONS[tier].values():
-                self.model.encode(self.black_clip(width, height))
-
-    def black_clip(self, width: int, height: int) -> Tensor:
-        """As long as all clips of the run where that is fixed, else the first frame and two windows of the encoder."""
-        import torch
-
-        frames = self.data.dataset.num_video_frames
-        length = self.grid.usable_frames(frames) if frames > 0 else 1 + 2 * self.model.vae.window(height, width)
-        return torch.zeros(3, length, height, width, dtype=torch.uint8)
-
-    def expectation(self, run: Any) -> str | None:
+    def describe_weights(self, run: Any, rates: Mapping[str, float]) -> Iterator[tuple[str, str]]:
         is_random = run.checkpoint.load_path is None
         is_tiny = is_shipped(self.model.config.tokenizer.vae_path)
         if not is_random and not is_tiny:
-            return None
+            return
         found = [*["random weights"] * is_random, *["a tiny VAE"] * is_tiny]
         wanted = [
             *["released weights (checkpoint.load_path)"] * is_random,
             *["the released VAE (model.config.tokenizer.vae_path)"] * is_tiny,
         ]
-        return f"soft videos, shapes and motion at best: {' and '.join(found)}; real ones need {' and '.join(wanted)}"
+        why = f"{' and '.join(found)}; real ones need {' and '.join(wanted)}"
+        yield "expect", f"soft videos, shapes and motion at best: {why}"
 
     def remarks(self) -> Iterator[tuple[str, str]]:
         yield "attention", describe_modes(self.model.network.attention)

@@ -18,7 +18,7 @@ from worldsmith.families.diffusers_pipeline.model import PipelineModel
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.objectives.noise_objective import NoiseObjective
 from worldsmith.objectives.objective import LossSum
-from worldsmith.tasks.clip_task import ClipTask
+from worldsmith.tasks.clip_task import ClipEncoder, ClipTask, DummyClips
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,13 +26,70 @@ if TYPE_CHECKING:
     from worldsmith.data.clips.video_sample import VideoSample
 
 
+class PipelineEncoder(ClipEncoder):
+    """Encodes clips and captions into the cache of a run."""
+
+    task: PipelineTask
+    deferred: dict[tuple[int, ...] | None, None] | None = None
+    """Ids of captions that `encode` leaves to `encode_captions`; None: it leaves none."""
+
+    def encode(self, sample: VideoSample) -> bool:
+        """Encodes also the caption, and the replacement of dropped captions."""
+        model = self.task.model
+        empty = None if model.config.text_encoder.dropped_captions == "zeros" else self.task.tokenize("")
+        if self.deferred is None:
+            model.read([sample.text_ids, empty], self.task.text_cache)
+        else:
+            self.deferred |= {None if ids is None else tuple(ids): None for ids in (sample.text_ids, empty)}
+        return super().encode(sample)
+
+    def keep_all_samples(self) -> None:
+        """Drops no caption."""
+        data = self.task.data
+        self.task.data = replace(data, dataset=replace(data.dataset, cfg_dropout_rate=0.0))
+
+    def defer_captions(self) -> None:
+        self.deferred = {}
+
+    def encode_captions(self) -> None:
+        deferred, self.deferred = self.deferred, None
+        model = self.task.model
+        model.vae.release()
+        for ids in deferred or ():
+            model.read([ids], self.task.text_cache)
+        model.text_encoder.release()
+
+
+class DummyPipelineClips(DummyClips):
+    """Dummy clips, and a text cache that contains every caption."""
+
+    task: PipelineTask
+
+    def sample_bytes(self, sample: VideoSample) -> tuple[int, int]:
+        memory, disk = super().sample_bytes(sample)
+        width = 4 if self.task.model.config.text_encoder.precision == "float32" else 2
+        return memory, disk + width * math.prod(self.task.model.text_shape)
+
+    def assume_cached(self) -> None:
+        """If the cache keeps moments, the VAE is built once, for its settings, and has no weights afterwards."""
+        model = self.task.model
+        self.task.text_cache = AssumedTexts(model.text_shape, model.config.text_encoder.precision)
+        if model.config.tokenizer.keeps_moments:
+            model.vae  # noqa: B018
+        super().assume_cached()
+
+    def forget_cached(self) -> None:
+        self.task.text_cache = None
+
+
 class PipelineTask(ClipTask):
     """What a `PipelineModel` learns, under any `NoiseObjective`. Each sample of a batch has its own noise level."""
 
+    encoder_class = PipelineEncoder
+    dummy_data_class = DummyPipelineClips
+
     model: PipelineModel
     objective: NoiseObjective
-    captions_later: dict[tuple[int, ...] | None, None] | None = None
-    """Ids of captions that `encode_ahead` leaves to `read_captions`; None: it leaves none."""
 
     @classmethod
     def check(cls, run: Any) -> None:
@@ -84,23 +141,6 @@ class PipelineTask(ClipTask):
     def text_cache(self) -> TextCache | None:
         return TextCache(Path(self.data.latent_cache)) if self.data.latent_cache else None
 
-    @classmethod
-    def complete(cls, data: Any) -> Any:
-        """No caption is dropped."""
-        return replace(data, dataset=replace(data.dataset, cfg_dropout_rate=0.0))
-
-    def encode_ahead(self, sample: VideoSample) -> bool:
-        """The caption too, and what stands in the place of dropped ones."""
-        empty = None if self.model.config.text_encoder.dropped_captions == "zeros" else self.tokenize("")
-        if self.captions_later is None:
-            self.model.read([sample.text_ids, empty], self.text_cache)
-        else:
-            self.captions_later |= {None if ids is None else tuple(ids): None for ids in (sample.text_ids, empty)}
-        return super().encode_ahead(sample)
-
-    def clips_first(self) -> None:
-        self.captions_later = {}
-
     @contextmanager
     def sampling(self) -> Iterator[None]:
         """Captions that the text cache holds need no text encoder."""
@@ -110,28 +150,6 @@ class PipelineTask(ClipTask):
                 yield
         finally:
             self.model.text_cache = None
-
-    def read_captions(self) -> None:
-        later, self.captions_later = self.captions_later, None
-        self.model.vae.release()
-        for ids in later or ():
-            self.model.read([ids], self.text_cache)
-        self.model.text_encoder.release()
-
-    def assume_cached(self) -> None:
-        """Where what is kept are moments, the VAE is made once, for its settings, and has no weights afterwards."""
-        self.text_cache = AssumedTexts(self.model.text_shape, self.model.config.text_encoder.precision)
-        if self.model.config.tokenizer.keeps_moments:
-            self.model.vae  # noqa: B018
-        super().assume_cached()
-
-    def forget_cached(self) -> None:
-        self.text_cache = None
-
-    def sample_bytes(self, sample: VideoSample) -> tuple[int, int]:
-        memory, disk = super().sample_bytes(sample)
-        width = 4 if self.model.config.text_encoder.precision == "float32" else 2
-        return memory, disk + width * math.prod(self.model.text_shape)
 
     def counts(self) -> dict[str, int]:
         found = super().counts()

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.config.errors import UserError
 from worldsmith.data.assumed_batches import AssumedBatch, assumed_chats, with_patches
 from worldsmith.data.conversations.chat_loader import ChatLoader
-from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
-from worldsmith.data.conversations.datasets.chat_file import ChatFile
-from worldsmith.data.conversations.datasets.mixed import MixedDataset
-from worldsmith.data.data_report import DataFlag
 from worldsmith.distributed.world import World
 from worldsmith.families.vision_language.freezing import LANGUAGE, PARTS, backbone_part, describe_parts
 from worldsmith.families.vision_language.model import VisionLanguageModel
@@ -25,14 +18,33 @@ from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.real_values import real_values
 from worldsmith.objectives.next_token import NextToken
 from worldsmith.objectives.objective import LossSum
+from worldsmith.tasks.dummy_data import DummyData
 from worldsmith.tasks.task import Task
 
 if TYPE_CHECKING:
     from torch import nn
 
     from worldsmith.data.conversations.chat_processor import ChatSample
-    from worldsmith.data.conversations.conversation import Turn
     from worldsmith.data.conversations.media.media_processor import MediaProcessor
+
+
+class DummyChats(DummyData):
+    """Dummy conversations with images or videos."""
+
+    task: VisionLanguageTask
+
+    def make_batch(self, *, fill: float = 1.0, encoded: bool = True) -> AssumedBatch:
+        model = self.task.model
+        media, config = self.task.media if model.has_vision else None, model.network.config
+        pads = {kind: getattr(config, f"{kind}_token_id", 0) for kind in ("image", "video")}
+        return assumed_chats(self.task.data, media, pads, fill=fill)
+
+    def fill_sample(self, sample: ChatSample, *, encoded: bool = True) -> ChatSample:
+        return with_patches(sample, self.task.media) if has_media(sample) else sample
+
+    def sample_bytes(self, sample: ChatSample) -> tuple[int, int]:
+        patches = [found for found in (sample.image_patches, sample.video_patches) if found is not None]
+        return 3 * 8 * sample.num_tokens + sum(rows.numel() for rows in patches), 0
 
 
 class VisionLanguageTask(Task):
@@ -43,6 +55,7 @@ class VisionLanguageTask(Task):
 
     objective_class = NextToken
     loader_class = ChatLoader
+    dummy_data_class = DummyChats
     small_recipe = "videophy2_nano_tiny"
     terms = "record: one conversation; sample: that conversation with its images and videos"
 
@@ -72,19 +85,6 @@ class VisionLanguageTask(Task):
         )
         total = self.model.network.loss_of(inputs, self.objective.loss_sum)
         return LossSum(sum=total, samples=len(batch), tokens=sum(sample.num_tokens for sample in batch))
-
-    def assumed_batch(self, *, fill: float = 1.0, encoded: bool = True) -> AssumedBatch:
-        media = self.media if self.model.has_vision else None
-        config = self.model.network.config
-        pads = {kind: getattr(config, f"{kind}_token_id", 0) for kind in ("image", "video")}
-        return assumed_chats(self.data, media, pads, fill=fill)
-
-    def stand_in(self, sample: ChatSample, *, encoded: bool = True) -> ChatSample:
-        return with_patches(sample, self.media) if has_media(sample) else sample
-
-    def sample_bytes(self, sample: ChatSample) -> tuple[int, int]:
-        patches = [found for found in (sample.image_patches, sample.video_patches) if found is not None]
-        return 3 * 8 * sample.num_tokens + sum(rows.numel() for rows in patches), 0
 
     def padding(self, batch: Sequence[ChatSample]) -> int:
         """Without packs each sample is a row as long as the longest."""
@@ -123,31 +123,8 @@ class VisionLanguageTask(Task):
     def first_gradients(self) -> FirstGradients:
         return FirstGradients(self.model.network, backbone_part)
 
-    def describe_weights(self, rates: Mapping[str, float]) -> Iterable[tuple[str, str]]:
+    def describe_weights(self, run: Any, rates: Mapping[str, float]) -> Iterable[tuple[str, str]]:
         return describe_parts(self.model.network, rates)
-
-    def traces(self, dataset: ChatDataset) -> Iterable[str]:
-        """The files of its images and videos, or what is said without any; a stream from afar is not read for it."""
-        if isinstance(dataset, MixedDataset):
-            return chain.from_iterable(map(self.traces, dataset.members.values()))
-        if not isinstance(dataset, ChatFile):
-            return super().traces(dataset)
-        return (trace_of(dataset.turns(index)) for index in range(len(dataset)))
-
-    def contents(self, dataset: ChatDataset) -> Iterable[tuple[str, Any]]:
-        return dataset.contents()
-
-    @classmethod
-    def relaxed(cls, data: ChatLoader.Config) -> ChatLoader.Config:
-        relaxed = replace(data, on_overlong="drop", dataset=without_required_rates(data.dataset))
-        return data if relaxed == data else relaxed
-
-    @classmethod
-    def records(cls, data: ChatLoader.Config) -> ChatDataset | None:
-        return data.dataset.build() if isinstance(data.dataset, (ChatFile.Config, MixedDataset.Config)) else None
-
-    def flags(self, dataset: ChatDataset) -> Iterable[DataFlag]:
-        return dataset.flags()
 
     def remarks(self) -> Iterator[tuple[str, str]]:
         yield "attention", self.model.describe_attention()
@@ -191,21 +168,6 @@ class FirstGradients:
                     f"the first gradient of the {part} part is {found}: check the weights that the run starts from "
                     "(checkpoint.load_path), or freeze that part"
                 )
-
-
-def without_required_rates(dataset: ChatDataset.Config) -> ChatDataset.Config:
-    """A rate that is missing is then that of the file, as it will be where it is annotated."""
-    if isinstance(dataset, MixedDataset.Config):
-        members = {name: without_required_rates(member) for name, member in dataset.datasets.items()}
-        return replace(dataset, datasets=members)
-    if isinstance(dataset, ChatFile.Config) and dataset.video_fps == "require":
-        return replace(dataset, video_fps="optional")
-    return dataset
-
-
-def trace_of(turns: Sequence[Turn]) -> str:
-    sources = [part.source for turn in turns for part in turn.parts if part.kind != "text"]
-    return repr(sorted(os.path.realpath(str(source)) for source in sources) or turns)
 
 
 def has_media(sample: ChatSample) -> bool:

@@ -111,7 +111,7 @@ class Cast:
         if hasattr(run.model, "encode"):
             encode: Any = run.model.encode
             model["encode"] = lambda video: self.once(encode, video)
-        run.task.assume_cached()
+        run.task.dummy_data.assume_cached()
         run.batches = make_batches(run)
         run.tracker.traffic.restart()
         run.step()
@@ -156,7 +156,7 @@ def resume_rank(cast: Cast, rank: int, ranks: int, checkpoint: Path) -> list[str
 def make_batches(run: TrackedRun) -> list[Any]:
     """Short packs, other ones for each share of the data."""
     with real_values():
-        samples = run.task.assumed_batch(fill=FILLS[run.world.data_rank % len(FILLS)]).samples
+        samples = run.task.dummy_data.make_batch(fill=FILLS[run.world.data_rank % len(FILLS)]).samples
     return [samples] * run.config.trainer.grad_accum_iter
 
 

@@ -111,35 +111,35 @@ def other_phases(run: TrackedRun, names: Collection[str], encodings: Encodings |
 
     `encodings` keeps what encoding takes: runs with the same encoders that share it carry each encoding out once.
     """
-    found, works = [], find_phases(run)
+    found, works, dummies = [], find_phases(run), run.task.dummy_data
     for name in filter(works.__contains__, names):
         run.tracker.restart()
-        before, sizes = run.tracker.held_now(), tuple(sorted(map(run.task.encoder_size, run.batches[0])))
+        before, sizes = run.tracker.held_now(), tuple(sorted(map(dummies.encoder_size, run.batches[0])))
         shared = encodings if name == "encoding" and run.finds_all_encoded else None
         if shared is not None and sizes in shared:
             alone, run.encode_bytes = shared[sizes]
             found.append(sum_of([alone, before], [1, 1]))
-            run.task.assume_cached()
+            dummies.assume_cached()
             continue
         with run.tracker.phase(name):
             works[name]()
-        run.tracker.tag("encoders", run.task.encoder_tensors())
+        run.tracker.tag("encoders", dummies.encoder_tensors())
         phases = [phase for phase in run.tracker.phases() if phase.name == name]
         if name == "encoding":
-            alone, texts = sum_of([phases[0], before], [1, -1]), sum(map(nbytes, run.task.caption_tensors()))
+            alone, texts = sum_of([phases[0], before], [1, -1]), sum(map(nbytes, dummies.caption_tensors()))
             run.encode_bytes = max(alone.peak - texts, texts)
             if shared is not None:
                 shared[sizes] = alone, run.encode_bytes
         found += phases
         if run.finds_all_encoded:
-            run.task.assume_cached()
+            dummies.assume_cached()
     return found
 
 
 def find_phases(run: TrackedRun) -> dict[str, Callable[[], None]]:
     """What the run does beside its steps, by the name of the phase."""
     config, found = run.config, dict[str, Callable[[], None]]()
-    if run.task.has_encoder:
+    if run.task.encoder_class is not None:
         found["encoding"] = partial(encode, run)
     if config.dataloader_val is not None and config.trainer.run_validation:
         found["validation"] = partial(validate, run)
@@ -155,9 +155,10 @@ def find_phases(run: TrackedRun) -> dict[str, Callable[[], None]]:
 
 def encode(run: TrackedRun) -> None:
     """A clip of each size of the batch with its caption, one after the other, beside the states of the network."""
-    run.task.forget_cached()
-    for sample in {run.task.encoder_size(sample): sample for sample in run.batches[0]}.values():
-        run.task.encode_ahead(run.task.stand_in(sample, encoded=False))
+    encoder, dummies = run.task.encoder, run.task.dummy_data
+    dummies.forget_cached()
+    for sample in {dummies.encoder_size(sample): sample for sample in run.batches[0]}.values():
+        encoder.encode(dummies.fill_sample(sample, encoded=False))
 
 
 def validate(run: TrackedRun) -> None:

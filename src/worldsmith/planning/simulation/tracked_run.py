@@ -90,7 +90,7 @@ class TrackedRun(Trainer):
                 model=self.model, objective=config.objective, data=config.dataloader_train, world=self.world
             )
             if self.finds_all_encoded:
-                self.task.assume_cached()
+                self.task.dummy_data.assume_cached()
             place: Any = SimpleNamespace(world=self.world)
             self.state = RunState(config, model=self.model, loader=None, checkpointer=place, run_folder=None)  # type: ignore[arg-type]
         if loads:

@@ -167,24 +167,25 @@ class CheckData(RunAction):
             if split == "val" and (data is None or not tree.trainer.run_validation):
                 continue
             kind = task_of(tree.model.name)
-            relaxed = kind.relaxed(data)
+            relaxed = data.relax()
             task = kind(model=model, objective=tree.objective, data=relaxed, split=split)
             tally = task.quarantine = Tally(split)
             loader = task.loader(dry=True)
             tasks[split], datasets[split] = task, loader.dataset
             packs_a_step = tree.trainer.grad_accum_iter if split == "train" else 1
             found.reports[split] = report = read_data(
-                loader, tally, contents=task.contents(loader.dataset), workers=self.workers, ranks=ranks,
+                loader, tally, workers=self.workers, ranks=ranks,
                 packs_a_step=packs_a_step, sample=self.config.sample, decode=not self.config.headers,
                 cap_field=cap_field(self.loaded, split),
                 shown=share_done(f"reading {split} data"),
             )  # fmt: skip
-            report.flags = list(task.flags(loader.dataset if relaxed is data else kind.records(data)))
+            records = loader.dataset if relaxed is data else data.build_records()
+            report.flags = list(records.flags())
             for problem in report.problems:
                 found.refuse(problem)
             self.assess(found, report, split, ends_at_long_ones=getattr(data, "on_overlong", "drop") == "error")
         if "val" in tasks:
-            found.overlap = tasks["val"].overlap(datasets["val"], datasets["train"])
+            found.overlap = datasets["val"].count_overlap(datasets["train"])
             if found.overlap:
                 found.remarks.append(f"{found.overlap} samples of the validation data are trained on, too")
         return tasks
@@ -193,7 +194,7 @@ class CheckData(RunAction):
         """Reports from the records only, for data that cannot be read because the model cannot be built."""
         data = self.tree.dataloader_train
         try:
-            dataset = task_of(self.tree.model.name).records(data)
+            dataset = data.build_records()
         except DataError:  # which is a problem already
             return {}
         if dataset is None:
@@ -227,8 +228,9 @@ class CheckData(RunAction):
         known = len(needs.problems)
         inspect_machine(needs, tree, model, degrees, self.processes)
         cache = getattr(tree.dataloader_train, "latent_cache", "")
-        if cache and task.cell_bytes:
-            inspect_latent_cache(needs, cache, task.cell_bytes * sum(report.cells for report in found.reports.values()))
+        if cache and task.encoder_class is not None:
+            cells = sum(report.cells for report in found.reports.values())
+            inspect_latent_cache(needs, cache, task.encoder.cell_bytes * cells)
         found.remarks += needs.remarks
         found.problems += needs.problems[known:]
 

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from worldsmith.data.data_report import EXAMPLES, DataReport, distribution
-from worldsmith.data.stream.dataset_record import digest
 from worldsmith.data.stream.errors import DataError
 from worldsmith.data.stream.loader import PACKERS, PackingDataLoader
-from worldsmith.data.stream.maker import Features, Made, SampleMaker
+from worldsmith.data.stream.maker import Features, Made, SampleMaker, digest
 from worldsmith.data.stream.positions import Positions
 from worldsmith.data.stream.quarantine import Rejection, Tally
 from worldsmith.data.stream.workers import fetch
@@ -26,7 +25,6 @@ def read_data(
     loader: PackingDataLoader,
     tally: Tally,
     *,
-    contents: Iterable[tuple[str, Any]],
     workers: int,
     ranks: int,
     packs_a_step: int,
@@ -40,7 +38,6 @@ def read_data(
     Args:
         loader: The loader of the run; its quarantine is `tally`.
         tally: Collects the skipped samples.
-        contents: Key and content of each sample (see `Task.contents`), to find duplicates.
         workers: Number of worker processes.
         ranks: Number of ranks that share the epoch.
         packs_a_step: Packs of a rank in an optimizer step.
@@ -77,7 +74,7 @@ def read_data(
         report.over_cap, report.needed_cap = sum(count >= report.cap for count in tokens), max(tokens) + 1
     report.seconds = distribution([item.seconds for item in seen]) if decode else None
     report.count_features(item.features for item in kept)
-    report.duplicates = find_duplicates(contents)
+    report.duplicates = find_duplicates(dataset.contents())
     share = len(seen) / max(1, total)
     report.cells = round(sum(item.cells for item in kept) / share) if seen else 0
     count_packs(report, loader, kept, ranks, packs_a_step, share)

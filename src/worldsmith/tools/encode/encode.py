@@ -26,7 +26,7 @@ from worldsmith.tasks.registry import task_of
 
 if TYPE_CHECKING:
     from worldsmith.models.model import Model
-    from worldsmith.tasks.task import Task
+    from worldsmith.tasks.sample_encoder import SampleEncoder
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ class Encode(RunAction):
         else:
             shares = [self.encode_share(rank, size, shown, local_rank=local_rank)]
         done = Encoded(*(sum(column) for column in zip(*(asdict(share).values() for share in shares))))
-        folders = ", ".join(dict.fromkeys(str(task.require_cache()) for task in self.tasks(World()).values()))
+        folders = ", ".join(dict.fromkeys(str(each.require_cache()) for each in self.encoders(World()).values()))
         said = (
             f"{here}{done.encoded} samples encoded, {done.found} were there, {done.left_out} left out; "
             f"{format_duration(time.monotonic() - start)}; the cache is {folders}"
@@ -83,16 +83,16 @@ class Encode(RunAction):
 
     def check(self) -> None:
         """Raises UserError for a run without a latent cache, or with one that cannot be written."""
-        for task in self.tasks(World()).values():
-            require_writable(task.require_cache(), what="the latent cache ")
+        for encoder in self.encoders(World()).values():
+            require_writable(encoder.require_cache(), what="the latent cache ")
 
     def total(self, rank: int = 0, size: int = 1) -> int:
         """Number of samples that one of `size` processes encodes."""
-        loaders = [task.loader(dry=True) for task in self.tasks(World()).values()]
+        loaders = [encoder.task.loader(dry=True) for encoder in self.encoders(World()).values()]
         return sum(len(range(rank, self.config.passes * len(loader.dataset), size)) for loader in loaders)
 
-    def tasks(self, world: World) -> dict[str, Task]:
-        """Tasks of the training data and of the validation data, if these have a latent cache."""
+    def encoders(self, world: World) -> dict[str, SampleEncoder]:
+        """Encoders of the training data and of the validation data, if these have a latent cache."""
         tree = self.tree
         model: Model = tree.model.config.build(device="meta")
         model.device = device_of(world)  # the encoder goes there; the network stays without memory
@@ -102,13 +102,15 @@ class Encode(RunAction):
             split: make(
                 model=model,
                 objective=tree.objective,
-                data=make.complete(getattr(tree, f"dataloader_{split}")),
+                data=getattr(tree, f"dataloader_{split}"),
                 world=world,
                 split="val" if split == "val" else "train",
-            )
+            ).encoder
             for split in splits
         }
-        return {name: task for name, task in found.items() if name == "train" or task.data.latent_cache}
+        for encoder in found.values():
+            encoder.keep_all_samples()
+        return {name: each for name, each in found.items() if name == "train" or each.task.data.latent_cache}
 
     def encode_share(
         self, rank: int, size: int, shown: Callable[[int], None], *, local_rank: int | None = None
@@ -119,30 +121,31 @@ class Encode(RunAction):
         torch.set_num_threads(self.tree.trainer.cpu_threads or max(1, torch.get_num_threads() // self.config.processes))
         place = rank if local_rank is None else local_rank
         done, before = Encoded(), 0
-        for task in self.tasks(World(rank=rank, size=size, local_rank=place, device=take_device(place))).values():
-            loader, count = task.loader(), 0
-            task.clips_first()
+        world = World(rank=rank, size=size, local_rank=place, device=take_device(place))
+        for encoder in self.encoders(world).values():
+            loader, count = encoder.task.loader(), 0
+            encoder.defer_captions()
             share = range(rank, self.config.passes * len(loader.dataset), size)
             for sample in loader.first_samples(self.config.passes):
-                if task.encode_ahead(sample):
+                if encoder.encode(sample):
                     done.encoded += 1
                 else:
                     done.found += 1
                 count += 1
                 shown(before + share.index(sample.position) + 1)
-                require_written(task)
-            task.read_captions()
-            require_written(task)
+                require_written(encoder)
+            encoder.encode_captions()
+            require_written(encoder)
             done.left_out += len(share) - count
             before += len(share)
             shown(before)
         return done
 
 
-def require_written(task: Task) -> None:
+def require_written(encoder: SampleEncoder) -> None:
     """Raises UserError if encoded samples could not be written."""
-    if lost := task.counts().get("cache_unwritten"):
-        raise UserError(f"{lost} encoded samples cannot be written to {task.require_cache()}: make room")
+    if lost := encoder.task.counts().get("cache_unwritten"):
+        raise UserError(f"{lost} encoded samples cannot be written to {encoder.require_cache()}: free disk space")
 
 
 def device_of(world: World) -> Any:

@@ -75,7 +75,7 @@ class FinalData:
         dataset = task.loader(dry=True).dataset
         for split, what in (("train", "are trained"), ("val", "are judged")):
             other = getattr(seen, f"dataloader_{split}").dataset.build()
-            if both := task.overlap(dataset, other):
+            if both := dataset.count_overlap(other):
                 raise UserError(
                     f"--final-data: {both} of {dataset.num_samples} samples of {dataset.name} are in {other.name}, "
                     f"too, on which the trials {what}; the final figure is of data that no trial has seen"

@@ -11,6 +11,7 @@ from worldsmith.config import WrongValueError
 from worldsmith.config.declare.ranges import Count, NotNegative, Range
 from worldsmith.data.clips.resolution import check_tier
 from worldsmith.tasks.registry import task_of
+from worldsmith.tasks.sample_encoder import SampleEncoder
 from worldsmith.training.callbacks.base import Callback, TrainingRun
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ class CompileTokenizer(Callback):
             if not self.enabled:
                 return
             family = run.model.config.family
-            if not task_of(family).has_encoder:
+            encoder = task_of(family).encoder_class
+            if encoder is None or encoder.compile is SampleEncoder.compile:
                 why = f"models of the family '{family}' have no encoder to compile"
                 raise WrongValueError({ENABLED: True}, why=why, remedy="use enabled = false")
             if cache := getattr(run.dataloader_train, "latent_cache", ""):
@@ -64,7 +66,7 @@ class CompileTokenizer(Callback):
             return
         self.done = True
         start = time.perf_counter()
-        trainer.task.compile_encoder(self.config.warmup_resolutions or ())
+        trainer.task.encoder.compile(self.config.warmup_resolutions or ())
         logger.info("the encoder is compiled from step %d on (%.0f s)", step.index + 1, time.perf_counter() - start)
 
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from worldsmith.config import Configurable
 from worldsmith.data.conversations.conversation import Turn, say
-from worldsmith.data.data_report import DataFlag
+from worldsmith.data.stream.maker import StreamDataset
 from worldsmith.data.stream.quarantine import Rejection
 
 
-class ChatDataset(Configurable, ABC):
+class ChatDataset(Configurable, StreamDataset):
     """Conversations by their index. Media are named, not opened."""
 
     class Config(Configurable.Config):
@@ -29,14 +26,11 @@ class ChatDataset(Configurable, ABC):
             """Raises DataError when the data set cannot be read; opens no image or video."""
             self.build()
 
-    name: str
-    """What messages call it: a file or a folder."""
-    num_records: int
-    rejections: list[Rejection]
-    limits = ""
+        def with_optional_rates(self) -> Self:
+            """Returns the config that accepts records without the `video_fps` that is required."""
+            return self
 
-    @abstractmethod
-    def __len__(self) -> int: ...
+    rejections: list[Rejection]
 
     @abstractmethod
     def place(self, index: int) -> tuple[str, str, int | None]:
@@ -45,9 +39,6 @@ class ChatDataset(Configurable, ABC):
     @abstractmethod
     def turns(self, index: int) -> tuple[Turn, ...]:
         """Raises SampleError for a record that cannot be used."""
-
-    @abstractmethod
-    def listing(self) -> Iterable[tuple[str, Any]]: ...
 
     def fields(self, index: int) -> Mapping[str, Any]:
         """What the record of a conversation says, as it was read; nothing where that is not kept."""
@@ -58,14 +49,6 @@ class ChatDataset(Configurable, ABC):
         yield from self.rejections
         yield from range(len(self))
 
-    @property
-    def num_samples(self) -> int:
-        return len(self)
-
-    def contents(self) -> Iterable[tuple[str, Any]]:
-        """Key, and what makes two conversations the same to learn from."""
-        return self.listing()
-
     def number(self, index: int) -> int:
         """Which record of its file a conversation is, from 0."""
         return index
@@ -73,18 +56,6 @@ class ChatDataset(Configurable, ABC):
     def require_rates(self) -> None:
         """Raises DataError when a record lacks the `video_fps` that is required."""
         return
-
-    def flags(self) -> Iterable[DataFlag]:
-        """What is to be said of the records before any medium is opened."""
-        return ()
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """SHA-256 over all that `listing` gives."""
-        digest = hashlib.sha256()
-        for key, facts in self.listing():
-            digest.update(json.dumps([key, facts]).encode())
-        return digest.hexdigest()
 
 
 def record_name(record: Any) -> str:

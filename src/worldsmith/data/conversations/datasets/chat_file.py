@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from worldsmith.config.declare.ranges import NotNegative
 from worldsmith.data.content_mark import content_marks
@@ -68,6 +68,9 @@ class ChatFile(ChatDataset):
         def check_files(self) -> None:
             """Raises DataError also when a record lacks the `video_fps` that is required."""
             self.build().require_rates()
+
+        def with_optional_rates(self) -> Self:
+            return replace(self, video_fps="optional") if self.video_fps == "require" else self
 
     config: Config
     file_name: str
@@ -178,6 +181,10 @@ class ChatFile(ChatDataset):
             parts = [[p.kind, p.text, self._mark(p.source), p.fps, p.resized] for turn in turns for p in turn.parts]
             yield entry.key, [[turn.role, len(turn.parts)] for turn in turns] + parts
 
+    def traces(self) -> Iterable[str]:
+        """The files of the images and videos of each conversation; its turns if it has none."""
+        return (trace_of(self.turns(index)) for index in range(len(self)))
+
     def _mark(self, source: str | bytes) -> str:
         return source.hex() if isinstance(source, bytes) else self._marks.get(source) or os.path.realpath(source)
 
@@ -216,6 +223,11 @@ class ChatFile(ChatDataset):
         if isinstance(stated, bool) or not isinstance(stated, (int, float)) or not 0 < stated <= MAX_FPS:
             raise SampleError("bad_record", f"'video_fps' must be above 0, at most {MAX_FPS}, found {stated!r:.80}")
         return float(stated)
+
+
+def trace_of(turns: Sequence[Turn]) -> str:
+    sources = [part.source for turn in turns for part in turn.parts if part.kind != "text"]
+    return repr(sorted(os.path.realpath(str(source)) for source in sources) or turns)
 
 
 def choose_media_root(folder: Path, names: Sequence[str]) -> Path:

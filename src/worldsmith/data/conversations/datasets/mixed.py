@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field, replace
-from itertools import accumulate
-from typing import Any
+from itertools import accumulate, chain
+from typing import Any, Self
 
 from worldsmith.data.conversations.conversation import Turn
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset, with_system
@@ -29,6 +29,10 @@ class MixedDataset(ChatDataset):
                 if isinstance(config, LlavaOneVision.Config) and config.streaming:
                     raise ValueError(f"datasets.{name}: a streamed data set is not mixed; set its streaming = false")
             super().check()
+
+        def with_optional_rates(self) -> Self:
+            members = {name: member.with_optional_rates() for name, member in self.datasets.items()}
+            return replace(self, datasets=members)
 
     config: Config
 
@@ -91,6 +95,9 @@ class MixedDataset(ChatDataset):
 
     def contents(self) -> Iterable[tuple[str, Any]]:
         return ((f"{name}/{key}", facts) for name, member in self.members.items() for key, facts in member.contents())
+
+    def traces(self) -> Iterable[str]:
+        return chain.from_iterable(member.traces() for member in self.members.values())
 
     def listing(self) -> Iterable[tuple[str, Any]]:
         return ((f"{name}/{key}", facts) for name, member in self.members.items() for key, facts in member.listing())
