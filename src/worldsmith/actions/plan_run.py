@@ -111,7 +111,7 @@ class PlanRun(RunAction):
         fits = find_fits(Fitting(read, ranks=self.ranks, gpu=gpu, told=progress, clock=clock))
         progress.end()
         start = ["worldsmith", *launch_words(self.ranks, gpu.per_machine), "train"]
-        lines = [*fit_lines(fits, gpu, start, words.repeat())]
+        lines = [*fit_lines(fits, gpu, start, words.repeat(), steps=self.tree.trainer.max_iter)]
         if output and fits.best and fits.best[0].whole:
             best = fits.best[0].setting
             write_new(str(output), convert(read(best.words), FORMS[output.suffix]).text, False)

@@ -32,7 +32,7 @@ from worldsmith.distributed.peers import lost_partner
 from worldsmith.distributed.process_signals import follow_launcher
 from worldsmith.distributed.stop_signals import PREEMPTED
 from worldsmith.distributed.world import world_size
-from worldsmith.monitor.terminal_text import print_message, print_text, terminal_handler
+from worldsmith.monitor.terminal_text import command_lines, print_message, print_text, terminal_handler, terminal_width
 from worldsmith.training.run_folder import Launch, run_path
 from worldsmith.training.start_checks import completion
 
@@ -213,7 +213,9 @@ def next_lines(folder: Path) -> list[str]:
     with suppress(UserError, OSError):  # best effort: the run has succeeded
         commands = [advice.command for advice in using_it(read_run(folder), here=True)]
         complete = [text for text in commands if not {OTHER_CLIPS, OTHER_DATA}.intersection(shlex.split(text))]
-        return ["next:", *(f"  {text}" for text in complete)]
+        if terminal_width(sys.stdout) is None:
+            return ["next:", *(f"  {text}" for text in complete)]
+        return ["next:", *(line for text in complete for line in command_lines(shlex.split(text)))]
     return []
 
 

@@ -128,6 +128,8 @@ def format_measurements(figures: Mapping[str, Any]) -> Iterator[str]:
             yield ""
         for name, *cells in rows:
             yield "  ".join([name.ljust(first), *(cells[column].ljust(widths[column]) for column in part)]).rstrip()
+    if any("[" in cell for row in rows[1:] for cell in row):
+        yield "in brackets: 95 % interval of the mean over the samples"
     yield from notes
 
 

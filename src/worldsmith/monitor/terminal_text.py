@@ -8,9 +8,10 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shlex
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TextIO
 
@@ -125,3 +126,15 @@ def terminal_handler() -> logging.Handler:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(TerminalFormatter("%(message)s"))
     return handler
+
+
+def command_lines(words: Sequence[str]) -> Iterator[str]:
+    """Formats a command in lines that fit the terminal and can be pasted."""
+    lines, now = [], ""
+    for word in map(shlex.quote, words):
+        if now and len(now) + len(word) > text_width() - 8:
+            lines.append(now)
+            now = ""
+        now += f" {word}" if now else word
+    lines.append(now)
+    yield from ("    " + text for text in " \\\n  ".join(lines).split("\n"))

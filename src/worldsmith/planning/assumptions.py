@@ -22,7 +22,7 @@ def encoded_first(work: StepWork) -> str:
     """Where the encoders are when all is encoded ahead of the run, and what that takes of a GPU."""
     needed = CONTEXT + (1 + FRAGMENTATION) * work.encode_bytes
     return (
-        "not on the GPU: `worldsmith encode` fills the latent cache before the run, for all passes, and needs "
+        "not on the GPU: `worldsmith encode` fills the latent cache before the run, for all epochs, and needs "
         f"{needed / GIB:.1f} GiB of a GPU"
     )
 

@@ -82,9 +82,10 @@ def state_lines(config: RunConfig, model: Model, processes: int, place: Path) ->
     states = state_bytes(table_of(model), config, plan_degrees(config.model.config, processes))
     yield f"states       {describe_states(states)}, before activations"
     checkpoint, kept = checkpoint_size(config, model, processes), kept_checkpoints(config)
+    stop = " and one for each stop" if config.checkpoint.keep_latest_k is None else ""
     yield (
-        f"checkpoint   {format_bytes(checkpoint)} each, at most {kept} at once = {format_bytes(kept * checkpoint)}; "
-        f"free: {format_bytes(shutil.disk_usage(place).free)}"
+        f"checkpoint   {format_bytes(checkpoint)} each, at most {kept} at once = {format_bytes(kept * checkpoint)}"
+        f"{stop}; free: {format_bytes(shutil.disk_usage(place).free)}"
     )
 
 

@@ -28,6 +28,8 @@ from worldsmith.evaluation.metrics.pixels import groups_of_seeds
 from worldsmith.evaluation.metrics.registry import METRICS
 from worldsmith.sampling.video_writer import write_mp4
 
+BRACKETS = "in brackets: 95 % interval of the mean over the samples"
+
 
 def clip(level: int, frames: int = 5, height: int = 32) -> Tensor:
     """A bright bar that goes right, with texture."""
@@ -147,7 +149,7 @@ def test_figures_of_models_are_compared_by_pairs() -> None:
     lines = list(format_measurements({"psnr": figure}))
     assert lines[0].split() == ["figure", "unit", "trained", "untrained", "minus", "untrained", "samples"]
     assert lines[1].split()[:5] == ["psnr", "dB", "22", "[20,", "24]"]
-    assert lines[2:] == ["psnr: 1 not measured (trained): why"]
+    assert lines[2:] == [BRACKETS, "psnr: 1 not measured (trained): why"]
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])
@@ -155,11 +157,12 @@ def test_a_table_fits_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch
     """In parts that are not wider, each with the names of the figures; through a pipe it is one."""
     scores = {name: {"motion": Scores({"a": 4.151, "b": 4.259, "c": 3.9})} for name in ("trained", "untrained", "real")}
     found = summarize({"motion": "pixels/frame"}, scores)
-    piped = list(format_measurements(found))
+    *piped, brackets = format_measurements(found)
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    shown = list(format_measurements(found))
-    assert max(map(len, shown)) <= columns
+    *shown, brackets = format_measurements(found)
+    assert brackets == BRACKETS
+    assert max(map(len, [*shown, brackets])) <= columns
     assert ("" in shown) == (columns < 200)
     assert all(line.split()[0] in ("figure", "motion") for line in shown if line)
     cells = [cell for line in shown for cell in line.split() if cell not in ("figure", "motion")]

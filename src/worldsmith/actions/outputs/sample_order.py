@@ -164,9 +164,8 @@ class Order:
         prompts = [sample.prompt for sample in self.samples[:SHEET_SAMPLES]]
         contact_sheet(self.out / SHEET, [(self.model.weights_in_words, clips)], prompts)
         facts = [{**self.arguments(sample), "file": str(file)} for sample, file in zip(self.samples, files)]
-        return Result(
-            [*map(str, files), f"{self.out}: {self.count(made)}"], {"folder": str(self.out), "samples": facts}
-        )
+        done = f"{self.out}: {self.count(made)}; frames of all: {self.out / SHEET}"
+        return Result([*map(str, files), done], {"folder": str(self.out), "samples": facts})
 
 
 def steps_of(generator: VideoModel, sample: SampleArgs) -> int:

@@ -99,7 +99,7 @@ def using_it(run: RunFiles, *, here: bool = False) -> Iterator[Advice]:
     )
     prompt = str(run.samples[0].get("prompt")) if run.samples else None
     if task == "vfm":
-        text = "Makes a video for a caption that the run was trained on; replace it with a prompt of your own."
+        text = "Makes a video for a caption that the run was trained on. From random weights, other prompts give blur."
         given = trained_prompt(run) or CAPTION
         yield Advice("Generate", text, make("generate", folder, "--prompt", given, "-o", folder / "videos"))
         if prompts := prompts_file(run):

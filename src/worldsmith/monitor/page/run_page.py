@@ -146,7 +146,8 @@ def facts_of(run: RunFiles, status: Status) -> Iterator[dict[str, str]]:
         )
     if validation := series.get(BEST):
         step, value = validation.least
-        yield fact("Best validation loss", format_float(value), f"at step {format_count(step)}")
+        last = "" if validation.last[0] == step else f"; last {format_float(validation.last[1])}"
+        yield fact("Best validation loss", format_float(value), f"at step {format_count(step)}{last}")
     if speed := latest.get("tokens_per_second"):
         yield fact(
             "Speed",

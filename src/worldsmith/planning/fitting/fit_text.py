@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from worldsmith.distributed.gpus import Gpu
-from worldsmith.monitor.terminal_text import text_width
+from worldsmith.monitor.terminal_text import command_lines
 from worldsmith.planning.assumptions import encoded_first
 from worldsmith.planning.fitting.fit import Fits
 from worldsmith.planning.fitting.search import Tried
 from worldsmith.planning.text import line, size, span
 
 FIRST = 15
-FEW = "; from a few layers"
+FEW = "; estimated from a run with few layers"
 """Of a setting that was not carried out with all layers."""
 NOT_THERE = (
     "weights, moments or activations in main memory (offload), weights or layers cut otherwise (tensor, pipeline)"
@@ -23,8 +22,16 @@ NOT_THERE = (
 """What other programs have against a lack of memory, and runs here have not."""
 
 
-def fit_lines(fits: Fits, gpu: Gpu, start: Sequence[str], run: Sequence[str]) -> Iterator[str]:
-    """`start`: the words that train in as many processes; `run`: those of the run, up to those of a setting."""
+def fit_lines(fits: Fits, gpu: Gpu, start: Sequence[str], run: Sequence[str], *, steps: int = 0) -> Iterator[str]:
+    """Formats the settings that were found.
+
+    Args:
+        fits: Result of the search.
+        gpu: The GPU that is planned for.
+        start: Command that trains in as many processes.
+        run: Arguments that describe the run, up to those of a setting.
+        steps: Optimizer steps of the run; 0: the time of the run is not shown.
+    """
     now = "its degrees are not for so many GPUs" if fits.tried else "not tried"
     yield from row("as it is", now if fits.now is None else verdict(fits.now))
     if not fits.best:
@@ -32,8 +39,10 @@ def fit_lines(fits: Fits, gpu: Gpu, start: Sequence[str], run: Sequence[str]) ->
     for number, tried in enumerate(fits.best, start=1):
         yield ""
         yield from row(f"{number}. {'fits' if number == 1 else 'fits, too'}", verdict(tried))
-        yield from row("learned", f"changes: {tried.setting.learned.says}")
-        yield from row("knobs", ", ".join(f"{name} {value}" for name, value in tried.setting.knobs.items()))
+        if steps and tried.seconds is not None:
+            yield from row("run", f"{span(tried.seconds * steps)} for {steps:,} steps, without validation and saving")
+        yield from row("learned", describe_learned(tried))
+        yield from row("settings", ", ".join(f"{name} {value}" for name, value in tried.setting.knobs.items()))
         if tried.setting.encoded and tried.work is not None:
             yield from row("encoders", encoded_first(tried.work))
         yield from commands(start, run, tried)
@@ -64,12 +73,12 @@ def nothing_fits(fits: Fits, start: Sequence[str], run: Sequence[str]) -> Iterat
         yield from row("nothing fits", "of what was tried" if fits.stopped else "each setting was refused")
         return
     yield from row("nothing fits", f"nearest: {verdict(fits.nearest)}")
-    yield from row("learned", f"changes: {fits.nearest.setting.learned.says}")
+    yield from row("learned", describe_learned(fits.nearest))
     yield from commands(start, run, fits.nearest)
     enough = fits.enough
     if enough is not None and enough.tried is not None:
         yield from row("GPUs", f"with {enough.gpus} of them it fits; plan with --gpus {enough.gpus} --fit")
-        yield from row("learned", f"changes: {enough.tried.setting.learned.says}")
+        yield from row("learned", describe_learned(enough.tried))
     elif enough is not None and enough.gpus is None:
         yield from row("GPUs", "no number of GPUs is enough: what they do not share is too large, such as a pack")
 
@@ -79,6 +88,12 @@ def commands(start: Sequence[str], run: Sequence[str], tried: Tried) -> Iterator
     for begin in ([["worldsmith", "encode"]] if tried.setting.encoded else []) + [[*start]]:
         words = [*begin, *run, *tried.setting.words]
         yield from command_lines(words[:-1] if words[-1] == "--" else words)
+
+
+def describe_learned(tried: Tried) -> str:
+    """What the setting changes in what the run learns."""
+    change = tried.setting.learned
+    return f"changes: {change.says}" if change.level else "the same as without these settings"
 
 
 def verdict(tried: Tried) -> str:
@@ -103,18 +118,6 @@ def compared(other: Tried, best: Tried) -> str:
     assert best.seconds is not None
     share = other.seconds.middle / best.seconds.middle - 1
     return f"{share:.1%} slower" if share >= 0 else f"{-share:.1%} faster"
-
-
-def command_lines(words: Sequence[str]) -> Iterator[str]:
-    """A command of several lines that can be pasted."""
-    lines, now = [], ""
-    for word in map(shlex.quote, words):
-        if now and len(now) + len(word) > text_width() - 8:
-            lines.append(now)
-            now = ""
-        now += f" {word}" if now else word
-    lines.append(now)
-    yield from ("    " + text for text in " \\\n  ".join(lines).split("\n"))
 
 
 def row(about: str, text: str, *, first: int = FIRST) -> Iterator[str]:

@@ -128,7 +128,7 @@ class ImportClips(Action):
             what = f"{counted(len(records), 'clip')}, {counted(windows, 'window')}"
             yield f"{split}: {what} in {Path(self.config.out, split, NAME)}"
         lengths = made.lengths
-        yield f"windows have {lengths[0]} to {lengths[-1]} frames, {lengths[len(lengths) // 2]} in the middle"
+        yield f"windows have {lengths[0]} to {lengths[-1]} frames, median {lengths[len(lengths) // 2]}"
         yield "frames a second: " + ", ".join(
             f"{rate} ({counted(count, 'file')})" for rate, count in made.rates.items()
         )
