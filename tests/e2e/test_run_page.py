@@ -56,7 +56,8 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 NO_STOP_IN_CHARTS = """(() => {
   const isStop = element => element.hasAttribute("tabindex") && element.tabIndex >= 0;
-  const hasStop = node => [...node.querySelectorAll("*")].some(e => isStop(e) || (e.shadowRoot && hasStop(e.shadowRoot)));
+  const hasStop = node => [...node.querySelectorAll("*")]
+    .some(element => isStop(element) || (element.shadowRoot && hasStop(element.shadowRoot)));
   return ![...document.querySelectorAll(".plot")].some(hasStop);
 })()"""
 """Whether the Tab key passes all drawn charts; Bokeh makes them stops, which the page undoes when they are drawn."""
