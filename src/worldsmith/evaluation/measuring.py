@@ -112,10 +112,11 @@ def format_measurements(figures: Mapping[str, Any]) -> Iterator[str]:
     some, *_ = figures.values()
     models = list(some["not_measured"])
     rows = [["figure", "unit", *models, *(f"minus {name}" for name in models[1:]), "samples"]]
-    notes = []
+    notes, has_intervals = [], False
     for name, figure in figures.items():
         first = figure[models[0]]
         told = [*(figure[model] for model in models), *figure["difference"].values()]
+        has_intervals |= any(fact["interval"] is not None for fact in told)
         rows.append([name, figure["unit"], *map(format_mean, told), str(first["samples"])])
         for model, reasons in figure["not_measured"].items():
             notes += [f"{name}: {count} not measured ({model}): {reason}" for reason, count in reasons.items()]
@@ -128,7 +129,7 @@ def format_measurements(figures: Mapping[str, Any]) -> Iterator[str]:
             yield ""
         for name, *cells in rows:
             yield "  ".join([name.ljust(first), *(cells[column].ljust(widths[column]) for column in part)]).rstrip()
-    if any("[" in cell for row in rows[1:] for cell in row):
+    if has_intervals:
         yield "in brackets: 95 % interval of the mean over the samples"
     yield from notes
 
