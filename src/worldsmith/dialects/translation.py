@@ -107,7 +107,7 @@ class ForeignSpec(ABC):
 
     @abstractmethod
     def default(self, key: str) -> Any:
-        """The value that the other system uses for a key that is left out; None for a required key."""
+        """The value that the other system uses for an omitted key; None for a required key."""
 
     @abstractmethod
     def is_stated(self, key: str) -> bool:

@@ -15,6 +15,7 @@ from worldsmith.config import WrongValueError
 from worldsmith.data.encoded_cache import LatentCache
 from worldsmith.families.wan.task import WanTask
 from worldsmith.objectives.noise_schedule import sample_sigma
+from worldsmith.training.callbacks.step_speed import CompileTokenizer
 from worldsmith.training.trainer import Trainer
 
 
@@ -97,3 +98,10 @@ def test_adapters_learn_in_bfloat16(world: Path, tmp_path: Path) -> None:
     assert sum(p.requires_grad for p in trainer.model.network.parameters()) == 16 * model.network.num_layers
     trainer.train()
     assert all(0.2 < line[1] < 4 for line in tiny_runs.read_losses(tmp_path / "run"))
+
+
+def test_an_encoder_that_cannot_be_compiled_is_refused(world: Path) -> None:
+    run = tiny_wan.tiny_config(world, T2V)
+    run.trainer.callbacks["compile_tokenizer"] = CompileTokenizer.Config()
+    with pytest.raises(WrongValueError, match="models of the family 'wan' have no encoder to compile"):
+        run.check()

@@ -54,7 +54,7 @@ class SatStack(ForeignSpec):
         return self.values.get(key, self.default(key))
 
     def default(self, key: str) -> Any:
-        """The value that SAT uses for a key that is left out; None for one that is required."""
+        """The value that SAT uses for an omitted key; None for one that is required."""
         default = KEYS[key].default
         return None if default is REQUIRED else copy.deepcopy(default)
 

@@ -22,7 +22,7 @@ NOT_THERE = (
 """What other programs have against a lack of memory, and runs here have not."""
 
 
-def fit_lines(fits: Fits, gpu: Gpu, start: Sequence[str], run: Sequence[str], *, steps: int = 0) -> Iterator[str]:
+def fit_lines(fits: Fits, gpu: Gpu, start: Sequence[str], run: Sequence[str], *, steps: int) -> Iterator[str]:
     """Formats the settings that were found.
 
     Args:
@@ -30,7 +30,7 @@ def fit_lines(fits: Fits, gpu: Gpu, start: Sequence[str], run: Sequence[str], *,
         gpu: The GPU that is planned for.
         start: Command that trains in as many processes.
         run: Arguments that describe the run, up to those of a setting.
-        steps: Optimizer steps of the run; 0: the time of the run is not shown.
+        steps: Optimizer steps of the run.
     """
     now = "its degrees are not for so many GPUs" if fits.tried else "not tried"
     yield from row("as it is", now if fits.now is None else verdict(fits.now))
@@ -39,7 +39,7 @@ def fit_lines(fits: Fits, gpu: Gpu, start: Sequence[str], run: Sequence[str], *,
     for number, tried in enumerate(fits.best, start=1):
         yield ""
         yield from row(f"{number}. {'fits' if number == 1 else 'fits, too'}", verdict(tried))
-        if steps and tried.seconds is not None:
+        if tried.seconds is not None:
             yield from row("run", f"{span(tried.seconds * steps)} for {steps:,} steps, without validation and saving")
         yield from row("learned", describe_learned(tried))
         yield from row("settings", ", ".join(f"{name} {value}" for name, value in tried.setting.knobs.items()))

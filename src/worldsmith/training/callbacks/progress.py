@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class IterSpeed(Callback):
-    """Shows step, loss, tokens per second and the time left, and below it what goes on beside the steps; on rank 0."""
+    """Shows step, loss, tokens per second and the time left, and below it validation, saving and so on; rank 0."""
 
     class Config(Callback.Config):
         """Has no settings: a terminal is redrawn in place, a file gets a line now and then."""

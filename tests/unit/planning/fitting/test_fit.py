@@ -38,7 +38,7 @@ def of_memory(size: int) -> Gpu:
 
 
 def shown(found: Fits, search: Fitting) -> str:
-    return " ".join("\n".join(fit_lines(found, search.gpu, ["train"], ["run", "--"])).split())
+    return " ".join("\n".join(fit_lines(found, search.gpu, ["train"], ["run", "--"], steps=100)).split())
 
 
 def every_setting(search: Fitting) -> list[Any]:
@@ -176,7 +176,7 @@ def test_what_was_found_before_a_search_is_interrupted_is_its_answer() -> None:
     assert (found.stopped, found.tried) == ("interrupted", 2)
     assert len(found.best) == 1
     assert found.best[0].fits
-    lines = "\n".join(fit_lines(found, search.gpu, ["worldsmith", "train"], ["cogvideox_2b_tiny", "--"]))
+    lines = "\n".join(fit_lines(found, search.gpu, ["worldsmith", "train"], ["cogvideox_2b_tiny", "--"], steps=100))
     assert "1. fits" in lines
     assert "interrupted after" in lines
 
@@ -252,7 +252,9 @@ def test_where_a_pack_is_too_large_for_any_number_of_gpus_they_share_it() -> Non
     assert found.tried.setting.knobs["context"] == str(found.gpus)
     nearest = replace(alone, memory=replace(alone.memory, gpu=search.gpu))
     fits = Fits(None, [], {}, nearest, found, search.gpu, "", 1, 1, 1)
-    assert f"with {found.gpus} of them it fits" in "\n".join(fit_lines(fits, search.gpu, ["train"], ["run", "--"]))
+    assert f"with {found.gpus} of them it fits" in "\n".join(
+        fit_lines(fits, search.gpu, ["train"], ["run", "--"], steps=100)
+    )
     assert find_enough(fitting("vision_sft_nano_tiny", LONG, of_memory(GIB))) == Enough(None)
 
 

@@ -33,7 +33,7 @@ INCIDENTAL = ("max_position_embeddings", "initializer_range", "use_cache", "name
 """Settings that change nothing in what stored weights compute."""
 ROOM = "text_config", "vision_config"
 DTYPES = ("dtype", "torch_dtype")
-"""Key of transformers 5, and that of 4."""
+"""Keys of the number format in config.json: the one of transformers 5 and the one of transformers 4."""
 PREPROCESSOR_FILES = {
     "preprocessor_config.json": "image_processor",
     "video_preprocessor_config.json": "video_processor",
