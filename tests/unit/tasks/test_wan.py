@@ -102,6 +102,6 @@ def test_adapters_learn_in_bfloat16(world: Path, tmp_path: Path) -> None:
 
 def test_an_encoder_that_cannot_be_compiled_is_refused(world: Path) -> None:
     run = tiny_wan.tiny_config(world, T2V)
-    run.trainer.callbacks["compile_tokenizer"] = CompileTokenizer.Config()
+    run.trainer.callbacks["compile_tokenizer"] = CompileTokenizer.Config(enabled=True)
     with pytest.raises(WrongValueError, match="models of the family 'wan' have no encoder to compile"):
         run.check()
