@@ -102,8 +102,8 @@ class TwoRuns:
             name = getattr(self.function.func, "__qualname__", repr(self.function.func))
             raise RuntimeError(
                 f"[E124] activation_checkpointing.determinism_check = 'match': {name} gave other values in the "
-                "backward pass than in the forward pass, so gradients would be wrong; set preserve_rng_state = true, or "
-                "mode = 'none'"
+                "backward pass than in the forward pass, so gradients would be wrong; set preserve_rng_state = true, "
+                "or mode = 'none'"
             )
 
 
