@@ -5,21 +5,14 @@ from __future__ import annotations
 import re
 
 CODE = re.compile(r"\[E(1\d\d)\] ")
-"""An error code in a message."""
+"""The code with which a message begins: the id of its explanation in `tools/explain/patterns/5_own.toml`."""
 
 
 class CodedError(Exception):
-    """Base of the errors that `worldsmith explain` may know by a code.
+    """Base of the errors whose message may begin with a code, such as `[E103] `.
 
-    The message begins with the code, as `[E103] `, so that logs, errors that quote it and other processes keep it.
-
-    Args:
-        args: The message.
-        code: Id of the explanation in `tools/explain/patterns/5_own.toml`.
+    Logs, errors that quote the message and other processes keep the code.
     """
-
-    def __init__(self, *args: object, code: int | None = None) -> None:
-        super().__init__(*args if code is None else (f"[E{code}] {args[0]}", *args[1:]))
 
     @property
     def code(self) -> int | None:

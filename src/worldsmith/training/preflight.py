@@ -115,7 +115,7 @@ def require_memory(config: RunConfig, world: World) -> None:
     lacks = world.gather(lack_of_memory(states, world, local_size()))
     lack = next((lack for lack in lacks if lack is not None), None)
     if lack is not None:
-        raise UserError(f"the run does not fit into memory: {lack}", code=114)
+        raise UserError(f"[E114] the run does not fit into memory: {lack}")
 
 
 def check_space(config: RunConfig, model: Model, processes: int, folder: Path) -> list[str]:
@@ -124,9 +124,9 @@ def check_space(config: RunConfig, model: Model, processes: int, folder: Path) -
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise UserError(
-            f"a checkpoint of this run takes {format_bytes(needed)}, and the disk of {folder} has {format_bytes(free)} "
-            'free. Make room, choose another output root, or save less with checkpoint.save_weights = "trained"',
-            code=115,
+            f"[E115] a checkpoint of this run takes {format_bytes(needed)}, and the disk of {folder} has "
+            f"{format_bytes(free)} free. Make room, choose another output root, or save less with "
+            'checkpoint.save_weights = "trained"'
         )
     if kept * needed > free:
         fewer = "a smaller checkpoint.keep_latest_k" if config.checkpoint.keep_latest_k else "checkpoint.keep_latest_k"

@@ -241,9 +241,8 @@ class RunLock:
         lost = self.world.broadcast(self._lost() if self.world.is_main else None)
         if lost is not None:
             raise SaveError(
-                f"the run folder {self.folder} {lost} while the run used it: nothing more is written. What it held is "
-                "wherever it was moved; put it back and start again to go on from its last checkpoint",
-                code=107,
+                f"[E107] the run folder {self.folder} {lost} while the run used it: nothing more is written. What it "
+                "held is wherever it was moved; put it back and start again to go on from its last checkpoint"
             )
 
     def _lost(self) -> str | None:
@@ -274,13 +273,12 @@ def lock_folder(folder: Path, token: str) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}", code=127) from None
+        raise UserError(f"[E127] {path} cannot be written: {error.strerror}") from None
     if not try_lock(handle, fcntl.LOCK_EX, path):
         os.close(handle)
         raise UserError(
-            f"the run folder {folder} is in use: {holder(path)}. Wait for its end, stop it "
-            f"(`touch {folder}/STOP`), or give this run another job.name",
-            code=106,
+            f"[E106] the run folder {folder} is in use: {holder(path)}. Wait for its end, stop it "
+            f"(`touch {folder}/STOP`), or give this run another job.name"
         )
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     about = {"host": socket.gethostname(), "pid": os.getpid(), "started_at": now, "token": token}

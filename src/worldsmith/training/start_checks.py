@@ -78,9 +78,7 @@ def require_same_config(world: World, config: RunConfig) -> None:
         if first.get(path, ABSENT) != other.get(path, ABSENT)
     ]
     if lines:
-        raise UserError(
-            "\n".join(["the processes of this run have different settings:", *shorten_lines(lines)]), code=122
-        )
+        raise UserError("\n".join(["[E122] the processes of this run have different settings:", *shorten_lines(lines)]))
 
 
 def require_same_dataset(world: World, dataset: StreamDataset) -> None:
@@ -89,7 +87,7 @@ def require_same_dataset(world: World, dataset: StreamDataset) -> None:
     lines = [f"  process {rank}: {what}" for rank, (mark, what) in enumerate(found) if mark != found[0][0]]
     if lines:
         lines = [f"  process 0: {found[0][1]}", *lines]
-        raise UserError("\n".join(["the processes of this run see different data:", *shorten_lines(lines)]), code=122)
+        raise UserError("\n".join(["[E122] the processes of this run see different data:", *shorten_lines(lines)]))
 
 
 def require_same_shapes(
@@ -115,10 +113,9 @@ def require_same_shapes(
         lines += [f"  in the checkpoint only: {shorten_names(unused)}"] if unused else []
         lines += [f"  changed since the run was started: {line}" for line in changes]
         raise UserError(
-            "\n".join([f"the network does not fit {checkpoint}:", *lines])
+            "\n".join([f"[E116] the network does not fit {checkpoint}:", *lines])
             + "\nPut the settings back, or give the run another job.name; as checkpoint.load_path of a new run, the "
-            "checkpoint can give the weights that fit.",
-            code=116,
+            "checkpoint can give the weights that fit."
         )
     if unused:
         logger.warning(
@@ -141,9 +138,8 @@ def require_same_data(
     lines = "\n".join(f"  {line}" for line in [*changes, *dataset_record.changed_samples(record, loader.dataset)])
     if not may:
         raise UserError(
-            f"the data has changed since {checkpoint} was saved:\n{lines}\nPut it back, give the run another "
-            "job.name, or add --resume-changed to go on with the new data from the start of its next pass.",
-            code=109,
+            f"[E109] the data has changed since {checkpoint} was saved:\n{lines}\nPut it back, give the run another "
+            "job.name, or add --resume-changed to go on with the new data from the start of its next pass."
         )
     return lines
 
@@ -208,10 +204,9 @@ def require_same_run(folder: Path, config: RunConfig, *, resume_changed: bool) -
     changes = changed_settings(folder, config)
     if changes and not resume_changed:
         raise UserError(
-            f"the run in {folder} was started with other settings:\n{indented(changes)}\n"
+            f"[E108] the run in {folder} was started with other settings:\n{indented(changes)}\n"
             f"To resume it with the new settings, add --resume-changed before `--`. {NEW_NAME} Otherwise put the "
-            "settings back.",
-            code=108,
+            "settings back."
         )
     return changes
 
@@ -236,10 +231,9 @@ def completion(folder: Path, config: RunConfig) -> str | None:
     changes = changed_settings(folder, config) or changed_data(folder, config)
     if changes:
         raise UserError(
-            f"the run in {folder} is complete ({done} steps) and was trained with other settings or data:\n"
+            f"[E108] the run in {folder} is complete ({done} steps) and was trained with other settings or data:\n"
             f"{indented(changes)}\nTo train it further with the new ones, raise trainer.max_iter and add "
-            f"--resume-changed before `--`. {NEW_NAME} Otherwise put them back.",
-            code=108,
+            f"--resume-changed before `--`. {NEW_NAME} Otherwise put them back."
         )
     return f"the run in {folder} is complete: {done} of {config.trainer.max_iter} steps are done"
 

@@ -222,10 +222,10 @@ class Checkpointer(Configurable):
                     tidy_up(self.folder)
             if not is_expected(error):
                 logger.warning("an unexpected error in a save", exc_info=error)
-            raise SaveError(self._complaint(target, needed, error), code=110) from error
+            raise SaveError(self._complaint(target, needed, error)) from error
 
     def _complaint(self, target: Path, needed: int, error: BaseException) -> str:
-        text = f"the checkpoint {target.name} could not be written to {self.folder}: {describe_causes(error)}."
+        text = f"[E110] the checkpoint {target.name} could not be written to {self.folder}: {describe_causes(error)}."
         free = free_space(self.folder)
         if free is not None and (is_disk_full(error) or free < needed):
             fewer = "" if self.config.keep_latest_k else ", or keep fewer checkpoints with checkpoint.keep_latest_k"

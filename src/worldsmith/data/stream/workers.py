@@ -121,9 +121,8 @@ class Worker(Generic[S]):
                 self._process.start()
         except OSError as error:
             raise DataError(
-                f"a loader worker cannot be started ({error.strerror or error}): the machine has no memory or no room "
-                "for a further process; lower num_workers or prefetch_factor of the data loader",
-                code=105,
+                f"[E105] a loader worker cannot be started ({error.strerror or error}): the machine has no memory or "
+                "no room for a further process; lower num_workers or prefetch_factor of the data loader"
             ) from error
         finally:
             sender.close()

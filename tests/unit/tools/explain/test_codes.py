@@ -58,19 +58,17 @@ def messages() -> Iterator[Message]:
     """The messages of exceptions, log calls and other texts that begin with a code."""
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
-            codes, text = set(), ""
+            text = ""
             if isinstance(node, ast.Call):
                 name = getattr(node.func, "id", getattr(node.func, "attr", ""))
                 if not name.endswith("Error") and name not in ("warning", "error", "exception"):
                     continue
                 text = " ".join(text_of(argument) for argument in node.args)
-                numbers = [word.value for word in node.keywords if word.arg == "code"]
-                codes = {number.value for number in numbers if isinstance(number, ast.Constant)}
             elif isinstance(node, ast.Constant | ast.JoinedStr) and CODE.match(text_of(node)):
                 text = text_of(node)
-            codes |= {int(code) for code in CODE.findall(text)}
-            if text or codes:
-                yield Message(str(path.relative_to(PACKAGE)), node.lineno, text, frozenset(codes))
+            if text:
+                codes = frozenset(map(int, CODE.findall(text)))
+                yield Message(str(path.relative_to(PACKAGE)), node.lineno, text, codes)
 
 
 MESSAGES = list(messages())
@@ -84,11 +82,6 @@ def test_a_code_stands_for_one_explanation() -> None:
     ids = [id for path in TABLES.glob("*.toml") for id in re.findall(r"^id = (\d+)", path.read_text(), flags=re.M)]
     assert len(ids) == len(set(ids)) == len(patterns())
     assert not [message for message in MESSAGES if len(message.codes) > 1]
-    codes_of: dict[str, set[frozenset[int]]] = {}
-    for message in MESSAGES:
-        if text := CODE.sub("", message.text):
-            codes_of.setdefault(text, set()).add(message.codes)
-    assert not [text for text, codes in codes_of.items() if any(codes) and len(codes - {frozenset()}) > 1]
 
 
 def test_a_message_with_a_known_text_has_the_code_of_its_explanation() -> None:
