@@ -273,8 +273,9 @@ def test_the_distance_is_of_all_videos_and_says_how_many(tmp_path: Path) -> None
     assert figure["difference"]["same"]["mean"] == pytest.approx(expected)
     assert figure["unit"] == "of 3 videos"
     lines = list(format_measurements({"fvd_videomae": figure}))
-    assert "fvd_videomae: 3 videos are too few" in lines[2]
-    assert "2048" in lines[2]
+    assert lines[2] == "lower is better: fvd_videomae"
+    assert "fvd_videomae: 3 videos are too few" in lines[3]
+    assert "2048" in lines[3]
 
 
 def decoded(samples: list[GeneratedVideo]) -> list[Tensor]:

@@ -97,7 +97,11 @@ def measure_all(
     if any(scores.values for scores in real.values()):
         columns[REAL] = real
     results = summarize({LOSS: "", **units}, columns)
+    if LOSS in results:
+        results[LOSS]["better"] = "lower"
     for metric in metrics:
+        for output in results.keys() & metric.outputs.keys():
+            results[output]["better"] = metric.outputs[output].better
         if (notes := metric.notes()) and (output := next(iter(metric.outputs))) in results:
             results[output]["notes"] = notes
     return results, models, values_of(real)

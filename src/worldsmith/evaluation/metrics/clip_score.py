@@ -19,7 +19,9 @@ FRAMES_AT_ONCE = 32
 class ClipScore(SampleMetric):
     outputs = {
         "clip_score": Output(
-            "0 to 100", "100 · max(cosine, 0) of caption and frame, mean over frames (CLIPScore, Hessel et al. 2021)"
+            "0 to 100",
+            "100 · max(cosine, 0) of caption and frame, mean over frames (CLIPScore, Hessel et al. 2021)",
+            "higher",
         )
     }
     weights = PretrainedWeights("clip", "openai/clip-vit-large-patch14", "clip")

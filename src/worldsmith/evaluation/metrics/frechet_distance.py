@@ -25,7 +25,9 @@ class FrechetVideoDistance(Metric):
     """Distance of all videos of a model from their real ones."""
 
     outputs = {
-        DISTANCE: Output("", "Fréchet distance of VideoMAE features of generated and real videos (Ge et al. 2024)")
+        DISTANCE: Output(
+            "", "Fréchet distance of VideoMAE features of generated and real videos (Ge et al. 2024)", "lower"
+        )
     }
     weights = PretrainedWeights("videomae", "MCG-NJU/videomae-base-finetuned-ssv2", "videomae")
     for_images = False
