@@ -115,7 +115,7 @@ def require_memory(config: RunConfig, world: World) -> None:
     lacks = world.gather(lack_of_memory(states, world, local_size()))
     lack = next((lack for lack in lacks if lack is not None), None)
     if lack is not None:
-        raise UserError(f"the run does not fit into memory: {lack}")
+        raise UserError(f"the run does not fit into memory: {lack}", code=114)
 
 
 def check_space(config: RunConfig, model: Model, processes: int, folder: Path) -> list[str]:
@@ -125,12 +125,13 @@ def check_space(config: RunConfig, model: Model, processes: int, folder: Path) -
     if needed > free:
         raise UserError(
             f"a checkpoint of this run takes {format_bytes(needed)}, and the disk of {folder} has {format_bytes(free)} "
-            'free. Make room, choose another output root, or save less with checkpoint.save_weights = "trained"'
+            'free. Make room, choose another output root, or save less with checkpoint.save_weights = "trained"',
+            code=115,
         )
     if kept * needed > free:
         fewer = "a smaller checkpoint.keep_latest_k" if config.checkpoint.keep_latest_k else "checkpoint.keep_latest_k"
         return [
-            f"the run's {kept} checkpoints of {format_bytes(needed)} do not all fit: {format_bytes(free)} are free on "
-            f"the disk of {folder}; set {fewer}, or a larger checkpoint.save_iter"
+            f"[E115] the run's {kept} checkpoints of {format_bytes(needed)} do not all fit: {format_bytes(free)} are "
+            f"free on the disk of {folder}; set {fewer}, or a larger checkpoint.save_iter"
         ]
     return []

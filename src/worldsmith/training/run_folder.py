@@ -157,7 +157,7 @@ def write_on_main(world: World, folder: Path, write: Callable[[], object]) -> No
             write()
         except OSError as error:
             inside = error.filename is None or Path(os.fsdecode(error.filename)).is_relative_to(folder)
-            what = f"the run folder {folder} cannot be written" if inside else f"{error.filename} cannot be read"
+            what = f"[E127] the run folder {folder} cannot be written" if inside else f"{error.filename} cannot be read"
             problem = f"{what}: {error.strerror or error}"
     problem = world.broadcast(problem)
     if problem is not None:
@@ -242,7 +242,8 @@ class RunLock:
         if lost is not None:
             raise SaveError(
                 f"the run folder {self.folder} {lost} while the run used it: nothing more is written. What it held is "
-                "wherever it was moved; put it back and start again to go on from its last checkpoint"
+                "wherever it was moved; put it back and start again to go on from its last checkpoint",
+                code=107,
             )
 
     def _lost(self) -> str | None:
@@ -273,12 +274,13 @@ def lock_folder(folder: Path, token: str) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}") from None
+        raise UserError(f"{path} cannot be written: {error.strerror}", code=127) from None
     if not try_lock(handle, fcntl.LOCK_EX, path):
         os.close(handle)
         raise UserError(
             f"the run folder {folder} is in use: {holder(path)}. Wait for its end, stop it "
-            f"(`touch {folder}/STOP`), or give this run another job.name"
+            f"(`touch {folder}/STOP`), or give this run another job.name",
+            code=106,
         )
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     about = {"host": socket.gethostname(), "pid": os.getpid(), "started_at": now, "token": token}

@@ -78,7 +78,9 @@ def require_same_config(world: World, config: RunConfig) -> None:
         if first.get(path, ABSENT) != other.get(path, ABSENT)
     ]
     if lines:
-        raise UserError("\n".join(["the processes of this run have different settings:", *shorten_lines(lines)]))
+        raise UserError(
+            "\n".join(["the processes of this run have different settings:", *shorten_lines(lines)]), code=122
+        )
 
 
 def require_same_dataset(world: World, dataset: StreamDataset) -> None:
@@ -87,7 +89,7 @@ def require_same_dataset(world: World, dataset: StreamDataset) -> None:
     lines = [f"  process {rank}: {what}" for rank, (mark, what) in enumerate(found) if mark != found[0][0]]
     if lines:
         lines = [f"  process 0: {found[0][1]}", *lines]
-        raise UserError("\n".join(["the processes of this run see different data:", *shorten_lines(lines)]))
+        raise UserError("\n".join(["the processes of this run see different data:", *shorten_lines(lines)]), code=122)
 
 
 def require_same_shapes(
@@ -115,7 +117,8 @@ def require_same_shapes(
         raise UserError(
             "\n".join([f"the network does not fit {checkpoint}:", *lines])
             + "\nPut the settings back, or give the run another job.name; as checkpoint.load_path of a new run, the "
-            "checkpoint can give the weights that fit."
+            "checkpoint can give the weights that fit.",
+            code=116,
         )
     if unused:
         logger.warning(
@@ -139,7 +142,8 @@ def require_same_data(
     if not may:
         raise UserError(
             f"the data has changed since {checkpoint} was saved:\n{lines}\nPut it back, give the run another "
-            "job.name, or add --resume-changed to go on with the new data from the start of its next pass."
+            "job.name, or add --resume-changed to go on with the new data from the start of its next pass.",
+            code=109,
         )
     return lines
 
@@ -206,7 +210,8 @@ def require_same_run(folder: Path, config: RunConfig, *, resume_changed: bool) -
         raise UserError(
             f"the run in {folder} was started with other settings:\n{indented(changes)}\n"
             f"To resume it with the new settings, add --resume-changed before `--`. {NEW_NAME} Otherwise put the "
-            "settings back."
+            "settings back.",
+            code=108,
         )
     return changes
 
@@ -233,7 +238,8 @@ def completion(folder: Path, config: RunConfig) -> str | None:
         raise UserError(
             f"the run in {folder} is complete ({done} steps) and was trained with other settings or data:\n"
             f"{indented(changes)}\nTo train it further with the new ones, raise trainer.max_iter and add "
-            f"--resume-changed before `--`. {NEW_NAME} Otherwise put them back."
+            f"--resume-changed before `--`. {NEW_NAME} Otherwise put them back.",
+            code=108,
         )
     return f"the run in {folder} is complete: {done} of {config.trainer.max_iter} steps are done"
 

@@ -114,8 +114,12 @@ def test_a_file_that_cannot_be_read_is_told_apart_from_a_run_folder_that_cannot_
 
     for code, file, words in (
         (errno.EIO, tmp_path / "data/1.mp4", f"^{tmp_path}/data/1.mp4 cannot be read: Input/output error$"),
-        (errno.EIO, tmp_path / "run/a.json", f"^the run folder {tmp_path}/run cannot be written: Input/output error$"),
-        (errno.ENOSPC, None, f"^the run folder {tmp_path}/run cannot be written: No space left on device$"),
+        (
+            errno.EIO,
+            tmp_path / "run/a.json",
+            rf"^\[E127\] the run folder {tmp_path}/run cannot be written: Input/output error$",
+        ),
+        (errno.ENOSPC, None, rf"^\[E127\] the run folder {tmp_path}/run cannot be written: No space left on device$"),
     ):
         with pytest.raises(UserError, match=words):
             write_on_main(World(), tmp_path / "run", lambda code=code, file=file: fails(code, file))

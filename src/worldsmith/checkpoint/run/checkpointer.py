@@ -222,7 +222,7 @@ class Checkpointer(Configurable):
                     tidy_up(self.folder)
             if not is_expected(error):
                 logger.warning("an unexpected error in a save", exc_info=error)
-            raise SaveError(self._complaint(target, needed, error)) from error
+            raise SaveError(self._complaint(target, needed, error), code=110) from error
 
     def _complaint(self, target: Path, needed: int, error: BaseException) -> str:
         text = f"the checkpoint {target.name} could not be written to {self.folder}: {describe_causes(error)}."

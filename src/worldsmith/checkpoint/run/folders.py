@@ -153,7 +153,7 @@ def find_latest(parent: Path, world: World, *, weights_only: bool = False, own: 
         passed_over += 1
     if passed_over:
         advice = "" if weights_only else " To start the run anew, move this folder away."
-        raise UserError(f"no checkpoint in {parent} is complete: {'; '.join(problems)}.{advice}")
+        raise UserError(f"no checkpoint in {parent} is complete: {'; '.join(problems)}.{advice}", code=118)
     if problems:
         raise UserError(
             f"{parent / POINTER} names a checkpoint, but none is there; to start the run anew, move this folder away"

@@ -48,7 +48,8 @@ def empty_optimizer_state(network: nn.Module, optimizer: Optimizer, keys: Iterab
     if foreign:
         raise UserError(
             f"the checkpoint holds optimizer state for {len(foreign)} parameters that this run does not train, such as "
-            f"{foreign[0]}; was optimizer.keys_to_select changed since?"
+            f"{foreign[0]}; was optimizer.keys_to_select changed since?",
+            code=119,
         )
     return state
 

@@ -237,7 +237,8 @@ def require_same_network(
     if refused:
         raise UserError(
             f"{report.source} holds weights that this network has no place for: {shorten_names(refused)}. Correct the "
-            "model's config, or name what may be left out in checkpoint.keys_to_skip_loading."
+            "model's config, or name what may be left out in checkpoint.keys_to_skip_loading.",
+            code=116,
         )
     return difference
 
@@ -251,7 +252,8 @@ def refuse(report: LoadReport, difference: NetworkDifference, keys_to_skip: Sequ
         raise UserError(
             f"{report.source} holds adapters (LoRA) that this network has no place for: {shorten_names(adapters)}. "
             "Set model.config.lora_enabled, or start from the merged weights (`worldsmith export RUN -o DIR --format "
-            'native`), or drop them with "lora_" in checkpoint.keys_to_skip_loading.'
+            'native`), or drop them with "lora_" in checkpoint.keys_to_skip_loading.',
+            code=117,
         )
 
 

@@ -123,7 +123,8 @@ class ChatMaker(SampleMaker[ChatSample]):
                 raise
             raise DataError(
                 f"{key} of {path}: {error.detail}. Raise it, lower processor.media.total_pixels, fps or max_frames, or "
-                "set on_overlong = 'drop' to leave such samples out"
+                "set on_overlong = 'drop' to leave such samples out",
+                code=103,
             ) from None
         sample = self.processor.finish(plan, key=key, position=position, read=self.decodes)
         if not sample.num_supervised:

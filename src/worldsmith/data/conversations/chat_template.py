@@ -73,7 +73,8 @@ class ChatTemplate:
         if not self.special.search(header) or None in ends:
             raise DataError(
                 f"the chat template of {folder} does not mark the beginning and the end of an answer with special "
-                f"tokens (it begins with {header!r}), so that its labels cannot be told; use a template that does"
+                f"tokens (it begins with {header!r}), so that its labels cannot be told; use a template that does",
+                code=126,
             )
         rest = re.escape(opening.removeprefix(tail).removeprefix(header))
         end = "|".join(re.escape(found[0]) for found in ends if found)
@@ -104,7 +105,8 @@ def separate_template(folder: Path) -> str:
     except FileNotFoundError:
         raise DataError(
             f"{folder} has no chat template: neither chat_template.jinja nor chat_template.json, nor one in "
-            "tokenizer_config.json; copy it from the model's repository"
+            "tokenizer_config.json; copy it from the model's repository",
+            code=126,
         ) from None
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{file} holds no chat template: {error!r}") from None

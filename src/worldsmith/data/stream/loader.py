@@ -116,7 +116,8 @@ class PackingDataLoader(Configurable):
         if not len(self.dataset) and self.quarantine.refuses:
             raise DataError(
                 f"{self.dataset.name} has {self.dataset.num_records} records and no usable sample "
-                f"({self.quarantine.describe()}). {self.dataset.limits}"
+                f"({self.quarantine.describe()}). {self.dataset.limits}",
+                code=102,
             )
         self.check_quarantine()
         self._state = self._snapshot(rank, [])
@@ -253,7 +254,7 @@ class PackingDataLoader(Configurable):
             unusable.add(made.item.key)
             rejected_in_a_row += 1
             if rejected_in_a_row >= limit or len(unusable) == self.dataset.num_samples:
-                raise DataError(f"no sample of {self.dataset.name} can be used: {self.quarantine.describe()}")
+                raise DataError(f"no sample of {self.dataset.name} can be used: {self.quarantine.describe()}", code=102)
 
     def _count(self, notes: Mapping[str, str]) -> None:
         for name, words in notes.items():

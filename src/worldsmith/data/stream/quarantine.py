@@ -119,7 +119,8 @@ class Quarantine:
             raise DataError(
                 f"{len(self.bad_keys)} of {total} samples are bad, {allowed} are allowed ({self.describe()}). "
                 f"Repair or remove them, or raise {self.section}.max_bad_fraction "
-                f"(now {max_bad_fraction}){other if len(self.bad_keys) <= total // 2 else ''}."
+                f"(now {max_bad_fraction}){other if len(self.bad_keys) <= total // 2 else ''}.",
+                code=101,
             )
 
     def describe(self) -> str:

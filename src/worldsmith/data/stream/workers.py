@@ -89,7 +89,7 @@ def log_death(death: DeadWorkerError, key: str, number: int, *, left_out: bool) 
     then = "that sample is left out" if left_out else "another one goes on there"
     memory = "; if memory is short, lower num_workers or prefetch_factor of the data loader"
     advice = memory if death.signal is signal.SIGKILL else ""
-    log.warning("%s when %s was waited for; %s (death %d)%s", death, key, then, number, advice)
+    log.warning("[E104] %s when %s was waited for; %s (death %d)%s", death, key, then, number, advice)
 
 
 class DeadWorkerError(Exception):
@@ -122,7 +122,8 @@ class Worker(Generic[S]):
         except OSError as error:
             raise DataError(
                 f"a loader worker cannot be started ({error.strerror or error}): the machine has no memory or no room "
-                "for a further process; lower num_workers or prefetch_factor of the data loader"
+                "for a further process; lower num_workers or prefetch_factor of the data loader",
+                code=105,
             ) from error
         finally:
             sender.close()

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from worldsmith.files.errors import CODE
 from worldsmith.tools.explain.logs import Line, Stream
 from worldsmith.tools.explain.patterns import ErrorPattern, candidates, patterns
 
@@ -32,7 +33,7 @@ HANDED_ON = re.compile(
 FIRST_FAILED = re.compile(r"Root Cause \(first observed failure\)")
 RANK = re.compile(r"^\s*rank *: (\d+)")
 """How torchrun reports the rank that failed first."""
-TELLING = re.compile(r"rr(?:or|no)|xit|ignal|kill|[Vv]al|trainable|num_|return code|do not match")
+TELLING = re.compile(r"rr(?:or|no)|\[E\d|xit|ignal|kill|[Vv]al|trainable|num_|return code|do not match")
 """Lines in which a number may make the difference. Others are the same whatever numbers they hold."""
 DIGITS = re.compile(r"\d+")
 
@@ -164,8 +165,15 @@ def shape(text: str) -> str:
 
 
 def shown_by(text: str) -> Iterator[tuple[int, Mapping[str, str]]]:
-    """The patterns that a line shows, with what their groups have found."""
+    """Finds the patterns of a line: those of its codes, else of its text; groups are what the expressions have found.
+
+    A pattern that is `over` the one of a code is more specific, and is found next to it.
+    """
+    codes = {id for id in map(int, CODE.findall(text)) if id in patterns()}
+    yield from ((id, patterns()[id].groups_in(text) or {}) for id in sorted(codes))
     for pattern in candidates(text):
+        if codes and (pattern.id in codes or codes.isdisjoint(pattern.over)):
+            continue
         if (groups := pattern.groups_in(text)) is not None:
             yield pattern.id, groups
 
