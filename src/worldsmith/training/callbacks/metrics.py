@@ -14,7 +14,7 @@ from worldsmith.monitor.sinks import Sinks, TensorBoardLog, WandbLog
 from worldsmith.training.callbacks.base import Callback, TrainingRun
 
 if TYPE_CHECKING:
-    from worldsmith.training.step import Step
+    from worldsmith.training.step import StepResult
     from worldsmith.training.validation import Validation
 
 FILE = "metrics.jsonl"
@@ -48,8 +48,8 @@ class Metrics(Callback):
         if config.job.wandb_mode != "disabled":
             sinks.add("Weights & Biases", lambda: WandbLog(trainer.run_folder, config.job, to_dict(config)))
 
-    def after_training_step(self, trainer: TrainingRun, step: Step) -> None:
-        number, loop = step.index + 1, trainer.config.trainer
+    def after_training_step(self, trainer: TrainingRun, step: StepResult) -> None:
+        number, loop = trainer.iteration, trainer.config.trainer
         if not (number % loop.logging_iter == 0 or number in (1, loop.max_iter) or step.skipped):
             return
         metrics = step_metrics(step, trainer)  # on every rank: there are sums over them
@@ -77,7 +77,7 @@ class Metrics(Callback):
             self.sinks.close(failed=trainer.outcome is None)
 
 
-def step_metrics(step: Step, trainer: TrainingRun) -> dict[str, Any]:
+def step_metrics(step: StepResult, trainer: TrainingRun) -> dict[str, Any]:
     """Metrics of one step over all ranks, which call this together; seconds and memory are those of this rank."""
     rejected, loaded = count_data(trainer)
     return {
@@ -90,8 +90,8 @@ def step_metrics(step: Step, trainer: TrainingRun) -> dict[str, Any]:
         "tokens": step.tokens,
         "tokens_per_second": step.tokens / step.seconds if step.seconds else None,
         "step_seconds": step.seconds,
-        "data_seconds": step.data_seconds,
-        "data_wait_share": step.data_seconds / step.seconds if step.seconds else None,
+        "data_seconds": step.inputs.data_seconds,
+        "data_wait_share": step.inputs.data_seconds / step.seconds if step.seconds else None,
         **work_figures(step, trainer),
         **({"loss_scale": step.loss_scale} if trainer.config.model.config.precision == "float16" else {}),
         "skipped": step.skipped,
@@ -116,7 +116,7 @@ def nest_by_key(figures: Mapping[str, float]) -> dict[str, Any]:
     return found
 
 
-def rates_by_group(step: Step, trainer: TrainingRun) -> dict[str, Any]:
+def rates_by_group(step: StepResult, trainer: TrainingRun) -> dict[str, Any]:
     """Learning rate of each parameter group by its factor on `optimizer.lr`; empty if all groups have the same."""
     base, groups = trainer.config.optimizer.lr, trainer.state.optimizer.param_groups
     starts = [group.get("initial_lr", base) for group in groups]
@@ -125,16 +125,16 @@ def rates_by_group(step: Step, trainer: TrainingRun) -> dict[str, Any]:
     return {"lr_groups": {f"x{start / base:g}": rate for start, rate in zip(starts, step.learning_rates, strict=True)}}
 
 
-def work_figures(step: Step, trainer: TrainingRun) -> dict[str, Any]:
+def work_figures(step: StepResult, trainer: TrainingRun) -> dict[str, Any]:
     """Fraction of padding tokens, and `model_flops_share`: the model FLOPs utilization (MFU).
 
     MFU is omitted if the peak of the device or the FLOPs of the model are not known.
     """
     task, world = trainer.task, trainer.world
     peak = peak_flops(world.device, trainer.config.model.config.precision)
-    flops = [task.count_flops(batch) for batch in step.batches] if peak else []
+    flops = [task.count_flops(batch) for batch in step.inputs.batches] if peak else []
     needed = sum(count for count in flops if count is not None)
-    padding, total = world.data_sum(sum(map(task.padding, step.batches)), needed)
+    padding, total = world.data_sum(sum(map(task.padding, step.inputs.batches)), needed)
     figures = {"padding_share": padding / (padding + step.tokens) if step.tokens else None}
     if peak and total and step.seconds:
         figures["model_flops_share"] = total / (step.seconds * peak * world.size)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from worldsmith.monitor.sinks import Sinks
-    from worldsmith.training.step import Step
+    from worldsmith.training.step import StepResult
 
 
 class NormMonitor(Callback):
@@ -45,8 +45,8 @@ class NormMonitor(Callback):
         if trainer.world.is_main:
             self.file = self.records("norms.jsonl", trainer)
 
-    def on_before_optimizer_step(self, trainer: TrainingRun, step: Step) -> None:
-        if (step.index + 1) % self.config.every:
+    def on_before_optimizer_step(self, trainer: TrainingRun, step: StepResult) -> None:
+        if (step.inputs.index + 1) % self.config.every:
             return
         weights = [parameter.detach() for parameter in self.parameters]
         gradient = self.norms([parameter.grad for parameter in self.parameters])
@@ -57,17 +57,17 @@ class NormMonitor(Callback):
         if self.config.updates:
             self.before = [weight.clone() for weight in weights]
 
-    def on_training_step_end(self, trainer: TrainingRun, step: Step) -> None:
-        if (step.index + 1) % self.config.every or not self.found:
+    def on_training_step_end(self, trainer: TrainingRun, step: StepResult) -> None:
+        if trainer.iteration % self.config.every or not self.found:
             return
         if self.before:
             changes = [after.detach() - before for after, before in zip(self.parameters, self.before, strict=True)]
             self.found["update"], self.before = self.norms(changes), []
         parts = {part: {kind: norms[part] for kind, norms in self.found.items()} for part in self.found["weight"]}
         if self.file is not None:
-            self.file.write(step.index + 1, {"parts": parts})
+            self.file.write(trainer.iteration, {"parts": parts})
 
-    def figures(self, trainer: TrainingRun, step: Step) -> Mapping[str, Any]:
+    def figures(self, trainer: TrainingRun, step: StepResult) -> Mapping[str, Any]:
         found, self.found = self.found, {}
         return {"norms": {kind: total_norm(norms) for kind, norms in found.items()}} if found else {}
 

@@ -14,7 +14,7 @@ from worldsmith.training.callbacks.base import Callback, TrainingRun
 
 if TYPE_CHECKING:
     from worldsmith.monitor.sinks import Sinks
-    from worldsmith.training.step import Step
+    from worldsmith.training.step import StepInputs, StepResult
 
 logger = logging.getLogger(__name__)
 
@@ -44,15 +44,15 @@ class DeviceMonitor(Callback):
         if trainer.world.is_main:
             self.file = self.records("devices.jsonl", trainer)
 
-    def on_training_step_end(self, trainer: TrainingRun, step: Step) -> None:
-        if (step.index + 1) % self.config.every:
+    def on_training_step_end(self, trainer: TrainingRun, step: StepResult) -> None:
+        if trainer.iteration % self.config.every:
             return
         ranks = trainer.world.gather(self.read(trainer.world.device))
         self.last = {name: max(found) for name in GREATEST if (found := [rank[name] for rank in ranks if name in rank])}
         if self.file is not None:
-            self.file.write(step.index + 1, {"processes": ranks})
+            self.file.write(trainer.iteration, {"processes": ranks})
 
-    def figures(self, trainer: TrainingRun, step: Step) -> Mapping[str, Any]:
+    def figures(self, trainer: TrainingRun, step: StepResult) -> Mapping[str, Any]:
         last, self.last = self.last, {}
         return {"devices": last} if last else {}
 
@@ -103,19 +103,19 @@ class Profiler(Callback):
     config: Config
     active: Any = None
 
-    def on_training_step_start(self, trainer: TrainingRun, step: Step) -> None:
-        if trainer.world.rank not in self.config.ranks or not self.begins(step.index + 1):
+    def on_training_step_start(self, trainer: TrainingRun, inputs: StepInputs) -> None:
+        if trainer.world.rank not in self.config.ranks or not self.begins(inputs.index + 1):
             return
         import torch
         from torch.profiler import ProfilerActivity, profile
 
         kinds = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * torch.cuda.is_available()]
-        self.first, self.rank = step.index + 1, trainer.world.rank
+        self.first, self.rank = inputs.index + 1, trainer.world.rank
         self.active = profile(activities=kinds, record_shapes=self.config.shapes, profile_memory=self.config.memory)
         self.active.start()
 
-    def on_training_step_end(self, trainer: TrainingRun, step: Step) -> None:
-        if self.active is not None and step.index + 2 - self.first >= self.config.steps:
+    def on_training_step_end(self, trainer: TrainingRun, step: StepResult) -> None:
+        if self.active is not None and trainer.iteration + 1 - self.first >= self.config.steps:
             self.write()
 
     def on_train_end(self, trainer: TrainingRun) -> None:

@@ -15,7 +15,7 @@ from worldsmith.tasks.sample_encoder import SampleEncoder
 from worldsmith.training.callbacks.base import Callback, TrainingRun
 
 if TYPE_CHECKING:
-    from worldsmith.training.step import Step
+    from worldsmith.training.step import StepInputs, StepResult
 
 logger = logging.getLogger(__name__)
 
@@ -61,13 +61,13 @@ class CompileTokenizer(Callback):
     config: Config
     done: bool = False
 
-    def on_training_step_start(self, trainer: TrainingRun, step: Step) -> None:
-        if not self.config.enabled or self.done or step.index < self.config.compile_after_iterations:
+    def on_training_step_start(self, trainer: TrainingRun, inputs: StepInputs) -> None:
+        if not self.config.enabled or self.done or inputs.index < self.config.compile_after_iterations:
             return
         self.done = True
         start = time.perf_counter()
         trainer.task.encoder.compile(self.config.warmup_resolutions or ())
-        logger.info("the encoder is compiled from step %d on (%.0f s)", step.index + 1, time.perf_counter() - start)
+        logger.info("the encoder is compiled from step %d on (%.0f s)", inputs.index + 1, time.perf_counter() - start)
 
 
 class ManualGC(Callback):
@@ -90,8 +90,8 @@ class ManualGC(Callback):
         gc.disable()
         gc.collect()
 
-    def on_training_step_end(self, trainer: TrainingRun, step: Step) -> None:
-        if (step.index + 1) % self.config.every == 0:
+    def on_training_step_end(self, trainer: TrainingRun, step: StepResult) -> None:
+        if trainer.iteration % self.config.every == 0:
             gc.collect(self.config.generation)
 
     def on_train_end(self, trainer: TrainingRun) -> None:
