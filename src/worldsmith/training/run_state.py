@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 
     from worldsmith.models.ema import PowerEMA
     from worldsmith.models.model import Model
-    from worldsmith.training.loss_scale import LossScaler
-    from worldsmith.training.optimizer import AdamW
+    from worldsmith.training.optimizer import AdamW, LossScaler
     from worldsmith.training.run_config import RunConfig
     from worldsmith.training.scheduler import LambdaSchedule
     from worldsmith.training.step import StepResult

@@ -17,7 +17,7 @@ from worldsmith.objectives.noise_schedule import NETWORK_STREAM, random_stream
 if TYPE_CHECKING:
     from worldsmith.objectives.objective import LossSum
     from worldsmith.tasks.task import Task
-    from worldsmith.training.loss_scale import LossScaler
+    from worldsmith.training.optimizer import LossScaler
 
 logger = logging.getLogger(__name__)
 

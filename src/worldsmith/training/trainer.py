@@ -26,9 +26,8 @@ from worldsmith.monitor.throughput import Throughput
 from worldsmith.tasks.registry import task_of
 from worldsmith.training.callbacks.base import Callback, Outcome
 from worldsmith.training.callbacks.grad_clip import clip_gradients
-from worldsmith.training.file_checks import require_files
 from worldsmith.training.parallel import build_model, join_world, prepare_process
-from worldsmith.training.preflight import check_space, require_memory, schedule_remarks
+from worldsmith.training.preflight import check_space, require_files, require_memory, schedule_remarks
 from worldsmith.training.run_config import RunConfig
 from worldsmith.training.run_folder import (
     Launch,

@@ -14,7 +14,7 @@ from torch.func import functional_call
 from worldsmith.config import WrongValueError
 from worldsmith.models.ema import PowerEMA
 from worldsmith.monitor.metrics_log import read_metrics
-from worldsmith.training.loss_scale import LossScaler
+from worldsmith.training.optimizer import LossScaler
 from worldsmith.training.trainer import Trainer
 
 HIGH = 2.0**18

@@ -22,7 +22,7 @@ from worldsmith.config.errors import ConfigError
 from worldsmith.config.tree.references import resolve
 from worldsmith.data.stream.loader import PackingDataLoader
 from worldsmith.objectives.objective import LossSum
-from worldsmith.training.file_checks import check_files
+from worldsmith.training.preflight import check_files
 from worldsmith.training.trainer import Outcome, Trainer
 
 
