@@ -23,9 +23,8 @@ from worldsmith.config.tree.references import resolve
 from worldsmith.distributed.world import World, device_remarks
 from worldsmith.files.writable import nearest_folder
 from worldsmith.tasks.registry import task_of
-from worldsmith.training.file_checks import require_files
 from worldsmith.training.parallel import plan_degrees
-from worldsmith.training.preflight import build_optimizer, check_space, schedule_remarks
+from worldsmith.training.preflight import build_optimizer, check_space, require_files, schedule_remarks
 from worldsmith.training.run_folder import run_path
 from worldsmith.training.start_checks import completion, require_same_run, require_same_shapes, wanted_moments
 from worldsmith.training.start_lines import (

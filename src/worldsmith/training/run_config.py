@@ -21,16 +21,13 @@ from worldsmith.tasks.registry import task_of
 from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.callbacks.failures import BadBatches, FirstStepWatchdog
 from worldsmith.training.callbacks.grad_clip import GradClip
-from worldsmith.training.callbacks.metrics import Metrics
-from worldsmith.training.callbacks.parameters import NormMonitor, ParamCount
-from worldsmith.training.callbacks.profiling import DeviceMonitor
-from worldsmith.training.callbacks.profiling import Profiler as Profiler
+from worldsmith.training.callbacks.metrics import DeviceMonitor, Metrics, NormMonitor, ParamCount
 from worldsmith.training.callbacks.progress import HeartBeat, IterSpeed
 from worldsmith.training.callbacks.run_reports import RunPage, RunPlan
 from worldsmith.training.callbacks.step_speed import CompileTokenizer
 from worldsmith.training.callbacks.step_speed import ManualGC as ManualGC
-from worldsmith.training.loss_scale import LossScaler
-from worldsmith.training.optimizer import AdamW
+from worldsmith.training.callbacks.step_speed import Profiler as Profiler
+from worldsmith.training.optimizer import AdamW, LossScaler
 from worldsmith.training.scheduler import AnySchedule, LambdaLinear
 
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from worldsmith.models.converters.held_weight import HoldsWeight
     from worldsmith.models.model import Model
     from worldsmith.tasks.task import Task
-    from worldsmith.training.step import Step
+    from worldsmith.training.step import StepResult
 
 STORED = torch.bfloat16
 """In which weights are published."""
@@ -129,16 +129,15 @@ class TrackedRun(Trainer):
         held = [value for layer in layers for value in vars(layer).values() if torch.is_tensor(value)]
         self.tracker.tag("parameters", [*network.parameters(), *network.buffers(), *held])
 
-    def step(self) -> Step:
+    def step(self) -> StepResult:
         """The trainer's step over `batches`."""
         self.begun = []
         with self.tracker.phase("backward"):  # what is no forward pass and no update
             return self.training_step(iter(self.batches))
 
-    def _call(self, point: str, *arguments: Any) -> None:
-        if point == "on_before_optimizer_step":
-            self.tracker.tag("gradients", [parameter.grad for parameter in self.state.parameters])
-        super()._call(point, *arguments)
+    def measure_gradients(self, step: StepResult) -> StepResult:
+        self.tracker.tag("gradients", [parameter.grad for parameter in self.state.parameters])
+        return super().measure_gradients(step)
 
     def _begin_batch(self) -> None:
         self.tracker.tag_survivors("gradients", "backward")
@@ -230,7 +229,7 @@ def load_initial_weights(run: TrackedRun, source: WeightSource | None = None) ->
         vars(layer)["hold"] = held_on_device(partial(hold, layer, layer.hold), tracker)
     opened = nullcontext() if source is None else replaced(warm_start, "open_weights", lambda *_, **__: source)
     with opened, tracker.phase("loading"), tracker.in_main_memory():
-        run.state._start_weights()
+        run.state.weights.load_initial()
 
 
 def conversion_key(layer: HoldsWeight) -> Hashable:
