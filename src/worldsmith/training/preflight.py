@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.checks import TRIAL_STEPS
+from worldsmith.distributed.degrees import plan_degrees
 from worldsmith.distributed.memory import free_memory
 from worldsmith.distributed.world import World, local_size
 from worldsmith.models.weights.table import table_of
 from worldsmith.monitor.short_text import format_bytes
-from worldsmith.training.parallel import plan_degrees
 from worldsmith.training.state_bytes import StateBytes, checkpoint_bytes, state_bytes
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def rate_remarks(config: RunConfig) -> Iterator[str]:
 
 def checkpoint_size(config: RunConfig, model: Model, processes: int) -> int:
     """About what one checkpoint takes on disk. What is trained must have been chosen."""
-    return checkpoint_bytes(table_of(model), config, plan_degrees(model.config, processes)).files
+    return checkpoint_bytes(table_of(model), config, plan_degrees(model.config.parallelism, processes)).files
 
 
 def kept_checkpoints(config: RunConfig) -> int:
@@ -111,7 +111,7 @@ def require_memory(config: RunConfig, world: World) -> None:
     """
     model: Model = config.model.config.build(device="meta")
     build_optimizer(config, model.network)
-    states = state_bytes(table_of(model), config, plan_degrees(config.model.config, world.size))
+    states = state_bytes(table_of(model), config, plan_degrees(config.model.config.parallelism, world.size))
     lacks = world.gather(lack_of_memory(states, world, local_size()))
     lack = next((lack for lack in lacks if lack is not None), None)
     if lack is not None:
