@@ -19,8 +19,8 @@ from worldsmith.config.sections import JobConfig
 from worldsmith.data.assumed_batches import AssumedBatch
 from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.data.stream.loader import PackingDataLoader
-from worldsmith.data.stream.maker import Made, SampleMaker, StreamDataset
 from worldsmith.data.stream.quarantine import Quarantine, Rejection
+from worldsmith.data.stream.sample_maker import Made, SampleMaker, StreamDataset
 from worldsmith.models.ema import PowerEMA
 from worldsmith.models.fill import fill
 from worldsmith.models.model import Model

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from worldsmith.actions.action import Result
 from worldsmith.actions.plan_run import find_gpu_of_plan, step_plan_lines
 from worldsmith.actions.run_action import RunAction
-from worldsmith.checkpoint.run.folders import find_latest
+from worldsmith.checkpoint.run.find_checkpoint import find_latest
 from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.config.declare.ranges import Count
 from worldsmith.config.errors import UserError

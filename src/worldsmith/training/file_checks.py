@@ -11,7 +11,7 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING
 
-from worldsmith.checkpoint.run.folders import list_candidates
+from worldsmith.checkpoint.run.find_checkpoint import list_candidates
 from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.checkpoint.sources.open_weights import require_weights
 from worldsmith.config.declare.configurable import find, walk

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.checkpoint.run.checkpointer import load_positions
-from worldsmith.checkpoint.run.folders import gone_back
+from worldsmith.checkpoint.run.find_checkpoint import gone_back
 from worldsmith.checkpoint.sources.warm_start import plan_loading
 from worldsmith.data.stream import dataset_record
 from worldsmith.distributed.degrees import plan_degrees

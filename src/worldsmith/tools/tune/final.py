@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from worldsmith.actions.processes import WorkerProcessError, run_in_processes
-from worldsmith.checkpoint.run.folders import read_best
+from worldsmith.checkpoint.run.find_checkpoint import read_best
 from worldsmith.config.declare.configurable import field_names
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.degrees import NAMES, PARALLELISM
