@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any
 
-from worldsmith.data.stream.maker import StreamDataset
 from worldsmith.data.stream.quarantine import Rejection
+from worldsmith.data.stream.sample_maker import StreamDataset
 
 EXAMPLES = 5
 """Max number of samples that are named per reason or flag."""

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.evaluation.intervals import mean_interval, share_interval
-from worldsmith.evaluation.metric import Better
+from worldsmith.evaluation.metrics.base import Better
 from worldsmith.monitor.terminal_text import fitting_columns, terminal_width
 
 if TYPE_CHECKING:
     from worldsmith.evaluation.generated_video import GeneratedVideo
-    from worldsmith.evaluation.metric import Metric
+    from worldsmith.evaluation.metrics.base import Metric
 
 LOSS = "loss"
 """The evaluator that is no metric of videos, and its result: the held-out loss."""

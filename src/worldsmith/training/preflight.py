@@ -15,7 +15,7 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING
 
-from worldsmith.checkpoint.run.folders import list_candidates
+from worldsmith.checkpoint.run.find_checkpoint import list_candidates
 from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.checkpoint.sources.open_weights import require_weights
 from worldsmith.config.declare.configurable import find, walk
@@ -25,12 +25,12 @@ from worldsmith.config.tree.paths import Path as Keys
 from worldsmith.config.tree.paths import format_path
 from worldsmith.config.tree.references import resolve
 from worldsmith.data.stream.errors import DataError
+from worldsmith.distributed.degrees import plan_degrees
 from worldsmith.distributed.memory import free_memory
 from worldsmith.distributed.world import World, local_size
 from worldsmith.files.writable import require_writable
 from worldsmith.models.weights.table import table_of
 from worldsmith.monitor.short_text import format_bytes
-from worldsmith.training.parallel import plan_degrees
 from worldsmith.training.run_folder import run_path
 from worldsmith.training.state_bytes import StateBytes, checkpoint_bytes, state_bytes
 
@@ -155,7 +155,7 @@ def rate_remarks(config: RunConfig) -> Iterator[str]:
 
 def checkpoint_size(config: RunConfig, model: Model, processes: int) -> int:
     """About what one checkpoint takes on disk. What is trained must have been chosen."""
-    return checkpoint_bytes(table_of(model), config, plan_degrees(model.config, processes)).files
+    return checkpoint_bytes(table_of(model), config, plan_degrees(model.config.parallelism, processes)).files
 
 
 def kept_checkpoints(config: RunConfig) -> int:
@@ -207,7 +207,7 @@ def require_memory(config: RunConfig, world: World) -> None:
     """
     model: Model = config.model.config.build(device="meta")
     build_optimizer(config, model.network)
-    states = state_bytes(table_of(model), config, plan_degrees(config.model.config, world.size))
+    states = state_bytes(table_of(model), config, plan_degrees(config.model.config.parallelism, world.size))
     lacks = world.gather(lack_of_memory(states, world, local_size()))
     lack = next((lack for lack in lacks if lack is not None), None)
     if lack is not None:

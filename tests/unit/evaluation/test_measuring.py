@@ -21,7 +21,7 @@ from worldsmith.config.errors import UserError
 from worldsmith.demo.moving_shapes import COLOURS, DIRECTIONS, SHAPES, MovingShapes
 from worldsmith.evaluation.generated_video import GeneratedVideo, find_real
 from worldsmith.evaluation.measuring import Scores, format_measurements, measure, summarize
-from worldsmith.evaluation.metric import Metric, Output, Values
+from worldsmith.evaluation.metrics.base import Metric, Output, Values
 from worldsmith.evaluation.metrics.clip_score import ClipScore
 from worldsmith.evaluation.metrics.frechet_distance import FrechetVideoDistance, frechet_distance
 from worldsmith.evaluation.metrics.pixels import groups_of_seeds

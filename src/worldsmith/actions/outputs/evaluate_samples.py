@@ -14,7 +14,7 @@ from worldsmith.config.declare.configurable import Config, field_names
 from worldsmith.config.errors import UserError
 from worldsmith.evaluation.generated_video import GeneratedVideo
 from worldsmith.evaluation.measuring import LOSS, REAL, Scores, format_measurements, measure, summarize
-from worldsmith.evaluation.metric import Metric, Values
+from worldsmith.evaluation.metrics.base import Metric, Values
 from worldsmith.evaluation.metrics.registry import METRICS
 from worldsmith.files.json_file import read_json_object
 from worldsmith.models.video_model import Mode

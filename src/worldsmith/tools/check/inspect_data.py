@@ -12,9 +12,9 @@ from typing import Any
 from worldsmith.data.data_report import EXAMPLES, DataReport, distribution
 from worldsmith.data.stream.errors import DataError
 from worldsmith.data.stream.loader import PACKERS, PackingDataLoader
-from worldsmith.data.stream.maker import Features, Made, SampleMaker, digest
 from worldsmith.data.stream.positions import Positions
 from worldsmith.data.stream.quarantine import Rejection, Tally
+from worldsmith.data.stream.sample_maker import Features, Made, SampleMaker, digest
 from worldsmith.data.stream.workers import fetch
 
 AHEAD = 4

@@ -35,7 +35,7 @@ from worldsmith.training.run_folder import run_path
 from worldsmith.training.state_bytes import state_bytes
 
 if TYPE_CHECKING:
-    from worldsmith.config.tree.degrees import Degrees
+    from worldsmith.distributed.degrees import Degrees
     from worldsmith.models.model import Model
 
 SHARED_MEMORY = Path("/dev/shm")
