@@ -23,15 +23,15 @@ from worldsmith.config.declare.ranges import Count
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.write.convert import convert, write_new
+from worldsmith.distributed.degrees import plan_degrees
 from worldsmith.distributed.gpus import Gpu, find_gpu, word_of_device
 from worldsmith.distributed.world import present_device
 from worldsmith.monitor.terminal_text import WIDTH, print_message, terminal_width
 from worldsmith.planning.plan import Plan, QuickPlan, least_ranks, make_plan, quick_plan
 from worldsmith.planning.text import line, memory_lines, plan_lines, quick_lines, time_lines
-from worldsmith.training.parallel import plan_degrees
 
 if TYPE_CHECKING:
-    from worldsmith.config.tree.degrees import Degrees
+    from worldsmith.distributed.degrees import Degrees
     from worldsmith.planning.fitting.evaluate_settings import Clock
     from worldsmith.training.trainer import Trainer
 
@@ -142,7 +142,7 @@ class PlanRun(RunAction):
 
     @property
     def degrees(self) -> Degrees:
-        return plan_degrees(self.tree.model.config, self.ranks)
+        return plan_degrees(self.tree.model.config.parallelism, self.ranks)
 
     @cached_property
     def ranks(self) -> int:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.checkpoint.dcp.parts import whole_checkpoint
-from worldsmith.checkpoint.run.folders import POINTER, checkpoint_folders
+from worldsmith.checkpoint.run.find_checkpoint import POINTER, checkpoint_folders
 from worldsmith.checkpoint.run.frozen_weights import LOAD_REPORT
 from worldsmith.checkpoint.run.save_error import SaveError
 from worldsmith.config.errors import UserError

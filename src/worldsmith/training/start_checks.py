@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from worldsmith.data.stream.loader import PackingDataLoader
-    from worldsmith.data.stream.maker import StreamDataset
+    from worldsmith.data.stream.sample_maker import StreamDataset
     from worldsmith.models.ema import PowerEMA
     from worldsmith.training.run_config import RunConfig
 
@@ -217,7 +217,7 @@ def completion(folder: Path, config: RunConfig) -> str | None:
     Raises UserError if the config or the data set differs from that of the run, since no step is left that it could
     change.
     """
-    from worldsmith.checkpoint.run.folders import folder_iteration, read_pointer
+    from worldsmith.checkpoint.run.find_checkpoint import folder_iteration, read_pointer
     from worldsmith.files.manifest import find_damage
 
     pointer = read_pointer(folder / "checkpoints")

@@ -19,9 +19,8 @@ from worldsmith.config.load import load
 from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.callbacks.failures import BadBatches, FirstStepWatchdog
 from worldsmith.training.callbacks.grad_clip import GradClip
-from worldsmith.training.callbacks.parameters import NormMonitor, ParamCount, module_path
-from worldsmith.training.callbacks.profiling import DeviceMonitor, Profiler
-from worldsmith.training.callbacks.step_speed import ManualGC
+from worldsmith.training.callbacks.metrics import DeviceMonitor, NormMonitor, ParamCount, module_path
+from worldsmith.training.callbacks.step_speed import ManualGC, Profiler
 from worldsmith.training.run_config import default_callbacks
 from worldsmith.training.trainer import Outcome, Trainer
 

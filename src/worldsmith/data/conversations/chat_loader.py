@@ -21,8 +21,8 @@ from worldsmith.data.conversations.media.frames_and_sizes import rates_differ
 from worldsmith.data.conversations.media.media_processor import VideoPlan
 from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.data.stream.loader import PackingDataLoader
-from worldsmith.data.stream.maker import Features, Made, SampleMaker
 from worldsmith.data.stream.quarantine import Rejection
+from worldsmith.data.stream.sample_maker import Features, Made, SampleMaker
 
 if TYPE_CHECKING:
     from worldsmith.data.stream.quarantine import Quarantine

@@ -11,10 +11,10 @@ from worldsmith.config import Configurable, wrong
 from worldsmith.config.declare.ranges import Count, NotNegative, Share
 from worldsmith.data.data_report import DataReport
 from worldsmith.data.stream.errors import DataError
-from worldsmith.data.stream.maker import SampleMaker, StreamDataset
 from worldsmith.data.stream.packing import AlikePacker, Packer, PaddedPacker, PoolPacker, SequentialPacker, check_caps
 from worldsmith.data.stream.positions import Cursor, merge_positions
 from worldsmith.data.stream.quarantine import Quarantine, Rejection
+from worldsmith.data.stream.sample_maker import SampleMaker, StreamDataset
 from worldsmith.data.stream.workers import fetch
 
 log = logging.getLogger(__name__)

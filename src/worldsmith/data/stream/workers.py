@@ -20,8 +20,8 @@ from queue import SimpleQueue
 from typing import Any, Generic
 
 from worldsmith.data.stream.errors import DataError
-from worldsmith.data.stream.maker import Made, S, SampleMaker
 from worldsmith.data.stream.positions import Positions
+from worldsmith.data.stream.sample_maker import Made, S, SampleMaker
 
 log = logging.getLogger(__name__)
 

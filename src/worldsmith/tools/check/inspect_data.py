@@ -12,9 +12,9 @@ from typing import Any
 from worldsmith.data.data_report import EXAMPLES, DataReport, distribution
 from worldsmith.data.stream.errors import DataError
 from worldsmith.data.stream.loader import PACKERS, PackingDataLoader
-from worldsmith.data.stream.maker import Features, Made, SampleMaker, digest
 from worldsmith.data.stream.positions import Positions
 from worldsmith.data.stream.quarantine import Rejection, Tally
+from worldsmith.data.stream.sample_maker import Features, Made, SampleMaker, digest
 from worldsmith.data.stream.workers import fetch
 
 AHEAD = 4
@@ -188,11 +188,18 @@ def count_packs(
         if name == config.packer:
             report.packs = [round(len(own) / share) if share else 0 for own in packs]
             report.steps = [len(own) / share / packs_a_step if share else 0.0 for own in packs]
+            report.later_steps = [packs_when_full(own) / share / packs_a_step if share else 0.0 for own in packs]
             if min(report.steps) < 1:
                 report.ranks_that_work = most_ranks(config, kept, ranks, packs_a_step * share)
         full = [sum(pack) for own in packs for pack in (own[:-1] or own)]
         if full and config.max_sequence_length is not None:
             report.fill[name] = sum(full) / (len(full) * config.max_sequence_length)
+
+
+def packs_when_full(packs: Sequence[Sequence[int]]) -> float:
+    """Returns the number of packs if the last one, too, held as many samples as the others do on average."""
+    full = sum(map(len, packs[:-1]))
+    return sum(map(len, packs)) / full * (len(packs) - 1) if full else float(len(packs))
 
 
 def dealt(kept: Sequence[InspectedSample], ranks: int) -> list[list[int]]:

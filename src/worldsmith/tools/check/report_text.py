@@ -83,7 +83,7 @@ def packing_lines(report: DataReport, width: int) -> Iterator[str]:
         yield from wrapped(
             "an epoch", f"on each of {len(report.packs)} processes {about}{format_epoch(*kinds[0])}", width
         )
-        yield from wrapped("", FILLED_UP, width)
+        yield from wrapped("", f"{FILLED_UP}{later_epochs(report)}", width)
         return
     for rank, both in list(enumerate(zip(report.packs, report.steps)))[:RANKS]:
         place = f"on process {rank} " if len(report.packs) > 1 else ""
@@ -92,7 +92,13 @@ def packing_lines(report: DataReport, width: int) -> Iterator[str]:
         rest = report.packs[RANKS:]
         yield from wrapped("", f"on {len(rest)} further ones {about}{min(rest)} to {max(rest)} packs each", width)
     if report.packs:
-        yield from wrapped("", FILLED_UP, width)
+        yield from wrapped("", f"{FILLED_UP}{later_epochs(report)}", width)
+
+
+def later_epochs(report: DataReport) -> str:
+    """Steps of an epoch over a long run, if clearly less than those of the first epoch."""
+    first, later = max(report.steps), max(report.later_steps, default=0.0)
+    return f": over a long run, an epoch is about {later:.3g} steps" if 0 < later < 0.95 * first else ""
 
 
 def format_epoch(packs: int, steps: float) -> str:

@@ -11,8 +11,8 @@ import pytest
 
 import worldsmith
 from worldsmith.checkpoint.dcp.reader import stored_shapes
-from worldsmith.checkpoint.run.folders import find_latest
-from worldsmith.data.conversations.chat_template import separate_template
+from worldsmith.checkpoint.run.find_checkpoint import find_latest
+from worldsmith.data.conversations.chat_processor import separate_template
 from worldsmith.data.stream.packing import SequentialPacker
 from worldsmith.data.stream.quarantine import Quarantine, Rejection
 from worldsmith.data.stream.workers import DeadWorkerError, log_death
