@@ -1,7 +1,5 @@
 """`UserError`: the exception of every room for what the user can mend. `CodedError`: errors that have a code."""
 
-from __future__ import annotations
-
 import re
 
 CODE = re.compile(r"\[E(1\d\d)\] ")
@@ -17,8 +15,7 @@ class CodedError(Exception):
     @property
     def code(self) -> int | None:
         """The first code in the message; None if there is none."""
-        found = CODE.search(str(self))
-        return int(found[1]) if found else None
+        return next(map(int, CODE.findall(str(self))), None)
 
 
 class UserError(CodedError):
