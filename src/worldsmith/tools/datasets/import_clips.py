@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from worldsmith.actions.action import Action, Result, share_done
-from worldsmith.actions.model_action import PositiveFactor
 from worldsmith.config import wrong
-from worldsmith.config.declare.ranges import Count, Range
+from worldsmith.config.declare.ranges import Count, PositiveFactor, Range
 from worldsmith.data.clips.video_dataset import VideoDataset
-from worldsmith.data.imports.found import Choices
-from worldsmith.data.imports.importer import LEFT_OUT, NAME, THRESHOLD, Cut, Import, gather, write_import
-from worldsmith.data.imports.layouts import CHOICES, LAYOUTS, find_layout
 from worldsmith.data.stream.errors import DataError
+from worldsmith.tools.datasets.imports.found import Choices
+from worldsmith.tools.datasets.imports.importer import LEFT_OUT, NAME, THRESHOLD, Cut, Import, gather, write_import
+from worldsmith.tools.datasets.imports.layouts import CHOICES, LAYOUTS, find_layout
 
 SHOWN = 3
 """Examples of each reason why something is left out."""
