@@ -15,8 +15,7 @@ from worldsmith.cli.main import main
 from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.stream.errors import DataError
 from worldsmith.data.video_file import examine
-from worldsmith.tools.datasets.import_clips import ImportClips
-from worldsmith.tools.datasets.imports.layouts import LAYOUTS
+from worldsmith.tools.datasets.import_clips import LAYOUTS, ImportClips
 
 
 def run(source: Path, out: Path, **settings: object) -> dict:

@@ -17,10 +17,9 @@ from import_sources import SOURCES, STRUCTURED, captions, clip, lines, pictures,
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.stream.quarantine import Rejection
 from worldsmith.data.video_file import examine
-from worldsmith.tools.datasets.imports.caption_files import read_caption_file
+from worldsmith.tools.datasets.import_clips import LAYOUTS, find_layout
+from worldsmith.tools.datasets.imports.caption_layouts import read_caption_file, rows_of
 from worldsmith.tools.datasets.imports.found import Choices, Clip, caption_of, split_of
-from worldsmith.tools.datasets.imports.layouts import LAYOUTS, find_layout
-from worldsmith.tools.datasets.imports.tables import rows_of
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
 QUIET = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])

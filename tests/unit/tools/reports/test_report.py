@@ -7,9 +7,9 @@ from pathlib import Path
 
 from run_folders import add_samples, write_run
 
-from worldsmith.monitor.page.compare_page import OPEN_DIFFERENCES, comparison, write_comparison
 from worldsmith.monitor.page.run_files import read_run
 from worldsmith.monitor.page.samples import PageBudget
+from worldsmith.tools.reports.report import OPEN_DIFFERENCES, comparison, write_comparison
 
 
 def test_curves_configs_and_samples_stand_beside_each_other(tmp_path: Path) -> None:

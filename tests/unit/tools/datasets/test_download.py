@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from web_server import Web, serving
 
-from worldsmith.files.download import download
 from worldsmith.files.errors import UserError
+from worldsmith.tools.datasets.videophy2 import download
 
 
 @pytest.fixture
