@@ -1,8 +1,7 @@
 """The actions that are commands, and which class does one of them for the model, the word or the flag that is given.
 
-Each folder of `worldsmith/tools/` names its commands as `COMMANDS`. `CLASSES` of `worldsmith/demo/` has
-further classes of commands, by "command word", "command output" or "command --flag". An action of another package is an
-entry point:
+Each folder of `worldsmith/tools/` names its commands as `COMMANDS`. `CLASSES` of `worldsmith/demo/` has further classes
+of commands, by "command word", "command output" or "command --flag". An action of another package is an entry point:
 
 [project.entry-points."worldsmith.actions"]
 "evaluate my_kind" = "my_package.evaluate:EvaluateMine"
@@ -38,13 +37,12 @@ class Command:
 
 @cache
 def commands() -> dict[str, Command]:
-    """All actions that are commands, by name, in the order of the folders of `worldsmith/tools/`."""
+    """All actions that are commands, sorted by name."""
     package = importlib.import_module(worldsmith.TOOLS)
-    folders = sorted(module.name for module in pkgutil.iter_modules(package.__path__) if module.ispkg)
     found: dict[str, Command] = {}
-    for name in folders:
-        found |= importlib.import_module(f"{worldsmith.TOOLS}.{name}").COMMANDS
-    return found
+    for module in pkgutil.iter_modules(package.__path__):
+        found |= importlib.import_module(f"{worldsmith.TOOLS}.{module.name}").COMMANDS
+    return dict(sorted(found.items()))
 
 
 def kinds_of(name: str) -> dict[str, type[Action]]:
