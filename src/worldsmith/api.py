@@ -82,8 +82,8 @@ def plan(
     with mistakes_of_the_user():
         config = load_config(run, keep_unset=True) if isinstance(run, (str, PathLike)) else run
         loaded = Loaded(resolve(config, keep_unset="names"), raw=config)
-        action: Any = kinds_of("plan")[""].Config(gpus=gpus, gpu=gpu, encoded=encoded).build(run=loaded)
-        planned: Plan = action.exact
+        kind: Any = kinds_of("plan")[""]
+        planned: Plan = kind.Config(gpus=gpus, gpu=gpu, encoded=encoded).build(run=loaded).exact
         return planned
 
 
