@@ -32,8 +32,8 @@ TOLD = {
     "held_folder": rf"UserError: \[E106\] the run folder \S+ is in use: process {os.getpid()} on ",
     "other_data": r"UserError: \[E122\] the processes of this run see different data:\n  process 0: 3 samples in \S+\n"
     r"  process 1: 2 samples in ",
-    "unseen_files": r"SaveError: \[E110\] the checkpoint iter_000000002 could not be written .* is not there for process "
-    "0: do all nodes share this folder",
+    "unseen_files": r"SaveError: \[E110\] the checkpoint iter_000000002 could not be written .* is not there for "
+    "process 0: do all nodes share this folder",
 }
 
 
