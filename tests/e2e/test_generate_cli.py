@@ -13,7 +13,6 @@ from generator_run import write_generator_run
 from mp4 import read_mp4
 from PIL import Image
 
-from worldsmith.actions.outputs.sample_order import find_samples
 from worldsmith.assets import asset_path
 from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.checkpoint.run.checkpointer import Checkpointer
@@ -24,6 +23,7 @@ from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.spec import ModelSpec
 from worldsmith.sampling.requests import GenerationRequest, conditional_text
 from worldsmith.sampling.video_writer import read_image, write_mp4
+from worldsmith.tools.generate.sample_order import find_samples
 
 
 @pytest.fixture(scope="module")

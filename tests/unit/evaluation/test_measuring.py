@@ -16,7 +16,6 @@ import torch
 from pretrained_folders import make_clip, make_videomae
 from torch import Tensor
 
-from worldsmith.actions.outputs.evaluate_samples import measure_all, values_of
 from worldsmith.config.errors import UserError
 from worldsmith.demo.moving_shapes import COLOURS, DIRECTIONS, SHAPES, MovingShapes
 from worldsmith.evaluation.generated_video import GeneratedVideo, find_real
@@ -27,6 +26,7 @@ from worldsmith.evaluation.metrics.frechet_distance import FrechetVideoDistance,
 from worldsmith.evaluation.metrics.pixels import groups_of_seeds
 from worldsmith.evaluation.metrics.registry import METRICS
 from worldsmith.sampling.video_writer import write_mp4
+from worldsmith.tools.evaluate.video_metrics import measure_all, values_of
 
 BRACKETS = "in brackets: 95 % interval of the mean over the samples"
 

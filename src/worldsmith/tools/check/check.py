@@ -25,9 +25,8 @@ from worldsmith.distributed.degrees import plan_degrees
 from worldsmith.distributed.world import world_size
 from worldsmith.models.hub import LOOKED
 from worldsmith.tasks.registry import TASKS, task_of
-from worldsmith.tools.check.inspect_data import larger_cap, read_data
+from worldsmith.tools.check.inspect_data import counted, larger_cap, read_data, report_lines, titled, wrapped
 from worldsmith.tools.check.readiness import Needs, inspect_files, inspect_latent_cache, inspect_machine
-from worldsmith.tools.check.report_text import counted, report_lines, titled, wrapped
 from worldsmith.training.run_folder import run_path
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from worldsmith.models.hub import LOOKED, HubName
 from worldsmith.models.model_files import cached, hub_name, is_local
 from worldsmith.models.weights.table import table_of
 from worldsmith.monitor.short_text import format_bytes
-from worldsmith.tools.check.report_text import titled
+from worldsmith.tools.check.inspect_data import titled
 from worldsmith.training.preflight import (
     build_optimizer,
     check_files,

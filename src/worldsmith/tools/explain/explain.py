@@ -11,11 +11,10 @@ from typing import ClassVar
 from worldsmith.actions.action import Action, Result
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.suggest import did_you_mean_folder
-from worldsmith.tools.explain.causes import Cause, find_causes, last_error
+from worldsmith.tools.explain.causes import Cause, find_causes, last_error, patterns
 from worldsmith.tools.explain.explanation import as_data, cut, in_full
 from worldsmith.tools.explain.facts import Run, run_in
 from worldsmith.tools.explain.logs import FOLDER, Stream, read_log, read_logs_of, split
-from worldsmith.tools.explain.patterns import patterns
 
 
 class Explain(Action):

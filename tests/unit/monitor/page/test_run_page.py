@@ -19,11 +19,11 @@ from run_folders import EVIL, add_samples, write_lines, write_run
 from worldsmith.config.errors import UserError
 from worldsmith.files.locks import LOCK_FILE as LOCK
 from worldsmith.monitor.page import evaluations, samples
-from worldsmith.monitor.page.compare_page import write_comparison
 from worldsmith.monitor.page.run_files import read_run
 from worldsmith.monitor.page.run_page import page_of, refresh_page, write_page
 from worldsmith.monitor.page.samples import PageBudget
 from worldsmith.monitor.page.status import find_status
+from worldsmith.tools.reports.report import write_comparison
 
 
 def text_of(folder: Path, name: str, **more: Any) -> str:

@@ -6,8 +6,7 @@ import pytest
 
 from worldsmith.data.data_report import DataReport, distribution
 from worldsmith.data.stream.quarantine import Rejection
-from worldsmith.tools.check.inspect_data import packs_when_full
-from worldsmith.tools.check.report_text import report_lines
+from worldsmith.tools.check.inspect_data import packs_when_full, report_lines
 
 
 @pytest.mark.parametrize("width", [80, 100])

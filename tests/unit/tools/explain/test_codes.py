@@ -19,9 +19,8 @@ from worldsmith.data.stream.workers import DeadWorkerError, log_death
 from worldsmith.distributed.peers import lost_partner
 from worldsmith.distributed.world import World, start_world
 from worldsmith.files.errors import CODE
-from worldsmith.tools.explain.causes import find_causes
+from worldsmith.tools.explain.causes import find_causes, patterns
 from worldsmith.tools.explain.logs import split
-from worldsmith.tools.explain.patterns import patterns
 from worldsmith.training.run_folder import RunLock
 
 PACKAGE = Path(worldsmith.__file__).parent

@@ -13,11 +13,10 @@ from worldsmith.config import get_recipe
 from worldsmith.config.errors import Problem
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.config.words.overrides import apply_overrides, parse_overrides
-from worldsmith.tools.explain.causes import find_causes, shown_by
+from worldsmith.tools.explain.causes import find_causes, fixed_part, patterns, shown_by
 from worldsmith.tools.explain.explanation import KINDS, OPERATION
 from worldsmith.tools.explain.facts import FACTS, Run
 from worldsmith.tools.explain.logs import split
-from worldsmith.tools.explain.patterns import fixed_part, patterns
 from worldsmith.training.trainer import Trainer
 
 HERE = Path(__file__).parent
