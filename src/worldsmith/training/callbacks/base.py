@@ -138,8 +138,8 @@ class TrainingRun(Protocol):
     callbacks: dict[str, Callback]
     resumed: Path | None
     """The checkpoint from which the run resumes."""
-    first_size: tuple[int, int]
-    """Samples and tokens of the first batch."""
+    first_samples: int
+    """Number of samples of the first batch."""
     pace: Throughput
     outcome: Outcome | None
     """How the run ended; None until then, and when it failed."""
