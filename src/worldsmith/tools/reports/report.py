@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -10,6 +11,14 @@ from worldsmith.actions.action import Action, Result
 from worldsmith.config.errors import UserError
 
 COMPARISON = "compare.html"
+
+
+@dataclass(frozen=True, slots=True)
+class ReportSources:
+    """The runs that a page shows, and the file of the page."""
+
+    folders: list[Path]
+    page: Path
 
 
 class Report(Action):
@@ -27,21 +36,22 @@ class Report(Action):
     config: Config
 
     def plan(self) -> Iterator[str]:
-        folders, out = self.prepare()
-        yield f"the page of {', '.join(map(str, folders))} would be written to {out}"
+        sources = self.prepare()
+        yield f"the page of {', '.join(map(str, sources.folders))} would be written to {sources.page}"
 
     def run(self) -> Result:
         from worldsmith.monitor.page.compare_page import write_comparison
         from worldsmith.monitor.page.run_page import write_page
 
-        folders, out = self.prepare()
-        written = write_page(folders[0]) if len(folders) == 1 else write_comparison(folders, out)
+        sources = self.prepare()
+        folders = sources.folders
+        written = write_page(folders[0]) if len(folders) == 1 else write_comparison(folders, sources.page)
         what = "the run page" if len(folders) == 1 else f"the comparison of {len(folders)} runs"
         facts = {"page": str(written.resolve()), "runs": [str(folder) for folder in folders]}
         return Result([f"{what}: {written.resolve()}"], facts)
 
-    def prepare(self) -> tuple[list[Path], Path]:
-        """The run folders and the file. Raises UserError for what is no run folder."""
+    def prepare(self) -> ReportSources:
+        """Finds the run folders and the page. Raises UserError for a path that is no run folder."""
         from worldsmith.monitor.page.render import FILE
         from worldsmith.monitor.page.run_files import require_run
 
@@ -53,4 +63,4 @@ class Report(Action):
         out = folders[0] / FILE if len(folders) == 1 else Path(self.config.out or COMPARISON)
         if not out.parent.is_dir():
             raise UserError(f"-o {out}: there is no folder {out.parent}")
-        return folders, out
+        return ReportSources(folders, out)
