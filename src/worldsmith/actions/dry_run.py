@@ -35,9 +35,9 @@ from worldsmith.training.start_lines import (
     folder_lines,
     memory_notes,
     model_lines,
+    plan_initial_weights,
     state_lines,
     validation_lines,
-    weight_lines,
 )
 
 if TYPE_CHECKING:
@@ -112,10 +112,10 @@ def plan_run(
         too_small = error
     state, may_change = checkpoint, resume_changed
     if checkpoint is None or is_partial(checkpoint):
-        lines, taken_over = weight_lines(config, model.network, optimizer, is_new=checkpoint is None)
-        yield from lines
-        if taken_over is not None:
-            state, may_change = taken_over, True
+        loading = plan_initial_weights(config, model.network, optimizer, is_new=checkpoint is None)
+        yield from loading.lines
+        if loading.training_state is not None:
+            state, may_change = loading.training_state, True
     if checkpoint is not None:
         require_same_shapes(checkpoint, model.network, model.config.ema, changes=changes)
         empty_optimizer_state(model.network, optimizer, wanted_moments(checkpoint))

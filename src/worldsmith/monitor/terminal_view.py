@@ -18,6 +18,7 @@ from rich.text import Text
 from worldsmith.config.write.values import escape_controls
 from worldsmith.monitor.short_text import format_duration, short_number
 from worldsmith.monitor.terminal_text import fit_width
+from worldsmith.monitor.throughput import Activity
 
 BAR = 16
 """Maximum columns of the bar of a live line."""
@@ -28,8 +29,8 @@ LEAST_BAR = 6
 class TerminalView:
     """A progress line: step, loss, tokens/s, time left. To be used as a context manager.
 
-    In a terminal the line is redrawn in place, four times a second, and below it a bar of what goes on `meanwhile`: a
-    word and the share that is done, or None for nothing that would be worth a line. Elsewhere (a file, a pipe) a plain
+    In a terminal the line is redrawn in place, four times a second, and below it a bar of what goes on `meanwhile`;
+    None: nothing that is worth a line. Elsewhere (a file, a pipe) a plain
     line is printed for the first and last step and then every `plain_interval` seconds. Log records of `worldsmith` and
     everything printed meanwhile appear above the line.
     """
@@ -42,7 +43,7 @@ class TerminalView:
         console: Console | None = None,
         plain_interval: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
-        meanwhile: Callable[[], tuple[str, float | None] | None] = lambda: None,
+        meanwhile: Callable[[], Activity | None] = lambda: None,
     ) -> None:
         self.total_steps = total_steps
         self.console = console or LastingConsole()
@@ -121,9 +122,7 @@ class TerminalView:
 class Bars(Progress):
     """The line of the steps, and one of what goes on beside them, which is asked for at each redrawing."""
 
-    def __init__(
-        self, *columns: ProgressColumn, meanwhile: Callable[[], tuple[str, float | None] | None], console: Console
-    ) -> None:
+    def __init__(self, *columns: ProgressColumn, meanwhile: Callable[[], Activity | None], console: Console) -> None:
         self.meanwhile = meanwhile
         super().__init__(*columns, console=console, refresh_per_second=4)
 
@@ -131,10 +130,10 @@ class Bars(Progress):
         yield from super().get_renderables()
         now = self.meanwhile()
         if now is not None:
-            word, share = now
+            done = now.fraction
             line = Table.grid(padding=(0, 1))
-            bar = ProgressBar(total=None if share is None else 1.0, completed=share or 0.0, width=16)
-            line.add_row(Text(word), bar, Text("" if share is None else f"{share:.0%}"))
+            bar = ProgressBar(total=None if done is None else 1.0, completed=done or 0.0, width=16)
+            line.add_row(Text(now.name), bar, Text("" if done is None else f"{done:.0%}"))
             yield line
 
 

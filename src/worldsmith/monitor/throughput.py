@@ -1,10 +1,20 @@
-"""How fast a run is, over its recent steps."""
+"""`Throughput`: how fast a run is, over its recent steps; `Activity`: what it does at the moment."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What a run does at the moment, such as training, validation or saving."""
+
+    name: str
+    fraction: float | None = None
+    """Completed fraction, from 0 to 1; None where it is not known."""
 
 
 class Throughput:

@@ -123,20 +123,17 @@ def require_files(
         raise UserError("\n".join(lines))
 
 
-def schedule_remarks(config: RunConfig) -> list[str]:
-    """What a reader of the config might not expect of the learning rate, beside what loading the config says."""
+def schedule_remarks(config: RunConfig) -> Iterator[str]:
+    """Warnings about the learning rate of a run that the config alone does not give."""
     from worldsmith.training.scheduler import multiplier
 
     schedule, steps = config.scheduler, config.trainer.max_iter
-    remarks = []
-    if steps == 1 and multiplier(schedule, 0) == 0:
-        remarks.append("scheduler: the only step has learning rate 0 (f_start is 0): nothing is trained")
     warm_up = schedule.warm_up_steps[0]
-    if (
-        TRIAL_STEPS < steps <= warm_up < schedule.cycle_lengths[0]
-    ):  # a warm-up above its cycle is remarked when the config is read
-        remarks.append(f"scheduler: the run of {steps} steps ends within the warm-up of {warm_up} steps")
-    return [*remarks, *rate_remarks(config)]
+    if steps == 1 and multiplier(schedule, 0) == 0:
+        yield "scheduler: the only step has learning rate 0 (f_start is 0): nothing is trained"
+    if TRIAL_STEPS < steps <= warm_up < schedule.cycle_lengths[0]:  # the config warns of a warm-up above its cycle
+        yield f"scheduler: the run of {steps} steps ends within the warm-up of {warm_up} steps"
+    yield from rate_remarks(config)
 
 
 def rate_remarks(config: RunConfig) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The run folder, `<output root>/<project>/<group>/<name>/`: its path, its records and its lock."""
+"""The run folder, `<output root>/<project>/<group>/<name>/`: its path, its records, its messages and its lock."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import datetime
 import fcntl
 import itertools
 import json
+import logging
 import os
 import secrets
 import shutil
@@ -22,13 +23,14 @@ from worldsmith.checkpoint.dcp.parts import whole_checkpoint
 from worldsmith.checkpoint.run.find_checkpoint import POINTER, checkpoint_folders
 from worldsmith.checkpoint.run.frozen_weights import LOAD_REPORT
 from worldsmith.checkpoint.run.save_error import SaveError
-from worldsmith.config.errors import UserError
+from worldsmith.config.errors import UserError, describe_error
 from worldsmith.config.tree.paths import Path as Keys
 from worldsmith.config.tree.plain import to_dict, to_yaml
 from worldsmith.distributed.world import World
 from worldsmith.files.atomic import write_text
 from worldsmith.files.fingerprint import LINEAGE
 from worldsmith.files.json_file import read_json_object
+from worldsmith.files.lines import append_line
 from worldsmith.files.locks import LOCK_FILE, holder, try_lock
 from worldsmith.files.writable import require_writable
 from worldsmith.monitor.lineage import Input, read_lineage, write_lineage
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
     from worldsmith.config.sections import JobConfig
     from worldsmith.data.stream.loader import PackingDataLoader
     from worldsmith.training.run_config import RunConfig
+
+logger = logging.getLogger(__name__)
 
 ROOT_VARIABLES = ("WORLDSMITH_OUTPUT_ROOT", "IMAGINAIRE_OUTPUT_ROOT")
 DEFAULT_ROOT = "outputs/train"
@@ -96,12 +100,14 @@ def run_path(job: JobConfig) -> Path:
     return group / next(name for name in names if not (group / name).exists())
 
 
-def new_run_note(job: JobConfig, folder: Path) -> str | None:
-    """Message about the folder that a job without a name has; None if it holds a run with checkpoints."""
-    if (folder / "checkpoints").exists():
-        return None
-    why = f"{folder.parent} has no run with a checkpoint to resume" if job.resume_newest else "job.name is empty"
-    return f"{why}: a new run, in {folder}; give its name to resume it"
+def name_run(job: JobConfig, folder: Path, world: World) -> Path:
+    """Names a job without a name after the folder that rank 0 has found for it, and returns this folder."""
+    folder = world.broadcast(folder)
+    if world.is_main and not (folder / "checkpoints").exists():
+        why = f"{folder.parent} has no run with a checkpoint to resume" if job.resume_newest else "job.name is empty"
+        logger.warning("%s: a new run, in %s; give its name to resume it", why, folder)
+    job.name, job.resume_newest = folder.name, False
+    return folder
 
 
 def start_time() -> str:
@@ -197,6 +203,68 @@ def redact_settings(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
         else:
             plain[name] = redact_setting(f"{path}{name}", value) if isinstance(value, str) else value
     return plain
+
+
+class MessageLog(logging.Handler):
+    """Within its block, which may be entered again, it keeps the records of `worldsmith` from INFO on.
+
+    Until `begin` they wait in memory, so that a start that is refused leaves nothing behind. An exception that leaves
+    the block is a message, too. One that cannot be written, as on a full disk, is left out. Where nobody else listens,
+    warnings reach the standard error as they do without it.
+    """
+
+    def __init__(self, path: Path | None, *, step: Callable[[], int]) -> None:
+        """`path`: None keeps nothing. `step`: how many steps are done, asked when a message is written."""
+        super().__init__(logging.INFO)
+        self.path, self.step = path, step
+        self.waiting: list[tuple[datetime.datetime, str, str]] | None = []
+
+    def begin(self) -> None:
+        """The run folder is this run's from now on."""
+        waiting, self.waiting = self.waiting or [], None
+        for message in waiting:
+            self._write(*message)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        level = "error" if record.levelno >= logging.ERROR else "warning" if record.levelno > logging.INFO else "info"
+        try:
+            self.add(level, self.format(record), datetime.datetime.fromtimestamp(record.created, datetime.UTC))
+            if logging.lastResort and record.levelno >= logging.lastResort.level and self._is_alone():
+                logging.lastResort.handle(record)
+        except Exception:
+            self.handleError(record)
+
+    def add(self, level: str, text: str, time: datetime.datetime | None = None) -> None:
+        message = time or datetime.datetime.now(datetime.UTC), level, text
+        if self.waiting is None:
+            self._write(*message)
+        else:
+            self.waiting.append(message)
+
+    def _is_alone(self) -> bool:
+        """Whether records of `worldsmith` reach no other handler, which Python would answer with its last resort."""
+        logger: logging.Logger | None = logging.getLogger("worldsmith")
+        while logger is not None:
+            if any(handler is not self for handler in logger.handlers):
+                return False
+            logger = logger.parent if logger.propagate else None
+        return True
+
+    def _write(self, time: datetime.datetime, level: str, text: str) -> None:
+        line = {"time": time.isoformat(timespec="milliseconds"), "step": self.step(), "level": level, "text": text}
+        assert self.path is not None
+        with contextlib.suppress(OSError):  # to say so would be a message, too
+            append_line(self.path, json.dumps(line, ensure_ascii=False))
+
+    def __enter__(self) -> MessageLog:
+        if self.path is not None:
+            logging.getLogger("worldsmith").addHandler(self)
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        logging.getLogger("worldsmith").removeHandler(self)
+        if error is not None and self.path is not None:
+            self.add("error", describe_error(error))
 
 
 class RunLock:

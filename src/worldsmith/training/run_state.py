@@ -25,7 +25,6 @@ from worldsmith.training.run_weights import RunWeights
 from worldsmith.training.start_checks import (
     require_same_data,
     require_same_shapes,
-    require_training_state,
     wanted_moments,
 )
 from worldsmith.training.step import StepGuard
@@ -164,12 +163,11 @@ class RunState:
         write_on_main(
             self.world, self.run_folder, lambda: write_text(self.run_folder / frozen_weights.LOAD_REPORT, text)
         )
-        needed = Path(report.folder).parent
-        if self.config.checkpoint.save_weights == "trained" and NAME.fullmatch(needed.name):
-            logger.warning("the frozen weights stay in %s alone: keep it, or a copy, as long as this run's", needed)
+        checkpoint = Path(report.folder).parent
+        if self.config.checkpoint.save_weights == "trained" and NAME.fullmatch(checkpoint.name):
+            logger.warning("the frozen weights stay in %s alone: keep it, or a copy, as long as this run's", checkpoint)
         if not with_state:
             return
-        checkpoint = require_training_state(report, self.config)
         self._restore_optimizer(checkpoint, skipped=report.skipped)
         self._restore_counters(checkpoint)
         if self.best is not None:  # it was another run's

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -160,18 +161,22 @@ def step_lines(
     ]
 
 
-def weight_lines(
-    config: RunConfig, network: nn.Module, optimizer: Optimizer, *, is_new: bool
-) -> tuple[list[str], Path | None]:
-    """What would be loaded: names and shapes are compared, no tensor is read.
+@dataclass(frozen=True, slots=True)
+class LoadingPlan:
+    """What a run would load at its start."""
 
-    Also the checkpoint whose training state would be taken over, if it would.
-    """
+    lines: list[str]
+    training_state: Path | None = None
+    """Checkpoint whose optimizer, schedule, step count and data position a new run would take over."""
+
+
+def plan_initial_weights(config: RunConfig, network: nn.Module, optimizer: Optimizer, *, is_new: bool) -> LoadingPlan:
+    """Compares names and shapes of the initial weights with those of the network; reads no tensor."""
     from worldsmith.checkpoint.run.optimizer_state import empty_optimizer_state
 
     settings, model, start = config.checkpoint, config.model.config, config.initial_weights()
     if start is None:
-        return [], None
+        return LoadingPlan([])
     report = plan_loading(
         start.path,
         state_shapes(network, model.ema),
@@ -182,10 +187,10 @@ def weight_lines(
     )
     lines = [f"weights      {line}" for line in ([start.describe] if start.unread else []) + report.lines()]
     if not is_new or not settings.load_training_state:
-        return lines, None
+        return LoadingPlan(lines)
     source = require_training_state(report, config)
     empty_optimizer_state(network, optimizer, wanted_moments(source, report.skipped))
-    return [*lines, f"state        optimizer, schedule, step count and data position of {source}"], source
+    return LoadingPlan([*lines, f"state        optimizer, schedule, step count and data position of {source}"], source)
 
 
 def data_lines(

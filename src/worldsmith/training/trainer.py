@@ -20,34 +20,30 @@ from worldsmith.distributed.peers import lost_partner
 from worldsmith.distributed.stop_signals import STOP_NOTICE, StopSignals
 from worldsmith.distributed.world import World
 from worldsmith.files.locks import release_leases
-from worldsmith.monitor.message_log import MessageLog
 from worldsmith.monitor.process_log import begin_log
 from worldsmith.monitor.throughput import Throughput
-from worldsmith.tasks.registry import task_of
-from worldsmith.training.callbacks.base import Callback, Outcome
+from worldsmith.training.callbacks.base import Outcome
 from worldsmith.training.callbacks.grad_clip import clip_gradients
-from worldsmith.training.parallel import build_model, join_world, prepare_process
-from worldsmith.training.preflight import check_space, require_files, require_memory, schedule_remarks
+from worldsmith.training.parallel import join_world, prepare_process
+from worldsmith.training.preflight import require_files, require_memory
 from worldsmith.training.run_config import RunConfig
 from worldsmith.training.run_folder import (
     Launch,
+    MessageLog,
     RunLock,
-    new_run_note,
+    name_run,
     run_path,
     write_data_records,
     write_on_main,
     write_records,
 )
-from worldsmith.training.start_checks import require_same_config, require_same_dataset, require_same_run
+from worldsmith.training.start_checks import require_same_config, require_same_run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
-    from worldsmith.models.model import Model
-    from worldsmith.tasks.task import Task
-    from worldsmith.training.run_state import RunState
+    from worldsmith.data.stream.loader import PackingDataLoader
     from worldsmith.training.step import StepResult
-    from worldsmith.training.validation import Validator
 
 logger = logging.getLogger(__name__)
 
@@ -78,16 +74,13 @@ class Trainer(Configurable):
         launch: Launch | None = None,
     ) -> None:
         self.config = config = resolve(config)
-        self.run_folder = Path(run_folder or run_path(config.job))
+        self.run_folder, launch = Path(run_folder or run_path(config.job)), launch or Launch()
         process = start_writer(config.checkpoint)
         self.world: World = join_world(config.model.config)
         if not config.job.name and run_folder is None:
-            self.run_folder = self.world.broadcast(self.run_folder)
-            if note := new_run_note(config.job, self.run_folder):
-                self._warn("%s", note)
-            config.job.name, config.job.resume_newest = self.run_folder.name, False
+            self.run_folder = name_run(config.job, self.run_folder, self.world)
         require_same_config(self.world, config)
-        require_files(config, self.run_folder, self.world, launch.variables if launch else None)
+        require_files(config, self.run_folder, self.world, launch.variables)
         require_memory(config, self.world)
         self.lock = RunLock(self.run_folder, self.world)
         self.failed_saves = 0
@@ -110,7 +103,7 @@ class Trainer(Configurable):
                 folder=self.run_folder / "checkpoints", world=self.world, process=process
             )
             with self.messages:
-                self._start(resume_changed=resume_changed, launch=launch or Launch())
+                self._start(resume_changed=resume_changed, launch=launch)
             self.world.barrier()  # which waits longer than the groups of a mesh would in the first step
         except BaseException:
             self.lock.withdraw()
@@ -118,13 +111,11 @@ class Trainer(Configurable):
 
     def train(self) -> Outcome:
         """Runs to `max_iter`, or to the step boundary after a signal."""
-        loop = self.config.trainer
         if self.state.is_done:
-            self._say("the run is complete: %s", self.state.describe_end())
+            self._log("the run is complete: %s", self.state.describe_end())
             self.lock.release()
             return Outcome.FINISHED
         stop_file = self.config.checkpoint.stop_file
-        save_is_due = False
         place = self.run_folder / stop_file if stop_file and self.world.is_main else None
         with StopSignals(place, notice=STOP_NOTICE if self.world.is_main else "") as stop, self.messages:
             self.is_asked_to_stop = lambda: stop.asked is not None
@@ -132,38 +123,44 @@ class Trainer(Configurable):
                 self._call("on_run_start")
                 batches = self._begin()
                 self._call("on_train_start")
-                if self.validate():
-                    self.save(required=False)
-                while not self.state.is_done:
-                    self.training_step(batches)
-                    is_best = self.validate()
-                    asked, saved = self.world.sum(stop.asked is not None, self.checkpointer.has_saved)
-                    if saved == self.world.size:
-                        self._settle_save()
-                    save_is_due |= self.iteration % self.config.checkpoint.save_iter == 0
-                    if asked or self.state.is_done:
-                        self.save()
-                    elif is_best or (save_is_due and self.state.guard.consecutive == 0):
-                        self.save(required=False)
-                        save_is_due = False
-                    elif save_is_due:  # the weights of skipped steps may be spoiled
-                        self._warn("step %d: the save waits for a step that is not skipped", self.iteration)
-                    if asked:
-                        reason = stop.asked or "another process was asked"
-                        stop.honour()
-                        if not self.state.is_done:
-                            self._say("stopped and saved after step %d (%s)", self.iteration, reason)
-                            self.outcome, self.reason = Outcome.STOPPED, reason
-                            return self.outcome
-                self.outcome = Outcome.FINISHED
-                if self.iteration < loop.max_iter:
-                    self.reason = self.state.describe_end()
-                    self._say("%s", self.reason)
+                self.outcome = self._run_steps(batches, stop)
             finally:
-                self._drain_save()
+                self._settle_save(report=False)
                 self._call("on_train_end")
                 self.lock.release()
         return self.outcome
+
+    def _run_steps(self, batches: Iterator[Any], stop: StopSignals) -> Outcome:
+        """Trains, validates and saves until no step is left or a stop is requested."""
+        state, settings = self.state, self.config.checkpoint
+        save_is_due = False
+        if self.validate():
+            self.save(required=False)
+        while not state.is_done:
+            self.training_step(batches)
+            is_best = self.validate()
+            asked, saved = self.world.sum(stop.asked is not None, self.checkpointer.has_saved)
+            if saved == self.world.size:
+                self._settle_save()
+            save_is_due |= self.iteration % settings.save_iter == 0
+            if asked or state.is_done:
+                self.save()
+            elif is_best or (save_is_due and state.guard.consecutive == 0):
+                self.save(required=False)
+                save_is_due = False
+            elif save_is_due:  # the weights of skipped steps may be spoiled
+                self._warn("step %d: the save waits for a step that is not skipped", self.iteration)
+            if asked:
+                reason = stop.asked or "another process was asked"
+                stop.honour()
+                if not state.is_done:
+                    self._log("stopped and saved after step %d (%s)", self.iteration, reason)
+                    self.reason = reason
+                    return Outcome.STOPPED
+        if self.iteration < self.config.trainer.max_iter:
+            self.reason = state.describe_end()
+            self._log("%s", self.reason)
+        return Outcome.FINISHED
 
     def training_step(self, batches: Iterator[Any]) -> StepResult:
         """One optimizer step over `grad_accum_iter` batches."""
@@ -208,7 +205,7 @@ class Trainer(Configurable):
             self._warn("step %d: the validation gives way to the stop", self.iteration)
             return False
         self.pace.leave_out(found.seconds)
-        self._say("validation after step %d: %s", self.iteration, found)
+        self._log("validation after step %d: %s", self.iteration, found)
         self._call("on_validation_end", found)
         return self.state.judge(found.figures)
 
@@ -249,118 +246,73 @@ class Trainer(Configurable):
         return self.state.iteration
 
     def _start(self, *, resume_changed: bool, launch: Launch) -> None:
-        """Builds the run and puts it where it begins. The records of the run folder change when that has succeeded."""
-        config = self.config
+        """Builds the run and starts or resumes it. The records of the run folder change when that has succeeded."""
+        from worldsmith.training.components import build_components
+
+        config, world, folder = self.config, self.world, self.run_folder
         self.resumed = checkpoint = self.checkpointer.latest()
-        changes = [] if checkpoint is None else require_same_run(self.run_folder, config, resume_changed=resume_changed)
+        changes = [] if checkpoint is None else require_same_run(folder, config, resume_changed=resume_changed)
         for line in changes:
             logger.warning("changed since the run was started: %s", line)
-        prepare_process(config.trainer, self.world)
-        self._build()
-        space = check_space(config, self.model, self.world.size, self.checkpointer.folder)
-        for remark in chain(schedule_remarks(config), space, self._validation_remarks()):
+        prepare_process(config.trainer, world)
+        self.memory_before = held_memory(world.device)
+        parts = build_components(config, self.checkpointer, folder)
+        self.model, self.task, self.state = parts.model, parts.task, parts.state
+        self.validator, self.callbacks = parts.validator, parts.callbacks
+        for remark in parts.remarks():
             self._warn("%s", remark)
         if checkpoint is not None:
             self.state.restore(checkpoint, changes=changes, resume_changed=resume_changed)
         else:
             self.state.start()
         release_leases()
-        write_on_main(self.world, self.run_folder, lambda: self._write_records(launch))
-        begin_log(self.run_folder, rank=self.world.rank, size=self.world.size)
-
-    def _build(self) -> None:
-        """Makes every component. The network has no values yet: `RunState` gives it some."""
-        from worldsmith.training.run_state import RunState
-        from worldsmith.training.validation import Validator
-
-        config, world = self.config, self.world
-        self.memory_before = held_memory(world.device)
-        self.model: Model = build_model(config.model.config, world)
-        build_task = partial(
-            task_of(config.model.name),
-            model=self.model,
-            objective=config.objective,
-            world=world,
-            run_folder=self.run_folder,
-        )
-        self.task: Task = build_task(data=config.dataloader_train)
-        self.state: RunState = RunState(
-            config,
-            model=self.model,
-            loader=self.task.loader(),
-            checkpointer=self.checkpointer,
-            run_folder=self.run_folder,
-        )
-        require_same_dataset(world, self.state.loader.dataset)
-        self.validator: Validator | None = None
-        if config.trainer.run_validation:
-            assert config.dataloader_val is not None  # else RunConfig.check refuses it
-            task = build_task(data=config.dataloader_val, split="val")
-            self.validator = Validator(task, max_packs=config.trainer.max_val_iter)
-            require_same_dataset(world, self.validator.loader.dataset)
-        self.callbacks: dict[str, Callback] = {
-            name: callback.build(folder=self.run_folder / name) for name, callback in config.trainer.callbacks.items()
-        }
+        write_on_main(world, folder, lambda: self._write_records(launch, parts.loaders))
+        begin_log(folder, rank=world.rank, size=world.size)
 
     def _begin(self) -> Iterator[Any]:
         """The stream of batches, of which the first has been read. Says what the run is about to do."""
         from worldsmith.training.start_lines import start_lines
 
         first = next(stream := iter(self.state.loader))
-        self.first_size = self.task.size(first)  # samples and tokens
+        self.first_samples, _ = self.task.size(first)
         for line in start_lines(self, first) if self.world.is_main else ():
             logger.info("%s", line)
         return chain(iter([first]), stream)  # which lets go of the batch, as it would not of a list
 
-    def _validation_remarks(self) -> Iterator[str]:
-        if self.validator is not None and self.world.is_main:
-            yield from self.validator.remarks(self.state.loader.dataset, self.run_folder)
-
-    def _write_records(self, launch: Launch) -> None:
-        """What the run folder says about the run, and the callbacks' folders."""
+    def _write_records(self, launch: Launch, loaders: Mapping[str, PackingDataLoader]) -> None:
+        """Writes what the run folder says about the run, and creates the callbacks' folders."""
         write_records(self.run_folder, self.config, launch, world_size=self.world.size)
-        loaders = {"train": self.state.loader}
-        if self.validator is not None:
-            loaders["val"] = self.validator.loader
         write_data_records(self.run_folder, self.config, loaders)
         for callback in self.callbacks.values():
             callback.folder.mkdir(exist_ok=True)
         self.messages.begin()
 
-    def _settle_save(self) -> None:
-        """Reports the save in the background, if there is one, after waiting for its end."""
+    def _settle_save(self, *, report: bool = True) -> None:
+        """Waits for the save in the background, if there is one, and calls the callbacks unless `report` is false."""
         try:
             checkpoint = self.checkpointer.settle()
         except SaveError as error:
             self._count_failure(error)
         else:
-            if checkpoint is not None:
+            if report and checkpoint is not None:
                 self._call("on_save_checkpoint_end", checkpoint)
-
-    def _drain_save(self) -> None:
-        """Waits for the save in the background when the run ends otherwise than it should."""
-        try:
-            self.checkpointer.settle()
-        except SaveError as error:
-            self._count_failure(error)
 
     def _count_failure(self, error: SaveError) -> None:
         self.failed_saves += 1
-        if lost_partner(error) is not None:  # which ends the run at once, and is said then
-            return
-        logger.warning(
-            "SAVE FAILED (%d so far): %s The training goes on; the next save is after step %d at the latest",
-            self.failed_saves,
-            error,
-            min(self.iteration + self.config.checkpoint.save_iter, self.config.trainer.max_iter),
-        )
+        if lost_partner(error) is None:  # else the run ends at once, with the same message
+            logger.warning(
+                "SAVE FAILED (%d so far): %s The training goes on; the next save is after step %d at the latest",
+                self.failed_saves,
+                error,
+                min(self.iteration + self.config.checkpoint.save_iter, self.config.trainer.max_iter),
+            )
 
-    def _say(self, message: str, *values: Any, level: int = logging.INFO) -> None:
-        """A message of the run as a whole: process 0 says it for all."""
+    def _log(self, message: str, *values: Any, level: int = logging.INFO) -> None:
+        """Logs a message of the complete run on rank 0; on other ranks it is for debugging."""
         logger.log(level if self.world.is_main else logging.DEBUG, message, *values)
 
     def _warn(self, message: str, *values: Any) -> None:
-        self._say(message, *values, level=logging.WARNING)
+        self._log(message, *values, level=logging.WARNING)
 
     def _call(self, point: str, *arguments: Any) -> None:
         for callback in self.callbacks.values():

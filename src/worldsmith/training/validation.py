@@ -47,6 +47,15 @@ class Validation:
         return f"loss {self.figures['val/loss']:.4f}{averaged} ({self.samples} samples, {self.seconds:.1f} s)"
 
 
+@dataclass(frozen=True, slots=True)
+class ValidationBatch:
+    """A batch that a rank runs through the network."""
+
+    batch: Any
+    is_own: bool
+    """Whether it counts; false for one that only lets the rank take part in the all-gather of sharded weights."""
+
+
 class Validator:
     """Measures the network on the validation data. All ranks build it and call it together."""
 
@@ -104,20 +113,20 @@ class Validator:
         """Means over the stream with the current weights, weighted like those of a step."""
         sums, weights = [], []
         samples = 0
-        for batch, is_own in self.batches(asked):
-            if batch is None:
+        for found in self.batches(asked):
+            if found is None:
                 return None
-            require_same_packs(self.world, [self.task.identify(batch)])
-            loss = self.task.loss(batch, seed=self.seed)
-            sums.append(loss if is_own else zero_loss_like(loss))
-            weights.append(float(self.task.weigh(batch)) if is_own else 0.0)
-            samples += self.task.size(batch)[0] if is_own else 0
+            require_same_packs(self.world, [self.task.identify(found.batch)])
+            loss = self.task.loss(found.batch, seed=self.seed)
+            sums.append(loss if found.is_own else zero_loss_like(loss))
+            weights.append(float(self.task.weigh(found.batch)) if found.is_own else 0.0)
+            samples += self.task.size(found.batch)[0] if found.is_own else 0
             by_samples = samples * self.world.data_size / max(1, self.loader.dataset.num_samples)
             tell(min(1.0, max(by_samples, len(sums) / self.max_packs if self.max_packs else 0.0)))
         return means(self.task, sums, weights)
 
-    def batches(self, asked: Callable[[], bool]) -> Iterator[tuple[Any, bool]]:
-        """The batches of this rank and whether they count, as many on each rank; (None, False) ends them early.
+    def batches(self, asked: Callable[[], bool]) -> Iterator[ValidationBatch | None]:
+        """The batches of this rank, as many on each rank; None ends them early.
 
         A sharded network is gathered by all ranks together: one that has no batch left takes part with its last one, or
         with that of another, which counts nothing there.
@@ -130,13 +139,13 @@ class Validator:
                 batch = batch if found is None else found
                 given, idle, stopping = self.world.sum(found is not None, batch is None, asked())
                 if stopping:
-                    yield None, False
+                    yield None
                 if stopping or not given:
                     return
                 if idle:
                     lent = next(other for other in self.world.gather(found) if other is not None)
                     batch = lent if batch is None else batch
-                yield batch, found is not None
+                yield ValidationBatch(batch, is_own=found is not None)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from worldsmith.monitor.short_text import format_bytes, format_duration, short_number
 from worldsmith.monitor.terminal_view import TerminalView
-from worldsmith.monitor.throughput import Throughput
+from worldsmith.monitor.throughput import Activity, Throughput
 
 
 class Clock:
@@ -167,7 +167,7 @@ def test_the_time_left_is_that_of_usual_steps_and_unknown_before_there_are_any()
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_what_goes_on_beside_the_steps_has_a_bar_of_its_own(width: int) -> None:
-    now: list[tuple[str, float | None] | None] = [None]
+    now: list[Activity | None] = [None]
     console = Console(file=io.StringIO(), width=width, force_terminal=True)
     view = TerminalView(total_steps=800, console=console, meanwhile=lambda: now[0])
     with view:
@@ -178,10 +178,10 @@ def test_what_goes_on_beside_the_steps_has_a_bar_of_its_own(width: int) -> None:
             return "".join(s.text for s in console.render(view.progress.get_renderable())).splitlines()
 
         assert [line.split()[:2] for line in lines()] == [["step", "399/800"]]
-        now[0] = "sampling", 0.5
+        now[0] = Activity("sampling", 0.5)
         line, bar = lines()
         assert line.startswith("step 399/800")
         assert re.fullmatch(r"sampling ━+[╸╺]?━* 50%\s*", bar), bar
-        now[0] = "saving", None
+        now[0] = Activity("saving")
         assert re.fullmatch(r"saving [━ ]+", lines()[1])
         assert all(len(line) <= width for line in lines())

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import tiny_runs
 
+from worldsmith.monitor.throughput import Activity
 from worldsmith.tasks import clip_task
 from worldsmith.training.callbacks.progress import current_activity
 from worldsmith.training.trainer import Trainer
@@ -21,7 +22,7 @@ def test_encoding_and_validation_tell_which_share_is_done(tmp_path: Path, monkey
     config.trainer.run_validation = True
     config.dataloader_val = replace(config.dataloader_train, max_samples_per_batch=3, max_sequence_length=None)
     trainer = Trainer(config, run_folder=tmp_path / "run")
-    seen: list[tuple[str, float | None]] = []
+    seen: list[Activity] = []
     encode = clip_task.ClipTask.cached_latents
 
     def watched(*arguments: Any) -> Any:
@@ -30,9 +31,9 @@ def test_encoding_and_validation_tell_which_share_is_done(tmp_path: Path, monkey
 
     monkeypatch.setattr(clip_task.ClipTask, "cached_latents", watched)
     trainer.train()
-    count = sum(word == "encoding" for word, _ in seen)
+    count = sum(found.name == "encoding" for found in seen)
     assert count > 1
-    assert seen[:count] == [("encoding", pytest.approx(index / count)) for index in range(count)]
-    shares = [share for word, share in seen[count:] if word == "validation"]
+    assert seen[:count] == [Activity("encoding", pytest.approx(index / count)) for index in range(count)]
+    shares = [found.fraction for found in seen[count:] if found.name == "validation"]
     assert shares == [None] * 3 + [0.25] * 3 + [0.5] * 3 + [0.75] * 3  # two packs of three, with both kinds of weights
-    assert current_activity(trainer) == ("training", None)
+    assert current_activity(trainer) == Activity("training")

@@ -80,6 +80,18 @@ def compare_answers(asked: Asked, before: TimedAnswers, after: TimedAnswers) -> 
 INDEX, FIGURES = "config.json", "quantization.json"
 
 
+@dataclass(frozen=True, slots=True)
+class QuantizationInputs:
+    """What a quantization reads."""
+
+    model: StoredModel
+    quantizer: Quantizer
+    calibration: ChatDataset | None
+    """Conversations that activations are observed with; None: scheme and method need none."""
+    questions: ChatDataset | None
+    """Questions that model and result are asked; None: the result is not judged."""
+
+
 class Quantize(AnswerAction, WritingAction):
     """Writes a reasoner's folder with quantized weights, for transformers and vLLM, in the form of compressed-tensors.
 
@@ -125,18 +137,19 @@ class Quantize(AnswerAction, WritingAction):
     config: Config
 
     def plan(self) -> Iterator[str]:
-        model, quantizer, data, questions = self.prepare()
-        yield f"model     {model.folder} ({model.weights_in_words})"
-        yield f"scheme    {self.config.scheme}: {describe_quantizer(quantizer)}"
-        yield f"observe   {describe_selection(data, self.config.samples)}"
-        yield f"judge     {describe_selection(questions, self.config.max_questions)}"
+        found = self.prepare()
+        yield f"model     {found.model.folder} ({found.model.weights_in_words})"
+        yield f"scheme    {self.config.scheme}: {describe_quantizer(found.quantizer)}"
+        yield f"observe   {describe_selection(found.calibration, self.config.samples)}"
+        yield f"judge     {describe_selection(found.questions, self.config.max_questions)}"
         yield f"folder    {self.config.out}"
 
     def run(self) -> Result:
         from worldsmith.sampling.answers import Answerer
 
         config, out = self.config, Path(self.config.out)
-        model, quantizer, data, questions = self.prepare()
+        found = self.prepare()
+        model, questions = found.model, found.questions
         asked = [] if questions is None else conversations(questions, config.max_questions)
         device = find_device(config.device)
         facts: dict[str, Any] = {
@@ -147,16 +160,16 @@ class Quantize(AnswerAction, WritingAction):
             **self.how(model),
         }
         before = None
-        if data is not None or asked:
+        if found.calibration is not None or asked:
             answerer = self.answerer(model)
-            if data is not None:
-                facts["calibration"] = self.observe(quantizer, answerer, data)
+            if found.calibration is not None:
+                facts["calibration"] = self.observe(found.quantizer, answerer, found.calibration)
             if asked:
                 before = self.ask(answerer, asked, "asking the model")
             del answerer
         with folder_aside(out) as aside:
-            about = quantizer.fill(aside, out.name)
-            facts["size"] = sizes_of(quantizer, aside)
+            about = found.quantizer.fill(aside, out.name)
+            facts["size"] = sizes_of(found.quantizer, aside)
             passed = True
             if before is not None and questions is not None:
                 answerer = Answerer(quantizing(model.spec.name).load_quantized(aside, device), self.settings(model))
@@ -174,17 +187,17 @@ class Quantize(AnswerAction, WritingAction):
             force = config.force or not passed
             require_free(place, INDEX, force=force)
             publish_export(aside, place, about, force=force)
-        read = (("calibration", data), ("questions", questions))
+        read = (("calibration", found.calibration), ("questions", questions))
         used = [entry for split, dataset in read if dataset is not None for entry in dataset_inputs(split, dataset)]
         write_lineage(
             place, action="quantize", settings=to_dict(config), inputs=[*self.inputs(model), *used], outputs=["."]
         )
         return Result(summarize_quantization(facts, place), {**facts, "folder": str(place)}, code=0 if passed else 1)
 
-    def prepare(self) -> tuple[StoredModel, Quantizer, ChatDataset | None, ChatDataset | None]:
-        """The model, what quantizes it, and the data for calibration and questions where there are any.
+    def prepare(self) -> QuantizationInputs:
+        """Finds the model and the data, and makes all checks that cost little.
 
-        After all checks that cost little. Raises UserError when something cannot be done, or is missing.
+        Raises UserError if something cannot be done, or is missing.
         """
         config, out = self.config, Path(self.config.out)
         find_device(config.device)
@@ -203,7 +216,7 @@ class Quantize(AnswerAction, WritingAction):
         if config.judge:
             purpose = "judge the result by (or give --no-judge)"
             questions = dataset_of(model, config.questions, "questions", "dataloader_val", purpose)
-        return model, quantizer, data, questions
+        return QuantizationInputs(model, quantizer, data, questions)
 
     def ask(self, answerer: Answerer, asked: Asked, what: str) -> TimedAnswers:
         """Asks a model all questions; the first one also before the clock starts, as a warm-up."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -22,6 +23,14 @@ from worldsmith.monitor.page.status import Status, find_status
 COMPARISON = "compare.html"
 
 
+@dataclass(frozen=True, slots=True)
+class ReportSources:
+    """The runs that a page shows, and the file of the page."""
+
+    folders: list[Path]
+    page: Path
+
+
 class Report(Action):
     """Writes the page of a run, report.html in its folder, or one page that compares several runs."""
 
@@ -37,18 +46,19 @@ class Report(Action):
     config: Config
 
     def plan(self) -> Iterator[str]:
-        folders, out = self.prepare()
-        yield f"the page of {', '.join(map(str, folders))} would be written to {out}"
+        sources = self.prepare()
+        yield f"the page of {', '.join(map(str, sources.folders))} would be written to {sources.page}"
 
     def run(self) -> Result:
-        folders, out = self.prepare()
-        written = write_page(folders[0]) if len(folders) == 1 else write_comparison(folders, out)
+        sources = self.prepare()
+        folders = sources.folders
+        written = write_page(folders[0]) if len(folders) == 1 else write_comparison(folders, sources.page)
         what = "the run page" if len(folders) == 1 else f"the comparison of {len(folders)} runs"
         facts = {"page": str(written.resolve()), "runs": [str(folder) for folder in folders]}
         return Result([f"{what}: {written.resolve()}"], facts)
 
-    def prepare(self) -> tuple[list[Path], Path]:
-        """The run folders and the file. Raises UserError for what is no run folder."""
+    def prepare(self) -> ReportSources:
+        """Finds the run folders and the page. Raises UserError for a path that is no run folder."""
         folders = [require_run(Path(run)) for run in self.config.runs]
         if not folders:
             raise UserError("worldsmith report: name a run folder, or several to compare them")
@@ -57,7 +67,7 @@ class Report(Action):
         out = folders[0] / FILE if len(folders) == 1 else Path(self.config.out or COMPARISON)
         if not out.parent.is_dir():
             raise UserError(f"-o {out}: there is no folder {out.parent}")
-        return folders, out
+        return ReportSources(folders, out)
 
 
 OPEN_DIFFERENCES = 12
@@ -131,7 +141,7 @@ def side_by_side(runs: Sequence[RunFiles], names: Sequence[str], place: PageBudg
 
 def last_loss(run: RunFiles, _: Status) -> str:
     loss = run.metrics.series.get("loss")
-    return format_float(loss.last[1]) if loss else ABSENT
+    return format_float(loss.mean_of_newest()[0]) if loss else ABSENT
 
 
 def best_loss(run: RunFiles, _: Status) -> str:

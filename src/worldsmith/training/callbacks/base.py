@@ -97,12 +97,16 @@ class Callback(Configurable):
             logger.warning("%s cannot be written, the run goes on: %s", self.folder / name, error)
 
     def records(self, name: str, trainer: TrainingRun) -> Sinks:
-        """A file of lines in the callback's folder; what a run that goes on will do again is removed from it."""
+        """Opens a file of lines in the callback's folder on rank 0; on other ranks nothing is written.
+
+        Lines of steps that a resumed run will do again are removed from it.
+        """
         from worldsmith.monitor.metrics_log import MetricsLog
         from worldsmith.monitor.sinks import Sinks
 
         path, sinks = self.folder / name, Sinks()
-        sinks.add(str(path), lambda: MetricsLog(path, resumed_step=trainer.iteration))
+        if trainer.world.is_main:
+            sinks.add(str(path), lambda: MetricsLog(path, resumed_step=trainer.iteration))
         return sinks
 
 
@@ -138,8 +142,8 @@ class TrainingRun(Protocol):
     callbacks: dict[str, Callback]
     resumed: Path | None
     """The checkpoint from which the run resumes."""
-    first_size: tuple[int, int]
-    """Samples and tokens of the first batch."""
+    first_samples: int
+    """Number of samples of the first batch."""
     pace: Throughput
     outcome: Outcome | None
     """How the run ended; None until then, and when it failed."""

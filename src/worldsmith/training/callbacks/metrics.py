@@ -11,6 +11,7 @@ import socket
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.config.declare.ranges import Count
@@ -44,7 +45,7 @@ class Metrics(Callback):
         """Whether TensorBoard files are written beside metrics.jsonl."""
 
     config: Config
-    sinks: Sinks | None = None
+    sinks = Sinks()
 
     def on_train_start(self, trainer: TrainingRun) -> None:
         if not trainer.world.is_main:
@@ -76,8 +77,6 @@ class Metrics(Callback):
         )
 
     def _write(self, step: int, metrics: dict[str, Any]) -> None:
-        if self.sinks is None:
-            return
         lost = dict(self.sinks.lost)
         metrics["unwritten"] = lost.pop(FILE, 0)
         if lost:
@@ -85,13 +84,12 @@ class Metrics(Callback):
         self.sinks.write(step, metrics)
 
     def on_train_end(self, trainer: TrainingRun) -> None:
-        if self.sinks is not None:
-            self.sinks.close(failed=trainer.outcome is None)
+        self.sinks.close(failed=trainer.outcome is None)
 
 
 def step_metrics(step: StepResult, trainer: TrainingRun) -> dict[str, Any]:
     """Metrics of one step over all ranks, which call this together; seconds and memory are those of this rank."""
-    rejected, loaded = count_data(trainer)
+    data = count_data(trainer)
     return {
         "loss": step.loss,
         **nest_by_key(step.figures),
@@ -111,8 +109,8 @@ def step_metrics(step: StepResult, trainer: TrainingRun) -> dict[str, Any]:
         "failed_saves": trainer.failed_saves,
         "peak_memory_bytes": peak_memory_bytes(trainer.world.device),
         "memory_before_bytes": trainer.memory_before,
-        "rejected": rejected,
-        "loaded": loaded,
+        "rejected": data.rejected,
+        "loaded": data.loaded,
     }
 
 
@@ -163,8 +161,18 @@ def peak_flops(device: str, precision: str) -> float | None:
     return None if gpu is None else gpu.peak_flops
 
 
-def count_data(trainer: TrainingRun) -> tuple[dict[str, int], dict[str, int]]:
-    """(number of skipped samples by reason, other counts of the loader), over all ranks."""
+@dataclass(frozen=True, slots=True)
+class DataCounts:
+    """Counts of the data over all ranks, since this process started."""
+
+    rejected: dict[str, int]
+    """Number of skipped samples by reason."""
+    loaded: dict[str, int]
+    """Other counts of the loader and of the task, by name."""
+
+
+def count_data(trainer: TrainingRun) -> DataCounts:
+    """Counts the data of all ranks, which call this together."""
     loader, world = trainer.state.loader, trainer.world
     rejected = Counter(r.reason for r in loader.dataset.rejections)  # every rank has read the whole list
     loaded: Counter[str] = Counter()
@@ -175,7 +183,7 @@ def count_data(trainer: TrainingRun) -> tuple[dict[str, int], dict[str, int]]:
         if rank % world.context_parallel == 0:
             rejected.update(left_out)
             loaded.update(counts)
-    return dict(sorted(rejected.items())), dict(sorted(loaded.items()))
+    return DataCounts(dict(sorted(rejected.items())), dict(sorted(loaded.items())))
 
 
 def peak_memory_bytes(device: str) -> int:
@@ -200,23 +208,21 @@ class DeviceMonitor(Callback):
         """Steps between two readings."""
 
     config: Config
-    file: Sinks | None = None
+    file = Sinks()
 
     def on_train_start(self, trainer: TrainingRun) -> None:
         import psutil
 
         self.process, self.last = psutil.Process(), dict[str, float]()
         self.process.cpu_percent()  # the first call begins the measurement
-        if trainer.world.is_main:
-            self.file = self.records("devices.jsonl", trainer)
+        self.file = self.records("devices.jsonl", trainer)
 
     def on_training_step_end(self, trainer: TrainingRun, step: StepResult) -> None:
         if trainer.iteration % self.config.every:
             return
         ranks = trainer.world.gather(self.read(trainer.world.device))
         self.last = {name: max(found) for name in GREATEST if (found := [rank[name] for rank in ranks if name in rank])}
-        if self.file is not None:
-            self.file.write(trainer.iteration, {"processes": ranks})
+        self.file.write(trainer.iteration, {"processes": ranks})
 
     def figures(self, trainer: TrainingRun, step: StepResult) -> Mapping[str, Any]:
         last, self.last = self.last, {}
@@ -241,9 +247,7 @@ class DeviceMonitor(Callback):
         return found
 
     def on_train_end(self, trainer: TrainingRun) -> None:
-        if self.file is not None:
-            self.file.close()
-            self.file = None
+        self.file.close()
 
 
 class NormMonitor(Callback):
@@ -260,7 +264,7 @@ class NormMonitor(Callback):
         """Whether updates are measured: keeps a copy of the trained weights during a measured step."""
 
     config: Config
-    file: Sinks | None = None
+    file = Sinks()
 
     def on_train_start(self, trainer: TrainingRun) -> None:
         trained = {name: p for name, p in native_parameters(trainer.model.network).items() if p.requires_grad}
@@ -268,8 +272,7 @@ class NormMonitor(Callback):
         self.parameters = list(trained.values())
         self.found: dict[str, dict[str, float]] = {}
         self.before: list[Tensor] = []
-        if trainer.world.is_main:
-            self.file = self.records("norms.jsonl", trainer)
+        self.file = self.records("norms.jsonl", trainer)
 
     def on_before_optimizer_step(self, trainer: TrainingRun, step: StepResult) -> None:
         if (step.inputs.index + 1) % self.config.every:
@@ -290,8 +293,7 @@ class NormMonitor(Callback):
             changes = [after.detach() - before for after, before in zip(self.parameters, self.before, strict=True)]
             self.found["update"], self.before = self.norms(changes), []
         parts = {part: {kind: norms[part] for kind, norms in self.found.items()} for part in self.found["weight"]}
-        if self.file is not None:
-            self.file.write(trainer.iteration, {"parts": parts})
+        self.file.write(trainer.iteration, {"parts": parts})
 
     def figures(self, trainer: TrainingRun, step: StepResult) -> Mapping[str, Any]:
         found, self.found = self.found, {}
@@ -305,9 +307,7 @@ class NormMonitor(Callback):
         return {part: square**0.5 for part, square in squares.items()}
 
     def on_train_end(self, trainer: TrainingRun) -> None:
-        if self.file is not None:
-            self.file.close()
-            self.file = None
+        self.file.close()
 
 
 def total_norm(norms: Mapping[str, float]) -> float:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from worldsmith.config.declare.ranges import Range
 from worldsmith.config.errors import describe_error
 from worldsmith.files.atomic import replacing
+from worldsmith.monitor.throughput import Activity
 from worldsmith.training.callbacks.base import Callback, TrainingRun
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class IterSpeed(Callback):
         self.view = TerminalView(
             total_steps=trainer.config.trainer.max_iter,
             first_step=trainer.iteration,
-            meanwhile=lambda: None if (now := current_activity(trainer))[0] == "training" else now,
+            meanwhile=lambda: None if (now := current_activity(trainer)).name == "training" else now,
         )
         self.view.__enter__()
 
@@ -100,15 +101,15 @@ class HeartBeat(Callback):
             "max_iter": most,
             "started": self.started,
             "remaining_seconds": trainer.pace.remaining_seconds(most - trainer.iteration),
-            "doing": current_activity(trainer)[0],
+            "doing": current_activity(trainer).name,
             "reason": self.reason,
         }
 
 
-def current_activity(trainer: TrainingRun) -> tuple[str, float | None]:
-    """Current activity and its completed fraction, None where it is not known. Any thread may call this."""
-    work = trainer.task.long_work
-    return work if trainer.doing == "training" and work is not None else (trainer.doing, trainer.share)
+def current_activity(trainer: TrainingRun) -> Activity:
+    """Activity of the run, or of its task while it trains. Any thread may call this."""
+    work = trainer.task.long_work if trainer.doing == "training" else None
+    return Activity(*(work or (trainer.doing, trainer.share)))
 
 
 logger = logging.getLogger(__name__)

@@ -250,7 +250,7 @@ class DrawSamples(Callback):
     def _passes_of_step(self, trainer: TrainingRun) -> float:
         """Forward passes of a sample that cost as much as a training step on this rank."""
         packs: int = trainer.config.trainer.grad_accum_iter
-        return STEP_PASSES * packs * trainer.first_size[0]
+        return STEP_PASSES * packs * trainer.first_samples
 
     def _fit(self, trainer: TrainingRun) -> DrawingSize:
         config, steps = self.config, trainer.config.trainer.max_iter

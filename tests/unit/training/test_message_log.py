@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from small_disk import largest_file
 
-from worldsmith.monitor.message_log import MessageLog
+from worldsmith.training.run_folder import MessageLog
 
 logger = logging.getLogger("worldsmith.anything")
 
