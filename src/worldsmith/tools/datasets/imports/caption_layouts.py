@@ -37,6 +37,13 @@ TABLE_SUFFIXES = (".csv", ".jsonl")
 PATH_COLUMNS = ("file_name", "video_file_name", "image_file_name", "file_path", "path", "video", "image", "file")
 LINE_FILES = ("prompts.txt", "videos.txt")
 IMAGE_LIST = "images.txt"
+CAPTION_SUFFIXES = (".json", ".txt")
+Named = Mapping[Path, list[Path]]
+"""Files by the name that media and captions share; all paths are relative to the source."""
+CAPTION_NAMES = ("caption.json", "caption.txt")
+META = ".meta.jsonl"
+COPY = "-$#%@&"
+"""SAT drops this and what follows from a key before it looks for the key."""
 
 
 def recognise_tables(source: Path) -> str:
@@ -195,15 +202,6 @@ def require_same_length(folder: Path, files: dict[str, list[str]]) -> None:
         "",
     )
     raise ValueError(f"{folder}: {told}; each line of one belongs to the same line of the others{blank}")
-
-
-CAPTION_SUFFIXES = (".json", ".txt")
-Named = Mapping[Path, list[Path]]
-"""Files by the name that media and captions share; all paths are relative to the source."""
-CAPTION_NAMES = ("caption.json", "caption.txt")
-META = ".meta.jsonl"
-COPY = "-$#%@&"
-"""SAT drops this and what follows from a key before it looks for the key."""
 
 
 def recognise_sidecars(source: Path) -> str:
