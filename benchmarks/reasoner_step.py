@@ -31,7 +31,7 @@ from worldsmith.families.vision_language.model import VisionLanguageModel
 from worldsmith.families.vision_language.policy import BackboneConfig, FreezeConfig, PolicyConfig
 from worldsmith.families.vision_language.task import VisionLanguageTask
 from worldsmith.objectives.next_token import NextToken
-from worldsmith.training.step import Step, forward_backward
+from worldsmith.training.step import StepInputs, forward_backward
 
 GOAL = 1.5
 TOLERANCE = 1e-4
@@ -78,7 +78,7 @@ def make_ways(
 
     def packed() -> None:
         model.network.zero_grad()
-        forward_backward(Step(index=0, batches=[samples]), task, seed=0)
+        forward_backward(StepInputs(0, [samples]), task, seed=0)
 
     def padded() -> None:
         plain.zero_grad()

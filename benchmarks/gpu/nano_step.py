@@ -44,7 +44,7 @@ from worldsmith.objectives.rectified_flow import RectifiedFlow
 from worldsmith.training.callbacks.grad_clip import clip_gradients
 from worldsmith.training.optimizer import AdamW
 from worldsmith.training.parallel import build_model
-from worldsmith.training.step import Step, forward_backward
+from worldsmith.training.step import StepInputs, forward_backward
 
 TRAINED = ["moe_gen", "time_embedder", "vae2llm", "llm2vae"]
 GOAL = 0.5
@@ -90,8 +90,7 @@ def measure(case: Case, world: World, steps: int) -> Result:
     taken = []
     for index in range(WARM_UP + steps):
         start = synchronised(world)
-        step = Step(index=index, batches=[case.samples])
-        forward_backward(step, task, seed=0)
+        step = forward_backward(StepInputs(index, [case.samples]), task, seed=0)
         clip_gradients(adamw.parameters, 1.0, force_finite=True)
         adamw.optimizer.step()
         adamw.optimizer.zero_grad(set_to_none=True)

@@ -20,7 +20,7 @@ from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.families.cogvideox.architecture import tiny
 from worldsmith.families.cogvideox.model import CogVideoXDefaults
 from worldsmith.families.cosmos3.model import Cosmos3Defaults, Cosmos3Generator
-from worldsmith.families.cosmos3.weights.export_diffusers import export_pipeline
+from worldsmith.families.cosmos3.weights.formats import export_pipeline
 from worldsmith.sampling.sample_args import decide
 from worldsmith.sampling.sample_files import Layer, SampleEntry
 from worldsmith.sampling.sample_settings import Sample, SampleSettings

@@ -96,7 +96,9 @@ def test_what_load_path_keeps_from_being_read_is_said(
     unread = "; model.config.policy.backbone.model_name is not read"
     assert f"checkpoint.load_path = {whole}{unread}" in caplog.text
     expected = read_checkpoint(whole / "checkpoints/iter_000000008")
-    assert all(torch.equal(tensor, expected[f"model/{name}"]) for name, tensor in trainer.state.weights().items())
+    assert all(
+        torch.equal(tensor, expected[f"model/{name}"]) for name, tensor in trainer.state.weights.state_dict().items()
+    )
 
 
 def test_the_export_without_a_format_is_a_folder_for_transformers(world: Path, whole: Path, tmp_path: Path) -> None:

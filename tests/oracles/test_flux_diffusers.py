@@ -17,7 +17,7 @@ from worldsmith.families.flux.task import FluxTask
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.objectives.noise_schedule import POSTERIOR_STREAM, random_noise, sample_noise
 from worldsmith.training.parallel import build_model
-from worldsmith.training.step import Step, forward_backward
+from worldsmith.training.step import StepInputs, forward_backward
 
 DRAWS = 3
 
@@ -98,8 +98,7 @@ def test_loss_and_gradients_of_one_process(world: Path, guided: bool) -> None:
         config.model.config.network.guidance_embeds, config.model.config.training_guidance = False, 1.0
     task = make_task(config)
     pictures = pictures_of(task)
-    step = Step(index=0, batches=[pictures])
-    forward_backward(step, task, seed=DRAWS)
+    step = forward_backward(StepInputs(0, [pictures]), task, seed=DRAWS)
     judge = step_of_diffusers(world, task, pictures)
     assert step.loss == pytest.approx(judge["loss"], rel=1e-5)
     own = {name: parameter.grad for name, parameter in native_parameters(task.model.network).items()}

@@ -27,7 +27,7 @@ from worldsmith.sampling.generate import generate, generate_latents
 from worldsmith.sampling.requests import GenerationRequest
 from worldsmith.tools.export.export import Export
 from worldsmith.training.parallel import build_model
-from worldsmith.training.step import Step, forward_backward
+from worldsmith.training.step import StepInputs, forward_backward
 from worldsmith.training.trainer import Trainer
 
 SEED, DRAWS, STEPS, GUIDANCE = 7, 3, 4, 3.0
@@ -108,8 +108,7 @@ def test_loss_and_gradients_are_those_of_diffusers(world: Path) -> None:
     clips[1].caption, clips[1].text_ids, clips[2].fps = "", [1], 12.5
     task = make_task(config)
     loss, gradients = step_of_diffusers(world / "pipeline", task, clips)
-    step = Step(index=0, batches=[clips])
-    forward_backward(step, task, seed=DRAWS)
+    step = forward_backward(StepInputs(0, [clips]), task, seed=DRAWS)
     assert step.loss == pytest.approx(loss, rel=1e-5)
     own = {name: p.grad for name, p in native_parameters(task.model.network).items()}
     assert own.keys() == gradients.keys()

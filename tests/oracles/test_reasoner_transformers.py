@@ -27,7 +27,7 @@ from worldsmith.families.vision_language.inputs import make_inputs
 from worldsmith.families.vision_language.network import forward
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.objectives.next_token import NextToken
-from worldsmith.training.step import Step, forward_backward
+from worldsmith.training.step import StepInputs, forward_backward
 
 MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 BACKBONES: dict[str, Any] = {
@@ -53,8 +53,11 @@ Numbers = tuple[float, dict[str, Tensor]]
 
 
 def one_step(model: Any, samples: list[Any], *, accumulate: int = 1, **objective: Any) -> Numbers:
-    step = Step(index=0, batches=[samples[index::accumulate] for index in range(accumulate)])
-    forward_backward(step, make_task(model, **objective), seed=0)
+    step = forward_backward(
+        StepInputs(0, [samples[index::accumulate] for index in range(accumulate)]),
+        make_task(model, **objective),
+        seed=0,
+    )
     found = {name: p.grad for name, p in native_parameters(model.network).items() if p.grad is not None}
     return step.loss, found
 

@@ -28,7 +28,7 @@ from worldsmith.families.wan.task import WanTask
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.objectives.noise_schedule import sample_noise
 from worldsmith.training.parallel import build_model
-from worldsmith.training.step import Step, forward_backward
+from worldsmith.training.step import StepInputs, forward_backward
 
 SEED, DRAWS = 7, 3
 
@@ -111,8 +111,7 @@ def test_loss_and_gradients_are_those_of_the_formula(world: Path, recipe: str) -
     task = make_task(config)
     sigmas = [task.objective.sigma(clip, seed=DRAWS) for clip in clips]
     assert recipe != I2V or min(sigmas) >= 0.9  # the levels of the expert for high noise
-    step = Step(index=0, batches=[clips])
-    forward_backward(step, task, seed=DRAWS)
+    step = forward_backward(StepInputs(0, [clips]), task, seed=DRAWS)
     assert step.loss == pytest.approx(judge["loss"], rel=1e-5)
     own = {name: p.grad for name, p in native_parameters(task.model.network).items()}
     assert own.keys() == judge["gradients"].keys()

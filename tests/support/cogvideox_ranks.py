@@ -25,7 +25,7 @@ from worldsmith.distributed.world import World, stop_world
 from worldsmith.families.cogvideox.task import CogVideoXTask
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.training.parallel import build_model, join_world
-from worldsmith.training.step import Step, forward_backward
+from worldsmith.training.step import StepInputs, forward_backward
 
 LOADED = diffusers.CogVideoXTransformer3DModel, diffusers.AutoencoderKLCogVideoX, transformers.T5EncoderModel
 SEED, DRAWS, SAMPLES = 7, 3, 4
@@ -48,8 +48,7 @@ def clips_of(config: Any) -> list[Any]:
 def run_step(config: Any, world: World) -> dict[str, Any]:
     clips = clips_of(config)
     task = make_task(config, world)
-    step = Step(index=0, batches=[clips[world.data_rank :: world.data_size]])
-    forward_backward(step, task, seed=DRAWS)
+    step = forward_backward(StepInputs(0, [clips[world.data_rank :: world.data_size]]), task, seed=DRAWS)
     gradients = {name: whole(p.grad) for name, p in native_parameters(task.model.network).items()}
     sharded = any(isinstance(p, DTensor) for p in task.model.network.parameters())
     return {"loss": step.loss, "gradients": gradients, "sharded": sharded}

@@ -46,7 +46,7 @@ from worldsmith.objectives.rectified_flow import RectifiedFlow
 from worldsmith.training.callbacks.grad_clip import clip_gradients
 from worldsmith.training.optimizer import AdamW
 from worldsmith.training.parallel import build_model, join_world
-from worldsmith.training.step import Step, forward_backward
+from worldsmith.training.step import StepInputs, forward_backward
 
 STEPS = 5
 PACKS = 4
@@ -241,9 +241,9 @@ def run_case(case: Case, world: World) -> dict[str, Any]:
     task = make_task(generator, world)
     losses, gradients, traffic = [], [], {}
     for index in range(STEPS):
-        step = Step(index=index, batches=rank_packs(case, index, world))
+        inputs = StepInputs(index, rank_packs(case, index, world))
         with count_traffic() if index == 0 and not case.compile.enabled else contextlib.nullcontext() as counted:
-            forward_backward(step, task, seed=3)
+            step = forward_backward(inputs, task, seed=3)
         traffic = dict(counted.sent) if counted is not None else traffic
         losses.append(step.loss)
         gradients.append(whole_gradients(generator))
@@ -310,8 +310,7 @@ def bfloat16_masters(case: Case, world: World) -> dict[str, Any]:
     model = model_config(case)
     model.precision = model.parallelism.fsdp_master_dtype = "bfloat16"
     generator, adamw = prepare(case, world, model)
-    step = Step(index=0, batches=rank_packs(case, 0, world))
-    forward_backward(step, make_task(generator, world), seed=3)
+    step = forward_backward(StepInputs(0, rank_packs(case, 0, world)), make_task(generator, world), seed=3)
     adamw.optimizer.step()
     kinds = {name: p.dtype for name, p in native_parameters(generator.network).items()}
     return {"loss": step.loss, "dtypes": kinds, "gradients": whole_gradients(generator)}

@@ -31,7 +31,7 @@ from launch import fork_ranks, meeting_point
 from mortal import Mortal
 
 from worldsmith.training.callbacks.base import Callback
-from worldsmith.training.step import Step
+from worldsmith.training.step import StepInputs, StepResult
 from worldsmith.training.trainer import Trainer
 
 FAMILY = sys.argv[1]
@@ -51,19 +51,19 @@ class Killer(Callback):
     config: Config
     mortal: Mortal
 
-    def on_training_step_start(self, trainer: Trainer, step: Step) -> None:
-        self.strike(step, "start")
+    def on_training_step_start(self, trainer: Trainer, inputs: StepInputs) -> None:
+        self.strike(inputs, "start")
 
-    def on_before_optimizer_step(self, trainer: Trainer, step: Step) -> None:
-        self.strike(step, "backward")
+    def on_before_optimizer_step(self, trainer: Trainer, step: StepResult) -> None:
+        self.strike(step.inputs, "backward")
 
-    def on_training_step_end(self, trainer: Trainer, step: Step) -> None:
-        self.strike(step, "end")
-        if step.index + 1 == self.config.step and self.config.phase.startswith("save:"):
+    def on_training_step_end(self, trainer: Trainer, step: StepResult) -> None:
+        self.strike(step.inputs, "end")
+        if step.inputs.index + 1 == self.config.step and self.config.phase.startswith("save:"):
             self.mortal.arm(int(self.config.phase.removeprefix("save:")))
 
-    def strike(self, step: Step, phase: str) -> None:
-        if (step.index + 1, phase) == (self.config.step, self.config.phase):
+    def strike(self, inputs: StepInputs, phase: str) -> None:
+        if (inputs.index + 1, phase) == (self.config.step, self.config.phase):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -73,8 +73,8 @@ class Positions(Callback):
     def on_train_start(self, trainer: Trainer) -> None:
         self.steps: dict[int, list[int]] = {}
 
-    def on_training_step_end(self, trainer: Trainer, step: Step) -> None:
-        self.steps[step.index + 1] = [sample.position for pack in step.batches for sample in pack]
+    def on_training_step_end(self, trainer: Trainer, step: StepResult) -> None:
+        self.steps[trainer.iteration] = [sample.position for pack in step.inputs.batches for sample in pack]
         path = self.folder / f"positions_{trainer.world.size}_{trainer.world.rank}.json"
         path.write_text(json.dumps(self.steps))
 

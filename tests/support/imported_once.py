@@ -41,7 +41,7 @@ def import_for_videos() -> None:
     import_for_reasoners()
     import diffusers
 
-    import worldsmith.data.clips.sample_maker
+    import worldsmith.data.clips.clip_maker
     import worldsmith.families.cosmos3.network.network
     import worldsmith.objectives.noise_schedule
 

@@ -31,7 +31,7 @@ from worldsmith.models.fill import fill
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.tasks.registry import task_of
 from worldsmith.training.parallel import build_model, join_world
-from worldsmith.training.step import Step, forward_backward
+from worldsmith.training.step import StepInputs, forward_backward
 
 LOADED = diffusers.AutoencoderKLCogVideoX, diffusers.AutoencoderKL, transformers.T5EncoderModel
 SEED, DRAWS, SAMPLES = 7, 3, 4
@@ -90,8 +90,9 @@ def run_case(case: str, worlds: Path, world: World) -> dict[str, Any]:
     plain = config_of(f"{case.split('.')[0]}.plain", worlds)
     own = samples_of(plain)[world.data_rank :: world.data_size]
     task = make_task(config, world)
-    step = Step(index=0, batches=[own[: len(own) // 2], own[len(own) // 2 :]] if len(own) > 1 else [own])
-    forward_backward(step, task, seed=DRAWS)
+    step = forward_backward(
+        StepInputs(0, [own[: len(own) // 2], own[len(own) // 2 :]] if len(own) > 1 else [own]), task, seed=DRAWS
+    )
     parameters = native_parameters(task.model.network)
     gradients = {name: whole(p.grad) for name, p in parameters.items() if p.grad is not None}
     return {

@@ -69,7 +69,7 @@ def carry_out(case: str, world: World, folder: Path) -> dict[str, dict[str, int]
         keep(run, folder)
         state: Any = run.state
         state.checkpointer.load_part = elsewhere(tracker, state.checkpointer.load_part)
-        state._start_weights = elsewhere(tracker, state._start_weights)
+        state.weights.load_initial = elsewhere(tracker, state.weights.load_initial)
         state._restore_position = lambda *_, **__: None
         with judged(found, "resuming", tracker), tracker.phase("resuming"):
             state.restore(checkpoint)

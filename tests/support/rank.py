@@ -12,8 +12,7 @@ import toy_runs
 from launch import fork_ranks
 
 from worldsmith.distributed.world import stop_world
-from worldsmith.training.callbacks.parameters import NormMonitor
-from worldsmith.training.callbacks.profiling import DeviceMonitor
+from worldsmith.training.callbacks.metrics import DeviceMonitor, NormMonitor
 from worldsmith.training.trainer import Trainer
 
 

@@ -29,7 +29,7 @@ from worldsmith.families.vision_language.policy import FreezeConfig
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.training.optimizer import AdamW
 from worldsmith.training.parallel import build_model, join_world
-from worldsmith.training.step import Step, forward_backward
+from worldsmith.training.step import StepInputs, forward_backward
 
 SEED = 7
 SAMPLES = 16
@@ -104,9 +104,10 @@ def run_case(case: Case, world: World, folder: Path) -> dict[str, Any]:
     losses, gradients = [], []
     for index in range(case.steps):
         own = samples_of(case, index)[world.data_rank :: world.data_size]
-        step = Step(index=index, batches=[own[start :: case.accumulate] for start in range(case.accumulate)])
-        forward_backward(step, task, seed=0)
-        task.check_gradients(step.batches, step.weight)
+        step = forward_backward(
+            StepInputs(index, [own[start :: case.accumulate] for start in range(case.accumulate)]), task, seed=0
+        )
+        task.check_gradients(step.inputs.batches, step.weight)
         losses.append(step.loss)
         gradients.append(
             {name: whole(p.grad) for name, p in native_parameters(model.network).items() if p.grad is not None}

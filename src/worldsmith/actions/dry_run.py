@@ -13,21 +13,20 @@ from typing import TYPE_CHECKING
 
 from worldsmith.actions.action import Result
 from worldsmith.actions.run_action import RunAction
-from worldsmith.checkpoint.run.folders import find_latest
+from worldsmith.checkpoint.run.find_checkpoint import find_latest
 from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.config.declare.ranges import Count
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.paths import Path as Keys
 from worldsmith.config.tree.references import resolve
+from worldsmith.distributed.degrees import plan_degrees
 from worldsmith.distributed.gpus import Gpu, find_gpu, word_of_device
 from worldsmith.distributed.world import World, device_remarks, present_device
 from worldsmith.files.writable import nearest_folder
 from worldsmith.planning.plan import make_plan
 from worldsmith.planning.text import line, memory_lines, time_lines
 from worldsmith.tasks.registry import task_of
-from worldsmith.training.file_checks import require_files
-from worldsmith.training.parallel import plan_degrees
-from worldsmith.training.preflight import build_optimizer, check_space, schedule_remarks
+from worldsmith.training.preflight import build_optimizer, check_space, require_files, schedule_remarks
 from worldsmith.training.run_folder import run_path
 from worldsmith.training.start_checks import completion, require_same_run, require_same_shapes, wanted_moments
 from worldsmith.training.start_lines import (
@@ -90,7 +89,7 @@ def plan_run(
     from worldsmith.checkpoint.run.optimizer_state import empty_optimizer_state
     from worldsmith.training.validation import Validator
 
-    degrees = plan_degrees(config.model.config, world_size)
+    degrees = plan_degrees(config.model.config.parallelism, world_size)
     require_files(config, run_folder, variables=variables)
     place = nearest_folder(run_folder)
     checkpoint = find_latest(run_folder / "checkpoints", World())

@@ -80,7 +80,7 @@ def show(args: argparse.Namespace) -> int:
 def check(args: argparse.Namespace) -> int:
     """Prints OK or raises every mistake; `--files` also checks weights, VAE, tokenizer, data and run folder."""
     from worldsmith.cli.spec_and_parent import leave_parent_out
-    from worldsmith.training.file_checks import check_files
+    from worldsmith.training.preflight import check_files
 
     for note in leave_parent_out(args):
         print_warning(note)

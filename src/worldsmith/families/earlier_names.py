@@ -32,18 +32,23 @@ NEW_NAMES = (
         for earlier, now in {
             "callbacks.bad_batches.BadBatches": "callbacks.failures.BadBatches",
             "callbacks.compile_tokenizer.CompileTokenizer": "callbacks.step_speed.CompileTokenizer",
-            "callbacks.device_monitor.DeviceMonitor": "callbacks.profiling.DeviceMonitor",
+            "callbacks.device_monitor.DeviceMonitor": "callbacks.metrics.DeviceMonitor",
             "callbacks.first_step_watchdog.FirstStepWatchdog": "callbacks.failures.FirstStepWatchdog",
             "callbacks.heart_beat.HeartBeat": "callbacks.progress.HeartBeat",
             "callbacks.iter_speed.IterSpeed": "callbacks.progress.IterSpeed",
             "callbacks.manual_gc.ManualGC": "callbacks.step_speed.ManualGC",
-            "callbacks.norm_monitor.NormMonitor": "callbacks.parameters.NormMonitor",
-            "callbacks.param_count.ParamCount": "callbacks.parameters.ParamCount",
-            "callbacks.profiler.Profiler": "callbacks.profiling.Profiler",
+            "callbacks.norm_monitor.NormMonitor": "callbacks.metrics.NormMonitor",
+            "callbacks.param_count.ParamCount": "callbacks.metrics.ParamCount",
+            "callbacks.parameters.NormMonitor": "callbacks.metrics.NormMonitor",
+            "callbacks.parameters.ParamCount": "callbacks.metrics.ParamCount",
+            "callbacks.profiler.Profiler": "callbacks.step_speed.Profiler",
+            "callbacks.profiling.DeviceMonitor": "callbacks.metrics.DeviceMonitor",
+            "callbacks.profiling.Profiler": "callbacks.step_speed.Profiler",
             "callbacks.run_page.RunPage": "callbacks.run_reports.RunPage",
             "callbacks.run_plan.RunPlan": "callbacks.run_reports.RunPlan",
-            "gradients.loss_scale.LossScaler": "loss_scale.LossScaler",
+            "gradients.loss_scale.LossScaler": "optimizer.LossScaler",
             "loop_config.LoopConfig": "run_config.LoopConfig",
+            "loss_scale.LossScaler": "optimizer.LossScaler",
         }.items()
     }
     | {

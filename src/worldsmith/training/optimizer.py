@@ -1,4 +1,4 @@
-"""AdamW over the parameters that a run trains."""
+"""`AdamW` over the parameters that a run trains, and `LossScaler`: the scale of the loss in float16."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 from worldsmith.config import Configurable, wrong
-from worldsmith.config.declare.ranges import DecayRate, Factor, Length
+from worldsmith.config.declare.ranges import Count, DecayRate, Factor, Length, Range
 from worldsmith.config.declare.search import Popular, Search
 from worldsmith.config.tree.plain import class_defaults
 from worldsmith.models.lora import is_adapter
@@ -18,7 +18,8 @@ from worldsmith.models.parameter_names import native_parameters
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +27,10 @@ PATTERNS = ("keys_to_select", "lr_multipliers", "keys_without_decay")
 """Fields that hold substrings of parameter names."""
 STATE_UNCHANGED = ("lr", "betas", "eps", "weight_decay", "decay_vectors", "fused", *PATTERNS)
 """Fields that do not change which state the optimizer keeps. torch is asked about all others."""
+
+NEVER = 2**31 - 1
+SCALER_STATE = {"scale": "loss_scale[scale]", "_growth_tracker": "loss_scale[steps]"}
+"""What `torch.amp.GradScaler` keeps of its past, and its names in a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,3 +249,62 @@ def nearest_names(pattern: str, names: Iterable[str], count: int = 3) -> list[st
             example.setdefault(part, name)
     close = difflib.get_close_matches(pattern, example, n=count, cutoff=0.4) or list(example)[:count]
     return list(dict.fromkeys(example[part] for part in close))
+
+
+class LossScaler(Configurable):
+    """`torch.amp.GradScaler` over the trained parameters of a run.
+
+    The loss of a step is multiplied by `scale`; `unscale` divides the gradients by it, before anyone looks at them. A
+    gradient that is not finite, on any rank, is an overflow: the step is skipped and the scale is halved.
+    """
+
+    class Config(Configurable.Config):
+        init_scale: Annotated[float, Range(gt=0, le=2.0**64)] = 65536.0
+        """What the loss is multiplied by in the first step, with model.config.precision = "float16"."""
+        growth_interval: Count | None = 2000
+        """Steps in a row without an overflow that double the scale; one with an overflow halves it. None: it stays."""
+
+    def __init__(self, config: Config, *, optimizer: Optimizer, enabled: bool) -> None:
+        """Without `enabled` the scale is 1 and nothing is done."""
+        import torch
+
+        config.check()
+        self.config, self.optimizer = config, optimizer
+        parameter = optimizer.param_groups[0]["params"][0]
+        self.scaler = torch.amp.GradScaler(
+            parameter.device.type,
+            init_scale=config.init_scale,
+            growth_interval=config.growth_interval or NEVER,
+            enabled=enabled,
+        )
+        self.scaler.scale(torch.ones((), device=parameter.device))  # from then on it has its scale
+        self.scale = float(self.scaler.get_scale())
+        """That of the next step."""
+
+    def unscale(self) -> bool:
+        """Divides the gradients by the scale and chooses that of the next step; whether one overflowed, on any rank."""
+        if not self.scaler.is_enabled():
+            return False
+        self.scaler.unscale_(self.optimizer)
+        self.scaler.update()
+        before, after = self.scale, float(self.scaler.get_scale())
+        if self.config.growth_interval is None:
+            self.scaler.update(before)
+        else:
+            self.scale = after
+        return after < before
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What the next step depends on; empty where the config alone says it."""
+        import torch
+
+        kept: dict[str, Any] = self.scaler.state_dict() if self.config.growth_interval else {}
+        return {ours: torch.tensor(kept[key], dtype=torch.float64) for key, ours in SCALER_STATE.items() if key in kept}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Continues with what `state_dict` gave; what is missing stays."""
+        own = self.scaler.state_dict()
+        found = {key: type(own[key])(state[ours]) for key, ours in SCALER_STATE.items() if key in own and ours in state}
+        if found:
+            self.scaler.load_state_dict({**own, **found})
+            self.scale = float(self.scaler.get_scale())

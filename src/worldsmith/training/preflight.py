@@ -1,21 +1,37 @@
-"""What is refused or pointed out before anything is built."""
+"""What is refused or pointed out before anything is built: missing files, too little memory or disk, unusual settings.
+
+A component checks its own files: `check_files` of its Config raises for what is missing, reads little and downloads
+nothing.
+"""
 
 from __future__ import annotations
 
 import copy
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING
 
-from worldsmith.config.errors import UserError
+from worldsmith.checkpoint.run.find_checkpoint import list_candidates
+from worldsmith.checkpoint.run.frozen_weights import is_partial
+from worldsmith.checkpoint.sources.open_weights import require_weights
+from worldsmith.config.declare.configurable import find, walk
+from worldsmith.config.errors import Problem, UserError
 from worldsmith.config.tree.checks import TRIAL_STEPS
+from worldsmith.config.tree.paths import Path as Keys
+from worldsmith.config.tree.paths import format_path
+from worldsmith.config.tree.references import resolve
+from worldsmith.data.stream.errors import DataError
+from worldsmith.distributed.degrees import plan_degrees
 from worldsmith.distributed.memory import free_memory
 from worldsmith.distributed.world import World, local_size
+from worldsmith.files.writable import require_writable
 from worldsmith.models.weights.table import table_of
 from worldsmith.monitor.short_text import format_bytes
-from worldsmith.training.parallel import plan_degrees
+from worldsmith.training.run_folder import run_path
 from worldsmith.training.state_bytes import StateBytes, checkpoint_bytes, state_bytes
 
 if TYPE_CHECKING:
@@ -25,6 +41,86 @@ if TYPE_CHECKING:
     from worldsmith.models.model import Model
     from worldsmith.training.optimizer import AdamW
     from worldsmith.training.run_config import RunConfig
+
+
+def check_files(
+    config: RunConfig,
+    run_folder: Path | None = None,
+    *,
+    mistakes: Sequence[Problem] = (),
+    variables: Mapping[Keys, str] | None = None,
+) -> list[Problem]:
+    """What is wrong with the files that a run reads and with its folder, in the order of the tree.
+
+    A run that goes on from a checkpoint with all its weights does not need those that it started from. `mistakes` are
+    those of a tree that is resolved apart from them: what they leave unsaid is not looked for. `variables` are the
+    environment variables that gave values of the config, which messages about these values name.
+    """
+    config = config if mistakes else resolve(config)
+    wrong = [problem.keys for problem in mistakes if problem.path]
+    problems = []
+    needs_base = True
+    try:
+        if not lacks_text(config, ("job",), wrong):
+            folder = run_folder or run_path(config.job)
+            require_writable(folder, what="the run folder ")
+            candidates = list_candidates(folder / "checkpoints").checkpoints
+            needs_base = not candidates or is_partial(candidates[0])
+    except UserError as error:
+        problems.append(Problem("job", str(error)))
+    for path, node in walk(config):
+        look = getattr(node, "check_files", None)
+        if node is config.checkpoint and needs_base:
+            look = partial(require_start, config)
+        if look is None or (path[:1] == ("dataloader_val",) and not config.trainer.run_validation):
+            continue
+        if lacks_text(config, path, wrong):
+            continue
+        try:
+            look()
+        except (UserError, DataError, OSError, ValueError) as error:
+            problems.append(Problem(format_path(path), name_variable(str(error), config, path, variables or {})))
+        except Exception:
+            if not mistakes:  # it was not made for values that are wrong
+                raise
+    return problems
+
+
+def name_variable(message: str, config: RunConfig, section: Keys, variables: Mapping[Keys, str]) -> str:
+    """The message about a section, with the environment variable that gave the value in the message."""
+    for path, name in variables.items():
+        value = find(config, path) if path[: len(section)] == section else None
+        if isinstance(value, str) and value and value in message:
+            return f"{message} ({format_path(path)} is the value of the environment variable {name})"
+    return message
+
+
+def lacks_text(config: RunConfig, section: Keys, wrong: Sequence[Keys]) -> bool:
+    """Whether a text of a section, perhaps the name of a file, is not known because of a mistake."""
+    return any(path[:-1] == section and isinstance(find(config, path), (str, NoneType)) for path in wrong)
+
+
+def require_start(config: RunConfig) -> None:
+    """Raises FileNotFoundError or UserError when there are no weights where a new run looks for them; reads none."""
+    start = config.initial_weights()
+    if start is not None:
+        require_weights(start.path, field=start.field.removeprefix("checkpoint."), family=config.model.name)
+
+
+def require_files(
+    config: RunConfig,
+    run_folder: Path,
+    world: World | None = None,
+    variables: Mapping[Keys, str] | None = None,
+) -> None:
+    """Raises UserError, on all ranks, that lists all that `check_files` finds; process 0 looks."""
+    world = world or World()
+    problems = world.broadcast(check_files(config, run_folder, variables=variables) if world.is_main else None)
+    lines = [f"{problem.path}: {problem.message}" for problem in problems]
+    if len(lines) > 1:
+        lines = [f"{len(lines)} things are missing or wrong:", *(f"  {line}" for line in lines)]
+    if lines:
+        raise UserError("\n".join(lines))
 
 
 def schedule_remarks(config: RunConfig) -> list[str]:
@@ -59,7 +155,7 @@ def rate_remarks(config: RunConfig) -> Iterator[str]:
 
 def checkpoint_size(config: RunConfig, model: Model, processes: int) -> int:
     """About what one checkpoint takes on disk. What is trained must have been chosen."""
-    return checkpoint_bytes(table_of(model), config, plan_degrees(model.config, processes)).files
+    return checkpoint_bytes(table_of(model), config, plan_degrees(model.config.parallelism, processes)).files
 
 
 def kept_checkpoints(config: RunConfig) -> int:
@@ -111,11 +207,11 @@ def require_memory(config: RunConfig, world: World) -> None:
     """
     model: Model = config.model.config.build(device="meta")
     build_optimizer(config, model.network)
-    states = state_bytes(table_of(model), config, plan_degrees(config.model.config, world.size))
+    states = state_bytes(table_of(model), config, plan_degrees(config.model.config.parallelism, world.size))
     lacks = world.gather(lack_of_memory(states, world, local_size()))
     lack = next((lack for lack in lacks if lack is not None), None)
     if lack is not None:
-        raise UserError(f"the run does not fit into memory: {lack}")
+        raise UserError(f"[E114] the run does not fit into memory: {lack}")
 
 
 def check_space(config: RunConfig, model: Model, processes: int, folder: Path) -> list[str]:
@@ -124,13 +220,14 @@ def check_space(config: RunConfig, model: Model, processes: int, folder: Path) -
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise UserError(
-            f"a checkpoint of this run takes {format_bytes(needed)}, and the disk of {folder} has {format_bytes(free)} "
-            'free. Make room, choose another output root, or save less with checkpoint.save_weights = "trained"'
+            f"[E115] a checkpoint of this run takes {format_bytes(needed)}, and the disk of {folder} has "
+            f"{format_bytes(free)} free. Make room, choose another output root, or save less with "
+            'checkpoint.save_weights = "trained"'
         )
     if kept * needed > free:
         fewer = "a smaller checkpoint.keep_latest_k" if config.checkpoint.keep_latest_k else "checkpoint.keep_latest_k"
         return [
-            f"the run's {kept} checkpoints of {format_bytes(needed)} do not all fit: {format_bytes(free)} are free on "
-            f"the disk of {folder}; set {fewer}, or a larger checkpoint.save_iter"
+            f"[E115] the run's {kept} checkpoints of {format_bytes(needed)} do not all fit: {format_bytes(free)} are "
+            f"free on the disk of {folder}; set {fewer}, or a larger checkpoint.save_iter"
         ]
     return []

@@ -5,6 +5,7 @@ Callbacks that are imported here have short names.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import field
 from typing import Any, ClassVar, Literal
 
@@ -15,22 +16,20 @@ from worldsmith.config.declare.ranges import Count, NotNegative, Seed
 from worldsmith.config.errors import wrong
 from worldsmith.config.sections import DataSettingConfig, JobConfig
 from worldsmith.data.stream.loader import PackingDataLoader
+from worldsmith.distributed.degrees import check_world_size, launch_remarks
 from worldsmith.models.spec import ModelSpec
 from worldsmith.objectives.objective import Objective
 from worldsmith.tasks.registry import task_of
 from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.callbacks.failures import BadBatches, FirstStepWatchdog
 from worldsmith.training.callbacks.grad_clip import GradClip
-from worldsmith.training.callbacks.metrics import Metrics
-from worldsmith.training.callbacks.parameters import NormMonitor, ParamCount
-from worldsmith.training.callbacks.profiling import DeviceMonitor
-from worldsmith.training.callbacks.profiling import Profiler as Profiler
+from worldsmith.training.callbacks.metrics import DeviceMonitor, Metrics, NormMonitor, ParamCount
 from worldsmith.training.callbacks.progress import HeartBeat, IterSpeed
 from worldsmith.training.callbacks.run_reports import RunPage, RunPlan
 from worldsmith.training.callbacks.step_speed import CompileTokenizer
 from worldsmith.training.callbacks.step_speed import ManualGC as ManualGC
-from worldsmith.training.loss_scale import LossScaler
-from worldsmith.training.optimizer import AdamW
+from worldsmith.training.callbacks.step_speed import Profiler as Profiler
+from worldsmith.training.optimizer import AdamW, LossScaler
 from worldsmith.training.scheduler import AnySchedule, LambdaLinear
 
 
@@ -171,6 +170,10 @@ class RunConfig(Configurable.Config):
             converter.check_run(self)
         for callback in self.trainer.callbacks.values():
             callback.check_run(self)
+        check_world_size(model.parallelism)
+
+    def remarks(self) -> Iterable[str]:
+        return launch_remarks(self.model.config.parallelism)
 
 
 def check_best_checkpoint(config: RunConfig) -> None:

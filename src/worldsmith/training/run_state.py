@@ -13,24 +13,19 @@ import torch
 from worldsmith.checkpoint.dcp.reader import stored_shapes
 from worldsmith.checkpoint.run import frozen_weights
 from worldsmith.checkpoint.run.checkpointer import Checkpointer, load_positions
-from worldsmith.checkpoint.run.folders import NAME, go_back_to_best
+from worldsmith.checkpoint.run.find_checkpoint import NAME, go_back_to_best
 from worldsmith.checkpoint.run.optimizer_state import empty_optimizer_state, optimizer_state, restore_optimizer_state
 from worldsmith.checkpoint.run.rng_state import rng_state, seed_everything, set_rng_state
-from worldsmith.checkpoint.sources.checkpoint_weights import AVERAGE, LIVE
 from worldsmith.checkpoint.sources.open_weights import run_tree
-from worldsmith.checkpoint.sources.warm_start import LoadReport, load_weights
 from worldsmith.config.tree.plain import to_yaml
 from worldsmith.data.stream import dataset_record
 from worldsmith.files.atomic import write_text
-from worldsmith.models.parameter_names import native_parameters
-from worldsmith.models.weight_sum import WeightSum
 from worldsmith.training.run_folder import write_on_main
-from worldsmith.training.scheduler import multiplier
+from worldsmith.training.run_weights import RunWeights
 from worldsmith.training.start_checks import (
     require_same_data,
     require_same_shapes,
     require_training_state,
-    strip_weight_prefix,
     wanted_moments,
 )
 from worldsmith.training.step import StepGuard
@@ -41,11 +36,10 @@ if TYPE_CHECKING:
 
     from worldsmith.models.ema import PowerEMA
     from worldsmith.models.model import Model
-    from worldsmith.training.loss_scale import LossScaler
-    from worldsmith.training.optimizer import AdamW
+    from worldsmith.training.optimizer import AdamW, LossScaler
     from worldsmith.training.run_config import RunConfig
     from worldsmith.training.scheduler import LambdaSchedule
-    from worldsmith.training.step import Step
+    from worldsmith.training.step import StepResult
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +60,7 @@ class RunState:
         adamw: AdamW = config.optimizer.build(network=self.network)
         self.optimizer, self.parameters = adamw.optimizer, adamw.parameters
         self.ema: PowerEMA | None = average.build(network=self.network) if average.enabled else None
+        self.weights = RunWeights(config, model, self.ema, self.world)
         self.scheduler: LambdaSchedule = config.scheduler.build(optimizer=self.optimizer)
         self.scaler: LossScaler = config.trainer.loss_scale.build(
             optimizer=self.optimizer, enabled=model.config.precision == "float16"
@@ -75,7 +70,6 @@ class RunState:
         self.best = BestSoFar(keep.keep_best, keep.best_mode) if keep.keep_best else None
         self.iteration = 0
         """Steps that are done, skipped ones included."""
-        self._frozen_record: str | None = None
 
     def judge(self, figures: Mapping[str, float]) -> bool:
         """Whether the validation of the present weights, which found this, is the best so far; not those of step 0."""
@@ -100,12 +94,12 @@ class RunState:
             "trainer.early_stop_patience"
         )
 
-    def must_skip(self, step: Step) -> bool:
+    def must_skip(self, step: StepResult) -> bool:
         """Whether a step whose gradients were measured may change nothing."""
         assert step.gradient is not None
         scales = f"the loss scale {step.loss_scale:g}; the next step has {self.scaler.scale:g}"
         cause = f"float16 overflows at {scales}" if step.overflowed else ""
-        return self.guard.must_skip(step.index + 1, step.loss, step.gradient, weight=step.weight, cause=cause)
+        return self.guard.must_skip(step.inputs.index + 1, step.loss, step.gradient, weight=step.weight, cause=cause)
 
     def advance(self, *, skipped: bool) -> None:
         """Ends a step whose gradients are in place: moves the weights, the schedule and the average, or none of it."""
@@ -119,14 +113,13 @@ class RunState:
 
     def save(self, *, background: bool = False) -> Path:
         """Writes a checkpoint. Raises SaveError."""
-        model, texts = self.weights(), {"config.yaml": to_yaml(self.config)}
-        if self.config.checkpoint.save_weights == "trained":
-            texts[frozen_weights.FILE] = self._record_of_frozen()
-            model = self._trained_part(model)
+        texts, only_trained = {"config.yaml": to_yaml(self.config)}, self.config.checkpoint.save_weights == "trained"
+        if only_trained:
+            texts[frozen_weights.FILE] = self.weights.frozen_record
         parts = {
-            "model": model,
+            "model": self.weights.state_dict(only_trained=only_trained),
             "optim": optimizer_state(self.network, self.optimizer),
-            "scheduler": {"last_epoch": torch.tensor(self.scheduler.scheduler.last_epoch)},
+            "scheduler": {"last_epoch": torch.tensor(self.scheduler.steps)},
             "trainer": {**self._counters(), **self._rng_state()},
         }
         return self.checkpointer.save(
@@ -147,12 +140,11 @@ class RunState:
         weights are no longer what they were, or when the data set has changed and `resume_changed` is not set.
         """
         require_same_shapes(checkpoint, self.network, self.model.config.ema, changes=changes)
-        model = self.weights()
-        if frozen_weights.is_partial(checkpoint):
-            self._start_weights()
-            frozen_weights.require_same(checkpoint, self._frozen(), source=self._source())
-            model = self._trained_part(model)
-        self.checkpointer.load_part(checkpoint, "model", model)
+        only_trained = frozen_weights.is_partial(checkpoint)
+        if only_trained:
+            self.weights.load_initial()
+            frozen_weights.require_same(checkpoint, self.weights.frozen(), source=self.weights.source)
+        self.checkpointer.load_part(checkpoint, "model", self.weights.state_dict(only_trained=only_trained))
         self._restore_optimizer(checkpoint)
         state = self._restore_counters(checkpoint)
         if self.ema is not None:
@@ -165,7 +157,7 @@ class RunState:
     def start(self) -> None:
         """Weights of a new run and, with `load_training_state`, everything else of the checkpoint they come from."""
         with_state = self.config.checkpoint.load_training_state
-        report = self._start_weights(with_state=with_state)
+        report = self.weights.load_initial(with_state=with_state)
         if report is None:
             return
         text = json.dumps(report.to_json(), indent=1) + "\n"
@@ -186,55 +178,6 @@ class RunState:
         self._restore_position(checkpoint, record=record, may_change=True)
         logger.info("the run takes over the training state of %s: %d steps are done", checkpoint, self.iteration)
 
-    def weights(self) -> dict[str, Tensor]:
-        """`net.*` and `net_ema.*`: the live tensors themselves, not copies."""
-        state = {LIVE + name: parameter.detach() for name, parameter in native_parameters(self.network).items()}
-        if self.ema is not None:
-            state |= {AVERAGE + name: tensor for name, tensor in self.ema.state_dict().items()}
-        return state
-
-    def _start_weights(self, *, with_state: bool = False) -> LoadReport | None:
-        """Loads the initial weights of a new run, draws the others from the seed, and logs which were loaded.
-
-        EMA weights that are not loaded start as a copy.
-
-        Args:
-            with_state: also require the training state next to the weights, before any weight is read.
-        """
-        settings, seed, start = self.config.checkpoint, self.config.trainer.seed, self.config.initial_weights()
-        report = None
-        if start is None:
-            self.model.draw_weights(seed)
-        else:
-
-            def prepare(report: LoadReport) -> None:
-                if with_state:
-                    require_training_state(report, self.config)
-                if report.left:
-                    self.model.draw_weights(seed, {strip_weight_prefix(name) for name in report.left})
-
-            report = load_weights(
-                start.path,
-                self.weights(),
-                keys_to_skip=settings.keys_to_skip_loading,
-                spec=self.config.model,
-                average_as_live=settings.load_ema_to_reg,
-                prepare=prepare,
-                field=start.field,
-                held=self.model.held,
-                world=self.world,
-            )
-            if start.unread:
-                logger.info("%s", start.describe)
-            for line in report.lines():
-                logger.info("%s", line)
-        if self.ema is not None:
-            if report is not None and any(name.startswith(AVERAGE) for name in report.loaded):
-                self.ema.load_state_dict(dict(self.ema.average))
-            else:
-                self.ema.copy_live()
-        return report
-
     def _restore_optimizer(self, checkpoint: Path, *, skipped: Sequence[str] = ()) -> None:
         """Moments and step counts, and the place in the schedule. `skipped` weights (`net.<name>`) have none yet."""
         optim = empty_optimizer_state(self.network, self.optimizer, wanted_moments(checkpoint, skipped))
@@ -242,16 +185,7 @@ class RunState:
         restore_optimizer_state(self.network, self.optimizer, optim)
         schedule = {"last_epoch": torch.tensor(0)}
         self.checkpointer.load_part(checkpoint, "scheduler", schedule)
-        self._set_schedule(int(schedule["last_epoch"]))
-
-    def _set_schedule(self, steps: int) -> None:
-        """Moves the schedule to `steps` optimizer steps, with the rates that the run's own config gives there."""
-        inner = self.scheduler.scheduler
-        rates = [base * multiplier(self.scheduler.config, steps) for base in inner.base_lrs]
-        state: dict[str, Any] = {**inner.state_dict(), "base_lrs": inner.base_lrs}
-        inner.load_state_dict({**state, "last_epoch": steps, "_step_count": steps + 1, "_last_lr": rates})
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
+        self.scheduler.resume(int(schedule["last_epoch"]))
 
     def _restore_counters(self, checkpoint: Path) -> dict[str, Tensor]:
         """Step counts and random states; a rank that was not there before seeds its own."""
@@ -305,26 +239,3 @@ class RunState:
 
     def _rng_state(self) -> dict[str, Tensor]:
         return {f"rng_state_{self.world.rank}.{name}": value for name, value in rng_state().items()}
-
-    def _trained_part(self, model: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The weights that training changes, and their average."""
-        parameters = native_parameters(self.network)
-        return {name: tensor for name, tensor in model.items() if parameters[strip_weight_prefix(name)].requires_grad}
-
-    def _frozen(self) -> dict[str, Tensor | WeightSum]:
-        """The live weights that training does not change, by native name; of those in another form what they were."""
-        parameters, taken = native_parameters(self.network), {n: layer.taken for n, layer in self.model.held.items()}
-        frozen = {name: parameter.detach() for name, parameter in parameters.items() if not parameter.requires_grad}
-        return {name: taken.get(name) or tensor for name, tensor in frozen.items()}
-
-    def _record_of_frozen(self) -> str:
-        """`frozen_weights.json`; made once, since these weights do not change."""
-        if self._frozen_record is None:
-            self._frozen_record = frozen_weights.describe_frozen_weights(self._frozen(), source=self._source())
-        return self._frozen_record
-
-    def _source(self) -> str:
-        start = self.config.initial_weights()
-        if start is None:
-            return f"random weights from trainer.seed = {self.config.trainer.seed}"
-        return f"{start.field} = {start.path}"

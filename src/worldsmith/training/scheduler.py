@@ -72,11 +72,22 @@ class LambdaSchedule(Configurable):
         """The learning rate of each parameter group for the next optimizer step."""
         return [float(lr) for lr in self.scheduler.get_last_lr()]
 
-    def state_dict(self) -> dict[str, Any]:
-        return self.scheduler.state_dict()
+    @property
+    def steps(self) -> int:
+        """Optimizer steps taken."""
+        return int(self.scheduler.last_epoch)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.scheduler.load_state_dict(state)
+    def resume(self, steps: int) -> None:
+        """Continues after `steps` optimizer steps, with the learning rates that this config gives there.
+
+        A stored schedule is not loaded, since the config of a resumed run may have changed.
+        """
+        inner = self.scheduler
+        rates = [base * multiplier(self.config, steps) for base in inner.base_lrs]
+        state: dict[str, Any] = {**inner.state_dict(), "base_lrs": inner.base_lrs}
+        inner.load_state_dict({**state, "last_epoch": steps, "_step_count": steps + 1, "_last_lr": rates})
+        for group, rate in zip(inner.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
 
 
 class LambdaLinear(LambdaSchedule):

@@ -17,40 +17,21 @@ from worldsmith.objectives.noise_schedule import NETWORK_STREAM, random_stream
 if TYPE_CHECKING:
     from worldsmith.objectives.objective import LossSum
     from worldsmith.tasks.task import Task
-    from worldsmith.training.loss_scale import LossScaler
+    from worldsmith.training.optimizer import LossScaler
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class Step:
-    """What is known of a step; it is filled in as the step goes on. Sums are over all ranks."""
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """What a step is computed from. `read_batches` reads it before the first forward pass."""
 
     index: int
-    """0-based: how many steps were done before this one."""
+    """Number of steps before this one."""
     batches: list[Any]
-    """What this rank's loader gave, one for each forward pass."""
-    weight: float = math.nan
-    """That of all batches; the step's loss is a sum over it. 0: there is nothing to learn from."""
-    samples: int = 0
-    tokens: int = 0
-    loss: float = math.nan
-    figures: dict[str, float] = field(default_factory=dict)
-    """Further means of the step, by name."""
-    gradient: GradNorm | None = None
-    """Norm of the gradient before clipping."""
-    learning_rates: list[float] = field(default_factory=list)
-    """Of each parameter group, in this step."""
-    loss_scale: float = 1.0
-    """What the loss was multiplied by for the backward pass; the gradients are divided by it again."""
-    overflowed: bool = False
-    """Whether the gradients were too large for float16 at that scale."""
-    skipped: bool = False
-    """Whether nothing was updated, because the step was not finite or had no weight."""
+    """Batches of this rank's loader, one for each forward pass."""
     data_seconds: float = 0.0
-    """Waiting for the loader."""
-    seconds: float = 0.0
-    """The whole step, waiting included."""
+    """Seconds spent waiting for the loader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +43,35 @@ class GradNorm:
     """Whether the gradients can be used. Equal on all ranks, like the norm."""
     zeroed: int = 0
     """Number of non-finite entries that were set to zero on this rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step came to. `forward_backward` returns it, and `Trainer.training_step` adds what is known later.
+
+    Sums and means are over all ranks.
+    """
+
+    inputs: StepInputs
+    weight: float
+    """Weight of all batches, by which the summed loss is divided. 0: there is nothing to learn from."""
+    loss: float = math.nan
+    figures: dict[str, float] = field(default_factory=dict)
+    """Further means of the step, by name."""
+    samples: int = 0
+    tokens: int = 0
+    loss_scale: float = 1.0
+    """Factor of the loss in the backward pass; the gradients are divided by it again."""
+    overflowed: bool = False
+    """Whether the gradients were too large for float16 at that scale."""
+    gradient: GradNorm | None = None
+    """Norm of the gradient before clipping; None until it is measured."""
+    learning_rates: list[float] = field(default_factory=list)
+    """Learning rate of each parameter group in this step; empty until the optimizer has stepped."""
+    skipped: bool = False
+    """Whether nothing was updated, because the step was not finite or had no weight."""
+    seconds: float = 0.0
+    """Duration of the complete step, waiting included."""
 
 
 class StepGuard:
@@ -126,35 +136,38 @@ class StepGuard:
         self.consecutive = int(state["consecutive"])
 
 
-def read_batches(batches: Iterator[Any], index: int, grad_accum_iter: int) -> Step:
+def read_batches(batches: Iterator[Any], index: int, grad_accum_iter: int) -> StepInputs:
     """Fetches all batches of a step first, so that their weight is known before the first backward."""
     start = time.perf_counter()
     read = [next(batches) for _ in range(grad_accum_iter)]
-    return Step(index=index, batches=read, data_seconds=time.perf_counter() - start)
+    return StepInputs(index, read, data_seconds=time.perf_counter() - start)
 
 
-def forward_backward(step: Step, task: Task, *, seed: int, scaler: LossScaler | None = None) -> None:
-    """Adds the gradient of the step's mean loss to the parameters and fills in what is known after it.
+def forward_backward(inputs: StepInputs, task: Task, *, seed: int, scaler: LossScaler | None = None) -> StepResult:
+    """Adds the gradient of the step's mean loss to the parameters.
 
     Gradients are summed over the batches and averaged over the ranks, so that each batch's sum is divided by the weight
     of the step and multiplied by the number of ranks that read data, and in the backward passes by the `scaler`'s
     scale. Nothing is read back from the device before the last backward pass.
     """
-    world, model = task.world, task.model
-    weights = [float(task.weigh(batch)) for batch in step.batches]
-    (step.weight,) = world.data_sum(sum(weights))
-    require_same_packs(world, map(task.identify, step.batches))
-    if step.weight == 0:
-        return
-    if scaler is not None:
-        step.loss_scale = scaler.scale
+    world, model, batches = task.world, task.model, inputs.batches
+    weights = [float(task.weigh(batch)) for batch in batches]
+    (weight,) = world.data_sum(sum(weights))
+    require_same_packs(world, map(task.identify, batches))
+    if weight == 0:
+        return StepResult(inputs, weight)
+    scale = 1.0 if scaler is None else scaler.scale
     every_pack = model.config.parallelism.reduce_every_pack
     sums = []
-    for index, batch in enumerate(step.batches):
-        reduce_gradients(model.network, last=index == len(step.batches) - 1, every_pack=every_pack)
-        sums.append(backward(task, batch, world.data_size / step.weight * step.loss_scale, seed=seed))
-    step.overflowed = scaler is not None and scaler.unscale()
-    fill_in(step, task, sums, weights)
+    for index, batch in enumerate(batches):
+        reduce_gradients(model.network, last=index == len(batches) - 1, every_pack=every_pack)
+        sums.append(backward(task, batch, world.data_size / weight * scale, seed=seed))
+    overflowed = scaler is not None and scaler.unscale()
+    found = means(task, sums, weights)
+    loss = found.figures.pop("loss")
+    return StepResult(
+        inputs, weight, loss, found.figures, found.samples, found.tokens, loss_scale=scale, overflowed=overflowed
+    )
 
 
 def backward(task: Task, batch: Any, factor: float, *, seed: int) -> LossSum:
@@ -175,14 +188,6 @@ def network_seed(task: Task, batch: Any, seed: int) -> int:
     position = task.name_samples(batch)[0][1]
     seeds = random_stream(seed, position, NETWORK_STREAM).integers(2**63, size=task.world.context_parallel)
     return int(seeds[task.world.rank % task.world.context_parallel])
-
-
-def fill_in(step: Step, task: Task, sums: Sequence[LossSum], weights: Sequence[float]) -> None:
-    """Loss, figures and counts of a step."""
-    found = means(task, sums, weights)
-    step.samples, step.tokens = found.samples, found.tokens
-    step.figures = dict(found.figures)
-    step.loss = step.figures.pop("loss")
 
 
 @dataclass(frozen=True, slots=True)

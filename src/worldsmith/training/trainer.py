@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -25,9 +26,8 @@ from worldsmith.monitor.throughput import Throughput
 from worldsmith.tasks.registry import task_of
 from worldsmith.training.callbacks.base import Callback, Outcome
 from worldsmith.training.callbacks.grad_clip import clip_gradients
-from worldsmith.training.file_checks import require_files
 from worldsmith.training.parallel import build_model, join_world, prepare_process
-from worldsmith.training.preflight import check_space, require_memory, schedule_remarks
+from worldsmith.training.preflight import check_space, require_files, require_memory, schedule_remarks
 from worldsmith.training.run_config import RunConfig
 from worldsmith.training.run_folder import (
     Launch,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from worldsmith.models.model import Model
     from worldsmith.tasks.task import Task
     from worldsmith.training.run_state import RunState
-    from worldsmith.training.step import Step
+    from worldsmith.training.step import StepResult
     from worldsmith.training.validation import Validator
 
 logger = logging.getLogger(__name__)
@@ -165,27 +165,32 @@ class Trainer(Configurable):
                 self.lock.release()
         return self.outcome
 
-    def training_step(self, batches: Iterator[Any]) -> Step:
+    def training_step(self, batches: Iterator[Any]) -> StepResult:
         """One optimizer step over `grad_accum_iter` batches."""
         from worldsmith.training.step import forward_backward, read_batches
 
         start, state = time.perf_counter(), self.state
-        step = read_batches(batches, state.iteration, self.config.trainer.grad_accum_iter)
-        self._call("on_training_step_start", step)
-        forward_backward(step, self.task, seed=self.config.trainer.seed, scaler=state.scaler)
+        inputs = read_batches(batches, state.iteration, self.config.trainer.grad_accum_iter)
+        self._call("on_training_step_start", inputs)
+        step = forward_backward(inputs, self.task, seed=self.config.trainer.seed, scaler=state.scaler)
         if not step.overflowed:
-            self.task.check_gradients(step.batches, step.weight)
-        self._call("on_before_optimizer_step", step)
-        step.gradient = step.gradient or clip_gradients(state.parameters, None)
-        step.learning_rates = state.scheduler.learning_rates
-        step.skipped = state.must_skip(step)
-        state.advance(skipped=step.skipped)
-        step.seconds = time.perf_counter() - start
+            self.task.check_gradients(inputs.batches, step.weight)
+        step = self.measure_gradients(step)
+        rates, skipped = state.scheduler.learning_rates, state.must_skip(step)
+        state.advance(skipped=skipped)
+        step = replace(step, learning_rates=rates, skipped=skipped, seconds=time.perf_counter() - start)
         self.task.in_first_step = False
-        self.pace.step(step.tokens, unusual=any(map(self.task.fills_cache, step.batches)))
+        self.pace.step(step.tokens, unusual=any(map(self.task.fills_cache, inputs.batches)))
         self._call("on_training_step_end", step)
         self._call("after_training_step", step)
         return step
+
+    def measure_gradients(self, step: StepResult) -> StepResult:
+        """Lets the callbacks change the gradients, and returns the step with their norm before that."""
+        for callback in self.callbacks.values():
+            if (norm := callback.on_before_optimizer_step(self, step)) is not None:
+                step = replace(step, gradient=norm)
+        return step if step.gradient else replace(step, gradient=clip_gradients(self.state.parameters, None))
 
     def validate(self) -> bool:
         """Measures the present weights on the validation data if that is due. A stop goes before. Whether they are the

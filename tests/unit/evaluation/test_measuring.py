@@ -20,7 +20,7 @@ from worldsmith.config.errors import UserError
 from worldsmith.demo.moving_shapes import COLOURS, DIRECTIONS, SHAPES, MovingShapes
 from worldsmith.evaluation.generated_video import GeneratedVideo, find_real
 from worldsmith.evaluation.measuring import Scores, format_measurements, measure, summarize
-from worldsmith.evaluation.metric import Metric, Output, Values
+from worldsmith.evaluation.metrics.base import Metric, Output, Values
 from worldsmith.evaluation.metrics.clip_score import ClipScore
 from worldsmith.evaluation.metrics.frechet_distance import FrechetVideoDistance, frechet_distance
 from worldsmith.evaluation.metrics.pixels import groups_of_seeds
@@ -273,8 +273,9 @@ def test_the_distance_is_of_all_videos_and_says_how_many(tmp_path: Path) -> None
     assert figure["difference"]["same"]["mean"] == pytest.approx(expected)
     assert figure["unit"] == "of 3 videos"
     lines = list(format_measurements({"fvd_videomae": figure}))
-    assert "fvd_videomae: 3 videos are too few" in lines[2]
-    assert "2048" in lines[2]
+    assert lines[2] == "lower is better: fvd_videomae"
+    assert "fvd_videomae: 3 videos are too few" in lines[3]
+    assert "2048" in lines[3]
 
 
 def decoded(samples: list[GeneratedVideo]) -> list[Tensor]:

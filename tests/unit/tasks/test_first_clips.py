@@ -11,7 +11,7 @@ import tiny_runs
 from worldsmith.assets import asset_path
 from worldsmith.tasks.registry import task_of
 from worldsmith.training.callbacks.base import Callback
-from worldsmith.training.step import Step
+from worldsmith.training.step import StepResult
 from worldsmith.training.trainer import Trainer
 
 
@@ -26,8 +26,8 @@ class Filling(Callback):
     def on_train_start(self, trainer: Trainer) -> None:
         self.found = []
 
-    def on_training_step_end(self, trainer: Trainer, step: Step) -> None:
-        self.found.append(any(map(trainer.task.fills_cache, step.batches)))
+    def on_training_step_end(self, trainer: Trainer, step: StepResult) -> None:
+        self.found.append(any(map(trainer.task.fills_cache, step.inputs.batches)))
 
 
 @pytest.fixture(scope="module")

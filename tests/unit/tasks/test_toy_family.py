@@ -17,7 +17,7 @@ from worldsmith.checkpoint.formats.find_model import load_model
 from worldsmith.cli.main import main
 from worldsmith.config.errors import ConfigError
 from worldsmith.config.tree.plain import to_yaml
-from worldsmith.data.stream.maker import Made
+from worldsmith.data.stream.sample_maker import Made
 from worldsmith.monitor.metrics_log import read_metrics
 from worldsmith.objectives.objective import LossSum
 from worldsmith.objectives.rectified_flow import RectifiedFlow
@@ -157,12 +157,12 @@ def test_a_step_without_weight_changes_nothing(
 ) -> None:
     """No forward pass; the step counts as skipped, and the next one goes on."""
     trainer = Trainer(toy_config(world), run_folder=tmp_path)
-    batches, before = iter(trainer.state.loader), {n: t.clone() for n, t in trainer.state.weights().items()}
+    batches, before = iter(trainer.state.loader), {n: t.clone() for n, t in trainer.state.weights.state_dict().items()}
     with monkeypatch.context() as patch:
         patch.setattr(ToyTask, "weigh", lambda task, batch: 0)
         patch.setattr(ToyTask, "loss", None)
         assert trainer.training_step(batches).skipped
-    assert all(torch.equal(before[name], tensor) for name, tensor in trainer.state.weights().items())
+    assert all(torch.equal(before[name], tensor) for name, tensor in trainer.state.weights.state_dict().items())
     assert "step 1 is skipped: there is nothing to learn in its batches" in caplog.text
     assert not trainer.training_step(batches).skipped
     assert trainer.iteration == 2

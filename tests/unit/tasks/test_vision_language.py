@@ -17,7 +17,7 @@ from worldsmith.families.vision_language.policy import FreezeConfig
 from worldsmith.families.vision_language.task import VisionLanguageTask
 from worldsmith.tasks.registry import task_of
 from worldsmith.training.parallel import build_model
-from worldsmith.training.step import Step, forward_backward
+from worldsmith.training.step import StepInputs, StepResult, forward_backward
 
 
 @pytest.fixture
@@ -25,16 +25,14 @@ def task(tmp_path: Path) -> VisionLanguageTask:
     return make_task(model_config(write_folder(tmp_path)).build(seed=1))
 
 
-def step_of(task: VisionLanguageTask, samples: list[Any]) -> Step:
+def step_of(task: VisionLanguageTask, samples: list[Any]) -> StepResult:
     task.model.network.zero_grad()
-    step = Step(index=0, batches=[samples])
-    forward_backward(step, task, seed=0)
-    return step
+    return forward_backward(StepInputs(0, [samples]), task, seed=0)
 
 
 def check(task: VisionLanguageTask, samples: list[Any]) -> None:
     step = step_of(task, samples)
-    task.check_gradients(step.batches, step.weight)
+    task.check_gradients(step.inputs.batches, step.weight)
 
 
 def test_the_family_is_known() -> None:

@@ -9,7 +9,7 @@ from hub_server import serving_hub
 from tiny_runs import make_world, tiny_config
 
 from worldsmith.distributed.memory import free_in_group, free_memory
-from worldsmith.training.file_checks import check_files
+from worldsmith.training.preflight import check_files
 from worldsmith.training.trainer import Trainer
 
 

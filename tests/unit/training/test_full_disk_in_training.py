@@ -34,11 +34,11 @@ def fill():
 
 
 class Filler(Callback):
-    def on_training_step_start(self, trainer, step):
-        if step.index + 1 == 3:
+    def on_training_step_start(self, trainer, inputs):
+        if inputs.index + 1 == 3:
             fill()
             trainer.state.loader.quarantine.add(Rejection("lost", "truncated", "", "x.mp4"))
-        if step.index + 1 == 14:
+        if inputs.index + 1 == 14:
             filler.unlink()
             trainer.state.loader.quarantine.add(Rejection("listed", "truncated", "", "y.mp4"))
 

@@ -14,7 +14,7 @@ from torch.func import functional_call
 from worldsmith.config import WrongValueError
 from worldsmith.models.ema import PowerEMA
 from worldsmith.monitor.metrics_log import read_metrics
-from worldsmith.training.loss_scale import LossScaler
+from worldsmith.training.optimizer import LossScaler
 from worldsmith.training.trainer import Trainer
 
 HIGH = 2.0**18
@@ -113,13 +113,13 @@ def test_overflows_are_said_and_skipped_though_single_entries_may_be_repaired(
     trainer = Trainer(half_config(world), run_folder=tmp_path)
     looked: list[int] = []
     trainer.task.check_gradients = lambda *_: looked.append(trainer.iteration)  # type: ignore[method-assign]
-    before = {name: tensor.clone() for name, tensor in trainer.state.weights().items()}
+    before = {name: tensor.clone() for name, tensor in trainer.state.weights.state_dict().items()}
     batches = iter(trainer.state.loader)
     step = trainer.training_step(batches)
     assert (step.overflowed, step.skipped) == (True, True)
     assert step.gradient is not None
     assert step.gradient.zeroed == 0
-    assert all(torch.equal(before[name], tensor) for name, tensor in trainer.state.weights().items())
+    assert all(torch.equal(before[name], tensor) for name, tensor in trainer.state.weights.state_dict().items())
     assert "step 1 is skipped: float16 overflows at the loss scale 262144; the next step has 131072" in caplog.text
     while trainer.training_step(batches).skipped:
         pass

@@ -19,9 +19,8 @@ from worldsmith.config.load import load
 from worldsmith.training.callbacks.base import Callback
 from worldsmith.training.callbacks.failures import BadBatches, FirstStepWatchdog
 from worldsmith.training.callbacks.grad_clip import GradClip
-from worldsmith.training.callbacks.parameters import NormMonitor, ParamCount, module_path
-from worldsmith.training.callbacks.profiling import DeviceMonitor, Profiler
-from worldsmith.training.callbacks.step_speed import ManualGC
+from worldsmith.training.callbacks.metrics import DeviceMonitor, NormMonitor, ParamCount, module_path
+from worldsmith.training.callbacks.step_speed import ManualGC, Profiler
 from worldsmith.training.run_config import default_callbacks
 from worldsmith.training.trainer import Outcome, Trainer
 
@@ -198,7 +197,7 @@ print("trained")
     done = subprocess.run(command, env={"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     assert (done.returncode, "trained" in done.stdout) == ((1, False) if abort else (0, True)), done.stderr
     assert "in stuck_here" in (tmp_path / "run/first_step_watchdog/rank_0.txt").read_text()
-    assert done.stderr.count("the first step has not ended after 0.3 seconds") == 1
+    assert done.stderr.count("the first step has not ended after 0.3 s;") == 1
 
 
 def test_a_watchdog_that_saw_nothing_leaves_nothing(

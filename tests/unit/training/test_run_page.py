@@ -33,7 +33,7 @@ class Look(Callback):
         self.titles = [title(trainer.run_folder)]
 
     def on_training_step_end(self, trainer: Trainer, step: Any) -> None:
-        if step.index + 1 == self.config.fail_after:
+        if trainer.iteration == self.config.fail_after:
             raise FloatingPointError("the loss is <b>gone</b>")
 
 

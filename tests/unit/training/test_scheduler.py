@@ -106,7 +106,7 @@ def test_a_saved_schedule_goes_on_where_it_was():
         first.step()
     second_optimizer = sgd()
     second = config.build(optimizer=second_optimizer)
-    second.load_state_dict(first.state_dict())
+    second.resume(first.steps)
     for _ in range(3):
         for step in (first_optimizer, first, second_optimizer, second):
             step.step()

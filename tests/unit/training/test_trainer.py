@@ -66,7 +66,7 @@ class Poison:
 def state_of(trainer: Trainer) -> dict[str, torch.Tensor]:
     from worldsmith.checkpoint.run.optimizer_state import optimizer_state
 
-    state = {**trainer.state.weights(), **optimizer_state(trainer.model.network, trainer.state.optimizer)}
+    state = {**trainer.state.weights.state_dict(), **optimizer_state(trainer.model.network, trainer.state.optimizer)}
     return {name: tensor.clone() for name, tensor in state.items()}
 
 

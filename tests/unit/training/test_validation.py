@@ -22,7 +22,7 @@ from worldsmith.config.errors import ConfigError
 from worldsmith.config.tree.references import resolve
 from worldsmith.data.stream.loader import PackingDataLoader
 from worldsmith.objectives.objective import LossSum
-from worldsmith.training.file_checks import check_files
+from worldsmith.training.preflight import check_files
 from worldsmith.training.trainer import Outcome, Trainer
 
 
@@ -139,7 +139,7 @@ def test_it_sees_a_network_in_eval_mode_and_leaves_it_as_it_was(
     average = trainer.state.ema
     average.started = True
     average.average["layers.0.bias"] += 1.0
-    before = {name: tensor.clone() for name, tensor in trainer.state.weights().items()}
+    before = {name: tensor.clone() for name, tensor in trainer.state.weights.state_dict().items()}
     plain, seen = ToyTask.loss, []
 
     def loss(task: ToyTask, batch: Sequence[Row], *, seed: int) -> LossSum:
@@ -154,7 +154,7 @@ def test_it_sees_a_network_in_eval_mode_and_leaves_it_as_it_was(
 
     def require_as_before() -> None:
         assert [m.training for m in (network, *network.layers)] == [True, False, True]
-        assert all(torch.equal(before[name], tensor) for name, tensor in trainer.state.weights().items())
+        assert all(torch.equal(before[name], tensor) for name, tensor in trainer.state.weights.state_dict().items())
 
     assert validator.run(average) is not None
     require_as_before()

@@ -21,6 +21,7 @@ from torch import Tensor
 from worldsmith.checkpoint.sources import warm_start
 from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.config.sections import CompileConfig
+from worldsmith.distributed.degrees import plan_degrees
 from worldsmith.distributed.world import World
 from worldsmith.models.fill import fill
 from worldsmith.models.lora import is_adapter
@@ -32,17 +33,17 @@ from worldsmith.planning.simulation.operations import OperationCounter
 from worldsmith.tasks.registry import task_of
 from worldsmith.training.callbacks.grad_clip import GradClip
 from worldsmith.training.optimizer import trainable_parameters
-from worldsmith.training.parallel import plan_degrees, prepare_network
+from worldsmith.training.parallel import prepare_network
 from worldsmith.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from worldsmith.config.tree.degrees import Degrees
+    from worldsmith.distributed.degrees import Degrees
     from worldsmith.models.converters.held_weight import HoldsWeight
     from worldsmith.models.model import Model
     from worldsmith.tasks.task import Task
-    from worldsmith.training.step import Step
+    from worldsmith.training.step import StepResult
 
 STORED = torch.bfloat16
 """In which weights are published."""
@@ -129,16 +130,15 @@ class TrackedRun(Trainer):
         held = [value for layer in layers for value in vars(layer).values() if torch.is_tensor(value)]
         self.tracker.tag("parameters", [*network.parameters(), *network.buffers(), *held])
 
-    def step(self) -> Step:
+    def step(self) -> StepResult:
         """The trainer's step over `batches`."""
         self.begun = []
         with self.tracker.phase("backward"):  # what is no forward pass and no update
             return self.training_step(iter(self.batches))
 
-    def _call(self, point: str, *arguments: Any) -> None:
-        if point == "on_before_optimizer_step":
-            self.tracker.tag("gradients", [parameter.grad for parameter in self.state.parameters])
-        super()._call(point, *arguments)
+    def measure_gradients(self, step: StepResult) -> StepResult:
+        self.tracker.tag("gradients", [parameter.grad for parameter in self.state.parameters])
+        return super().measure_gradients(step)
 
     def _begin_batch(self) -> None:
         self.tracker.tag_survivors("gradients", "backward")
@@ -164,7 +164,7 @@ def simulated_run(
     share tensors.
     """
     config = as_simulated(config, batches=len(batches))
-    degrees = plan_degrees(config.model.config, ranks)
+    degrees = plan_degrees(config.model.config.parallelism, ranks)
     with ExitStack() as stack:
         world = stack.enter_context(fake_world(rank, ranks, context_parallel=degrees.context))
         mode = mode or without_memory()
@@ -230,7 +230,7 @@ def load_initial_weights(run: TrackedRun, source: WeightSource | None = None) ->
         vars(layer)["hold"] = held_on_device(partial(hold, layer, layer.hold), tracker)
     opened = nullcontext() if source is None else replaced(warm_start, "open_weights", lambda *_, **__: source)
     with opened, tracker.phase("loading"), tracker.in_main_memory():
-        run.state._start_weights()
+        run.state.weights.load_initial()
 
 
 def conversion_key(layer: HoldsWeight) -> Hashable:

@@ -13,9 +13,9 @@ from typing import Any
 from worldsmith.data.data_report import EXAMPLES, DataReport, Distribution, Histogram, distribution, format_number
 from worldsmith.data.stream.errors import DataError
 from worldsmith.data.stream.loader import PACKERS, PackingDataLoader
-from worldsmith.data.stream.maker import Features, Made, SampleMaker, digest
 from worldsmith.data.stream.positions import Positions
 from worldsmith.data.stream.quarantine import Rejection, Tally
+from worldsmith.data.stream.sample_maker import Features, Made, SampleMaker, digest
 from worldsmith.data.stream.workers import fetch
 
 AHEAD = 4
@@ -195,11 +195,18 @@ def count_packs(
         if name == config.packer:
             report.packs = [round(len(own) / share) if share else 0 for own in packs]
             report.steps = [len(own) / share / packs_a_step if share else 0.0 for own in packs]
+            report.later_steps = [packs_when_full(own) / share / packs_a_step if share else 0.0 for own in packs]
             if min(report.steps) < 1:
                 report.ranks_that_work = most_ranks(config, kept, ranks, packs_a_step * share)
         full = [sum(pack) for own in packs for pack in (own[:-1] or own)]
         if full and config.max_sequence_length is not None:
             report.fill[name] = sum(full) / (len(full) * config.max_sequence_length)
+
+
+def packs_when_full(packs: Sequence[Sequence[int]]) -> float:
+    """Returns the number of packs if the last one, too, held as many samples as the others do on average."""
+    full = sum(map(len, packs[:-1]))
+    return sum(map(len, packs)) / full * (len(packs) - 1) if full else float(len(packs))
 
 
 def dealt(kept: Sequence[InspectedSample], ranks: int) -> list[list[int]]:
@@ -302,7 +309,7 @@ def packing_lines(report: DataReport, width: int) -> Iterator[str]:
         yield from wrapped(
             "an epoch", f"on each of {len(report.packs)} processes {about}{format_epoch(*kinds[0])}", width
         )
-        yield from wrapped("", FILLED_UP, width)
+        yield from wrapped("", f"{FILLED_UP}{later_epochs(report)}", width)
         return
     for rank, both in list(enumerate(zip(report.packs, report.steps)))[:RANKS]:
         place = f"on process {rank} " if len(report.packs) > 1 else ""
@@ -311,7 +318,13 @@ def packing_lines(report: DataReport, width: int) -> Iterator[str]:
         rest = report.packs[RANKS:]
         yield from wrapped("", f"on {len(rest)} further ones {about}{min(rest)} to {max(rest)} packs each", width)
     if report.packs:
-        yield from wrapped("", FILLED_UP, width)
+        yield from wrapped("", f"{FILLED_UP}{later_epochs(report)}", width)
+
+
+def later_epochs(report: DataReport) -> str:
+    """Steps of an epoch over a long run, if clearly less than those of the first epoch."""
+    first, later = max(report.steps), max(report.later_steps, default=0.0)
+    return f": over a long run, an epoch is about {later:.3g} steps" if 0 < later < 0.95 * first else ""
 
 
 def format_epoch(packs: int, steps: float) -> str:

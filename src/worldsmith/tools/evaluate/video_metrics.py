@@ -12,7 +12,7 @@ from worldsmith.config.declare.configurable import Config, field_names
 from worldsmith.config.errors import UserError
 from worldsmith.evaluation.generated_video import GeneratedVideo
 from worldsmith.evaluation.measuring import LOSS, REAL, Scores, format_measurements, measure, summarize
-from worldsmith.evaluation.metric import Metric, Values
+from worldsmith.evaluation.metrics.base import Metric, Values
 from worldsmith.evaluation.metrics.registry import METRICS
 from worldsmith.files.json_file import read_json_object
 from worldsmith.models.video_model import Mode
@@ -97,7 +97,11 @@ def measure_all(
     if any(scores.values for scores in real.values()):
         columns[REAL] = real
     results = summarize({LOSS: "", **units}, columns)
+    if LOSS in results:
+        results[LOSS]["better"] = "lower"
     for metric in metrics:
+        for output in results.keys() & metric.outputs.keys():
+            results[output]["better"] = metric.outputs[output].better
         if (notes := metric.notes()) and (output := next(iter(metric.outputs))) in results:
             results[output]["notes"] = notes
     return results, models, values_of(real)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from worldsmith.files.errors import CODE
 from worldsmith.tools.explain.logs import Line, Stream
 
 TRACEBACK = "Traceback (most recent call last):"
@@ -35,7 +36,7 @@ HANDED_ON = re.compile(
 FIRST_FAILED = re.compile(r"Root Cause \(first observed failure\)")
 RANK = re.compile(r"^\s*rank *: (\d+)")
 """How torchrun reports the rank that failed first."""
-TELLING = re.compile(r"rr(?:or|no)|xit|ignal|kill|[Vv]al|trainable|num_|return code|do not match")
+TELLING = re.compile(r"rr(?:or|no)|\[E\d|xit|ignal|kill|[Vv]al|trainable|num_|return code|do not match")
 """Lines in which a number may make the difference. Others are the same whatever numbers they hold."""
 DIGITS = re.compile(r"\d+")
 LOWER_CASE = re.compile(r"\W*(?:[a-z_]\w*\.)*[a-z]\w*(?:error|exception): ")
@@ -171,8 +172,15 @@ def shape(text: str) -> str:
 
 
 def shown_by(text: str) -> Iterator[tuple[int, Mapping[str, str]]]:
-    """The patterns that a line shows, with what their groups have found."""
+    """Finds the patterns of a line: those of its codes, else of its text; groups are what the expressions have found.
+
+    A pattern that is `over` the one of a code is more specific, and is found next to it.
+    """
+    codes = {id for id in map(int, CODE.findall(text)) if id in patterns()}
+    yield from ((id, patterns()[id].groups_in(text) or {}) for id in sorted(codes))
     for pattern in candidates(text):
+        if codes and (pattern.id in codes or codes.isdisjoint(pattern.over)):
+            continue
         if (groups := pattern.groups_in(text)) is not None:
             yield pattern.id, groups
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +24,12 @@ from worldsmith.files.fingerprint import LINEAGE
 from worldsmith.models.video_model import GenerationDefaults
 from worldsmith.monitor.lineage import Input, read_lineage, record_of, write_lineage
 from worldsmith.sampling.training_data import with_clip_size
+
+NEXT = {
+    "diffusers": 'generate {folder} --prompt "…"',
+    "hf": 'infer {folder} --prompt "…" --video VIDEO.mp4',
+}
+"""Command that uses an exported folder, by format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +93,8 @@ class Export(WritingAction):
         if not form.has_weights and model.tree is not None:
             start = "the random weights of the run" if model.start is None else model.start.lasting
             lines.append(f"it belongs to {start}")
+        if name in NEXT:
+            lines.append(f"next: worldsmith {NEXT[name].format(folder=shlex.quote(str(out)))}")
         facts = {"folder": str(out), "written": written, "format": name, "dtype": config.dtype}
         return Result(lines, {**facts, "weights": model.weights, "iteration": model.iteration})
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from worldsmith.actions.action import Result, share_done
 from worldsmith.checkpoint.formats.stored_model import StoredModel
+from worldsmith.config.errors import UserError
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.distributed.world import World
 from worldsmith.files.atomic import remove_leftovers, write_text
@@ -156,16 +158,36 @@ class Order:
         return packs
 
     def finish(self, made: int) -> Result:
-        """Draws the contact sheet, and says what there is, of which `made` samples were there before."""
+        """Draws the contact sheet, and says what there is, of which `made` samples were there before.
+
+        The sheet has these samples first, then earlier ones of the same model in the folder.
+        """
         from worldsmith.sampling.video_writer import contact_sheet, few_frames
 
         files = [self.out / sample.name / sample.file for sample in self.samples]
-        clips = [few_frames(file) for file in files[:SHEET_SAMPLES]]
-        prompts = [sample.prompt for sample in self.samples[:SHEET_SAMPLES]]
-        contact_sheet(self.out / SHEET, [(self.model.weights_in_words, clips)], prompts)
+        earlier = list(self.earlier_samples())
+        shown = [*files, *(sample.file for sample in earlier)][:SHEET_SAMPLES]
+        prompts = [
+            *(sample.prompt for sample in self.samples),
+            *(str(sample.args.get("prompt", "")) for sample in earlier),
+        ]
+        clips = [few_frames(file) for file in shown]
+        contact_sheet(self.out / SHEET, [(self.model.weights_in_words, clips)], prompts[:SHEET_SAMPLES])
         facts = [{**self.arguments(sample), "file": str(file)} for sample, file in zip(self.samples, files)]
-        done = f"{self.out}: {self.count(made)}; frames of all: {self.out / SHEET}"
+        beside = f" (and of {len(earlier)} earlier)" if earlier else ""
+        done = f"{self.out}: {self.count(made)}; frames of all{beside}: {self.out / SHEET}"
         return Result([*map(str, files), done], {"folder": str(self.out), "samples": facts})
+
+    def earlier_samples(self) -> Iterator[MadeSample]:
+        """The complete samples of earlier commands in the folder that were made with the same model."""
+        own = {sample.name for sample in self.samples}
+        for folder in sorted(self.out.iterdir()):
+            if folder.name in own or not folder.is_dir():
+                continue
+            with suppress(UserError):  # it is damaged, and not what is asked for now
+                made = read_sample(folder)
+                if made is not None and made.args.get("model") == self.about:
+                    yield made
 
 
 def steps_of(generator: VideoModel, sample: SampleArgs) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from worldsmith.config.errors import UserError, WrongValueError
 from worldsmith.config.tree.paths import format_path
+from worldsmith.distributed.degrees import plan_degrees
 from worldsmith.distributed.gpus import GPUS, Gpu, holding
 from worldsmith.planning.estimate_memory import MemoryVerdict, memory_verdict
 from worldsmith.planning.estimate_time import step_seconds
@@ -31,7 +32,6 @@ from worldsmith.tools.plan.settings import (
     settings,
     with_clips,
 )
-from worldsmith.training.parallel import plan_degrees
 
 if TYPE_CHECKING:
     from worldsmith.config.tree.draft import Loaded
@@ -128,7 +128,7 @@ class Fitting:
     def config_of_degrees(self) -> Any:
         """The run, with the weights cut among all ranks where its own degrees are not for so many."""
         try:
-            plan_degrees(self.config.model.config, self.ranks)
+            plan_degrees(self.config.model.config.parallelism, self.ranks)
         except WrongValueError:
             words = degree_words(self.config, self.ranks, 1, degrees_now(self.config, self.ranks).context)
             return self.read(changed_words({**(self.clips.words if self.clips else {}), **words})).tree

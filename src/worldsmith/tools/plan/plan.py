@@ -23,14 +23,14 @@ from worldsmith.config.declare.ranges import Count
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.write.convert import convert, write_new
+from worldsmith.distributed.degrees import plan_degrees
 from worldsmith.distributed.gpus import Gpu, find_gpu
 from worldsmith.monitor.terminal_text import WIDTH, print_message, terminal_width
 from worldsmith.planning.plan import Plan, QuickPlan, least_ranks, make_plan, quick_plan
 from worldsmith.planning.text import plan_lines, quick_lines
-from worldsmith.training.parallel import plan_degrees
 
 if TYPE_CHECKING:
-    from worldsmith.config.tree.degrees import Degrees
+    from worldsmith.distributed.degrees import Degrees
     from worldsmith.tools.plan.evaluate_settings import Clock
 
 BUDGET = 55.0
@@ -139,7 +139,7 @@ class PlanRun(RunAction):
 
     @property
     def degrees(self) -> Degrees:
-        return plan_degrees(self.tree.model.config, self.ranks)
+        return plan_degrees(self.tree.model.config.parallelism, self.ranks)
 
     @cached_property
     def ranks(self) -> int:

@@ -8,17 +8,15 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.config import WrongValueError
-from worldsmith.config.tree.degrees import Degrees, divisors, fit_degrees
 from worldsmith.data.clips.resolution import TIERS, exact_size
+from worldsmith.distributed.degrees import NAMES, PARALLELISM, Degrees, divisors, fit_degrees, plan_degrees
 from worldsmith.planning.simulation_inputs import why_not_encodable
 from worldsmith.tools.plan.packs import FACTORS, Packing, PackLimits, packings
-from worldsmith.training.parallel import plan_degrees
 
 if TYPE_CHECKING:
     from worldsmith.training.trainer import Trainer
 
 MODEL = "model.config"
-PARALLELISM = f"{MODEL}.parallelism"
 MODES = ("none", "selective", "full")
 """Of recomputation, from fast and large to slow and small."""
 MOST_CONTEXT = 8
@@ -105,7 +103,7 @@ def as_it_is(
 def degrees_now(config: Trainer.Config, ranks: int) -> Degrees:
     """Those of the run; where they are not for so many ranks, with the weights cut among all of them."""
     try:
-        return plan_degrees(config.model.config, ranks)
+        return plan_degrees(config.model.config.parallelism, ranks)
     except WrongValueError:
         asked = config.model.config.parallelism.context_parallel_shard_degree
         context = asked if ranks % asked == 0 else 1
@@ -286,7 +284,6 @@ def changed_words(words: Mapping[str, str]) -> tuple[str, ...]:
 def degree_words(config: Trainer.Config, ranks: int, replicas: int, context: int) -> dict[str, str]:
     """So that the weights are cut among all ranks of a replica."""
     asked = config.model.config.parallelism
-    names = ("data_parallel_shard_degree", "data_parallel_replicate_degree", "context_parallel_shard_degree")
     shard = ranks // replicas // context
     wanted = (shard, replicas, context)
     for words in (
@@ -297,7 +294,7 @@ def degree_words(config: Trainer.Config, ranks: int, replicas: int, context: int
             found = fit_degrees(words[0], words[1], ranks, context=context)
             if (found.shard, found.replicate, found.context) == wanted:
                 break
-    return {f"{PARALLELISM}.{name}": str(degree) for name, degree in zip(names, words, strict=True)}
+    return {f"{PARALLELISM}.{name}": str(degree) for name, degree in zip(NAMES, words, strict=True)}
 
 
 def can_share(config: Trainer.Config, context: int) -> bool:

@@ -100,7 +100,7 @@ class Cast:
             state.run_folder, state.loader = self.folder, NoLoader(run.world.data_size)
             state.checkpointer = LayoutKeeper(run.world, self.folder / "checkpoints")
             # The frozen weights of a checkpoint that lacks them: the bits are compared, of which there are none here.
-            state._frozen, state._start_weights = dict, lambda **_: None
+            state.weights.frozen, state.weights.load_initial = dict, lambda **_: None
             yield run
 
     def step(self, run: TrackedRun) -> None:

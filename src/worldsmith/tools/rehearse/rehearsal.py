@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.config import WrongValueError
+from worldsmith.distributed.degrees import plan_degrees
 from worldsmith.files.json_file import read_json_object
 from worldsmith.planning.plan import least_ranks, quick_plan
 from worldsmith.planning.simulation.short_run import COUNTS
@@ -29,10 +30,9 @@ from worldsmith.tools.rehearse.compare_ranks import (
     join_plans,
 )
 from worldsmith.tools.rehearse.rank_run import Cast, Finding, RankRecord, record_rank, resume_rank, write_layout
-from worldsmith.training.parallel import plan_degrees
 
 if TYPE_CHECKING:
-    from worldsmith.config.tree.degrees import Degrees
+    from worldsmith.distributed.degrees import Degrees
     from worldsmith.training.trainer import Trainer
 
 MOST = 16
@@ -109,7 +109,7 @@ def rehearse(config: Trainer.Config, ranks: int, *, layers: int | None = LAYERS)
     """
     start, done = time.perf_counter(), Rehearsal(ranks)
     try:
-        done.degrees = degrees = plan_degrees(config.model.config, ranks)
+        done.degrees = degrees = plan_degrees(config.model.config.parallelism, ranks)
     except WrongValueError as error:
         done.findings.append(Finding("degrees", str(error)))
         return done

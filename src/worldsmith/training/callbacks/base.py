@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from worldsmith.monitor.sinks import Sinks
     from worldsmith.monitor.throughput import Throughput
     from worldsmith.tasks.task import Task
-    from worldsmith.training.step import Step, StepGuard
+    from worldsmith.training.step import GradNorm, StepGuard, StepInputs, StepResult
     from worldsmith.training.validation import Validation, Validator
 
 
@@ -55,23 +55,27 @@ class Callback(Configurable):
         """What it adds to the lines with which a run starts, on rank 0."""
         return ()
 
-    def figures(self, trainer: TrainingRun, step: Step) -> Mapping[str, Any]:
+    def figures(self, trainer: TrainingRun, step: StepResult) -> Mapping[str, Any]:
         """Further figures of a step that is logged, asked for on all ranks; those of rank 0 go to all sinks."""
         return {}
 
     def on_train_start(self, trainer: TrainingRun) -> None:
         """The first batch is read, and what the run is about to do is said."""
 
-    def on_training_step_start(self, trainer: TrainingRun, step: Step) -> None:
+    def on_training_step_start(self, trainer: TrainingRun, inputs: StepInputs) -> None:
         """The step's packs are read; nothing is computed yet."""
 
-    def on_before_optimizer_step(self, trainer: TrainingRun, step: Step) -> None:
-        """Gradients of all packs are summed; `step.loss` is known. Here gradients may be changed."""
+    def on_before_optimizer_step(self, trainer: TrainingRun, step: StepResult) -> GradNorm | None:
+        """Gradients of all packs are summed; `step.loss` is known.
 
-    def on_training_step_end(self, trainer: TrainingRun, step: Step) -> None:
-        """The step is done or skipped and counted."""
+        Here gradients may be changed. A callback that clips them returns their norm before that.
+        """
+        return None
 
-    def after_training_step(self, trainer: TrainingRun, step: Step) -> None:
+    def on_training_step_end(self, trainer: TrainingRun, step: StepResult) -> None:
+        """The step is done or skipped, and counted in `trainer.iteration`."""
+
+    def after_training_step(self, trainer: TrainingRun, step: StepResult) -> None:
         """All callbacks have seen the end of the step: whoever logs it may ask them for `figures`."""
 
     def on_validation_end(self, trainer: TrainingRun, validation: Validation) -> None:

@@ -14,7 +14,7 @@ from worldsmith.monitor.metrics_log import to_json_value
 from worldsmith.training.callbacks.base import Callback, TrainingRun
 
 if TYPE_CHECKING:
-    from worldsmith.training.step import Step
+    from worldsmith.training.step import StepResult
 
 logger = logging.getLogger(__name__)
 
@@ -44,13 +44,13 @@ class FirstStepWatchdog(Callback):
             logger.warning("%s cannot be written: nothing watches the first step: %s", path, error)
             return
         told = ": it ends here" if self.config.abort else "; it goes on waiting"
-        about = f"the first step has not ended after {seconds:g} seconds; {path} has where its threads stand{told}"
+        about = f"[E123] the first step has not ended after {seconds:g} s; {path} has where its threads stand{told}"
         self.timer = threading.Timer(max(seconds - 1, seconds / 2), logger.warning, (about,))
         self.timer.daemon = True
         self.timer.start()
         faulthandler.dump_traceback_later(seconds, file=self.file, exit=self.config.abort)
 
-    def on_training_step_end(self, trainer: TrainingRun, step: Step) -> None:
+    def on_training_step_end(self, trainer: TrainingRun, step: StepResult) -> None:
         self.leave()
 
     def on_train_end(self, trainer: TrainingRun) -> None:
@@ -82,7 +82,7 @@ class BadBatches(Callback):
     config: Config
     written = 0
 
-    def on_training_step_end(self, trainer: TrainingRun, step: Step) -> None:
+    def on_training_step_end(self, trainer: TrainingRun, step: StepResult) -> None:
         if not step.skipped or step.overflowed:  # which says nothing of the samples
             return
         self.written += 1
@@ -91,6 +91,6 @@ class BadBatches(Callback):
                 logger.warning("%s holds %d skipped steps; later ones are not written", self.folder, self.config.most)
             return
         norm = step.gradient.norm if step.gradient else None
-        batches = [trainer.task.name_samples(batch) for batch in step.batches]
-        content = {"step": step.index + 1, "loss": step.loss, "grad_norm": norm, "batches": batches}
-        self.write_json(f"step_{step.index + 1:09d}_rank_{trainer.world.rank}.json", to_json_value("step", content))
+        batches = [trainer.task.name_samples(batch) for batch in step.inputs.batches]
+        content = {"step": trainer.iteration, "loss": step.loss, "grad_norm": norm, "batches": batches}
+        self.write_json(f"step_{trainer.iteration:09d}_rank_{trainer.world.rank}.json", to_json_value("step", content))

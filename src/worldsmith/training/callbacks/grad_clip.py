@@ -13,7 +13,7 @@ from worldsmith.training.callbacks.base import Callback, TrainingRun
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from worldsmith.training.step import GradNorm, Step
+    from worldsmith.training.step import GradNorm, StepResult
 
 
 class GradClip(Callback):
@@ -27,9 +27,9 @@ class GradClip(Callback):
 
     config: Config
 
-    def on_before_optimizer_step(self, trainer: TrainingRun, step: Step) -> None:
+    def on_before_optimizer_step(self, trainer: TrainingRun, step: StepResult) -> GradNorm:
         repair = self.config.force_finite and not step.overflowed
-        step.gradient = clip_gradients(trainer.state.parameters, self.config.clip_norm, force_finite=repair)
+        return clip_gradients(trainer.state.parameters, self.config.clip_norm, force_finite=repair)
 
 
 def clip_gradients(

@@ -1,23 +1,35 @@
-"""`Metrics`: the metrics of steps and validations, in `metrics.jsonl`, TensorBoard files and Weights & Biases."""
+"""`Metrics`, `DeviceMonitor`, `NormMonitor` and `ParamCount`: measurements of a run, in files and in Weights & Biases.
+
+`metrics.jsonl` has one line per logged step. The monitors also write files of their own, with more details.
+"""
 
 from __future__ import annotations
 
+import math
 import resource
-from collections import Counter
-from collections.abc import Mapping
+import socket
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from worldsmith.config.declare.ranges import Count
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.distributed.gpus import gpu_of_device
+from worldsmith.models.local_part import local_part
+from worldsmith.models.parameter_names import native_parameters
 from worldsmith.monitor.metrics_log import MetricsLog
 from worldsmith.monitor.sinks import Sinks, TensorBoardLog, WandbLog
 from worldsmith.training.callbacks.base import Callback, TrainingRun
 
 if TYPE_CHECKING:
-    from worldsmith.training.step import Step
+    from torch import Tensor
+
+    from worldsmith.training.step import StepResult
     from worldsmith.training.validation import Validation
 
 FILE = "metrics.jsonl"
+GREATEST = ("cpu_percent", "ram_bytes", "gpu_percent", "gpu_bytes")
 
 
 class Metrics(Callback):
@@ -48,8 +60,8 @@ class Metrics(Callback):
         if config.job.wandb_mode != "disabled":
             sinks.add("Weights & Biases", lambda: WandbLog(trainer.run_folder, config.job, to_dict(config)))
 
-    def after_training_step(self, trainer: TrainingRun, step: Step) -> None:
-        number, loop = step.index + 1, trainer.config.trainer
+    def after_training_step(self, trainer: TrainingRun, step: StepResult) -> None:
+        number, loop = trainer.iteration, trainer.config.trainer
         if not (number % loop.logging_iter == 0 or number in (1, loop.max_iter) or step.skipped):
             return
         metrics = step_metrics(step, trainer)  # on every rank: there are sums over them
@@ -77,7 +89,7 @@ class Metrics(Callback):
             self.sinks.close(failed=trainer.outcome is None)
 
 
-def step_metrics(step: Step, trainer: TrainingRun) -> dict[str, Any]:
+def step_metrics(step: StepResult, trainer: TrainingRun) -> dict[str, Any]:
     """Metrics of one step over all ranks, which call this together; seconds and memory are those of this rank."""
     rejected, loaded = count_data(trainer)
     return {
@@ -90,8 +102,8 @@ def step_metrics(step: Step, trainer: TrainingRun) -> dict[str, Any]:
         "tokens": step.tokens,
         "tokens_per_second": step.tokens / step.seconds if step.seconds else None,
         "step_seconds": step.seconds,
-        "data_seconds": step.data_seconds,
-        "data_wait_share": step.data_seconds / step.seconds if step.seconds else None,
+        "data_seconds": step.inputs.data_seconds,
+        "data_wait_share": step.inputs.data_seconds / step.seconds if step.seconds else None,
         **work_figures(step, trainer),
         **({"loss_scale": step.loss_scale} if trainer.config.model.config.precision == "float16" else {}),
         "skipped": step.skipped,
@@ -116,7 +128,7 @@ def nest_by_key(figures: Mapping[str, float]) -> dict[str, Any]:
     return found
 
 
-def rates_by_group(step: Step, trainer: TrainingRun) -> dict[str, Any]:
+def rates_by_group(step: StepResult, trainer: TrainingRun) -> dict[str, Any]:
     """Learning rate of each parameter group by its factor on `optimizer.lr`; empty if all groups have the same."""
     base, groups = trainer.config.optimizer.lr, trainer.state.optimizer.param_groups
     starts = [group.get("initial_lr", base) for group in groups]
@@ -125,16 +137,16 @@ def rates_by_group(step: Step, trainer: TrainingRun) -> dict[str, Any]:
     return {"lr_groups": {f"x{start / base:g}": rate for start, rate in zip(starts, step.learning_rates, strict=True)}}
 
 
-def work_figures(step: Step, trainer: TrainingRun) -> dict[str, Any]:
+def work_figures(step: StepResult, trainer: TrainingRun) -> dict[str, Any]:
     """Fraction of padding tokens, and `model_flops_share`: the model FLOPs utilization (MFU).
 
     MFU is omitted if the peak of the device or the FLOPs of the model are not known.
     """
     task, world = trainer.task, trainer.world
     peak = peak_flops(world.device, trainer.config.model.config.precision)
-    flops = [task.count_flops(batch) for batch in step.batches] if peak else []
+    flops = [task.count_flops(batch) for batch in step.inputs.batches] if peak else []
     needed = sum(count for count in flops if count is not None)
-    padding, total = world.data_sum(sum(map(task.padding, step.batches)), needed)
+    padding, total = world.data_sum(sum(map(task.padding, step.inputs.batches)), needed)
     figures = {"padding_share": padding / (padding + step.tokens) if step.tokens else None}
     if peak and total and step.seconds:
         figures["model_flops_share"] = total / (step.seconds * peak * world.size)
@@ -173,3 +185,180 @@ def peak_memory_bytes(device: str) -> int:
 
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
+
+
+class DeviceMonitor(Callback):
+    """Reads every process's devices now and then: `devices.jsonl` has one line a reading, with an entry a process.
+
+    `cpu_percent` (100 is one busy core, loader workers not counted) and `ram_bytes` are of the process,
+    `ram_free_bytes` of its machine; `gpu_bytes` is held by tensors, `gpu_percent` how busy the GPU is, where its driver
+    can be asked (package pynvml). The greatest of each over all processes is a figure of the run, `devices`.
+    """
+
+    class Config(Callback.Config):
+        every: Count = 10
+        """Steps between two readings."""
+
+    config: Config
+    file: Sinks | None = None
+
+    def on_train_start(self, trainer: TrainingRun) -> None:
+        import psutil
+
+        self.process, self.last = psutil.Process(), dict[str, float]()
+        self.process.cpu_percent()  # the first call begins the measurement
+        if trainer.world.is_main:
+            self.file = self.records("devices.jsonl", trainer)
+
+    def on_training_step_end(self, trainer: TrainingRun, step: StepResult) -> None:
+        if trainer.iteration % self.config.every:
+            return
+        ranks = trainer.world.gather(self.read(trainer.world.device))
+        self.last = {name: max(found) for name in GREATEST if (found := [rank[name] for rank in ranks if name in rank])}
+        if self.file is not None:
+            self.file.write(trainer.iteration, {"processes": ranks})
+
+    def figures(self, trainer: TrainingRun, step: StepResult) -> Mapping[str, Any]:
+        last, self.last = self.last, {}
+        return {"devices": last} if last else {}
+
+    def read(self, device: str) -> dict[str, Any]:
+        """Reads the current CPU, RAM and GPU usage of this process."""
+        import psutil
+        import torch
+
+        found = {
+            "host": socket.gethostname(),
+            "cpu_percent": self.process.cpu_percent(),
+            "ram_bytes": self.process.memory_info().rss,
+            "ram_free_bytes": psutil.virtual_memory().available,
+        }
+        if device.startswith("cuda"):
+            found["gpu_bytes"] = torch.cuda.memory_allocated(device)
+            found["gpu_reserved_bytes"] = torch.cuda.memory_reserved(device)
+            with suppress(ModuleNotFoundError, RuntimeError):
+                found["gpu_percent"] = torch.cuda.utilization(device)
+        return found
+
+    def on_train_end(self, trainer: TrainingRun) -> None:
+        if self.file is not None:
+            self.file.close()
+            self.file = None
+
+
+class NormMonitor(Callback):
+    """Measures L2 norms of what is trained: `norms.jsonl` has one line a measurement, by part of the network.
+
+    `weight` is that before the step, `gradient` that before clipping, `update` the norm of what the step changed. Over
+    the whole network they are a figure of the run, `norms`. Sharded weights count once, whatever the processes.
+    """
+
+    class Config(Callback.Config):
+        every: Count = 100
+        """Steps between two measurements."""
+        updates: bool = False
+        """Whether updates are measured: keeps a copy of the trained weights during a measured step."""
+
+    config: Config
+    file: Sinks | None = None
+
+    def on_train_start(self, trainer: TrainingRun) -> None:
+        trained = {name: p for name, p in native_parameters(trainer.model.network).items() if p.requires_grad}
+        self.parts = [module_path(name) for name in trained]
+        self.parameters = list(trained.values())
+        self.found: dict[str, dict[str, float]] = {}
+        self.before: list[Tensor] = []
+        if trainer.world.is_main:
+            self.file = self.records("norms.jsonl", trainer)
+
+    def on_before_optimizer_step(self, trainer: TrainingRun, step: StepResult) -> None:
+        if (step.inputs.index + 1) % self.config.every:
+            return
+        weights = [parameter.detach() for parameter in self.parameters]
+        gradient = self.norms([parameter.grad for parameter in self.parameters])
+        total = total_norm(gradient)
+        if step.gradient is not None and 0 < total < step.gradient.norm < math.inf:  # it is clipped already
+            gradient = {part: norm * step.gradient.norm / total for part, norm in gradient.items()}
+        self.found = {"weight": self.norms(weights), "gradient": gradient}
+        if self.config.updates:
+            self.before = [weight.clone() for weight in weights]
+
+    def on_training_step_end(self, trainer: TrainingRun, step: StepResult) -> None:
+        if trainer.iteration % self.config.every or not self.found:
+            return
+        if self.before:
+            changes = [after.detach() - before for after, before in zip(self.parameters, self.before, strict=True)]
+            self.found["update"], self.before = self.norms(changes), []
+        parts = {part: {kind: norms[part] for kind, norms in self.found.items()} for part in self.found["weight"]}
+        if self.file is not None:
+            self.file.write(trainer.iteration, {"parts": parts})
+
+    def figures(self, trainer: TrainingRun, step: StepResult) -> Mapping[str, Any]:
+        found, self.found = self.found, {}
+        return {"norms": {kind: total_norm(norms) for kind, norms in found.items()}} if found else {}
+
+    def norms(self, tensors: Sequence[Tensor | None]) -> dict[str, float]:
+        """The norm of each part, over all ranks."""
+        squares: dict[str, float] = defaultdict(float)
+        for part, square in zip(self.parts, square_sums(tensors), strict=True):
+            squares[part] += square
+        return {part: square**0.5 for part, square in squares.items()}
+
+    def on_train_end(self, trainer: TrainingRun) -> None:
+        if self.file is not None:
+            self.file.close()
+            self.file = None
+
+
+def total_norm(norms: Mapping[str, float]) -> float:
+    """Norm over all parts."""
+    return math.hypot(*norms.values())
+
+
+def square_sums(tensors: Sequence[Tensor | None]) -> list[float]:
+    """Sum of squares of each tensor over all its shards; 0 for None. All tensors of a mesh are reduced together."""
+    import torch
+    from torch.distributed.tensor import DTensor, Partial, Replicate
+
+    kinds: dict[Any, list[int]] = defaultdict(list)
+    for place, tensor in enumerate(tensors):
+        if tensor is not None:
+            layout = tuple(p.is_shard() for p in tensor.placements) if isinstance(tensor, DTensor) else None
+            kinds[(tensor.device_mesh, layout) if isinstance(tensor, DTensor) else None].append(place)
+    found = [0.0] * len(tensors)
+    for kind, places in kinds.items():
+        own = [local_part(tensors[place]) for place in places]
+        sums = torch.stack([norm.double().square() for norm in torch._foreach_norm(own)])
+        if kind is not None:
+            mesh, layout = kind
+            sums = DTensor.from_local(sums, mesh, [Partial() if cut else Replicate() for cut in layout]).full_tensor()
+        for place, square in zip(places, sums.tolist(), strict=True):
+            found[place] = square
+    return found
+
+
+class ParamCount(Callback):
+    """Writes `parameters.json` at the start: numbers in all parameters, in the trained ones, and both by part."""
+
+    class Config(Callback.Config):
+        """Has no settings."""
+
+    def on_run_start(self, trainer: TrainingRun) -> None:
+        total, trained = Counter[str](), Counter[str]()
+        for name, parameter in native_parameters(trainer.model.network).items():
+            total[module_path(name)] += parameter.numel()
+            trained[module_path(name)] += parameter.numel() * parameter.requires_grad
+        if trainer.world.is_main:
+            parts = {part: {"parameters": total[part], "trained": trained[part]} for part in total}
+            content = {"parameters": total.total(), "trained": trained.total(), "parts": parts}
+            self.write_json("parameters.json", content)
+
+
+def module_path(name: str) -> str:
+    """The part of a network to which a parameter belongs: its path up to the first number, else its module.
+
+    `model.layers.3.mlp.up_proj.weight` → `model.layers.3`; `vae2llm.bias` → `vae2llm`.
+    """
+    words = name.split(".")
+    number = next((place for place, word in enumerate(words) if word.isdigit()), None)
+    return ".".join(words[: len(words) - 1 if number is None else number + 1])

@@ -18,7 +18,7 @@ from worldsmith.training.callbacks.base import Callback, TrainingRun
 
 if TYPE_CHECKING:
     from worldsmith.monitor.terminal_view import TerminalView
-    from worldsmith.training.step import Step
+    from worldsmith.training.step import StepResult
 
 
 class IterSpeed(Callback):
@@ -41,14 +41,14 @@ class IterSpeed(Callback):
         )
         self.view.__enter__()
 
-    def on_training_step_end(self, trainer: TrainingRun, step: Step) -> None:
+    def on_training_step_end(self, trainer: TrainingRun, step: StepResult) -> None:
         if self.view is None:
             return
         self.view.update(
-            step.index + 1,
+            trainer.iteration,
             loss=step.loss,
             tokens_per_second=trainer.pace.tokens_per_second,
-            remaining_seconds=trainer.pace.remaining_seconds(trainer.config.trainer.max_iter - step.index - 1),
+            remaining_seconds=trainer.pace.remaining_seconds(trainer.config.trainer.max_iter - trainer.iteration),
         )
 
     def on_train_end(self, trainer: TrainingRun) -> None:

@@ -23,7 +23,7 @@ from worldsmith.training.callbacks.base import Callback, TrainingRun
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from worldsmith.training.step import Step
+    from worldsmith.training.step import StepResult
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class RunPage(Callback):
         if self.makes_page(trainer):
             yield f"run page     {(trainer.run_folder / 'report.html').resolve()}"
 
-    def on_training_step_end(self, trainer: TrainingRun, step: Step) -> None:
+    def on_training_step_end(self, trainer: TrainingRun, step: StepResult) -> None:
         if self.child is not None:
             self._look_after(os.WNOHANG)
         elif self.makes_page(trainer) and time.monotonic() >= self.due:
@@ -159,7 +159,7 @@ class RunPlan(Callback):
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, self.child.pid, LOWEST)
 
-    def on_training_step_end(self, trainer: TrainingRun, step: Step) -> None:
+    def on_training_step_end(self, trainer: TrainingRun, step: StepResult) -> None:
         if self.child is not None and self.child.poll() is not None:
             self._take(trainer.run_folder, self.child.returncode)
 

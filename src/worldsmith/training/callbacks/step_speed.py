@@ -1,21 +1,22 @@
-"""`CompileTokenizer` and `ManualGC`: settings that make steps faster."""
+"""`CompileTokenizer` and `ManualGC` make steps faster, `Profiler` shows where their time goes."""
 
 from __future__ import annotations
 
 import gc
 import logging
 import time
+from dataclasses import field
 from typing import TYPE_CHECKING, Annotated, Any
 
 from worldsmith.config import WrongValueError
 from worldsmith.config.declare.ranges import Count, NotNegative, Range
 from worldsmith.data.clips.resolution import check_tier
 from worldsmith.tasks.registry import task_of
-from worldsmith.tasks.sample_encoder import SampleEncoder
+from worldsmith.tasks.task import SampleEncoder
 from worldsmith.training.callbacks.base import Callback, TrainingRun
 
 if TYPE_CHECKING:
-    from worldsmith.training.step import Step
+    from worldsmith.training.step import StepInputs, StepResult
 
 logger = logging.getLogger(__name__)
 
@@ -61,13 +62,13 @@ class CompileTokenizer(Callback):
     config: Config
     done: bool = False
 
-    def on_training_step_start(self, trainer: TrainingRun, step: Step) -> None:
-        if not self.config.enabled or self.done or step.index < self.config.compile_after_iterations:
+    def on_training_step_start(self, trainer: TrainingRun, inputs: StepInputs) -> None:
+        if not self.config.enabled or self.done or inputs.index < self.config.compile_after_iterations:
             return
         self.done = True
         start = time.perf_counter()
         trainer.task.encoder.compile(self.config.warmup_resolutions or ())
-        logger.info("the encoder is compiled from step %d on (%.0f s)", step.index + 1, time.perf_counter() - start)
+        logger.info("the encoder is compiled from step %d on (%.0f s)", inputs.index + 1, time.perf_counter() - start)
 
 
 class ManualGC(Callback):
@@ -90,10 +91,70 @@ class ManualGC(Callback):
         gc.disable()
         gc.collect()
 
-    def on_training_step_end(self, trainer: TrainingRun, step: Step) -> None:
-        if (step.index + 1) % self.config.every == 0:
+    def on_training_step_end(self, trainer: TrainingRun, step: StepResult) -> None:
+        if trainer.iteration % self.config.every == 0:
             gc.collect(self.config.generation)
 
     def on_train_end(self, trainer: TrainingRun) -> None:
         if self.was_on:
             gc.enable()
+
+
+class Profiler(Callback):
+    """Records windows of steps with torch.profiler: `step_<first>_rank_<n>.json`, which https://ui.perfetto.dev opens.
+
+    A recorded step is slower than others.
+    """
+
+    class Config(Callback.Config):
+        first_step: Count = 10
+        """The first step that is recorded, counted from 1 over the whole run."""
+        steps: Count = 2
+        """How many steps a window has."""
+        every: NotNegative = 0
+        """Steps between the beginnings of two windows. 0: there is one."""
+        ranks: list[NotNegative] = field(default_factory=lambda: [0])
+        """The processes that record."""
+        shapes: bool = False
+        """Whether the shapes of tensors are recorded."""
+        memory: bool = False
+        """Whether allocations are recorded."""
+
+    config: Config
+    active: Any = None
+
+    def on_training_step_start(self, trainer: TrainingRun, inputs: StepInputs) -> None:
+        if trainer.world.rank not in self.config.ranks or not self.begins(inputs.index + 1):
+            return
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+
+        kinds = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * torch.cuda.is_available()]
+        self.first, self.rank = inputs.index + 1, trainer.world.rank
+        self.active = profile(activities=kinds, record_shapes=self.config.shapes, profile_memory=self.config.memory)
+        self.active.start()
+
+    def on_training_step_end(self, trainer: TrainingRun, step: StepResult) -> None:
+        if self.active is not None and trainer.iteration + 1 - self.first >= self.config.steps:
+            self.write()
+
+    def on_train_end(self, trainer: TrainingRun) -> None:
+        if self.active is not None:
+            self.write()
+
+    def begins(self, step: int) -> bool:
+        """Whether a window of recorded steps starts with this step."""
+        since, every = step - self.config.first_step, self.config.every
+        return self.active is None and (since == 0 or (every > 0 and since > 0 and since % every == 0))
+
+    def write(self) -> None:
+        active, self.active = self.active, None
+        path = self.folder / f"step_{self.first:09d}_rank_{self.rank}.json"
+        try:
+            active.stop()
+            self.folder.mkdir(exist_ok=True)
+            active.export_chrome_trace(str(path))
+        except (OSError, RuntimeError) as error:
+            logger.warning("%s cannot be written, the run goes on: %s", path, error)
+        else:
+            logger.info("profile of the steps from %d on: %s", self.first, path)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from worldsmith.config.load import load
+from worldsmith.distributed.degrees import plan_degrees
 from worldsmith.tools.plan.packs import Packing, PackLimits, packings
 from worldsmith.tools.plan.settings import Setting, changes, settings
-from worldsmith.training.parallel import plan_degrees
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ def of_recipe(name: str, ranks: int, samples: int) -> tuple[Any, list[Setting]]:
 )
 def test_each_setting_is_a_run_with_the_same_samples_in_a_step(recipe: str, ranks: int, samples: int) -> None:
     config, found = of_recipe(recipe, ranks, samples)
-    now = plan_degrees(config.model.config, ranks)
+    now = plan_degrees(config.model.config.parallelism, ranks)
     step = config.trainer.grad_accum_iter * now.data * samples
     assert len({(setting.words, setting.encoded) for setting in found}) == len(found)
     for setting in found[:: len(found) // 12]:
         changed = load(recipe, setting.words, keep_unset=True).tree
-        degrees = plan_degrees(changed.model.config, ranks)
+        degrees = plan_degrees(changed.model.config.parallelism, ranks)
         assert degrees.replicate == setting.replicas
         assert len(setting.packs.batches) == changed.trainer.grad_accum_iter
         assert sum(map(len, setting.packs.batches)) * degrees.data == step
@@ -60,7 +60,7 @@ def test_each_setting_is_a_run_with_the_same_samples_in_a_step(recipe: str, rank
 def test_degrees_of_other_numbers_of_ranks_are_left() -> None:
     for setting in of_recipe("vision_sft_nano", 16, 10)[1][::50]:
         changed = load("vision_sft_nano", setting.words, keep_unset=True).tree
-        assert plan_degrees(changed.model.config, 16).replicate == setting.replicas
+        assert plan_degrees(changed.model.config.parallelism, 16).replicate == setting.replicas
 
 
 def test_what_changes_what_is_learned_comes_after_what_does_not() -> None:

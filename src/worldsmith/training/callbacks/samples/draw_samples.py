@@ -24,7 +24,7 @@ from worldsmith.training.callbacks.samples.drawing_budget import Decision, Drawi
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from worldsmith.training.step import Step
+    from worldsmith.training.step import StepResult
 
 logger = logging.getLogger(__name__)
 
@@ -205,7 +205,7 @@ class DrawSamples(Callback):
         if self.is_due(trainer):
             self._draw_and_write(trainer)
 
-    def on_training_step_end(self, trainer: TrainingRun, step: Step) -> None:
+    def on_training_step_end(self, trainer: TrainingRun, step: StepResult) -> None:
         if not self.is_on(trainer.config):
             return
         if self.config.every is None:
@@ -213,7 +213,7 @@ class DrawSamples(Callback):
         elif self.is_due(trainer):
             self._draw_and_write(trainer)
 
-    def figures(self, trainer: TrainingRun, step: Step) -> Mapping[str, Any]:
+    def figures(self, trainer: TrainingRun, step: StepResult) -> Mapping[str, Any]:
         return {"failed_drawings": self.failed} if self.failed else {}
 
     def on_train_end(self, trainer: TrainingRun) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from worldsmith.config import Configurable
 from worldsmith.evaluation.pretrained import PretrainedWeights
@@ -14,6 +14,8 @@ from worldsmith.models.video_model import Mode
 if TYPE_CHECKING:
     from worldsmith.evaluation.generated_video import GeneratedVideo
 
+Better = Literal["higher", "lower", "as real"]
+"""`as real`: close to the value of the real videos."""
 Values = dict[str, float | str]
 """Outputs of a metric for one sample; text states why an output has no number."""
 
@@ -25,6 +27,8 @@ class Output:
     unit: str
     """`share`: a fraction of samples, with Wilson's interval."""
     description: str
+    better: Better | None = None
+    """Which values are good; None: the number alone does not say."""
 
 
 class Metric(Configurable, ABC):

@@ -15,11 +15,11 @@ from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.video_dataset import VideoDataset, Window
 from worldsmith.data.clips.video_reader import Framing, read_frames
 from worldsmith.data.clips.video_sample import FirstFrames, VideoSample
-from worldsmith.data.encoded_cache import LatentCache
+from worldsmith.data.latent_cache import LatentCache
 from worldsmith.data.stream.errors import SampleError, check_text
-from worldsmith.data.stream.maker import Features, Made, SampleMaker, StreamSettings
 from worldsmith.data.stream.positions import sample_rng
 from worldsmith.data.stream.quarantine import Rejection
+from worldsmith.data.stream.sample_maker import Features, Made, SampleMaker, StreamSettings
 from worldsmith.data.video_file import examine
 
 

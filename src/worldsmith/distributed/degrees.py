@@ -1,12 +1,16 @@
-"""The arithmetic of parallel degrees: what was asked, what it needs, what would work."""
+"""Parallel degrees: how the ranks are arranged, whether the number of ranks fits, and which degrees would fit."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from worldsmith.config.errors import WrongValueError
+from worldsmith.config.sections import ParallelismConfig
 
 NAMES = ("data_parallel_shard_degree", "data_parallel_replicate_degree", "context_parallel_shard_degree")
+PARALLELISM = "model.config.parallelism"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,44 @@ class Degrees:
     def __str__(self) -> str:
         text = f"replicate {self.replicate} × shard {self.shard}"
         return f"{text} × context {self.context}" if self.context > 1 else text
+
+
+def plan_degrees(parallelism: ParallelismConfig, processes: int) -> Degrees:
+    """Returns the arrangement of `processes` ranks. Raises WrongValueError with the degrees that would work."""
+    try:
+        return fit_degrees(
+            parallelism.data_parallel_shard_degree,
+            parallelism.data_parallel_replicate_degree,
+            processes,
+            context=parallelism.context_parallel_shard_degree,
+        )
+    except WrongValueError as error:
+        raise error.within(PARALLELISM) from None
+
+
+def check_world_size(parallelism: ParallelismConfig) -> None:
+    """Raises WrongValueError if the degrees do not fit the number of processes in WORLD_SIZE."""
+    processes = launched_processes()
+    if processes is None:
+        return
+    try:
+        plan_degrees(parallelism, processes)
+    except WrongValueError as error:
+        error.message += " (WORLD_SIZE)"
+        raise
+
+
+def launch_remarks(parallelism: ParallelismConfig) -> Iterator[str]:
+    """Yields a warning if the degrees require several processes and WORLD_SIZE is not set."""
+    degrees = [getattr(parallelism, name) for name in NAMES]  # a reference that is not resolved is a string
+    if all(type(degree) is int for degree in degrees) and max(degrees) > 1 and launched_processes() is None:
+        yield f"{PARALLELISM} asks for {needed_processes(*degrees)} and WORLD_SIZE is not set: use worldsmith launch"
+
+
+def launched_processes() -> int | None:
+    """The number of processes in WORLD_SIZE; None if it is not set, or is no such number."""
+    text = os.environ.get("WORLD_SIZE", "")
+    return int(text) if text.isascii() and text.isdigit() and 0 < len(text) < 10 and int(text) > 0 else None
 
 
 def fit_degrees(shard: int, replicate: int, world_size: int, *, context: int = 1) -> Degrees:

@@ -1,9 +1,8 @@
-"""The folders in which a run keeps its checkpoints: names, which one is the latest, which stay, and leftovers."""
+"""Finds the checkpoints of a run: names of their folders, the latest, the best, and the one to resume from."""
 
 from __future__ import annotations
 
 import logging
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +11,8 @@ from typing import TYPE_CHECKING
 from worldsmith.checkpoint.sources.verify import damage
 from worldsmith.config.errors import UserError
 from worldsmith.files import atomic
-from worldsmith.files.locks import lease, take_unleased
-from worldsmith.files.manifest import MANIFEST, find_damage
+from worldsmith.files.locks import lease
+from worldsmith.files.manifest import MANIFEST
 
 if TYPE_CHECKING:
     from worldsmith.distributed.world import World
@@ -33,11 +32,6 @@ def folder_name(iteration: int) -> str:
 
 def folder_iteration(folder: Path) -> int:
     return int(folder.name.removeprefix("iter_"))
-
-
-def hidden(target: Path) -> Path:
-    """The folder in which a checkpoint is written."""
-    return target.with_name(f"{atomic.SAVING}{target.name}")
 
 
 def checkpoint_folders(parent: Path) -> list[Path]:
@@ -153,7 +147,7 @@ def find_latest(parent: Path, world: World, *, weights_only: bool = False, own: 
         passed_over += 1
     if passed_over:
         advice = "" if weights_only else " To start the run anew, move this folder away."
-        raise UserError(f"no checkpoint in {parent} is complete: {'; '.join(problems)}.{advice}")
+        raise UserError(f"[E118] no checkpoint in {parent} is complete: {'; '.join(problems)}.{advice}")
     if problems:
         raise UserError(
             f"{parent / POINTER} names a checkpoint, but none is there; to start the run anew, move this folder away"
@@ -174,45 +168,3 @@ def gone_back(taken: Path, keep_latest_k: int | None) -> str | None:
         f"the run goes back to {taken.name}, and its next save removes what is later: {', '.join(reversed(later))} "
         f"(checkpoint.keep_latest_k = {keep_latest_k}); move away what you want to keep"
     )
-
-
-def remove_old(newest: Path, keep_latest_k: int | None, keep_every: int | None) -> None:
-    """Removes the checkpoints beside `newest` that neither setting keeps, and that are not the best; None keeps all.
-
-    One that another process is reading stays until a later save.
-    """
-    if keep_latest_k is None:
-        return
-    found = checkpoint_folders(newest.parent)
-    # Later steps than the newest one's belong to a past that the run has gone back from: they go first.
-    before = [path for path in found if is_later(newest, path)][: keep_latest_k - 1]
-    best = read_best(newest.parent)
-    for path in found:
-        milestone = keep_every is not None and folder_iteration(path) % keep_every == 0
-        if path not in (newest, best, *before) and not (milestone and is_later(newest, path)):
-            remove_unless_read(path)
-
-
-def remove_unless_read(folder: Path) -> None:
-    try:
-        handle = take_unleased(folder / MANIFEST)
-    except OSError as error:
-        logger.warning("%s cannot be removed and stays: %s", folder, error)
-        return
-    if handle is None:
-        logger.info("%s stays for now: another process reads it", folder.name)
-        return
-    atomic.remove_folder(folder)
-    os.close(handle)
-
-
-def tidy_up(folder: Path) -> None:
-    """Removes what an interrupted save left; one that was complete and only had no name yet gets it."""
-    for aside in folder.glob(f"{atomic.SAVING}iter_*"):
-        target = folder / aside.name.removeprefix(atomic.SAVING)
-        if not target.exists() and find_damage(aside) is None:
-            atomic.publish_folder(aside, target)
-            logger.info("%s was complete when its save was interrupted, and is kept", target.name)
-    leftovers = atomic.remove_leftovers(folder)
-    if leftovers:
-        logger.info("removed what an interrupted save left in %s: %s", folder, ", ".join(leftovers))

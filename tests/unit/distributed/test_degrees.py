@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worldsmith.config import WrongValueError
-from worldsmith.config.tree.degrees import Degrees, check_heads, fit_degrees
+from worldsmith.config import ConfigError, WrongValueError
+from worldsmith.config.load import load
+from worldsmith.config.sections import ParallelismConfig
+from worldsmith.distributed.degrees import NAMES, Degrees, check_heads, check_world_size, fit_degrees
 
 
 @pytest.mark.parametrize(
@@ -72,6 +76,55 @@ def test_heads_are_shared_evenly_or_the_message_says_what_would_work() -> None:
         check_heads(64, 32, 8)
     with pytest.raises(ValueError, match=r"= 4: so many .* 12 .* 6 key and value heads.*these work: 1, 2, 3, 6, 12$"):
         check_heads(4, 12, 6)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "world", "words"),
+    [
+        ((-1, 1, 1), "8", None),
+        ((4, 1, 2), "8", None),
+        ((4, 2, 2), None, None),
+        ((-1, 1, 3), None, None),  # nothing can be said: the number of processes is open
+        ((4, 1, 1), "8", "needs 4 processes, but the run has 8 processes (WORLD_SIZE)"),
+        ((4, 2, 2), "8", "their product needs 16 processes, but the run has 8 processes"),
+        ((-1, 3, 1), "8", "needs a multiple of 3 processes, but the run has 8 processes"),
+        ((-1, 1, 3), "8", "context_parallel_shard_degree = 3: the run has 8 processes"),
+        ((4, 1, 1), "many", None),
+    ],
+)
+def test_degrees_are_compared_with_the_environment(
+    degrees: tuple[int, int, int], world: str | None, words: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    if world is not None:
+        monkeypatch.setenv("WORLD_SIZE", world)
+    section = ParallelismConfig(**dict(zip(NAMES, degrees)))
+    if words is None:
+        check_world_size(section)
+        return
+    with pytest.raises(WrongValueError) as caught:
+        check_world_size(section)
+    assert caught.value.message.startswith("model.config.parallelism: ")
+    assert words in caught.value.message
+    assert caught.value.remedy
+    assert all(name.startswith("model.config.parallelism.") for name in caught.value.names)
+
+
+def test_degrees_are_checked_when_a_file_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATASET_PATH", str(tmp_path))
+    path = tmp_path / "run.toml"
+    path.write_text('[job]\nexperiment = "cogvideox_2b_tiny"\n[model.parallelism]\ndata_parallel_shard_degree = 4\n')
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    (remark,) = [w for w in load(str(path)).warnings if "worldsmith launch" in w]
+    assert remark.startswith("model.config.parallelism asks for 4 processes")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert not [w for w in load(str(path)).warnings if "worldsmith launch" in w]
+    monkeypatch.setenv("WORLD_SIZE", "6")
+    with pytest.raises(ConfigError) as caught:
+        load(str(path))
+    (problem,) = caught.value.problems
+    assert (problem.line, problem.column) == (4, 30)
+    assert "1 × 6, 2 × 3, 3 × 2, 6 × 1" in problem.hint
 
 
 @given(shard=st.integers(-1, 16), replicate=st.integers(-1, 16), world=st.integers(1, 32), context=st.integers(1, 8))

@@ -1,0 +1,108 @@
+"""`RunWeights`: raw and EMA weights of a run, their initial values, and what is frozen of them."""
+
+from __future__ import annotations
+
+import logging
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from worldsmith.checkpoint.run.frozen_weights import describe_frozen_weights
+from worldsmith.checkpoint.sources.checkpoint_weights import AVERAGE, LIVE
+from worldsmith.checkpoint.sources.warm_start import LoadReport, load_weights
+from worldsmith.models.parameter_names import native_parameters
+from worldsmith.training.start_checks import require_training_state, strip_weight_prefix
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from worldsmith.distributed.world import World
+    from worldsmith.models.ema import PowerEMA
+    from worldsmith.models.model import Model
+    from worldsmith.models.weight_sum import WeightSum
+    from worldsmith.training.run_config import RunConfig
+
+logger = logging.getLogger(__name__)
+
+
+class RunWeights:
+    """The raw weights of a network and its EMA weights, if the run keeps any. All ranks call it together."""
+
+    def __init__(self, config: RunConfig, model: Model, ema: PowerEMA | None, world: World) -> None:
+        self.config, self.model, self.ema, self.world = config, model, ema, world
+
+    def state_dict(self, *, only_trained: bool = False) -> dict[str, Tensor]:
+        """`net.*` and `net_ema.*`: the weights themselves, not copies.
+
+        Args:
+            only_trained: leave out what training does not change.
+        """
+        parameters = native_parameters(self.model.network)
+        state = {LIVE + name: parameter.detach() for name, parameter in parameters.items()}
+        if self.ema is not None:
+            state |= {AVERAGE + name: tensor for name, tensor in self.ema.state_dict().items()}
+        if not only_trained:
+            return state
+        return {name: tensor for name, tensor in state.items() if parameters[strip_weight_prefix(name)].requires_grad}
+
+    def load_initial(self, *, with_state: bool = False) -> LoadReport | None:
+        """Loads the initial weights of a new run, draws the others from the seed, and logs which were loaded.
+
+        EMA weights that are not loaded start as a copy.
+
+        Args:
+            with_state: also require the training state next to the weights, before any weight is read.
+
+        Returns:
+            What was loaded; None for random weights.
+        """
+        settings, seed, start = self.config.checkpoint, self.config.trainer.seed, self.config.initial_weights()
+        report = None
+        if start is None:
+            self.model.draw_weights(seed)
+        else:
+
+            def prepare(report: LoadReport) -> None:
+                if with_state:
+                    require_training_state(report, self.config)
+                if report.left:
+                    self.model.draw_weights(seed, {strip_weight_prefix(name) for name in report.left})
+
+            report = load_weights(
+                start.path,
+                self.state_dict(),
+                keys_to_skip=settings.keys_to_skip_loading,
+                spec=self.config.model,
+                average_as_live=settings.load_ema_to_reg,
+                prepare=prepare,
+                field=start.field,
+                held=self.model.held,
+                world=self.world,
+            )
+            for line in ([start.describe] if start.unread else []) + report.lines():
+                logger.info("%s", line)
+        if self.ema is not None:
+            if report is not None and any(name.startswith(AVERAGE) for name in report.loaded):
+                self.ema.load_state_dict(dict(self.ema.average))
+            else:
+                self.ema.copy_live()
+        return report
+
+    def frozen(self) -> dict[str, Tensor | WeightSum]:
+        """Raw weights that training does not change, by native name; checksums of weights that are now quantized."""
+        taken = {name: layer.taken for name, layer in self.model.held.items()}
+        parameters = native_parameters(self.model.network).items()
+        frozen = {name: parameter.detach() for name, parameter in parameters if not parameter.requires_grad}
+        return {name: taken.get(name) or tensor for name, tensor in frozen.items()}
+
+    @cached_property
+    def frozen_record(self) -> str:
+        """Content of `frozen_weights.json`. These weights do not change, so it is written once."""
+        return describe_frozen_weights(self.frozen(), source=self.source)
+
+    @property
+    def source(self) -> str:
+        """Where the initial weights come from."""
+        start = self.config.initial_weights()
+        if start is None:
+            return f"random weights from trainer.seed = {self.config.trainer.seed}"
+        return f"{start.field} = {start.path}"
