@@ -19,7 +19,7 @@ from worldsmith.data.shards.tar_index import index_of
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.stream.quarantine import Rejection
 from worldsmith.files.lines import read_lines as read_text_lines
-from worldsmith.tools.datasets.imports.found import (
+from worldsmith.tools.datasets.imports.source_clips import (
     TEXT_KEYS,
     Choices,
     Clip,
