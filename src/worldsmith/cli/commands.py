@@ -9,21 +9,8 @@ from typing import Any
 from worldsmith.actions.registry import commands
 
 ORDER = (
-    *(
-        "recipes",
-        "dataset",
-        "check",
-        "config",
-        "schema",
-        "plan",
-        "encode",
-        "train",
-        "launch",
-        "watch",
-        "report",
-        "export",
-    ),
-    *("generate", "evaluate", "infer"),
+    *("recipes", "dataset", "check", "config", "schema", "plan", "encode", "train", "launch"),
+    *("watch", "report", "export", "generate", "evaluate", "infer"),
 )
 """The commands in the order of the work; all others follow by name."""
 COMMANDS = {

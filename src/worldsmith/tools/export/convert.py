@@ -44,6 +44,17 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+Format = Literal["dcp", "native", "diffusers", "sat"]
+INDEX = {
+    "dcp": "model",
+    "native": CONFIG,
+    "diffusers": CONFIG,
+    "vlm": CONFIG,
+    "sat": "latest",
+    "adapter": "adapter_config.json",
+}
+"""What every folder of the format has."""
+
 
 class Convert(Action):
     """Makes a base checkpoint out of weights in another format."""
@@ -147,18 +158,6 @@ class Convert(Action):
         """Of the weights that were read: of a run whose newest checkpoint is damaged, those of the one before."""
         config, inputs = self.config, [Input("model", place) for place in parts]
         write_lineage(config.out, action="convert", settings=to_dict(config), inputs=inputs, outputs=["."])
-
-
-Format = Literal["dcp", "native", "diffusers", "sat"]
-INDEX = {
-    "dcp": "model",
-    "native": CONFIG,
-    "diffusers": CONFIG,
-    "vlm": CONFIG,
-    "sat": "latest",
-    "adapter": "adapter_config.json",
-}
-"""What every folder of the format has."""
 
 
 def convert(
