@@ -28,7 +28,7 @@ from pathlib import Path
 import torch
 from demo_run import demo_config
 
-from worldsmith.checkpoint.run.folders import folder_name
+from worldsmith.checkpoint.run.find_checkpoint import folder_name
 from worldsmith.training.trainer import Trainer
 
 GOAL = 0.05

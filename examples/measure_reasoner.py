@@ -24,9 +24,8 @@ from worldsmith.data.conversations.chat_processor import ChatProcessor, ChatSamp
 from worldsmith.data.conversations.conversation import Turn, question
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.data.conversations.datasets.manifest import ManifestDataset
-from worldsmith.evaluation.answers.accuracy import measure_classes
+from worldsmith.evaluation.answers.accuracy import measure_classes, measure_ratings
 from worldsmith.evaluation.answers.choices import YES_NO, parse_yes_no
-from worldsmith.evaluation.answers.ratings import measure_ratings
 
 BATCH = 24
 

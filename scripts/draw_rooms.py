@@ -16,7 +16,7 @@ import grimp
 
 PACKAGE = Path(__file__).parents[1] / "src" / "worldsmith"
 SUBJECTS = {
-    "actions": "what commands do",
+    "actions": "base classes of commands",
     "checkpoint": "saving, resuming, formats",
     "cli": "the command line",
     "config": "the run tree, ways in and out",

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from worldsmith.monitor.page.compare_page import write_comparison
 from worldsmith.monitor.page.run_page import write_page
+from worldsmith.tools.reports.report import write_comparison
 
 ROOT = Path(__file__).parents[1]
 RUN = ROOT / "outputs/train/worldsmith/demo/moving_shapes"

@@ -23,8 +23,8 @@ from diffusers import AutoencoderKLWan, ModelMixin
 from muon import Muon
 from tiny_vae_clips import to_tensor, training_clip
 
+from worldsmith.demo.adherence import detect
 from worldsmith.demo.moving_shapes import COMBINATIONS, TRAIN_COMBINATIONS, render_moving_shape, sample_scene
-from worldsmith.demo.shape_detector import detect
 
 ARCHITECTURE = dict(
     base_dim=16,

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from worldsmith.config.recipes.registry import get_recipe
-from worldsmith.config.tree.degrees import Degrees
 from worldsmith.config.tree.references import resolve
+from worldsmith.distributed.degrees import Degrees
 from worldsmith.families.cosmos3.recipes import GENERATION_TOWER
 
 DEGREES = [2**power for power in range(13)]

@@ -92,7 +92,7 @@ WALKS = {
         ("cli.main:main",),
         (
             "checkpoint.dcp.reader:load_part",
-            "families.cosmos3.weights.export_diffusers:build_pipeline",
+            "families.cosmos3.weights.formats:build_pipeline",
             "files.atomic:publish_folder",
         ),
     ),

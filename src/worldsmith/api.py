@@ -79,13 +79,12 @@ def plan(
     Raises:
         UserError: The config has mistakes, no GPU type has this name, or the run cannot be planned.
     """
-    from worldsmith.actions.plan_run import PlanRun
-
     with mistakes_of_the_user():
         config = load_config(run, keep_unset=True) if isinstance(run, (str, PathLike)) else run
         loaded = Loaded(resolve(config, keep_unset="names"), raw=config)
-        action: PlanRun = PlanRun.Config(gpus=gpus, gpu=gpu, encoded=encoded).build(run=loaded)
-        return action.exact
+        kind: Any = kinds_of("plan")[""]
+        planned: Plan = kind.Config(gpus=gpus, gpu=gpu, encoded=encoded).build(run=loaded).exact
+        return planned
 
 
 def generate(

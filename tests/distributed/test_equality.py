@@ -160,7 +160,7 @@ def test_a_context_group_divides_the_encoding_and_notices_different_data(results
         assert [tensor.dtype for tensor in tensors] == [torch.float32] * 5
         assert [tensor.flatten()[0].item() for tensor in tensors] == [0, 11, 20, 31, 40]
     for rank, complaint in enumerate(found["complaints"]):
-        assert complaint.startswith(f"rank {rank} and its context-parallel group have read different samples")
+        assert complaint.startswith(f"[E121] rank {rank} and its context-parallel group have read different samples")
 
 
 def test_bfloat16_masters_keep_the_time_embedder_and_come_close(

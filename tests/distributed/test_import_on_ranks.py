@@ -12,7 +12,7 @@ from runs import Runs
 from safetensors.torch import load_file
 from stored_models import write_tiny_base
 
-from worldsmith.checkpoint.formats.convert import convert
+from worldsmith.tools.export.convert import convert
 
 
 @pytest.fixture(scope="module")

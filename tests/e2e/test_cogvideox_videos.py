@@ -11,9 +11,6 @@ import tiny_cogvideox
 import torch
 from diffusers import CogVideoXPipeline
 
-from worldsmith.actions.outputs.generate import GenerateVideos
-from worldsmith.actions.outputs.measure import MeasureVideos
-from worldsmith.actions.weights.export import Export
 from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.config import WrongValueError
 from worldsmith.config.errors import UserError
@@ -21,6 +18,9 @@ from worldsmith.demo.measure_adherence import MeasureAdherence
 from worldsmith.sampling.generate import generate_latents
 from worldsmith.sampling.requests import GenerationRequest
 from worldsmith.sampling.video_writer import write_jpeg, write_mp4
+from worldsmith.tools.evaluate.evaluate_videos import EvaluateVideos
+from worldsmith.tools.export.export import Export
+from worldsmith.tools.generate.generate import GenerateVideos
 from worldsmith.training.callbacks.samples.draw_videos import DrawVideos
 from worldsmith.training.trainer import Trainer
 
@@ -104,7 +104,7 @@ def test_videos_are_drawn_while_it_trains_and_measured_afterwards(models: dict[s
     assert result.lines[-1].startswith("adherence 0.00 over 1 prompts")
     (tmp_path / "samples.jsonl").write_text(json.dumps({"prompt": PROMPT, "name": "one"}) + "\n")
     files = [str(tmp_path / "samples.jsonl")]
-    measured = MeasureVideos.Config(**common, input_files=files, out=str(tmp_path / "measured")).build().run()
+    measured = EvaluateVideos.Config(**common, input_files=files, out=str(tmp_path / "measured")).build().run()
     assert "one" in json.dumps(measured.facts["samples"]["trained"])
 
 

@@ -11,7 +11,7 @@ import pytest
 from import_sources import lerobot_v3, sidecar
 
 from worldsmith.cli.main import main
-from worldsmith.data.imports.layouts import LAYOUTS
+from worldsmith.tools.datasets.import_clips import LAYOUTS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "data_import.md").read_text(encoding="utf-8")
 

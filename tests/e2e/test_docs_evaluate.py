@@ -13,10 +13,10 @@ import torch
 from generator_run import write_generator_run
 from PIL import Image
 
-from worldsmith.actions.outputs.evaluate_samples import read_known
 from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
 from worldsmith.sampling.video_writer import read_image, write_mp4
+from worldsmith.tools.evaluate.video_metrics import read_known
 
 PAGE = (Path(__file__).parents[2] / "docs/evaluate.md").read_text(encoding="utf-8")
 

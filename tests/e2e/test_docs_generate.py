@@ -15,16 +15,16 @@ import tiny_cogvideox
 from launch import launch
 from tiny_generator import generator_config
 
-from worldsmith.actions.outputs.sample_order import find_samples
 from worldsmith.cli.main import main
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.families.cogvideox.architecture import tiny
 from worldsmith.families.cogvideox.model import CogVideoXDefaults
 from worldsmith.families.cosmos3.model import Cosmos3Defaults, Cosmos3Generator
-from worldsmith.families.cosmos3.weights.export_diffusers import export_pipeline
+from worldsmith.families.cosmos3.weights.formats import export_pipeline
 from worldsmith.sampling.sample_args import decide
 from worldsmith.sampling.sample_files import Layer, SampleEntry
 from worldsmith.sampling.sample_settings import Sample, SampleSettings
+from worldsmith.tools.generate.sample_order import find_samples
 
 PAGE = (Path(__file__).parents[2] / "docs/generate.md").read_text(encoding="utf-8")
 RANKS = Path(command_ranks.__file__)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from worldsmith.actions.action import Result
-from worldsmith.actions.rehearse_run import Rehearse
 from worldsmith.cli.main import main
+from worldsmith.tools.rehearse.rehearse import Rehearse
 
 PAGE = (Path(__file__).parents[2] / "docs/rehearsal.md").read_text(encoding="utf-8")
 (BLOCK,) = re.findall(r"^```bash\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)

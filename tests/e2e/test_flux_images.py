@@ -12,12 +12,12 @@ import torch
 from diffusers import FluxPipeline
 from PIL import Image
 
-from worldsmith.actions.outputs.generate import GenerateVideos
-from worldsmith.actions.weights.export import Export
 from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.config.errors import UserError
 from worldsmith.sampling.generate import generate_latents
 from worldsmith.sampling.requests import GenerationRequest
+from worldsmith.tools.export.export import Export
+from worldsmith.tools.generate.generate import GenerateVideos
 from worldsmith.training.callbacks.samples.draw_videos import DrawVideos
 from worldsmith.training.trainer import Trainer
 

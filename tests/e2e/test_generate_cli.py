@@ -13,7 +13,6 @@ from generator_run import write_generator_run
 from mp4 import read_mp4
 from PIL import Image
 
-from worldsmith.actions.outputs.sample_order import find_samples
 from worldsmith.assets import asset_path
 from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.checkpoint.run.checkpointer import Checkpointer
@@ -24,6 +23,7 @@ from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.spec import ModelSpec
 from worldsmith.sampling.requests import GenerationRequest, conditional_text
 from worldsmith.sampling.video_writer import read_image, write_mp4
+from worldsmith.tools.generate.sample_order import find_samples
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,9 @@ def test_export_then_generate(run_folder: Path, tmp_path: Path, capsys: pytest.C
     """The run's size, length and rate reach the export and the videos; run and export generate the same frames."""
     export = tmp_path / "export"
     assert main(["export", str(run_folder), "-o", str(export), "--dtype", "float32"]) == 0
-    assert "EMA weights after 4 steps, float32" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "EMA weights after 4 steps, float32" in said
+    assert f'next: worldsmith generate {export} --prompt "…"' in said
     assert main(["export", str(run_folder), "-o", str(export), "--dtype", "float32"]) == 0
     assert "nothing to do" in capsys.readouterr().out
     generation = json.loads((export / "worldsmith.json").read_text())["generation"]
@@ -61,7 +63,11 @@ def test_export_then_generate(run_folder: Path, tmp_path: Path, capsys: pytest.C
         outcome = json.loads((tmp_path / "a" / name / "sample_outputs.json").read_text())
         assert (outcome["status"], outcome["outputs"][0]["files"]) == ("success", ["vision.mp4"])
         assert outcome["args"] == args_of(tmp_path / "a" / name)
-    assert read_image(tmp_path / "a" / "contact_sheet.png").shape[0] == 3
+    sheet = read_image(tmp_path / "a" / "contact_sheet.png")
+    assert sheet.shape[0] == 3
+    assert main(["generate", str(run_folder), "--prompt", "Another.", "--steps", "2", "-o", str(tmp_path / "a")]) == 0
+    assert "frames of all (and of 2 earlier)" in capsys.readouterr().out
+    assert read_image(tmp_path / "a" / "contact_sheet.png").shape[2] > sheet.shape[2]  # three columns, not two
     first = args_of(tmp_path / "a" / "000_a_red_square")
     assert (first["seed"], first["num_steps"], first["guidance"], first["model"]["weights"]) == (5, 2, 6.0, "ema")
     assert [first["sources"][name] for name in ("seed", "num_frames", "guidance")] == [

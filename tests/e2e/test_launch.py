@@ -338,7 +338,10 @@ def test_the_partner_of_a_rank_that_is_killed_says_so_in_one_line(
     assert end(launcher) == 1
     wait_until_gone(processes, tmp_path)
     log = (tmp_path / "log").read_text()
-    assert log.count("error: another process of the run at 127.0.0.1 has ended or cannot be reached, so this one") == 1
+    assert (
+        log.count("error: [E111] another process of the run at 127.0.0.1 has ended or cannot be reached, so this one")
+        == 1
+    )
     assert "rank 1 was ended by SIGKILL, the first one to fail" in log
     assert "Traceback" not in log
 

@@ -12,11 +12,11 @@ import torch
 from diffusers import Cosmos3OmniTransformer
 from peft import PeftModel
 
-from worldsmith.actions.outputs.sample_order import find_samples
 from worldsmith.checkpoint.formats.find_model import find_model, load_model
 from worldsmith.cli.main import main
 from worldsmith.models.lora import adapter_state
 from worldsmith.models.parameter_names import native_parameters
+from worldsmith.tools.generate.sample_order import find_samples
 from worldsmith.training.trainer import Trainer
 
 STEPS = 4

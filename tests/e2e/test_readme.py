@@ -28,7 +28,6 @@ def clone(tmp_path: Path) -> Path:
     clone = tmp_path / "clone"
     shutil.copytree(ROOT, clone, ignore=shutil.ignore_patterns(".*", "outputs", "data", "checkpoints", "tests"))
     (clone / "src/worldsmith/data").symlink_to(ROOT / "src/worldsmith/data")
-    (clone / "src/worldsmith/actions/outputs").symlink_to(ROOT / "src/worldsmith/actions/outputs")
     (clone / ".venv").mkdir()
     for path in Path(sys.prefix).iterdir():
         (clone / ".venv" / path.name).symlink_to(path)

@@ -16,8 +16,8 @@ from run_folders import EVIL, add_samples, write_lines, write_run
 
 from worldsmith.cli.main import main
 from worldsmith.monitor.page import samples
-from worldsmith.monitor.page.compare_page import write_comparison
 from worldsmith.monitor.page.run_page import write_page
+from worldsmith.tools.reports.report import write_comparison
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "examples/toml/sft_config"

@@ -13,13 +13,13 @@ import yaml
 from diffusers import CogVideoXPipeline
 from sat_files import INFERENCE, model_file
 
-from worldsmith.actions.outputs.generate import GenerateVideos, model_of_stack
-from worldsmith.actions.weights.convert import Convert
-from worldsmith.actions.weights.export import Export
 from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
 from worldsmith.dialects.sat.keys import SHIFTS
+from worldsmith.tools.export.convert import Convert
+from worldsmith.tools.export.export import Export
+from worldsmith.tools.generate.generate import GenerateVideos, model_of_stack
 from worldsmith.training.trainer import Trainer
 
 SIZES = [

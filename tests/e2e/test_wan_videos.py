@@ -12,13 +12,13 @@ import torch
 from diffusers import WanPipeline
 from tiny_wan import I2V, TI2V
 
-from worldsmith.actions.outputs.generate import GenerateVideos
-from worldsmith.actions.weights.export import Export
 from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.config.errors import UserError
 from worldsmith.sampling.generate import generate_latents
 from worldsmith.sampling.requests import GenerationRequest
 from worldsmith.sampling.video_writer import write_jpeg
+from worldsmith.tools.export.export import Export
+from worldsmith.tools.generate.generate import GenerateVideos
 from worldsmith.training.callbacks.samples.draw_videos import DrawVideos
 from worldsmith.training.trainer import Trainer
 

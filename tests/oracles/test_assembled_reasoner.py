@@ -15,12 +15,12 @@ from stored_models import random_transformer, randomize
 from transformers import Qwen3VLForConditionalGeneration
 
 from worldsmith.assets import asset_path
-from worldsmith.checkpoint.formats.convert import convert
 from worldsmith.checkpoint.formats.find_model import find_model
 from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig
 from worldsmith.families.vision_language.weights.assemble import assemble
+from worldsmith.tools.export.convert import convert
 
 TEXT = json.loads((asset_path("tiny_reasoner") / "config.json").read_text())["text_config"]
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",

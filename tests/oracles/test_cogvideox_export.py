@@ -20,8 +20,6 @@ from diffusers import (
 )
 from peft import PeftModel, get_peft_model_state_dict
 
-from worldsmith.actions.weights.convert import Convert
-from worldsmith.actions.weights.export import Export
 from worldsmith.checkpoint.formats.family_formats import formats_of
 from worldsmith.checkpoint.formats.find_model import find_model, load_model
 from worldsmith.checkpoint.sources.open_weights import open_weights
@@ -34,6 +32,8 @@ from worldsmith.families.diffusers_pipeline.formats import build_pipeline
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.spec import ModelSpec
 from worldsmith.objectives.v_prediction import VPrediction
+from worldsmith.tools.export.convert import Convert
+from worldsmith.tools.export.export import Export
 from worldsmith.training.trainer import Trainer
 
 FAMILY = CogVideoXFormats("cogvideox")

@@ -11,12 +11,12 @@ import torch
 from diffusers import FluxPipeline, FluxTransformer2DModel
 from peft import PeftModel
 
-from worldsmith.actions.weights.convert import Convert
-from worldsmith.actions.weights.export import Export
 from worldsmith.checkpoint.formats.find_model import find_model, load_model
 from worldsmith.checkpoint.sources.open_weights import open_weights
 from worldsmith.families.diffusers_pipeline.text_encoder import load_tokenizer
 from worldsmith.models.parameter_names import native_parameters
+from worldsmith.tools.export.convert import Convert
+from worldsmith.tools.export.export import Export
 from worldsmith.training.trainer import Trainer
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"

@@ -25,13 +25,13 @@ from stored_models import (
     write_qwen3_vl,
 )
 
-from worldsmith.checkpoint.formats.convert import convert
 from worldsmith.checkpoint.sources.open_weights import open_weights
 from worldsmith.checkpoint.sources.warm_start import load_weights
 from worldsmith.config.errors import UserError
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig, edge
 from worldsmith.families.cosmos3.network.network import Cosmos3Network, init_weights
 from worldsmith.families.cosmos3.weights.network_settings import network_of
+from worldsmith.tools.export.convert import convert
 
 FORMATS = ("dcp", "native", "diffusers")
 

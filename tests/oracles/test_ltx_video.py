@@ -17,7 +17,6 @@ from diffusers import (
 )
 from transformers import AutoTokenizer, T5EncoderModel
 
-from worldsmith.actions.weights.export import Export
 from worldsmith.checkpoint.formats.find_model import find_model, load_model
 from worldsmith.distributed.world import World
 from worldsmith.families.ltx_video.model import LTXVideoGenerator, NetworkConfig
@@ -26,6 +25,7 @@ from worldsmith.models.parameter_names import native_parameters
 from worldsmith.objectives.noise_schedule import POSTERIOR_STREAM, random_noise, sample_noise
 from worldsmith.sampling.generate import generate, generate_latents
 from worldsmith.sampling.requests import GenerationRequest
+from worldsmith.tools.export.export import Export
 from worldsmith.training.parallel import build_model
 from worldsmith.training.step import StepInputs, forward_backward
 from worldsmith.training.trainer import Trainer

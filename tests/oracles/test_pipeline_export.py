@@ -19,7 +19,7 @@ from worldsmith.checkpoint.formats.find_model import find_model, load_model
 from worldsmith.families.cosmos3.model import Cosmos3Defaults, Cosmos3Generator
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig
 from worldsmith.families.cosmos3.text_tokenizer import TextTokenizer
-from worldsmith.families.cosmos3.weights.export_diffusers import export_pipeline
+from worldsmith.families.cosmos3.weights.formats import export_pipeline
 from worldsmith.models.video_vae.wan import WanVAE
 from worldsmith.sampling.generate import generate, generate_latents
 from worldsmith.sampling.requests import GenerationRequest, conditional_text, unconditional_text
@@ -177,7 +177,7 @@ def test_modes_packed_together_equal_the_pipeline_one_by_one(exported) -> None:
 def test_denied_metadata_of_the_negative_prompt_are_the_pipelines(negative: str, num_frames: int) -> None:
     """negative_metadata "inverse" has the token ids of the pipeline's own templates; "same" those of a prompt."""
     generator = make_generator(defaults=replace(DEFAULTS, append_duration_fps=True, append_resolution=True))
-    from worldsmith.families.cosmos3.weights.export_diffusers import build_pipeline, exported_weights
+    from worldsmith.families.cosmos3.weights.formats import build_pipeline, exported_weights
 
     pipeline = build_pipeline(generator, exported_weights(generator, "float32"), "float32")
     tail = [generator.text_tokenizer.eos_id, generator.text_tokenizer.vision_start_id]
@@ -208,7 +208,7 @@ def test_metadata_sentences_are_the_pipelines_templates() -> None:
     """A plain prompt with both sentences has the token ids of the pipeline's own templates, also for one image."""
     defaults = replace(DEFAULTS, append_duration_fps=True, append_resolution=True)
     generator = make_generator(defaults=defaults)
-    from worldsmith.families.cosmos3.weights.export_diffusers import build_pipeline, exported_weights
+    from worldsmith.families.cosmos3.weights.formats import build_pipeline, exported_weights
 
     pipeline = build_pipeline(generator, exported_weights(generator, "float32"), "float32")
     tokenizer = generator.text_tokenizer

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from worldsmith.data.clips.captions import CAPTION_KEYS, LEGACY_STYLES, Caption, render_caption
+from worldsmith.data.clips.clip_maker import draw_condition_frames
 from worldsmith.data.clips.frame_selection import select_frames
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.resolution import RESOLUTIONS, TIERS, aspect_bucket, check_tier, target_size
-from worldsmith.data.clips.sample_maker import draw_condition_frames
 from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.clips.video_reader import cover_and_crop
 from worldsmith.data.stream.packing import SequentialPacker

@@ -18,13 +18,12 @@ from safetensors.torch import load_file
 from sat_network import PREFIX, TINY, VARIANTS, draw_inputs, merged, sat_answer, sat_state, save_sat
 from torch import Tensor
 
-from worldsmith.actions.weights.convert import Convert
-from worldsmith.checkpoint.formats.convert import convert
 from worldsmith.checkpoint.sources.open_weights import open_weights
 from worldsmith.cli.main import main
 from worldsmith.config.errors import UserError
 from worldsmith.families.cogvideox.sat_keys import pieces, sat_keys
 from worldsmith.models.video_vae.cogvideox import read_pt
+from worldsmith.tools.export.convert import Convert, convert
 from worldsmith.training.trainer import Trainer
 
 LEARNED = "patch_embed.pos_embedding"

@@ -18,8 +18,8 @@ from diffusers.pipelines.cosmos.pipeline_cosmos3_omni import Cosmos3OmniPipeline
 from transformers import AutoTokenizer
 
 from worldsmith.assets import asset_path
+from worldsmith.demo.adherence import detect
 from worldsmith.demo.moving_shapes import COMBINATIONS, all_captions, render_moving_shape, sample_scene
-from worldsmith.demo.shape_detector import detect
 from worldsmith.models.video_vae.wan import WanVAE
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"

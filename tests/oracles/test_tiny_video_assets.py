@@ -14,6 +14,7 @@ from diffusers import AutoencoderKLCogVideoX
 from transformers import T5EncoderModel, T5Tokenizer, UMT5EncoderModel
 
 from worldsmith.assets import asset_path
+from worldsmith.demo.adherence import detect
 from worldsmith.demo.moving_shapes import (
     COMBINATIONS,
     HELD_OUT_COMBINATIONS,
@@ -25,7 +26,6 @@ from worldsmith.demo.moving_shapes import (
     render_moving_shape,
     sample_scene,
 )
-from worldsmith.demo.shape_detector import detect
 from worldsmith.families.diffusers_pipeline.text_encoder import T5TextEncoder
 from worldsmith.models.video_vae.cogvideox import CogVideoXVAE
 

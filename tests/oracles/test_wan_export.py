@@ -14,11 +14,11 @@ from diffusers import WanImageToVideoPipeline, WanPipeline
 from PIL import Image
 from tiny_wan import CLIP_I2V, I2V, T2V, TI2V
 
-from worldsmith.actions.weights.export import Export
 from worldsmith.checkpoint.formats.find_model import find_model, load_model
 from worldsmith.checkpoint.sources.open_weights import open_weights
 from worldsmith.families.wan.image_encoder import PARTS
 from worldsmith.models.parameter_names import native_parameters
+from worldsmith.tools.export.export import Export
 from worldsmith.training.trainer import Trainer
 
 

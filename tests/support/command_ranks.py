@@ -8,9 +8,9 @@ import torch
 from imported_once import import_for_videos
 from launch import fork_ranks
 
-from worldsmith.actions.outputs import sample_order  # noqa: F401 (imported once, before the ranks are forked)
 from worldsmith.cli.main import main
 from worldsmith.sampling import generate, sample_args, video_writer  # noqa: F401
+from worldsmith.tools.generate import sample_order  # noqa: F401 (imported once, before the ranks are forked)
 
 
 def run() -> None:

@@ -20,12 +20,12 @@ from worldsmith.config.load import load
 from worldsmith.config.tree.draft import Loaded
 from worldsmith.distributed.gpus import GIB, Gpu
 from worldsmith.distributed.world import stop_world
-from worldsmith.planning.fitting.evaluate_settings import Fitting
 from worldsmith.planning.simulation.memory_tracker import MemoryTracker
 from worldsmith.planning.simulation.simulate import measure_step
 from worldsmith.planning.simulation.tracked_run import TrackedRun, as_simulated
 from worldsmith.planning.simulation_inputs import with_published_parts
 from worldsmith.planning.work import StepWork
+from worldsmith.tools.plan.evaluate_settings import Fitting
 from worldsmith.training.parallel import join_world
 
 STEP = ("forward", "backward", "optimizer", "average")

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from worldsmith.config.load import load
-from worldsmith.config.tree.degrees import Degrees
+from worldsmith.distributed.degrees import Degrees
 from worldsmith.distributed.gpus import GIB, find_gpu
 from worldsmith.planning.assumptions import assumptions
 from worldsmith.planning.estimate_memory import MemoryVerdict, disk, host_memory, worst_moment

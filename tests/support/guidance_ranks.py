@@ -12,11 +12,11 @@ from imported_once import import_for_videos
 from launch import fork_ranks
 from tiny_generator import WIDER, generator_config
 
-from worldsmith.actions.outputs.sample_order import branch_share
 from worldsmith.distributed.world import start_world, stop_world
 from worldsmith.families.cosmos3.model import Cosmos3Generator
 from worldsmith.sampling.generate import generate_latents
 from worldsmith.sampling.requests import GenerationRequest
+from worldsmith.tools.generate.sample_order import branch_share
 
 SETTINGS = {"steps": 5, "guidance": 4.0, "shift": 3.0}
 

@@ -24,7 +24,6 @@ def import_for_reasoners() -> None:
     import av.subtitles
     import transformers.models.auto.tokenization_auto
 
-    import worldsmith.checkpoint.formats.convert
     import worldsmith.data.conversations.chat_loader
     import worldsmith.families.cogvideox.task
     import worldsmith.families.cosmos3.task
@@ -34,6 +33,7 @@ def import_for_reasoners() -> None:
     import worldsmith.families.vision_language.task
     import worldsmith.families.wan.task
     import worldsmith.sampling.video_writer
+    import worldsmith.tools.export.convert
 
 
 def import_for_videos() -> None:
@@ -41,7 +41,7 @@ def import_for_videos() -> None:
     import_for_reasoners()
     import diffusers
 
-    import worldsmith.data.clips.sample_maker
+    import worldsmith.data.clips.clip_maker
     import worldsmith.families.cosmos3.network.network
     import worldsmith.objectives.noise_schedule
 

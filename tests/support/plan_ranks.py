@@ -26,11 +26,12 @@ from plan_cases import case_batches, case_config, use_parts
 from torch.distributed.fsdp import fully_shard  # noqa: F401 (imported once for all forks)
 from torch.profiler import ProfilerActivity, profile
 
+from worldsmith.distributed.degrees import plan_degrees
 from worldsmith.distributed.world import World, stop_world
 from worldsmith.planning.simulation.memory_tracker import MemoryTracker
 from worldsmith.planning.simulation.simulate import measure_step
 from worldsmith.planning.simulation.tracked_run import TrackedRun, as_simulated, group_names
-from worldsmith.training.parallel import join_world, plan_degrees
+from worldsmith.training.parallel import join_world
 
 
 def carry_out(case: str, world: World) -> dict[str, Any]:
@@ -39,8 +40,8 @@ def carry_out(case: str, world: World) -> dict[str, Any]:
     where they get none of their own)."""
     config = as_simulated(case_config(case))
     batches = case_batches(case, config)
-    tracker = MemoryTracker()
-    tracker.traffic.names = group_names(plan_degrees(config.model.config, world.size), world.rank, world.size)
+    tracker, degrees = MemoryTracker(), plan_degrees(config.model.config.parallelism, world.size)
+    tracker.traffic.names = group_names(degrees, world.rank, world.size)
     run = TrackedRun(config, world, tracker, batches)
     start = time.perf_counter()
     with tracker:

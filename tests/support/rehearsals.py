@@ -11,7 +11,7 @@ from worldsmith.config import recipe_names
 from worldsmith.config.load import load
 from worldsmith.config.recipes.registry import find_recipe, get_recipe
 from worldsmith.config.tree.references import resolve
-from worldsmith.planning.rehearsal.rehearse import Rehearsal, rehearse
+from worldsmith.tools.rehearse.rehearsal import Rehearsal, rehearse
 
 SMALL = {"moving_shapes", "cogvideox_demo", "wan_demo", "falling_objects", "falling_questions"}
 OPEN = {"cosmos_rl"}

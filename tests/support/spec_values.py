@@ -39,9 +39,9 @@ from published_files import VERSIONS, PublishedFile, give_verdict, published_fil
 from tiny_reasoner import decoder, qwen2_5_vl, qwen3_vl
 
 from worldsmith.config.load import load
+from worldsmith.distributed.degrees import plan_degrees
 from worldsmith.models.lora import adapted_layers
 from worldsmith.models.parameter_names import native_parameters
-from worldsmith.training.parallel import plan_degrees
 
 RECORDS = 9001
 """A prime: no number of ranks and no batch divides it."""
@@ -398,7 +398,8 @@ def plan_video(case: SpecCase, video: VideoFacts) -> tuple[list[int], tuple[int,
 
 def compare_ranks(case: SpecCase) -> Values:
     """Replicas, shards of a replica, and processes."""
-    asked, degrees = case.tree.model.config.parallelism, plan_degrees(case.tree.model.config, case.processes)
+    asked = case.tree.model.config.parallelism
+    degrees = plan_degrees(asked, case.processes)
     stated = asked.data_parallel_replicate_degree * asked.data_parallel_shard_degree
     here = degrees.replicate, degrees.shard, stated if stated > 0 else degrees.data
     there = case.ranks.dp_replicate, case.ranks.dp_shard, case.ranks.world_size

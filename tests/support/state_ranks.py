@@ -27,11 +27,11 @@ from torch.distributed.fsdp import FSDPModule
 
 from worldsmith.checkpoint.dcp.reader import read_entries
 from worldsmith.config.sections import ParallelismConfig
+from worldsmith.distributed.degrees import plan_degrees
 from worldsmith.distributed.world import stop_world
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.weights.table import weight_table
 from worldsmith.training import step as steps
-from worldsmith.training.parallel import plan_degrees
 from worldsmith.training.state_bytes import checkpoint_bytes, state_bytes
 from worldsmith.training.trainer import Trainer
 
@@ -142,7 +142,7 @@ def measure(config: Trainer.Config, folder: Path) -> dict[str, Any]:
 def require_equal(case: str, worlds: Path, found: dict[str, Any], ranks: int = 1, rank: int = 0) -> None:
     """`found`: what `state_ranks.measure` found on a rank."""
     config = config_of(case, worlds)
-    model, degrees = config.model.config, plan_degrees(config.model.config, ranks)
+    model, degrees = config.model.config, plan_degrees(config.model.config.parallelism, ranks)
     table = weight_table(model, config.optimizer.keys_to_select)
     assert table is not None
     states = state_bytes(table, config, degrees, rank)

@@ -25,7 +25,7 @@ import psutil
 import toy_runs
 from logged_command import call
 
-from worldsmith.checkpoint.run.folders import checkpoint_folders, folder_iteration
+from worldsmith.checkpoint.run.find_checkpoint import checkpoint_folders, folder_iteration
 from worldsmith.config.tree.plain import to_yaml
 from worldsmith.distributed.stop_signals import PREEMPTED
 from worldsmith.files.manifest import find_damage

@@ -19,8 +19,8 @@ from worldsmith.config.sections import JobConfig
 from worldsmith.data.assumed_batches import AssumedBatch
 from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.data.stream.loader import PackingDataLoader
-from worldsmith.data.stream.maker import Made, SampleMaker, StreamDataset
 from worldsmith.data.stream.quarantine import Quarantine, Rejection
+from worldsmith.data.stream.sample_maker import Made, SampleMaker, StreamDataset
 from worldsmith.models.ema import PowerEMA
 from worldsmith.models.fill import fill
 from worldsmith.models.model import Model
@@ -29,9 +29,8 @@ from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.spec import ModelSpec
 from worldsmith.models.weights.shapes import Shapes, repeat_shapes
 from worldsmith.objectives.objective import LossSum, Objective
-from worldsmith.tasks.dummy_data import DummyData
 from worldsmith.tasks.registry import TASKS
-from worldsmith.tasks.task import Task
+from worldsmith.tasks.task import DummyData, Task
 from worldsmith.training.callbacks.grad_clip import GradClip
 from worldsmith.training.callbacks.metrics import Metrics
 from worldsmith.training.optimizer import AdamW

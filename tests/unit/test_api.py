@@ -18,22 +18,22 @@ import torch
 from reasoner_runs import make_world
 
 import worldsmith
-from worldsmith.actions.answers.judge import JudgeAnswers
-from worldsmith.actions.outputs.generate import GenerateVideos
-from worldsmith.actions.outputs.measure import MeasureVideos
-from worldsmith.actions.plan_run import PlanRun
-from worldsmith.actions.weights.export import Export
 from worldsmith.config.tree.plain import class_defaults
 from worldsmith.config.tree.references import resolve
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.planning.plan import Plan
+from worldsmith.tools.evaluate.evaluate_answers import EvaluateAnswers
+from worldsmith.tools.evaluate.evaluate_videos import EvaluateVideos
+from worldsmith.tools.export.export import Export
+from worldsmith.tools.generate.generate import GenerateVideos
+from worldsmith.tools.plan.plan import PlanRun
 from worldsmith.training.trainer import Trainer
 
 CONFIGS = {
     "plan": [PlanRun.Config],
     "generate": [GenerateVideos.Config],
     "export": [Export.Config],
-    "evaluate": [MeasureVideos.Config, JudgeAnswers.Config],
+    "evaluate": [EvaluateVideos.Config, EvaluateAnswers.Config],
 }
 """The components behind the functions."""
 NAMED_OTHERWISE = {"run": "run", "prompts": "prompt"}

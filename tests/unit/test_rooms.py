@@ -20,11 +20,11 @@ FAMILY_FOLDERS = ("families/", "models/video_vae/")
 
 
 LIMITS = {
-    "code_lines": 53_900,
-    "core_code_lines": 33_550,
+    "code_lines": 53_920,
+    "core_code_lines": 28_770,
     "longest_file": 400,
-    "import_percent": 9.1,
-    "single_importer_files": 64,
+    "import_percent": 8.9,
+    "single_importer_files": 50,
     "names_defined_three_times": 5,
     "import_circles": 0,
 }

@@ -12,18 +12,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worldsmith.actions.action import Result
-from worldsmith.actions.plan_run import find_gpu_of_plan, step_plan_lines
 from worldsmith.actions.run_action import RunAction
-from worldsmith.checkpoint.run.folders import find_latest
+from worldsmith.checkpoint.run.find_checkpoint import find_latest
 from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.config.declare.ranges import Count
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.paths import Path as Keys
 from worldsmith.config.tree.references import resolve
-from worldsmith.distributed.world import World, device_remarks
+from worldsmith.distributed.degrees import plan_degrees
+from worldsmith.distributed.gpus import Gpu, find_gpu, word_of_device
+from worldsmith.distributed.world import World, device_remarks, present_device
 from worldsmith.files.writable import nearest_folder
+from worldsmith.planning.plan import make_plan
+from worldsmith.planning.text import line, memory_lines, time_lines
 from worldsmith.tasks.registry import task_of
-from worldsmith.training.parallel import plan_degrees
 from worldsmith.training.preflight import build_optimizer, check_space, require_files, schedule_remarks
 from worldsmith.training.run_folder import run_path
 from worldsmith.training.start_checks import completion, require_same_run, require_same_shapes, wanted_moments
@@ -87,7 +89,7 @@ def plan_run(
     from worldsmith.checkpoint.run.optimizer_state import empty_optimizer_state
     from worldsmith.training.validation import Validator
 
-    degrees = plan_degrees(config.model.config, world_size)
+    degrees = plan_degrees(config.model.config.parallelism, world_size)
     require_files(config, run_folder, variables=variables)
     place = nearest_folder(run_folder)
     checkpoint = find_latest(run_folder / "checkpoints", World())
@@ -132,3 +134,29 @@ def plan_run(
     yield from (f"note         {remark}" for remark in schedule_remarks(config))
     if too_small is not None:
         raise too_small
+
+
+def find_gpu_of_plan(word: str | None) -> Gpu | None:
+    """The GPU that is named, or the one that is here, if any. Raises UserError for a word that names none."""
+    device = present_device()
+    if word is None and device.startswith("cuda"):
+        word = word_of_device(device)
+    return None if word is None else find_gpu(word)
+
+
+def step_plan_lines(config: Trainer.Config, ranks: int, gpu: Gpu | None) -> Iterator[str]:
+    """Memory, what makes it, seconds and hours, from a step without memory, which takes seconds to a minute.
+
+    What goes wrong in it does not keep a run from starting.
+    """
+    if gpu is None:
+        yield "plan         with --gpu h100-80, or another: memory at its worst, whether that fits, seconds and hours"
+        return
+    try:
+        plan = make_plan(config, ranks, gpu)
+    except Exception as error:
+        yield f"note         the step cannot be carried out without memory: {type(error).__name__}: {error}"
+        return
+    yield from line("plan", f"a step without memory on {ranks} × {gpu.name}: {plan.data}")
+    yield from memory_lines(plan)
+    yield from time_lines(plan)

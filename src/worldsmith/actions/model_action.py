@@ -1,19 +1,30 @@
-"""What actions on a stored model have in common."""
+"""Base classes of actions on a stored model: those that write, make videos, or ask a reasoner."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import asdict, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from worldsmith.actions.action import Action
-from worldsmith.config.declare.ranges import Factor, PositiveFactor, Range
+from worldsmith.checkpoint.formats.find_model import find_model
+from worldsmith.checkpoint.formats.merged_adapter import use_adapter
+from worldsmith.checkpoint.formats.stored_model import StoredModel
+from worldsmith.config import wrong
+from worldsmith.config.declare.ranges import Count, Factor, PositiveFactor, Range, Seed
 from worldsmith.config.errors import UserError
+from worldsmith.config.tree.plain import to_dict
+from worldsmith.config.tree.reader import from_dict
+from worldsmith.data.conversations.chat_processor import ChatProcessor
+from worldsmith.models.decoding import Decoding
+from worldsmith.models.spec import ModelSpec
 from worldsmith.models.video_model import NOISE_LEVELS, DynamicGuidance
+from worldsmith.monitor.lineage import Input
 
 if TYPE_CHECKING:
-    from worldsmith.checkpoint.formats.stored_model import StoredModel
+    from worldsmith.sampling.answers import Answerer
 
 
 class ModelAction(Action):
@@ -56,6 +67,89 @@ class VideoAction(WritingAction):
         """The solver, where a family has several, such as ddim or dpm; null: the model's own."""
         device: str | None = None
         """cpu or cuda; null: cuda if there is one."""
+
+
+class AnswerAction(ModelAction):
+    """Asks a reasoner."""
+
+    class Config(ModelAction.Config):
+        weights: Literal["auto", "ema", "live", "untrained"] = "auto"
+        """auto: the EMA weights (ema) if there are any, else the raw weights (live)."""
+        adapter: str | None = None
+        """An adapter folder in PEFT's format, merged into the model, which is its base."""
+        processor: ChatProcessor.Config = field(default_factory=ChatProcessor.Config)
+        """How pictures are read; unchanged, a run is asked as it was trained, another folder as its files say."""
+        dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+        """Number format that the model computes in; auto: its own."""
+        max_new_tokens: Count = 256
+        """An answer ends after so many tokens at the latest."""
+        temperature: Factor = 0.0
+        """Divides the logits before each token is drawn; 0: the likeliest token is taken."""
+        top_p: Annotated[float, Range(gt=0, le=1)] = 1.0
+        """Drawn from the likeliest tokens that have this much probability together; needs a temperature."""
+        repetition_penalty: PositiveFactor = 1.0
+        """Above 1: tokens that are in the question or in the answer already become less likely."""
+        seed: Seed = 0
+        """Of what is drawn; each question has a stream of its own, whatever else is asked with it."""
+        batch_size: Count = 8
+        """Conversations that are asked at once."""
+        device: str | None = None
+        """cpu or cuda; null: cuda if there is one."""
+
+        def check(self) -> None:
+            if self.top_p < 1 and not self.temperature:
+                raise wrong(self, "top_p", "temperature", why="nothing is drawn at temperature 0",
+                            remedy="set a temperature")  # fmt: skip
+
+    config: Config
+
+    def find(self) -> StoredModel:
+        config = self.config
+        model = find_model(config.model, weights=config.weights, base=config.base)
+        return self.with_dtype(use_adapter(model, config.adapter))
+
+    def with_dtype(self, model: StoredModel) -> StoredModel:
+        """The model, computing in the number format that is asked for."""
+        if self.config.dtype == "auto":
+            return model
+        config = replace(model.config, precision=self.config.dtype)
+        return replace(model, spec=ModelSpec(name=model.spec.name, config=config))
+
+    @property
+    def decoding(self) -> Decoding:
+        config = self.config
+        return Decoding(config.temperature, config.top_p, config.repetition_penalty, config.seed)
+
+    def settings(self, model: StoredModel) -> ChatProcessor.Config:
+        """How pictures are read: as asked, else as in the model's run, else as its folder says."""
+        asked, data = self.config.processor, (model.tree or {}).get("dataloader_train", {})
+        if asked == ChatProcessor.Config() and "processor" in data:
+            trained: ChatProcessor.Config = from_dict(data["processor"], ChatProcessor.Config)
+            return trained
+        return asked
+
+    def how(self, model: StoredModel) -> dict[str, Any]:
+        """All that decides what is said, but for the model's weights."""
+        return {
+            "dtype": model.config.precision,
+            "processor": to_dict(self.settings(model)),
+            "max_new_tokens": self.config.max_new_tokens,
+            **asdict(self.decoding),
+        }
+
+    def answerer(self, model: StoredModel, *, device: str | None = None, merged: str | None = None) -> Answerer:
+        """The model with its weights, those of the folder `merged` if there is one, ready to be asked."""
+        from worldsmith.sampling.answers import Answerer
+
+        stored = model if merged is None else self.with_dtype(find_model(merged))
+        loaded: Any = stored.load(device or find_device(self.config.device))
+        return Answerer(loaded, self.settings(model))
+
+    def inputs(self, model: StoredModel) -> list[Input]:
+        """What is recorded of the model in the record of a result."""
+        adapter = [] if model.adapter is None else [Input("adapter", model.adapter)]
+        base = [] if model.base is None else [Input("base", model.base)]
+        return [Input("base" if adapter else "model", model.folder), *base, *adapter]
 
 
 def find_device(name: str | None) -> str:

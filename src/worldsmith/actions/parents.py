@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from worldsmith.checkpoint.run.folders import (
+from worldsmith.checkpoint.run.find_checkpoint import (
     BEST,
     NAME,
     best_of,

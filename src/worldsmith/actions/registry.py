@@ -1,8 +1,7 @@
 """The actions that are commands, and which class does one of them for the model, the word or the flag that is given.
 
-`COMMANDS` in the folders of `worldsmith/tools/` has the commands around a run. `CLASSES` of `worldsmith/demo/` has
-further classes of commands, by "command word", "command output" or "command --flag". An action of another package is an
-entry point:
+Each folder of `worldsmith/tools/` names its commands as `COMMANDS`. `CLASSES` of `worldsmith/demo/` has further classes
+of commands, by "command word", "command output" or "command --flag". An action of another package is an entry point:
 
 [project.entry-points."worldsmith.actions"]
 "evaluate my_kind" = "my_package.evaluate:EvaluateMine"
@@ -36,46 +35,14 @@ class Command:
     """Whether it is a `RunAction`, whose words describe a run, as those of `worldsmith train` do."""
 
 
-ACTIONS = {
-    "plan": Command(
-        "say what a run would need: memory, time, disk, before it has a GPU",
-        {"": "worldsmith.actions.plan_run:PlanRun"},
-        about_run=True,
-    ),
-    "generate": Command(
-        "make videos and images with a trained or released model",
-        {"videos": "worldsmith.actions.outputs.generate:GenerateVideos"},
-        by="model",
-    ),
-    "convert": Command(
-        "make a base checkpoint from weights in another format", {"": "worldsmith.actions.weights.convert:Convert"}
-    ),
-    "export": Command(
-        "turn a checkpoint into a folder that other libraries load", {"": "worldsmith.actions.weights.export:Export"}
-    ),
-    "infer": Command(
-        "ask a reasoner one question", {"answers": "worldsmith.actions.answers.infer:AskModel"}, by="model"
-    ),
-    "evaluate": Command(
-        "measure what a model has learned",
-        {
-            "videos": "worldsmith.actions.outputs.measure:MeasureVideos",
-            "answers": "worldsmith.actions.answers.judge:JudgeAnswers",
-        },
-        by="model",
-    ),
-}
-
-
 @cache
 def commands() -> dict[str, Command]:
-    """All actions that are commands, by name: those of the core, then those of `worldsmith/tools/`."""
+    """All actions that are commands, sorted by name."""
     package = importlib.import_module(worldsmith.TOOLS)
-    folders = sorted(module.name for module in pkgutil.iter_modules(package.__path__) if module.ispkg)
-    found = dict(ACTIONS)
-    for name in folders:
-        found |= importlib.import_module(f"{worldsmith.TOOLS}.{name}").COMMANDS
-    return found
+    found: dict[str, Command] = {}
+    for module in pkgutil.iter_modules(package.__path__):
+        found |= importlib.import_module(f"{worldsmith.TOOLS}.{module.name}").COMMANDS
+    return dict(sorted(found.items()))
 
 
 def kinds_of(name: str) -> dict[str, type[Action]]:

@@ -8,14 +8,32 @@ from typing import Any
 
 from worldsmith.actions.registry import commands
 
+ORDER = [
+    "recipes",
+    "dataset",
+    "check",
+    "config",
+    "schema",
+    "plan",
+    "encode",
+    "train",
+    "launch",
+    "watch",
+    "report",
+    "export",
+    "generate",
+    "evaluate",
+    "infer",
+]
+"""The commands in the order of the work; all others follow by name."""
 COMMANDS = {
+    **dict.fromkeys(ORDER, ""),
+    **{name: command.help for name, command in commands().items()},
     "config": "show or check the run that a file or recipe describes",
     "recipes": "list the recipes, or show one and what it changes",
     "schema": "print the JSON Schema of recipe files",
-    **{name: command.help for name, command in commands().items() if command.about_run},
     "train": "fine-tune a model from a recipe file or a recipe's name",
     "launch": "train, or generate, in several processes, on one machine or more",
-    **{name: command.help for name, command in commands().items()},
 }
 """Command -> help text. Actions are run by `cli.action`. The others are modules of this package with `HELP`,
 `add_arguments(parser)` and `run(args) -> int`; actions about a run are `RunCommand` objects with the same members.

@@ -22,6 +22,8 @@ from worldsmith.monitor.terminal_text import print_text, print_warning, text_wid
 
 HELP = "List the recipes with model, task, size and what they start from; or one with data and changes."
 NEXT = """next:
+  start with, on a CPU     vision_sft_tiny (videos)
+                           videophy2_nano_tiny (answers)
   its settings             worldsmith recipes RECIPE
   its memory on a GPU      worldsmith plan RECIPE
   a check of this machine  worldsmith train RECIPE --dryrun"""

@@ -213,7 +213,7 @@ def spec_of_run(args: argparse.Namespace) -> Spec | None:
 def start_of_resumed_run(args: argparse.Namespace) -> tuple[str | None, str | None]:
     """The initial weights and the model of the run of these arguments, if its folder has checkpoints; else `None`."""
     from worldsmith.actions.parents import backbone_of, is_run, read_tree
-    from worldsmith.checkpoint.run.folders import checkpoint_folders
+    from worldsmith.checkpoint.run.find_checkpoint import checkpoint_folders
     from worldsmith.cli.run_source import load_run
     from worldsmith.training.run_folder import run_path
 

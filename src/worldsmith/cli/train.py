@@ -143,7 +143,7 @@ def dryrun(loaded: Loaded, *, show_tree: bool, **asked: Any) -> int:
 
 def rehearse(args: argparse.Namespace) -> int:
     """Prints what was rehearsed, or what would go wrong."""
-    from worldsmith.actions.rehearse_run import Rehearse
+    from worldsmith.tools.rehearse.rehearse import Rehearse
 
     with mistakes_of_the_user():
         return print_result(Rehearse.Config(gpus=args.gpus).build(run=GivenWords(args)).run())

@@ -101,6 +101,13 @@ class WrongValueError(ValueError):
             self.message += f"{'; ' if allowed else ': ' if shown else ''}{why}"
         super().__init__(f"{self.message}; {remedy}" if remedy else self.message)
 
+    def within(self, section: str) -> WrongValueError:
+        """Changes the names, in place, to paths from the config that holds the section; the message names it once."""
+        self.names = tuple(f"{section}.{name}" for name in self.names)
+        self.message = f"{section}: {self.message}"
+        self.args = (f"{section}: {self}",)
+        return self
+
 
 def wrong(section: Any, *names: str, allowed: str = "", why: str = "", remedy: str = "") -> WrongValueError:
     """The error that says what is wrong with values of a section; what they are is read from it."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from worldsmith.data.clips.resolution import RESOLUTIONS, exact_size
 from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.data.clips.video_sample import FirstFrames, VideoSample
-from worldsmith.data.encoded_cache import TextCache
+from worldsmith.data.latent_cache import TextCache
 
 if TYPE_CHECKING:
     from torch import Tensor

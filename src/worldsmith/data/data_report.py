@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any
 
-from worldsmith.data.stream.maker import StreamDataset
 from worldsmith.data.stream.quarantine import Rejection
+from worldsmith.data.stream.sample_maker import StreamDataset
 
 EXAMPLES = 5
 """Max number of samples that are named per reason or flag."""
@@ -66,6 +66,8 @@ class DataReport:
     """Packs of each rank in the first epoch; an estimate if not all samples were inspected."""
     steps: list[float] = field(default_factory=list)
     """Optimizer steps of each rank in the first epoch."""
+    later_steps: list[float] = field(default_factory=list)
+    """Average steps of each rank in an epoch of a long run, in which the last pack is full as well."""
     ranks_that_work: int | None = None
     """Max number of ranks that each do a step in an epoch, if not all do; 0 = none."""
     cells: int = 0

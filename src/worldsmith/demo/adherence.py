@@ -1,29 +1,37 @@
 """Adherence: does the generated video show what the prompt asked for?
 
-The prompts are those of the moving-shapes dataset: each names one colour, one shape and one direction. A plain detector
-(`shape_detector`) looks at the generated frames; a video counts as right when all three attributes are.
+The prompts are those of the moving-shapes dataset: each names one colour, one shape and one direction. `detect` reads
+them from the generated frames with plain image measurements, no network; a video counts as right when all three are.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, get_type_hints
+from typing import get_type_hints
 
-from worldsmith.demo.moving_shapes import COLOURS, DIRECTIONS, SHAPES
-from worldsmith.demo.shape_detector import detect
+import numpy as np
+
+from worldsmith.demo.moving_shapes import COLOURS, DIRECTIONS, SHAPES, Attributes
 from worldsmith.evaluation.generated_video import GeneratedVideo
-from worldsmith.evaluation.metric import Output, SampleMetric, Values
+from worldsmith.evaluation.metrics.base import Output, SampleMetric, Values
 from worldsmith.files.lines import read_lines
-
-if TYPE_CHECKING:
-    import numpy as np
 
 KNOWN = {"colour": COLOURS, "shape": SHAPES, "direction": DIRECTIONS}
 ATTRIBUTES = tuple(KNOWN)
 EXPECTED = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}
+# Hue angle in degrees at the middle of each colour.
+HUES = {"red": 0.0, "yellow": 50.0, "green": 134.0, "blue": 226.0}
+HUE_TOLERANCE = 20.0
+MIN_SATURATION = 0.3
+MIN_CONTRAST = 40.0
+MIN_AREA, MAX_AREA = 0.02, 0.35
+MIN_IN_ONE_PIECE = 0.8
+SQUARE_LEAN, TRIANGLE_LEAN, MIN_OVERLAP = 0.13, 0.18, 0.7
+MIN_TRAVEL, MIN_STRAIGHTNESS, MAX_SIDEWAYS = 0.12, 0.8, 0.5
+MIN_GOOD_FRAMES = 0.7
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,3 +161,175 @@ class Shapes(SampleMetric):
             return {"adherence": "no notes (extra) of a moving shape"}
         seen = detect(sample.video.permute(1, 2, 3, 0).numpy())
         return {"adherence": float(all(getattr(seen, name) == notes[name] for name in ATTRIBUTES))}
+
+
+@dataclass(frozen=True, slots=True)
+class Detection:
+    """What a clip shows; an attribute is None where the measurement is not clear, and `reason` says why."""
+
+    colour: str | None
+    shape: str | None
+    direction: str | None
+    reason: str = ""
+    measurements: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def attributes(self) -> Attributes | None:
+        """The three attributes, or None unless all are known."""
+        if self.colour is None or self.shape is None or self.direction is None:
+            return None
+        return Attributes(self.colour, self.shape, self.direction)
+
+
+def detect(video: np.ndarray) -> Detection:
+    """Reads one clip, uint8 [T, H, W, 3]. Raises ValueError for another type or form."""
+    if video.ndim != 4 or video.shape[3] != 3 or video.dtype != np.uint8:
+        raise ValueError(f"expected a uint8 video [T, H, W, 3], found {video.dtype} {list(video.shape)}")
+    frames = video.astype(np.float32)
+    cover, good = segment(frames)
+    piece, core = cover > 0.5, cover > 0.75
+    measurements = {"good_frames": float(good.mean())}
+    if good.mean() < MIN_GOOD_FRAMES:
+        return Detection(None, None, None, "no single shape stands out in enough frames", measurements)
+    indices = np.flatnonzero(good)
+    colour, colour_reason = read_colour(frames[indices], core[indices], measurements)
+    shape, shape_reason = read_shape(cover[indices], measurements)
+    direction, direction_reason = read_direction(piece[indices], indices, measurements)
+    reasons = "; ".join(r for r in (colour_reason, shape_reason, direction_reason) if r)
+    return Detection(colour, shape, direction, reasons, measurements)
+
+
+def segment(frames: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """How much of each pixel the shape covers (float [T, H, W], 0 to 1), and which frames hold one clear shape.
+
+    Cover is the distance from the border's median colour, as a share of the strongest distance. The level 1/2 lies on
+    the true outline even if the edge is blurred. Pixels that do not hang together with the shape have cover 0.
+    """
+    border = np.concatenate([frames[:, 0], frames[:, -1], frames[:, :, 0], frames[:, :, -1]], axis=1)
+    background = np.median(border, axis=1)[:, None, None, :]
+    contrast = np.linalg.norm(frames - background, axis=-1)
+    strongest = np.quantile(contrast.reshape(len(frames), -1), 0.99, axis=1)[:, None, None]
+    cover = np.clip(contrast / np.maximum(strongest, 1.0), 0.0, 1.0)
+    above = cover > 0.5
+    piece = largest_piece(above)
+    area = piece.mean(axis=(1, 2))
+    together = piece.sum(axis=(1, 2)) / np.maximum(above.sum(axis=(1, 2)), 1)
+    good = (strongest[:, 0, 0] > MIN_CONTRAST) & (area > MIN_AREA) & (area < MAX_AREA) & (together > MIN_IN_ONE_PIECE)
+    around = box_sum(piece.astype(np.int32), max(1, frames.shape[2] // 20)) > 0
+    return np.where(around & (piece | ~above), cover, 0.0), good
+
+
+def largest_piece(mask: np.ndarray) -> np.ndarray:
+    """Grows, in every frame, the 4-connected piece around the place where the mask is densest."""
+    density = box_sum(mask.astype(np.int32), 3) * mask
+    seed = density.reshape(len(mask), -1).argmax(axis=1)
+    piece = np.zeros_like(mask)
+    piece.reshape(len(mask), -1)[np.arange(len(mask)), seed] = True
+    piece &= mask
+    while True:
+        grown = piece.copy()
+        grown[:, 1:] |= piece[:, :-1]
+        grown[:, :-1] |= piece[:, 1:]
+        grown[:, :, 1:] |= piece[:, :, :-1]
+        grown[:, :, :-1] |= piece[:, :, 1:]
+        grown &= mask
+        if np.array_equal(grown, piece):
+            return piece
+        piece = grown
+
+
+def box_sum(values: np.ndarray, reach: int) -> np.ndarray:
+    """Sum over the (2·reach+1)² neighbourhood in the last two axes, zeros outside."""
+    for axis in (1, 2):
+        pad = [(0, 0)] * 3
+        pad[axis] = (reach + 1, reach)
+        total = np.pad(values, pad).cumsum(axis=axis)
+        length = values.shape[axis]
+        span = 2 * reach + 1
+        values = np.take(total, range(span, span + length), axis) - np.take(total, range(length), axis)
+    return values
+
+
+def read_colour(frames: np.ndarray, core: np.ndarray, measurements: dict[str, float]) -> tuple[str | None, str]:
+    """Hue of the median inner colour, per frame and then over the frames."""
+    inner = np.median([np.median(frame[inside], axis=0) for frame, inside in zip(frames, core)], axis=0)
+    saturation = float((inner.max() - inner.min()) / max(inner.max(), 1.0))
+    # The angle in the colour plane that is perpendicular to grey.
+    red, green, blue = inner
+    hue = float(np.degrees(np.arctan2(np.sqrt(3.0) * (green - blue), 2 * red - green - blue)) % 360)
+    measurements |= {"saturation": saturation, "hue": hue}
+    if saturation < MIN_SATURATION:
+        return None, f"the shape is grey (saturation {saturation:.2f})"
+    for name, middle in HUES.items():
+        if abs((hue - middle + 180) % 360 - 180) <= HUE_TOLERANCE:
+            return name, ""
+    return None, f"hue {hue:.0f}° is no known colour"
+
+
+def read_shape(cover: np.ndarray, measurements: dict[str, float]) -> tuple[str | None, str]:
+    """Square or triangle by how far the shape leans upwards, then checked by its outline; medians over the frames.
+
+    The lean is the third central moment of the cover over the cube of its spread: 0 for a square and 0.57 upwards for a
+    triangle on its base. Blur rounds corners but leaves the third moment as it is.
+    """
+    values = np.median([(*lean(frame), *ideal_overlaps(frame > 0.5)) for frame in cover], axis=0)
+    names = ("lean_sideways", "lean_upwards", "square_overlap", "triangle_overlap")
+    measured = dict(zip(names, map(float, values)))
+    measurements |= measured
+    upwards, sideways = measured["lean_upwards"], measured["lean_sideways"]
+    name = "square" if abs(upwards) < SQUARE_LEAN else "triangle" if upwards > TRIANGLE_LEAN else None
+    if name is None or abs(sideways) > TRIANGLE_LEAN or measured[f"{name}_overlap"] < MIN_OVERLAP:
+        return None, "the outline is unclear (" + ", ".join(f"{k} {v:.2f}" for k, v in measured.items()) + ")"
+    return name, ""
+
+
+def lean(cover: np.ndarray) -> tuple[float, float]:
+    """Skewness of the cover along x and, upwards being positive, along y."""
+    weight = np.clip(cover - 0.15, 0.0, None)
+    found = []
+    for axis in (0, 1):
+        along = weight.sum(axis=axis)
+        offset = np.arange(len(along)) - np.average(np.arange(len(along)), weights=along)
+        spread = np.sqrt(max(np.average(offset**2, weights=along), 0.25))
+        found.append(float(np.average(offset**3, weights=along) / spread**3))
+    return found[0], -found[1]
+
+
+def ideal_overlaps(mask: np.ndarray) -> tuple[float, float]:
+    """Intersection over union with a square and a triangle of the mask's own centre and spreads."""
+    rows, columns = np.nonzero(mask)
+    y, x = np.mgrid[: mask.shape[0], : mask.shape[1]]
+    y, x = y - rows.mean(), x - columns.mean()
+    spread_y, spread_x = max(rows.std(), 0.5), max(columns.std(), 0.5)
+    # A box of side a has spread a / √12.
+    square = (np.abs(x) <= np.sqrt(3) * spread_x) & (np.abs(y) <= np.sqrt(3) * spread_y)
+    # A triangle on a base b with height h has spreads b / √24 and h / √18, its tip 2h/3 above and base h/3 below.
+    base, height = np.sqrt(24) * spread_x, np.sqrt(18) * spread_y
+    below_tip = y + 2 * height / 3
+    triangle = (np.abs(x) <= base / 2 * below_tip / height) & (y <= height / 3)
+    return overlap(mask, square), overlap(mask, triangle)
+
+
+def overlap(a: np.ndarray, b: np.ndarray) -> float:
+    return float((a & b).sum() / (a | b).sum())
+
+
+def read_direction(piece: np.ndarray, indices: np.ndarray, measurements: dict[str, float]) -> tuple[str | None, str]:
+    """The way of the straight line through the centre's track, if the centre really follows it."""
+    height, width = piece.shape[1:]
+    centres = np.array([[np.nonzero(m)[1].mean() / width, np.nonzero(m)[0].mean() / height] for m in piece])
+    if len(indices) < 3:
+        return None, "too few frames to see a motion"
+    time = (indices - indices.mean()) / (indices[-1] - indices[0])
+    offsets = centres - centres.mean(axis=0)
+    dx, dy = (time @ offsets) / (time @ time)
+    axis = 0 if abs(dx) > abs(dy) else 1
+    travel, sideways = (dx, dy) if axis == 0 else (dy, dx)
+    residual = offsets[:, axis] - travel * time
+    straightness = 1.0 - float((residual**2).sum() / max((offsets[:, axis] ** 2).sum(), 1e-12))
+    measurements |= {"dx": float(dx), "dy": float(dy), "straightness": straightness}
+    if abs(travel) < MIN_TRAVEL:
+        return None, f"the shape hardly moves ({abs(travel):.2f} of the picture)"
+    if straightness < MIN_STRAIGHTNESS or abs(sideways) > MAX_SIDEWAYS * abs(travel):
+        return None, f"the motion is not along one axis (dx {dx:.2f}, dy {dy:.2f}, straightness {straightness:.2f})"
+    return (("left", "right") if axis == 0 else ("up", "down"))[int(travel > 0)], ""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from worldsmith.config.tree.degrees import Degrees
+    from worldsmith.distributed.degrees import Degrees
     from worldsmith.distributed.world import World
 
 

@@ -178,4 +178,4 @@ def lost_partner(error: BaseException) -> str | None:
         return None
     address = re.search(r"\[([0-9a-f.:]+)\]:\d+", found, re.I)
     where = f" at {address[1]}" if address else ""
-    return f"another process of the run{where} has ended or cannot be reached"
+    return f"[E111] another process of the run{where} has ended or cannot be reached"

@@ -134,7 +134,7 @@ def start_world(*, context_parallel: int = 1) -> World:
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
         raise ValueError(
-            f"WORLD_SIZE is {size}, but {', '.join(missing)} is not set; start several processes with "
+            f"[E112] WORLD_SIZE is {size}, but {', '.join(missing)} is not set; start several processes with "
             "`worldsmith launch --nproc-per-node N train …`, or unset WORLD_SIZE for one process"
         )
     if not dist.is_initialized():
@@ -200,7 +200,7 @@ def require_devices(processes: int) -> None:
     if 0 < count < processes:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         raise ValueError(
-            f"{processes} processes on this machine need as many GPUs, found {count}"
+            f"[E113] {processes} processes on this machine need as many GPUs, found {count}"
             f"{'' if visible is None else f' (CUDA_VISIBLE_DEVICES is {visible!r})'}; start {count} on each machine: "
             f"--nproc-per-node {count}, for the example scripts NPROC_PER_NODE={count}"
         )

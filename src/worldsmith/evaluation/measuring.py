@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.evaluation.intervals import mean_interval, share_interval
+from worldsmith.evaluation.metrics.base import Better
 from worldsmith.monitor.terminal_text import fitting_columns, terminal_width
 
 if TYPE_CHECKING:
     from worldsmith.evaluation.generated_video import GeneratedVideo
-    from worldsmith.evaluation.metric import Metric
+    from worldsmith.evaluation.metrics.base import Metric
 
 LOSS = "loss"
 """The evaluator that is no metric of videos, and its result: the held-out loss."""
@@ -104,6 +105,14 @@ def facts(values: Sequence[float], samples: int | None = None, *, share: bool = 
     return {"mean": mean, "interval": interval, "samples": len(values) if samples is None else samples}
 
 
+BETTER: dict[Better, str] = {
+    "higher": "higher",
+    "lower": "lower",
+    "as real": "close to the real videos",
+}
+"""How `better` is worded before the names of figures."""
+
+
 def format_measurements(figures: Mapping[str, Any]) -> Iterator[str]:
     """Formats figures for people: a line for each, intervals in brackets, and what could not be measured.
 
@@ -131,6 +140,9 @@ def format_measurements(figures: Mapping[str, Any]) -> Iterator[str]:
             yield "  ".join([name.ljust(first), *(cells[column].ljust(widths[column]) for column in part)]).rstrip()
     if has_intervals:
         yield "in brackets: 95 % interval of the mean over the samples"
+    for better, meaning in BETTER.items():
+        if names := [name for name, figure in figures.items() if figure.get("better") == better]:
+            yield f"{meaning} is better: {', '.join(names)}"
     yield from notes
 
 

@@ -65,6 +65,8 @@ NEW_NAMES = (
     | {
         f"worldsmith.actions.{earlier}": f"worldsmith.{now}"
         for earlier, now in {
+            "answers.infer.AskModel": "tools.infer.infer.Infer",
+            "answers.judge.JudgeAnswers": "tools.evaluate.evaluate_answers.EvaluateAnswers",
             "datasets.annotate_fps.AnnotateFps": "tools.datasets.annotate_fps.AnnotateFps",
             "datasets.check.CheckData": "tools.check.check.CheckData",
             "datasets.encode.Encode": "tools.encode.encode.Encode",
@@ -74,6 +76,12 @@ NEW_NAMES = (
             "datasets.preview_chats.PreviewChats": "tools.datasets.preview_chats.PreviewChats",
             "datasets.videophy2.PrepareVideoPhy2": "tools.datasets.videophy2.PrepareVideoPhy2",
             "outputs.adherence.MeasureAdherence": "demo.measure_adherence.MeasureAdherence",
+            "outputs.generate.GenerateVideos": "tools.generate.generate.GenerateVideos",
+            "outputs.measure.MeasureVideos": "tools.evaluate.evaluate_videos.EvaluateVideos",
+            "plan_run.PlanRun": "tools.plan.plan.PlanRun",
+            "rehearse_run.Rehearse": "tools.rehearse.rehearse.Rehearse",
+            "weights.convert.Convert": "tools.export.convert.Convert",
+            "weights.export.Export": "tools.export.export.Export",
         }.items()
     }
 )

@@ -32,7 +32,7 @@ def require_writable(folder: Path, *, what: str = "") -> None:
             os.fsync(probe.fileno())
     except OSError as error:
         where = "" if home == folder else f": {home}"
-        raise UserError(f"{what}{folder} cannot be written: {error.strerror or error}{where}") from None
+        raise UserError(f"[E127] {what}{folder} cannot be written: {error.strerror or error}{where}") from None
 
 
 def files_in(folder: Path) -> list[str]:

@@ -21,6 +21,8 @@ WIDTH = 100
 """Maximum columns of text that is written in paragraphs."""
 NARROWEST = 20
 """Columns of the narrowest terminal for which lines are wrapped."""
+NARROW = 4
+"""Indentation of a word that does not fit its column."""
 _LABEL = re.compile(r"(?P<indent>[\s│├└─]*)\S.{0,24}?\s{2,}(?=\S)|(?P<plain>[\s│├└─]*)")
 """The start of a line whose text stands in a second column, after a label and two spaces; or its indentation."""
 _AS_IT_IS = re.compile(r"\s*\d*\s\|(\s|$)|(next:)?\s*worldsmith \w")
@@ -50,7 +52,7 @@ def fit_width(text: str, width: int | None) -> str:
     """The text with all lines wrapped that are wider than `width`, between words; None: as it is.
 
     The text of a second column stays in it. Words that are wider, lines of files and commands are not broken. A word
-    that fits a line but not its column is indented less.
+    that does not fit its column is indented by `NARROW`, or not at all.
     """
     if width is None:
         return text
@@ -75,13 +77,15 @@ def _wrap(line: str, width: int) -> list[str]:
         break_long_words=False,
         break_on_hyphens=False,
     )
-    return [_fit_word(part.rstrip(), width, hanging) for part in wrapped] or [line]
+    return [_fit_word(part.rstrip(), width) for part in wrapped] or [line]
 
 
-def _fit_word(line: str, width: int, hanging: int) -> str:
-    """The line; one that is too wide, which is a single word such as a path, with as little indentation as it needs."""
+def _fit_word(line: str, width: int) -> str:
+    """The line; one that is too wide, which is a single word such as a path, is indented by 4 or not at all."""
     word = line.strip()
-    return line if len(line) <= width else word.rjust(min(width, hanging + len(word)))
+    if len(line) <= width or len(line) - len(word) <= NARROW:
+        return line
+    return " " * NARROW * (len(word) + NARROW <= width) + word
 
 
 def fitting_columns(widths: Sequence[int], room: int) -> list[list[int]]:

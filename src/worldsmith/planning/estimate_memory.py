@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from worldsmith.config.tree.degrees import Degrees
+from worldsmith.distributed.degrees import Degrees
 from worldsmith.distributed.gpus import GIB, Gpu, holding
 from worldsmith.planning.work import BEFORE, PhaseMemory, StepWork
 from worldsmith.training.preflight import kept_checkpoints

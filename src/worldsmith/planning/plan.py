@@ -11,14 +11,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.config.errors import UserError
-from worldsmith.config.tree.degrees import Degrees
+from worldsmith.distributed.degrees import Degrees, plan_degrees
 from worldsmith.distributed.gpus import GPUS, Gpu, holding
 from worldsmith.models.weights.table import Table, counts, table_of, weight_table
 from worldsmith.planning.assumptions import BESIDE_STEPS, assumptions, encoded_first
 from worldsmith.planning.estimate_memory import MemoryVerdict, Parts, disk, host_memory, memory_verdict
 from worldsmith.planning.estimate_time import EFFICIENCIES, RunTime, StepSeconds, run_time, step_seconds
 from worldsmith.planning.work import BESIDE, StepWork
-from worldsmith.training.parallel import plan_degrees
 from worldsmith.training.preflight import build_optimizer, kept_checkpoints
 from worldsmith.training.state_bytes import checkpoint_bytes, state_bytes
 
@@ -45,7 +44,7 @@ class QuickPlan:
 
 def quick_plan(config: Trainer.Config, ranks: int) -> QuickPlan:
     """References of the config are resolved. Raises ValueError for degrees that do not fit so many ranks."""
-    degrees, table = plan_degrees(config.model.config, ranks), run_table(config)
+    degrees, table = plan_degrees(config.model.config.parallelism, ranks), run_table(config)
     states, checkpoint = state_bytes(table, config, degrees), checkpoint_bytes(table, config, degrees)
     parts = {"parameters" if name == "weights" else name: count for name, count in states.parts.items()}
     kept = kept_checkpoints(config)
@@ -140,7 +139,7 @@ def make_plan(
 
     if encoded and (reason := why_not_encodable(config)):
         raise UserError(f"--encoded: {reason}")
-    quick, degrees = quick_plan(config, ranks), plan_degrees(config.model.config, ranks)
+    quick, degrees = quick_plan(config, ranks), plan_degrees(config.model.config.parallelism, ranks)
     with with_published_parts(config) as stated:
         data = plan_batches(stated, ranks=ranks)
         work = simulate(stated.config, data.batches, ranks=ranks, phases=BESIDE)

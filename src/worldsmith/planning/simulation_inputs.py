@@ -16,11 +16,11 @@ from typing import Any
 from worldsmith.config import Config
 from worldsmith.config.errors import UserError
 from worldsmith.data.stream.errors import DataError
+from worldsmith.distributed.degrees import plan_degrees
 from worldsmith.distributed.world import World
 from worldsmith.models.model_files import Contents, PublishedPart, cached, hub_name, is_local
 from worldsmith.tasks.registry import task_of
 from worldsmith.tasks.task import Task
-from worldsmith.training.parallel import plan_degrees
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ def planned(config: Any, task: Task, batches: Sequence[Any], described: str) -> 
 def task_for(config: Any, ranks: int | None = None) -> Task:
     """The run's task over a network without memory, for the first rank's share of the data, or for all of them."""
     model = config.model.config.build(device="meta")
-    shares = 1 if ranks is None else ranks // plan_degrees(config.model.config, ranks).context
+    shares = 1 if ranks is None else ranks // plan_degrees(config.model.config.parallelism, ranks).context
     return task_of(config.model.name)(
         model=model, objective=config.objective, data=config.dataloader_train, world=World(size=shares)
     )

@@ -342,7 +342,9 @@ def settings_lines(samples: Sequence[SampleArgs]) -> list[str]:
     for (name, source), found in counts.items():
         if len(found) > MOST_VALUES:
             found = Counter({f"{len(found)} different values": found.total()})
-        for text, count in found.items():
-            part = "" if count == len(samples) else f"; {count} of {len(samples)} samples"
-            lines.append(f"{name:<20} {text[:80]} ({source}{part})")
+        part = "" if found.total() == len(samples) else f"; {found.total()} of {len(samples)} samples"
+        texts = [text[:80] for text in found]
+        if len(found) > 1:
+            texts = [f"{text} for {count} sample{'s' * (count > 1)}" for text, count in zip(texts, found.values())]
+        lines.append(f"{name:<20} {', '.join(texts)} ({source}{part})")
     return sorted(lines)

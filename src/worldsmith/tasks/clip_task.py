@@ -17,10 +17,8 @@ from worldsmith.config.errors import UserError
 from worldsmith.data.assumed_batches import AssumedBatch, assumed_clips, with_contents
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.video_loader import VideoLoader
-from worldsmith.data.encoded_cache import LatentCache
-from worldsmith.tasks.dummy_data import DummyData
-from worldsmith.tasks.sample_encoder import SampleEncoder
-from worldsmith.tasks.task import Task
+from worldsmith.data.latent_cache import LatentCache
+from worldsmith.tasks.task import DummyData, SampleEncoder, Task
 
 logger = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.config.errors import UserError, WrongValueError
-from worldsmith.config.tree.degrees import Degrees, fit_degrees
+from worldsmith.config.errors import UserError
+from worldsmith.distributed.degrees import Degrees, plan_degrees
 from worldsmith.distributed.world import World, start_world, world_size
 
 if TYPE_CHECKING:
@@ -21,21 +21,9 @@ MAX_COMPILATIONS = 32
 """Max number of compilations of a method: by fixed length, by what needs a gradient, with and without autograd."""
 
 
-def plan_degrees(model: Model.Config, processes: int) -> Degrees:
-    """How the processes are arranged. Raises WrongValueError with the degrees that would work."""
-    asked = model.parallelism
-    model.check_context(asked.context_parallel_shard_degree)
-    shard, replicate = asked.data_parallel_shard_degree, asked.data_parallel_replicate_degree
-    try:
-        return fit_degrees(shard, replicate, processes, context=asked.context_parallel_shard_degree)
-    except WrongValueError as error:
-        error.args = (f"model.config.parallelism: {error}",)
-        raise
-
-
 def join_world(model: Model.Config) -> World:
     """This process's place in the run. Raises ValueError when the degrees do not fit the number of processes."""
-    return start_world(context_parallel=plan_degrees(model, world_size()).context)
+    return start_world(context_parallel=plan_degrees(model.parallelism, world_size()).context)
 
 
 def prepare_process(loop: LoopConfig, world: World) -> None:
@@ -69,7 +57,7 @@ def prepare_network(model: Model, world: World) -> None:
     from worldsmith.distributed.activation_checkpointing import recompute_methods
 
     config, parts = model.config, model.parts()
-    degrees = plan_degrees(config, world.size)
+    degrees = plan_degrees(config.parallelism, world.size)
     share_context(parts, world)
     compile_methods([layer for layer in parts.layers if layer not in parts.uncompiled], parts.compiled, config.compile)
     recompute_methods(parts.layers, parts.recomputed, config.activation_checkpointing)

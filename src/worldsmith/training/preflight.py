@@ -15,7 +15,7 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING
 
-from worldsmith.checkpoint.run.folders import list_candidates
+from worldsmith.checkpoint.run.find_checkpoint import list_candidates
 from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.checkpoint.sources.open_weights import require_weights
 from worldsmith.config.declare.configurable import find, walk
@@ -25,12 +25,12 @@ from worldsmith.config.tree.paths import Path as Keys
 from worldsmith.config.tree.paths import format_path
 from worldsmith.config.tree.references import resolve
 from worldsmith.data.stream.errors import DataError
+from worldsmith.distributed.degrees import plan_degrees
 from worldsmith.distributed.memory import free_memory
 from worldsmith.distributed.world import World, local_size
 from worldsmith.files.writable import require_writable
 from worldsmith.models.weights.table import table_of
 from worldsmith.monitor.short_text import format_bytes
-from worldsmith.training.parallel import plan_degrees
 from worldsmith.training.run_folder import run_path
 from worldsmith.training.state_bytes import StateBytes, checkpoint_bytes, state_bytes
 
@@ -152,7 +152,7 @@ def rate_remarks(config: RunConfig) -> Iterator[str]:
 
 def checkpoint_size(config: RunConfig, model: Model, processes: int) -> int:
     """About what one checkpoint takes on disk. What is trained must have been chosen."""
-    return checkpoint_bytes(table_of(model), config, plan_degrees(model.config, processes)).files
+    return checkpoint_bytes(table_of(model), config, plan_degrees(model.config.parallelism, processes)).files
 
 
 def kept_checkpoints(config: RunConfig) -> int:
@@ -204,11 +204,11 @@ def require_memory(config: RunConfig, world: World) -> None:
     """
     model: Model = config.model.config.build(device="meta")
     build_optimizer(config, model.network)
-    states = state_bytes(table_of(model), config, plan_degrees(config.model.config, world.size))
+    states = state_bytes(table_of(model), config, plan_degrees(config.model.config.parallelism, world.size))
     lacks = world.gather(lack_of_memory(states, world, local_size()))
     lack = next((lack for lack in lacks if lack is not None), None)
     if lack is not None:
-        raise UserError(f"the run does not fit into memory: {lack}")
+        raise UserError(f"[E114] the run does not fit into memory: {lack}")
 
 
 def check_space(config: RunConfig, model: Model, processes: int, folder: Path) -> list[str]:
@@ -217,13 +217,14 @@ def check_space(config: RunConfig, model: Model, processes: int, folder: Path) -
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise UserError(
-            f"a checkpoint of this run takes {format_bytes(needed)}, and the disk of {folder} has {format_bytes(free)} "
-            'free. Make room, choose another output root, or save less with checkpoint.save_weights = "trained"'
+            f"[E115] a checkpoint of this run takes {format_bytes(needed)}, and the disk of {folder} has "
+            f"{format_bytes(free)} free. Make room, choose another output root, or save less with "
+            'checkpoint.save_weights = "trained"'
         )
     if kept * needed > free:
         fewer = "a smaller checkpoint.keep_latest_k" if config.checkpoint.keep_latest_k else "checkpoint.keep_latest_k"
         return [
-            f"the run's {kept} checkpoints of {format_bytes(needed)} do not all fit: {format_bytes(free)} are free on "
-            f"the disk of {folder}; set {fewer}, or a larger checkpoint.save_iter"
+            f"[E115] the run's {kept} checkpoints of {format_bytes(needed)} do not all fit: {format_bytes(free)} are "
+            f"free on the disk of {folder}; set {fewer}, or a larger checkpoint.save_iter"
         ]
     return []

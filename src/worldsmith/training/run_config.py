@@ -5,6 +5,7 @@ Callbacks that are imported here have short names.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import field
 from typing import Any, ClassVar, Literal
 
@@ -15,6 +16,7 @@ from worldsmith.config.declare.ranges import Count, NotNegative, Seed
 from worldsmith.config.errors import wrong
 from worldsmith.config.sections import DataSettingConfig, JobConfig
 from worldsmith.data.stream.loader import PackingDataLoader
+from worldsmith.distributed.degrees import check_world_size, launch_remarks
 from worldsmith.models.spec import ModelSpec
 from worldsmith.objectives.objective import Objective
 from worldsmith.tasks.registry import task_of
@@ -168,6 +170,10 @@ class RunConfig(Configurable.Config):
             converter.check_run(self)
         for callback in self.trainer.callbacks.values():
             callback.check_run(self)
+        check_world_size(model.parallelism)
+
+    def remarks(self) -> Iterable[str]:
+        return launch_remarks(self.model.config.parallelism)
 
 
 def check_best_checkpoint(config: RunConfig) -> None:

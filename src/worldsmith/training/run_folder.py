@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.checkpoint.dcp.parts import whole_checkpoint
-from worldsmith.checkpoint.run.folders import POINTER, checkpoint_folders
+from worldsmith.checkpoint.run.find_checkpoint import POINTER, checkpoint_folders
 from worldsmith.checkpoint.run.frozen_weights import LOAD_REPORT
 from worldsmith.checkpoint.run.save_error import SaveError
 from worldsmith.config.errors import UserError, describe_error
@@ -163,7 +163,7 @@ def write_on_main(world: World, folder: Path, write: Callable[[], object]) -> No
             write()
         except OSError as error:
             inside = error.filename is None or Path(os.fsdecode(error.filename)).is_relative_to(folder)
-            what = f"the run folder {folder} cannot be written" if inside else f"{error.filename} cannot be read"
+            what = f"[E127] the run folder {folder} cannot be written" if inside else f"{error.filename} cannot be read"
             problem = f"{what}: {error.strerror or error}"
     problem = world.broadcast(problem)
     if problem is not None:
@@ -309,8 +309,8 @@ class RunLock:
         lost = self.world.broadcast(self._lost() if self.world.is_main else None)
         if lost is not None:
             raise SaveError(
-                f"the run folder {self.folder} {lost} while the run used it: nothing more is written. What it held is "
-                "wherever it was moved; put it back and start again to go on from its last checkpoint"
+                f"[E107] the run folder {self.folder} {lost} while the run used it: nothing more is written. What it "
+                "held is wherever it was moved; put it back and start again to go on from its last checkpoint"
             )
 
     def _lost(self) -> str | None:
@@ -341,11 +341,11 @@ def lock_folder(folder: Path, token: str) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}") from None
+        raise UserError(f"[E127] {path} cannot be written: {error.strerror}") from None
     if not try_lock(handle, fcntl.LOCK_EX, path):
         os.close(handle)
         raise UserError(
-            f"the run folder {folder} is in use: {holder(path)}. Wait for its end, stop it "
+            f"[E106] the run folder {folder} is in use: {holder(path)}. Wait for its end, stop it "
             f"(`touch {folder}/STOP`), or give this run another job.name"
         )
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -13,7 +13,7 @@ import torch
 from worldsmith.checkpoint.dcp.reader import stored_shapes
 from worldsmith.checkpoint.run import frozen_weights
 from worldsmith.checkpoint.run.checkpointer import Checkpointer, load_positions
-from worldsmith.checkpoint.run.folders import NAME, go_back_to_best
+from worldsmith.checkpoint.run.find_checkpoint import NAME, go_back_to_best
 from worldsmith.checkpoint.run.optimizer_state import empty_optimizer_state, optimizer_state, restore_optimizer_state
 from worldsmith.checkpoint.run.rng_state import rng_state, seed_everything, set_rng_state
 from worldsmith.checkpoint.sources.open_weights import run_tree

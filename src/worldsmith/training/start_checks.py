@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from worldsmith.data.stream.loader import PackingDataLoader
-    from worldsmith.data.stream.maker import StreamDataset
+    from worldsmith.data.stream.sample_maker import StreamDataset
     from worldsmith.models.ema import PowerEMA
     from worldsmith.training.run_config import RunConfig
 
@@ -78,7 +78,7 @@ def require_same_config(world: World, config: RunConfig) -> None:
         if first.get(path, ABSENT) != other.get(path, ABSENT)
     ]
     if lines:
-        raise UserError("\n".join(["the processes of this run have different settings:", *shorten_lines(lines)]))
+        raise UserError("\n".join(["[E122] the processes of this run have different settings:", *shorten_lines(lines)]))
 
 
 def require_same_dataset(world: World, dataset: StreamDataset) -> None:
@@ -87,7 +87,7 @@ def require_same_dataset(world: World, dataset: StreamDataset) -> None:
     lines = [f"  process {rank}: {what}" for rank, (mark, what) in enumerate(found) if mark != found[0][0]]
     if lines:
         lines = [f"  process 0: {found[0][1]}", *lines]
-        raise UserError("\n".join(["the processes of this run see different data:", *shorten_lines(lines)]))
+        raise UserError("\n".join(["[E122] the processes of this run see different data:", *shorten_lines(lines)]))
 
 
 def require_same_shapes(
@@ -113,7 +113,7 @@ def require_same_shapes(
         lines += [f"  in the checkpoint only: {shorten_names(unused)}"] if unused else []
         lines += [f"  changed since the run was started: {line}" for line in changes]
         raise UserError(
-            "\n".join([f"the network does not fit {checkpoint}:", *lines])
+            "\n".join([f"[E116] the network does not fit {checkpoint}:", *lines])
             + "\nPut the settings back, or give the run another job.name; as checkpoint.load_path of a new run, the "
             "checkpoint can give the weights that fit."
         )
@@ -138,7 +138,7 @@ def require_same_data(
     lines = "\n".join(f"  {line}" for line in [*changes, *dataset_record.changed_samples(record, loader.dataset)])
     if not may:
         raise UserError(
-            f"the data has changed since {checkpoint} was saved:\n{lines}\nPut it back, give the run another "
+            f"[E109] the data has changed since {checkpoint} was saved:\n{lines}\nPut it back, give the run another "
             "job.name, or add --resume-changed to go on with the new data from the start of its next pass."
         )
     return lines
@@ -204,7 +204,7 @@ def require_same_run(folder: Path, config: RunConfig, *, resume_changed: bool) -
     changes = changed_settings(folder, config)
     if changes and not resume_changed:
         raise UserError(
-            f"the run in {folder} was started with other settings:\n{indented(changes)}\n"
+            f"[E108] the run in {folder} was started with other settings:\n{indented(changes)}\n"
             f"To resume it with the new settings, add --resume-changed before `--`. {NEW_NAME} Otherwise put the "
             "settings back."
         )
@@ -217,7 +217,7 @@ def completion(folder: Path, config: RunConfig) -> str | None:
     Raises UserError if the config or the data set differs from that of the run, since no step is left that it could
     change.
     """
-    from worldsmith.checkpoint.run.folders import folder_iteration, read_pointer
+    from worldsmith.checkpoint.run.find_checkpoint import folder_iteration, read_pointer
     from worldsmith.files.manifest import find_damage
 
     pointer = read_pointer(folder / "checkpoints")
@@ -231,7 +231,7 @@ def completion(folder: Path, config: RunConfig) -> str | None:
     changes = changed_settings(folder, config) or changed_data(folder, config)
     if changes:
         raise UserError(
-            f"the run in {folder} is complete ({done} steps) and was trained with other settings or data:\n"
+            f"[E108] the run in {folder} is complete ({done} steps) and was trained with other settings or data:\n"
             f"{indented(changes)}\nTo train it further with the new ones, raise trainer.max_iter and add "
             f"--resume-changed before `--`. {NEW_NAME} Otherwise put them back."
         )

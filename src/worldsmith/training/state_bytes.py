@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from worldsmith.config.tree.degrees import Degrees
+from worldsmith.distributed.degrees import Degrees
 from worldsmith.models.weights.table import Weight
 from worldsmith.training.optimizer import ParameterState, parameter_state
 from worldsmith.training.parallel import is_sharded

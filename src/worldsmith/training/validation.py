@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from worldsmith.data.stream.maker import StreamDataset
+    from worldsmith.data.stream.sample_maker import StreamDataset
     from worldsmith.models.ema import PowerEMA
     from worldsmith.objectives.objective import LossSum
     from worldsmith.tasks.task import Task

@@ -41,8 +41,8 @@ def test_the_plan_of_a_step_follows_the_dry_run(run: Any) -> None:
 
 
 def test_the_gpu_of_the_machine_needs_no_word(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worldsmith.actions.plan_run.present_device", lambda: "cuda:0")
-    monkeypatch.setattr("worldsmith.actions.plan_run.word_of_device", lambda device: "l40s")
+    monkeypatch.setattr("worldsmith.actions.dry_run.present_device", lambda: "cuda:0")
+    monkeypatch.setattr("worldsmith.actions.dry_run.word_of_device", lambda device: "l40s")
     monkeypatch.setattr("worldsmith.training.start_lines.lack_of_memory", lambda *about: None)
     assert any(line.startswith("plan         a step without memory on 1 × l40s: ") for line in lines_of(run))
 
@@ -51,7 +51,7 @@ def test_a_step_that_cannot_be_planned_is_a_note(run: Any, monkeypatch: pytest.M
     def fail(*about: Any) -> None:
         raise RuntimeError("no such kernel")
 
-    monkeypatch.setattr("worldsmith.actions.plan_run.make_plan", fail)
+    monkeypatch.setattr("worldsmith.actions.dry_run.make_plan", fail)
     *_, last = lines_of(run, gpu="24GB")
     assert last == "note         the step cannot be carried out without memory: RuntimeError: no such kernel"
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from worldsmith.checkpoint.dcp.reader import stored_shapes
 from worldsmith.checkpoint.run.checkpointer import Checkpointer, load_positions
-from worldsmith.checkpoint.run.folders import POINTER
+from worldsmith.checkpoint.run.find_checkpoint import POINTER
 from worldsmith.checkpoint.run.optimizer_state import empty_optimizer_state, optimizer_state, restore_optimizer_state
 from worldsmith.checkpoint.run.rng_state import rng_state, seed_everything, set_rng_state
 from worldsmith.checkpoint.sources.warm_start import load_weights

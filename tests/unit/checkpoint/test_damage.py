@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from stored_checkpoints import checkpointer, messages, save
 
-from worldsmith.checkpoint.run.folders import POINTER
+from worldsmith.checkpoint.run.find_checkpoint import POINTER
 from worldsmith.checkpoint.sources.verify import has_checksums
 from worldsmith.config.errors import UserError
 from worldsmith.files import atomic

@@ -12,8 +12,8 @@ import pytest
 from stored_checkpoints import checkpointer, messages, save, weights
 
 from worldsmith.checkpoint.dcp import parts as dcp
-from worldsmith.checkpoint.run import folders
-from worldsmith.checkpoint.run.folders import POINTER, find_latest
+from worldsmith.checkpoint.run import find_checkpoint
+from worldsmith.checkpoint.run.find_checkpoint import POINTER, find_latest
 from worldsmith.checkpoint.run.save_error import SaveError
 from worldsmith.distributed.world import World
 from worldsmith.files import atomic
@@ -144,7 +144,7 @@ def test_a_checkpoint_that_is_removed_while_it_is_chosen_gives_way_to_a_later_on
 ) -> None:
     one = checkpointer(tmp_path)
     save(one, 1)
-    look = folders.list_candidates
+    look = find_checkpoint.list_candidates
 
     def look_and_train_on(parent: Path) -> object:
         found = look(parent)
@@ -153,7 +153,7 @@ def test_a_checkpoint_that_is_removed_while_it_is_chosen_gives_way_to_a_later_on
             shutil.rmtree(parent / "iter_000000001")
         return found
 
-    monkeypatch.setattr(folders, "list_candidates", look_and_train_on)
+    monkeypatch.setattr(find_checkpoint, "list_candidates", look_and_train_on)
     assert find_latest(tmp_path, World()).name == "iter_000000002"
     release_leases()
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from stored_models import spec_of
 
-from worldsmith.checkpoint.formats.convert import convert
 from worldsmith.checkpoint.run.checkpointer import Checkpointer
 from worldsmith.checkpoint.sources.open_weights import StartWeights, open_weights
 from worldsmith.checkpoint.sources.verify import WEIGHTS, damage, require_whole
@@ -25,6 +24,7 @@ from worldsmith.families.cosmos3.model import Cosmos3Generator
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig
 from worldsmith.files import manifest
 from worldsmith.models.spec import ModelSpec
+from worldsmith.tools.export.convert import convert
 
 NETWORK = NetworkConfig(
     vocab_size=20, hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,

@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save_file
 from stored_models import spec_of
 
 from worldsmith.checkpoint.formats import peft_adapter
-from worldsmith.checkpoint.formats.convert import convert
 from worldsmith.checkpoint.sources.open_weights import StartWeights, open_weights
 from worldsmith.checkpoint.sources.warm_start import load_weights
 from worldsmith.cli.main import main
@@ -24,6 +23,7 @@ from worldsmith.config.errors import UserError
 from worldsmith.families.cosmos3.model import Cosmos3Defaults
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig
 from worldsmith.families.cosmos3.weights.formats import ADAPTER_LAYOUT
+from worldsmith.tools.export.convert import convert
 
 export_adapter = partial(peft_adapter.export_adapter, ADAPTER_LAYOUT, defaults=Cosmos3Defaults())
 read_adapter = partial(peft_adapter.read_adapter, ADAPTER_LAYOUT)

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from worldsmith.actions.answers.judge import JudgeAnswers
 from worldsmith.cli.action import SETTINGS, load_settings, processes_to_start, sort_action_words
 from worldsmith.cli.spec_and_parent import SPEC, read_spec_words
 from worldsmith.config import UserError
 from worldsmith.dialects.cosmos_rl.forms import form_of
 from worldsmith.dialects.cosmos_rl.write.spec_template import spec_template
+from worldsmith.tools.evaluate.evaluate_answers import EvaluateAnswers
 
 
 @pytest.fixture(autouse=True)
@@ -25,10 +25,10 @@ def started(folder: Path, *words: str, spec: bool = True) -> tuple[int, list[str
     """The number of processes and the warnings about it."""
     file = folder / "spec.toml"
     file.write_text(spec_template(form_of("evaluate"), str(file)), encoding="utf-8")
-    given = sort_action_words([SPEC, str(file), *words] if spec else ["model", "-o", "out", *words], [JudgeAnswers])
+    given = sort_action_words([SPEC, str(file), *words] if spec else ["model", "-o", "out", *words], [EvaluateAnswers])
     if spec:
         read_spec_words("evaluate", given, settings=SETTINGS)
-    loaded = load_settings("worldsmith evaluate", JudgeAnswers, given, [])
+    loaded = load_settings("worldsmith evaluate", EvaluateAnswers, given, [])
     count = processes_to_start(loaded, given.spec)
     return count, [warning for warning in loaded.warnings if "num_gpus" in warning]
 

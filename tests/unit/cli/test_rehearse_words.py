@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from worldsmith.actions.action import Result
-from worldsmith.actions.rehearse_run import Rehearse
 from worldsmith.cli import train
 from worldsmith.cli.main import main
+from worldsmith.tools.rehearse.rehearse import Rehearse
 
 
 @pytest.mark.parametrize(

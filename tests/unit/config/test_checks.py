@@ -12,7 +12,7 @@ import pytest
 from worldsmith.config import Config, ConfigError, Configurable, wrong
 from worldsmith.config.load import load
 from worldsmith.config.recipes.registry import get_recipe
-from worldsmith.config.tree.checks import check_sections, contradictions, degree_problems, remarks
+from worldsmith.config.tree.checks import check_sections, contradictions, remarks
 from worldsmith.config.tree.references import try_resolve
 
 
@@ -105,64 +105,21 @@ def test_a_check_that_cannot_bear_a_wrong_value_is_left_out_but_a_bug_is_a_mista
     assert bug.place.source == "_ = self.items[self.count]"
 
 
-@pytest.mark.parametrize(
-    ("degrees", "world", "words"),
-    [
-        ((-1, 1, 1, 1), "8", None),
-        ((4, 1, 2, 1), "8", None),
-        ((4, 2, 2, 4), None, None),
-        ((-1, 1, 3, 1), None, None),  # nothing can be said: the number of processes is open
-        ((4, 1, 1, 1), "8", "needs 4 processes, but the run has 8 processes (WORLD_SIZE)"),
-        ((4, 2, 2, 1), "8", "their product needs 16 processes, but the run has 8 processes"),
-        ((-1, 3, 1, 1), "8", "needs a multiple of 3 processes, but the run has 8 processes"),
-        ((-1, 1, 3, 1), "8", "context_parallel_shard_degree = 3: the run has 8 processes"),
-        ((4, 1, 1, 1), "many", None),
-    ],
-)
-def test_degrees(degrees: tuple[int, ...], world: str | None, words: str | None) -> None:
-    tree: Any = get_recipe("small")
-    section = tree.model.config.parallelism
-    for name, degree in zip(vars(section), degrees):
-        setattr(section, name, degree)
-    found = degree_problems(tree, {} if world is None else {"WORLD_SIZE": world})
-    assert len(found) == (words is not None)
-    if words:
-        assert words in found[0].message
-        assert found[0].hint
-        assert all(name.startswith("model.config.parallelism.") for name in found[0].concerns)
-
-
-def test_degrees_are_compared_with_the_environment_when_a_file_is_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "run.toml"
-    path.write_text('[job]\nexperiment = "small"\n[model.parallelism]\ndata_parallel_shard_degree = 4\n')
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    (remark,) = [w for w in load(str(path)).warnings if "worldsmith launch" in w]
-    assert "4 processes" in remark
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    assert load(str(path)).warnings == [w for w in load(str(path)).warnings if "worldsmith launch" not in w]
-    monkeypatch.setenv("WORLD_SIZE", "6")
-    (problem,) = problems_of(str(path))
-    assert (problem.line, problem.column) == (4, 30)
-    assert "1 × 6, 2 × 3, 3 × 2, 6 × 1" in problem.hint
-
-
 def test_a_schedule_that_is_shorter_than_the_run_is_a_warning(tmp_path: Path) -> None:
     tree: Any = get_recipe("small")
     tree.scheduler.cycle_lengths, tree.scheduler.warm_up_steps, tree.trainer.max_iter = [10, 20], [1, 1], 30
-    assert remarks(tree, {}) == []
+    assert remarks(tree) == []
     (warning,) = load(
         "small", ["scheduler.cycle_lengths=[30]", "scheduler.warm_up_steps=[3]", "trainer.max_iter=40"]
     ).warnings
     assert "end after 30 steps, trainer.max_iter is 40: the last 10 steps" in warning
     tree.trainer.max_iter, tree.optimizer.lr, tree.scheduler.f_min = 40, 1.0e-3, [0.0, 0.25]
-    (warning,) = remarks(tree, {})
+    (warning,) = remarks(tree)
     assert "the last 10 steps run at learning rate 0.00025. Set scheduler.cycle_lengths=[10,30] for" in warning
     tree.scheduler.f_min[1] = 0.0
-    assert "run at learning rate 0 and train nothing. Set" in remarks(tree, {})[0]
+    assert "run at learning rate 0 and train nothing. Set" in remarks(tree)[0]
     tree.scheduler.warm_up_steps[1] = 20  # there is no decay to f_min
-    assert "run at the schedule's last value. Set" in remarks(tree, {})[-1]
+    assert "run at the schedule's last value. Set" in remarks(tree)[-1]
 
 
 @pytest.mark.parametrize(

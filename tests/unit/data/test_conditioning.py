@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from worldsmith.data.clips.sample_maker import draw_condition_frames
+from worldsmith.data.clips.clip_maker import draw_condition_frames
 from worldsmith.data.clips.video_dataset import check_conditioning
 
 

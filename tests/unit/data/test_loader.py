@@ -11,11 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from worldsmith.data.clips.clip_maker import ClipMaker
 from worldsmith.data.clips.latent_grid import LatentGrid
-from worldsmith.data.clips.sample_maker import ClipMaker
 from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.data.clips.video_sample import VideoSample
-from worldsmith.data.encoded_cache import LatentCache
+from worldsmith.data.latent_cache import LatentCache
 from worldsmith.data.stream.errors import DataError
 from worldsmith.data.stream.quarantine import Quarantine
 

@@ -23,13 +23,13 @@ from worldsmith.data.conversations.chat_processor import ChatProcessor
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.data.conversations.datasets.manifest import ManifestDataset
 from worldsmith.data.conversations.media_archives import unpacked
-from worldsmith.data.encoded_cache import LatentCache
-from worldsmith.data.imports.caption_files import read_sidecars
-from worldsmith.data.imports.found import Choices, Clip
 from worldsmith.data.json_records import read_lines, read_list
+from worldsmith.data.latent_cache import LatentCache
 from worldsmith.data.shards.addresses import part_address, read_part
 from worldsmith.data.stream.errors import DataError
 from worldsmith.data.stream.quarantine import Quarantine, Rejection
+from worldsmith.tools.datasets.imports.caption_layouts import read_sidecars
+from worldsmith.tools.datasets.imports.found import Choices, Clip
 
 REASONS = {errno.ENOENT: "missing_file"}
 """By error number; "unreadable" for all others."""

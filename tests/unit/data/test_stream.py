@@ -15,8 +15,8 @@ import pytest
 from worldsmith.config import Configurable
 from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.data.stream.loader import PackingDataLoader
-from worldsmith.data.stream.maker import Made, SampleMaker, StreamDataset
 from worldsmith.data.stream.quarantine import Quarantine, Rejection
+from worldsmith.data.stream.sample_maker import Made, SampleMaker, StreamDataset
 
 
 @dataclass

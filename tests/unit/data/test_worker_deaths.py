@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from worldsmith.data.clips import sample_maker
+from worldsmith.data.clips import clip_maker
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.data.stream import workers
@@ -74,8 +74,8 @@ def test_workers_that_are_killed_change_nothing(clips: Callable, caplog: pytest.
     said = [r.getMessage() for r in caplog.records if "loader worker" in r.getMessage()]
     assert len(said) == 4
     assert re.fullmatch(
-        r"loader worker \d+ was killed by SIGKILL when c\d_w0 was waited for; another one goes on there \(death 1\); "
-        r"if memory is short, lower num_workers or prefetch_factor of the data loader",
+        r"\[E104\] loader worker \d+ was killed by SIGKILL when c\d_w0 was waited for; another one goes on there "
+        r"\(death 1\); if memory is short, lower num_workers or prefetch_factor of the data loader",
         said[0],
     )
     assert "(death 10)" in said[3]
@@ -87,7 +87,7 @@ def test_a_clip_that_kills_its_reader_is_left_out_and_named(
     clips: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, prefetch: int
 ) -> None:
     """A decoder that crashes, or takes all memory, ends its process, not the run; the other clips all come."""
-    read, main = sample_maker.read_frames, os.getpid()
+    read, main = clip_maker.read_frames, os.getpid()
 
     def read_or_die(path: str, *args: object, **kwargs: object) -> object:
         if path.endswith("c2.mp4"):
@@ -98,7 +98,7 @@ def test_a_clip_that_kills_its_reader_is_left_out_and_named(
 
     folder = clips(6)
     expected = [s.key for (s,) in islice(make(folder, 0), 24) if s.key != "c2_w0"]
-    monkeypatch.setattr(sample_maker, "read_frames", read_or_die)
+    monkeypatch.setattr(clip_maker, "read_frames", read_or_die)
     monkeypatch.setattr(workers, "PAUSE", 0.01)
     loader = make(folder, 2, prefetch=prefetch, quarantine=Quarantine(tmp_path / "run"))
     assert [sample.key for (sample,) in islice(loader, len(expected))] == expected
@@ -148,7 +148,7 @@ def test_what_a_worker_raises_is_no_death(clips: Callable, monkeypatch: pytest.M
     def fail(*args: object, **kwargs: object) -> None:
         raise LookupError("a mistake")
 
-    monkeypatch.setattr(sample_maker, "read_frames", fail)
+    monkeypatch.setattr(clip_maker, "read_frames", fail)
     loader = make(clips(3), 1)
     with pytest.raises(LookupError, match="a mistake") as raised:
         next(iter(loader))
@@ -191,14 +191,14 @@ def test_every_end_has_words() -> None:
 
 
 def test_a_worker_holds_only_so_many_samples(clips: Callable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    read = sample_maker.read_frames
+    read = clip_maker.read_frames
 
     def read_and_tell(path: str, *args: object, **kwargs: object) -> object:
         with (tmp_path / "reads").open("a") as reads:
             reads.write("x")
         return read(path, *args, **kwargs)
 
-    monkeypatch.setattr(sample_maker, "read_frames", read_and_tell)
+    monkeypatch.setattr(clip_maker, "read_frames", read_and_tell)
     packs = iter(make(clips(6, lengths=(17,)), 1, prefetch=3))
     next(packs)
     deadline = time.monotonic() + 60

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
+from worldsmith.demo.adherence import detect
 from worldsmith.demo.moving_shapes import COMBINATIONS, Attributes, MovingShapes, render_moving_shape, sample_scene
-from worldsmith.demo.shape_detector import detect
 
 
 def clip(attributes=COMBINATIONS[0], seed=0, **changes):

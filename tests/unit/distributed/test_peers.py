@@ -21,7 +21,7 @@ GLOO = "[gloo/transport/tcp/pair.cc:537] Read error [10.0.0.7]:22203: Connection
     ],
 )
 def test_a_partner_that_has_ended_is_told_with_its_address(text: str, where: str) -> None:
-    said = f"another process of the run{where} has ended or cannot be reached"
+    said = f"[E111] another process of the run{where} has ended or cannot be reached"
     assert lost_partner(RuntimeError(text)) == said
     of_a_clean_up = KeyError()
     of_a_clean_up.__context__ = RuntimeError(text)

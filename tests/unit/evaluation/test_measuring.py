@@ -16,17 +16,17 @@ import torch
 from pretrained_folders import make_clip, make_videomae
 from torch import Tensor
 
-from worldsmith.actions.outputs.evaluate_samples import measure_all, values_of
 from worldsmith.config.errors import UserError
 from worldsmith.demo.moving_shapes import COLOURS, DIRECTIONS, SHAPES, MovingShapes
 from worldsmith.evaluation.generated_video import GeneratedVideo, find_real
 from worldsmith.evaluation.measuring import Scores, format_measurements, measure, summarize
-from worldsmith.evaluation.metric import Metric, Output, Values
+from worldsmith.evaluation.metrics.base import Metric, Output, Values
 from worldsmith.evaluation.metrics.clip_score import ClipScore
 from worldsmith.evaluation.metrics.frechet_distance import FrechetVideoDistance, frechet_distance
 from worldsmith.evaluation.metrics.pixels import groups_of_seeds
 from worldsmith.evaluation.metrics.registry import METRICS
 from worldsmith.sampling.video_writer import write_mp4
+from worldsmith.tools.evaluate.video_metrics import measure_all, values_of
 
 BRACKETS = "in brackets: 95 % interval of the mean over the samples"
 
@@ -273,8 +273,9 @@ def test_the_distance_is_of_all_videos_and_says_how_many(tmp_path: Path) -> None
     assert figure["difference"]["same"]["mean"] == pytest.approx(expected)
     assert figure["unit"] == "of 3 videos"
     lines = list(format_measurements({"fvd_videomae": figure}))
-    assert "fvd_videomae: 3 videos are too few" in lines[2]
-    assert "2048" in lines[2]
+    assert lines[2] == "lower is better: fvd_videomae"
+    assert "fvd_videomae: 3 videos are too few" in lines[3]
+    assert "2048" in lines[3]
 
 
 def decoded(samples: list[GeneratedVideo]) -> list[Tensor]:

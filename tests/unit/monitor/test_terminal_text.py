@@ -167,7 +167,7 @@ def test_lines_end_between_words_in_the_column_of_their_text(width: int) -> None
     assert fit_width(text, None) == text
 
 
-@pytest.mark.parametrize(("length", "indent"), [(40, 13), (67, 13), (70, 10), (80, 0), (120, 0)])
+@pytest.mark.parametrize(("length", "indent"), [(40, 13), (67, 13), (70, 4), (76, 4), (77, 0), (120, 0)])
 def test_a_path_has_a_line_of_its_own_that_fits_the_terminal_where_it_can(length: int, indent: int) -> None:
     """A path that is wider than the terminal begins in the first column, where the terminal itself continues it."""
     path = "/" + "p" * (length - 1)

@@ -8,7 +8,7 @@ import pytest
 from fixed_plan import WORK
 
 from worldsmith.config.load import load
-from worldsmith.config.tree.degrees import Degrees
+from worldsmith.distributed.degrees import Degrees
 from worldsmith.distributed.gpus import GIB, GPUS
 from worldsmith.planning.estimate_memory import PROCESS, WORKER, disk, host_memory
 from worldsmith.planning.estimate_time import FORWARD, NOTHING, run_time, step_seconds

@@ -2,7 +2,7 @@
 
 import torch
 
-from worldsmith.config.tree.degrees import Degrees
+from worldsmith.distributed.degrees import Degrees
 from worldsmith.planning.simulation.tracked_run import group_names
 from worldsmith.planning.simulation.traffic import TrafficRecorder
 

@@ -10,10 +10,10 @@ import torch
 from worldsmith.config import ConfigError, get_recipe
 from worldsmith.config.declare.configurable import find
 from worldsmith.config.load import load
-from worldsmith.config.tree.degrees import fit_degrees
 from worldsmith.config.tree.difference import find_differences
 from worldsmith.config.tree.paths import format_path
 from worldsmith.config.tree.references import resolve
+from worldsmith.distributed.degrees import fit_degrees
 from worldsmith.families.cosmos3.model import Cosmos3Generator
 from worldsmith.families.cosmos3.network.architecture import NetworkConfig, edge, nano, super_
 from worldsmith.models.parameter_names import native_parameters

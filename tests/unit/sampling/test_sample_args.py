@@ -158,7 +158,7 @@ def test_lines_say_who_decided_what_for_how_many() -> None:
     samples = [one({}, {"guidance": 2.0}), one({}, {"guidance": 3.0})]
     lines = settings_lines(samples)
     assert "shift                3.0 (model)" in lines
-    assert "guidance             2.0 (file; 1 of 2 samples)" in lines
+    assert "guidance             2.0 for 1 sample, 3.0 for 1 sample (file)" in lines
 
 
 def test_lines_of_a_file_do_not_grow_with_its_samples() -> None:
@@ -170,7 +170,7 @@ def test_lines_of_a_file_do_not_grow_with_its_samples() -> None:
     assert "guidance             9 different values (samples.jsonl)" in lines
     assert f"height               {samples[0].height} (samples.jsonl)" in lines
     some = settings_lines(samples[:2])
-    assert "guidance             0.0 (samples.jsonl; 1 of 2 samples)" in some
+    assert "guidance             0.0 for 1 sample, 1.0 for 1 sample (samples.jsonl)" in some
     samples[1].sources["guidance"] = "other/samples.jsonl:1"
     assert "guidance             1.0 (other/samples.jsonl; 1 of 2 samples)" in settings_lines(samples[:2])
 

@@ -10,7 +10,7 @@ import tiny_cogvideox
 import torch
 
 from worldsmith.config.tree.draft import Loaded
-from worldsmith.data.encoded_cache import TextCache
+from worldsmith.data.latent_cache import TextCache
 from worldsmith.families.diffusers_pipeline.text_encoder import T5TextEncoder, UMT5TextEncoder
 from worldsmith.models.video_vae.cogvideox import CogVideoXVAE
 from worldsmith.tasks import clip_task

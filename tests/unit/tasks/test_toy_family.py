@@ -17,7 +17,7 @@ from worldsmith.checkpoint.formats.find_model import load_model
 from worldsmith.cli.main import main
 from worldsmith.config.errors import ConfigError
 from worldsmith.config.tree.plain import to_yaml
-from worldsmith.data.stream.maker import Made
+from worldsmith.data.stream.sample_maker import Made
 from worldsmith.monitor.metrics_log import read_metrics
 from worldsmith.objectives.objective import LossSum
 from worldsmith.objectives.rectified_flow import RectifiedFlow

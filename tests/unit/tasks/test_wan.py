@@ -12,7 +12,7 @@ import torch
 from tiny_wan import I2V, T2V, TI2V
 
 from worldsmith.config import WrongValueError
-from worldsmith.data.encoded_cache import LatentCache
+from worldsmith.data.latent_cache import LatentCache
 from worldsmith.families.wan.task import WanTask
 from worldsmith.objectives.noise_schedule import sample_sigma
 from worldsmith.training.callbacks.step_speed import CompileTokenizer

@@ -197,7 +197,7 @@ print("trained")
     done = subprocess.run(command, env={"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     assert (done.returncode, "trained" in done.stdout) == ((1, False) if abort else (0, True)), done.stderr
     assert "in stuck_here" in (tmp_path / "run/first_step_watchdog/rank_0.txt").read_text()
-    assert done.stderr.count("the first step has not ended after 0.3 seconds") == 1
+    assert done.stderr.count("the first step has not ended after 0.3 s;") == 1
 
 
 def test_a_watchdog_that_saw_nothing_leaves_nothing(

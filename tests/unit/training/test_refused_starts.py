@@ -13,6 +13,7 @@ from tiny_runs import make_world, tiny_config
 
 from worldsmith.actions.dry_run import plan_run
 from worldsmith.config.errors import UserError
+from worldsmith.distributed.degrees import plan_degrees
 from worldsmith.distributed.world import World
 from worldsmith.models.weights.table import weight_table
 from worldsmith.training import preflight
@@ -54,7 +55,7 @@ def test_what_is_free_decides(world: Path, tmp_path: Path, monkeypatch: pytest.M
     """To the byte; of several processes on one machine each needs its own."""
     config = tiny_config(world)
     table = weight_table(config.model.config)
-    states = state_bytes(table, config, preflight.plan_degrees(config.model.config, 1))
+    states = state_bytes(table, config, plan_degrees(config.model.config.parallelism, 1))
     total = states.total
     for free, processes, fits in ((total, 1, True), (total - 1, 1, False), (total, 2, False)):
         monkeypatch.setattr(preflight, "free_memory", lambda device, free=free: free)
@@ -114,8 +115,12 @@ def test_a_file_that_cannot_be_read_is_told_apart_from_a_run_folder_that_cannot_
 
     for code, file, words in (
         (errno.EIO, tmp_path / "data/1.mp4", f"^{tmp_path}/data/1.mp4 cannot be read: Input/output error$"),
-        (errno.EIO, tmp_path / "run/a.json", f"^the run folder {tmp_path}/run cannot be written: Input/output error$"),
-        (errno.ENOSPC, None, f"^the run folder {tmp_path}/run cannot be written: No space left on device$"),
+        (
+            errno.EIO,
+            tmp_path / "run/a.json",
+            rf"^\[E127\] the run folder {tmp_path}/run cannot be written: Input/output error$",
+        ),
+        (errno.ENOSPC, None, rf"^\[E127\] the run folder {tmp_path}/run cannot be written: No space left on device$"),
     ):
         with pytest.raises(UserError, match=words):
             write_on_main(World(), tmp_path / "run", lambda code=code, file=file: fails(code, file))

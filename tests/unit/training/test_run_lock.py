@@ -61,6 +61,7 @@ def test_a_second_run_is_told_who_is_there_and_a_killed_one_leaves_the_folder_fr
         with pytest.raises(UserError, match=r"is in use: .*touch .*STOP.*job\.name") as refused:
             RunLock(folder, World())
         assert names in str(refused.value)
+        assert refused.value.code == 106
         assert names in str(in_use(folder))
         with pytest.raises(UserError, match="is in use"):  # looking has changed nothing
             RunLock(folder, World())

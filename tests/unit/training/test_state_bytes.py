@@ -9,8 +9,8 @@ import state_ranks
 
 from worldsmith.config.recipes.registry import get_recipe
 from worldsmith.config.tree.references import resolve
+from worldsmith.distributed.degrees import plan_degrees
 from worldsmith.models.weights.table import weight_table
-from worldsmith.training.parallel import plan_degrees
 from worldsmith.training.state_bytes import checkpoint_bytes, state_bytes
 from worldsmith.training.trainer import Trainer
 
@@ -44,15 +44,15 @@ def test_a_full_run_by_hand(recipe: str, numbers: int, monkeypatch: pytest.Monke
     model = config.model.config
     table = weight_table(model)
     assert table is not None
-    alone = state_bytes(table, config, plan_degrees(model, 1))
+    alone = state_bytes(table, config, plan_degrees(model.parallelism, 1))
     steps = 4 * len(table)
     assert (alone.parameters, alone.gradients, alone.average) == (4 * numbers,) * 3
     assert alone.moments == 8 * numbers + steps
-    checkpoint = checkpoint_bytes(table, config, plan_degrees(model, 1))
+    checkpoint = checkpoint_bytes(table, config, plan_degrees(model.parallelism, 1))
     assert checkpoint.tensors - checkpoint.other == 16 * numbers + steps
     model.parallelism.data_parallel_shard_degree = 8
     model.parallelism.data_parallel_replicate_degree = -1
-    eight = [state_bytes(table, config, plan_degrees(model, 16), rank) for rank in range(16)]
+    eight = [state_bytes(table, config, plan_degrees(model.parallelism, 16), rank) for rank in range(16)]
     assert eight[:8] == eight[8:]
     assert sum(states.average for states in eight[:8]) == 4 * numbers
     assert sum(states.moments for states in eight[:8]) == 8 * numbers + 8 * steps

@@ -55,7 +55,7 @@ class TensorReader(FileSystemReader):
             except (UserError, OSError):
                 raise
             except Exception as error:  # a damaged pickle can fail in any way
-                raise UserError(f"{file} is damaged, or not what torch.distributed.checkpoint writes") from error
+                raise UserError(f"[E118] {file} is damaged, or not what torch.distributed.checkpoint writes") from error
         return metadata  # type: ignore[no-any-return]
 
 

@@ -13,7 +13,7 @@ from worldsmith.checkpoint.formats.merged_adapter import check_base, require_no_
 from worldsmith.checkpoint.formats.peft_adapter import BASE_WEIGHTS
 from worldsmith.checkpoint.formats.stored_model import WEIGHTS_NAMES, StoredModel
 from worldsmith.checkpoint.formats.weight_formats import FORMATS, full_name, weight_formats
-from worldsmith.checkpoint.run.folders import NAME, find_latest, folder_iteration
+from worldsmith.checkpoint.run.find_checkpoint import NAME, find_latest, folder_iteration
 from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT, RUN_CONFIG, CheckpointWeights
 from worldsmith.checkpoint.sources.stored_config import written_here

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from worldsmith.checkpoint.run.folders import best_of
+from worldsmith.checkpoint.run.find_checkpoint import best_of
 from worldsmith.config import Configurable
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.reader import from_dict

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from worldsmith.checkpoint.dcp import parts as dcp
-from worldsmith.checkpoint.run.folders import find_latest, folder_name, gone_back, tidy_up
+from worldsmith.checkpoint.run.find_checkpoint import find_latest, folder_name, gone_back
 from worldsmith.checkpoint.run.save_error import SaveError, describe_causes, is_disk_full, is_expected
 from worldsmith.checkpoint.run.staging import StagedLayout, Stager, private_memory
-from worldsmith.checkpoint.run.write_checkpoint import Save, write_checkpoint
+from worldsmith.checkpoint.run.write_checkpoint import Save, WriterProcess, tidy_up, write_checkpoint
 from worldsmith.config import Configurable, wrong
 from worldsmith.config.declare.ranges import Count
 from worldsmith.distributed.peers import PeerError, SideGroup
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.checkpoint.planner import SavePlanner
 
-    from worldsmith.checkpoint.run.write_checkpoint import WriterProcess
 
 logger = logging.getLogger(__name__)
 
@@ -225,7 +224,7 @@ class Checkpointer(Configurable):
             raise SaveError(self._complaint(target, needed, error)) from error
 
     def _complaint(self, target: Path, needed: int, error: BaseException) -> str:
-        text = f"the checkpoint {target.name} could not be written to {self.folder}: {describe_causes(error)}."
+        text = f"[E110] the checkpoint {target.name} could not be written to {self.folder}: {describe_causes(error)}."
         free = free_space(self.folder)
         if free is not None and (is_disk_full(error) or free < needed):
             fewer = "" if self.config.keep_latest_k else ", or keep fewer checkpoints with checkpoint.keep_latest_k"
@@ -248,8 +247,6 @@ def start_writer(config: Checkpointer.Config) -> WriterProcess | None:
     """
     if not config.async_save or sys.platform != "linux":
         return None
-    from worldsmith.checkpoint.run.write_checkpoint import WriterProcess
-
     return WriterProcess()
 
 

@@ -62,7 +62,7 @@ def require_same(checkpoint: Path, frozen: Mapping[str, Tensor | WeightSum], *, 
         )
     if saved["fingerprint"] != fingerprint(frozen, saved["dtypes"]):
         raise UserError(
-            f"{checkpoint} holds trained weights only, and the frozen ones have changed: it was trained on those of "
+            f"[E120] {checkpoint} holds trained weights only, and the frozen ones have changed: trained on those of "
             f"{saved['source']}, and those of {source} are others. {advice(checkpoint.parent.parent / LOAD_REPORT)}"
         )
 

@@ -47,8 +47,8 @@ def empty_optimizer_state(network: nn.Module, optimizer: Optimizer, keys: Iterab
             state[key] = torch.zeros_like(parameters[name])
     if foreign:
         raise UserError(
-            f"the checkpoint holds optimizer state for {len(foreign)} parameters that this run does not train, such as "
-            f"{foreign[0]}; was optimizer.keys_to_select changed since?"
+            f"[E119] the checkpoint holds optimizer state for {len(foreign)} parameters that this run does not train, "
+            f"such as {foreign[0]}; was optimizer.keys_to_select changed since?"
         )
     return state
 

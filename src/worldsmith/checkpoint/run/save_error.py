@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 
 from worldsmith.distributed.peers import causes, lost_partner
+from worldsmith.files.errors import CodedError
 
 
-class SaveError(Exception):
+class SaveError(CodedError):
     """A checkpoint could not be written. What was written of it is removed; complete ones are untouched."""
 
 

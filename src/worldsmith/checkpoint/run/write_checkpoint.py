@@ -1,4 +1,4 @@
-"""Writes one checkpoint: every rank its shard, rank 0 publishes it; in the training process or in a forked one."""
+"""Writes one checkpoint: every rank its shard, rank 0 publishes it and removes old ones; in this process or a fork."""
 
 from __future__ import annotations
 
@@ -20,10 +20,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from worldsmith.checkpoint.dcp import parts as dcp
-from worldsmith.checkpoint.run.folders import BEST_POINTER, POINTER, hidden, remove_old
+from worldsmith.checkpoint.run.find_checkpoint import (
+    BEST_POINTER,
+    POINTER,
+    checkpoint_folders,
+    folder_iteration,
+    is_later,
+    read_best,
+)
 from worldsmith.distributed.peers import Kind, Peers, portable
 from worldsmith.distributed.process_signals import STOP_SIGNALS, signal_at_parents_end
 from worldsmith.files import atomic, manifest
+from worldsmith.files.locks import take_unleased
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,6 +77,11 @@ def write_checkpoint(save: Save, planners: Mapping[str, SavePlanner], peers: Pee
     peers.run_on_main(lambda: make_visible(save, shares))
 
 
+def hidden(target: Path) -> Path:
+    """The folder in which a checkpoint is written."""
+    return target.with_name(f"{atomic.SAVING}{target.name}")
+
+
 def deal(aside: Path, shares: int) -> list[list[str]]:
     """The files of a checkpoint for so many processes to read: their paths below its folder."""
     names = [str(path.relative_to(aside)) for path in manifest.list_files(aside)]
@@ -84,6 +97,48 @@ def make_visible(save: Save, shares: list[dict[str, list[int]]]) -> None:
     if save.is_best:
         atomic.write_text(target.parent / BEST_POINTER, f"{target.name}\n")
     remove_old(target, save.keep_latest_k, save.keep_every)
+
+
+def remove_old(newest: Path, keep_latest_k: int | None, keep_every: int | None) -> None:
+    """Removes the checkpoints beside `newest` that neither setting keeps, and that are not the best; None keeps all.
+
+    One that another process is reading stays until a later save.
+    """
+    if keep_latest_k is None:
+        return
+    found = checkpoint_folders(newest.parent)
+    # Later steps than the newest one's belong to a past that the run has gone back from: they go first.
+    before = [path for path in found if is_later(newest, path)][: keep_latest_k - 1]
+    best = read_best(newest.parent)
+    for path in found:
+        milestone = keep_every is not None and folder_iteration(path) % keep_every == 0
+        if path not in (newest, best, *before) and not (milestone and is_later(newest, path)):
+            remove_unless_read(path)
+
+
+def remove_unless_read(folder: Path) -> None:
+    try:
+        handle = take_unleased(folder / manifest.MANIFEST)
+    except OSError as error:
+        logger.warning("%s cannot be removed and stays: %s", folder, error)
+        return
+    if handle is None:
+        logger.info("%s stays for now: another process reads it", folder.name)
+        return
+    atomic.remove_folder(folder)
+    os.close(handle)
+
+
+def tidy_up(folder: Path) -> None:
+    """Removes what an interrupted save left; one that was complete and only had no name yet gets it."""
+    for aside in folder.glob(f"{atomic.SAVING}iter_*"):
+        target = folder / aside.name.removeprefix(atomic.SAVING)
+        if not target.exists() and manifest.find_damage(aside) is None:
+            atomic.publish_folder(aside, target)
+            logger.info("%s was complete when its save was interrupted, and is kept", target.name)
+    leftovers = atomic.remove_leftovers(folder)
+    if leftovers:
+        logger.info("removed what an interrupted save left in %s: %s", folder, ", ".join(leftovers))
 
 
 def require_folder(aside: Path, made: os.stat_result, texts: Iterable[str]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from worldsmith.checkpoint.dcp.parts import METADATA
 from worldsmith.checkpoint.formats.weight_formats import describe_readable, find_source, full_name, run_network
-from worldsmith.checkpoint.run.folders import find_latest
+from worldsmith.checkpoint.run.find_checkpoint import find_latest
 from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT, RUN_CONFIG, CheckpointWeights
 from worldsmith.checkpoint.sources.first_weights import LOAD_PATH, start_in
@@ -70,7 +70,7 @@ def open_weights(
 
 def require_weights(path: str, *, field: str, family: str = "") -> None:
     """Raises like `open_weights` for a place without weights; reads no tensor and downloads nothing."""
-    from worldsmith.checkpoint.run.folders import checkpoint_folders
+    from worldsmith.checkpoint.run.find_checkpoint import checkpoint_folders
     from worldsmith.checkpoint.sources.safetensors_weights import has_safetensors, open_safetensors
     from worldsmith.models.model_files import look_for
 

@@ -57,4 +57,4 @@ def require_whole(folder: Path, world: World, *, only: tuple[str, ...] = ("",)) 
         lacking = [rank for rank, (checked, _) in enumerate(found) if not checked]
         problem = f"processes {lacking} see no {MANIFEST} in it and the others do"
     if problem is not None:
-        raise UserError(f"{folder} is damaged: {problem}. Copy it again, or give another checkpoint")
+        raise UserError(f"[E118] {folder} is damaged: {problem}. Copy it again, or give another checkpoint")

@@ -236,8 +236,8 @@ def require_same_network(
     refused = [name for name in surplus if difference.is_required(name)]
     if refused:
         raise UserError(
-            f"{report.source} holds weights that this network has no place for: {shorten_names(refused)}. Correct the "
-            "model's config, or name what may be left out in checkpoint.keys_to_skip_loading."
+            f"[E116] {report.source} holds weights that this network has no place for: {shorten_names(refused)}. "
+            "Correct the model's config, or name what may be left out in checkpoint.keys_to_skip_loading."
         )
     return difference
 
@@ -249,9 +249,9 @@ def refuse(report: LoadReport, difference: NetworkDifference, keys_to_skip: Sequ
     adapters = [name for name in report.unexpected if is_adapter(name) and not any(k in name for k in keys_to_skip)]
     if adapters and not any(is_adapter(name) for name in report.loaded):
         raise UserError(
-            f"{report.source} holds adapters (LoRA) that this network has no place for: {shorten_names(adapters)}. "
-            "Set model.config.lora_enabled, or start from the merged weights (`worldsmith export RUN -o DIR --format "
-            'native`), or drop them with "lora_" in checkpoint.keys_to_skip_loading.'
+            f"[E117] {report.source} holds adapters (LoRA) that this network has no place for: "
+            f"{shorten_names(adapters)}. Set model.config.lora_enabled, or start from the merged weights (`worldsmith "
+            'export RUN -o DIR --format native`), or drop them with "lora_" in checkpoint.keys_to_skip_loading.'
         )
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, cast, dataclass_transform
 
 from worldsmith.config.declare.ranges import check_ranges, ranges_first
@@ -123,6 +123,10 @@ class Config(metaclass=ConfigMeta):
         Before the code of a subclass runs, the ranges are checked that the fields' types declare.
         """
         check_ranges(self)
+
+    def remarks(self) -> Iterable[str]:
+        """Warnings about values that are valid but have a surprising effect. Called on the checked config."""
+        return ()
 
 
 class Configurable:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import copy
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from worldsmith.config.declare.configurable import ABSENT, Config, find, walk
 from worldsmith.config.errors import Problem, WrongValueError, code_problem
-from worldsmith.config.tree.degrees import NAMES, fit_degrees, needed_processes
 from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
 from worldsmith.config.tree.plain import class_defaults
 from worldsmith.config.write.values import LAUNCH_WORD, write
 
-PARALLELISM: Path = ("model", "config", "parallelism")
 MOST = 20
 """Maximum number of problems per section, in case a check never passes."""
 TRIAL_STEPS = 20
@@ -48,24 +45,8 @@ def alternatives(tree: Any) -> list[tuple[Path, Any, list[str]]]:
     return [(path, section, given) for path, section, given in groups if len(given) > 1]
 
 
-def degree_problems(tree: Any, environment: Mapping[str, str] = os.environ) -> list[Problem]:
-    """The problem of degrees whose product is not the number of processes (WORLD_SIZE)."""
-    shard, replicate, context = degrees = [find(tree, (*PARALLELISM, name)) for name in NAMES]
-    world = _world_size(environment)
-    if world is None or not all(type(degree) is int and (degree > 0 or degree == -1) for degree in degrees):
-        return []  # or the section's own check says so
-    try:
-        fit_degrees(shard, replicate, world, context=context)
-    except WrongValueError as error:
-        concerns = tuple(format_path((*PARALLELISM, name)) for name in error.names)
-        return [
-            Problem(format_path(PARALLELISM), f"{error.message} (WORLD_SIZE)", hint=error.remedy, concerns=concerns)
-        ]
-    return []
-
-
-def remarks(tree: Any, environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Warnings about valid settings with a surprising effect: short cycles, a long warm-up, unused rules, degrees."""
+def remarks(tree: Any) -> list[str]:
+    """Warnings about valid settings with a surprising effect: short cycles, a long warm-up, unused rules."""
     found = [*_endless_warm_up(tree)]
     cycles, steps = find(tree, ("scheduler", "cycle_lengths")), find(tree, ("trainer", "max_iter"))
     if isinstance(cycles, list) and cycles and all(type(n) is int for n in cycles) and type(steps) is int:
@@ -84,13 +65,9 @@ def remarks(tree: Any, environment: Mapping[str, str] = os.environ) -> list[str]
     caps = find(tree, ("data_setting",))
     if find(tree, ("job", "task")) == "vfm" and caps is not None and caps != type(caps)():
         found.append("data_setting has no effect for task 'vfm': its caps are those of a reasoner's data")
-    degrees = [find(tree, (*PARALLELISM, name)) for name in NAMES]
-    if all(type(degree) is int for degree in degrees) and _world_size(environment) is None:
-        needed = needed_processes(*degrees)
-        if max(degrees) > 1:
-            found.append(
-                f"{format_path(PARALLELISM)} asks for {needed} and WORLD_SIZE is not set: use worldsmith launch"
-            )
+    for _, section in walk(tree):
+        if isinstance(section, Config):
+            found += section.remarks()
     return found
 
 
@@ -201,8 +178,3 @@ def _last_rate(tree: Any) -> str:
     if not all(isinstance(value, (int, float)) for value in (rate, length, warm_up, factor)) or warm_up >= length:
         return "the schedule's last value"
     return f"learning rate {rate * factor:g}" if rate * factor else "learning rate 0 and train nothing"
-
-
-def _world_size(environment: Mapping[str, str]) -> int | None:
-    text = environment.get("WORLD_SIZE", "")
-    return int(text) if text.isascii() and text.isdigit() and 0 < len(text) < 10 and int(text) > 0 else None

@@ -11,8 +11,8 @@ from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.resolution import target_size
 from worldsmith.data.clips.video_dataset import VideoDataset, Window
 from worldsmith.data.stream.errors import SampleError
-from worldsmith.data.stream.maker import Features
 from worldsmith.data.stream.quarantine import Rejection
+from worldsmith.data.stream.sample_maker import Features
 from worldsmith.data.video_file import FileStatus, VideoInfo, examine
 
 

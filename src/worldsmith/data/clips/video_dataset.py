@@ -20,9 +20,9 @@ from worldsmith.data.clips.resolution import check_resolution
 from worldsmith.data.content_mark import content_marks
 from worldsmith.data.shards.addresses import shard_pattern
 from worldsmith.data.stream.errors import SampleError
-from worldsmith.data.stream.maker import StreamDataset
 from worldsmith.data.stream.positions import sample_rng
 from worldsmith.data.stream.quarantine import Rejection
+from worldsmith.data.stream.sample_maker import StreamDataset
 
 WINDOW_NUMBERS = ("start_frame", "end_frame", "temporal_interval")
 

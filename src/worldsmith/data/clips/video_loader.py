@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from worldsmith.data.clips.latent_grid import LatentGrid
     from worldsmith.data.clips.video_sample import FirstFrames
     from worldsmith.data.data_report import DataReport
-    from worldsmith.data.encoded_cache import LatentCache
+    from worldsmith.data.latent_cache import LatentCache
     from worldsmith.data.stream.quarantine import Quarantine
 
 
@@ -53,7 +53,7 @@ class VideoLoader(PackingDataLoader):
 
         Raises DataError when no window can be used.
         """
-        from worldsmith.data.clips.sample_maker import ClipMaker
+        from worldsmith.data.clips.clip_maker import ClipMaker
 
         config.dataset.check()
         config.check()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from worldsmith.data.stream.maker import ThroughPipe
+from worldsmith.data.stream.sample_maker import ThroughPipe
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -21,8 +21,8 @@ from worldsmith.data.conversations.media.frames_and_sizes import rates_differ
 from worldsmith.data.conversations.media.media_processor import VideoPlan
 from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.data.stream.loader import PackingDataLoader
-from worldsmith.data.stream.maker import Features, Made, SampleMaker
 from worldsmith.data.stream.quarantine import Rejection
+from worldsmith.data.stream.sample_maker import Features, Made, SampleMaker
 
 if TYPE_CHECKING:
     from worldsmith.data.stream.quarantine import Quarantine
@@ -122,8 +122,8 @@ class ChatMaker(SampleMaker[ChatSample]):
             if self.on_overlong == "drop":
                 raise
             raise DataError(
-                f"{key} of {path}: {error.detail}. Raise it, lower processor.media.total_pixels, fps or max_frames, or "
-                "set on_overlong = 'drop' to leave such samples out"
+                f"[E103] {key} of {path}: {error.detail}. Raise it, lower processor.media.total_pixels, fps or "
+                "max_frames, or set on_overlong = 'drop' to leave such samples out"
             ) from None
         sample = self.processor.finish(plan, key=key, position=position, read=self.decodes)
         if not sample.num_supervised:

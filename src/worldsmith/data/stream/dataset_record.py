@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from worldsmith.data.stream.maker import StreamDataset, digest
+from worldsmith.data.stream.sample_maker import StreamDataset, digest
 from worldsmith.files.lines import read_lines
 
 FILE = "dataset_windows.txt"

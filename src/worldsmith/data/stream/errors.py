@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 
+from worldsmith.files.errors import CodedError
+
 READ_ERRORS = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
 """Error numbers that mean that a file cannot be read. Others are about the process (EMFILE), or are given by FFmpeg
 for wrong content (EINVAL)."""
@@ -34,5 +36,5 @@ def check_text(text: str, what: str) -> None:
         raise SampleError("text_too_long", f"{what} has {len(text):,} characters: expected at most {MAX_TEXT:,}")
 
 
-class DataError(RuntimeError):
+class DataError(CodedError, RuntimeError):
     """The data set cannot carry a run. The text says what was found, where, and what to do."""

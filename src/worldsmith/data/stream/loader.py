@@ -11,10 +11,10 @@ from worldsmith.config import Configurable, wrong
 from worldsmith.config.declare.ranges import Count, NotNegative, Share
 from worldsmith.data.data_report import DataReport
 from worldsmith.data.stream.errors import DataError
-from worldsmith.data.stream.maker import SampleMaker, StreamDataset
 from worldsmith.data.stream.packing import AlikePacker, Packer, PaddedPacker, PoolPacker, SequentialPacker, check_caps
 from worldsmith.data.stream.positions import Cursor, merge_positions
 from worldsmith.data.stream.quarantine import Quarantine, Rejection
+from worldsmith.data.stream.sample_maker import SampleMaker, StreamDataset
 from worldsmith.data.stream.workers import fetch
 
 log = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ class PackingDataLoader(Configurable):
         self._total = self.dataset.num_samples + bad
         if not len(self.dataset) and self.quarantine.refuses:
             raise DataError(
-                f"{self.dataset.name} has {self.dataset.num_records} records and no usable sample "
+                f"[E102] {self.dataset.name} has {self.dataset.num_records} records and no usable sample "
                 f"({self.quarantine.describe()}). {self.dataset.limits}"
             )
         self.check_quarantine()
@@ -253,7 +253,7 @@ class PackingDataLoader(Configurable):
             unusable.add(made.item.key)
             rejected_in_a_row += 1
             if rejected_in_a_row >= limit or len(unusable) == self.dataset.num_samples:
-                raise DataError(f"no sample of {self.dataset.name} can be used: {self.quarantine.describe()}")
+                raise DataError(f"[E102] no sample of {self.dataset.name} can be used: {self.quarantine.describe()}")
 
     def _count(self, notes: Mapping[str, str]) -> None:
         for name, words in notes.items():

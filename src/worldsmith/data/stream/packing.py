@@ -47,7 +47,7 @@ class Packer(ABC, Generic[T]):
         """Returns the tokens of a sample. Raises ValueError if no pack can hold it."""
         tokens = self.num_tokens(sample)
         if self.max_sequence_length is not None and tokens >= self.max_sequence_length:
-            raise ValueError(f"a sample of {tokens} tokens fits into no pack of {self.max_sequence_length}")
+            raise ValueError(f"[E103] a sample of {tokens} tokens fits into no pack of {self.max_sequence_length}")
         return tokens
 
 

@@ -117,7 +117,7 @@ class Quarantine:
         if len(self.bad_keys) > allowed:
             other = f" or {self.section}.bad_samples_allowed (now {bad_samples_allowed})"
             raise DataError(
-                f"{len(self.bad_keys)} of {total} samples are bad, {allowed} are allowed ({self.describe()}). "
+                f"[E101] {len(self.bad_keys)} of {total} samples are bad, {allowed} are allowed ({self.describe()}). "
                 f"Repair or remove them, or raise {self.section}.max_bad_fraction "
                 f"(now {max_bad_fraction}){other if len(self.bad_keys) <= total // 2 else ''}."
             )

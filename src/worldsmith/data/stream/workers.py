@@ -20,8 +20,8 @@ from queue import SimpleQueue
 from typing import Any, Generic
 
 from worldsmith.data.stream.errors import DataError
-from worldsmith.data.stream.maker import Made, S, SampleMaker
 from worldsmith.data.stream.positions import Positions
+from worldsmith.data.stream.sample_maker import Made, S, SampleMaker
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ def log_death(death: DeadWorkerError, key: str, number: int, *, left_out: bool) 
     then = "that sample is left out" if left_out else "another one goes on there"
     memory = "; if memory is short, lower num_workers or prefetch_factor of the data loader"
     advice = memory if death.signal is signal.SIGKILL else ""
-    log.warning("%s when %s was waited for; %s (death %d)%s", death, key, then, number, advice)
+    log.warning("[E104] %s when %s was waited for; %s (death %d)%s", death, key, then, number, advice)
 
 
 class DeadWorkerError(Exception):
@@ -121,8 +121,8 @@ class Worker(Generic[S]):
                 self._process.start()
         except OSError as error:
             raise DataError(
-                f"a loader worker cannot be started ({error.strerror or error}): the machine has no memory or no room "
-                "for a further process; lower num_workers or prefetch_factor of the data loader"
+                f"[E105] a loader worker cannot be started ({error.strerror or error}): the machine has no memory or "
+                "no room for a further process; lower num_workers or prefetch_factor of the data loader"
             ) from error
         finally:
             sender.close()

@@ -8,19 +8,20 @@ from functools import partial
 from typing import Any
 
 from worldsmith.config.errors import UserError
-from worldsmith.evaluation.answers.accuracy import measure_classes, measure_numbers
+from worldsmith.evaluation.answers.accuracy import measure_classes, measure_numbers, measure_ratings
 from worldsmith.evaluation.answers.bert_score import BertScore
 from worldsmith.evaluation.answers.choices import (
     DIRECTIONS,
     LETTERS,
+    RATINGS,
     YES_NO,
     parse_direction,
     parse_letter,
+    parse_rating,
     parse_side,
     parse_yes_no,
     plain_yes_no,
 )
-from worldsmith.evaluation.answers.ratings import RATINGS, measure_ratings, parse_rating
 from worldsmith.evaluation.answers.reading import normalize, parse_number, split_answer
 from worldsmith.evaluation.answers.texts import Metric, is_exact, measure_texts
 

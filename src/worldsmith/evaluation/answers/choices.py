@@ -1,4 +1,4 @@
-"""Parses answers that are one of a few: letters of options, directions, yes and no."""
+"""Parses answers that are one of a few: letters of options, directions, yes and no, ratings."""
 
 from __future__ import annotations
 
@@ -43,6 +43,9 @@ ECHO = re.compile(r"\byes\s*(?:or|/|\|)\s*no\b|\bno\s*(?:or|/|\|)\s*yes\b")
 
 DIRECTIONS = ("going straight", "turning right", "turning left")
 
+RATINGS = (1, 2, 3, 4, 5)
+LONE_RATING = re.compile(r"\b([1-5])\b")
+
 
 def parse_letter(text: str, letters: str = LETTERS) -> str | None:
     """The option that a text chooses, in upper case: the one in the last ``\\boxed{}``, else the last one that the
@@ -75,6 +78,12 @@ def parse_side(text: str) -> str | None:
     """ "left" or "right", when only one of the two words is there."""
     words = set(re.findall(r"\b(left|right)\b", text.lower()))
     return str(words.pop()) if len(words) == 1 else None
+
+
+def parse_rating(text: str) -> int | None:
+    """The first digit from 1 to 5 that stands alone: "2.5" is 2, "4/5" is 4, "10" is None."""
+    found = LONE_RATING.search(text)
+    return int(found[1]) if found else None
 
 
 def parse_yes_no(text: str) -> str | None:

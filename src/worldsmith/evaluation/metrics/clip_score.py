@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worldsmith.evaluation.generated_video import GeneratedVideo
-from worldsmith.evaluation.metric import Output, SampleMetric, Values
+from worldsmith.evaluation.metrics.base import Output, SampleMetric, Values
 from worldsmith.evaluation.pretrained import PretrainedWeights, load_network, pictures_of
 from worldsmith.files.model_folder import load_from_folder
 
@@ -19,7 +19,9 @@ FRAMES_AT_ONCE = 32
 class ClipScore(SampleMetric):
     outputs = {
         "clip_score": Output(
-            "0 to 100", "100 · max(cosine, 0) of caption and frame, mean over frames (CLIPScore, Hessel et al. 2021)"
+            "0 to 100",
+            "100 · max(cosine, 0) of caption and frame, mean over frames (CLIPScore, Hessel et al. 2021)",
+            "higher",
         )
     }
     weights = PretrainedWeights("clip", "openai/clip-vit-large-patch14", "clip")

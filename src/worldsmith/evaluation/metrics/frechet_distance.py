@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from worldsmith.evaluation.generated_video import GeneratedVideo
-from worldsmith.evaluation.metric import Metric, Output
+from worldsmith.evaluation.metrics.base import Metric, Output
 from worldsmith.evaluation.pretrained import PretrainedWeights, load_network, pictures_of
 from worldsmith.files.model_folder import load_from_folder
 
@@ -25,7 +25,9 @@ class FrechetVideoDistance(Metric):
     """Distance of all videos of a model from their real ones."""
 
     outputs = {
-        DISTANCE: Output("", "Fréchet distance of VideoMAE features of generated and real videos (Ge et al. 2024)")
+        DISTANCE: Output(
+            "", "Fréchet distance of VideoMAE features of generated and real videos (Ge et al. 2024)", "lower"
+        )
     }
     weights = PretrainedWeights("videomae", "MCG-NJU/videomae-base-finetuned-ssv2", "videomae")
     for_images = False

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from worldsmith.evaluation.generated_video import GeneratedVideo
-from worldsmith.evaluation.metric import Metric, Output, SampleMetric, Values
+from worldsmith.evaluation.metrics.base import Metric, Output, SampleMetric, Values
 from worldsmith.models.video_model import Mode
 
 DIFFERENT = "seed", "name", "sources"
@@ -18,14 +18,17 @@ class Continuation(SampleMetric):
     """Compares the frames that were not given with the real ones; their motion begins at the last one given."""
 
     outputs = {
-        "psnr": Output("dB", "peak signal-to-noise ratio against the real video, dB"),
+        "psnr": Output("dB", "peak signal-to-noise ratio against the real video, dB", "higher"),
         "ssim": Output(
             "0 to 1",
             "structural similarity of the brightness (Wang et al. 2004), as scikit-image computes it with Gaussian "
             "weights",
+            "higher",
         ),
         "motion_error": Output(
-            "pixels/frame", "distance of the motions of blocks, pixels a frame (endpoint error, Baker et al. 2011)"
+            "pixels/frame",
+            "distance of the motions of blocks, pixels a frame (endpoint error, Baker et al. 2011)",
+            "lower",
         ),
     }
 
@@ -62,9 +65,12 @@ class MotionStrength(SampleMetric):
         "motion": Output(
             "pixels/frame",
             "mean length of the motions of blocks, pixels a frame (8×8 blocks, full search over 8 pixels)",
+            "as real",
         ),
         "flicker": Output(
-            "grey levels", "what that motion leaves unexplained, grey levels (warping error, Lai et al. 2018)"
+            "grey levels",
+            "what that motion leaves unexplained, grey levels (warping error, Lai et al. 2018)",
+            "as real",
         ),
     }
     for_images = False
@@ -81,7 +87,7 @@ class MotionStrength(SampleMetric):
 
 
 class Sharpness(SampleMetric):
-    outputs = {"sharpness": Output("grey levels²", "variance of the Laplacian (Pech-Pacheco et al. 2000)")}
+    outputs = {"sharpness": Output("grey levels²", "variance of the Laplacian (Pech-Pacheco et al. 2000)", "as real")}
     measures_real = True
 
     def measure(self, sample: GeneratedVideo) -> Values:

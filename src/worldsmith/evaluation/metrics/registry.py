@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import worldsmith
 from worldsmith.evaluation.measuring import LOSS
-from worldsmith.evaluation.metric import Metric
+from worldsmith.evaluation.metrics.base import Metric
 
 PLACES = {
     "continuation": "pixels:Continuation",

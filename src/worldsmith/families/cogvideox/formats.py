@@ -1,27 +1,43 @@
-"""`CogVideoXFormats`: all that `checkpoint/` asks of this family."""
+"""`CogVideoXFormats`: how checkpoints of this family are read, and exported to diffusers and to CogVideo's SAT."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
+from importlib.metadata import version
 from math import isclose
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.checkpoint.formats.family_formats import DType, ExportFormat
+from worldsmith import __version__
+from worldsmith.checkpoint.formats.export_folder import (
+    count_numbers,
+    facts_of,
+    may_write,
+    origin_of,
+    publish_export,
+    weights_digest,
+)
+from worldsmith.checkpoint.formats.family_formats import DType, ExportFormat, ExportOptions, formats_of
+from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.checkpoint.run.clip_defaults import clip_defaults
+from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import TAG
-from worldsmith.families.cogvideox.architecture import ImageConfig
+from worldsmith.families.cogvideox.architecture import ImageConfig, NetworkConfig
 from worldsmith.families.cogvideox.model import SCHEDULERS, CogVideoXDefaults, CogVideoXGenerator
+from worldsmith.families.cogvideox.sat_keys import FREQUENCIES, NETWORK, SAT_TABLE, join, sat_keys
+from worldsmith.families.cogvideox.sat_weights import LATEST, STATES, SatWeights, find_states, network_settings
 from worldsmith.families.diffusers_pipeline.formats import PipelineFormats
+from worldsmith.files.atomic import folder_aside
 from worldsmith.files.json_file import read_json_object
 from worldsmith.models.spec import ModelSpec
+from worldsmith.models.video_vae.cogvideox import CogVideoXVAE, diffusers_to_sat
 
 if TYPE_CHECKING:
     import torch
-
-    from worldsmith.checkpoint.sources.weight_source import WeightSource
+    from torch import Tensor
 
 TABLE = ("num_timesteps", "beta_start", "beta_end", "shift_scale", "zero_terminal_snr")
 """Fields of the objective that say how noisy each row of the table is."""
@@ -34,6 +50,8 @@ IN_SCHEDULERS = {
     "timestep_spacing": "timestep_spacing",
 }
 """The same, as a scheduler of diffusers names them."""
+RELEASE = "release"
+"""The name of an iteration's folder where nobody counted."""
 
 
 class CogVideoXFormats(PipelineFormats):
@@ -50,14 +68,10 @@ class CogVideoXFormats(PipelineFormats):
         self.reads += ", or a CogVideoX checkpoint of SAT (a folder with `latest`)"
 
     def find_source(self, root: Path) -> Callable[[], WeightSource] | None:
-        from worldsmith.families.cogvideox.sat_weights import SatWeights, find_states
-
         states = find_states(root)
         return None if states is None else partial(SatWeights, states)
 
     def model_of(self, source: WeightSource, heads: Sequence[str] = ()) -> ModelSpec:
-        from worldsmith.families.cogvideox.sat_weights import SatWeights, network_settings
-
         if isinstance(source, SatWeights):
             return self.spec_of(self.stated(network_settings(source)))
         return super().model_of(source, heads)
@@ -118,8 +132,6 @@ class CogVideoXFormats(PipelineFormats):
         return model.defaults.make_scheduler(model.defaults.scheduler)
 
     def exports(self) -> dict[str, ExportFormat]:
-        from worldsmith.families.cogvideox.write_sat import SAT
-
         return {**super().exports(), "sat": SAT}
 
     def card(self, name: str, about: Mapping[str, Any]) -> str:
@@ -141,8 +153,6 @@ class CogVideoXFormats(PipelineFormats):
         dtype_of: Callable[[str], torch.dtype],
         vae: str | None = None,
     ) -> None:
-        from worldsmith.families.cogvideox.write_sat import sat_tensors, save_sat_folder, write_vae
-
         if format != "sat":
             raise self.not_converted(format)
         config: Any = spec.config
@@ -171,3 +181,110 @@ def read_scheduler(folder: Path) -> dict[str, Any]:
     if other := {key: value for key, value in made.items() if key in said and said[key] != value}:
         raise UserError(f"{file}: expected {other}, found { {key: said[key] for key in other} }")
     return {"scheduler": names[0], **told}
+
+
+def export_stored_sat(model: StoredModel, out: Path, options: ExportOptions) -> bool:
+    """Writes a trained model as the folder `out`; False when the same export is there already.
+
+    Without `merge` a LoRA run's adapters stay beside the weights, as SAT has them. Raises ValueError for adapters that
+    SAT has no place for.
+    """
+    if options.merge:
+        model.require_effect()
+    source, config = model.open(merge=options.merge), model.config
+    tensors = stored_tensors(model, options)
+    kept = model.has_adapters and not options.merge
+    about = {
+        "worldsmith": __version__,
+        "versions": {"torch": version("torch")},
+        "format": "sat",
+        "source": asdict(origin_of(model, merge=options.merge)),
+        "dtype": options.dtype,
+        "weights_sha256": weights_digest(tensors),
+        "lora": {"r": config.lora_rank, "lora_alpha": config.lora_alpha} if kept else {},
+        "model": formats_of(model.spec.name).exported_config(model.spec if kept else model.merged_spec),
+        "generation": asdict(model.defaults),
+        "card": {"parameters": count_numbers(source.shapes), **facts_of(model)},
+    }
+    if not may_write(out, about, options.force, index=LATEST):
+        return False
+    with folder_aside(out) as aside:
+        save_sat_folder(aside, tensors, iteration=model.iteration)
+        (aside / "README.md").write_text(formats_of(model.spec.name).card(out.name, about), encoding="utf-8")
+        publish_export(aside, out, about, force=options.force)
+    return True
+
+
+def stored_tensors(model: StoredModel, options: ExportOptions) -> dict[str, Tensor]:
+    """`sat_tensors` of a model on disk."""
+    import torch
+
+    dtype: torch.dtype = getattr(torch, options.dtype)
+    source = model.open(merge=options.merge)
+    return sat_tensors(model.config.network, source, lambda name: dtype, average=model.average)
+
+
+SAT = ExportFormat("export_sat", LATEST, "SAT checkpoint", export_stored_sat, stored_tensors, keeps_adapters=True)
+
+
+def sat_tensors(
+    network: NetworkConfig,
+    source: WeightSource,
+    dtype_of: Callable[[str], torch.dtype],
+    *,
+    average: bool = False,
+) -> dict[str, Tensor]:
+    """All tensors of a network by SAT's names. Raises ValueError for weights that SAT has no place for."""
+    import torch
+
+    tensors = tables(network, dtype_of("patch_embed.proj.weight"))
+    for key, held in sat_keys(source.shapes).items():
+        parts = {name: torch.empty(source.shapes[name], dtype=dtype_of(name)) for name, _ in held}
+        source.read_into(parts, average=average)
+        tensors[key] = join(held, parts)
+    return {NETWORK + key: tensor for key, tensor in tensors.items()}
+
+
+def save_sat_folder(folder: Path, tensors: Mapping[str, Tensor], iteration: int = 0) -> None:
+    """Writes `latest` and `ITERATION/mp_rank_00_model_states.pt`."""
+    import torch
+
+    name = str(iteration) if iteration else RELEASE
+    (folder / name).mkdir(parents=True)
+    torch.save({"module": dict(tensors)}, folder / name / STATES.format(0))
+    (folder / LATEST).write_text(name, encoding="utf-8")
+
+
+def write_vae(folder: Path, name: str) -> int:
+    """Writes `vae/3d-vae.pt` of the VAE that `name` names as `vae_path` does; returns how many tensors there are."""
+    import torch
+
+    vae = CogVideoXVAE.Config(vae_path=name, precision="float32", scaling_factor=1.0).build()
+    state = {diffusers_to_sat(key): tensor for key, tensor in vae.model.state_dict().items()}
+    (folder / "vae").mkdir()
+    torch.save({"state_dict": state}, folder / "vae" / "3d-vae.pt")
+    return len(state)
+
+
+def tables(network: NetworkConfig, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The fixed tensors of positions that SAT keeps with the weights; CogVideoX 1.5 has none."""
+    if network.patch_size_t is not None:
+        return {}
+    return {key: table.to(dtype) for key, table in position_tables(network).items()}
+
+
+def position_tables(network: NetworkConfig) -> Mapping[str, Tensor]:
+    import torch
+    from diffusers.models.embeddings import get_3d_rotary_pos_embed, get_3d_sincos_pos_embed
+
+    frames = (network.sample_frames - 1) // network.temporal_compression_ratio + 1
+    height, width = (side // network.patch_size for side in (network.sample_height, network.sample_width))
+    if network.use_rotary_positional_embeddings:
+        grid: Any = ((0, 0), (height, width))
+        size = network.attention_head_dim
+        cos, sin = get_3d_rotary_pos_embed(size, crops_coords=grid, grid_size=(height, width), temporal_size=frames)
+        return dict(zip(FREQUENCIES, (sin, cos), strict=True))
+    scales = network.spatial_interpolation_scale, network.temporal_interpolation_scale
+    table = get_3d_sincos_pos_embed(network.inner_dim, (width, height), frames, *scales, output_type="pt")
+    text = torch.zeros(network.max_text_seq_length, network.inner_dim)
+    return {SAT_TABLE: torch.cat([text, table.flatten(0, 1).float()])[None]}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Count
-from worldsmith.config.tree.degrees import check_heads
+from worldsmith.distributed.degrees import check_heads
 from worldsmith.families.cosmos3.attention.modes import (
     AttentionModes,
     NeighborhoodConfig,

@@ -48,7 +48,7 @@ class TextTokenizer(Configurable):
         self.tokenizer = load_from_folder(AutoTokenizer, folder)
         if self.tokenizer.chat_template is None:
             raise ValueError(
-                f"the tokenizer in '{folder}' has no chat template; add a chat_template.jinja file to the folder"
+                f"[E126] the tokenizer in '{folder}' has no chat template; add a chat_template.jinja file to the folder"
             )
         if self.tokenizer.eos_token_id is None:
             raise ValueError(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from worldsmith.data.encoded_cache import TextCache
+    from worldsmith.data.latent_cache import TextCache
 
 
 class PipelineModel(Model):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from worldsmith.config import WrongValueError
 from worldsmith.data.assumed_batches import AssumedTexts
 from worldsmith.data.clips.resolution import RESOLUTIONS, exact_size
-from worldsmith.data.encoded_cache import TextCache
+from worldsmith.data.latent_cache import TextCache
 from worldsmith.families.diffusers_pipeline.model import PipelineModel
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.objectives.noise_objective import NoiseObjective

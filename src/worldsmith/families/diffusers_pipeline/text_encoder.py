@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from worldsmith.data.encoded_cache import TextCache
+    from worldsmith.data.latent_cache import TextCache
 
 ENCODER, TOKENIZER = "text_encoder", "tokenizer"
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", "spiece.model", "vocab.json", "merges.txt",

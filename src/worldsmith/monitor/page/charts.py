@@ -48,7 +48,15 @@ CHARTS = {
         smooth=True,
         labels={"step_seconds": "complete step", "data_seconds": "waiting for data"},
     ),
-    "shares": Chart("Fractions, 0 to 1", r"\w+_share"),
+    "shares": Chart(
+        "Waiting, padding and use of the device, as fractions",
+        r"\w+_share",
+        labels={
+            "data_wait_share": "step time that waits for data",
+            "padding_share": "tokens that are padding",
+            "model_flops_share": "peak FLOPs of the device that the model uses",
+        },
+    ),
     "loss_by_noise": Chart("Loss by noise level", r"loss_by_noise/.*", smooth=True),
     "val_by_noise": Chart("Validation loss by noise level", r"val/loss_by_noise/.*"),
     "val_ema_by_noise": Chart("Validation loss by noise level, EMA weights", r"val_ema/loss_by_noise/.*"),

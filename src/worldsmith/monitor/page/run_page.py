@@ -26,7 +26,7 @@ from worldsmith.monitor.page.samples import (
     rows,
     scores,
 )
-from worldsmith.monitor.page.series import MetricsReader
+from worldsmith.monitor.page.series import MetricsReader, Series
 from worldsmith.monitor.page.settings import settings
 from worldsmith.monitor.page.status import Status, find_status, when
 from worldsmith.monitor.short_text import short_number
@@ -47,6 +47,16 @@ COUNTS = {
     "loaded/windows_shortened": "windows cut to the end of their clip",
 }
 """Names of the data loader's counts on the page, by their names in metrics.jsonl."""
+REPORT = {
+    "dataset": "data set",
+    "positions": "samples in an epoch",
+    "looked_at": "samples inspected at the start",
+    "cap": "a sample must have fewer tokens than",
+    "over_cap": "samples with too many tokens",
+    "needed_cap": "cap that would keep them all",
+    "cells": "latent cells of an epoch",
+}
+"""Names of the counts of a data report on the page, by the fields of `DataReport`."""
 
 
 def write_page(folder: Path, *, known: Mapping[str, Any] | None = None) -> Path:
@@ -139,11 +149,7 @@ def facts_of(run: RunFiles, status: Status) -> Iterator[dict[str, str]]:
     """Results so far, for the head of the page."""
     series, latest = run.metrics.series, run.metrics.latest
     if loss := series.get("loss"):
-        yield fact(
-            "Training loss",
-            format_float(loss.last[1]),
-            f"first {format_float(loss.buckets[0].total / loss.buckets[0].count)}",
-        )
+        yield training_loss(loss)
     if validation := series.get(BEST):
         step, value = validation.least
         last = "" if validation.last[0] == step else f"; last {format_float(validation.last[1])}"
@@ -164,6 +170,16 @@ def facts_of(run: RunFiles, status: Status) -> Iterator[dict[str, str]]:
     for name, title in (("skipped_total", "Skipped steps"), ("failed_saves", "Failed saves")):
         if latest.get(name):
             yield fact(title, format_count(latest[name]))
+
+
+def training_loss(loss: Series) -> dict[str, str]:
+    """The loss at the end. Single steps are noisy, so it is the mean over the last tenth of the logged ones."""
+    newest = loss.buckets[-max(1, len(loss.buckets) // 10) :]
+    count = sum(bucket.count for bucket in newest)
+    mean = sum(bucket.total for bucket in newest) / count
+    first = f"first {format_float(loss.buckets[0].total / loss.buckets[0].count)}"
+    note = f"mean of the last {count} logged steps; {first}" if count > 1 else first
+    return fact("Training loss", format_float(mean), note)
 
 
 def setup_facts(run: RunFiles) -> Iterator[dict[str, str]]:
@@ -231,7 +247,13 @@ def data_section(run: RunFiles) -> Section:
             "first": [{"key": "", "reason": "", "detail": "", **entry} for entry in entries[:SHOWN_ENTRIES]],
             "more": max(0, len(entries) - SHOWN_ENTRIES),
         }
-    return section("data", "Data", counts=counts, left_out=left_out, report=run.data_report)
+    report = {split: named_counts(found) for split, found in run.data_report.items() if isinstance(found, Mapping)}
+    return section("data", "Data", counts=counts, left_out=left_out, report=report)
+
+
+def named_counts(report: Mapping[str, Any]) -> dict[str, Any]:
+    """A data report with names that say what each count is."""
+    return {REPORT.get(name, name): value for name, value in report.items()}
 
 
 def plan_section(run: RunFiles) -> Section:

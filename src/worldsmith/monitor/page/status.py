@@ -20,7 +20,7 @@ MEANING = {
     "stopped": "The run was asked to stop and saved a checkpoint; the command that started it resumes it.",
     "interrupted": "Stopped by a second Ctrl-C, without a new checkpoint; the command that started the run resumes it.",
     "failed": "The run has ended with an error.",
-    "died": "The process is gone without a word: killed, out of memory, or the machine went down.",
+    "died": "[E125] The process is gone without a word: killed, out of memory, or the machine went down.",
     "ended": "No process works in this folder, and not all steps are done.",
 }
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from worldsmith.checkpoint.sources import warm_start
 from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.config.sections import CompileConfig
+from worldsmith.distributed.degrees import plan_degrees
 from worldsmith.distributed.world import World
 from worldsmith.models.fill import fill
 from worldsmith.models.lora import is_adapter
@@ -32,13 +33,13 @@ from worldsmith.planning.simulation.operations import OperationCounter
 from worldsmith.tasks.registry import task_of
 from worldsmith.training.callbacks.grad_clip import GradClip
 from worldsmith.training.optimizer import trainable_parameters
-from worldsmith.training.parallel import plan_degrees, prepare_network
+from worldsmith.training.parallel import prepare_network
 from worldsmith.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from worldsmith.config.tree.degrees import Degrees
+    from worldsmith.distributed.degrees import Degrees
     from worldsmith.models.converters.held_weight import HoldsWeight
     from worldsmith.models.model import Model
     from worldsmith.tasks.task import Task
@@ -163,7 +164,7 @@ def simulated_run(
     share tensors.
     """
     config = as_simulated(config, batches=len(batches))
-    degrees = plan_degrees(config.model.config, ranks)
+    degrees = plan_degrees(config.model.config.parallelism, ranks)
     with ExitStack() as stack:
         world = stack.enter_context(fake_world(rank, ranks, context_parallel=degrees.context))
         mode = mode or without_memory()

@@ -21,17 +21,16 @@ from worldsmith.config.tree.paths import format_path
 from worldsmith.data.data_report import DataReport
 from worldsmith.data.stream.errors import DataError
 from worldsmith.data.stream.quarantine import Tally
+from worldsmith.distributed.degrees import plan_degrees
 from worldsmith.distributed.world import world_size
 from worldsmith.models.hub import LOOKED
 from worldsmith.tasks.registry import TASKS, task_of
-from worldsmith.tools.check.inspect_data import larger_cap, read_data
+from worldsmith.tools.check.inspect_data import counted, larger_cap, read_data, report_lines, titled, wrapped
 from worldsmith.tools.check.readiness import Needs, inspect_files, inspect_latent_cache, inspect_machine
-from worldsmith.tools.check.report_text import counted, report_lines, titled, wrapped
-from worldsmith.training.parallel import plan_degrees
 from worldsmith.training.run_folder import run_path
 
 if TYPE_CHECKING:
-    from worldsmith.config.tree.degrees import Degrees
+    from worldsmith.distributed.degrees import Degrees
     from worldsmith.models.model import Model
     from worldsmith.tasks.task import Task
 
@@ -131,7 +130,7 @@ class CheckData(RunAction):
     def inspect(self) -> CheckResult:
         """Raises ValueError if the processes do not fit the degrees of the run; other faults become problems."""
         tree, found = self.tree, CheckResult()
-        degrees = plan_degrees(tree.model.config, self.processes)
+        degrees = plan_degrees(tree.model.config.parallelism, self.processes)
         if self.limits_of is None:
             found.needs = inspect_files(tree, self.loaded.variables)
             found.problems += found.needs.problems

@@ -22,7 +22,7 @@ from worldsmith.models.hub import LOOKED, HubName
 from worldsmith.models.model_files import cached, hub_name, is_local
 from worldsmith.models.weights.table import table_of
 from worldsmith.monitor.short_text import format_bytes
-from worldsmith.tools.check.report_text import titled
+from worldsmith.tools.check.inspect_data import titled
 from worldsmith.training.preflight import (
     build_optimizer,
     check_files,
@@ -35,7 +35,7 @@ from worldsmith.training.run_folder import run_path
 from worldsmith.training.state_bytes import state_bytes
 
 if TYPE_CHECKING:
-    from worldsmith.config.tree.degrees import Degrees
+    from worldsmith.distributed.degrees import Degrees
     from worldsmith.models.model import Model
 
 SHARED_MEMORY = Path("/dev/shm")

@@ -1,7 +1,8 @@
-"""`worldsmith explain LOG|RUN|-`: what the errors of a log mean, and what to change."""
+"""`worldsmith explain LOG|RUN|CODE|-`: what the errors of a log mean, and what to change."""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import ClassVar
 from worldsmith.actions.action import Action, Result
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.suggest import did_you_mean_folder
-from worldsmith.tools.explain.causes import Cause, find_causes, last_error
+from worldsmith.tools.explain.causes import Cause, find_causes, last_error, patterns
 from worldsmith.tools.explain.explanation import as_data, cut, in_full
 from worldsmith.tools.explain.facts import Run, run_in
 from worldsmith.tools.explain.logs import FOLDER, Stream, read_log, read_logs_of, split
@@ -18,6 +19,8 @@ from worldsmith.tools.explain.logs import FOLDER, Stream, read_log, read_logs_of
 
 class Explain(Action):
     """Finds known errors in a log or a run folder, the cause first, and says what they mean and what to change.
+
+    An error code, such as E103, is explained without a log.
 
     Of a run folder it reads the last start: the logs of all ranks, messages.jsonl and status.json; what it advises are
     override words with the values of that run.
@@ -27,13 +30,16 @@ class Explain(Action):
 
     class Config(Action.Config):
         log: str
-        """A log file of any program, a run folder, or - for what comes through a pipe."""
+        """A log file of any program, a run folder, an error code such as E103, or - for what comes through a pipe."""
         run: str | None = None
         """The run folder that a log is of, for its values; null: of a file in its logs/ the folder above."""
 
     config: Config
 
     def run(self) -> Result:
+        code = re.fullmatch(r"\[?E(\d+)\]?", self.config.log)
+        if code and not Path(self.config.log).exists():
+            return self.explain_code(int(code[1]))
         streams, run = self.read()
         causes = find_causes(streams)
         error = last_error(streams)
@@ -43,6 +49,13 @@ class Explain(Action):
             "lines": sum(len(stream.lines) for stream in streams),
         }
         return Result(list(lines(causes, run, streams)), facts)
+
+    def explain_code(self, code: int) -> Result:
+        if code not in patterns():
+            raise UserError(f"there is no error code E{code}: expected the code of a message, such as [E103]")
+        run = run_in(Path(self.config.run)) if self.config.run is not None else None
+        cause = Cause(patterns()[code])
+        return Result(list(in_full(cause, run)), {"causes": [as_data(cause, run)], "error": None, "lines": 0})
 
     def read(self) -> tuple[list[Stream], Run | None]:
         """The log and the run that it is of. Raises UserError for what is neither, OSError."""

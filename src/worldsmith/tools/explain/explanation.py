@@ -159,9 +159,10 @@ def facts_for(cause: Cause, run: Run | None) -> list[str]:
 
 
 def in_full(cause: Cause, run: Run | None) -> Iterator[str]:
-    """Name, where and how often, the line itself, what it means, what to do, what the run has."""
-    yield f"{cause.pattern.name} (pattern {cause.pattern.id})"
-    yield f"  {where(cause)}: {cut(cause.text)}"
+    """Name and code, where and how often, the line itself, what it means, what to do, what the run has."""
+    yield f"{cause.pattern.name} (E{cause.pattern.id})"
+    if cause.places:
+        yield f"  {where(cause)}: {cut(cause.text)}"
     yield f"  {cause.pattern.means}"
     yield from (f"  - {remedy.text}" for remedy in remedies_for(cause, run))
     if facts := facts_for(cause, run):
@@ -170,6 +171,7 @@ def in_full(cause: Cause, run: Run | None) -> Iterator[str]:
 
 def as_data(cause: Cause, run: Run | None) -> Mapping[str, Any]:
     remedies = remedies_for(cause, run)
+    place = cause.place if cause.places else None
     return {
         "id": cause.pattern.id,
         "name": cause.pattern.name,
@@ -179,8 +181,8 @@ def as_data(cause: Cause, run: Run | None) -> Mapping[str, Any]:
         "words": [word for remedy in remedies for word in remedy.words],
         "run": facts_for(cause, run),
         "text": cause.text,
-        "file": cause.place.source,
-        "line": cause.place.line,
+        "file": place and place.source,
+        "line": place and place.line,
         "count": len(cause.places),
         "ranks": cause.ranks,
     }

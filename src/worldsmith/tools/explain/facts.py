@@ -47,7 +47,7 @@ def processes(run: Run) -> str:
     return f"{run.processes} process{'es' * (run.processes > 1)}"
 
 
-def degrees(run: Run) -> str:
+def ranks(run: Run) -> str:
     """The processes and how they share the work."""
     names = {
         "replicate": "data_parallel_replicate",
@@ -110,14 +110,6 @@ def token(run: Run) -> str:
 
 
 FACTS: Mapping[str, Callable[[Run], str | None]] = {
-    "ranks": degrees,
-    "pack": pack,
-    "workers": workers,
-    "disk": disk,
-    "memory": memory,
-    "checkpoints": checkpoints,
-    "quarantine": quarantine,
-    "skipped": skipped,
-    "token": token,
+    fact.__name__: fact for fact in (ranks, pack, workers, disk, memory, checkpoints, quarantine, skipped, token)
 }
 """What a pattern may ask for; None: nothing to say."""

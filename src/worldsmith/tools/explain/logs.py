@@ -14,9 +14,10 @@ from worldsmith.monitor.page.status import AT_WORK, MEANING, find_status, when
 from worldsmith.monitor.process_log import FOLDER, TERMINAL_CODES
 
 PREFIX = re.compile(
-    r"^(?:\[(?:rank|default|[\w.-]*[A-Za-z_.-])(?P<torchrun>\d+)\]:? ?|\[\d+,(?P<mpi>\d+)\]<std(?:err|out)>:? ?)"
+    r"^(?!\[E\d+\] )"
+    r"(?:\[(?:rank|default|[\w.-]*[A-Za-z_.-])(?P<torchrun>\d+)\]:? ?|\[\d+,(?P<mpi>\d+)\]<std(?:err|out)>:? ?)"
 )
-"""What torch, torchrun and mpirun put before the lines of a rank."""
+"""What torch, torchrun and mpirun put before the lines of a rank; an error code is no such prefix."""
 LABEL = re.compile(r"^\s{0,4}(\d{1,4}): ")
 """What `srun --label` puts there."""
 START = re.compile(r"^--- started \S+ on .*, rank (\d+) of \d+")

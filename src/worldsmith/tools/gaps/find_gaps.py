@@ -12,9 +12,9 @@ from typing import Any
 from worldsmith.actions.action import Action, Result
 from worldsmith.config.errors import UserError
 from worldsmith.config.tree.plain import to_dict
-from worldsmith.files.places import exists, is_remote, local, write_bytes
 from worldsmith.monitor.lineage import Input, write_lineage
 from worldsmith.tools.gaps.answers import Annotations, AnswerRow, EvaluationResults, Mode, find_gap, name_of, text_of
+from worldsmith.tools.gaps.places import exists, is_remote, local, write_bytes
 
 SHOWN = 5
 """Examples that an error names."""

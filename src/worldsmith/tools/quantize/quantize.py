@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from worldsmith.actions.action import Result, share_done
-from worldsmith.actions.answers.answering import AnswerAction
-from worldsmith.actions.model_action import WritingAction, find_device
+from worldsmith.actions.model_action import AnswerAction, WritingAction, find_device
 from worldsmith.checkpoint.formats.export_folder import publish_export, require_free, require_place
 from worldsmith.checkpoint.formats.quantizer import Method, Quantizer, Scheme, quantizing
 from worldsmith.checkpoint.formats.stored_model import StoredModel
@@ -26,7 +25,7 @@ from worldsmith.data.conversations.conversation import Turn, question
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.evaluation.answers.answer_tasks import AnswerTasks
-from worldsmith.evaluation.answers.compare import mcnemar
+from worldsmith.evaluation.answers.judging import mcnemar
 from worldsmith.evaluation.answers.reading import split_answer
 from worldsmith.files.atomic import folder_aside
 from worldsmith.monitor.lineage import write_lineage

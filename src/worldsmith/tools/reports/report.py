@@ -1,14 +1,24 @@
-"""`worldsmith report RUN…`: rebuilds the page of a run, or sets several runs beside each other."""
+"""`worldsmith report RUN…`: rebuilds the page of a run, or compares several runs on one page."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from worldsmith.actions.action import Action, Result
 from worldsmith.config.errors import UserError
+from worldsmith.monitor.page.charts import charts, drop_single_values
+from worldsmith.monitor.page.evaluations import compared
+from worldsmith.monitor.page.formats import duration, format_count, format_float, size, time
+from worldsmith.monitor.page.render import FILE, Page, section, write_html
+from worldsmith.monitor.page.run_files import RunFiles, read_run, require_run
+from worldsmith.monitor.page.run_page import BEST, samples_section, write_page
+from worldsmith.monitor.page.samples import PageBudget, PromptSamples, rows
+from worldsmith.monitor.page.settings import ABSENT, differences
+from worldsmith.monitor.page.status import Status, find_status
 
 COMPARISON = "compare.html"
 
@@ -40,9 +50,6 @@ class Report(Action):
         yield f"the page of {', '.join(map(str, sources.folders))} would be written to {sources.page}"
 
     def run(self) -> Result:
-        from worldsmith.monitor.page.compare_page import write_comparison
-        from worldsmith.monitor.page.run_page import write_page
-
         sources = self.prepare()
         folders = sources.folders
         written = write_page(folders[0]) if len(folders) == 1 else write_comparison(folders, sources.page)
@@ -52,9 +59,6 @@ class Report(Action):
 
     def prepare(self) -> ReportSources:
         """Finds the run folders and the page. Raises UserError for a path that is no run folder."""
-        from worldsmith.monitor.page.render import FILE
-        from worldsmith.monitor.page.run_files import require_run
-
         folders = [require_run(Path(run)) for run in self.config.runs]
         if not folders:
             raise UserError("worldsmith report: name a run folder, or several to compare them")
@@ -64,3 +68,116 @@ class Report(Action):
         if not out.parent.is_dir():
             raise UserError(f"-o {out}: there is no folder {out.parent}")
         return ReportSources(folders, out)
+
+
+OPEN_DIFFERENCES = 12
+"""Changed settings that are visible at once; a click shows the others."""
+
+
+def write_comparison(folders: Sequence[Path], out: Path) -> Path:
+    """Writes a page that compares several runs. Raises UserError or OSError."""
+    place = PageBudget(out.resolve().parent)
+    return write_html(comparison([read_run(folder) for folder in folders], place), out)
+
+
+def comparison(runs: Sequence[RunFiles], place: PageBudget) -> Page:
+    names = names_of(runs)
+    states = [find_status(run) for run in runs]
+    shown, measured = side_by_side(runs, names, place), compared(runs, names)
+    for run in runs:
+        run.report_outside()
+    problems = [f"{name}: {problem}" for run, name in zip(runs, names, strict=True) for problem in run.problems]
+    series = [(name, run.metrics.series) for run, name in zip(runs, names, strict=True)]
+    curves, single = drop_single_values(charts(series))
+    thinned = any(series.thinned for run in runs for series in run.metrics.series.values())
+    notes = ["Long curves are drawn with fewer points; all values are in metrics.jsonl."] if thinned else []
+    notes += [single] if single else []
+    about = [
+        {"name": name, "folder": str(run.folder), "status": status}
+        for run, name, status in zip(runs, names, states, strict=True)
+    ]
+    results = {}
+    for label, value in RESULTS:
+        values = [value(run, status) for run, status in zip(runs, states, strict=True)]
+        if set(values) != {ABSENT}:
+            results[label] = values
+    sections = [
+        section("comparison", "Runs", runs=about, problems=problems),
+        section(
+            "differences", "Settings", names=names, differences=differences(runs), open_differences=OPEN_DIFFERENCES
+        ),
+        section("results", "Results", names=names, results=results),
+        *([section("evaluation", "Evaluation", evaluations=measured, is_comparison=True)] if measured else []),
+        samples_section(shown),
+        section("curves", "Curves", empty=not curves, notes=notes),
+    ]
+    at_work = any(status.at_work for status in states)
+    return Page(f"{len(runs)} runs", sections, curves, runs=len(runs), at_work=at_work, linked=place.linked)
+
+
+def names_of(runs: Sequence[RunFiles]) -> list[str]:
+    """As much of the end of each path as tells the runs apart."""
+    ends = [[str(Path(*run.folder.resolve().parts[-length:])) for length in range(1, 99)] for run in runs]
+    counted = [Counter(names[length] for names in ends) for length in range(98)]
+    return [next((n for n, count in zip(names, counted, strict=True) if count[n] == 1), names[-1]) for names in ends]
+
+
+def side_by_side(runs: Sequence[RunFiles], names: Sequence[str], place: PageBudget) -> list[PromptSamples]:
+    """The newest samples of each run, by prompt, first the prompts that most runs have."""
+    found: dict[tuple[str, str], PromptSamples] = {}
+    shares: Counter[tuple[str, str]] = Counter()
+    for index, (run, name) in enumerate(zip(runs, names, strict=True)):
+        newest = max((s["step"] for s in run.samples if isinstance(s.get("step"), int)), default=None)
+        run.samples = [sample for sample in run.samples if sample.get("step") == newest]
+        for row in rows(run, place, prefix=name, index=index):
+            shares[row.key] += 1
+            if row.key in found:
+                found[row.key].shown += row.shown
+                found[row.key].real = found[row.key].real or row.real
+            else:
+                found[row.key] = row
+    return sorted(found.values(), key=lambda row: -shares[row.key])
+
+
+def last_loss(run: RunFiles, _: Status) -> str:
+    loss = run.metrics.series.get("loss")
+    return format_float(loss.last[1]) if loss else ABSENT
+
+
+def best_loss(run: RunFiles, _: Status) -> str:
+    validation = run.metrics.series.get(BEST)
+    return f"{format_float(validation.least[1])} at step {format_count(validation.least[0])}" if validation else ABSENT
+
+
+def speed(run: RunFiles, _: Status) -> str:
+    tokens = run.metrics.latest.get("tokens_per_second")
+    return f"{format_count(round(tokens))} tokens/s" if tokens else ABSENT
+
+
+def peak_memory(run: RunFiles, _: Status) -> str:
+    memory = run.metrics.latest.get("peak_memory_bytes")
+    return size(memory) if memory else ABSENT
+
+
+def elapsed(_: RunFiles, status: Status) -> str:
+    return duration(status.elapsed_seconds) if status.elapsed_seconds else ABSENT
+
+
+def step_of(_: RunFiles, status: Status) -> str:
+    return (
+        f"{format_count(status.step)} of {format_count(status.max_iter)}"
+        if status.max_iter
+        else format_count(status.step)
+    )
+
+
+RESULTS: tuple[tuple[str, Callable[[RunFiles, Status], str]], ...] = (
+    ("step", step_of),
+    ("training loss", last_loss),
+    ("best validation loss", best_loss),
+    ("speed", speed),
+    ("peak memory", peak_memory),
+    ("duration", elapsed),
+    ("started", lambda _, status: time(status.started) if status.started else ABSENT),
+)
+"""Rows of the table of results."""

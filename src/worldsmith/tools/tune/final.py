@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from worldsmith.actions.processes import WorkerProcessError, run_in_processes
-from worldsmith.checkpoint.run.folders import read_best
+from worldsmith.checkpoint.run.find_checkpoint import read_best
 from worldsmith.config.declare.configurable import field_names
 from worldsmith.config.errors import UserError
-from worldsmith.config.tree.checks import PARALLELISM
-from worldsmith.config.tree.degrees import NAMES
-from worldsmith.config.tree.paths import format_path
+from worldsmith.distributed.degrees import NAMES, PARALLELISM
 from worldsmith.distributed.world import World
 from worldsmith.tasks.registry import task_of
 from worldsmith.tools.tune.record import Record
@@ -93,7 +91,7 @@ class FinalData:
             "keys_to_skip_loading": [],
         }
         words = as_words({f"checkpoint.{name}": value for name, value in start.items()})
-        words += as_words({format_path((*PARALLELISM, name)): 1 for name in NAMES})
+        words += as_words({f"{PARALLELISM}.{name}": 1 for name in NAMES})
         tree: Any = self.source.load([*settings, *self.changes, *words]).tree
         trainer = tree.build(run_folder=folder)
         try:

@@ -12,7 +12,6 @@ from worldsmith.checkpoint.sources.first_weights import LOAD_PATH
 from worldsmith.config.declare.search import Search, Searched, search_space
 from worldsmith.config.errors import UserError
 from worldsmith.config.load import load
-from worldsmith.config.tree.degrees import NAMES
 from worldsmith.config.tree.draft import Loaded
 from worldsmith.config.tree.paths import Path, parse_path, starts_with
 from worldsmith.config.words.literals import read_text
@@ -23,6 +22,7 @@ from worldsmith.dialects.cosmos_rl.train.draft import is_train_spec, parent_of_s
 from worldsmith.dialects.cosmos_rl.train.form import FORM, RESUME
 from worldsmith.dialects.cosmos_rl.train.model import NAME as SPEC_MODEL
 from worldsmith.dialects.translation import translate
+from worldsmith.distributed.degrees import NAMES
 from worldsmith.training.trainer import Trainer
 
 SECTIONS = tuple(name for name in Trainer.Config.__dataclass_fields__ if name != "custom")

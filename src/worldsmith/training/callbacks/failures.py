@@ -44,7 +44,7 @@ class FirstStepWatchdog(Callback):
             logger.warning("%s cannot be written: nothing watches the first step: %s", path, error)
             return
         told = ": it ends here" if self.config.abort else "; it goes on waiting"
-        about = f"the first step has not ended after {seconds:g} seconds; {path} has where its threads stand{told}"
+        about = f"[E123] the first step has not ended after {seconds:g} s; {path} has where its threads stand{told}"
         self.timer = threading.Timer(max(seconds - 1, seconds / 2), logger.warning, (about,))
         self.timer.daemon = True
         self.timer.start()

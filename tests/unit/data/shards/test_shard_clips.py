@@ -20,7 +20,7 @@ from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.video_dataset import VideoDataset
 from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.data.clips.video_sample import VideoSample
-from worldsmith.data.encoded_cache import LatentCache
+from worldsmith.data.latent_cache import LatentCache
 from worldsmith.data.shards import tar_index
 from worldsmith.data.stream.errors import DataError
 from worldsmith.data.video_file import examine

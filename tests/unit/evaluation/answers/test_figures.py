@@ -18,8 +18,7 @@ from sklearn.metrics import (
 
 from worldsmith.config.errors import UserError
 from worldsmith.evaluation.answers.answer_tasks import AnswerTasks, detect
-from worldsmith.evaluation.answers.compare import compare_accuracy, mcnemar
-from worldsmith.evaluation.answers.judging import OTHERS, judge, measure, measure_slices
+from worldsmith.evaluation.answers.judging import OTHERS, compare_accuracy, judge, mcnemar, measure, measure_slices
 from worldsmith.evaluation.answers.results import Row
 from worldsmith.evaluation.answers.texts import measure_texts
 

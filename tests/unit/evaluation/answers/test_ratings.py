@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from worldsmith.evaluation.answers.ratings import correlation, measure_ratings, parse_rating, ranks
+from worldsmith.evaluation.answers.accuracy import correlation, measure_ratings, ranks
+from worldsmith.evaluation.answers.choices import parse_rating
 from worldsmith.evaluation.intervals import correlation_interval, share_interval
 
 

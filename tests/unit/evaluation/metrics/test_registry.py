@@ -7,18 +7,18 @@ from typing import get_args
 
 import pytest
 
-from worldsmith.actions.outputs.measure import MeasureVideos
 from worldsmith.cli.schema import schema_text
 from worldsmith.config.declare.configurable import field_hints, field_names
 from worldsmith.config.declare.field_docs import field_docs
 from worldsmith.evaluation.measuring import LOSS
 from worldsmith.evaluation.metrics.registry import METRICS
+from worldsmith.tools.evaluate.evaluate_videos import EvaluateVideos
 
 PAGE = Path(__file__).parents[4] / "docs/evaluate.md"
 
 
 def test_the_flag_accepts_every_metric() -> None:
-    (choices,) = get_args(field_hints(MeasureVideos.Config)["evaluators"])
+    (choices,) = get_args(field_hints(EvaluateVideos.Config)["evaluators"])
     assert get_args(choices) == (LOSS, *METRICS)
 
 
@@ -37,5 +37,5 @@ def test_outputs_and_settings_have_names_of_their_own() -> None:
 @pytest.mark.parametrize("name", METRICS)
 def test_settings_are_documented_flags(name: str) -> None:
     kind = METRICS[name]
-    assert field_docs(kind.Config).keys() >= set(field_names(kind.Config)) <= set(field_names(MeasureVideos.Config))
+    assert field_docs(kind.Config).keys() >= set(field_names(kind.Config)) <= set(field_names(EvaluateVideos.Config))
     assert kind.weights is None or kind.weights.option in field_names(kind.Config)

@@ -87,7 +87,7 @@ def test_a_layer_computes_with_the_nearest_of_evenly_spaced_values(bits: int) ->
 def test_a_plan_counts_the_bytes_of_the_other_form() -> None:
     """Two layers of 4 × 4 weights: 8 bytes and a scale for each; biases and adapters in float32."""
     pytest.importorskip("compressed_tensors")
-    from worldsmith.config.tree.degrees import Degrees
+    from worldsmith.distributed.degrees import Degrees
 
     config = qlora_config(Path("nowhere"))
     model = config.model.config.build(device="meta")

@@ -19,11 +19,11 @@ from run_folders import EVIL, add_samples, write_lines, write_run
 from worldsmith.config.errors import UserError
 from worldsmith.files.locks import LOCK_FILE as LOCK
 from worldsmith.monitor.page import evaluations, samples
-from worldsmith.monitor.page.compare_page import write_comparison
 from worldsmith.monitor.page.run_files import read_run
 from worldsmith.monitor.page.run_page import page_of, refresh_page, write_page
 from worldsmith.monitor.page.samples import PageBudget
 from worldsmith.monitor.page.status import find_status
+from worldsmith.tools.reports.report import write_comparison
 
 
 def text_of(folder: Path, name: str, **more: Any) -> str:
@@ -39,9 +39,8 @@ def test_a_finished_run(tmp_path: Path) -> None:
     assert page == folder / "report.html"
     assert page.stat().st_size < 2_000_000
     overview = text_of(folder, "overview")
-    assert re.match(
-        r"shapes / tests first finished All steps are done. step 40 of 40 Training loss 1 first 40", overview
-    )
+    head = "shapes / tests first finished All steps are done. step 40 of 40 "
+    assert overview.startswith(f"{head}Training loss 1.04 mean of the last 4 logged steps; first 40")
     assert "Best validation loss 1.5 at step 40" in overview
     html = page.read_text()
     (data,) = re.findall(r'<script type="application/json" id="page-data">(.*?)</script>', html, flags=re.S)
@@ -184,13 +183,14 @@ def test_what_the_start_found_in_the_data_is_shown(tmp_path: Path) -> None:
     found = {
         "dataset": "my_shapes",
         "records": 12345,
+        "looked_at": 40,
         "decoded": False,
         "left_out": {"missing_file": {"count": 7, "examples": examples}},
         "features": {"size": {"labels": ["64x64", "32x32"], "counts": [3, 9]}},
     }
     (folder / "data_report.json").write_text(json.dumps({"train": found, "val": {"records": 2, "features": {}}}))
     shown = text_of(folder, "data")
-    assert "in its training data dataset my_shapes records 12,345" in shown
+    assert "in its training data data set my_shapes records 12,345 samples inspected at the start 40" in shown
     assert "missing file 7 clip3: no such file size 64x64 3 32x32 9" in shown
     assert "in its validation data records 2" in shown
     (folder / "data_report.json").write_text('{"train": {"left_out": [1], "features": 3}, "val": []}')

@@ -16,10 +16,10 @@ from run_folders import add_samples, write_lines, write_run
 
 from worldsmith.data.video_writer import write_video
 from worldsmith.monitor.page import samples
-from worldsmith.monitor.page.compare_page import comparison
 from worldsmith.monitor.page.run_files import read_run
 from worldsmith.monitor.page.run_page import page_of, write_page
 from worldsmith.monitor.page.samples import PageBudget
+from worldsmith.tools.reports.report import comparison
 
 FILE = "EveryNDrawSample/samples.jsonl"
 

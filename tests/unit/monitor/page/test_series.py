@@ -77,7 +77,7 @@ def test_figures_that_nobody_knows_get_a_chart_of_their_own(tmp_path: Path) -> N
     assert found == {
         "loss": ["Loss"],
         "learning_rate": ["Tower", "rate × 0.1"],
-        "shares": ["Padding share"],
+        "shares": ["tokens that are padding"],
         "loss_by_noise": ["0.1", "0.4"],
         "odd": ["Odd"],
     }

@@ -6,7 +6,7 @@ import pytest
 
 from worldsmith.data.data_report import DataReport, distribution
 from worldsmith.data.stream.quarantine import Rejection
-from worldsmith.tools.check.report_text import report_lines
+from worldsmith.tools.check.inspect_data import packs_when_full, report_lines
 
 
 @pytest.mark.parametrize("width", [80, 100])
@@ -28,3 +28,15 @@ def test_lines_fit_the_terminal(width: int) -> None:
     assert "on 12 further ones 8 to 9 packs each" in text
     assert "left out     20: 10 samples, and 10 in the records" in text
     assert "pool 98.7%, sequential 90.0%" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(("last", "later"), [(2, "1.33"), (6, None)])
+def test_an_epoch_over_a_long_run_is_said_where_the_first_one_differs(last: int, later: str | None) -> None:
+    """Packs of 6 and `last` samples: from the second epoch on, the samples of the next one fill the last pack up."""
+    packs = [[150] * 6, [150] * last]
+    report = DataReport("data.jsonl", 8, 8, 8, looked_at=8, decoded=True, kept=8)
+    report.packs, report.steps, report.later_steps = [2], [2.0], [packs_when_full(packs)]
+    text = " ".join(" ".join(report_lines(report, width=80, workers=1)).split())
+    assert "an epoch 2 packs, 2 steps" in text
+    said = f"over a long run, an epoch is about {later} steps"
+    assert said in text if later else "over a long run" not in text

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from worldsmith.tools.explain.causes import find_causes
+from worldsmith.tools.explain.causes import find_causes, patterns
 from worldsmith.tools.explain.logs import split
-from worldsmith.tools.explain.patterns import patterns
 
 TABLE: dict[str, dict[str, list[Any]]] = tomllib.loads((Path(__file__).parent / "evaluation.toml").read_text())
 GUIDE = Path(__file__).parents[4] / "docs/explain.md"

@@ -53,7 +53,7 @@ def run(tmp_path: Path) -> Path:
 def test_of_a_run_it_reads_the_last_start_and_reckons_with_its_values(run: Path, capsys: pytest.CaptureFixture) -> None:
     out = explain(capsys, run)
     first = out.splitlines()
-    assert first[0] == "GPU out of memory (pattern 28)"
+    assert first[0] == "GPU out of memory (E28)"
     assert first[1].strip().startswith(f"{run}/logs/rank_00001.log:5, rank 1 (3 times on ranks 0, 1)")
     assert "dataloader_train.max_samples_per_batch=16 (now 32) with trainer.grad_accum_iter=2 (now 1)" in out
     assert "here: 2 processes (replicate 1, shard 2); packs of at most 32 samples, 1 a step on each process" in out
@@ -98,6 +98,25 @@ def test_what_is_not_known_is_shown_as_it_is(tmp_path: Path, capsys: pytest.Capt
     ]
     log.write_text("all is well\n")
     assert explain(capsys, log) == "No known error in 1 line.\n"
+
+
+def test_a_code_is_explained_without_a_log(
+    run: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = explain(capsys, "E104")
+    assert out.startswith("loader worker died (E104)\n  A process that reads samples has ended")
+    assert "a lower dataloader_train.num_workers" in out
+    assert out == explain(capsys, "[E104]")
+    assert "dataloader_train.num_workers=1 (now 2)" in explain(capsys, "E104", "--run", run)
+    found = json.loads(explain(capsys, "E104", "--json", "--run", run))
+    (cause,) = found["causes"]
+    assert (cause["id"], cause["file"], cause["line"], cause["count"]) == (104, None, None, 0)
+    assert cause["words"] == ["dataloader_train.num_workers=1"]
+    assert main(["explain", "E999"]) == 2
+    assert "there is no error code E999" in capsys.readouterr().err
+    (tmp_path / "E104").write_text(f"{OOM}\n")
+    assert explain(capsys, "E104").startswith("GPU out of memory")  # a log of that name
 
 
 def test_the_commands_of_the_guide(

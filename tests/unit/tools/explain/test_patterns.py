@@ -7,18 +7,16 @@ from pathlib import Path
 
 import pytest
 
-import worldsmith
 from worldsmith.actions.registry import kinds_of
 from worldsmith.cli.commands import COMMANDS
 from worldsmith.config import get_recipe
 from worldsmith.config.errors import Problem
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.config.words.overrides import apply_overrides, parse_overrides
-from worldsmith.tools.explain.causes import find_causes, shown_by
+from worldsmith.tools.explain.causes import find_causes, fixed_part, patterns, shown_by
 from worldsmith.tools.explain.explanation import KINDS, OPERATION
 from worldsmith.tools.explain.facts import FACTS, Run
 from worldsmith.tools.explain.logs import split
-from worldsmith.tools.explain.patterns import fixed_part, patterns
 from worldsmith.training.trainer import Trainer
 
 HERE = Path(__file__).parent
@@ -96,21 +94,6 @@ def test_every_command_that_is_named_exists() -> None:
                 assert name in COMMANDS, (pattern.id, name)
             for kind in re.findall(r"`worldsmith dataset ([\w-]+)", sentence):
                 assert kind in kinds_of("dataset"), (pattern.id, kind)
-
-
-def test_our_own_messages_are_worded_as_the_table_has_them() -> None:
-    """The longest words without a variable of each pattern on them stand somewhere in the package."""
-    files = [path for path in Path(worldsmith.__file__).parent.rglob("*.py")]
-    package = re.sub(r'["\']\s*\n\s*f?["\']', "", "\n".join(path.read_text() for path in files))
-    for pattern in patterns().values():
-        if pattern.id in OURS:
-            texts = [max(VARIABLE.split(regex.pattern), key=len) for regex in pattern.match]
-            words = [re.sub(r"\\(.)", r"\1", text).strip() for text in texts]
-            assert any(word in package for word in words), (pattern.id, words)
-
-
-OURS = set(range(101, 128))
-VARIABLE = re.compile(r"\(\?P?.*?\)|\\[Sdwb]\+?|\.\*")
 
 
 @pytest.mark.parametrize(

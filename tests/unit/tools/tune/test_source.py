@@ -203,7 +203,7 @@ def test_a_trial_has_the_processes_that_the_run_asks_for() -> None:
 @pytest.mark.parametrize(
     ("gpus", "words", "message"),
     [
-        (1, [], "each trial: 2 processes on this machine need as many GPUs, found 1"),
+        (1, [], r"each trial: \[E113\] 2 processes on this machine need as many GPUs, found 1"),
         (2, ["--parallel", "2"], "--parallel 2 with 2 processes each: this machine has 2 CUDA devices"),
         (2, [], None),
         (0, ["--parallel", "2"], None),

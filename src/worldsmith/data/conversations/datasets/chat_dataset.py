@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Literal, Self
 
 from worldsmith.config import Configurable
 from worldsmith.data.conversations.conversation import Turn, say
-from worldsmith.data.stream.maker import StreamDataset
 from worldsmith.data.stream.quarantine import Rejection
+from worldsmith.data.stream.sample_maker import StreamDataset
 
 
 class ChatDataset(Configurable, StreamDataset):

@@ -338,7 +338,14 @@
     if (isIntersecting && playing) target.play().catch(() => {});
     else target.pause();
   }));
-  const watchVideos = root => root.querySelectorAll("video").forEach(video => seen.observe(video));
+  // The controls would hide half of a small video: they are shown while it is pointed at or focused.
+  const watchVideos = root => root.querySelectorAll("video").forEach(video => {
+    seen.observe(video);
+    video.controls = false;
+    video.tabIndex = 0;
+    for (const event of ["pointerenter", "focus"]) video.addEventListener(event, () => { video.controls = true; });
+    for (const event of ["pointerleave", "blur"]) video.addEventListener(event, () => { video.controls = false; });
+  });
 
   function filter() {
     const words = document.getElementById("config-filter").value.toLowerCase().split(/\s+/).filter(Boolean);
@@ -349,7 +356,7 @@
       row.hidden = (changed && !row.classList.contains("changed")) || !words.every(word => text.includes(word));
       shown += !row.hidden;
     }
-    document.getElementById("config-count").textContent = `${shown} settings`;
+    document.getElementById("config-count").textContent = `${shown} setting${shown === 1 ? "" : "s"}`;
   }
 
   document.addEventListener("input", ({target}) => {

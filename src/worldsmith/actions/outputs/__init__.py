@@ -1,1 +1,0 @@
-"""Actions that make something with a model."""

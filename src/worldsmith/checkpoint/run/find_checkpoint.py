@@ -1,0 +1,170 @@
+"""Finds the checkpoints of a run: names of their folders, the latest, the best, and the one to resume from."""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from worldsmith.checkpoint.sources.verify import damage
+from worldsmith.config.errors import UserError
+from worldsmith.files import atomic
+from worldsmith.files.locks import lease
+from worldsmith.files.manifest import MANIFEST
+
+if TYPE_CHECKING:
+    from worldsmith.distributed.world import World
+
+logger = logging.getLogger(__name__)
+
+POINTER = "latest_checkpoint.txt"
+BEST_POINTER = "best_checkpoint.txt"
+BEST = "best"
+"""The name under which a run's best checkpoint is asked for: `RUN/checkpoints/best`."""
+NAME = re.compile(r"iter_(\d{9,})")
+
+
+def folder_name(iteration: int) -> str:
+    return f"iter_{iteration:09d}"
+
+
+def folder_iteration(folder: Path) -> int:
+    return int(folder.name.removeprefix("iter_"))
+
+
+def checkpoint_folders(parent: Path) -> list[Path]:
+    """The checkpoints in `parent`, the newest first. Folders of other names, such as a user's copies, are none."""
+    found = [path for path in parent.glob("iter_*") if NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=folder_iteration, reverse=True)
+
+
+def read_best(parent: Path) -> Path | None:
+    """The best checkpoint in `parent`; None when none is named."""
+    try:
+        name = (parent / BEST_POINTER).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return None
+    return parent / name if NAME.fullmatch(name) and (parent / name).is_dir() else None
+
+
+def best_of(path: str) -> str:
+    """`RUN/checkpoints/best` as the folder that it stands for; any other path as it is. Raises FileNotFoundError."""
+    place = Path(path)
+    if place.name != BEST or place.exists() or not checkpoint_folders(place.parent):
+        return path
+    best = read_best(place.parent)
+    if best is None:
+        raise FileNotFoundError(f"{path}: no checkpoint there is known as the best; checkpoint.keep_best keeps one")
+    return str(best)
+
+
+def go_back_to_best(parent: Path, iteration: int, best: int) -> None:
+    """The run goes on after `iteration` steps: the best checkpoint of what it leaves behind is no longer its best."""
+    named = read_best(parent)
+    if named is None or folder_iteration(named) <= iteration:
+        return
+    before = parent / folder_name(best)
+    if before.is_dir():
+        atomic.write_text(parent / BEST_POINTER, f"{before.name}\n")
+    else:
+        (parent / BEST_POINTER).unlink()
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """Content of `latest_checkpoint.txt`; both fields are None without that file."""
+
+    checkpoint: Path | None = None
+    """The checkpoint that it names, even if its folder does not exist; None if the name cannot be read."""
+    problem: str | None = None
+    """What is wrong with the pointer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeCandidates:
+    """The checkpoints of a run, in the order in which a resume tries them."""
+
+    checkpoints: list[Path]
+    """First the one that the pointer names, then earlier ones, then later ones, from which the run has gone back."""
+    pointer: Pointer
+
+
+def read_pointer(parent: Path) -> Pointer:
+    """Reads the pointer to the latest checkpoint in `parent`."""
+    try:
+        name = (parent / POINTER).read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return Pointer()
+    except (OSError, ValueError) as error:
+        return Pointer(problem=f"{POINTER} cannot be read: {error}")
+    if not NAME.fullmatch(name):
+        return Pointer(problem=f"{POINTER} holds {name[:40]!r}, which is not the name of a checkpoint")
+    missing = None if (parent / name).is_dir() else f"{name}: named by {POINTER}, but there is no such folder"
+    return Pointer(parent / name, missing)
+
+
+def list_candidates(parent: Path) -> ResumeCandidates:
+    """Lists the checkpoints in `parent` that a resume tries."""
+    found, pointer = checkpoint_folders(parent), read_pointer(parent)
+    named = pointer.checkpoint
+    if named is not None:
+        found.sort(key=lambda path: is_later(path, named))
+    return ResumeCandidates(found, pointer)
+
+
+def find_latest(parent: Path, world: World, *, weights_only: bool = False, own: bool = False) -> Path | None:
+    """The checkpoint to resume from: the first complete one of `list_candidates`. All ranks read a share of the files.
+
+    With `weights_only` it is the one to take weights from; see `damage`. Unless the run is the caller's `own`, another
+    process may train in it: what is returned is leased, so that it stays until this process has read it.
+
+    Changes nothing. None when there is no checkpoint. A damaged one is passed over with a message. Raises UserError
+    when there are checkpoints and none is complete.
+    """
+    found: ResumeCandidates = world.broadcast(list_candidates(parent) if world.is_main else None)
+    problems = [found.pointer.problem] if found.pointer.problem else []
+    passed_over = 0
+    while found.checkpoints:
+        candidate = found.checkpoints.pop(0)
+        if not own and not all(world.gather(lease(candidate / MANIFEST) or candidate.is_dir())):
+            # It was removed just now, for a later one: list them again.
+            found = world.broadcast(list_candidates(parent) if world.is_main else None)
+            problems = [found.pointer.problem] if found.pointer.problem else []
+            continue
+        problem = damage(candidate, world, weights_only=weights_only)
+        if problem is None:
+            for line in problems:
+                logger.warning("DAMAGED CHECKPOINT passed over: %s", line)
+            if problems:
+                logger.warning("%s is taken instead", candidate.name)
+            named = found.pointer.checkpoint
+            if named is not None and is_later(candidate, named):
+                logger.warning("%s is later than %s: the run had gone back from it", candidate.name, named.name)
+            return candidate
+        problems.append(f"{candidate.name}: {problem}")
+        passed_over += 1
+    if passed_over:
+        advice = "" if weights_only else " To start the run anew, move this folder away."
+        raise UserError(f"[E118] no checkpoint in {parent} is complete: {'; '.join(problems)}.{advice}")
+    if problems:
+        raise UserError(
+            f"{parent / POINTER} names a checkpoint, but none is there; to start the run anew, move this folder away"
+        )
+    return None
+
+
+def is_later(path: Path, named: Path) -> bool:
+    return folder_iteration(path) > folder_iteration(named)
+
+
+def gone_back(taken: Path, keep_latest_k: int | None) -> str | None:
+    """What is to be said when a run goes on from `taken` although it has later checkpoints that will not be kept."""
+    later = [path.name for path in checkpoint_folders(taken.parent) if is_later(path, taken)]
+    if keep_latest_k is None or not later:
+        return None
+    return (
+        f"the run goes back to {taken.name}, and its next save removes what is later: {', '.join(reversed(later))} "
+        f"(checkpoint.keep_latest_k = {keep_latest_k}); move away what you want to keep"
+    )

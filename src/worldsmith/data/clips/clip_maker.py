@@ -1,0 +1,171 @@
+"""Makes the sample of a clip for a stream position, in a loader process."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from worldsmith.data.clips.captions import choose_caption, render_caption
+from worldsmith.data.clips.inspect_clips import InspectedClip, features_of, inspect_window
+from worldsmith.data.clips.latent_grid import LatentGrid
+from worldsmith.data.clips.video_dataset import VideoDataset, Window
+from worldsmith.data.clips.video_reader import Framing, read_frames
+from worldsmith.data.clips.video_sample import FirstFrames, VideoSample
+from worldsmith.data.latent_cache import LatentCache
+from worldsmith.data.stream.errors import SampleError, check_text
+from worldsmith.data.stream.positions import sample_rng
+from worldsmith.data.stream.quarantine import Rejection
+from worldsmith.data.stream.sample_maker import Features, Made, SampleMaker, StreamSettings
+from worldsmith.data.video_file import examine
+
+
+class ClipMaker(SampleMaker[VideoSample]):
+    """Maps a stream position to a window of a clip, with pixels or cached latents, text ids and token count."""
+
+    dataset: VideoDataset
+
+    def __init__(
+        self,
+        dataset: VideoDataset,
+        config: StreamSettings,
+        *,
+        grid: LatentGrid,
+        tokenizer: Callable[[str], list[int]],
+        max_caption_tokens: int,
+        latent_cache: LatentCache | None,
+        first_frames: FirstFrames = "none",
+        only_shape: tuple[int, int, int] | None = None,
+    ) -> None:
+        super().__init__(dataset, config)
+        self.grid = grid
+        self.tokenizer = tokenizer
+        self.max_caption_tokens = max_caption_tokens
+        self.latent_cache = latent_cache
+        self.first_frames = first_frames
+        self.only_shape = only_shape
+
+    def reject(self, position: int, reason: str, detail: str) -> Rejection:
+        window = self.window(position)
+        return Rejection(window.key, reason, detail, window.path, window.line)
+
+    def features(self, sample: VideoSample) -> Features:
+        _, info = examine(self.window(sample.position).path)
+        return features_of(info, sample.num_frames, sample.size, sample.fps)
+
+    def shape(self, sample: VideoSample) -> tuple[int, int, int]:
+        return sample.latent_shape
+
+    def cells(self, sample: VideoSample) -> int:
+        return math.prod(sample.latent_shape)
+
+    def window(self, position: int) -> Window:
+        windows = self.dataset.choices[self.index(position)]
+        return sample_rng(self.seed, position, "window").choice(windows)
+
+    def make(self, position: int) -> Made[VideoSample]:
+        config, window = self.dataset.config, self.window(position)
+        part = inspect_window(window, config, self.grid, sample_rng(self.seed, position, "frames"))
+        if self.only_shape not in (None, part.latent_shape):
+            raise SampleError("other_shape", f"{part}: the network has positions for latents {self.only_shape} alone")
+        notes: dict[str, str] = {}
+        caption = self._caption(window, position, part)
+        text_ids = self._text_ids(caption, window, notes)
+        num_tokens = self.grid.sample_tokens(len(text_ids), part.latent_shape)
+        self.check_size(num_tokens, str(part))
+        if part.info.variable_rate:
+            average = f"{part.fps:.2f} FPS, their average, is used"
+            notes["variable_rate"] = f"{window.key}: frames are unevenly spaced; {average}"
+
+        if window.end_frame >= part.info.num_frames:
+            ends = f"ends at frame {window.end_frame}, the clip at {part.info.num_frames - 1}"
+            notes["windows_shortened"] = f"{window.key}: {ends}; the frames inside of the clip are used"
+
+        key, latents = self._key(window, part, part.selection.count), None
+        if self.latent_cache is not None and key is not None:
+            latents, outcome = self.latent_cache.look_up(key, part.latent_shape)
+            notes[f"cache_{outcome}"] = ""
+        video = self._read(window, part, part.selection.count) if latents is None and self.decodes else None
+        sample = VideoSample(
+            key=window.key,
+            position=position,
+            text_ids=text_ids,
+            caption=caption,
+            video=video,
+            latents=latents,
+            latent_shape=part.latent_shape,
+            size=part.size,
+            num_frames=part.selection.count,
+            fps=part.fps,
+            condition_frames=draw_condition_frames(
+                config.conditioning_config, part.latent_shape[0], sample_rng(self.seed, position, "conditioning")
+            ),
+            num_tokens=num_tokens,
+            cache_key=key,
+            resolution=config.resolution,
+        )
+        if self.first_frames != "none":
+            sample.image = self._image(sample, window, part)
+        return Made(sample, notes)
+
+    def _image(self, sample: VideoSample, window: Window, part: InspectedClip) -> VideoSample:
+        """Makes a sample of the first frame; with cached latents of the clip, only this frame is decoded again."""
+        count = part.selection.count if self.first_frames.startswith("opening") else 1
+        shape = part.latent_shape if count > 1 else (1, *part.latent_shape[1:])
+        kept = [1] if count == 1 else [1, count]
+        key = self._key(window, part, *kept) if self.first_frames != "encoded each time" else None
+        latents = self.latent_cache.get(key, shape) if self.latent_cache is not None and key is not None else None
+        video = None
+        if (latents is None and self.decodes) or self.first_frames == "opening and pixels":
+            video = self._read(window, part, 1) if sample.video is None else sample.video[:, :1].clone()
+        return replace(sample, video=video, latents=latents, latent_shape=shape, num_frames=count, cache_key=key)
+
+    def _key(self, window: Window, part: InspectedClip, *counts: int) -> str | None:
+        """Returns the cache key of the first used frames (see `LatentCache.clip_key`), or None without a cache."""
+        if self.latent_cache is None:
+            return None
+        return self.latent_cache.clip_key(window, part.status, part.selection, part.size, *counts)
+
+    def _read(self, window: Window, part: InspectedClip, count: int) -> torch.Tensor:
+        """Reads the first `count` used frames as uint8 [3, count, H, W]; decodes no later frame."""
+        height, width = part.size
+        framing = Framing((width, height), "training")
+        return torch.from_numpy(read_frames(window.path, part.info, part.selection.indices[:count], framing))
+
+    def _text_ids(self, caption: str, window: Window, notes: dict[str, str]) -> list[int]:
+        ids, most = self.tokenizer(caption), self.max_caption_tokens
+        if len(ids) > most:
+            notes["captions_truncated"] = f"caption of {window.key} has {len(ids)} tokens, cut to {most}"
+        return list(ids[:most])
+
+    def _caption(self, window: Window, position: int, part: InspectedClip) -> str:
+        config = self.dataset.config
+        rng = sample_rng(self.seed, position, "caption")
+        caption = choose_caption(window.captions, config.caption_keys, rng)
+        if caption is None:
+            raise SampleError("no_caption", "no caption key holds text")
+        check_text(caption.text, f"the caption '{caption.key}'")
+        return render_caption(
+            caption,
+            suffix=config.caption_suffix,
+            append_duration_fps=config.append_duration_fps_timestamps,
+            append_resolution=config.append_resolution_info,
+            dropout_rate=config.cfg_dropout_rate,
+            dropout_keeps_metadata=config.cfg_dropout_keep_metadata,
+            num_frames=part.selection.count,
+            fps=part.fps,
+            size=part.size,
+            rng=sample_rng(self.seed, position, "dropout"),
+        )
+
+
+def draw_condition_frames(weights: dict[str, float], latent_frames: int, rng: random.Random) -> int:
+    """Draws the number of clean latent frames by weight, at most `latent_frames - 1`; 0 without weights."""
+    if not weights:
+        return 0
+    frames = sorted(int(n) for n in weights)
+    drawn = rng.choices(frames, weights=[sum(w for n, w in weights.items() if int(n) == f) for f in frames])[0]
+    return min(drawn, latent_frames - 1)

@@ -1,0 +1,139 @@
+"""Parallel degrees: how the ranks are arranged, whether the number of ranks fits, and which degrees would fit."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from worldsmith.config.errors import WrongValueError
+from worldsmith.config.sections import ParallelismConfig
+
+NAMES = ("data_parallel_shard_degree", "data_parallel_replicate_degree", "context_parallel_shard_degree")
+PARALLELISM = "model.config.parallelism"
+
+
+@dataclass(frozen=True, slots=True)
+class Degrees:
+    """How the processes are arranged: replicate × shard × context of them.
+
+    `context` neighbours work on the same packs, so the data is cut into replicate × shard shares. The weights are cut
+    among the shard × context processes of a replica.
+    """
+
+    replicate: int
+    shard: int
+    context: int = 1
+
+    @property
+    def data(self) -> int:
+        """Into how many shares the data is cut."""
+        return self.replicate * self.shard
+
+    @property
+    def weights(self) -> int:
+        """Into how many shares the weights are cut."""
+        return self.shard * self.context
+
+    def __str__(self) -> str:
+        text = f"replicate {self.replicate} × shard {self.shard}"
+        return f"{text} × context {self.context}" if self.context > 1 else text
+
+
+def plan_degrees(parallelism: ParallelismConfig, processes: int) -> Degrees:
+    """Returns the arrangement of `processes` ranks. Raises WrongValueError with the degrees that would work."""
+    try:
+        return fit_degrees(
+            parallelism.data_parallel_shard_degree,
+            parallelism.data_parallel_replicate_degree,
+            processes,
+            context=parallelism.context_parallel_shard_degree,
+        )
+    except WrongValueError as error:
+        raise error.within(PARALLELISM) from None
+
+
+def check_world_size(parallelism: ParallelismConfig) -> None:
+    """Raises WrongValueError if the degrees do not fit the number of processes in WORLD_SIZE."""
+    processes = launched_processes()
+    if processes is None:
+        return
+    try:
+        plan_degrees(parallelism, processes)
+    except WrongValueError as error:
+        error.message += " (WORLD_SIZE)"
+        raise
+
+
+def launch_remarks(parallelism: ParallelismConfig) -> Iterator[str]:
+    """Yields a warning if the degrees require several processes and WORLD_SIZE is not set."""
+    degrees = [getattr(parallelism, name) for name in NAMES]  # a reference that is not resolved is a string
+    if all(type(degree) is int for degree in degrees) and max(degrees) > 1 and launched_processes() is None:
+        yield f"{PARALLELISM} asks for {needed_processes(*degrees)} and WORLD_SIZE is not set: use worldsmith launch"
+
+
+def launched_processes() -> int | None:
+    """The number of processes in WORLD_SIZE; None if it is not set, or is no such number."""
+    text = os.environ.get("WORLD_SIZE", "")
+    return int(text) if text.isascii() and text.isdigit() and 0 < len(text) < 10 and int(text) > 0 else None
+
+
+def fit_degrees(shard: int, replicate: int, world_size: int, *, context: int = 1) -> Degrees:
+    """Solves -1 ("as many as fit"); replicate × shard × context must be the number of processes.
+
+    Raises WrongValueError with the product and with the degrees that would work.
+    """
+    found = dict(zip(NAMES, (shard, replicate, context)))
+    for name, degree in found.items():
+        if degree < 1 and (degree != -1 or name == NAMES[2]):
+            allowed = "at least 1" if name == NAMES[2] else "at least 1, or -1 for as many as fit"
+            raise WrongValueError({name: degree}, allowed=allowed)
+    processes = f"the run has {world_size} process{'es' * (world_size > 1)}"
+    if world_size % context:
+        works = ", ".join(map(str, divisors(world_size)))
+        raise WrongValueError(
+            {NAMES[2]: context},
+            why=f"{processes}, which cannot be cut into groups of {context}",
+            remedy=f"for {world_size} these work: {works}",
+        )
+    groups = world_size // context
+    solved = Degrees(replicate, shard, context)
+    if shard == -1 and replicate == -1:
+        solved = Degrees(1, groups, context)
+    elif shard == -1:
+        solved = Degrees(replicate, max(1, groups // replicate), context)
+    elif replicate == -1:
+        solved = Degrees(max(1, groups // shard), shard, context)
+    if solved.data != groups:
+        options = ", ".join(f"{n} × {groups // n}" for n in divisors(groups))
+        raise WrongValueError(
+            found,
+            why=f"their product needs {needed_processes(shard, replicate, context)}, but {processes}",
+            remedy=f"for {world_size} shard × replicate can be {options}, or -1 for one of the two",
+        )
+    return solved
+
+
+def needed_processes(shard: int, replicate: int, context: int) -> str:
+    """`8 processes`, or `a multiple of 8 processes` when a degree is -1."""
+    product = max(shard, 1) * max(replicate, 1) * context
+    open_ended = "" if min(shard, replicate) > 0 else "a multiple of "
+    return f"{open_ended}{product} process{'es' * (product > 1)}"
+
+
+def check_heads(context: int, heads: int, key_heads: int) -> None:
+    """Raises WrongValueError unless `context` ranks can share the attention heads of one sequence evenly.
+
+    With fewer key heads than ranks, several ranks get a copy of the same key head.
+    """
+    works = [n for n in divisors(heads) if key_heads % n == 0 or n % key_heads == 0]
+    if context not in works:
+        raise WrongValueError(
+            {f"parallelism.{NAMES[2]}": context},
+            why=f"so many cannot share {heads} attention heads and {key_heads} key and value heads evenly",
+            remedy=f"for this network these work: {', '.join(map(str, works))}",
+        )
+
+
+def divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]

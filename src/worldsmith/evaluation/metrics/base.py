@@ -1,0 +1,117 @@
+"""`Metric`: what measures generated videos, with the protocol of torchmetrics."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from worldsmith.config import Configurable
+from worldsmith.evaluation.pretrained import PretrainedWeights
+from worldsmith.models.video_model import Mode
+
+if TYPE_CHECKING:
+    from worldsmith.evaluation.generated_video import GeneratedVideo
+
+Better = Literal["higher", "lower", "as real"]
+"""`as real`: close to the value of the real videos."""
+Values = dict[str, float | str]
+"""Outputs of a metric for one sample; text states why an output has no number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One number that a metric computes."""
+
+    unit: str
+    """`share`: a fraction of samples, with Wilson's interval."""
+    description: str
+    better: Better | None = None
+    """Which values are good; None: the number alone does not say."""
+
+
+class Metric(Configurable, ABC):
+    """Measures the generated videos of one model after the other.
+
+    Fields of its Config are flags of `worldsmith evaluate`. A new metric is a file in `evaluation/metrics/` and a line
+    in `evaluation/metrics/registry.py`; choices, help, messages and the table of the docs follow.
+    """
+
+    outputs: ClassVar[Mapping[str, Output]]
+    """By the key in `compute` and in evaluation.json."""
+    weights: ClassVar[PretrainedWeights | None] = None
+    """Pretrained weights that it cannot do without."""
+    for_images: ClassVar[bool] = True
+    """Whether it measures anything in images."""
+    by_default: ClassVar[bool] = True
+    """Whether it measures a data set of clips if no evaluators are chosen."""
+    measures_real: ClassVar[bool] = False
+    """Whether it measures a real video as well as a generated one."""
+
+    class Config(Configurable.Config):
+        pass
+
+    def __init__(self, config: Config, *, device: str = "cpu") -> None:
+        self.config: Any = config
+        self.device = device
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets the measured videos: those of another model come next."""
+        self.samples: int | None = None
+        """Number of videos in `compute`; None: all that were given."""
+        self.by_sample: dict[str, Values] = {}
+        """Values of single samples, if it has any, or of groups by the name of their first sample."""
+        self.not_measured: dict[str, str] = {}
+        """Why `compute` lacks an output."""
+
+    @abstractmethod
+    def update(self, batch: Sequence[GeneratedVideo]) -> None:
+        """Adds videos, uint8 [3, T, H, W]. `GeneratedVideo.real` is the real video or the reason why there is none."""
+
+    @abstractmethod
+    def compute(self) -> dict[str, float]:
+        """The outputs over all videos since `reset`."""
+
+    def unit(self, output: str) -> str:
+        """Unit of an output after `compute`."""
+        return self.outputs[output].unit
+
+    def notes(self) -> list[str]:
+        """Limits of the computed outputs, for people."""
+        return []
+
+    def means(self) -> dict[str, float]:
+        """Mean of each output over `by_sample`."""
+        values = {name: [of[name] for of in self.by_sample.values() if name in of] for name in self.outputs}
+        numbers = {name: [value for value in of if not isinstance(value, str)] for name, of in values.items()}
+        return {name: sum(of) / len(of) for name, of in numbers.items() if of}
+
+    @classmethod
+    def skip_reason(cls, config: Config, mode: Mode | None, modes: Sequence[Mode]) -> str:
+        """Why it cannot measure anything; "" if it can.
+
+        Args:
+            mode: what the videos of a data set are generated from; None: files of samples state it.
+            modes: what the model could generate them from.
+        """
+        if mode == "text2image" and not cls.for_images:
+            return "it is for videos, and this model makes images"
+        if cls.weights is not None and not cls.weights.folder(config):
+            return f"its weights are not given: {cls.weights.advice}"
+        return ""
+
+
+class SampleMetric(Metric):
+    """A metric that has values for each sample: models are compared sample by sample, with intervals."""
+
+    @abstractmethod
+    def measure(self, sample: GeneratedVideo) -> Values:
+        """The outputs for one sample."""
+
+    def update(self, batch: Sequence[GeneratedVideo]) -> None:
+        self.by_sample |= {sample.name: self.measure(sample) for sample in batch}
+
+    def compute(self) -> dict[str, float]:
+        return self.means()

@@ -1,1 +1,0 @@
-"""Settings of a run that fit, and the best of them."""

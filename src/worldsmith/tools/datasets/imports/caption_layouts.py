@@ -1,0 +1,361 @@
+"""Layouts of clips with captions: tables and lists with a row or line per clip, caption files, and tar shards.
+
+Caption files are next to the videos, or in folders of their own: the captioner of Cosmos writes `captions/`, and
+CogVideo's SAT reads `labels/`. SAT's shards are `NAME.tar` with `KEY.id` and `KEY.mp4`, and `NAME.meta.jsonl` with the
+captions.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from worldsmith.data.clips.clip_records import VIDEOS, ShardSample, samples_of, text_of
+from worldsmith.data.json_records import parse_json, read_lines
+from worldsmith.data.shards.addresses import part_address
+from worldsmith.data.shards.tar_index import index_of
+from worldsmith.data.stream.errors import SampleError
+from worldsmith.data.stream.quarantine import Rejection
+from worldsmith.files.lines import read_lines as read_text_lines
+from worldsmith.tools.datasets.imports.found import (
+    TEXT_KEYS,
+    Choices,
+    Clip,
+    Found,
+    caption_of,
+    files_below,
+    is_media,
+    media_path,
+    split_of,
+    split_within,
+)
+
+TABLE_FILES = ("metadata.csv", "metadata.jsonl")
+TABLE_SUFFIXES = (".csv", ".jsonl")
+PATH_COLUMNS = ("file_name", "video_file_name", "image_file_name", "file_path", "path", "video", "image", "file")
+LINE_FILES = ("prompts.txt", "videos.txt")
+IMAGE_LIST = "images.txt"
+
+
+def recognise_tables(source: Path) -> str:
+    files = tables_of(source)
+    return f"{files[0].name} is {'the source' if files[0] == source else f'in {files[0].parent}'}" if files else ""
+
+
+def read_tables(source: Path, choices: Choices) -> Iterator[Found]:
+    """Yields the clips of all tables of a source.
+
+    Paths are relative to the folder of the table. The split follows from the path of the clip, or else of the table.
+
+    Raises:
+        ValueError: A table cannot be read, or has no column of paths.
+    """
+    base = source if source.is_dir() else source.parent
+    for table in tables_of(source):
+        path_column: str | None = None
+        for number, row in rows_of(table):
+            if isinstance(row, SampleError):
+                yield Rejection(f"{table.name}:{number}", row.reason, row.detail, str(table), number)
+                continue
+            if path_column is None:
+                path_column = column(table, row, choices.path_column, PATH_COLUMNS, "paths")
+                captions = caption_columns(table, row, choices.caption_column)
+                yield f"{table}: paths from {path_column}, captions from {' and '.join(captions) or 'no column'}"
+            try:
+                yield clip_of(table, row, path_column, captions, base)
+            except SampleError as error:
+                yield Rejection(f"{table.name}:{number}", error.reason, error.detail, str(table), number)
+
+
+def recognise_line_lists(source: Path) -> str:
+    folders = folders_of(source)
+    return f"{' and '.join(LINE_FILES)} are in {folders[0]}" if folders else ""
+
+
+def read_line_lists(source: Path, choices: Choices) -> Iterator[Found]:
+    """Yields the clips of `videos.txt` and `prompts.txt`; skips lines that are blank in both.
+
+    Raises:
+        ValueError: The files have different numbers of lines.
+    """
+    for folder in folders_of(source):
+        names = [*LINE_FILES, *[IMAGE_LIST] * (folder / IMAGE_LIST).is_file()]
+        files = {name: without_end(read_text_lines(folder / name)) for name in names}
+        require_same_length(folder, files)
+        if IMAGE_LIST in files:
+            count = sum(1 for line in files[IMAGE_LIST] if line.strip())
+            yield f"{folder / IMAGE_LIST}: the image of a clip is its first frame here; {count} images are not read"
+        for number, (prompt, video, *_) in enumerate(zip(*files.values(), strict=True), start=1):
+            if not prompt.strip() and not video.strip():
+                continue
+            try:
+                path = media_path(folder, video)
+                if not prompt.strip():
+                    yield f"{folder / LINE_FILES[0]}: line {number} is blank, and {LINE_FILES[1]} names {video.strip()}"
+                yield Clip(path, caption_of(prompt), split_within(source, path, folder / LINE_FILES[0]))
+            except SampleError as error:
+                yield Rejection(
+                    f"{LINE_FILES[1]}:{number}", error.reason, error.detail, str(folder / LINE_FILES[1]), number
+                )
+
+
+def tables_of(source: Path) -> list[Path]:
+    if source.is_file():
+        return [source] if source.suffix.lower() in TABLE_SUFFIXES else []
+    return [source / path for path in files_below(source) if path.name in TABLE_FILES]
+
+
+def rows_of(table: Path) -> Iterator[tuple[int, dict[str, Any] | SampleError]]:
+    """Yields (line number from 1, row) of every row that is not blank. Raises ValueError if the file is not a table."""
+    if table.suffix.lower() == ".csv":
+        yield from csv_rows(table)
+        return
+    for number, line in read_lines(table):
+        try:
+            row = parse_json(line)
+            if not isinstance(row, dict):
+                raise SampleError("bad_record", f"expected an object, found {type(row).__name__}")
+            yield number, row
+        except SampleError as error:
+            yield number, error
+
+
+def csv_rows(table: Path) -> Iterator[tuple[int, dict[str, Any] | SampleError]]:
+    try:
+        with open(table, newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file, strict=True)
+            names = next(reader, [])
+            if len(set(names)) < len(names):
+                raise ValueError(f"{table}: a column name stands twice in the first line: {', '.join(names)}")
+            for cells in reader:
+                if len(cells) == len(names):
+                    yield reader.line_num, dict(zip(names, cells))
+                elif cells:
+                    detail = f"{len(cells)} cells in a table of {len(names)} columns"
+                    yield reader.line_num, SampleError("bad_record", detail)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{table} is not UTF-8 text: {error}") from None
+    except csv.Error as error:
+        raise ValueError(f"{table}, line {reader.line_num}: {error}") from None
+
+
+def column(table: Path, row: Iterable[str], chosen: str | None, known: tuple[str, ...], what: str) -> str:
+    """Returns the first of the known columns, or the chosen one. Raises ValueError if the table lacks it."""
+    for name in [chosen] if chosen is not None else known:
+        if name in row:
+            return name
+    raise ValueError(f"{table} has no column {chosen or ' or '.join(known)} for {what}; there are: {', '.join(row)}")
+
+
+def caption_columns(table: Path, row: Iterable[str], chosen: str | None) -> list[str]:
+    """Returns the columns of captions: the chosen one, or else that of structured and the first of plain captions."""
+    if chosen is not None:
+        return [column(table, row, chosen, (), "captions")]
+    texts = [name for name in TEXT_KEYS if name in row][:1]
+    return [name for name in ("caption_json",) if name in row] + texts
+
+
+def clip_of(table: Path, row: dict[str, Any], path_column: str, captions: list[str], base: Path) -> Clip:
+    """Returns the clip of a row. Raises SampleError: no_path, bad_caption, bad_json."""
+    path = media_path(table.parent, row.get(path_column))
+    found: dict[str, Any] = {}
+    for name in captions:
+        found |= caption_of({name: row.get(name)} if name == "caption_json" else row.get(name))
+    return Clip(path, found, split_within(base, path, table))
+
+
+def folders_of(source: Path) -> list[Path]:
+    """Returns the source and the folders in it that contain both files."""
+    inside = sorted(path for path in source.iterdir() if path.is_dir()) if source.is_dir() else []
+    return [folder for folder in (source, *inside) if all((folder / name).is_file() for name in LINE_FILES)]
+
+
+def without_end(lines: list[str]) -> list[str]:
+    """Returns the lines without blank lines at the end."""
+    while lines and not lines[-1].strip():
+        lines = lines[:-1]
+    return lines
+
+
+def require_same_length(folder: Path, files: dict[str, list[str]]) -> None:
+    """Raises ValueError for files of different lengths; names the first line that is blank in only one file."""
+    counts = {name: len(lines) for name, lines in files.items()}
+    if len(set(counts.values())) == 1:
+        return
+    told = ", ".join(f"{name} has {count} lines" for name, count in counts.items())
+    blank = next(
+        (
+            f"; {name} is blank in line {number}"
+            for number in range(1, max(counts.values()) + 1)
+            for name, lines in files.items()
+            if number <= len(lines) and not lines[number - 1].strip()
+        ),
+        "",
+    )
+    raise ValueError(f"{folder}: {told}; each line of one belongs to the same line of the others{blank}")
+
+
+CAPTION_SUFFIXES = (".json", ".txt")
+Named = Mapping[Path, list[Path]]
+"""Files by the name that media and captions share; all paths are relative to the source."""
+CAPTION_NAMES = ("caption.json", "caption.txt")
+META = ".meta.jsonl"
+COPY = "-$#%@&"
+"""SAT drops this and what follows from a key before it looks for the key."""
+
+
+def recognise_sidecars(source: Path) -> str:
+    captions = caption_files(source)
+    for name, media in media_files(source).items():
+        if name in captions:
+            return f"{captions[name][0]} stands beside {media[0].name}"
+    return ""
+
+
+def read_sidecars(source: Path, choices: Choices) -> Iterator[Found]:
+    yield from pair_up(source, media_files(source), caption_files(source))
+
+
+def recognise_caption_folders(source: Path) -> str:
+    media, captions = media_and_captions(source)
+    both = sorted(captions.keys() & media.keys())
+    return f"{captions[both[0]][0]} belongs to {media[both[0]][0]}" if both else ""
+
+
+def read_caption_folders(source: Path, choices: Choices) -> Iterator[Found]:
+    yield from pair_up(source, *media_and_captions(source))
+
+
+def media_files(source: Path) -> Named:
+    return group_by_name((path, path.with_suffix("")) for path in files_below(source) if is_media(path))
+
+
+def caption_files(source: Path) -> Named:
+    found = (path for path in files_below(source) if path.suffix.lower() in CAPTION_SUFFIXES)
+    return group_by_name((path, path.with_suffix("")) for path in found)
+
+
+def group_by_name(named: Iterable[tuple[Path, Path]]) -> Named:
+    found: dict[Path, list[Path]] = {}
+    for path, name in named:
+        found.setdefault(name, []).append(path)
+    return found
+
+
+def pair_up(source: Path, media: Named, captions: Named) -> Iterator[Found]:
+    """Yields the clips of media with captions of the same name: .json is the structured caption, .txt the plain one."""
+    for name in sorted({*media, *captions}):
+        files = captions.get(name, [])
+        if name not in media:
+            where = str(source / files[0])
+            yield Rejection(str(name), "caption_without_video", "no video or image has its name", where)
+            continue
+        try:
+            found: dict[str, Any] = {}
+            for file in files:
+                found |= read_caption_file(source / file)
+        except SampleError as error:
+            yield Rejection(str(name), error.reason, f"{file.name}: {error.detail}", str(source / file))
+            continue
+        for path in media[name]:
+            yield Clip(source / path, found, split_of(path))
+
+
+def media_and_captions(source: Path) -> tuple[Named, Named]:
+    """Returns media and captions by NAME or SPLIT/NAME: the folders are in the source or in the folder of a split."""
+    media, captions = [], []
+    for path in files_below(source):
+        *parts, folder, name = ("", "", *path.parts)
+        if is_media(path) and folder == "videos":
+            media.append((path, Path(*parts, path.stem)))
+        elif name in CAPTION_NAMES and parts[-1] == "captions":
+            captions.append((path, Path(*parts[:-1], folder)))
+        elif path.suffix.lower() == ".txt" and folder == "labels":
+            captions.append((path, Path(*parts, path.stem)))
+    return group_by_name(media), group_by_name(captions)
+
+
+def read_caption_file(path: Path) -> dict[str, Any]:
+    """Reads the captions of a .txt or .json file; empty if the file is blank.
+
+    Raises:
+        SampleError: unreadable, bad_json or bad_caption.
+    """
+    try:
+        if not path.is_file():  # reading from a FIFO would wait for ever
+            raise SampleError("bad_caption", f"{path.name} is no file, or leads to none")
+        content = path.read_bytes()
+    except OSError as error:
+        raise SampleError("unreadable", str(error)) from None
+    if path.suffix.lower() == ".json":
+        return caption_of(parse_json(content))
+    try:
+        return caption_of(content.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise SampleError("bad_caption", f"{path.name} is not UTF-8 text: {error}") from None
+
+
+def recognise_sat_shards(source: Path) -> str:
+    shards = shards_of(source)
+    return f"{meta_of(shards[0]).name} belongs to {shards[0].name}" if shards else ""
+
+
+def shards_of(source: Path) -> list[Path]:
+    """Returns the tars with a .meta.jsonl file next to them: the source itself, or tars below it."""
+    tars = [source] if source.is_file() else [source / path for path in files_below(source)]
+    return [tar for tar in tars if tar.suffix == ".tar" and meta_of(tar).is_file()]
+
+
+def meta_of(tar: Path) -> Path:
+    return tar.with_name(tar.name.split(".")[0] + META)
+
+
+def read_sat_shards(source: Path, choices: Choices) -> Iterator[Found]:
+    """Clips stay in their tars. Damaged lines and samples are left out with their numbers and names."""
+    columns = [choices.caption_column] if choices.caption_column else ["caption_json", *TEXT_KEYS]
+    for tar in shards_of(source):
+        told: dict[str, dict[str, Any]] = {}
+        meta = meta_of(tar)
+        for number, line in read_lines(meta):
+            try:
+                item = parse_json(line)
+                if not isinstance(item, dict) or not isinstance(item.get("key"), str):
+                    raise SampleError("bad_record", "expected an object with a text under 'key'")
+                told[item["key"]] = {**told.get(item["key"], {}), **item}
+            except SampleError as error:
+                yield Rejection(f"{meta.name}:{number}", error.reason, error.detail, str(meta), number)
+        yield from clips_of_shard(tar, told, columns, source)
+
+
+def clips_of_shard(tar: Path, told: dict[str, dict[str, Any]], columns: list[str], source: Path) -> Iterator[Found]:
+    index = index_of(str(tar))
+    name = str(tar.relative_to(source)) if tar != source else tar.name
+    split = split_of(Path(name))
+    for sample in samples_of(index):
+        try:
+            yield clip_of_sample(sample, tar, f"{name}/{sample.key}", told, columns, split)
+        except SampleError as error:
+            yield Rejection(f"{name}/{sample.key}", error.reason, error.detail, str(tar))
+    if index.fault is not None:
+        offset, why = index.fault
+        yield Rejection(f"{name}@{offset}", "damaged_shard", why, str(tar))
+
+
+def clip_of_sample(
+    sample: ShardSample, tar: Path, key: str, told: dict[str, dict[str, Any]], columns: list[str], split: str
+) -> Clip:
+    """Raises SampleError: missing_file, bad_record, bad_caption, bad_json."""
+    if sample.repeated:
+        raise SampleError("bad_record", f"there are two members {sample.key}.{sample.repeated}")
+    video = next((sample.members[ending] for ending in VIDEOS if ending in sample.members), None)
+    if video is None:
+        raise SampleError("missing_file", f"there is no video under this key; found {', '.join(sample.members)}")
+    said = told.get(sample.key.split(COPY)[0], {}) if "id" in sample.members else {}
+    captions = caption_of({name: said[name] for name in columns if name in said})
+    if len(columns) == 1 and columns[0] in said:
+        captions = caption_of(said[columns[0]])
+    if not captions and "txt" in sample.members:
+        captions = caption_of(text_of(sample.members["txt"]))
+    return Clip(Path(part_address(str(tar), video.start, video.size)), captions, split, key)

@@ -1,0 +1,258 @@
+"""Writes dataset files from the clips of a layout: opens every clip, cuts it into windows and writes a record."""
+
+from __future__ import annotations
+
+import json
+import os
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from worldsmith.data.clips.clip_records import FILE_NAMES
+from worldsmith.data.dataset_folder import complete_folder, prepare_folder
+from worldsmith.data.stream.errors import SampleError
+from worldsmith.data.stream.quarantine import Rejection
+from worldsmith.data.video_file import VideoInfo, examine, frame_times
+from worldsmith.files.atomic import write_text
+from worldsmith.files.errors import UserError
+from worldsmith.tools.datasets.imports.found import Clip, Found
+
+NAME = Path(FILE_NAMES[0]).name
+LEFT_OUT = "left_out.jsonl"
+CONTENTS = ("train", "val", "test", LEFT_OUT)
+THRESHOLD = 27.0
+"""Default threshold of PySceneDetect's `ContentDetector`."""
+
+
+@dataclass(slots=True)
+class Import:
+    """Result of an import: records to write, skipped clips and remarks."""
+
+    records: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """By split."""
+    left_out: list[Rejection] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    files: dict[str, VideoInfo] = field(default_factory=dict)
+    """Properties of each file that could be opened."""
+    constant_captions: int = 0
+
+    @property
+    def reasons(self) -> dict[str, int]:
+        return dict(sorted(Counter(rejection.reason for rejection in self.left_out).items()))
+
+    @property
+    def lengths(self) -> list[int]:
+        """Numbers of frames of all windows, ascending."""
+        windows = (w for records in self.records.values() for r in records for w in r["t2w_windows"])
+        return sorted(w["end_frame"] - w["start_frame"] + 1 for w in windows)
+
+    @property
+    def rates(self) -> dict[str, int]:
+        """Number of files by frame rate; images count as "one frame"."""
+        return Counter(
+            "one frame" if i.num_frames == 1 else f"{i.fps:.4g}" + " on average, unevenly spaced" * i.variable_rate
+            for i in sorted(self.files.values(), key=lambda info: info.fps)
+        )
+
+    @property
+    def longest(self) -> float:
+        """Seconds of the longest file."""
+        return max((info.duration for info in self.files.values() if info.num_frames > 1), default=0.0)
+
+    def facts(self) -> dict[str, Any]:
+        """Returns plain data for dataset.json and JSON output."""
+        lengths = self.lengths
+        return {
+            "clips": {split: len(records) for split, records in self.records.items()},
+            "windows": len(lengths),
+            "shortest_window": lengths[0],
+            "longest_window": lengths[-1],
+            "left_out": self.reasons,
+            "frame_rates": self.rates,
+            "longest_seconds": self.longest,
+            "constant_captions": self.constant_captions,
+            "remarks": self.remarks,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How clips are cut into windows; by default they are not cut."""
+
+    scenes: bool = False
+    threshold: float = THRESHOLD
+    """Change between two frames that begins a new scene."""
+    frames: int | None = None
+    """Length of a window in frames."""
+    seconds: float | None = None
+    """Length of a window in seconds; `frames` and `seconds` exclude each other."""
+    overlap: float = 0.0
+    """Fraction of a window that the next window repeats, at least 0 and below 1."""
+    min_frames: int = 1
+    """Windows with fewer frames are skipped by `add_clip`."""
+
+
+def gather(
+    source: Path,
+    found: Iterable[Found],
+    out: Path,
+    cut: Cut,
+    *,
+    caption: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Import:
+    """Opens all clips and makes their records; writes nothing.
+
+    Args:
+        source: The folder or file that is imported.
+        found: Result of a layout.
+        out: Folder of the new dataset; paths of records are relative to the folder of their split in it.
+        cut: How clips are cut into windows.
+        caption: Caption of clips without a caption; None = these clips are skipped.
+        progress: Called with (done, total) before each clip.
+    """
+    made, found = Import(), list(found)
+    seen: set[tuple[str, range | None]] = set()
+    keys: set[str] = set()
+    for number, item in enumerate(found, start=1):
+        if progress is not None:
+            progress(number, len(found))
+        if isinstance(item, str):
+            made.remarks.append(item)
+        elif isinstance(item, Rejection):
+            made.left_out.append(item)
+        else:
+            path = os.path.normpath(item.path)
+            key = item.key or os.path.splitext(path)[0].removeprefix(f"{source}/").lstrip("/")
+            while key in keys:  # a.mp4 beside a.mov
+                key += os.path.splitext(path)[1] or "+"
+            try:
+                if path.encode(errors="replace") != path.encode(errors="surrogateescape"):
+                    raise SampleError("bad_path", "the path is no Unicode, which a data set file is made of")
+                if (path, item.frames) in seen:
+                    raise SampleError("duplicate", "the same file is named before")
+                seen.add((path, item.frames))
+                captions = item.captions or ({"caption": caption} if caption else {})
+                if not captions:
+                    raise SampleError("no_caption", "no text belongs to it; --caption TEXT gives one to all such clips")
+                add_clip(made, replace(item, path=Path(path), key=key, captions=captions), out / item.split, cut)
+                made.constant_captions += not item.captions
+                keys.add(key)
+            except SampleError as error:
+                made.left_out.append(
+                    Rejection(escape_undecodable(key), error.reason, error.detail, escape_undecodable(path))
+                )
+    return made
+
+
+def write_import(made: Import, out: Path, header: dict[str, Any], *, force: bool) -> None:
+    """Writes a dataset file per split, the list of skipped clips and, last, dataset.json.
+
+    Raises:
+        FileExistsError: The folder has other content, or contains the dataset and `force` is False.
+    """
+    if not prepare_folder(out, header, CONTENTS, force):
+        raise FileExistsError(f"{out} holds this data set already; give --force to make it anew from its source")
+    for split, records in made.records.items():
+        (out / split).mkdir()
+        write_text(out / split / NAME, json_lines(records))
+    write_text(out / LEFT_OUT, json_lines(map(asdict, made.left_out)))
+    complete_folder(out, header | made.facts())
+
+
+def add_clip(made: Import, clip: Clip, folder: Path, cut: Cut) -> None:
+    """Adds the record of a clip, and rejects its windows that are too short.
+
+    Raises:
+        SampleError: The clip cannot be used; the reason is that of a training run.
+    """
+    path = str(clip.path)
+    status, info = examine(path)
+    frames = clip.frames if clip.frames is not None else range(info.num_frames)
+    if frames.stop > info.num_frames:
+        detail = f"frames {frames.start}..{frames.stop - 1} are wanted of a file that has {info.num_frames}"
+        raise SampleError("window_out_of_range", detail)
+    windows = []
+    for window in windows_of(frames, path, status.st_mtime_ns, info, cut):
+        ends = {"start_frame": window.start, "end_frame": window.stop - 1, "temporal_interval": 1}
+        if len(window) >= cut.min_frames:
+            windows.append({**ends, **clip.captions})
+        else:
+            detail = f"window {window.start}..{window.stop - 1}; min_frames is {cut.min_frames}"
+            made.left_out.append(Rejection(f"{clip.key}:{window.start}", "too_short", detail, path))
+    made.files[path] = info
+    if windows:
+        times = {"duration": info.duration, "framerate": info.fps} if info.num_frames > 1 else {}
+        record: dict[str, Any] = {"uuid": clip.key, "vision_path": os.path.relpath(path, folder), **times}
+        record |= {"nb_frames": info.num_frames, "width": info.width, "height": info.height}
+        record |= {"t2w_windows": windows, **clip.extra}
+        for name, linked in clip.linked.items():
+            record[name] = {**record[name], "path": os.path.relpath(linked, folder)}
+        made.records.setdefault(clip.split, []).append(record)
+
+
+def windows_of(frames: range, path: str, mtime_ns: int, info: VideoInfo, cut: Cut) -> Iterator[range]:
+    """Yields the windows of a range of frames, in order. Raises SampleError if the clip cannot be read."""
+    length = cut.frames if cut.seconds is None else max(1, round(cut.seconds * info.fps))
+    for scene in split_at(
+        frames, scene_starts(path, mtime_ns, cut.threshold) if cut.scenes and len(frames) > 1 else ()
+    ):
+        yield from by_length(scene, length, cut.overlap) if length is not None else [scene]
+
+
+def split_at(frames: range, starts: Sequence[int]) -> list[range]:
+    """Splits a range of frames at those of the `starts` that are in it."""
+    places = [frames.start, *(start for start in sorted(set(starts)) if start in frames[1:]), frames.stop]
+    return [range(*ends) for ends in pairwise(places)]
+
+
+def by_length(frames: range, length: int, overlap: float) -> Iterator[range]:
+    """Yields windows of `length` frames, and a shorter last window if frames are left that are in no other window."""
+    step = max(1, round(length * (1 - overlap)))
+    for start in range(frames.start, frames.stop, step):
+        yield range(start, min(start + length, frames.stop))
+        if start + length >= frames.stop:
+            return
+
+
+@lru_cache(maxsize=1)
+def scene_starts(path: str, mtime_ns: int, threshold: float) -> tuple[int, ...]:
+    """Returns the frames that begin a new scene, as found by PySceneDetect's `ContentDetector`.
+
+    PySceneDetect returns times, which are converted to frame numbers of `frame_times`.
+
+    Raises:
+        UserError: PySceneDetect is not installed.
+        SampleError: PySceneDetect cannot read the clip.
+    """
+    try:
+        from scenedetect import ContentDetector, SceneManager, VideoOpenFailure, open_video
+    except ImportError:
+        raise UserError(
+            "scene changes are found with the library 'scenedetect', which is not installed; "
+            "install it with `pip install 'worldsmith[scenes]'`"
+        ) from None
+    manager = SceneManager()
+    manager.add_detector(ContentDetector(threshold=threshold))
+    try:
+        manager.detect_scenes(open_video(path, backend="pyav", suppress_output=True))
+    except VideoOpenFailure as error:
+        raise SampleError("unreadable", f"PySceneDetect: {error}") from None
+    if not (times := frame_times(path)):
+        raise SampleError("no_time_stamps", "without them it is not known which frame begins a scene")
+    spacing = times[-1] / max(1, len(times) - 1)
+    return tuple(bisect_left(times, cut.seconds - spacing / 2) for cut in manager.get_cut_list())
+
+
+def escape_undecodable(text: str) -> str:
+    """Escapes the bytes of a file name that are not Unicode, so the text can be written."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def json_lines(records: Iterable[dict[str, Any]]) -> str:
+    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)

@@ -1,0 +1,235 @@
+"""A LeRobot dataset, v2.0, v2.1 or v3.0: an episode's frames of a camera are a clip, its task is the caption.
+
+Facts from huggingface/lerobot: `datasets/utils.py`, `datasets/dataset_metadata.py` and the script that converts v2.1
+to v3.0. v2 has an MP4 and a parquet file for each episode; v3 puts several into a file, and the episode's row in
+meta/episodes says which files, from which time on.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from worldsmith.data.stream.errors import SampleError
+from worldsmith.data.stream.quarantine import Rejection
+from worldsmith.data.video_file import examine, frame_times
+from worldsmith.files.errors import UserError
+from worldsmith.files.json_file import read_json_object
+from worldsmith.files.lines import read_lines
+from worldsmith.tools.datasets.imports.found import SPLITS, Choices, Clip, Found, caption_of
+
+INFO = "meta/info.json"
+VERSIONS = ("v2.0", "v2.1", "v3.0")
+BOOKKEEPING = ("timestamp", "frame_index", "episode_index", "index", "task_index")
+"""Columns of every dataset; the others are actions, states and rewards."""
+SAME_RATE = 0.001
+"""How far, in parts, the frame rate of a file may be from the dataset's."""
+SAME_TIME = 0.25
+"""How far, in frames, the first frame of an episode may be from the time that is stated for it."""
+
+
+def recognise_lerobot(source: Path) -> str:
+    version = read_json_object(source / INFO).get("codebase_version") if (source / INFO).is_file() else None
+    return f"{INFO} states codebase_version {version}" if version else ""
+
+
+def read_lerobot(source: Path, choices: Choices) -> Iterator[Found]:
+    """Raises ValueError for a dataset that lacks what its version has, UserError without pyarrow."""
+    try:
+        dataset = open_dataset(source, choices.camera)
+        if left := sorted({*dataset.videos} - {*dataset.cameras}):
+            yield f"cameras that are left out: {', '.join(left)}"
+        for episode in dataset.episodes:
+            yield from clips_of(dataset, episode)
+    except KeyError as error:
+        raise ValueError(f"{source} is no whole LeRobot dataset: {error} is missing in its meta folder") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    source: Path
+    info: dict[str, Any]
+    is_v3: bool
+    videos: list[str]
+    cameras: list[str]
+    """Those of the videos that are wanted."""
+    episodes: list[dict[str, Any]]
+    tasks: dict[int, str]
+
+    def file(self, template: str, episode: dict[str, Any], prefix: str, **names: str) -> Path:
+        """A file of an episode; in v3 the columns that begin with `prefix` say which."""
+        index = episode["episode_index"]
+        if self.is_v3:
+            places = {name: episode[f"{prefix}/{name}"] for name in ("chunk_index", "file_index")}
+        else:
+            places = {"episode_chunk": index // self.info["chunks_size"], "episode_index": index}
+        return self.source / self.info[template].format(**places, **names)
+
+    def split(self, episode: dict[str, Any]) -> str:
+        """Raises SampleError: other_split for an episode of none that is known here."""
+        ranges = self.info.get("splits") or {"train": "0:"}
+        for name, text in ranges.items():
+            first, _, end = str(text).partition(":")
+            if int(first or 0) <= episode["episode_index"] < int(end or 1 << 62) and name.lower() in SPLITS:
+                return SPLITS[name.lower()]
+        raise SampleError("other_split", f"splits are {ranges}")
+
+
+def open_dataset(source: Path, cameras: Sequence[str]) -> Dataset:
+    info = read_json_object(source / INFO)
+    if info["codebase_version"] not in VERSIONS:
+        raise ValueError(f"{source} is LeRobot {info['codebase_version']}; what can be read is {', '.join(VERSIONS)}")
+    check_info(source, info)
+    videos = [name for name, feature in info["features"].items() if feature["dtype"] == "video"]
+    if not videos:
+        raise ValueError(f"{source} has no videos; pictures inside of parquet files are not read")
+    if unknown := sorted({*cameras} - {*videos}):
+        raise ValueError(f"{source} has no camera {', '.join(unknown)}; there are: {', '.join(videos)}")
+    wanted = [name for name in videos if name in cameras or (not cameras and not is_depth(info["features"][name]))]
+    is_v3 = info["codebase_version"] == "v3.0"
+    if is_v3:
+        episodes = [row for file in sorted((source / "meta/episodes").rglob("*.parquet")) for row in table_rows(file)]
+        rows = table_rows(source / "meta/tasks.parquet")
+        tasks = {row["task_index"]: row["task" if "task" in row else "__index_level_0__"] for row in rows}
+    else:
+        episodes = json_lines(source / "meta/episodes.jsonl")
+        tasks = {line["task_index"]: line["task"] for line in json_lines(source / "meta/tasks.jsonl")}
+    return Dataset(source, info, is_v3, videos, wanted, sorted(episodes, key=lambda row: row["episode_index"]), tasks)
+
+
+def check_info(source: Path, info: dict[str, Any]) -> None:
+    """Raises ValueError for a value of another type than LeRobot writes, and KeyError for one that is missing."""
+    fps = info["fps"]
+    if isinstance(fps, bool) or not isinstance(fps, (int, float)) or not 0 < fps < math.inf:
+        raise ValueError(f"{source / INFO}: fps: expected a number above 0, found {fps!r:.80}")
+    features = info["features"]
+    if not isinstance(features, dict) or not all(isinstance(feature, dict) for feature in features.values()):
+        raise ValueError(f"{source / INFO}: features: expected an object of objects, found {features!r:.80}")
+    size = info.get("chunks_size", 1)
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ValueError(f"{source / INFO}: chunks_size: expected a whole number above 0, found {size!r:.80}")
+    for name in ("data_path", "video_path"):
+        if not isinstance(info[name], str):
+            raise ValueError(f"{source / INFO}: {name}: expected a text, found {info[name]!r:.80}")
+    if not isinstance(info.get("splits") or {}, dict):
+        raise ValueError(f"{source / INFO}: splits: expected an object, found {info['splits']!r:.80}")
+
+
+def json_lines(file: Path) -> list[dict[str, Any]]:
+    try:
+        return [json.loads(line) for line in read_lines(file)]
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{file} cannot be read as a JSON object a line: {error}") from None
+
+
+def is_depth(feature: dict[str, Any]) -> bool:
+    """Whether a video holds distances, as either of two places and either of two names says."""
+    about = {**(feature.get("video_info") or {}), **(feature.get("info") or {})}
+    return bool(about.get("is_depth_map") or about.get("video.is_depth_map"))
+
+
+def clips_of(dataset: Dataset, episode: dict[str, Any]) -> Iterator[Clip | Rejection]:
+    """A clip for each camera and each task of an episode; most episodes have one task."""
+    index, features = episode["episode_index"], dataset.info["features"]
+    kept = [name for name, f in features.items() if f["dtype"] not in ("video", "image") and name not in BOOKKEEPING]
+    data = dataset.file("data_path", episode, "data")
+    for camera in dataset.cameras:
+        video = dataset.file("video_path", episode, f"videos/{camera}", video_key=camera)
+        key = f"episode_{index:06d}/{camera}"
+        try:
+            split, start = dataset.split(episode), first_episode_frame(dataset, episode, camera, str(video))
+            row, tasks = episode_rows(dataset, episode, data)
+            for number, (task, part) in enumerate(stretches(tasks)):
+                extra = {"episode": index, "camera": camera}
+                if row is not None:
+                    extra |= {"first_row": row + part.start, "first_frame": start + part.start, "columns": kept}
+                yield Clip(
+                    video,
+                    caption_of(task),
+                    split,
+                    key + f"/{number}" * (len(part) < episode["length"]),
+                    range(start + part.start, start + part.stop),
+                    {"lerobot": extra},
+                    {"lerobot": data} if row is not None else {},
+                )
+        except SampleError as error:
+            yield Rejection(key, error.reason, error.detail, str(video))
+
+
+def first_episode_frame(dataset: Dataset, episode: dict[str, Any], camera: str, video: str) -> int:
+    """Where an episode begins in its file. Raises SampleError: rate_differs, times_differ, or as `examine` does."""
+    status, info = examine(video)
+    fps = dataset.info["fps"]
+    if abs(info.fps - fps) > SAME_RATE * fps:
+        raise SampleError("rate_differs", f"the file has {info.fps:g} frames a second, {INFO} says {fps:g}")
+    if not dataset.is_v3:
+        return 0
+    begin, times = episode[f"videos/{camera}/from_timestamp"], times_of(video, status.st_mtime_ns)
+    if not isinstance(begin, int | float) or not math.isfinite(begin):
+        raise SampleError("times_differ", f"from_timestamp: expected seconds, found {begin}")
+    frame = bisect_left(times, begin - SAME_TIME / fps)
+    if frame == len(times) or times[frame] > begin + SAME_TIME / fps:
+        raise SampleError("times_differ", f"no frame is shown at {begin:g} s, where the episode begins")
+    return frame
+
+
+@lru_cache(maxsize=64)
+def times_of(video: str, mtime_ns: int) -> list[float]:
+    return frame_times(video)
+
+
+def episode_rows(dataset: Dataset, episode: dict[str, Any], data: Path) -> tuple[int | None, list[str]]:
+    """(row of the data file, or None without one; the task of each frame). Raises SampleError."""
+    index, length = episode["episode_index"], episode["length"]
+    if not data.is_file():
+        if len(episode["tasks"]) > 1:
+            raise SampleError("several_tasks", f"without {data} it is not known which frame belongs to which task")
+        return None, ["".join(episode["tasks"])] * length
+    first, tasks = data_rows(data, data.stat().st_mtime_ns).get(index, (0, []))
+    if len(tasks) != length:
+        raise SampleError("rows_differ", f"the episode has {length} frames, and {len(tasks)} rows in {data}")
+    return first, [dataset.tasks[task] for task in tasks]
+
+
+@lru_cache(maxsize=8)
+def data_rows(data: Path, mtime_ns: int) -> dict[int, tuple[int, list[int]]]:
+    """Episode → its first row in a data file, and the number of the task in each of its rows."""
+    found: dict[int, tuple[int, list[int]]] = {}
+    for number, row in enumerate(table_rows(data, "episode_index", "task_index")):
+        first, tasks = found.setdefault(row["episode_index"], (number, []))
+        if number == first + len(tasks):  # rows elsewhere in the file do not count
+            tasks.append(row["task_index"])
+    return found
+
+
+def stretches(tasks: list[str]) -> Iterator[tuple[str, range]]:
+    """Neighbouring frames of the same task."""
+    start = 0
+    for task, group in groupby(tasks):
+        stop = start + sum(1 for _ in group)
+        yield task, range(start, stop)
+        start = stop
+
+
+def table_rows(file: Path, *columns: str) -> list[dict[str, Any]]:
+    """The rows of a parquet file, of all columns but the statistics, or of these. Raises UserError without pyarrow."""
+    try:
+        from pyarrow import ArrowInvalid, parquet
+    except ImportError:
+        raise UserError(
+            f"{file} is read with the library 'pyarrow', which is not installed; "
+            "install it with `pip install 'worldsmith[lerobot]'`"
+        ) from None
+    try:
+        wanted = columns or [name for name in parquet.read_schema(file).names if not name.startswith("stats/")]
+        rows: list[dict[str, Any]] = parquet.read_table(file, columns=list(wanted)).to_pylist()
+    except ArrowInvalid as error:
+        raise ValueError(f"{file} cannot be read as parquet: {error}") from None
+    return rows

@@ -1,0 +1,390 @@
+"""Records of an evaluation of answers: the questions of a data set, the saved answers, and the results.
+
+Each answer is saved as it comes, so that an evaluation that was stopped can be resumed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol
+
+from worldsmith.actions.action import Result
+from worldsmith.config.errors import UserError
+from worldsmith.config.tree.plain import flatten
+from worldsmith.data.conversations.conversation import Part, Turn, question
+from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
+from worldsmith.data.stream.errors import SampleError
+from worldsmith.data.stream.quarantine import Rejection
+from worldsmith.data.video_file import examine
+from worldsmith.evaluation.answers.reading import split_answer
+from worldsmith.evaluation.answers.results import METRICS, RESULTS, Row, write_results
+from worldsmith.files.atomic import write_text
+from worldsmith.files.fingerprint import content
+from worldsmith.files.json_file import read_json_object
+from worldsmith.files.lines import append_line
+from worldsmith.monitor.page.run_page import refresh_page
+from worldsmith.sampling.answers import Answer
+
+QUESTION, DURATION = "question", "duration"
+"""What divides the data beside the fields of records."""
+SECONDS = (2, 5, 10, 30, 60)
+"""Where the parts by duration end."""
+LETTERS = 80
+"""Of a question's words, at most so many name a part."""
+
+
+@dataclass(slots=True)
+class Asked:
+    """What there is to ask."""
+
+    rows: list[Row] = field(default_factory=list)
+    """One for each record, in the order of the data set."""
+    turns: dict[str, Sequence[Turn]] = field(default_factory=dict)
+    """The question, by the id of the row; those of records that cannot be used are not there."""
+    kinds: dict[str, str] = field(default_factory=dict)
+    """What records call their tasks, by id."""
+
+    @property
+    def truths(self) -> dict[str, str]:
+        """The true answers, by id."""
+        return {row.id: row.gt for row in self.rows if row.id in self.turns}
+
+    def share(self, number: int, count: int) -> list[tuple[str, Sequence[Turn]]]:
+        """Every `count`-th record from `number` on, of those that can be asked."""
+        return [(row.id, self.turns[row.id]) for row in self.rows[number::count] if row.id in self.turns]
+
+    def media(self) -> list[str]:
+        """The files that are shown, each once."""
+        return list(dict.fromkeys(name for row in self.rows for name in row.media))
+
+
+def read_records(dataset: ChatDataset, *, limit: int | None, task_field: str, slices: Sequence[str]) -> Asked:
+    """Raises UserError when there is nothing to ask, and for a field that no record has."""
+    asked, known = Asked(), set[str]()
+    for record in islice(dataset.in_order(), limit):
+        if isinstance(record, Rejection):
+            asked.rows.append(Row(record.key, record.key, reason=f"{record.reason}: {record.detail}"))
+            continue
+        key, fields = dataset.place(record)[0], dataset.fields(record)
+        known |= fields.keys()
+        row = Row(key, str(fields.get("id") or key))
+        asked.rows.append(row)
+        try:
+            turns = dataset.turns(record)
+        except SampleError as error:
+            row.reason = str(error)
+            continue
+        before = question(turns)
+        row.question, row.gt = before[-1].text.strip(), turns[len(before)].text.strip()
+        parts = [part for turn in before for part in turn.parts]
+        row.media = [str(part.source) for part in parts if is_file(part)]
+        row.slice = {name: part_of(name, row, parts, fields) for name in slices}
+        asked.turns[key] = before
+        if task_field:
+            asked.kinds[key] = str(fields.get(task_field, ""))
+    if not asked.turns:
+        reasons = "; ".join(f"{row.id}: {row.reason}" for row in asked.rows[:3]) or "it has no records"
+        raise UserError(f"{dataset.name} has no conversation that can be asked ({reasons})")
+    for name in {*slices, *filter(None, [task_field])} - {QUESTION, DURATION} - known:
+        raise UserError(f"no record has the field '{name}'; there are: {', '.join(sorted(known)) or 'none'}")
+    return asked
+
+
+def is_file(part: Part) -> bool:
+    return part.kind != "text" and isinstance(part.source, str) and not part.source.startswith("data:")
+
+
+def part_of(name: str, row: Row, parts: Sequence[Part], fields: Mapping[str, Any]) -> str:
+    """Which part of the data a record belongs to, when `name` divides them."""
+    if name == QUESTION:
+        return template(row.question)
+    if name == DURATION:
+        return duration(next((str(part.source) for part in parts if part.kind == "video"), ""))
+    value = fields.get(name)
+    return "(none)" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def template(text: str) -> str:
+    """A question without its numbers and quotations, which differ from record to record."""
+    text = re.sub(r"\"[^\"]*\"|“[^”]*”", "…", text)
+    words = re.sub(r"\d+(?:\.\d+)?", "#", " ".join(text.split()))
+    return words if len(words) <= LETTERS else f"{words[: LETTERS - 1]}…"
+
+
+def duration(video: str) -> str:
+    """The part by the duration of a video file; "" = there is none."""
+    if not video:
+        return "no video"
+    try:
+        seconds = examine(video)[1].duration
+    except SampleError:
+        return "unreadable"
+    least = 0
+    for most in SECONDS:
+        if seconds < most:
+            return f"{least} to {most} s"
+        least = most
+    return f"{least} s or more"
+
+
+def mark_of(turns: Sequence[Turn]) -> str:
+    """Changes with what is asked: texts, content of media, rates and sizes. Not with names or folders of files, so that
+    answers from several machines belong together."""
+    facts = [
+        [turn.role, [[part.kind, part.text, *source_of(part), part.fps, part.resized] for part in turn.parts]]
+        for turn in turns
+    ]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+
+def record_key(turns: Sequence[Turn], answer: str, *, quick: bool = False) -> str:
+    """Key of a record by its text and media content; file names, frame rates and system prompts do not change it.
+
+    With `quick` media count by their size, which opens no file: records that differ in it are different.
+    """
+    told = [
+        [turn.role, [[p.kind, p.text, *([size_of(p)] if quick else source_of(p))] for p in turn.parts]]
+        for turn in turns
+        if turn.role != "system"
+    ]
+    return json.dumps([told, answer])
+
+
+def size_of(part: Part) -> int:
+    """Bytes of a medium; -1 of a file that cannot be read."""
+    if not is_file(part):
+        return len(part.source)
+    try:
+        return Path(str(part.source)).stat().st_size
+    except (OSError, ValueError):
+        return -1
+
+
+def find_repeated(asked: Asked) -> int:
+    """The number of records that show and say the same as an earlier one."""
+    return len(asked.turns) - len({record_key(turns, asked.truths[key]) for key, turns in asked.turns.items()})
+
+
+def find_trained_on(asked: Asked, trained: ChatDataset) -> int:
+    """The number of records that are in the training data too; only media of the same size are read."""
+    truths = asked.truths
+    likely = {record_key(turns, truths[key], quick=True) for key, turns in asked.turns.items()}
+    found = set[str]()
+    for index in range(len(trained)):
+        try:
+            turns = trained.turns(index)
+        except SampleError:
+            continue
+        before = question(turns)
+        answer = turns[len(before)].text.strip()
+        if record_key(before, answer, quick=True) in likely:
+            found.add(record_key(before, answer))
+    return sum(record_key(turns, truths[key]) in found for key, turns in asked.turns.items())
+
+
+def source_of(part: Part) -> tuple[str, int]:
+    """SHA-256 and size of a medium; name and -1 of a file that cannot be read. An unchanged file is read once."""
+    if not is_file(part):
+        data = part.source if isinstance(part.source, bytes) else part.source.encode()
+        return hashlib.sha256(data).hexdigest(), len(data)
+    file = Path(str(part.source))
+    try:
+        return (content(file), file.stat().st_size) if file.is_file() else (file.name, -1)
+    except (OSError, ValueError):
+        return file.name, -1
+
+
+FOLDER, SETTINGS = "answers", "settings.json"
+CONFUSION, ITEMS, DIRECTIONALITY = "confusion.png", "items", "directionality_score.json"
+NAMES = {"binary": "yes/no accuracy", "text": "exact match"}
+"""What the accuracy is called in the last line."""
+BESIDE = (
+    "balanced_accuracy", "precision", "recall", "f1", "soft_accuracy", "token_f1", "bleu", "rouge1", "rouge2", "rougeL",
+    "rougeLsum", "bertscore_f1", "mean_absolute_error", "spearman_correlation", "majority_baseline",
+    "final_weighted_score",
+)  # fmt: skip
+
+
+class Settings(Protocol):
+    """What of the action's settings counts here."""
+
+    max_failed: float
+    confusion_picture: bool
+    item_files: bool
+
+
+class SavedAnswers:
+    """A folder of lines, a file for each process that answers; and the settings with which all of them were made."""
+
+    def __init__(self, out: Path) -> None:
+        self.folder = out / FOLDER
+
+    def require_same(self, settings: Mapping[str, Any]) -> None:
+        """Raises UserError when there are answers that were made with other settings."""
+        if not (self.folder / SETTINGS).is_file():
+            return
+        known, wanted = flatten(read_json_object(self.folder / SETTINGS)), flatten(json.loads(json.dumps(settings)))
+        differing = [
+            f"{name} was {known.get(name)!r} and is {wanted.get(name)!r}"
+            for name in sorted({*known, *wanted})
+            if known.get(name) != wanted.get(name)
+        ]
+        if differing:
+            raise UserError(
+                f"{self.folder.parent} has answers that were made with other settings: {'; '.join(differing)}. Choose "
+                "another folder, or give --force to ask all anew"
+            )
+
+    def begin(self, settings: Mapping[str, Any], *, anew: bool) -> None:
+        """With `anew` the answers that are there are removed. Raises like `require_same`."""
+        if anew and self.folder.exists():
+            shutil.rmtree(self.folder)
+        self.require_same(settings)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_text(self.folder / SETTINGS, json.dumps(settings, indent=2) + "\n")
+
+    def add(self, answer: Answer, mark: str, *, number: int, count: int) -> None:
+        """`mark` is that of the question; `number` of `count` is the process."""
+        line = {"id": answer.key, "asked": mark, "said": answer.text}
+        if answer.error:
+            line |= {"error": answer.error, "status": "gen_error" if answer.was_asked else "prep_error"}
+        append_line(self.folder / f"{number}_of_{count}.jsonl", json.dumps(line, ensure_ascii=False))
+
+    def read(self) -> dict[tuple[str, str], dict[str, str]]:
+        """The lines by id and mark of the question. A later one counts, but no failure replaces an answer; a line that
+        was cut off is none."""
+        found: dict[tuple[str, str], dict[str, str]] = {}
+        for file in sorted(self.folder.glob("*_of_*.jsonl")):
+            for text in file.read_bytes().split(b"\n"):
+                try:
+                    line = json.loads(text)
+                    key = (line["id"], line["asked"])
+                except (ValueError, LookupError, TypeError):
+                    continue
+                if "error" not in line or "error" in found.get(key, line):
+                    found[key] = line
+        return found
+
+
+def count_outcomes(rows: Sequence[Row]) -> dict[str, Any]:
+    """How many records came to what."""
+    statuses = Counter(row.status for row in rows)
+    reasons = Counter(row.reason.partition(":")[0] for row in rows if not row.answered)
+    return {
+        "num_records": len(rows),
+        "status": dict(sorted(statuses.items())),
+        "reasons": dict(sorted(reasons.items())),
+        "coverage": sum(row.answered for row in rows) / len(rows),
+    }
+
+
+def write_outcome(out: Path, rows: Sequence[Row], facts: Mapping[str, Any], settings: Settings) -> Result:
+    """Raises UserError, after the rows are written, when there is no answer at all."""
+    write_results(out, rows)
+    if not any(row.answered for row in rows):
+        raise UserError(f"no record has an answer: {facts['reasons']}; {out / RESULTS} says why for each")
+    write_text(out / METRICS, json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
+    lines = [f"answers       {out / RESULTS}", f"figures       {out / METRICS}"]
+    if settings.confusion_picture and "confusion" in facts:
+        from worldsmith.evaluation.answers.picture import draw_confusion
+
+        draw_confusion(out / CONFUSION, facts["confusion"])
+        lines.append(f"confusion     {out / CONFUSION}")
+    if facts["task"] == "its_directionality":
+        write_text(out / DIRECTIONALITY, json.dumps(directionality(facts), indent=2) + "\n")
+        if settings.item_files:
+            write_items(out / ITEMS, rows, str(facts["dataset"]))
+    refresh_page(out)
+    failed = 1 - facts["coverage"]
+    lines += format_outcome(facts)
+    if failed > settings.max_failed:
+        lines.insert(0, f"FAILED        {failed:.1%} of the records, more than max_failed ({settings.max_failed:.1%})")
+    return Result(lines, facts, code=int(failed > settings.max_failed))
+
+
+def format_outcome(facts: Mapping[str, Any]) -> Iterator[str]:
+    """The figures for people; the last line has the one that counts."""
+    counts = ", ".join(f"{name} {count}" for name, count in facts["status"].items())
+    yield f"records       {facts['num_records']}: {counts}"
+    if facts["reasons"]:
+        yield f"failed        {', '.join(f'{reason} {count}' for reason, count in facts['reasons'].items())}"
+    for name in BESIDE:
+        if name in facts:
+            yield f"{name.replace('_', ' ')} {with_interval(facts, name)}"
+    for kind, found in facts.get("per_task", {}).items():
+        yield f"{kind}: {found['total']} records, accuracy {with_interval(found, 'accuracy')}"
+    for kind, reason in facts.get("excluded_tasks", {}).items():
+        yield f"{kind} is not in the accuracy: {reason}"
+    for name, parts in facts["slices"].items():
+        yield from (f"{name} | {part}: {found['total']}, accuracy {with_interval(found, 'accuracy')}"
+                    for part, found in parts.items())  # fmt: skip
+    if other := facts.get("against"):
+        yield (
+            f"against {other['results']}: {other['other_accuracy']:.2f} of {other['shared']}; {other['gained']} are "
+            f"right here alone, {other['lost']} there alone, p = {other['p_value']:.2g}"
+        )
+    last = f"{NAMES.get(facts['task'], 'accuracy')} {with_interval(facts, 'accuracy')}"
+    if "within_one" in facts:
+        pearson, bounds = facts["pearson_correlation"], facts["pearson_interval"]
+        last += (
+            f" · within one {with_interval(facts, 'within_one')} · Pearson {format_score(pearson)}{interval(bounds)}"
+        )
+    yield last
+
+
+def format_score(value: float | None) -> str:
+    return "none" if value is None else f"{value:.2f}"
+
+
+def interval(bounds: Sequence[float] | None) -> str:
+    return "" if bounds is None else f" [{bounds[0]:.2f}, {bounds[1]:.2f}]"
+
+
+def with_interval(facts: Mapping[str, Any], name: str) -> str:
+    return f"{format_score(facts[name])}{interval(facts.get(f'{name}_interval'))}"
+
+
+def directionality(facts: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "accuracy": facts["accuracy"],
+        "correct": facts["correct"],
+        "total": facts["total"],
+        "unknown": facts["unparsed"],
+        "confusion": facts["confusion"],
+    }
+
+
+def write_items(folder: Path, rows: Sequence[Row], dataset: str) -> None:
+    """A file for each answered record, named by its id: several questions about one video have one each."""
+    folder.mkdir(exist_ok=True)
+    names = {row.id: f"{file_name(row.id)}.json" for row in rows if row.answered}
+    for old in set(folder.glob("*.json")) - {folder / name for name in names.values()}:
+        old.unlink()
+    for row in rows:
+        if not row.answered:
+            continue
+        content = {
+            "datasource": dataset,
+            "video_id": row.video_id,
+            "correct_answer": row.gt,
+            "answer": row.response,
+            "reasoning": split_answer(row.full_response)[0],
+            "full_response": row.full_response,
+            "is_correct": bool(row.correct),
+        }
+        text = json.dumps(content, ensure_ascii=False, indent=2) + "\n"
+        (folder / names[row.id]).write_text(text, encoding="utf-8")
+
+
+def file_name(key: str) -> str:
+    """A key as a file name, each its own."""
+    plain = re.sub(r"[^\w.-]+", "_", key)[:80]
+    return plain if plain == key else f"{plain}-{hashlib.sha256(key.encode()).hexdigest()[:8]}"

@@ -1,0 +1,336 @@
+"""`worldsmith evaluate` for reasoners: answers to the questions of a data set, compared with its own."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from worldsmith.actions.action import Result, left_out_lines, share_done
+from worldsmith.actions.model_action import AnswerAction, WritingAction, require_outside
+from worldsmith.actions.parents import training_data_of
+from worldsmith.checkpoint.formats.merged_adapter import Merged, merge_adapter
+from worldsmith.checkpoint.formats.stored_model import StoredModel
+from worldsmith.config import wrong
+from worldsmith.config.declare.ranges import Count, Share
+from worldsmith.config.errors import UserError
+from worldsmith.config.tree.plain import to_dict
+from worldsmith.config.tree.reader import from_dict
+from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
+from worldsmith.data.conversations.datasets.manifest import ManifestDataset
+from worldsmith.data.stream.errors import DataError
+from worldsmith.distributed.world import World, start_world, stop_world
+from worldsmith.evaluation.answers.answer_tasks import AnswerTask, AnswerTasks
+from worldsmith.evaluation.answers.bert_score import BertScore
+from worldsmith.evaluation.answers.judging import compare_accuracy, judge, measure, measure_slices
+from worldsmith.evaluation.answers.reading import split_answer
+from worldsmith.evaluation.answers.results import METRICS, RESULTS, Row, read_results
+from worldsmith.evaluation.answers.texts import Metric
+from worldsmith.files.fingerprint import fingerprint
+from worldsmith.files.writable import require_writable
+from worldsmith.monitor.lineage import Input, write_lineage
+from worldsmith.tools.evaluate.answer_records import (
+    Asked,
+    SavedAnswers,
+    count_outcomes,
+    find_repeated,
+    find_trained_on,
+    mark_of,
+    read_records,
+    write_outcome,
+)
+
+logger = logging.getLogger(__name__)
+
+MERGED = "merged"
+FIELDS = {"by_record": "task", "metropolis_sgd": "category"}
+"""Where records of such tasks name their kind, when nothing else is said."""
+
+
+class EvaluateAnswers(AnswerAction, WritingAction):
+    """Asks a reasoner the questions of a data set and compares its answers with the data set's last ones.
+
+    results.json has a row for each record, metrics.json the figures. --dataset names the kind: ManifestDataset
+    (VideoPhy-2), LlavaDataset, MessagesDataset or LlavaOneVision; --dataset.path its file or folder. Answers are
+    written as they come: the same command goes on where it was stopped. --processes N, and on several machines
+    `worldsmith launch --nnodes M --nproc-per-node N evaluate …`, share the questions among processes.
+    """
+
+    class Config(AnswerAction.Config, WritingAction.Config):
+        dataset: ChatDataset.Config = field(default_factory=ManifestDataset.Config)
+        """The questions, each with its true answer."""
+        out: str
+        """Folder of results.json, metrics.json and what else is written."""
+        task: Literal[
+            "auto", "binary", "mcq", "text", "scores", "its_directionality", "metropolis_sgd", "by_record"
+        ] = "auto"
+        """What answers are: yes or no, a letter, free text, a score from 1 to 5 (VideoPhy-2), a direction; by_record:
+        what each record says it is; auto: what all true answers are, else text."""
+        task_field: str = ""
+        """by_record and metropolis_sgd: the field of a record that names its kind; "" = task, and category."""
+        metrics: list[Metric] = field(default_factory=lambda: ["bleu", "rouge"])
+        """What is measured of free text in addition to exact and soft matches. bertscore is skipped with a warning if
+        its default model is not on this machine."""
+        bertscore: BertScore.Config = field(default_factory=BertScore.Config)
+        """The text encoder of bertscore."""
+        soft_threshold: Share = 0.8
+        """A soft match has a token F1 of at least this."""
+        slices: list[str] = field(default_factory=list)
+        """Figures of parts of the data too: by question (its numbers left out), duration (of the video), or any field
+        of the records."""
+        against: str | None = None
+        """Results of another model on the same questions, results.json or its folder: what was gained and lost."""
+        merged: str | None = None
+        """Folder of the model with --adapter merged in, which is named by what it is made of and used again; null:
+        merged/ in --out."""
+        limit: Count | None = None
+        """Only the first so many records are asked."""
+        processes: Count | None = None
+        """Processes of this machine that share the questions, each with a GPU of its own if there are any; null: one.
+        The command `worldsmith evaluate` starts them; a launch has its own."""
+        shard: str | None = None
+        """i/N: only every N-th record from number i (0 to N-1) on, for machines that share the work; the answers/
+        folders of all, put together, are completed by the same command without it."""
+        max_failed: Share = 0.05
+        """When a larger share of the records cannot be asked, or the model fails at it, the exit code is 1."""
+        confusion_picture: bool = True
+        """Draw confusion.png where answers are one of a few."""
+        item_files: bool = True
+        """its_directionality: also a file for each record, in items/."""
+
+        def check(self) -> None:
+            super().check()
+            if self.shard is not None:
+                try:
+                    read_shard(self.shard)
+                except ValueError:
+                    raise wrong(self, "shard", why="it is not i/N with 0 <= i < N", remedy="give 0/4 to 3/4") from None
+                if self.force:
+                    raise wrong(self, "force", "shard", why="the answers of the other machines would be lost, too",
+                                remedy="choose another folder")  # fmt: skip
+            if self.task_field and self.task not in FIELDS:
+                raise wrong(self, "task_field", "task", why=f"it is for {' and '.join(FIELDS)}")
+
+    config: Config
+
+    def plan(self) -> Iterator[str]:
+        exam, model = self.prepare(), self.find()
+        if not self.config.force:
+            SavedAnswers(Path(self.config.out)).require_same(self.asked_with(model))
+        media = exam.asked.media()
+        there = sum(Path(name).is_file() for name in media)
+        yield f"model    {model.folder} ({model.weights_in_words})"
+        if model.adapter is not None:
+            place = self.config.merged or Path(self.config.out) / MERGED
+            yield f"adapter  {model.adapter}, merged into a folder of {place}"
+        yield f"asked    {len(exam.asked.turns)} of {len(exam.asked.rows)} records of {exam.dataset.name}: {exam.kinds}"
+        if self.config.shard is not None:
+            number, count = read_shard(self.config.shard)
+            yield f"shard    {len(exam.asked.share(number, count))} of them, number {number} of {count}"
+        yield from left_out_lines(
+            f"{row.id}: {row.reason}" for row in exam.asked.rows if row.id not in exam.asked.turns
+        )
+        yield from (f"noted    {flag}" for flag in exam.dataset.flags())
+        yield f"media    {len(media)} files are named, {there} are there; no other file is opened"
+        yield f"decoding {', '.join(f'{name} {value:g}' for name, value in self.how(model).items() if name in SHOWN)}"
+        yield from (f"skipped  {name}: {reason}" for name, reason in exam.skipped_metrics.items())
+        yield f"folder   {self.config.out}"
+
+    def run(self) -> Result:
+        out = Path(self.config.out)
+        require_writable(out)
+        exam, model = self.prepare(), self.find()
+        saved = SavedAnswers(out)
+        try:
+            world = start_world()
+            for name, reason in exam.skipped_metrics.items() if world.is_main else ():
+                logger.warning("%s is skipped: %s", name, reason)
+            merged, mistake = world.broadcast(self.begin(out, saved, model) if world.is_main else None)
+            if mistake:
+                raise UserError(mistake)
+            for flag in exam.dataset.flags() if world.is_main else ():
+                logger.warning("%s: %s", flag, flag.named)
+            overlap = self.find_overlap(exam, model) if world.is_main else {}
+            self.ask(exam, model, saved, world, None if merged is None else merged.folder)
+            world.barrier()
+            return self.finish(exam, model, saved, merged, overlap) if world.is_main else Result()
+        finally:
+            stop_world()
+
+    def prepare(self) -> Exam:
+        """What is asked and how it is judged.
+
+        Raises:
+            UserError: The settings do not fit the data.
+            DataError: The data set cannot be read, or records lack the `video_fps` that it requires.
+        """
+        config = self.config
+        dataset: ChatDataset = config.dataset.build()
+        dataset.require_rates()
+        name = config.task_field or FIELDS.get(config.task, "")
+        asked = read_records(dataset, limit=config.limit, task_field=name, slices=config.slices)
+        tasks = AnswerTasks(metrics=config.metrics, soft_threshold=config.soft_threshold)
+        chosen = tasks.choose(config.task, asked.truths, asked.kinds)
+        skipped = tasks.use(config.bertscore.build(), chosen.values()) if "bertscore" in config.metrics else ""
+        if config.against is not None:
+            read_results(config.against)
+        return Exam(dataset, asked, chosen, {"bertscore": skipped} if skipped else {})
+
+    def begin(self, out: Path, saved: SavedAnswers, model: StoredModel) -> tuple[Merged | None, str]:
+        """What one process does for all: the model with its adapter, if it has one, and what all have to refuse."""
+        try:
+            if not saved.folder.exists() and (out / RESULTS).exists() and not self.config.force:
+                raise FileExistsError(f"{out / RESULTS} is of another command; choose another folder, or give --force")
+            saved.begin(self.asked_with(model), anew=self.config.force)
+            if model.adapter is None:
+                return None, ""
+            return merge_adapter(model, Path(self.config.merged or out / MERGED)), ""
+        except (UserError, ValueError, OSError) as error:
+            return None, str(error)
+
+    def asked_with(self, model: StoredModel) -> dict[str, Any]:
+        """What all answers in a folder have in common. Raises UserError for results among the model's own files."""
+        require_outside(Path(self.config.out), model)
+        adapter = None if model.adapter is None else fingerprint(model.adapter)
+        return {"weights": model.weights, "model": fingerprint(model.folder), "adapter": adapter, **self.how(model)}
+
+    def ask(self, exam: Exam, model: StoredModel, saved: SavedAnswers, world: World, merged: str | None) -> None:
+        """Asks what this process has to and what has no answer yet."""
+        config = self.config
+        first, parts = (0, 1) if config.shard is None else read_shard(config.shard)
+        number, count = first + parts * world.rank, parts * world.size
+        known = saved.read()
+        marks = {key: mark_of(turns) for key, turns in exam.asked.share(number, count)}
+        earlier = {key for key, _ in known} - {key for key, mark in known if marks.get(key) == mark}
+        changed = sum(world.gather(len(earlier & marks.keys())))
+        if changed and world.is_main:
+            logger.warning("%d records have other text or media than when they were answered: asked again", changed)
+        done = {key for (key, mark), line in known.items() if marks.get(key) == mark and "error" not in line}
+        waiting = [(key, turns) for key, turns in exam.asked.share(number, count) if key not in done]
+        if not waiting:
+            return
+        device = world.device if world.size > 1 and config.device is None else None
+        answerer = self.answerer(model, device=device, merged=merged)
+        show = share_done("answering") if world.is_main else None
+        answers = answerer.answers(
+            waiting,
+            batch_size=config.batch_size,
+            max_new_tokens=config.max_new_tokens,
+            decoding=self.decoding,
+            forgiving=True,
+        )
+        for answered, answer in enumerate(answers, start=1):
+            saved.add(answer, marks[answer.key], number=number, count=count)
+            if show is not None:
+                show(answered, len(waiting))
+
+    def find_overlap(self, exam: Exam, model: StoredModel) -> dict[str, int | None]:
+        """Counts records that repeat others, and those that the model was trained on; warns of both.
+
+        None: the training data are not known, or not here.
+        """
+        asked, trained_on = exam.asked, None
+        count, repeated = len(asked.turns), find_repeated(asked)
+        if repeated:
+            logger.warning(
+                "%d of %d records show and say the same as another one, and count again: %d are distinct",
+                repeated, count, count - repeated,
+            )  # fmt: skip
+        settings = None if model.weights == "untrained" else training_data_of(model.adapter or model.folder)
+        if settings is not None and isinstance(settings.get("dataset"), dict):
+            try:
+                dataset = from_dict(settings["dataset"], ChatDataset.Config)
+                trained_on = find_trained_on(asked, dataset.build())
+            except (UserError, DataError, ValueError, OSError) as error:
+                logger.warning("the records are not compared with the model's training data: %s", error)
+        if trained_on:
+            logger.warning(
+                "%d of %d records are in the training data of the model: the figures do not tell how it does on new "
+                "data", trained_on, count,
+            )  # fmt: skip
+        return {"repeated": repeated, "in_training_data": trained_on}
+
+    def finish(
+        self,
+        exam: Exam,
+        model: StoredModel,
+        saved: SavedAnswers,
+        merged: Merged | None,
+        overlap: Mapping[str, int | None],
+    ) -> Result:
+        """Judges the answers when all are there, and writes what came out."""
+        config, out, known = self.config, Path(self.config.out), saved.read()
+        rows, lacking = exam.asked.rows, 0
+        for row in rows:
+            if row.id not in exam.asked.turns:
+                continue
+            line = known.get((row.id, mark_of(exam.asked.turns[row.id])))
+            if line is None:
+                lacking += 1
+            elif "error" in line:
+                row.status = "gen_error" if line["status"] == "gen_error" else "prep_error"
+                row.reason, row.task = line["error"], exam.tasks[row.id].name
+            else:
+                judge(row, exam.tasks[row.id], line["said"])
+        if lacking:
+            said = f"{len(rows) - lacking} of {len(rows)} records are done; the last answer brings the results"
+            return Result([f"{saved.folder}: {said}"], {"lacking": lacking})
+        facts = {
+            **measure(rows, exam.tasks, config.task),
+            **count_outcomes(rows),
+            "overlap": overlap,
+            "skipped_metrics": exam.skipped_metrics,
+            "slices": measure_slices(rows),
+            "dataset": exam.dataset.name,
+            "model": str(model.folder),
+            "weights": model.weights,
+            "iteration": model.iteration,
+            "generation": self.how(model),
+        }
+        if merged is not None:
+            facts |= {"adapter": str(model.adapter), "merged": asdict(merged)}
+        if config.against is not None:
+            facts["against"] = {
+                "results": config.against,
+                **compare_accuracy(rows, read_results(config.against), exam.right),
+            }
+        result = write_outcome(out, rows, facts, config)
+        inputs = [*self.inputs(model), Input("dataset", exam.dataset.name, {"records": len(rows)})]
+        inputs += [] if config.against is None else [Input("results", config.against)]
+        write_lineage(out, action="evaluate", settings=to_dict(config), inputs=inputs, outputs=[RESULTS, METRICS])
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class Exam:
+    """What is asked, and how answers are judged."""
+
+    dataset: ChatDataset
+    asked: Asked
+    tasks: Mapping[str, AnswerTask]
+    """By the id of the record."""
+    skipped_metrics: Mapping[str, str]
+    """Metrics that cannot be computed, with the reason."""
+
+    @property
+    def kinds(self) -> str:
+        """The tasks, for people."""
+        counts = Counter(task.name for task in self.tasks.values())
+        return ", ".join(name if len(counts) == 1 else f"{name} {count}" for name, count in counts.items())
+
+    def right(self, row: Row, response: str) -> bool:
+        return bool(self.tasks[row.id].right(split_answer(response)[1], row.gt))
+
+
+SHOWN = ("max_new_tokens", "temperature", "top_p", "repetition_penalty", "seed")
+
+
+def read_shard(text: str) -> tuple[int, int]:
+    """(i, N) of "i/N". Raises ValueError."""
+    number, count = map(int, text.split("/"))
+    if not 0 <= number < count:
+        raise ValueError(text)
+    return number, count

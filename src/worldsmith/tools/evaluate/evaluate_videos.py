@@ -1,0 +1,373 @@
+"""`worldsmith evaluate` for video generators, with prompts of one's own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from worldsmith.actions.action import Action, Result, share_done
+from worldsmith.actions.model_action import VideoAction, find_device, require_outside
+from worldsmith.actions.registry import kind_for_flag
+from worldsmith.checkpoint.formats.find_model import find_model
+from worldsmith.checkpoint.formats.stored_model import StoredModel
+from worldsmith.config import wrong
+from worldsmith.config.declare.configurable import field_names
+from worldsmith.config.declare.ranges import Count
+from worldsmith.config.errors import UserError
+from worldsmith.config.tree.plain import class_defaults, to_dict
+from worldsmith.data.clips.latent_grid import LatentGrid
+from worldsmith.data.stream.errors import DataError
+from worldsmith.distributed.world import world_size
+from worldsmith.evaluation.generated_video import GeneratedVideo, find_real
+from worldsmith.evaluation.measuring import LOSS, REAL, format_measurements
+from worldsmith.evaluation.metrics.registry import METRICS, Evaluator, MetricOptions
+from worldsmith.files.atomic import write_text
+from worldsmith.files.fingerprint import fingerprint
+from worldsmith.files.writable import require_writable
+from worldsmith.models.video_model import Mode
+from worldsmith.monitor.lineage import Input, write_lineage
+from worldsmith.monitor.page.run_page import refresh_page
+from worldsmith.monitor.run_record import package_versions
+from worldsmith.sampling.sample_files import read_files
+from worldsmith.tools.evaluate.held_out import SAMPLES, HeldOutClips, HeldOutLoss, choose_mode, write_samples
+from worldsmith.tools.evaluate.video_metrics import (
+    RESULT,
+    Evaluators,
+    draw,
+    measure_all,
+    metric_configs,
+    read_known,
+    record,
+    values_of,
+)
+from worldsmith.tools.generate.generate import GenerateVideos
+from worldsmith.tools.generate.sample_order import SHEET, Order, mark_of, order_of
+
+logger = logging.getLogger(__name__)
+
+SAME_FORM = ("height", "width", "num_frames", "fps")
+"""What the samples of two models must share to be compared."""
+
+
+class EvaluateVideos(VideoAction):
+    """Measures what a generator has learned, on clips of one's own, samples of one's own or a moving-shapes dataset.
+
+    --dataset DIR takes a data set of clips that was not trained on: the loss on them is measured, videos are generated
+    of their captions and compared with the clips. -i FILE takes files of samples as `worldsmith generate` does. Videos
+    are made of each model, complete ones are left alone, and evaluation.json, a table and a contact sheet say what is
+    measured of them. --prompts takes the prompts of a moving-shapes dataset and counts the videos that show what they
+    ask for.
+    """
+
+    aliases: ClassVar[Mapping[str, str]] = {**VideoAction.aliases, "-i": "input_files"}
+
+    class Config(MetricOptions, VideoAction.Config):
+        dataset: str | None = None
+        """A data set of clips, read as the training data were: its video_dataset_file.jsonl, the folder of it, or .tar
+        shards."""
+        max_videos: Count = 16
+        """With --dataset: videos are generated of the first so many clips; --evaluators loss generates none."""
+        model_mode: Mode | None = None
+        """With --dataset: what videos are generated from; null: from text if the model can, else from a first frame."""
+        input_files: list[str] = field(default_factory=list)
+        """Files of samples, or patterns; the flag may be repeated. The real video of a sample is named by `real` in its
+        `extra`, else it is the vision_path of a video that goes on from its beginning."""
+        prompts: str | None = None
+        """prompts.jsonl of a moving-shapes dataset."""
+        out: str
+        """Folder of the videos, a contact sheet and evaluation.json (or adherence.json)."""
+        untrained: str | None = None
+        """A run whose first weights are measured beside the model."""
+        baseline: str | None = None
+        """Another model that is measured beside it."""
+        weights: Literal["auto", "ema", "live"] = "auto"
+        """auto: the EMA weights (ema) if there are any, else the raw weights (live)."""
+        evaluators: list[Evaluator] = field(default_factory=list)
+        """What is measured; empty: all that can be."""
+
+        def check(self) -> None:
+            if sum((self.prompts is not None, bool(self.input_files), self.dataset is not None)) != 1:
+                raise wrong(self, "dataset", "input_files", "prompts", why="one of them says what is measured on",
+                            remedy="give one")  # fmt: skip
+            defaults = class_defaults(type(self))
+            for name in ("baseline", "evaluators", *field_names(MetricOptions)):
+                if self.prompts is not None and getattr(self, name) != defaults[name]:
+                    raise wrong(self, name, "prompts", why="the former needs files of samples, or a data set",
+                                remedy="give these with --input-files, and what they show in their extra")  # fmt: skip
+            if self.dataset is None and "loss" in self.evaluators:
+                raise wrong(self, "evaluators", "dataset", why="the loss is measured on a data set of clips",
+                            remedy="give --dataset DIR")  # fmt: skip
+            if self.dataset is None and self.model_mode is not None:
+                raise wrong(self, "model_mode", "dataset", why="samples of files say it themselves",
+                            remedy="write it into the files")  # fmt: skip
+
+    config: Config
+    mode: Mode | None = None
+    """What videos of a data set are generated from; None: files of samples say it."""
+    modes: Sequence[Mode] = ()
+    """What the model could generate them from."""
+
+    def plan(self) -> Iterator[str]:
+        require_one_process()
+        if self.config.prompts is not None:
+            yield from self.on_prompts().plan()
+            return
+        self.evaluators.require_folders()
+        if self.config.dataset is not None:
+            yield from self.plan_clips(self.config.dataset)
+        else:
+            for name, (order, _) in self.orders().items():
+                self.samples(order)
+                yield f"{name:<12}{order.model.folder} ({order.model.weights_in_words})"
+                yield f"{'':<12}{order.count(len(order.made()))}, in {order.out}"
+        yield f"{'evaluators':<12}{', '.join(self.evaluators.active)}"
+        yield from (f"{'skipped':<12}{name}: {reason}" for name, reason in self.evaluators.skipped.items())
+        yield f"{'figures':<12}{Path(self.config.out) / RESULT}"
+
+    def plan_clips(self, dataset: str) -> Iterator[str]:
+        """What would be done with a data set of clips, of which none is opened."""
+        models = self.models()
+        clips = self.held_out_clips(dataset, models)
+        for name, model in models.items():
+            yield f"{name:<12}{model.folder} ({model.weights_in_words})"
+        yield f"{'data':<12}{clips.dataset.num_samples} windows of {clips.dataset.name}"
+        yield from clips.left_out_lines()
+        yield from (f"{'noted':<12}{line}" for line in self.find_trained_on(clips)[1])
+        if LOSS in self.evaluators.active:
+            yield f"{'loss':<12}{clips.why_no_loss or f'of every window, seed {clips.data.seed}'}"
+        if self.evaluators.generates:
+            count = min(self.config.max_videos, clips.dataset.num_samples)
+            yield f"{'videos':<12}{count} of each model, {self.mode}"
+
+    def run(self) -> Result:
+        require_one_process()
+        if self.config.prompts is not None:
+            return self.on_prompts().run()
+        self.evaluators.require_folders()
+        if self.config.dataset is not None:
+            return self.run_on_clips(self.config.dataset)
+        orders = self.orders()
+        samples = {name: self.samples(order) for name, (order, _) in orders.items()}
+        require_writable(Path(self.config.out))
+        for _, generation in orders.values():
+            generation.run()
+        return self.measure({name: order for name, (order, _) in orders.items()}, samples)
+
+    def run_on_clips(self, dataset: str) -> Result:
+        """Measures the loss on a data set of clips, and generates and measures videos of its captions."""
+        models, out = self.models(), Path(self.config.out)
+        clips = self.held_out_clips(dataset, models)
+        require_writable(out)
+        trained_on, warnings = self.find_trained_on(clips)
+        for warning in warnings:
+            logger.warning("%s", warning)
+        device = find_device(self.config.device)
+        orders = {name: order_of(model, device, [], out / name) for name, model in models.items()}
+        losses: dict[str, HeldOutLoss] = {}
+        for name, order in orders.items() if LOSS in self.evaluators.active else ():
+            progress = share_done(f"held-out loss of {clips.dataset.num_samples} windows ({name})")
+            losses[name] = clips.measure_loss(order, progress, anew=self.config.force)
+        samples: dict[str, list[GeneratedVideo]] = {name: [] for name in orders}
+        if self.evaluators.generates:
+            assert self.mode is not None  # since the data set was read
+            write_samples(clips, out, self.config.max_videos, self.mode, anew=self.config.force)
+            found = self.orders()
+            samples = {name: self.samples(order) for name, (order, _) in found.items()}
+            for _, generation in found.values():
+                generation.run()
+            orders = {name: order for name, (order, _) in found.items()}
+        facts = {
+            "dataset": clips.dataset.name,
+            "iteration": models["trained"].iteration,
+            "weights": models["trained"].weights,
+            "held_out": {
+                "windows": clips.dataset.num_samples,
+                "fingerprint": clips.dataset.fingerprint,
+                "in_training_data": trained_on,
+                "left_out": list(clips.left_out.values()),
+                "seed_of_loss": clips.data.seed,
+            },
+        }
+        return self.measure(orders, samples, losses, facts, clips.left_out_lines())
+
+    def held_out_clips(self, dataset: str, models: Mapping[str, StoredModel]) -> HeldOutClips:
+        """The data set; from now on it is known what videos are generated from.
+
+        Raises UserError for an --out in the folder of a model, and when nothing can be measured.
+        """
+        for model in models.values():
+            require_outside(Path(self.config.out), model)
+        self.modes = models["trained"].config.modes
+        self.mode = choose_mode(self.modes, self.config.model_mode)
+        self.evaluators.require_active()
+        return HeldOutClips(dataset, models["trained"])
+
+    def find_trained_on(self, clips: HeldOutClips) -> tuple[int | None, list[str]]:
+        """The number of windows that the model was trained on, None if it is not known; and what to warn of."""
+        try:
+            count = clips.count_trained_on()
+        except (UserError, DataError, ValueError, OSError) as error:
+            return None, [f"the clips are not compared with the model's training data: {error}"]
+        if not count:
+            return count, []
+        total = clips.dataset.num_samples
+        told = "the figures do not tell how the model does on new clips"
+        return count, [f"{count} of {total} windows are of clips that are in the training data of the model: {told}"]
+
+    def measure(
+        self,
+        orders: Mapping[str, Order],
+        samples: Mapping[str, Sequence[GeneratedVideo]],
+        losses: Mapping[str, HeldOutLoss] | None = None,
+        about: Mapping[str, Any] | None = None,
+        lines: Sequence[str] = (),
+    ) -> Result:
+        """Measures what is made, or repeats what was measured of the same. `about` and `lines` go into the result."""
+        out, losses = Path(self.config.out), losses or {}
+        file, signature = out / RESULT, self.signature(samples, losses)
+        makes = any(samples.values())
+        last = [*([f"contact sheet {out / SHEET}"] if makes else []), f"figures       {file}"]
+        notes = [*lines, *(f"skipped the metric {name}: {reason}" for name, reason in self.evaluators.skipped.items())]
+        known = {} if self.config.force else read_known(file, signature)
+        if known and (not makes or (out / SHEET).is_file()):
+            line = f"{file} is complete for these videos; nothing to do (--force makes and measures them again)"
+            return Result([line, *format_measurements(known["figures"]), *notes, *last], known)
+        metrics = self.evaluators.build(find_device(self.config.device))
+        figures, models, real = measure_all(samples, losses, metrics)
+        values = {name: values_of(scores) for name, scores in models.items()}
+        if not any(figure[name]["samples"] for figure in figures.values() for name in samples):
+            raise UserError(
+                f"nothing could be measured: {'; '.join([*format_measurements(figures)][1 + len(figures) :])}"
+            )
+        if makes:
+            draw(out / SHEET, samples)
+        facts: dict[str, Any] = {
+            "signature": signature,
+            **(about or {}),
+            "evaluators": self.evaluators.active,
+            "skipped": self.evaluators.skipped,
+            "models": {name: order.about for name, order in orders.items()},
+            "fingerprints": {name: fingerprint(order.model.folder) for name, order in orders.items()},
+            "versions": package_versions(),
+            "figures": figures,
+            "samples": {
+                name: [record(one, values[name].get(one.name, {}), out) for one in of] for name, of in samples.items()
+            },
+            REAL: real,
+            "losses": {name: of.losses for name, of in losses.items()},
+        }
+        write_text(file, json.dumps(facts, ensure_ascii=False, indent=1) + "\n")
+        refresh_page(out)
+        inputs = [Input("model", orders["trained"].model.folder)]
+        inputs += [Input("dataset", place) for place in self.config.input_files or [facts["dataset"]]]
+        outputs = [RESULT, *([SHEET] if makes else [])]
+        write_lineage(out, action="evaluate", settings=to_dict(self.config), inputs=inputs, outputs=outputs)
+        return Result([*format_measurements(facts["figures"]), *notes, *last], facts)
+
+    def on_prompts(self) -> Action:
+        """The action that measures with `prompts`, and its settings."""
+        kind = kind_for_flag("evaluate", "--prompts")
+        settings = {name: getattr(self.config, name) for name in field_names(kind.Config)}
+        action: Action = kind.Config(**settings).build()
+        return action
+
+    @property
+    def evaluators(self) -> Evaluators:
+        """What is measured."""
+        config = self.config
+        found = Evaluators(config.evaluators, metric_configs(config), self.mode, self.modes)
+        if config.evaluators:
+            return found
+        if config.dataset is not None:
+            chosen = [LOSS, *(name for name, kind in METRICS.items() if kind.by_default)]
+        else:
+            chosen = [name for name, kind in METRICS.items() if kind.weights is None or name in found.folders]
+        return replace(found, chosen=chosen)
+
+    def models(self) -> dict[str, StoredModel]:
+        """The models that are measured."""
+        config = self.config
+        found = {"trained": find_model(config.model, weights=config.weights, base=config.base)}
+        if config.baseline is not None:
+            found["baseline"] = find_model(config.baseline, base=config.base)
+        if config.untrained is not None:
+            found["untrained"] = find_model(config.untrained, weights="untrained", base=config.base)
+        return found
+
+    @property
+    def files(self) -> list[str]:
+        """The files of samples; those of a data set are written here."""
+        return self.config.input_files or [str(Path(self.config.out) / SAMPLES)]
+
+    def orders(self) -> dict[str, tuple[Order, GenerateVideos]]:
+        """What is generated with each model. Raises UserError when that cannot be compared."""
+        config = self.config
+        found: dict[str, tuple[Order, GenerateVideos]] = {}
+        for name, model in (("trained", config.model), ("baseline", config.baseline), ("untrained", config.untrained)):
+            if model is None:
+                continue
+            generation = GenerateVideos.Config(
+                model=model,
+                base=config.base,
+                force=config.force,
+                input_files=self.files,
+                out=str(Path(config.out) / name),
+                weights="untrained" if name == "untrained" else config.weights if name == "trained" else "auto",
+                num_steps=config.steps,
+                guidance=config.guidance,
+                dynamic_guidance=config.dynamic_guidance,
+                shift=config.shift,
+                scheduler=config.scheduler,
+                device=config.device,
+            ).build()
+            order = generation.prepare()
+            first = found["trained"][0] if found else order
+            for sample, other in zip(order.samples, first.samples, strict=True):
+                if differing := [one for one in SAME_FORM if getattr(sample, one) != getattr(other, one)]:
+                    raise UserError(
+                        f"{sample.name}: {' and '.join(differing)} would be "
+                        f"{', '.join(f'{getattr(sample, one):g}' for one in differing)} with {model}, and "
+                        f"{', '.join(f'{getattr(other, one):g}' for one in differing)} with {config.model}; say in the "
+                        "files of samples what it is to be"
+                    )
+            found[name] = order, generation
+        return found
+
+    def samples(self, order: Order) -> list[GeneratedVideo]:
+        """What an order makes. Raises UserError for a real video that is not there."""
+        folders = {entry.name: entry.layers[0].folder for entry in read_files(self.files)}
+        grid = LatentGrid(*order.model.config.latent_grid)
+        found: list[GeneratedVideo] = []
+        for sample in order.samples:
+            entry = sample.name if sample.name in folders else sample.name.rpartition("/")[0]
+            given = len(sample.condition_frame_indexes_vision)
+            kept = grid.pixel_frames(given) if given else 0
+            args = json.loads(json.dumps(order.arguments(sample)))
+            file = order.out / sample.name / sample.file
+            found.append(GeneratedVideo(args, file, kept, find_real(sample, folders[entry])))
+        return found
+
+    def signature(self, samples: Mapping[str, Sequence[GeneratedVideo]], losses: Mapping[str, HeldOutLoss]) -> str:
+        """Changes with the metrics, their weights and settings, every loss, every video, and every real one."""
+        networks = [fingerprint(folder) for folder in self.evaluators.folders.values()]
+        found = [[name, of.losses, of.left_out] for name, of in losses.items()]
+        settings = [to_dict(self.evaluators.configs[name]) for name in METRICS if name in self.evaluators.active]
+        digest = hashlib.sha256(repr([self.evaluators.active, settings, networks, found]).encode())
+        for name, sample in ((name, sample) for name, of in samples.items() for sample in of):
+            files = [sample.file, *([] if sample.source is None else [sample.source])]
+            digest.update(f"{name} {json.dumps(sample.args, sort_keys=True)} {mark_of(files)}\n".encode())
+        return digest.hexdigest()
+
+
+def require_one_process() -> None:
+    """Raises UserError in a launch of several."""
+    if world_size() > 1:
+        raise UserError(
+            "videos are measured by one process; `worldsmith launch … generate MODEL -i FILE -o OUT/trained` makes "
+            "them in several, and `worldsmith evaluate MODEL -i FILE -o OUT` then measures them"
+        )

@@ -1,0 +1,288 @@
+"""A data set of clips that a video model is evaluated on: the held-out loss, and samples of captions with clips."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from worldsmith.actions.action import left_out_lines
+from worldsmith.actions.parents import training_tree_of
+from worldsmith.checkpoint.formats.stored_model import StoredModel
+from worldsmith.config.errors import UserError
+from worldsmith.config.tree.plain import to_dict
+from worldsmith.config.tree.reader import from_dict
+from worldsmith.data.clips.captions import choose_caption
+from worldsmith.data.clips.latent_grid import LatentGrid
+from worldsmith.data.clips.video_dataset import VideoDataset, Window
+from worldsmith.data.clips.video_loader import VideoLoader
+from worldsmith.data.content_mark import content_mark
+from worldsmith.data.stream.errors import SampleError
+from worldsmith.data.stream.quarantine import Rejection, Tally
+from worldsmith.files.atomic import write_text
+from worldsmith.files.fingerprint import fingerprint
+from worldsmith.files.json_file import read_json_object
+from worldsmith.files.lines import read_lines
+from worldsmith.models.video_model import Mode
+from worldsmith.objectives.objective import Objective
+from worldsmith.tasks.registry import task_of
+from worldsmith.tools.evaluate.answer_records import file_name
+from worldsmith.tools.generate.generate import load_generator
+from worldsmith.tools.generate.sample_order import Order
+
+LOSSES = "held_out_loss.json"
+
+
+@dataclass(slots=True)
+class HeldOutLoss:
+    """The training objective on each clip, with one draw of noise per clip that follows from the seed."""
+
+    losses: dict[str, float | str] = field(default_factory=dict)
+    """By the key of the clip's window; text says why there is none."""
+    left_out: list[dict[str, Any]] = field(default_factory=list)
+
+
+class HeldOutClips:
+    """A data set, read with the data settings of the run that trained a model."""
+
+    def __init__(self, path: str, model: StoredModel) -> None:
+        """Opens no clip. Raises DataError for a data set that cannot be read, UserError for a model that states no
+        size of its clips."""
+        self.model = model
+        self.tree = training_tree(model)
+        self.data = data_settings(model, self.tree, path)
+        self.dataset = VideoDataset(self.data.dataset)
+        self.left_out: dict[str, dict[str, Any]] = {}
+        """Clips that cannot be used, by key."""
+        self.leave_out(self.dataset.rejections)
+        if not self.dataset.windows:
+            raise self.nothing_usable()
+
+    @property
+    def why_no_loss(self) -> str:
+        """Why the training objective is not known; "" = it is."""
+        if self.tree is not None:
+            return ""
+        return (
+            f"{self.model.folder} does not state its training objective, and no lineage.json leads to the run that "
+            "trained it: give the run folder"
+        )
+
+    def leave_out(self, rejections: Iterable[Rejection]) -> None:
+        self.left_out |= {one.key: {k: v for k, v in asdict(one).items() if v is not None} for one in rejections}
+
+    def nothing_usable(self) -> UserError:
+        return UserError(f"{self.dataset.name} has no clip that can be used: {'; '.join(self.left_out_lines())}")
+
+    def left_out_lines(self) -> list[str]:
+        """Names the clips that are left out, each with its reason."""
+        return left_out_lines(f"{one['key']}: {one['reason']}: {one['detail']}" for one in self.left_out.values())
+
+    def count_trained_on(self) -> int | None:
+        """The number of windows whose clip is in the training data too, by path or content; None: these are not known.
+
+        Raises DataError when the training data cannot be read.
+        """
+        section = (self.tree or {}).get("dataloader_train")
+        if not isinstance(section, dict) or self.model.weights == "untrained":
+            return None
+        trained = VideoDataset(from_dict(section["dataset"], VideoDataset.Config))
+        seen = traces(trained)
+        return sum(bool(seen & trace) for trace in map(set, traces_by_window(self.dataset)))
+
+    def measure_loss(self, order: Order, progress: Callable[[int, int], None], *, anew: bool) -> HeldOutLoss:
+        """The loss of a model, which may be another one than that of these settings; an unchanged one is not measured
+        again. Its file is in the folder of the order."""
+        tree = training_tree(order.model)
+        if reason := self.why_not_comparable(order.model, tree):
+            return HeldOutLoss({"": reason})
+        assert tree is not None  # else its loss cannot be compared
+        file, signature = order.out / LOSSES, self.signature(order, tree)
+        if file.is_file() and not anew and (known := read_json_object(file)).get("signature") == signature:
+            found = HeldOutLoss(known["losses"], known["left_out"])
+            self.left_out |= {one["key"]: one for one in found.left_out}
+            return found
+        tally = Tally("val")
+        losses = compute_losses(order, self.data, tree["objective"], tally, progress)
+        self.leave_out(tally.rejections)
+        found = HeldOutLoss(losses, [self.left_out[one.key] for one in tally.rejections])
+        text = json.dumps({"signature": signature, **asdict(found)}, ensure_ascii=False, indent=1)
+        order.out.mkdir(parents=True, exist_ok=True)
+        write_text(file, text + "\n")
+        return found
+
+    def why_not_comparable(self, model: StoredModel, tree: Mapping[str, Any] | None) -> str:
+        """Why the loss of `model` says nothing next to that of the first model; "" = it does."""
+        if self.tree is None:
+            return self.why_no_loss
+        if tree is None:
+            return f"{model.folder} does not state its training objective: give the run folder"
+        one, other = (
+            [found["objective"], to_dict(data_settings(model, found, self.data.dataset.path).dataset)]
+            for found in (self.tree, tree)
+        )
+        kinds = [[of.spec.name, *of.config.latent_grid] for of in (self.model, model)]
+        if kinds[0] != kinds[1] or one != other:
+            return f"{model.folder} has another family, latent size, objective or other data settings"
+        return ""
+
+    def signature(self, order: Order, tree: Mapping[str, Any]) -> str:
+        """Changes with the weights, the objective, the data settings and the content of the data."""
+        model = order.model
+        adapter = None if order.adapter is None else fingerprint(order.adapter)
+        facts = [fingerprint(model.folder), adapter, model.weights, model.base, tree["objective"], to_dict(self.data)]
+        text = json.dumps([*facts, self.dataset.fingerprint], sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def training_tree(model: StoredModel) -> Mapping[str, Any] | None:
+    """The config of the run that trained a model, as plain data; None where it is not known."""
+    return model.tree or training_tree_of(model.adapter or model.folder)
+
+
+def data_settings(model: StoredModel, tree: Mapping[str, Any] | None, path: str) -> VideoLoader.Config:
+    """The run's settings of validation data, else of training data, for the data set at `path`, with every caption.
+
+    Without a run the clips have the size, length and rate that the model states. Raises UserError if it states none.
+    """
+    if tree is not None:
+        section = tree.get("dataloader_val") or tree["dataloader_train"]
+        data: Any = from_dict(section, task_of(model.spec.name).loader_class.Config)
+        if not isinstance(data, VideoLoader.Config):
+            raise UserError(f"{model.folder} was not trained on clips, so that it cannot be evaluated on --dataset")
+        return replace(data, latent_cache="", dataset=replace(data.dataset, path=path, cfg_dropout_rate=0.0))
+    form = {name: getattr(model.defaults, name) for name in ("height", "width", "num_frames", "fps")}
+    if missing := [name for name, value in form.items() if value is None]:
+        raise UserError(
+            f"{model.folder} does not state the {', '.join(missing)} of its clips, and the run that trained it is not "
+            "known: give the run folder"
+        )
+    timing = {} if form["num_frames"] == 1 else {"temporal_interval_mode": "target_fps", "target_fps": form["fps"]}
+    size = {"resolution": f"{form['width']}x{form['height']}", "num_video_frames": form["num_frames"], "min_frames": 1}
+    dataset = VideoDataset.Config(path=path, cfg_dropout_rate=0.0, **size, **timing)
+    return VideoLoader.Config(dataset=dataset, max_samples_per_batch=1)
+
+
+def traces_by_window(dataset: VideoDataset) -> list[tuple[str, ...]]:
+    """What a clip is known by: its path, and a mark of its content where that is known."""
+    marks = [str(facts[0]) for _, facts in dataset.contents()]
+    return [(str(Path(window.path).resolve()), mark) for window, mark in zip(dataset.windows, marks, strict=True)]
+
+
+def traces(dataset: VideoDataset) -> set[str]:
+    return {trace for traces in traces_by_window(dataset) for trace in traces}
+
+
+def compute_losses(
+    order: Order,
+    data: VideoLoader.Config,
+    objective: Mapping[str, Any],
+    tally: Tally,
+    progress: Callable[[int, int], None],
+) -> dict[str, float | str]:
+    """The loss of each clip by itself, as a validation computes it: in eval mode, with noise by seed and position."""
+    import torch
+
+    from worldsmith.checkpoint.run.rng_state import untouched_rng
+    from worldsmith.training.step import means
+    from worldsmith.training.validation import evaluating
+
+    generator: Any = load_generator(order.model, order.adapter, order.device)
+    kind = task_of(order.model.spec.name)
+    task = kind(model=generator, objective=from_dict(dict(objective), Objective.Config), data=data, split="val")
+    task.quarantine, task.in_first_step = tally, False
+    loader = task.loader()
+    losses: dict[str, float | str] = {}
+    with untouched_rng(), evaluating(generator.network), torch.no_grad():
+        for sample in loader.first_samples():
+            found = means(task, [task.loss([sample], seed=data.seed)], [float(task.weigh([sample]))]).figures["loss"]
+            losses[sample.key] = found if math.isfinite(found) else "the loss is not finite"
+            progress(len(losses), len(loader.dataset))
+    progress(len(loader.dataset), len(loader.dataset))
+    return losses
+
+
+SAMPLES, REAL_FOLDER = "held_out_samples.jsonl", "real"
+PREFERRED: tuple[Mode, ...] = ("text2video", "image2video", "video2video", "text2image")
+
+
+def choose_mode(modes: Sequence[Mode], asked: Mode | None) -> Mode:
+    """What is generated out of what. Raises UserError for a mode that the model does not have."""
+    if asked is None:
+        return next(mode for mode in PREFERRED if mode in modes)
+    if asked not in modes:
+        raise UserError(f"--model-mode {asked}: this model does not make it; it makes {', '.join(modes)}")
+    return asked
+
+
+def write_samples(clips: HeldOutClips, out: Path, count: int, mode: Mode, *, anew: bool) -> None:
+    """Writes the first clips as training sees them, and `SAMPLES`, the samples of their captions.
+
+    An unchanged clip is not written again. Raises UserError when no clip can be used.
+    """
+    file, dataset, grid = out / SAMPLES, clips.dataset, LatentGrid(*clips.model.config.latent_grid)
+    lines = [json.loads(line) for line in read_lines(file)] if file.is_file() and not anew else []
+    known = {line["name"]: line for line in lines if isinstance(line, dict) and "name" in line}
+    samples: list[dict[str, Any]] = []
+    for window in dataset.windows:
+        if len(samples) == count:
+            break
+        try:
+            samples.append(write_sample(window, dataset.config, grid, out, mode, len(samples), known))
+        except SampleError as error:
+            clips.leave_out([Rejection(window.key, error.reason, error.detail, window.path, window.line)])
+    if not samples:
+        raise clips.nothing_usable()
+    if samples != lines:
+        write_text(file, "".join(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples))
+
+
+def write_sample(
+    window: Window,
+    config: VideoDataset.Config,
+    grid: LatentGrid,
+    out: Path,
+    mode: Mode,
+    seed: int,
+    known: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Writes a clip, unless its sample is `known`, and returns the sample. Raises SampleError for an unusable clip."""
+    import torch
+    from PIL import Image
+
+    from worldsmith.data.clips.inspect_clips import inspect_window
+    from worldsmith.data.clips.video_reader import Framing, read_frames
+    from worldsmith.sampling.video_writer import write_mp4
+
+    part = inspect_window(window, config, grid, random.Random(0))
+    caption = choose_caption(window.captions, config.caption_keys, random.Random(0))
+    assert caption is not None  # the data set leaves such windows out
+    (height, width), frames, name = part.size, part.selection.count, file_name(window.key)
+    still, video = f"{REAL_FOLDER}/{name}.png", f"{REAL_FOLDER}/{name}.mp4"
+    mode = "text2image" if frames == 1 else mode
+    real = still if frames == 1 else video
+    given = {"image2video": {"vision_path": still}, "video2video": {"vision_path": video}}.get(mode, {})
+    taken = [part.selection.start, part.selection.interval]
+    source = {
+        "clip": window.path,
+        "window": window.key,
+        "frames": taken,
+        "mark": window.mark or content_mark(window.path),
+    }
+    sample = {
+        **{"name": name, "prompt": caption.text, **given, "height": height, "width": width, "num_frames": frames},
+        **{"fps": part.fps, "seed": seed, "extra": {"real": real, **source}},
+    }
+    if known.get(name) == sample and all((out / path).is_file() for path in (still, real)):
+        return sample
+    pixels = read_frames(window.path, part.info, part.selection.indices, Framing((width, height), "training"))
+    (out / REAL_FOLDER).mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels[:, 0].transpose(1, 2, 0)).save(out / still)
+    if frames > 1:
+        write_mp4(out / video, torch.from_numpy(pixels), part.fps)
+    return sample

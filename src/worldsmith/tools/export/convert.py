@@ -1,0 +1,325 @@
+"""`worldsmith convert SOURCE`: makes a base checkpoint from weights in another format, tensor by tensor.
+
+What the source lacks by its nature (a reasoner has no generation tower and no heads) is made: copies of the
+understanding tower, and initial values from a seed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+
+from worldsmith import __version__
+from worldsmith.actions.action import Action, Result
+from worldsmith.checkpoint.dcp.parts import whole_checkpoint
+from worldsmith.checkpoint.formats.export_folder import publish_export, require_free, require_place
+from worldsmith.checkpoint.formats.export_weights import CONFIG, GIGABYTE, STEM, native_config, write_safetensors
+from worldsmith.checkpoint.formats.family_formats import AddsHeads, DType, LoadsPipelineAdapters, assembling, formats_of
+from worldsmith.checkpoint.formats.peft_adapter import (
+    PIPELINE_WEIGHTS,
+    export_adapter,
+    pipeline_file,
+    read_pipeline_file,
+)
+from worldsmith.checkpoint.formats.stored_adapter import AdapterLayout, StoredAdapter
+from worldsmith.checkpoint.formats.weight_formats import FORMATS, NATIVE_PREFIX, ForeignCheckpoints
+from worldsmith.checkpoint.sources.checkpoint_weights import LIVE
+from worldsmith.checkpoint.sources.open_weights import StartWeights, open_weights
+from worldsmith.checkpoint.sources.warm_start import LoadReport, compare_weights
+from worldsmith.checkpoint.sources.weight_source import JoinedWeights, MergedWeights, WeightSource
+from worldsmith.config import wrong
+from worldsmith.config.declare.ranges import Count, Seed
+from worldsmith.config.errors import UserError
+from worldsmith.config.tree.plain import to_dict
+from worldsmith.files.atomic import folder_aside
+from worldsmith.models.lora import MATRICES, is_adapter
+from worldsmith.models.model_files import local_folder
+from worldsmith.models.spec import ModelSpec
+from worldsmith.monitor.lineage import Input, write_lineage
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+class Convert(Action):
+    """Makes a base checkpoint out of weights in another format."""
+
+    places: ClassVar[tuple[str, ...]] = ("source",)
+    aliases: ClassVar[dict[str, str]] = {"-o": "out", "--checkpoint-path": "source"}
+
+    class Config(Action.Config):
+        source: str
+        """Diffusers pipeline or transformer folder, native export, Qwen3-VL or Edge reasoner folder, the hub name
+        (org/name) of one of these, a checkpoint, or a folder or file of SAT's."""
+        out: str
+        """The new folder."""
+        to: Literal["dcp", "native", "diffusers", "sat", "adapter", "vlm"] = "dcp"
+        """dcp: a checkpoint for checkpoint.load_path; native: safetensors with native names; diffusers: a transformer
+        folder; sat: a folder that SAT's args.load reads, adapters included; adapter: the adapters of
+        one of SAT's, or of a file for load_lora_weights; vlm: a reasoner for transformers, the source's language model
+        on a Qwen3-VL vision tower."""
+        vlm_model_name: str | None = None
+        """With vlm: the Qwen3-VL folder that gives config, tokenizer, preprocessor settings, and the vision tower of a
+        source that has none; null: the released model of the language model's size."""
+        vision_tower: str | None = None
+        """With vlm: where the vision tower is taken from; null: the source's own, else that of vlm_model_name."""
+        dtype: Literal["stored", "bfloat16", "float32"] = "stored"
+        """stored: that of each tensor in the source, float32 for what is initialised."""
+        action_gen: bool = False
+        """Make action heads where the source has none."""
+        sound_gen: bool = False
+        """Make sound heads where the source has none."""
+        seed: Seed = 0
+        """Of the initial values."""
+        lora_alpha: Count | None = None
+        """The alpha of the source's adapters, which are merged (with sat and adapter they stay); null: what the source
+        says, 1 for one of SAT's."""
+        vae: str | None = None
+        """With sat: write this VAE too, as vae/3d-vae.pt; null: none."""
+        force: bool = False
+        """Replace an earlier conversion."""
+
+        def check(self) -> None:
+            made = "action_gen", "sound_gen", "seed", "lora_alpha"
+            of_vlm = "vlm_model_name", "vision_tower"
+            others: dict[str, tuple[str, ...]] = {
+                "vlm": (*made, "vae"),
+                "sat": (*of_vlm, "lora_alpha"),
+                "adapter": (*of_vlm, *made[:3], "vae"),
+            }
+            idle = others.get(self.to, (*of_vlm, "vae"))
+            for name in idle:
+                if getattr(self, name):
+                    raise wrong(self, name, "to", why="the former has no effect here", remedy="leave it out")
+
+    config: Config
+
+    def plan(self) -> Iterator[str]:
+        config = self.config
+        require_place(Path(config.out), INDEX[config.to])
+        if config.to == "adapter":
+            yield f"the adapters of {config.source} would become {config.out}"
+            return
+        source = open_weights(config.source, field="SOURCE")
+        yield f"{source.describe}, {len(source.shapes)} tensors, would become {config.out} ({config.to})"
+
+    def run(self) -> Result:
+        config = self.config
+        if config.to == "vlm":
+            lines = assembling(config.to).assemble(
+                config.source,
+                config.out,
+                base=config.vlm_model_name,
+                tower=config.vision_tower,
+                dtype=config.dtype,
+                force=config.force,
+            )
+            self.record(config.source, *filter(None, (config.vlm_model_name, config.vision_tower)))
+            done = (
+                f"converted: {config.out} (vlm); to train from it: model.config.policy.backbone.model_name={config.out}"
+            )
+            return Result([*lines, done], {"folder": config.out, "to": config.to, "tensors": lines})
+        if config.to == "adapter":
+            said = convert_adapter(config.source, config.out, lora_alpha=config.lora_alpha, force=config.force)
+            self.record(config.source)
+            done = f"converted: {config.out} (adapter); to use it: --adapter {config.out}"
+            return Result([said, done], {"folder": config.out, "to": config.to, "tensors": [said]})
+        report = convert(
+            config.source,
+            config.out,
+            to=config.to,
+            dtype=config.dtype,
+            heads=["action"] * config.action_gen + ["sound"] * config.sound_gen,
+            seed=config.seed,
+            force=config.force,
+            lora_alpha=config.lora_alpha,
+            vae=config.vae,
+        )
+        self.record(whole_checkpoint(Path(report.folder)))
+        done = f"converted: {config.out} ({config.to}); to train from it: checkpoint.load_path={config.out}"
+        return Result([*report.lines(), done], {"folder": config.out, "to": config.to, "tensors": report.lines()})
+
+    def record(self, *parts: str | Path) -> None:
+        """Of the weights that were read: of a run whose newest checkpoint is damaged, those of the one before."""
+        config, inputs = self.config, [Input("model", place) for place in parts]
+        write_lineage(config.out, action="convert", settings=to_dict(config), inputs=inputs, outputs=["."])
+
+
+Format = Literal["dcp", "native", "diffusers", "sat"]
+INDEX = {
+    "dcp": "model",
+    "native": CONFIG,
+    "diffusers": CONFIG,
+    "vlm": CONFIG,
+    "sat": "latest",
+    "adapter": "adapter_config.json",
+}
+"""What every folder of the format has."""
+
+
+def convert(
+    path: str,
+    out: str | Path,
+    *,
+    to: Format = "dcp",
+    dtype: DType | Literal["stored"] = "stored",
+    heads: Sequence[str] = (),
+    seed: int = 0,
+    force: bool = False,
+    max_shard_size: int = 5 * GIGABYTE,
+    lora_alpha: float | None = None,
+    vae: str | None = None,
+) -> LoadReport:
+    """Writes the folder `out` from the weights at `path`, and returns the account of every tensor.
+
+    Args:
+        path: what `open_weights` takes.
+        to: dcp (what checkpoint.load_path reads fastest), native, diffusers (a transformer folder), or sat.
+        dtype: stored keeps each tensor's; initial values are float32.
+        heads: make these heads (action, sound) where the source has none.
+        seed: of the initial values.
+        force: replace what an earlier conversion wrote.
+        lora_alpha: of the source's adapters, which are merged (with sat they stay); None: what the source says.
+        vae: with sat, the VAE (what vae_path takes) that is written too.
+
+    The folder appears when it is complete. Raises FileNotFoundError when there are no weights, UserError when they are
+    not those of such a network, FileExistsError when `out` may not be replaced.
+    """
+    out = Path(out)
+    require_place(out, INDEX[to])
+    require_free(out, INDEX[to], force=force)
+    source = open_weights(path, field="SOURCE")
+    spec = find_spec(source, heads)
+    formats = formats_of(spec.name)
+    source = source if to == "sat" else with_merged_adapters(source, lora_alpha)
+    weights: WeightSource = StartWeights(spec, seed, source)
+    if to == "sat":
+        weights = with_adapters(weights, source)
+    new_heads = formats.head_names(source, heads) if isinstance(formats, AddsHeads) else []
+    report = compare_weights(
+        source, {LIVE + name: shape for name, shape in weights.shapes.items()}, spec=spec,
+        allow_initialised=[LIVE + name for name in new_heads],
+    )  # fmt: skip
+    dtype_of = weights.dtype if dtype == "stored" else formats.stored_dtype(dtype)
+    about = {
+        "worldsmith": __version__,
+        "versions": {name: version(name) for name in ("torch", "safetensors")},
+        "format": to,
+        "converted_from": source.describe,
+        "dtype": dtype,
+        "seed": seed,
+        "tensors": {"loaded": len(report.loaded), "copied": len(report.copied), "initialised": len(report.initialised)},
+        "model": to_dict(spec),
+    }
+    with folder_aside(out) as aside:
+        if to == "dcp":
+            write_dcp(aside / "model", weights, dtype_of)
+        elif to == "sat":
+            if not isinstance(formats, ForeignCheckpoints):
+                raise formats.not_converted(to)
+            formats.write_foreign(to, aside, spec, weights, dtype_of, vae)
+        else:
+            native = to == "native"
+            stem, key = (STEM, NATIVE_PREFIX.__add__) if native else formats.foreign_keys(to)
+            keys = {name: key(name) for name in weights.shapes}
+            write_safetensors(aside, stem, weights, keys, dtype_of, max_shard_size=max_shard_size)
+            config = native_config(spec, about) if native else formats.foreign_config(to, spec)
+            (aside / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        publish_export(aside, out, about, force=force)
+    return report
+
+
+def find_spec(source: WeightSource, heads: Sequence[str]) -> ModelSpec:
+    """The model that the weights belong to. Raises UserError when they do not say enough about it."""
+    if source.family:
+        return formats_of(source.family).model_of(source, heads)
+    complaint = UserError(f"{source.describe}: nothing says what model this is")
+    for formats in FORMATS.all():
+        try:
+            return formats.model_of(source, heads)
+        except UserError as error:
+            complaint = error
+    raise complaint
+
+
+def with_merged_adapters(source: WeightSource, alpha: float | None) -> WeightSource:
+    """The weights with the source's adapters in them; as they are without adapters, or without a known alpha."""
+    ranks = {shape[0] for name, shape in source.shapes.items() if name.endswith(MATRICES[0])}
+    alpha = alpha or source.adapter_alpha
+    if not ranks or alpha is None:
+        return source
+    if len(ranks) > 1:
+        raise UserError(f"{source.describe}: its adapters have several ranks: {sorted(ranks)}; expected one")
+    return MergedWeights(source, alpha / ranks.pop())
+
+
+def with_adapters(weights: WeightSource, source: WeightSource) -> WeightSource:
+    """The weights, and the source's adapters beside them."""
+    places: dict[str, tuple[WeightSource, str]] = {name: (weights, name) for name in weights.shapes}
+    return JoinedWeights(source.describe, places | {name: (source, name) for name in source.shapes if is_adapter(name)})
+
+
+def write_dcp(folder: Path, source: WeightSource, dtype_of: Callable[[str], torch.dtype]) -> None:
+    """Writes `net.*` as a torch.distributed.checkpoint folder; a tensor is read when its turn has come."""
+    import torch
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+    from torch.distributed.checkpoint.metadata import MetadataIndex
+
+    from worldsmith.checkpoint.dcp.parts import save_part
+
+    class ReadingPlanner(DefaultSavePlanner):
+        """Plans with tensors that have no memory, and reads each when it is to be written."""
+
+        def lookup_object(self, index: MetadataIndex) -> Tensor:
+            name = index.fqn.removeprefix(LIVE)
+            value = torch.empty(source.shapes[name], dtype=dtype_of(name))
+            source.read_into({name: value})
+            return value
+
+    state: Mapping[str, Any] = {
+        LIVE + name: torch.empty(shape, dtype=dtype_of(name), device="meta") for name, shape in source.shapes.items()
+    }
+    planner = ReadingPlanner()
+    planner.set_up_planner(cast(dict[str, Any], state))
+    # One file for each tensor: the writer keeps all tensors of a file in memory until it is closed.
+    save_part(folder, planner, single_file_per_rank=False)
+
+
+def convert_adapter(path: str, out: str | Path, *, lora_alpha: float | None = None, force: bool = False) -> str:
+    """Writes the folder `out`, and says what it holds.
+
+    `lora_alpha` is that of the adapters where the source does not say it; 1 for SAT's. Raises UserError for a source
+    without adapters, ValueError for adapters that are not understood.
+    """
+    layout, stored = read_foreign_adapter(path, lora_alpha)
+    if not export_adapter(layout, stored.weights, out, alpha=stored.alpha, dtype="float32", force=force):
+        return f"{out} is complete already, nothing to do"
+    return f"{len(stored.layers)} layers of a {layout.family} network, rank {stored.rank}, alpha {stored.alpha}"
+
+
+def read_foreign_adapter(path: str, lora_alpha: float | None) -> tuple[AdapterLayout, StoredAdapter]:
+    """Reads the adapters in a source, and returns them with the layout of their family."""
+    root = local_folder(path, file_patterns=("*.safetensors",), field="SOURCE")
+    file = pipeline_file(root)
+    if file is not None:
+        for formats in FORMATS.all():
+            if isinstance(formats, LoadsPipelineAdapters):
+                stored = read_pipeline_file(formats.adapter_layout, file, lora_alpha)
+                if formats.adapts(stored.layers):
+                    return formats.adapter_layout, stored
+        raise UserError(f"{file} adapts layers of no network that is known here")
+    source: Any = open_weights(path, field="SOURCE")
+    weights = {name: source.read(name) for name in source.shapes if is_adapter(name)}
+    alpha = lora_alpha or source.adapter_alpha
+    formats = formats_of(source.family)
+    if not weights or alpha is None or not isinstance(formats, LoadsPipelineAdapters) or not formats.adapts([]):
+        raise UserError(
+            f"{source.describe}: expected {PIPELINE_WEIGHTS}, or a checkpoint of SAT with adapters; of a run, "
+            "`worldsmith export RUN --format adapter` writes them"
+        )
+    rank = min(len(matrix) for name, matrix in weights.items() if ".lora_A." in name)
+    return formats.adapter_layout, StoredAdapter(root, rank, alpha, weights)

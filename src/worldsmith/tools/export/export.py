@@ -1,0 +1,170 @@
+"""`worldsmith export RUN`: writes a trained model as a folder that other libraries load."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from worldsmith.actions.action import Result
+from worldsmith.actions.model_action import WritingAction
+from worldsmith.checkpoint.formats.export_folder import read_about, require_place
+from worldsmith.checkpoint.formats.export_weights import exports_of
+from worldsmith.checkpoint.formats.family_formats import ExportFormat as Format
+from worldsmith.checkpoint.formats.family_formats import ExportOptions, formats_of
+from worldsmith.checkpoint.formats.find_model import find_family, find_model
+from worldsmith.checkpoint.formats.stored_model import WEIGHTS_NAMES, StoredModel
+from worldsmith.config.declare.class_tags import tag_of
+from worldsmith.config.declare.ranges import PositiveFactor
+from worldsmith.config.errors import UserError
+from worldsmith.config.tree.plain import to_dict
+from worldsmith.files.fingerprint import LINEAGE
+from worldsmith.models.video_model import GenerationDefaults
+from worldsmith.monitor.lineage import Input, read_lineage, record_of, write_lineage
+from worldsmith.sampling.training_data import with_clip_size
+
+NEXT = {
+    "diffusers": 'generate {folder} --prompt "…"',
+    "hf": 'infer {folder} --prompt "…" --video VIDEO.mp4',
+}
+"""Command that uses an exported folder, by format."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedExport:
+    """A model and the format and folder in which it is written."""
+
+    name: str
+    """Name of the format, as `--format` has it."""
+    form: Format
+    out: Path
+    model: StoredModel
+
+
+class Export(WritingAction):
+    """Writes a trained model for diffusers or transformers, as native safetensors, or its adapters for PEFT."""
+
+    class Config(WritingAction.Config):
+        out: str | None = None
+        """The new folder; null: in the run folder."""
+        format: str | None = None
+        """diffusers: a generator's whole pipeline; hf: a reasoner's whole folder for transformers; native: sharded
+        safetensors with native names and config.json; adapter: the low-rank adapters alone, in PEFT's format; sat: a
+        checkpoint for CogVideo's SAT; null: the whole."""
+        dtype: Literal["bfloat16", "float32"] = "bfloat16"
+        """Number format of the weights."""
+        weights: Literal["auto", "ema", "live"] = "auto"
+        """auto: the EMA weights (ema) if there are any, else the raw weights (live)."""
+        merge: bool = True
+        """Merge a LoRA run's adapters into the weights; --no-merge keeps them beside (native, sat)."""
+        vision_tower: str | None = None
+        """Keep this vision tower with a generator's weights (native only): a folder that has one, or own, the tower of
+        what the run started from; null: none."""
+        shift: PositiveFactor | None = None
+        """Shift of the exported noise schedule; null: that of training."""
+        config_file: str | None = None
+        """config.yaml of the run, which is read in any case."""
+
+    config: Config
+
+    def plan(self) -> Iterator[str]:
+        found = self.prepare()
+        yield f"{found.form.what} would be written to {found.out} ({self.describe(found.model)})"
+        if read_about(found.out, found.form.index) is not None:
+            yield "an export is there already: the same one is left as it is, another one needs --force"
+
+    def run(self) -> Result:
+        config = self.config
+        found = self.prepare()
+        name, form, out, model = found.name, found.form, found.out, found.model
+        written = form.write(model, out, self.options())
+        if written or not (out / LINEAGE).is_file():
+            adapter = [] if model.adapter is None else [Input("adapter", model.adapter)]
+            inputs = [Input("base" if adapter else "model", model.folder), *bases_of(model), *adapter]
+            write_lineage(out, action="export", settings=to_dict(config), inputs=inputs, outputs=["."])
+        what = f"({self.describe(model)})"
+        done = f"exported {form.what}: {out} {what}" if written else f"{out} is complete already {what}, nothing to do"
+        lines = [done, *formats_of(model.spec.name).left_out(name, model.config)]
+        if model.config.converters and name != "native":
+            names = ", ".join(tag_of(type(converter)) for converter in model.config.converters)
+            lines.append(f"trained with {names}, which this format does not know: there the network is the plain one")
+        if not form.has_weights and model.tree is not None:
+            start = "the random weights of the run" if model.start is None else model.start.lasting
+            lines.append(f"it belongs to {start}")
+        if name in NEXT:
+            lines.append(f"next: worldsmith {NEXT[name].format(folder=shlex.quote(str(out)))}")
+        facts = {"folder": str(out), "written": written, "format": name, "dtype": config.dtype}
+        return Result(lines, {**facts, "weights": model.weights, "iteration": model.iteration})
+
+    def options(self) -> ExportOptions:
+        config = self.config
+        return ExportOptions(config.dtype, config.merge, config.force, config.vision_tower)
+
+    def describe(self, model: StoredModel) -> str:
+        return f"{WEIGHTS_NAMES[model.weights]} after {model.iteration} steps, {self.config.dtype}"
+
+    def prepare(self) -> PreparedExport:
+        """Runs the checks that need no weights. Raises UserError."""
+        config, path = self.config, Path(self.config.model)
+        family = find_family(path, base=config.base)
+        formats = exports_of(family)
+        name = next(iter(formats)) if config.format is None else config.format
+        if name not in formats:
+            raise UserError(f"--format {name}: such a model is exported as {' or '.join(formats)}")
+        form = formats[name]
+        self.require_meaning(name, formats)
+        if config.vision_tower is not None and not (form.keeps_tower and formats_of(family).tower):
+            raise UserError(
+                f"--vision-tower: models of the family '{family}' are not exported with one as {name}; leave it out"
+            )
+        out = Path(config.out) if config.out else in_run(path, form.folder)
+        require_place(out, form.index)
+        model = find_model(path, weights=config.weights, base=config.base)
+        if not config.merge and not model.has_adapters:
+            raise UserError(f"--no-merge keeps adapters, and {path} has none; leave it out")
+        if isinstance(model.defaults, GenerationDefaults):
+            model.defaults.refuse({"shift": config.shift})
+            defaults = with_clip_size(model.defaults, model.tree, model.config.latent_grid)
+            shift = defaults.shift if config.shift is None else config.shift
+            model = replace(model, defaults=replace(defaults, shift=shift))
+        elif config.shift is not None:
+            raise UserError(f"--shift: models of the family '{family}' have no such schedule; leave it out")
+        return PreparedExport(name, form, out, model)
+
+    def require_meaning(self, name: str, formats: Mapping[str, Format]) -> None:
+        """Raises UserError for a flag that means nothing in the format, or for another config than the run's."""
+        config, form = self.config, formats[name]
+        own = in_run(Path(config.model), "config.yaml")
+        if config.config_file is not None and Path(config.config_file).resolve() != own.resolve():
+            raise UserError(
+                f"--config-file {config.config_file}: a run is exported with its own config, {own}; leave it out"
+            )
+        if not config.merge and not form.keeps_adapters:
+            keeping = "".join(f", or give --format {other}" for other in formats if formats[other].keeps_adapters)
+            raise UserError(
+                f"--no-merge keeps adapters beside the weights, which --format {name} cannot; leave it out{keeping}"
+            )
+        if config.shift is not None and not form.has_schedule:
+            raise UserError(f"--shift belongs to a noise schedule, which --format {name} does not have; leave it out")
+        if config.base is not None and not form.has_weights:
+            raise UserError(f"--base has no effect: --format {name} reads the adapters alone; leave it out")
+
+
+def bases_of(model: StoredModel) -> list[Input | dict[str, Any]]:
+    """The weights that adapters belong to: as given, else as the record of their run has them, else its config."""
+    if not model.has_adapters or model.tree is None:
+        return []
+    if model.base is not None:
+        return [Input("base", model.base)]
+    record = record_of(model.folder.resolve())
+    if record is not None:
+        return [entry for entry in read_lineage(record).inputs if entry["role"] == "base"]
+    return [] if model.start is None else [Input("base", model.start.lasting)]
+
+
+def in_run(model: Path, name: str) -> Path:
+    """What has this name in the run folder, also when one of its checkpoints is exported."""
+    run = model.resolve().parent.parent if (model / "model").is_dir() else model
+    return run / name

@@ -1,0 +1,11 @@
+"""`worldsmith generate`: videos and images from a model."""
+
+from worldsmith.actions.registry import Command
+
+COMMANDS = {
+    "generate": Command(
+        "make videos and images with a trained or released model",
+        {"videos": "worldsmith.tools.generate.generate:GenerateVideos"},
+        by="model",
+    ),
+}

@@ -1,0 +1,214 @@
+"""`worldsmith generate MODEL --prompt TEXT`: videos and images from a trained, exported or released generator."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from worldsmith.actions.action import Result
+from worldsmith.actions.model_action import WritingAction, find_device
+from worldsmith.checkpoint.formats.family_formats import formats_of
+from worldsmith.checkpoint.formats.find_model import find_model
+from worldsmith.checkpoint.formats.merged_adapter import use_adapter
+from worldsmith.checkpoint.formats.stored_model import StoredModel
+from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
+from worldsmith.config.declare.ranges import Count
+from worldsmith.config.errors import UserError
+from worldsmith.config.tree.plain import to_dict
+from worldsmith.config.tree.references import resolve
+from worldsmith.data.clips.latent_grid import LatentGrid
+from worldsmith.dialects.sat.recognise import is_change
+from worldsmith.dialects.sat.sampling import translate_sampling
+from worldsmith.distributed.world import start_world, stop_world, world_size
+from worldsmith.files.writable import require_writable
+from worldsmith.monitor.terminal_text import print_message
+from worldsmith.sampling.sample_files import Layer, SampleEntry, read_files
+from worldsmith.sampling.sample_settings import Sample, SampleSettings
+from worldsmith.sampling.training_data import with_clip_size
+from worldsmith.tools.generate.sample_order import Order, order_of
+
+if TYPE_CHECKING:
+    from worldsmith.models.video_model import VideoModel
+
+SIZES = ("height", "width", "resolution", "num_frames", "fps")
+
+
+class GenerateVideos(WritingAction):
+    """Makes videos and images with a trained, exported or released generator.
+
+    Each sample gets a folder of its name in --out with vision.mp4 or vision.jpg, sample_args.json and
+    sample_outputs.json. Complete ones are left alone: the same command goes on where it was stopped. Flags win over
+    files. `worldsmith launch --nproc-per-node N generate …` shares the samples among N processes.
+    """
+
+    aliases: ClassVar[Mapping[str, str]] = {
+        **WritingAction.aliases,
+        "-i": "input_files",
+        "--output-dir": "out",
+        "--steps": "num_steps",
+    }
+
+    class Config(SampleSettings, WritingAction.Config):
+        prompt: list[str] = field(default_factory=list)
+        """A prompt; the flag may be repeated."""
+        input_files: list[str] = field(default_factory=list)
+        """Files of samples (.json, .jsonl, .yaml, or .txt with a prompt, or prompt@@image, a line), or patterns such as
+        "in/*.json"; the flag may be repeated. A sample says prompt and, if wanted, name and what the flags say."""
+        stack: list[str] = field(default_factory=list)
+        """SAT files that describe the model, and words that change them: what `--spec A.yaml B.yaml` reads."""
+        out: str = "generated"
+        """Folder of the samples' folders and a contact sheet."""
+        adapter: str | None = None
+        """An adapter folder in PEFT's format, merged into the model."""
+        weights: Literal["auto", "ema", "live", "untrained"] = "auto"
+        """auto: the EMA weights (ema) if there are any, else the raw weights (live)."""
+        max_num_seqs: Count | None = None
+        """Most samples in one forward pass; null: as many as max_model_len allows."""
+        max_model_len: Count | None = None
+        """Most tokens in one forward pass; null: the model's limit of training."""
+        cfgp_size: Literal[1, 2] = 1
+        """2: pairs of processes share each pass, one with the prompts, one with the negative prompts."""
+        device: str | None = None
+        """cpu or cuda; null: cuda if there is one."""
+
+    config: Config
+
+    def plan(self) -> Iterator[str]:
+        order = self.prepare()
+        yield f"model    {order.model.weights_in_words}, on {order.device}"
+        for sample in order.samples:
+            size = f"{sample.num_frames} frames of {sample.height}×{sample.width}"
+            yield f"sample   {sample.name}: {size}, {sample.fps:g} a second, seed {sample.seed}: {sample.prompt}"
+        yield from (f"setting  {line}" for line in order.setting_lines())
+        yield f"folder   {self.config.out}: {order.count(len(order.made()))}"
+
+    def run(self) -> Result:
+        config, order = self.config, self.prepare()
+        try:
+            world = start_world(context_parallel=config.cfgp_size)
+            if world.is_main:
+                print_message("\n".join(order.setting_lines()))
+            made = world.broadcast([] if config.force else order.made())
+            if len(made) < len(order.samples):
+                device = world.device if world.size > 1 and config.device is None else order.device
+                generator = load_generator(order.model, order.adapter, device)
+                order.make(generator, world, made, max_num_seqs=config.max_num_seqs, max_model_len=config.max_model_len)
+            world.barrier()
+            return order.finish(len(made)) if world.is_main else Result()
+        finally:
+            stop_world()
+
+    def prepare(self) -> Order:
+        """The model and the samples, after all checks that need no weights."""
+        from worldsmith.sampling.sample_args import decide
+
+        config, out = self.config, Path(self.config.out)
+        entries = [of_prompt(index, text) for index, text in enumerate(config.prompt)]
+        entries += read_files(config.input_files)
+        if not entries:
+            raise UserError("no prompt; give --prompt TEXT or --input-files FILE")
+        if world_size() % config.cfgp_size:
+            raise UserError(f"--cfgp-size 2 needs pairs of processes, found {world_size()}; give launch an even number")
+        device = find_device(config.device)
+        require_writable(out)
+        if config.stack and (config.weights != "auto" or config.base):
+            raise UserError(
+                "--weights and --base go with a model that is trained here; args.load names those of a stack"
+            )
+        if config.stack:
+            model = model_of_stack(config.stack)
+        else:
+            model = find_model(config.model, weights=config.weights, base=config.base)
+        flags = Layer("flag", config, Path())
+        if any(leaves_size_open([flags, *entry.layers]) for entry in entries):
+            model = replace(model, defaults=with_clip_size(model.defaults, model.tree, model.config.latent_grid))
+        model = use_adapter(model, config.adapter)
+        grid = LatentGrid(*model.config.latent_grid)
+        told_by = "as trained" if model.tree is not None else "as published"
+        if (model.folder / ABOUT).is_file():
+            told_by = "as its export says"
+        decided = (decide(entry, flags, model.defaults, grid, told_by, model.config.modes) for entry in entries)
+        samples = [sample for samples in decided for sample in samples]
+        for sample in samples:
+            sample.request(grid)
+            if config.cfgp_size == 2 and sample.guidance == 1:
+                raise UserError(f"{sample.name}: guidance 1 has no second branch for --cfgp-size 2; leave it out")
+        order = order_of(model, device, samples, out)
+        if not config.force:
+            order.require_same()
+        return order
+
+
+def model_of_stack(stack: Sequence[str]) -> StoredModel:
+    """The model that a stack of SAT's describes, with the weights that it names. Raises ConfigError."""
+    files, words = [word for word in stack if not is_change(word)], [word for word in stack if is_change(word)]
+    _, found = translate_sampling(files, words)
+    spec, objective = resolve(found.tree.model), resolve(found.tree.objective)
+    spec.config = spec.config.as_used()
+    defaults = formats_of(spec.name).published_defaults(spec.config, Path(found.weights))
+    known = {one.name for one in fields(defaults)}
+    said = {**to_dict(objective), **to_dict(spec.config.sampling)}
+    said = {name: value for name, value in said.items() if name in known and value is not None}
+    model = StoredModel(
+        folder=Path(found.weights),
+        spec=spec,
+        defaults=replace(defaults, **said),
+        run="",
+        iteration=0,
+        weights="live",
+        tree=None,
+        weights_path=found.weights,
+    )
+    require_described_adapters(model)
+    return model
+
+
+def require_described_adapters(model: StoredModel) -> None:
+    """Raises UserError where weights hold other adapters than their config describes: SAT would drop or invent them."""
+    shapes = model.open(merge=False).shapes
+    ranks = {shape[0] for name, shape in shapes.items() if name.endswith("lora_A.weight")}
+    wanted = {model.config.lora_rank} if model.has_adapters else set()
+    if ranks != wanted:
+        said = [
+            f"adapters of rank {', '.join(map(str, sorted(found)))}" if found else "none" for found in (wanted, ranks)
+        ]
+        raise UserError(
+            f"args.load {model.weights_path}: expected {said[0]}, as lora_config says, found {said[1]}. Name the file "
+            "of the model that these weights belong to"
+        )
+
+
+def of_prompt(index: int, text: str) -> SampleEntry:
+    """The sample of a --prompt."""
+    sample = Sample(prompt=text)
+    return SampleEntry(f"{index:03d}_{slug(text)}", sample, [Layer("--prompt", sample, Path())])
+
+
+def leaves_size_open(layers: Sequence[Layer]) -> bool:
+    """Whether size, length or rate are left to the model."""
+    said = {name for name in SIZES for layer in layers if getattr(layer.settings, name) is not None}
+    return not said >= {"num_frames", "fps"} or not ("resolution" in said or said >= {"height", "width"})
+
+
+def load_generator(model: StoredModel, adapter: str | None, device: str) -> VideoModel:
+    """The generator, with the adapter merged into its weights if there is one."""
+    if adapter is None:
+        generator: Any = model.load(device)
+        return generator
+    import torch
+
+    from worldsmith.models.lora import merge_adapters
+
+    generator = model.load(device, full_precision=True)
+    model.formats.load_adapter(generator.network, Path(adapter))
+    merge_adapters(generator.network)
+    generator.cast(getattr(torch, generator.config.precision))
+    return generator
+
+
+def slug(prompt: str) -> str:
+    """The prompt's first words as part of a file name."""
+    return "_".join(re.findall(r"[a-z0-9]+", prompt.lower())[:6])[:48] or "video"

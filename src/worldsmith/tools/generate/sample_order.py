@@ -1,0 +1,276 @@
+"""The samples of one `worldsmith generate` command: their model, their folders on disk and how they are generated.
+
+A folder holds `sample_args.json`, the video or image, and `sample_outputs.json`, which is written last: a sample that
+has it is complete.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from worldsmith.actions.action import Result, share_done
+from worldsmith.checkpoint.formats.stored_model import StoredModel
+from worldsmith.config.errors import UserError
+from worldsmith.data.clips.latent_grid import LatentGrid
+from worldsmith.distributed.world import World
+from worldsmith.files.atomic import remove_leftovers, write_text
+from worldsmith.files.json_file import read_json_object
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from worldsmith.models.video_model import Sampling, VideoModel
+    from worldsmith.sampling.generate import BranchShare
+    from worldsmith.sampling.sample_args import SampleArgs
+
+SHEET, SHEET_SAMPLES = "contact_sheet.png", 64
+WEIGHTS = ("*.safetensors", "*.distcp")
+ARGS, OUTPUTS = "sample_args.json", "sample_outputs.json"
+FILES = ("vision.mp4", "vision.jpg")
+SOURCES = "sources"
+"""Argument that records where each value came from; it does not change the sample."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """Samples and the model that makes them."""
+
+    model: StoredModel
+    device: str
+    samples: list[SampleArgs]
+    out: Path
+    adapter: str | None
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The model, as `sample_args.json` has it."""
+        model = self.model
+        return {
+            "folder": str(model.folder.absolute()),
+            "weights": model.weights,
+            "iteration": model.iteration,
+            "adapter": self.adapter,
+            "mark": self.weights_mark,
+        }
+
+    def arguments(self, sample: SampleArgs) -> dict[str, Any]:
+        """What makes the sample what it is, as `sample_args.json` has it."""
+        begin = None if sample.vision_path is None else mark_of([Path(sample.vision_path)])
+        return {**sample.record(), "vision_mark": begin, "model": self.about}
+
+    @cached_property
+    def weights_mark(self) -> str:
+        """Changes with every file of weights; those of a run before its first step are known by its name."""
+        folders = [] if self.model.weights == "untrained" else [self.model.folder]
+        folders += [Path(self.adapter)] if self.adapter else []
+        kinds = (*WEIGHTS, "*.pt") if self.model.weights_path else WEIGHTS
+        return mark_of(file for folder in folders for kind in kinds for file in sorted(folder.rglob(kind)))
+
+    def made(self) -> list[str]:
+        """Names of the samples that are complete, with these arguments."""
+        known = [(sample, read_sample(self.out / sample.name)) for sample in self.samples]
+        return [s.name for s, made in known if made is not None and not changed_arguments(made, self.arguments(s))]
+
+    def require_same(self) -> None:
+        """Raises FileExistsError when a complete sample was made with other arguments."""
+        for sample in self.samples:
+            made = read_sample(self.out / sample.name)
+            if made is not None and (changed := changed_arguments(made, self.arguments(sample))):
+                raise FileExistsError(
+                    f"{made.folder} was made with other arguments ({', '.join(changed)}); choose another folder, or "
+                    "give --force"
+                )
+
+    def setting_lines(self) -> list[str]:
+        from worldsmith.sampling.sample_args import settings_lines
+
+        return settings_lines(self.samples)
+
+    def count(self, made: int) -> str:
+        total = f"{len(self.samples)} sample{'s' * (len(self.samples) != 1)}"
+        if made == len(self.samples):
+            return f"{total}, complete already, nothing to do"
+        return f"{total}, of which {made} {'is' if made == 1 else 'are'} complete already" if made else total
+
+    def make(
+        self,
+        generator: VideoModel,
+        world: World,
+        made: Collection[str],
+        *,
+        max_num_seqs: int | None,
+        max_model_len: int | None,
+    ) -> None:
+        """Makes this process's share of the samples that are not `made`, pack by pack.
+
+        Packs are cut from all samples, whatever is there already: a command that goes on makes the same bytes as one
+        that was never stopped.
+        """
+        from worldsmith.sampling.generate import generate_pack
+        from worldsmith.sampling.requests import read_request
+
+        grid, share = LatentGrid(*generator.latent_grid), branch_share(world)
+        most = min(max_num_seqs or len(self.samples), -(-len(self.samples) // world.data_size))
+        packs = self.packs(generator, grid, most, max_model_len, shared=share is not None)
+        open_packs = [pack for pack in packs if any(sample.name not in made for sample in pack)]
+        mine = open_packs[world.data_rank :: world.data_size]
+        total, done = sum(len(pack) * steps_of(generator, pack[0]) for pack in mine), 0
+        show = share_done("generating") if world.is_main else None
+
+        def count(requests: int) -> None:
+            nonlocal done
+            done += requests
+            if show is not None:
+                show(done, total)
+
+        for pack in mine:
+            sampler = generator.sampler(pack[0].sampling)
+            requests = [read_request(sampler, sample.request(grid)) for sample in pack]
+            latents = generate_pack(sampler, requests, progress=count, share=share)
+            for sample, latent in zip(pack, latents):
+                if sample.name not in made and (share is None or share.branch == 0):
+                    video = generator.decode(latent).cpu()
+                    write_sample(self.out / sample.name, sample, self.arguments(sample), video)
+
+    def packs(
+        self, generator: VideoModel, grid: LatentGrid, most: int, max_tokens: int | None, *, shared: bool
+    ) -> list[list[SampleArgs]]:
+        """The samples cut into packs of the same settings."""
+        from worldsmith.sampling.generate import make_packs
+        from worldsmith.sampling.requests import read_request
+
+        groups: dict[Sampling, list[SampleArgs]] = {}
+        for sample in self.samples:
+            groups.setdefault(sample.sampling, []).append(sample)
+        packs = []
+        for sampling, group in groups.items():
+            sampler = generator.sampler(sampling)
+            requests = (read_request(sampler, sample.request(grid)) for sample in group)  # one at a time in memory
+            cut = make_packs(sampler, requests, max_tokens=max_tokens, most=most, shared=shared)
+            packs += [[group[place] for place in pack] for pack in cut]
+        return packs
+
+    def finish(self, made: int) -> Result:
+        """Draws the contact sheet, and says what there is, of which `made` samples were there before.
+
+        The sheet has these samples first, then earlier ones of the same model in the folder.
+        """
+        from worldsmith.sampling.video_writer import contact_sheet, few_frames
+
+        files = [self.out / sample.name / sample.file for sample in self.samples]
+        earlier = list(self.earlier_samples())
+        shown = [*files, *(sample.file for sample in earlier)][:SHEET_SAMPLES]
+        prompts = [
+            *(sample.prompt for sample in self.samples),
+            *(str(sample.args.get("prompt", "")) for sample in earlier),
+        ]
+        clips = [few_frames(file) for file in shown]
+        contact_sheet(self.out / SHEET, [(self.model.weights_in_words, clips)], prompts[:SHEET_SAMPLES])
+        facts = [{**self.arguments(sample), "file": str(file)} for sample, file in zip(self.samples, files)]
+        beside = f" (and of {len(earlier)} earlier)" if earlier else ""
+        done = f"{self.out}: {self.count(made)}; frames of all{beside}: {self.out / SHEET}"
+        return Result([*map(str, files), done], {"folder": str(self.out), "samples": facts})
+
+    def earlier_samples(self) -> Iterator[MadeSample]:
+        """The complete samples of earlier commands in the folder that were made with the same model."""
+        own = {sample.name for sample in self.samples}
+        for folder in sorted(self.out.iterdir()):
+            if folder.name in own or not folder.is_dir():
+                continue
+            with suppress(UserError):  # it is damaged, and not what is asked for now
+                made = read_sample(folder)
+                if made is not None and made.args.get("model") == self.about:
+                    yield made
+
+
+def steps_of(generator: VideoModel, sample: SampleArgs) -> int:
+    """Steps that are made: of a video that is made anew fewer than are asked for."""
+    return len(generator.sampler(sample.sampling).scales)
+
+
+def branch_share(world: World) -> BranchShare | None:
+    """How this process and its neighbour divide the branches of guidance; None: each computes both."""
+    from worldsmith.distributed.world import gather_tensors
+    from worldsmith.sampling.generate import BranchShare
+
+    if world.context_group is None:
+        return None
+    return BranchShare(world.context_group.rank(), partial(gather_tensors, group=world.context_group))
+
+
+def order_of(model: StoredModel, device: str, samples: list[SampleArgs], out: Path) -> Order:
+    """An order whose model comes without its adapter, which is merged where it is loaded."""
+    adapter = None if model.adapter is None else str(model.adapter)
+    return Order(replace(model, adapter=None), device, samples, out, adapter)
+
+
+def mark_of(files: Iterable[Path]) -> str:
+    """Changes when one of the files does, by size and time: pieces of weights may be alike that were trained apart."""
+    digest = hashlib.sha256()
+    for file in files:
+        status = file.stat()
+        digest.update(f"{file.name} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class MadeSample:
+    """A complete sample on disk."""
+
+    folder: Path
+    args: Mapping[str, Any]
+    """What `sample_args.json` says."""
+
+    @property
+    def file(self) -> Path:
+        """The video or the image."""
+        return next(self.folder / name for name in FILES if (self.folder / name).is_file())
+
+
+def find_samples(root: Path) -> Iterator[MadeSample]:
+    """The complete samples below a folder that `worldsmith generate` has written, by name."""
+    for outcome in sorted(root.rglob(OUTPUTS)):
+        if found := read_sample(outcome.parent):
+            yield found
+
+
+def read_sample(folder: Path) -> MadeSample | None:
+    """The sample of a folder; None where there is no complete one. Raises UserError for files that are damaged."""
+    if not (folder / OUTPUTS).is_file() or not any((folder / name).is_file() for name in FILES):
+        return None
+    return MadeSample(folder, read_json_object(folder / ARGS))
+
+
+def changed_arguments(made: MadeSample, args: Mapping[str, Any]) -> list[str]:
+    """The arguments in which a sample differs from what is asked for, wherever they came from."""
+    wanted = json.loads(json.dumps(args))
+    names = sorted({*made.args, *wanted} - {SOURCES})
+    return [name for name in names if made.args.get(name) != wanted.get(name)]
+
+
+def write_sample(folder: Path, sample: SampleArgs, args: Mapping[str, Any], video: Tensor) -> None:
+    """Writes a video, uint8 [3, T, H, W], or the image that it is, with its arguments; replaces an earlier sample."""
+    from worldsmith.sampling.video_writer import write_jpeg, write_mp4
+
+    folder.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(folder)
+    for name in (OUTPUTS, *FILES):
+        (folder / name).unlink(missing_ok=True)
+    write_text(folder / ARGS, to_json(args))
+    if sample.is_image:
+        write_jpeg(folder / sample.file, video[:, 0], sample.image_save_quality)
+    else:
+        write_mp4(folder / sample.file, video, sample.fps)
+    outputs = [{"content": {}, "files": [sample.file]}]
+    write_text(folder / OUTPUTS, to_json({"args": args, "status": "success", "message": None, "outputs": outputs}))
+
+
+def to_json(data: Mapping[str, Any]) -> str:
+    return json.dumps(data, ensure_ascii=False, indent=2) + "\n"

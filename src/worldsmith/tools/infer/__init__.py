@@ -1,0 +1,7 @@
+"""`worldsmith infer`: a question to a reasoner."""
+
+from worldsmith.actions.registry import Command
+
+COMMANDS = {
+    "infer": Command("ask a reasoner one question", {"answers": "worldsmith.tools.infer.infer:Infer"}, by="model"),
+}

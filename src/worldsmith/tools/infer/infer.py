@@ -1,0 +1,182 @@
+"""`worldsmith infer`: a question to a reasoner, once or about each file of a folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import field
+from pathlib import Path
+from typing import Any, Literal
+
+from worldsmith.actions.action import Result, share_done
+from worldsmith.actions.model_action import AnswerAction, WritingAction
+from worldsmith.checkpoint.formats.stored_model import StoredModel
+from worldsmith.config import wrong
+from worldsmith.config.errors import UserError
+from worldsmith.config.tree.plain import to_dict
+from worldsmith.data.conversations.chat_processor import ChatProcessor
+from worldsmith.data.conversations.conversation import Part, Turn, say
+from worldsmith.data.conversations.media.media_processor import VideoPlan
+from worldsmith.data.conversations.media_archives import is_archive, unpacked
+from worldsmith.evaluation.answers.reading import split_answer
+from worldsmith.files.atomic import write_text
+from worldsmith.files.writable import require_writable
+from worldsmith.monitor.lineage import write_lineage
+from worldsmith.sampling.answers import Answer
+
+Kind = Literal["image", "video"]
+SUFFIXES: dict[str, Kind] = {
+    **dict.fromkeys((".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"), "image"),
+    **dict.fromkeys((".mp4", ".mov", ".mkv", ".webm", ".avi", ".m4v"), "video"),
+}
+"""Files of a folder that are asked about, and what they are."""
+
+
+class Infer(AnswerAction):
+    """Asks a reasoner a question, with images or videos if there are any, and prints its answer.
+
+    --media FOLDER asks it about each image and video of a folder by itself. --out FILE keeps the answers as JSON, with
+    the prompt as the model got it, the frames that it saw, and all settings.
+    """
+
+    aliases = WritingAction.aliases
+
+    class Config(AnswerAction.Config):
+        prompt: str
+        """The question."""
+        image: list[str] = field(default_factory=list)
+        """Image files, in the order in which they are shown before the question."""
+        video: list[str] = field(default_factory=list)
+        """Video files, shown after the images."""
+        media: str | None = None
+        """A file, or a folder or archive (.tar, .tar.gz, .zip) whose images and videos are each asked about by
+        themselves; an archive is unpacked once, into a folder next to it."""
+        kind: Literal["all", "image", "video"] = "all"
+        """What of the folder is asked about."""
+        system: str = ""
+        """What the model is told first; "" = nothing."""
+        out: str | None = None
+        """JSON file of the answers; null: none is written."""
+        force: bool = False
+        """Replace the file of an earlier command."""
+
+        def check(self) -> None:
+            super().check()
+            if self.media is not None and (self.image or self.video):
+                raise wrong(self, "media", "image" if self.image else "video",
+                            why="each file of media is asked about by itself")  # fmt: skip
+            if self.kind != "all" and self.media is None:
+                raise wrong(self, "kind", "media", why="it chooses among the files of media")
+
+    config: Config
+
+    def plan(self) -> Iterator[str]:
+        model = self.find()
+        yield f"model    {model.folder} ({model.weights_in_words})"
+        yield f"asked    {self.config.prompt}"
+        for parts in self.shown():
+            yield from (f"shown    {part.kind} {part.source!s}" for part in parts)
+
+    def run(self) -> Result:
+        config, questions, model = self.config, self.questions(), self.find()
+        out = None if config.out is None else Path(config.out)
+        if out is not None:
+            require_writable(out.parent)
+            if out.exists() and not config.force:
+                raise FileExistsError(f"{out} exists; choose another file, or give --force")
+        answerer = self.answerer(model)
+        show, answers = share_done("answering") if len(questions) > config.batch_size else None, []
+        for answer in answerer.answers(
+            questions.items(),
+            batch_size=config.batch_size,
+            max_new_tokens=config.max_new_tokens,
+            decoding=self.decoding,
+            forgiving=len(questions) > 1,
+        ):
+            answers.append(answer)
+            if show is not None:
+                show(len(answers), len(questions))
+        if len(answers) == 1 and answers[0].error:
+            raise UserError(answers[0].error)
+        told = [describe_answer(answer, questions[answer.key], answerer.processor) for answer in answers]
+        facts = {**self.facts(model), "answers": told}
+        if out is not None:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            write_text(out, json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
+            write_lineage(out, action="infer", settings=to_dict(config), inputs=self.inputs(model))
+        lines = [answers[0].text] if len(answers) == 1 else [f"{a.key}: {a.error or a.text}" for a in answers]
+        return Result(lines, facts, code=int(all(answer.error for answer in answers)))
+
+    def facts(self, model: StoredModel) -> dict[str, Any]:
+        return {
+            "prompt": self.config.prompt,
+            "system": self.config.system,
+            "model": str(model.folder),
+            "weights": model.weights,
+            "iteration": model.iteration,
+            "adapter": None if model.adapter is None else str(model.adapter),
+            "generation": self.how(model),
+        }
+
+    def questions(self) -> dict[str, list[Turn]]:
+        """What is asked, by the file that it is about."""
+        system = [say("system", self.config.system)] if self.config.system else []
+        return {
+            str(parts[0].source) if self.config.media else "the question": [
+                *system,
+                say("user", *parts, self.config.prompt),
+            ]
+            for parts in self.shown()
+        }
+
+    def shown(self) -> list[list[Part]]:
+        """The images and videos of each question. Raises UserError for a file that is not there."""
+        config = self.config
+        if config.media is not None:
+            return [[Part(kind, source=str(file))] for file, kind in media_of(Path(config.media), config.kind)]
+        for name in (*config.image, *config.video):
+            if not Path(name).is_file():
+                raise UserError(f"{name} is no file")
+        images = [Part("image", source=name) for name in config.image]
+        return [[*images, *(Part("video", source=name) for name in config.video)]]
+
+
+def media_of(place: Path, kind: str) -> list[tuple[Path, Kind]]:
+    """The images and videos at a place, by name, or anywhere in an archive. Raises UserError when there are none."""
+    if place.is_file() and is_archive(place):
+        files = sorted(unpacked(place).rglob("*"))
+    else:
+        files = sorted(place.iterdir()) if place.is_dir() else [place] if place.is_file() else []
+    found = [(file, SUFFIXES[file.suffix.lower()]) for file in files if file.suffix.lower() in SUFFIXES]
+    chosen = [(file, is_a) for file, is_a in found if kind in ("all", is_a) and file.is_file()]
+    if not chosen:
+        what = "images or videos" if kind == "all" else f"{kind}s"
+        raise UserError(f"{place} holds no {what}; expected files that end with {', '.join(SUFFIXES)}")
+    return chosen
+
+
+def describe_answer(answer: Answer, turns: Sequence[Turn], processor: ChatProcessor) -> Mapping[str, Any]:
+    """An answer, and what the model was shown."""
+    media = [str(part.source) for turn in turns for part in turn.parts if part.kind != "text"]
+    if answer.error:
+        status = "gen_error" if answer.was_asked else "prep_error"
+        return {"media": media, "status": status, "reason": answer.error}
+    plan = processor.plan(turns, generation_prompt=True)
+    reasoning, said = split_answer(answer.text)
+    return {
+        "media": media,
+        "status": "ok",
+        "answer": said,
+        "reasoning": reasoning,
+        "full_response": answer.text,
+        "prompt_text": processor.template.render(turns, generation_prompt=True),
+        "num_tokens": len(plan),
+        "shown": [
+            {
+                "size": list(medium.size),
+                "tokens": medium.tokens,
+                **({"frames": medium.indices, "times": medium.times} if isinstance(medium, VideoPlan) else {}),
+            }
+            for medium in plan.media
+        ],
+    }

@@ -1,0 +1,11 @@
+"""`worldsmith plan`: what a run needs, and settings with which it fits."""
+
+from worldsmith.actions.registry import Command
+
+COMMANDS = {
+    "plan": Command(
+        "say what a run would need: memory, time, disk, before it has a GPU",
+        {"": "worldsmith.tools.plan.plan:PlanRun"},
+        about_run=True,
+    ),
+}

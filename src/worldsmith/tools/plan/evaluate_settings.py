@@ -1,0 +1,269 @@
+"""`Fitting`: what a run with other settings needs, found by carrying out its steps."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from worldsmith.config.errors import UserError, WrongValueError
+from worldsmith.config.tree.paths import format_path
+from worldsmith.distributed.degrees import plan_degrees
+from worldsmith.distributed.gpus import GPUS, Gpu, holding
+from worldsmith.planning.estimate_memory import MemoryVerdict, memory_verdict
+from worldsmith.planning.estimate_time import step_seconds
+from worldsmith.planning.plan import quick_plan
+from worldsmith.planning.simulation.short_run import least_layers, long_lists, short_work, with_layers
+from worldsmith.planning.simulation.simulate import Encodings, simulate
+from worldsmith.planning.simulation_inputs import PlannedBatches, plan_batches, quietly, task_for, with_published_parts
+from worldsmith.planning.work import BESIDE, StepWork
+from worldsmith.tools.plan.packs import PackLimits
+from worldsmith.tools.plan.search import SettingSearch, Tried
+from worldsmith.tools.plan.settings import (
+    ENCODED,
+    Learned,
+    Setting,
+    changed_words,
+    degree_words,
+    degrees_now,
+    settings,
+    with_clips,
+)
+
+if TYPE_CHECKING:
+    from worldsmith.config.tree.draft import Loaded
+
+REFUSED = (UserError, ValueError, NotImplementedError)
+"""What a setting raises that the run does not allow."""
+MOST_KEPT = 22.0
+"""At most so much processor time is kept for carrying out the best setting with all layers."""
+
+
+class Clock:
+    """Processor time of a search."""
+
+    def __init__(self, budget: float = math.inf) -> None:
+        """`budget`: seconds that the search may take."""
+        self.budget, self.start = budget, time.process_time()
+
+    @property
+    def spent(self) -> float:
+        return time.process_time() - self.start
+
+    @property
+    def left(self) -> float:
+        return self.budget - self.spent
+
+
+class Fitting:
+    """Tries settings of the run that `read` gives for override words, on `ranks` GPUs.
+
+    Of a step it takes the samples of the run as it is, whatever the setting: packs are divided or joined.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[Sequence[str]], Loaded],
+        *,
+        ranks: int,
+        gpu: Gpu,
+        batches: Sequence[Any] | None = None,
+        told: Callable[[str], None] = lambda text: None,
+        clock: Clock | None = None,
+        clips: Learned | None = None,
+    ) -> None:
+        """`batches`: what a rank works on; None: as for a plan. `told` is called with what is being tried. `clips`:
+        other clips than those of the run, which each setting has."""
+        self.read, self.ranks, self.gpu, self.given, self.told = read, ranks, gpu, batches, told
+        self.clock, self.clips = clock or Clock(), clips
+        self.loaded = read(() if clips is None else changed_words(clips.words))
+        self.config: Any = self.loaded.tree
+        self.works: dict[tuple[tuple[str, ...], bool], StepWork] = {}
+        self.encodings: dict[str, Encodings] = {}
+        self.seconds = 0.0
+        """Processor time of the last setting that was carried out with few layers."""
+        self.longest_of_all = 0.0
+        """The most processor time of one that was carried out with all layers."""
+
+    def with_clips(self, clips: Learned) -> Fitting:
+        """The same search with other clips, whose settings take about as much time."""
+        other = Fitting(self.read, ranks=self.ranks, gpu=self.gpu, told=self.told, clock=self.clock, clips=clips)
+        other.seconds, other.longest_of_all = self.seconds, self.longest_of_all
+        return other
+
+    def search(self, settings: Sequence[Setting]) -> SettingSearch:
+        return SettingSearch(settings, self.evaluate, self.has_time, least=self.least)
+
+    def has_time(self, whole: bool) -> bool:
+        """Whether a further setting can be tried. Time is kept for carrying out the best one with all layers."""
+        if not self.lists:
+            return self.clock.left > self.seconds
+        return self.clock.left > min(self.seconds_of_all, MOST_KEPT) + (0 if whole else self.seconds)
+
+    @property
+    def seconds_of_all(self) -> float:
+        """About the processor time of a setting with all layers."""
+        if self.longest_of_all:
+            return self.longest_of_all
+        layers = sum(self.lists.values())
+        few = (2 * least_layers(self.lists) + 1) * len(self.lists)
+        return self.seconds * max(1.0, 0.8 * layers / few) if few else self.seconds
+
+    @cached_property
+    def lists(self) -> dict[str, int]:
+        with with_published_parts(self.config) as stated:
+            return long_lists(stated.config)
+
+    @cached_property
+    def data(self) -> PlannedBatches:
+        if self.given is not None:
+            return PlannedBatches(self.given, "those that were given", 0, 0)
+        with with_published_parts(self.config_of_degrees) as stated:
+            return plan_batches(stated, ranks=self.ranks)
+
+    @cached_property
+    def config_of_degrees(self) -> Any:
+        """The run, with the weights cut among all ranks where its own degrees are not for so many."""
+        try:
+            plan_degrees(self.config.model.config.parallelism, self.ranks)
+        except WrongValueError:
+            words = degree_words(self.config, self.ranks, 1, degrees_now(self.config, self.ranks).context)
+            return self.read(changed_words({**(self.clips.words if self.clips else {}), **words})).tree
+        return self.config
+
+    @cached_property
+    def settings(self) -> list[Setting]:
+        found = settings(
+            self.config,
+            ranks=self.ranks,
+            batches=self.data.batches,
+            limits=limits_of(self.loaded),
+            additive=self.weighs_samples,
+            per_machine=self.gpu.per_machine,
+        )
+        return found if self.clips is None else [with_clips(setting, self.clips) for setting in found]
+
+    @cached_property
+    def weighs_samples(self) -> bool:
+        """Whether a step learns the same from its samples however they are packed."""
+        with with_published_parts(self.config_of_degrees) as stated:
+            task = task_for(stated.config, self.ranks)
+            pack = [sample for batch in self.data.batches for sample in batch]
+            return bool(abs(task.weigh(pack * 2) - 2 * task.weigh(pack)) < 1e-6 * task.weigh(pack))
+
+    @cached_property
+    def pace(self) -> Gpu:
+        """The GPU; one of which the memory alone is known has the speed of the smallest with as much."""
+        if self.gpu.peak_flops:
+            return self.gpu
+        return (holding(self.gpu.memory) or list(GPUS.values()))[0]
+
+    def evaluate(self, setting: Setting, whole: bool) -> Tried:
+        """Carries a setting out, as a plan of its words does (`whole`), or with as few layers as tell of all.
+
+        Where these are all layers, it is always carried out as a plan does.
+        """
+        words = ", ".join([*setting.words, *[ENCODED] * setting.encoded]) or "as it is"
+        self.told(f"{words}, with all layers" if whole else words)
+        try:
+            config = self.read(setting.words).tree
+            config.check()
+            memory = self.states_of(config)
+            if memory.spare < 0:
+                return Tried(setting, memory)
+            whole = whole or not self.lists
+            work = self.works.get((setting.words, whole)) or self.carry_out(config, setting, whole)
+        except REFUSED as error:
+            return Tried(setting, refused=first_line(error))
+        self.works[setting.words, whole] = work
+        seconds = step_seconds(work, self.pace, compiled=config.model.config.compile.enabled)
+        assert seconds is not None
+        memory = memory_verdict(work, self.gpu, encoded=setting.encoded)
+        return Tried(setting, memory, work, seconds.total, whole=whole)
+
+    def carry_out(self, config: Any, setting: Setting, whole: bool) -> StepWork:
+        """What a plan carries out; not `whole`: with few layers, and of data that are read the same samples."""
+        start, model = time.process_time(), config.model.config
+        encoders = repr([getattr(model, name, None) for name in ("tokenizer", "text_encoder", "image_encoder")])
+        shared: dict[str, Any] = {"phases": BESIDE, "encodings": self.encodings.setdefault(encoders, {})}
+        with with_published_parts(config) as stated, quietly():
+            batches = setting.packs.batches
+            if self.given is None and (whole or self.data.num_samples is None):
+                few = with_layers(stated.config, dict.fromkeys(self.lists, 1)) or stated.config  # built sooner
+                batches = plan_batches(replace(stated, config=few), ranks=self.ranks).batches
+            if whole:
+                work = simulate(stated.config, batches, ranks=self.ranks, **shared)
+                self.longest_of_all = max(self.longest_of_all, time.process_time() - start)
+                if not self.lists:
+                    self.seconds = time.process_time() - start
+                return work
+            work = short_work(stated.config, batches, ranks=self.ranks, lists=self.lists, **shared)
+        self.seconds = time.process_time() - start
+        return work
+
+    def with_ranks(self, ranks: int) -> Fitting:
+        """The same search on another number of GPUs, with the same samples on each of them."""
+        other = Fitting(self.read, ranks=ranks, gpu=self.gpu, batches=self.data.batches, told=self.told)
+        other.encodings, other.lists, other.weighs_samples = self.encodings, self.lists, self.weighs_samples
+        return other
+
+    @property
+    def smallest(self) -> dict[str, Setting]:
+        """The setting that needs least memory for each change of what is learned, the mildest change first.
+
+        As few GPUs as possible share a pack.
+        """
+        return least_of(self.settings, lambda setting: -int(setting.knobs["context"]))
+
+    @property
+    def with_most_context(self) -> dict[str, Setting]:
+        """As `smallest`, but as many GPUs as possible share a pack."""
+        return least_of(self.settings, lambda setting: int(setting.knobs["context"]))
+
+    @property
+    def least(self) -> Setting | None:
+        """The setting with the smallest states of those that save most besides; None where each is refused."""
+        found = [(self.states(setting), setting) for setting in reversed(self.with_most_context.values())]
+        known = [(states.peak, setting) for states, setting in found if states is not None]
+        return min(known, key=lambda item: item[0], default=(0, None))[1]
+
+    def states(self, setting: Setting) -> MemoryVerdict | None:
+        """Whether what lasts from step to step fits, by arithmetic; None where the setting is refused."""
+        try:
+            return self.states_of(self.read(setting.words).tree)
+        except REFUSED:
+            return None
+
+    def states_of(self, config: Any) -> MemoryVerdict:
+        return MemoryVerdict(self.gpu, sum(quick_plan(config, self.ranks).states.values()), self.ranks)
+
+
+def least_of(settings: Sequence[Setting], first: Callable[[Setting], int]) -> dict[str, Setting]:
+    """The setting with the fewest replicas, then most of `first`, then the slowest, for each change of learning."""
+    found: dict[str, Setting] = {}
+    for setting in sorted(settings, key=lambda setting: (-setting.replicas, first(setting), sum(setting.slower))):
+        found[setting.learned.says] = setting
+    return dict(sorted(found.items(), key=lambda item: item[1].learned.level))
+
+
+def limits_of(loaded: Loaded) -> PackLimits:
+    """What ends a pack, and the paths at which that is written."""
+    data: Any = loaded.tree.dataloader_train
+
+    def written(name: str) -> str:
+        path = ("dataloader_train", name)
+        steps = [step for step in loaded.sources.get(path, []) if isinstance(step, tuple)]
+        return format_path(steps[-1] if steps else path)
+
+    names = ("max_sequence_length", "max_samples_per_batch")
+    tokens, samples = (getattr(data, name, None) for name in names)
+    tokens_path, samples_path = map(written, names)
+    return PackLimits(tokens, samples, tokens_path, samples_path, getattr(data, "max_sample_tokens", None) or 0)
+
+
+def first_line(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return " ".join(line.strip() for line in lines[1:3] if line.strip()) if "mistake" in lines[0] else lines[0]

@@ -1,0 +1,326 @@
+"""`worldsmith plan --fit`: settings with which a run fits into its GPUs, or with how many GPUs it would."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from worldsmith.config.errors import UserError
+from worldsmith.distributed.gpus import Gpu
+from worldsmith.monitor.terminal_text import command_lines
+from worldsmith.planning.assumptions import encoded_first
+from worldsmith.planning.text import line, size, span
+from worldsmith.tools.plan.evaluate_settings import Fitting, limits_of
+from worldsmith.tools.plan.packs import tokens_of
+from worldsmith.tools.plan.search import OutOfTime, SettingSearch, Tried, needed
+from worldsmith.tools.plan.settings import MOST_CONTEXT, Setting, as_it_is, can_share, smaller_clips
+
+MOST_RANKS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Enough:
+    """A number of GPUs with which a setting fits."""
+
+    gpus: int | None
+    """None: no number is enough; 0: not known, since each setting was refused."""
+    tried: Tried | None = None
+    """The setting that fits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fits:
+    """What was found."""
+
+    now: Tried | None
+    """The run as it is; None where its degrees are not for so many GPUs, or where it was not tried."""
+    best: Sequence[Tried]
+    """At most three."""
+    others: Mapping[str, Sequence[Tried]]
+    """What differs from the best in one knob, by that knob."""
+    nearest: Tried | None
+    """Where nothing fits, what is nearest."""
+    enough: Enough | None
+    """Where nothing fits, with how many GPUs it would; None: not looked for."""
+    pace: Gpu
+    """Whose speed the seconds are of."""
+    data: str
+    longest: int
+    """Tokens of the longest sample in it."""
+    tried: int
+    settings: int
+    not_tried: int = 0
+    """Settings that may be better than what was found, for which there was no time."""
+    stopped: Literal["", "time", "interrupted"] = ""
+    """Why the search ended before everything was tried."""
+    spent: float = 0.0
+    """Seconds of processor time."""
+
+
+def find_fits(fitting: Fitting) -> Fits:
+    """Searches settings with which a run fits. Raises nothing for Ctrl-C: what was found up to then is the answer."""
+    batches, limits = fitting.data.batches, limits_of(fitting.loaded)
+    plain = next((setting for setting in fitting.settings if not setting.words and not setting.encoded), None)
+    plain = plain or as_it_is(fitting.config, ranks=fitting.ranks, batches=batches, limits=limits)
+    others = [setting for setting in fitting.settings if setting is not plain and (setting.words or setting.encoded)]
+    search = fitting.search(others if plain is None else [plain, *others])
+    searches = [(fitting, search)]
+    stopped: Literal["", "time", "interrupted"] = ""
+    about: dict[str, Any] = {"others": {}, "nearest": None, "enough": None}
+    try:
+        if plain is not None:
+            search.try_(plain)
+        search.best()
+        for clips in () if search.found else smaller_clips(fitting.config):
+            try:
+                smaller = fitting.with_clips(clips)
+            except (UserError, ValueError):  # what else the run says does not allow such clips
+                continue
+            searches.append((smaller, smaller.search(smaller.settings)))
+            if searches[-1][1].best_if_least_fits():
+                break
+        if not searches[-1][1].found:
+            about["nearest"] = search.nearest()
+            if about["nearest"] is not None:
+                about["enough"] = find_enough(fitting)
+    except OutOfTime:
+        stopped = "time"
+    except KeyboardInterrupt:
+        stopped = "interrupted"
+    if stopped == "time":
+        try:
+            searches[-1][1].confirm()
+        except KeyboardInterrupt:
+            stopped = "interrupted"
+    last, search = searches[-1]
+    best = search.best_so_far
+    if stopped and not best:
+        needs = [tried for _, search in searches for tried in search.needs()]
+        about["nearest"] = min(needs, key=needed, default=None)
+    if not stopped and best:
+        try:
+            about["others"] = find_neighbors(last, search, best[0].setting)
+        except KeyboardInterrupt:
+            stopped = "interrupted"
+    return Fits(
+        now=None if plain is None else searches[0][1].known.get(plain),
+        best=best,
+        **about,
+        pace=fitting.pace,
+        data=last.data.described,
+        longest=max(sample.num_tokens for pack in last.data.batches for sample in pack),
+        tried=sum(len(search.known) for _, search in searches),
+        settings=sum(len(search.settings) for _, search in searches),
+        not_tried=sum(len(search.untried()) for _, search in searches) if stopped or search.stopped else 0,
+        stopped=stopped or search.stopped,
+        spent=fitting.clock.spent,
+    )
+
+
+def find_neighbors(fitting: Fitting, search: SettingSearch, best: Setting) -> dict[str, list[Tried]]:
+    """What becomes of the best where one knob is turned, as far as there is time."""
+    found: dict[str, list[Tried]] = {}
+    for setting in search.settings:
+        turned = [name for name, value in best.knobs.items() if setting.knobs[name] != value]
+        if setting.learned == best.learned and len(turned) == 1:
+            tried = search.known.get(setting)
+            if tried is None and fitting.clock.left > 2 * fitting.seconds:
+                tried = search.try_(setting)
+            if tried is not None:
+                found.setdefault(turned[0], []).append(tried)
+    return found
+
+
+def find_enough(fitting: Fitting) -> Enough:
+    """The fewest GPUs, doubled again and again, with which a setting fits. Raises OutOfTime."""
+    most = fitting.with_ranks(MOST_RANKS)
+    possible = {change for change, setting in most.smallest.items() if states_fit(most, setting)}
+    known, sharing, ranks = bool(most.smallest.keys() - possible), set[str](), fitting.ranks
+    most_context = max(count for count in range(1, MOST_CONTEXT + 1) if can_share(fitting.config, count))
+    while possible and (ranks := 2 * ranks) <= MOST_RANKS:
+        more = fitting.with_ranks(ranks)
+        alone, shared = more.smallest, more.with_most_context
+        for change in [change for change in alone if change in possible]:
+            for setting in (shared[change],) if change in sharing else (alone[change], shared[change]):
+                if not states_fit(more, setting):
+                    break
+                if not fitting.has_time(True):
+                    raise OutOfTime
+                tried = more.evaluate(of_largest_pack(setting), False)
+                if tried.fits:
+                    return Enough(ranks, tried)
+                known |= tried.memory is not None
+                if not lacks_always(more, tried):
+                    break
+                sharing.add(change)
+                if int(setting.knobs["context"]) == most_context:
+                    possible.remove(change)
+                    break
+    return Enough(None if known else 0)
+
+
+def states_fit(fitting: Fitting, setting: Setting) -> bool:
+    """Whether what lasts from step to step fits."""
+    states = fitting.states(setting)
+    return states is not None and states.spare >= 0
+
+
+def lacks_always(fitting: Fitting, tried: Tried) -> bool:
+    """Whether a setting does not fit either without what lasts from step to step, which more GPUs share."""
+    states = fitting.states(tried.setting)
+    if tried.memory is None or tried.work is None or states is None:
+        return False
+    return replace(tried.memory, peak=max(0, tried.memory.peak - states.peak)).spare < 0
+
+
+def of_largest_pack(setting: Setting) -> Setting:
+    """The setting with its largest pack instead of each: the memory of a step is that of this pack."""
+    packs = setting.packs.batches
+    largest = max(packs, key=tokens_of)
+    return replace(setting, packs=replace(setting.packs, batches=[largest] * len(packs)))
+
+
+FIRST = 15
+FEW = "; estimated from a run with few layers"
+"""Of a setting that was not carried out with all layers."""
+NOT_THERE = (
+    "weights, moments or activations in main memory (offload), weights or layers cut otherwise (tensor, pipeline)"
+)
+"""What other programs have against a lack of memory, and runs here have not."""
+
+
+def fit_lines(fits: Fits, gpu: Gpu, start: Sequence[str], run: Sequence[str], *, steps: int) -> Iterator[str]:
+    """Formats the settings that were found.
+
+    Args:
+        fits: Result of the search.
+        gpu: The GPU that is planned for.
+        start: Command that trains in as many processes.
+        run: Arguments that describe the run, up to those of a setting.
+        steps: Optimizer steps of the run.
+    """
+    now = "its degrees are not for so many GPUs" if fits.tried else "not tried"
+    yield from row("as it is", now if fits.now is None else verdict(fits.now))
+    if not fits.best:
+        yield from nothing_fits(fits, start, run)
+    for number, tried in enumerate(fits.best, start=1):
+        yield ""
+        yield from row(f"{number}. {'fits' if number == 1 else 'fits, too'}", verdict(tried))
+        if tried.seconds is not None:
+            yield from row("run", f"{span(tried.seconds * steps)} for {steps:,} steps, without validation and saving")
+        yield from row("learned", describe_learned(tried))
+        yield from row("settings", ", ".join(f"{name} {value}" for name, value in tried.setting.knobs.items()))
+        if tried.setting.encoded and tried.work is not None:
+            yield from row("encoders", encoded_first(tried.work))
+        yield from commands(start, run, tried)
+    if fits.others and fits.best:
+        yield ""
+        yield "the first against those that differ in one thing:"
+        for name, others in fits.others.items():
+            told = "; ".join(f"{o.setting.knobs[name]}: {compared(o, fits.best[0])}" for o in others)
+            yield from row(f"  {name}", told, first=FIRST + 2)
+    yield ""
+    told = f"{fits.tried} of {fits.settings} settings; a step has the same samples in all of them"
+    if fits.stopped:
+        why = "interrupted" if fits.stopped == "interrupted" else "the time was up"
+        told += f"; {why} after {fits.spent:.0f} s of processor time"
+        if fits.not_tried:
+            settings = "1 setting" if fits.not_tried == 1 else f"{fits.not_tried} settings"
+            told += f", before {settings} that may be better"
+    yield from row("tried", told)
+    yield from row("data", f"{fits.data}; longer samples than {fits.longest:,} tokens may not go into smaller packs")
+    if fits.pace is not gpu:
+        yield from row("seconds", f"those of {fits.pace.name}: {gpu.name} states the memory of a GPU, not its speed")
+    yield from row("not there", NOT_THERE)
+
+
+def nothing_fits(fits: Fits, start: Sequence[str], run: Sequence[str]) -> Iterator[str]:
+    yield ""
+    if fits.nearest is None:
+        yield from row("nothing fits", "of what was tried" if fits.stopped else "each setting was refused")
+        return
+    yield from row("nothing fits", f"nearest: {verdict(fits.nearest)}")
+    yield from row("learned", describe_learned(fits.nearest))
+    yield from commands(start, run, fits.nearest)
+    enough = fits.enough
+    if enough is not None and enough.tried is not None:
+        yield from row("GPUs", f"with {enough.gpus} of them it fits; plan with --gpus {enough.gpus} --fit")
+        yield from row("learned", describe_learned(enough.tried))
+    elif enough is not None and enough.gpus is None:
+        yield from row("GPUs", "no number of GPUs is enough: what they do not share is too large, such as a pack")
+
+
+def commands(start: Sequence[str], run: Sequence[str], tried: Tried) -> Iterator[str]:
+    """What encodes all ahead of the run, where the setting asks for that, and what trains."""
+    for begin in ([["worldsmith", "encode"]] if tried.setting.encoded else []) + [[*start]]:
+        words = [*begin, *run, *tried.setting.words]
+        yield from command_lines(words[:-1] if words[-1] == "--" else words)
+
+
+def describe_learned(tried: Tried) -> str:
+    """What the setting changes in what the run learns."""
+    change = tried.setting.learned
+    return f"changes: {change.says}" if change.level else "the same as without these settings"
+
+
+def verdict(tried: Tried) -> str:
+    memory = tried.memory
+    if memory is None:
+        return f"refused: {tried.refused}"
+    if tried.work is None:
+        return f"{size(-memory.spare)} too much, before anything is computed"
+    room = f"{size(memory.spare)} to spare" if tried.fits else f"{size(-memory.spare)} too much"
+    seconds = f"; {span(tried.seconds)} a step" if tried.seconds is not None else ""
+    held = f"tensors {size(memory.peak)}" + (f", encoders {size(memory.encoders)}" if memory.encoders else "")
+    return f"{size(memory.needed)} of {size(memory.gpu.memory)} ({held}), {room}{seconds}{'' if tried.whole else FEW}"
+
+
+def compared(other: Tried, best: Tried) -> str:
+    """Why it is not the best."""
+    if other.memory is None:
+        return f"is refused ({other.refused})"
+    if not other.fits:
+        return f"needs {size(-other.memory.spare)} too much"
+    assert other.seconds is not None
+    assert best.seconds is not None
+    share = other.seconds.middle / best.seconds.middle - 1
+    return f"{share:.1%} slower" if share >= 0 else f"{-share:.1%} faster"
+
+
+def row(about: str, text: str, *, first: int = FIRST) -> Iterator[str]:
+    yield from line(about, text, first=first)
+
+
+def fit_facts(fits: Fits) -> dict[str, Any]:
+    """The same as plain data: bytes and seconds."""
+    return {
+        "as_it_is": None if fits.now is None else facts(fits.now),
+        "best": [facts(tried) for tried in fits.best],
+        "others": {name: [facts(tried) for tried in others] for name, others in fits.others.items()},
+        "nearest": None if fits.nearest is None else facts(fits.nearest),
+        "enough_gpus": (fits.enough and fits.enough.gpus) or None,
+        "seconds_of": fits.pace.name,
+        "data": fits.data,
+        "longest_sample": fits.longest,
+        "tried": fits.tried,
+        "settings": fits.settings,
+        "not_tried": fits.not_tried,
+        "stopped": fits.stopped,
+    }
+
+
+def facts(tried: Tried) -> dict[str, Any]:
+    setting = tried.setting
+    return {
+        "words": list(setting.words),
+        "encoded_first": setting.encoded,
+        "changes_what_is_learned": setting.learned.level > 0,
+        "learned": setting.learned.says,
+        "knobs": dict(setting.knobs),
+        "fits": tried.fits,
+        "all_layers": tried.whole,
+        "memory": None if tried.memory is None else tried.memory.to_json(),
+        "seconds": None if tried.seconds is None else asdict(tried.seconds),
+        "refused": tried.refused,
+    }

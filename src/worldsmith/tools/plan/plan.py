@@ -1,0 +1,195 @@
+"""`worldsmith plan`: what a run needs, before it has a GPU.
+
+Exit codes: 0 planned, 1 nothing that --fit tried fits, 2 the run could not be planned, or a mistake of the user.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from worldsmith.actions.action import Result
+from worldsmith.actions.run_action import RunAction, RunWords, load_without_variables
+from worldsmith.config.declare.configurable import walk
+from worldsmith.config.declare.ranges import Count
+from worldsmith.config.errors import UserError
+from worldsmith.config.tree.draft import Loaded
+from worldsmith.config.write.convert import convert, write_new
+from worldsmith.distributed.degrees import plan_degrees
+from worldsmith.distributed.gpus import Gpu, find_gpu
+from worldsmith.monitor.terminal_text import WIDTH, print_message, terminal_width
+from worldsmith.planning.plan import Plan, QuickPlan, least_ranks, make_plan, quick_plan
+from worldsmith.planning.text import plan_lines, quick_lines
+
+if TYPE_CHECKING:
+    from worldsmith.distributed.degrees import Degrees
+    from worldsmith.tools.plan.evaluate_settings import Clock
+
+BUDGET = 55.0
+"""Seconds of processor time that a search may take: with starting the command about a minute."""
+EVERY = 5.0
+"""Seconds between two lines of progress through a pipe."""
+INTERRUPTED = 130
+FORMS = {".yaml": "yaml", ".yml": "yaml", ".json": "json"}
+
+
+class PlanRun(RunAction):
+    """Say what a run would need of its GPUs and machines: memory by phase and what makes it, whether that fits, disk,
+    operations, bytes on each link, seconds of a step and of the run. Found by carrying out a step of the run's own
+    code without memory, in a minute, on any machine; without its data and weights where they are not there."""
+
+    aliases: ClassVar[Mapping[str, str]] = {"-o": "output"}
+    metavars: ClassVar[Mapping[str, str]] = {"gpu": "WORD", "output": "FILE"}
+
+    class Config(RunAction.Config):
+        gpus: Count | None = None
+        """GPUs of the run (default: the fewest that its degrees allow)"""
+        gpu: str = "h100-80"
+        """which ones: such as h200, or memory such as 24GB (default: h100-80)"""
+        quick: bool = False
+        """only parameters and what they take, in a second"""
+        encoded: bool = False
+        """all clips and captions are in the latent cache before the run, by `worldsmith encode`: no encoder is on its
+        GPUs"""
+        fit: bool = False
+        """look for settings with which it fits, or is faster, and print up to three, the best first, as override words:
+        recomputation, packs, degrees, encoding first, formats, adapters, smaller clips; takes a minute"""
+        output: str | None = None
+        """with --fit: write the best as a run, .yaml or .json"""
+
+    config: Config
+
+    def run(self) -> Result:
+        """The lines come as they are known. Raises ValueError or UserError for what cannot be planned."""
+        self.refuse_ignored()
+        if self.config.fit:
+            return self.find_fits()
+        self.print_warnings()
+        return Result(self.lines(), self.facts)
+
+    def load(self, words: RunWords) -> Loaded:
+        return load_without_variables(words)
+
+    def refuse_ignored(self) -> None:
+        """Raises UserError for flags that would have no effect."""
+        config = self.config
+        if config.output and not config.fit:
+            raise UserError("-o names the file for the best setting, which --fit looks for")
+        if config.quick and config.fit:
+            raise UserError("--fit carries out steps and --quick none: leave one out")
+        if config.encoded and (config.fit or config.quick):
+            raise UserError(
+                f"--encoded has no effect with {'--fit, which tries both' if config.fit else '--quick'}: leave it out"
+            )
+
+    def find_fits(self) -> Result:
+        """Searches, and writes the best setting. Raises UserError before it for a file that cannot be written."""
+        from worldsmith.tools.plan.evaluate_settings import Clock, Fitting
+        from worldsmith.tools.plan.fit import find_fits, fit_facts, fit_lines
+
+        words, gpu, output = self.given, self.gpu, Path(self.config.output) if self.config.output else None
+        if isinstance(words, Loaded):
+            raise UserError("a search loads the run again with other settings: expected the words that describe it")
+        if output and output.suffix not in FORMS:
+            raise UserError(f"{output}: the best setting is written as {', '.join(FORMS)}; name such a file")
+        if output and output.exists():
+            raise UserError(f"{output} is there already; name another file")
+        self.print_warnings()
+        read, clock = partial(words.load, keep_unset="names"), Clock(BUDGET)
+        progress = Progress(clock)
+        fits = find_fits(Fitting(read, ranks=self.ranks, gpu=gpu, told=progress, clock=clock))
+        progress.end()
+        start = ["worldsmith", *launch_words(self.ranks, gpu.per_machine), "train"]
+        lines = [*fit_lines(fits, gpu, start, words.repeat(), steps=self.tree.trainer.max_iter)]
+        if output and fits.best and fits.best[0].whole:
+            best = fits.best[0].setting
+            write_new(str(output), convert(read(best.words), FORMS[output.suffix]).text, False)
+            commands = [["worldsmith", "encode"]] * best.encoded + [start]
+            lines += ["", "; ".join([f"written: {output}", *(shlex.join([*line, str(output)]) for line in commands)])]
+        elif output:
+            lines += ["", f"{output} is not written: nothing that was carried out with all layers fits"]
+        return Result(lines, fit_facts(fits), INTERRUPTED if fits.stopped == "interrupted" else 0 if fits.best else 1)
+
+    def facts(self) -> dict[str, Any]:
+        """The same for programs; of a quick plan the keys that are known."""
+        if not self.config.quick:
+            return self.exact.to_json()
+        known = {"run": self.name, "family": self.tree.model.name, "gpus": self.ranks, "degrees": asdict(self.degrees)}
+        return {**known, "gpu": asdict(self.gpu), "quick": asdict(self.quick)}
+
+    def lines(self) -> Iterator[str]:
+        yield from quick_lines(self.name, self.quick, self.gpu, self.ranks, self.degrees)
+        if self.config.quick:
+            return
+        if sys.stderr.isatty():
+            print_message("a step is carried out without memory; this can take a minute …")
+        yield from plan_lines(self.exact)
+
+    @property
+    def name(self) -> str:
+        return self.tree.job.name or self.tree.model.name
+
+    @property
+    def degrees(self) -> Degrees:
+        return plan_degrees(self.tree.model.config.parallelism, self.ranks)
+
+    @cached_property
+    def ranks(self) -> int:
+        return self.config.gpus or least_ranks(self.tree)
+
+    @cached_property
+    def gpu(self) -> Gpu:
+        return find_gpu(self.config.gpu)
+
+    @cached_property
+    def quick(self) -> QuickPlan:
+        return quick_plan(self.tree, self.ranks)
+
+    @cached_property
+    def exact(self) -> Plan:
+        unset = unset_variables(self.loaded.raw)
+        return make_plan(self.tree, self.ranks, self.gpu, encoded=self.config.encoded, open_variables=unset)
+
+
+def unset_variables(tree: Any) -> list[str]:
+    """Environment variables that are not set and that references without a default name, in the order of the config."""
+    texts = [value for _, value in walk(tree) if isinstance(value, str)]
+    names = [name.strip() for text in texts for name in re.findall(r"\$\{oc\.env:([^,{}]+)\}", text)]
+    return [name for name in dict.fromkeys(names) if name not in os.environ]
+
+
+def launch_words(ranks: int, per_machine: int) -> list[str]:
+    """What starts so many processes. R and HOST are each machine's number and the address of the first."""
+    machines = next(n for n in range(-(-ranks // per_machine), ranks + 1) if ranks % n == 0)
+    several = ["--nnodes", str(machines), "--node-rank", "R", "--master-addr", "HOST"] if machines > 1 else []
+    return ["launch", *several, "--nproc-per-node", str(ranks // machines)] if ranks > 1 else []
+
+
+class Progress:
+    """Says on stderr what is being tried: on a line of the terminal that the next one replaces; through a pipe a line
+    every few seconds."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock, self.said_at = clock, -EVERY
+
+    def __call__(self, text: str) -> None:
+        line = f"trying, {self.clock.spent:.0f} of {self.clock.budget:.0f} s of processor time: {text}"
+        if sys.stderr.isatty():
+            width = terminal_width(sys.stderr) or WIDTH
+            print(f"\r\033[K{line[: width - 1]}", end="", file=sys.stderr, flush=True)
+        elif time.monotonic() - self.said_at >= EVERY:
+            self.said_at = time.monotonic()
+            print(line, file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """Clears the line of a terminal."""
+        if sys.stderr.isatty():
+            print("\r\033[K", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,323 @@
+"""The settings of a run that may be changed to make it fit, or faster, as override words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from worldsmith.config import WrongValueError
+from worldsmith.data.clips.resolution import TIERS, exact_size
+from worldsmith.distributed.degrees import NAMES, PARALLELISM, Degrees, divisors, fit_degrees, plan_degrees
+from worldsmith.planning.simulation_inputs import why_not_encodable
+from worldsmith.tools.plan.packs import FACTORS, Packing, PackLimits, packings
+
+if TYPE_CHECKING:
+    from worldsmith.training.trainer import Trainer
+
+MODEL = "model.config"
+MODES = ("none", "selective", "full")
+"""Of recomputation, from fast and large to slow and small."""
+MOST_CONTEXT = 8
+ENCODED = "`worldsmith encode` first"
+"""The latent cache is complete before the run, so that the run has no encoders on its GPUs."""
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+"""Layers that get adapters where a run names none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """A change of what is learned, from none (level 0) on."""
+
+    level: int
+    says: str
+    words: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Setting:
+    """One choice for each knob. `words` are what it changes of the run."""
+
+    learned: Learned
+    words: tuple[str, ...]
+    knobs: Mapping[str, str]
+    """What is chosen, for people, by knob."""
+    slower: tuple[int, ...]
+    """Steps towards less memory and more time, by knob: recomputation, context, smaller packs, encoding ahead of the
+    run, reductions."""
+    replicas: int
+    packs: Packing
+    encoded: bool = False
+    """Whether the latent cache is complete before the run."""
+
+    @property
+    def keeps_sums(self) -> bool:
+        """Whether whole gradients are kept between the packs of a step."""
+        return not self.slower[-1] and len(self.packs.batches) > 1
+
+    def as_fast_as(self, other: Setting) -> bool:
+        """Whether it does all that the other does, and nothing more."""
+        same = self.learned == other.learned and self.replicas == other.replicas
+        return same and all(mine <= its for mine, its in zip(self.slower, other.slower))
+
+    def as_large_as(self, other: Setting) -> bool:
+        """Whether it keeps all that the other keeps."""
+        kept = all(mine <= its for mine, its in zip(self.slower[:-1], other.slower[:-1]))
+        same = self.learned == other.learned and self.replicas >= other.replicas
+        return same and kept and self.keeps_sums >= other.keeps_sums
+
+
+def settings(
+    config: Trainer.Config,
+    *,
+    ranks: int,
+    batches: Sequence[Sequence[Any]],
+    limits: PackLimits,
+    additive: bool = True,
+    per_machine: int = 8,
+) -> list[Setting]:
+    """All that may be tried. `batches`: what a rank works on in a step; each setting has the same samples in a step.
+
+    `additive`: whether samples weigh the same in packs of any size.
+    """
+    found: list[Setting] = []
+    for learned in changes(config):
+        for replicas in replica_counts(ranks, per_machine):
+            shared = [c for c in divisors(ranks // replicas) if c <= MOST_CONTEXT and can_share(config, c)]
+            for context in shared:
+                found += arranged(config, learned, ranks, replicas, context, batches, limits, additive=additive)
+    return found
+
+
+def as_it_is(
+    config: Trainer.Config, *, ranks: int, batches: Sequence[Sequence[Any]], limits: PackLimits
+) -> Setting | None:
+    """The setting that changes no word; None where the run's degrees are not for so many ranks."""
+    now = degrees_now(config, ranks)
+    plain = Learned(0, "nothing")
+    same = arranged(config, plain, ranks, now.replicate, now.context, batches, limits, additive=False)
+    return next((setting for setting in same if not setting.words and not setting.encoded), None)
+
+
+def degrees_now(config: Trainer.Config, ranks: int) -> Degrees:
+    """Those of the run; where they are not for so many ranks, with the weights cut among all of them."""
+    try:
+        return plan_degrees(config.model.config.parallelism, ranks)
+    except WrongValueError:
+        asked = config.model.config.parallelism.context_parallel_shard_degree
+        context = asked if ranks % asked == 0 else 1
+        return Degrees(1, ranks // context, context)
+
+
+def replica_counts(ranks: int, per_machine: int) -> list[int]:
+    """Weights are cut among all ranks, among those of a machine, or not at all."""
+    machines = ranks // per_machine if ranks % per_machine == 0 else 1
+    return sorted({1, machines, ranks})
+
+
+def arranged(
+    config: Trainer.Config,
+    learned: Learned,
+    ranks: int,
+    replicas: int,
+    context: int,
+    batches: Sequence[Sequence[Any]],
+    limits: PackLimits,
+    *,
+    additive: bool,
+) -> Iterator[Setting]:
+    """Settings with these degrees."""
+    model, now = config.model.config, degrees_now(config, ranks)
+    if len(batches) * context % now.context:
+        return
+    theirs = [batches[number % len(batches)] for number in range(len(batches) * context // now.context)]
+    degrees = degree_words(config, ranks, replicas, context)
+    encodable = not why_not_encodable(config)
+    packs = packings(theirs, limits, larger=ranks > 1) if additive else [Packing(theirs)]
+    for smaller, packing in enumerate(packs):
+        if context > now.context and packing is not packs[-1]:
+            continue  # smaller packs cost less than sharing them
+        count = len(packing.batches)
+        words = {**learned.words, **degrees, **packing.words}
+        words["trainer.grad_accum_iter"] = str(count)
+        for every in (False, True) if ranks > 1 and count > 1 else (model.parallelism.reduce_every_pack,):
+            words[f"{PARALLELISM}.reduce_every_pack"] = str(every).lower()
+            for again, mode in enumerate(MODES):
+                words[f"{MODEL}.activation_checkpointing.mode"] = mode
+                for encoded in (False, True) if encodable else (False,):
+                    knobs = {
+                        "recomputation": mode,
+                        "packs": f"{count} x {packing.size}",
+                        "context": str(context),
+                        "replicas": str(replicas),
+                        "gradients": "reduced after each pack" if every else "reduced once a step",
+                    }
+                    if encodable:
+                        knobs["encoders"] = ENCODED if encoded else "on the GPU until the latent cache is complete"
+                    division = smaller if context <= now.context else len(FACTORS) * 2
+                    slower = (again, context, division, encoded, every and count > 1)
+                    yield Setting(learned, changed(config, words), knobs, slower, replicas, packing, encoded)
+
+
+def changes(config: Trainer.Config) -> Iterator[Learned]:
+    """What may be learned otherwise, the mildest first. What costs nothing is part of all of them."""
+    model, free = config.model.config, free_words(config)
+    yield Learned(0, "nothing", free)
+    level = 0
+    rounded: dict[str, str] = {}
+    if model.precision == "float32":
+        rounded, level = {f"{MODEL}.precision": "bfloat16"}, 1
+        yield Learned(level, "the network computes in bfloat16", {**free, **rounded})
+    masters = {f"{PARALLELISM}.fsdp_master_dtype": "bfloat16"}
+    short = model.parallelism.fsdp_master_dtype == "float32" and not model.lora_enabled
+    if short:
+        level += 1
+        yield Learned(level, "updates of weights are rounded to bfloat16", {**free, **rounded, **masters})
+    if model.ema.enabled:
+        level += 1
+        without = {**rounded, **without_average(config)}
+        yield Learned(level, "no average of the weights", without)
+        if short:
+            says = "no average of the weights, updates rounded to bfloat16"
+            yield Learned(level + 1, says, {**without, **masters})
+    if model.converters and not model.lora_enabled:
+        return
+    adapters = {**rounded, **masters}
+    if not model.lora_enabled:
+        targets = model.lora_target_modules or usual_targets(config)
+        if targets is None:
+            return
+        adapters |= {f"{MODEL}.lora_enabled": "true", "optimizer.keys_to_select": '["lora_"]'}
+        adapters |= {f"{MODEL}.lora_target_modules": targets, "optimizer.lr_multipliers": "{}"}
+        if config.optimizer.keys_without_decay:
+            adapters["optimizer.keys_without_decay"] = "[]"
+    if model.ema.enabled:
+        adapters[f"{MODEL}.ema.trainable_only"] = "true"
+    says = "" if model.lora_enabled else "adapters alone (they want a larger optimizer.lr); "
+    if says:
+        yield Learned(10, says[:-2], adapters)
+    adapters["checkpoint.save_weights"] = "trained"
+    for step, bits in enumerate((8, 4)) if not model.converters else ():
+        held = {f"{MODEL}.converters": f'[{{"type": "FrozenBase", "bits": {bits}}}]'}
+        yield Learned(11 + step, f"{says}frozen weights rounded to {bits} bits", {**adapters, **held})
+
+
+def free_words(config: Trainer.Config) -> dict[str, str]:
+    """What takes memory and changes nothing of what is learned."""
+    model, words = config.model.config, {}
+    frozen = model.lora_enabled or bool(config.optimizer.keys_to_select)
+    if frozen and model.ema.enabled and not model.ema.trainable_only:
+        words[f"{MODEL}.ema.trainable_only"] = "true"
+    if (model.lora_enabled, model.precision, model.parallelism.fsdp_master_dtype) == (True, "bfloat16", "float32"):
+        words[f"{PARALLELISM}.fsdp_master_dtype"] = "bfloat16"  # that of frozen weights; adapters stay float32
+    return words
+
+
+def without_average(config: Trainer.Config) -> dict[str, str]:
+    """Also for callbacks that draw with it."""
+    words = {f"{MODEL}.ema.enabled": "false"}
+    for name, callback in config.trainer.callbacks.items():
+        weights = getattr(callback, "weights", None)
+        if isinstance(weights, list) and "ema" in weights:
+            words[f"trainer.callbacks.{name}.weights"] = '["live"]'
+    if (config.checkpoint.keep_best or "").startswith("val_ema/"):
+        words["checkpoint.keep_best"] = "val/loss"
+    return words
+
+
+def usual_targets(config: Trainer.Config) -> str | None:
+    """Names of the attention's layers; None where no layers have the usual names, or where these layers are frozen."""
+    model = config.model.config
+    layers, shapes = model.adaptable_layers(), model.shapes()
+    if layers is None:  # the family checks targets when the network is built
+        layers = () if shapes is None else model.linear_layers(shapes)
+    frozen = model.frozen(list(shapes or ()))
+    leaves = {layer.rpartition(".")[2] for layer in layers if f"{layer}.weight" not in frozen}
+    return ",".join(ATTENTION) if leaves.issuperset(ATTENTION) else None
+
+
+def smaller_clips(config: Trainer.Config) -> Iterator[Learned]:
+    """Other clips than those of the run, from those that change least: shorter ones, smaller ones, and both."""
+    dataset: Any = getattr(config.dataloader_train, "dataset", None)
+    resolution, frames = getattr(dataset, "resolution", ""), getattr(dataset, "num_video_frames", 0)
+    if not resolution:
+        return
+    path = "dataloader_train.dataset"
+    shorter = [(frames - 1) // times // 8 * 8 + 1 for times in (2, 4)] if frames > 1 else []
+    for tier in (resolution, smaller_resolution(resolution)):
+        for count in (frames, *shorter):
+            if not tier or (tier, count) == (resolution, frames) or count == 1 != frames:
+                continue
+            words = {f"{path}.resolution": tier}
+            if count != frames:
+                words[f"{path}.num_video_frames"] = str(count)
+                words[f"{path}.min_frames"] = str(min(count, dataset.min_frames))
+            says = [f"clips of {count} frames instead of {frames}"] * (count != frames)
+            says += [f"a resolution of {tier} instead of {resolution}"] * (tier != resolution)
+            yield Learned(100, " and ".join(says), dict(word.split("=", 1) for word in changed(config, words)))
+
+
+def smaller_resolution(resolution: str) -> str:
+    """The next smaller tier, or half of an exact size; "" where there is none."""
+    exact = exact_size(resolution)
+    if exact is not None:
+        height, width = (side // 2 // 32 * 32 for side in exact)
+        return f"{width}x{height}" if min(height, width) >= 64 else ""
+    smaller = TIERS[: TIERS.index(resolution)] if resolution in TIERS else []
+    return smaller[-1] if smaller else ""
+
+
+def with_clips(setting: Setting, clips: Learned) -> Setting:
+    """The setting of a run with these clips."""
+    learned = setting.learned
+    says = clips.says if not learned.level else f"{clips.says}; {learned.says}"
+    learned = Learned(clips.level + learned.level, says, {**clips.words, **learned.words})
+    return replace(setting, learned=learned, words=(*changed_words(clips.words), *setting.words))
+
+
+def changed_words(words: Mapping[str, str]) -> tuple[str, ...]:
+    """What a change writes on a command line."""
+    return tuple(f"{path}={value}" for path, value in words.items())
+
+
+def degree_words(config: Trainer.Config, ranks: int, replicas: int, context: int) -> dict[str, str]:
+    """So that the weights are cut among all ranks of a replica."""
+    asked = config.model.config.parallelism
+    shard = ranks // replicas // context
+    wanted = (shard, replicas, context)
+    for words in (
+        (asked.data_parallel_shard_degree, asked.data_parallel_replicate_degree, context),
+        (-1, replicas, context),
+    ):
+        with suppress(WrongValueError):
+            found = fit_degrees(words[0], words[1], ranks, context=context)
+            if (found.shard, found.replicate, found.context) == wanted:
+                break
+    return {f"{PARALLELISM}.{name}": str(degree) for name, degree in zip(NAMES, words, strict=True)}
+
+
+def can_share(config: Trainer.Config, context: int) -> bool:
+    """Whether so many ranks can share the tokens of a pack."""
+    try:
+        config.model.config.check_context(context)
+    except ValueError:
+        return False
+    return True
+
+
+def changed(config: Trainer.Config, words: Mapping[str, str]) -> tuple[str, ...]:
+    """Those words that say something else than the run."""
+    return changed_words({path: value for path, value in words.items() if value != as_word(config, path)})
+
+
+def as_word(config: Any, path: str) -> str | None:
+    """What a run says now, as a word would say it."""
+    value = config
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else getattr(value, name)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return "[" + ", ".join(f'"{item}"' for item in value) + "]"
+    return str(value) if not isinstance(value, Mapping) or not value else None

@@ -1,0 +1,197 @@
+"""What every exporter of the family would write, against the classes of the library that reads it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from worldsmith.checkpoint.formats.export_weights import exports_of
+from worldsmith.checkpoint.formats.family_formats import ExportFormat, ExportOptions, NamesLibraryShapes, formats_of
+from worldsmith.checkpoint.formats.stored_model import StoredModel
+from worldsmith.checkpoint.sources.checkpoint_weights import AVERAGE, LIVE
+from worldsmith.checkpoint.sources.weight_source import WeightSource
+from worldsmith.config.tree.plain import to_dict
+from worldsmith.models.lora import MATRICES
+from worldsmith.models.parameter_names import ADAPTER, native_name
+from worldsmith.models.real_values import real_values
+from worldsmith.planning.simulation.fake_world import without_memory
+from worldsmith.tools.rehearse.rank_run import Finding, listed
+from worldsmith.training.start_checks import state_shapes
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from worldsmith.checkpoint.formats.family_formats import FamilyFormats
+    from worldsmith.training.trainer import Trainer
+
+PEFT = "base_model.model."
+
+
+@dataclass(slots=True)
+class Exports:
+    """What came of the formats."""
+
+    findings: list[Finding] = field(default_factory=list)
+    written: dict[str, str] = field(default_factory=dict)
+    """By format, in words."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """By format: why it is not for this model."""
+
+
+class ShapesOnly(WeightSource):
+    """Weights of a network that is nowhere; reading them leaves tensors as they are."""
+
+    def __init__(self, shapes: Mapping[str, Sequence[int]]) -> None:
+        self.path, self.describe = Path("the run"), "the run"
+        self.settings, self.copies, self.unknown = {}, {}, []
+        self.shapes, self.average_shapes = (
+            {name.removeprefix(start): list(shape) for name, shape in shapes.items() if name.startswith(start)}
+            for start in (LIVE, AVERAGE)
+        )
+
+    def read_into(self, tensors: Mapping[str, Tensor], *, average: bool = False, no_dist: bool = True) -> None:
+        pass
+
+    def dtype(self, name: str, *, average: bool = False) -> torch.dtype:
+        return torch.float32
+
+
+class TrainedModel(StoredModel):
+    """The model that a run would have saved."""
+
+    shapes: ShapesOnly
+
+    @classmethod
+    def of(cls, config: Trainer.Config, network: nn.Module) -> TrainedModel:
+        tree, job, average = to_dict(config), config.job, config.model.config.ema
+        model = cls(
+            folder=Path("the run"),
+            spec=config.model,
+            defaults=formats_of(config.model.name).defaults_of_run(tree),
+            run=f"{job.project}/{job.group}/{job.name}",
+            iteration=1,
+            weights="ema" if average.enabled else "live",
+            tree=tree,
+        )
+        object.__setattr__(model, "shapes", ShapesOnly(state_shapes(network, average)))
+        return model
+
+    @property
+    def _source(self) -> WeightSource:  # type: ignore[override]
+        return self.shapes
+
+    def open_adapters(self) -> WeightSource:
+        return self.shapes
+
+    def load(self, device: str | torch.device = "cpu", **options: Any) -> Any:
+        """The model in float32 without adapters, in tensors without memory."""
+        defaults = {} if self.defaults is None else {"defaults": self.defaults}
+        with real_values():
+            model: Any = self.merged_spec.config.build(device="meta", **defaults)
+        made: dict[nn.Parameter, nn.Parameter] = {}
+        for module in model.network.modules():  # a network of such tensors cannot be moved
+            for name, weight in module._parameters.items():
+                if weight is not None:
+                    made.setdefault(weight, torch.nn.Parameter(torch.empty(weight.shape), requires_grad=False))
+                    module._parameters[name] = made[weight]
+        return model
+
+
+def rehearse_exports(config: Trainer.Config) -> Exports:
+    """Every format of the family, of the network at its full size."""
+    network = config.model.config.build(device="meta").network
+    model, done = TrainedModel.of(config, network), Exports()
+    formats = formats_of(model.spec.name)
+    library = cache(lambda: formats.library_network(model.merged_spec.config))
+    for name, export in exports_of(model.spec.name).items():
+        try:
+            export.check(model)
+        except ValueError as error:
+            done.refused[name] = str(error)
+            continue
+        try:
+            with without_memory():
+                tensors = export.tensors(model, ExportOptions())
+            wanted = wanted_by(export, formats, model, tensors, library)
+        except Exception as error:  # whatever it is, the export would end by it
+            done.findings.append(Finding("export", f"{name}: {error}"))
+            continue
+        done.findings += compare_tensors(name, tensors, wanted)
+        judge = "" if wanted is None else f", as {wanted.whose} has them"
+        done.written[name] = f"{len(tensors):,} tensors{judge}"
+    return done
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedTensors:
+    """What the reader of an export finds in it."""
+
+    whose: str
+    shapes: Mapping[str, Sequence[int]]
+    spare: Collection[str] = ()
+    """What may be absent: it equals another tensor, or is computed."""
+
+
+def wanted_by(
+    export: ExportFormat,
+    formats: FamilyFormats,
+    model: StoredModel,
+    tensors: Mapping[str, Tensor],
+    library: Callable[[], nn.Module | None],
+) -> ExpectedTensors | None:
+    """What the library looks for in such files; None where no other library reads them."""
+    if export.has_weights and not export.of_library:
+        return None
+    network = library()
+    if network is None:
+        return None
+    whose = type(network).__name__
+    if not export.has_weights:
+        return ExpectedTensors(f"PEFT around {whose}", adapted_shapes(network, tensors))
+    buffers = {name for name, _ in network.named_buffers()}
+    owners: dict[int, str] = {}
+    parameters = network.named_parameters(remove_duplicate=False)
+    twins = {name for name, parameter in parameters if owners.setdefault(id(parameter), name) != name}
+    if isinstance(formats, NamesLibraryShapes):
+        shapes = formats.library_shapes(model.merged_spec.config)
+    else:
+        shapes = {name: value.shape for name, value in network.state_dict().items()}
+    return ExpectedTensors(whose, shapes, buffers | twins)
+
+
+def adapted_shapes(network: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Sequence[int]]:
+    """The matrices that PEFT makes for the layers that are named, around the library's network."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    low, network = MATRICES[0], copy.deepcopy(network)
+    layers = [name.removesuffix(low).removeprefix(PEFT) for name in tensors if name.endswith(low)]
+    rank = next(len(tensor) for name, tensor in tensors.items() if name.endswith(low))
+    config: Any = LoraConfig(r=rank, lora_alpha=rank, target_modules=layers)
+    inject_adapter_in_model(config, network, adapter_name=ADAPTER, low_cpu_mem_usage=True)
+    made = {native_name(name): list(p.shape) for name, p in network.named_parameters() if f".{ADAPTER}." in name}
+    return {PEFT + name: shape for name, shape in made.items()}
+
+
+def compare_tensors(format: str, tensors: Mapping[str, Tensor], wanted: ExpectedTensors | None) -> Iterator[Finding]:
+    """Names that are missing or unknown, and shapes that differ."""
+    if wanted is None:
+        return
+    missing = [name for name in wanted.shapes if name not in tensors and name not in wanted.spare]
+    unknown = [name for name in tensors if name not in wanted.shapes]
+    if missing:
+        yield Finding("export", f"{format}: {wanted.whose} looks for {listed(missing)}, which would not be written")
+    if unknown:
+        yield Finding("export", f"{format}: {wanted.whose} has no place for {listed(unknown)}")
+    other = [
+        f"{name} ({list(tensor.shape)}, {wanted.whose} has {list(wanted.shapes[name])})"
+        for name, tensor in tensors.items()
+        if name in wanted.shapes and list(tensor.shape) != list(wanted.shapes[name])
+    ]
+    if other:
+        yield Finding("export", f"{format}: of another shape: {listed(other)}")

@@ -1,0 +1,254 @@
+"""Whether the ranks of a run agree: in the weights that they hold, the collectives that they call, and their save."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations, zip_longest
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch.distributed.checkpoint._dedup_save_plans import dedup_save_plans
+from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
+
+from worldsmith.checkpoint.dcp.parts import planner_of
+from worldsmith.planning.simulation.traffic import Sent
+from worldsmith.tools.rehearse.rank_run import Finding, RankRecord, form, listed
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed.checkpoint.metadata import Metadata
+    from torch.distributed.checkpoint.planner import SavePlan
+
+OWN = "rng_state_"
+"""Each rank has its own of these, with its number after it."""
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+"""First corner and size of a piece of a tensor."""
+
+
+def compare_weights(records: Sequence[RankRecord], shares: int) -> Iterator[Finding]:
+    """What is whole though `shares` ranks share the weights, and what differs between two ranks."""
+    first = records[0]
+    whole = [f"{name} {list(weight.shape)}" for name, weight in first.weights.items() if weight.whole]
+    if whole and shares > 1:
+        yield Finding(
+            "first step",
+            f"{len(whole)} weight{'s are' if len(whole) != 1 else ' is'} not sharded: {listed(whole)}. Each of the "
+            f"{shares} ranks that share the weights holds all of that, and nothing adds up its gradients",
+        )
+    for other in records[1:]:
+        for one, two in ((first, other), (other, first)):
+            lacking = [name for name in one.weights if name not in two.weights]
+            if lacking:
+                yield Finding("first step", f"rank {two.rank} lacks {listed(lacking)}, which rank {one.rank} has")
+            trained = [name for name, weight in one.weights.items() if weight.trained and name in two.weights]
+            frozen = [name for name in trained if not two.weights[name].trained]
+            if frozen:
+                names = f"{listed(frozen)} trained on rank {one.rank} and frozen on rank {two.rank}"
+                yield Finding("first step", names)
+        for name, weight in first.weights.items():
+            own = other.weights.get(name)
+            if own is None or (own.shape, own.dtype, own.whole) == (weight.shape, weight.dtype, weight.whole):
+                continue
+            forms = " and ".join(
+                f"{form(w.shape, w.dtype)}{', whole' * w.whole} on rank {r.rank}"
+                for r, w in ((first, weight), (other, own))
+            )
+            yield Finding("first step", f"{name} is {forms}")
+            break
+
+
+def compare_traces(records: Sequence[RankRecord]) -> list[Finding]:
+    """Whether all ranks call the same collectives in the same order: else a run hangs, or mixes up what it is sent.
+
+    Compares each rank with the first one with which it shares a group, in the groups that both belong to.
+    """
+    found: dict[int, Finding] = {}
+    firsts: dict[tuple[int, ...], RankRecord] = {}
+    for record in records:
+        groups = {sent.ranks for sent in record.trace}
+        for group in groups:
+            firsts.setdefault(group, record)
+        # A group that only one of its members ever calls is looked for among those that are before it.
+        others = [firsts[group] for group in groups] + [o for g, o in firsts.items() if record.rank in g]
+        for first in {other.rank: other for other in others if other is not record}.values():
+            finding = compare_two(first, record)
+            if finding is not None:
+                found.setdefault(record.rank, finding)
+    return [*found.values(), *find_outsiders(records)]
+
+
+def compare_two(first: RankRecord, other: RankRecord) -> Finding | None:
+    """The first difference in the groups that both ranks belong to."""
+    expected, called = ([s for s in r.trace if {first.rank, other.rank} <= set(s.ranks)] for r in (first, other))
+    if expected == called:
+        return None
+    place = next(number for number, (one, two) in enumerate(zip_longest(expected, called)) if one != two)
+    wanted, instead = (
+        describe_collective(of[place]) if place < len(of) else "no further one" for of in (expected, called)
+    )
+    if Counter(expected) == Counter(called):
+        verdict = f"calls its collectives in another order than rank {first.rank}"
+    elif len(called) < len(expected):
+        verdict = f"skips {format_collectives(len(expected) - len(called))} that rank {first.rank} calls"
+    elif len(called) > len(expected):
+        verdict = f"calls {format_collectives(len(called) - len(expected))} more than rank {first.rank}"
+    else:
+        verdict = f"calls another collective than rank {first.rank}"
+    return Finding(
+        "first step",
+        f"rank {other.rank} {verdict}: number {place + 1} of the step is {instead}, and on rank {first.rank} {wanted}. "
+        "The ranks would wait for each other for ever, or take one tensor for another",
+    )
+
+
+def find_outsiders(records: Sequence[RankRecord]) -> Iterator[Finding]:
+    """Collectives of groups that the calling rank does not belong to."""
+    for record in records:
+        strange = next((sent for sent in record.trace if record.rank not in sent.ranks), None)
+        if strange is not None:
+            message = f"rank {record.rank} calls {describe_collective(strange)}, and is not among these ranks"
+            yield Finding("first step", message)
+
+
+def describe_collective(sent: Sent) -> str:
+    dtype = str(sent.dtype).removeprefix("torch.")
+    where = f" of {sent.module}" if sent.module else ""
+    return f"{sent.op}{where} ({sent.payload:,} bytes, {dtype}, ranks {format_ranks(sent.ranks)})"
+
+
+def format_ranks(ranks: Sequence[int]) -> str:
+    """`0-7`, `0, 2, 4` or `0, 8, … 504`."""
+    if len(ranks) > 2 and ranks[-1] - ranks[0] + 1 == len(ranks):
+        return f"{ranks[0]}-{ranks[-1]}"
+    return ", ".join(map(str, ranks if len(ranks) <= 4 else [*ranks[:2], f"… {ranks[-1]}"]))
+
+
+def format_collectives(number: int) -> str:
+    return f"{number} collective{'s' * (number != 1)}"
+
+
+class TensorShard(NamedTuple):
+    """What a rank wants to write of a tensor."""
+
+    rank: int
+    size: tuple[int, ...]
+    """Of the whole tensor."""
+    dtype: torch.dtype
+    box: Box
+
+
+def check_save(records: Sequence[RankRecord], *, shares: int, all_ranks: bool) -> Iterator[Finding]:
+    """Whether the ranks together write every number of a checkpoint exactly once.
+
+    `shares`: of the weights, dealt to consecutive ranks. `all_ranks`: every rank of the run is there, so that what
+    nobody writes is known; else each must write the share that is its own.
+    """
+    for part in records[0].plans:
+        plans = {record.rank: record.plans[part] for record in records}
+        pieces = pieces_by_name(plans)
+        yield from check_keys(part, pieces, list(plans))
+        for name, held in pieces.items():
+            wrong = find_fault(held, all_ranks=all_ranks) or ("" if all_ranks else find_foreign_rows(held, shares))
+            if wrong:
+                yield Finding("save", f"{part}: {name}{wrong}")
+                break  # the others of a part are wrong in the same way
+    positions = sorted({record.data_rank for record in records})
+    if all_ranks and positions != list(range(len(positions))):
+        message = f"the positions in the data are those of the shares {positions}, which are not consecutive"
+        yield Finding("save", message)
+
+
+def pieces_by_name(plans: Mapping[int, SavePlan]) -> dict[str, list[TensorShard]]:
+    """Who wants to write what of each tensor."""
+    found: dict[str, list[TensorShard]] = defaultdict(list)
+    for rank, plan in plans.items():
+        for item in plan.items:
+            data = item.tensor_data
+            assert data is not None
+            box = tuple(data.chunk.offsets), tuple(data.chunk.sizes)
+            found[item.index.fqn].append(TensorShard(rank, tuple(data.size), data.properties.dtype, box))
+    return found
+
+
+def check_keys(part: str, pieces: Mapping[str, Sequence[TensorShard]], ranks: Sequence[int]) -> Iterator[Finding]:
+    """Keys that some of the ranks have and others do not."""
+    partly: dict[tuple[int, ...], list[str]] = defaultdict(list)
+    for name, held in sorted(pieces.items()):
+        having = tuple(dict.fromkeys(piece.rank for piece in held))
+        own_of = name.removeprefix(OWN).partition(".")[0] if name.startswith(OWN) else ""
+        if len(having) < len(ranks) and not (own_of.isdecimal() and having == (int(own_of),)):
+            partly[having].append(name)
+    for few, names in partly.items():
+        one = len(few) == 1
+        yield Finding(
+            "save",
+            f"{part}: only {'rank' if one else 'ranks'} {', '.join(map(str, few))} of {len(ranks)} "
+            f"{'has' if one else 'have'} {listed(names)}; the others would look for it in vain, or never write it",
+        )
+
+
+def find_fault(held: Sequence[TensorShard], *, all_ranks: bool) -> str:
+    """Whether the pieces of a tensor are of different kinds, overlap, or leave a hole; "" where all is right."""
+    forms, boxes, same = dict[str, int](), dict[Box, int](), list[tuple[int, TensorShard]]()
+    for piece in held:
+        forms.setdefault(form(piece.size, piece.dtype), piece.rank)
+        if volume(piece.box):
+            if piece.box in boxes:
+                same.append((boxes[piece.box], piece))
+            boxes.setdefault(piece.box, piece.rank)
+    if len(forms) > 1:
+        return " is " + ", ".join(f"{words} on rank {rank}" for words, rank in forms.items())
+    for (one, first), (two, second) in combinations(boxes.items(), 2):
+        if overlap(one, two):
+            return f": rank {first} writes {words_of(one)} and rank {second} {words_of(two)}, both"
+    total, written = math.prod(held[0].size), sum(map(volume, boxes))
+    if not all_ranks or written >= total:
+        return ""
+    more = ""
+    if same:
+        earlier, piece = same[0]
+        more = f"; ranks {earlier} and {piece.rank} want to write the same {words_of(piece.box)}"
+    ranks = format_ranks(sorted({piece.rank for piece in held}))
+    return f": {total - written:,} of {total:,} numbers are written by none of the ranks {ranks}{more}"
+
+
+def find_foreign_rows(held: Sequence[TensorShard], shares: int) -> str:
+    """A rank that writes other rows of a sharded tensor than its own, which are dealt as by `torch.chunk`; "": none."""
+    for rank, size, _, box in held:
+        if not size:
+            return ""
+        (start, *_), (rows, *rest) = box
+        if tuple(rest) != size[1:] or (rows == size[0] and start == 0):
+            continue
+        each = -(-size[0] // shares)
+        first = min(rank % shares * each, size[0])
+        own = first, max(0, min(each, size[0] - first))
+        if (start, rows) != own and (rows or own[1]):
+            found, wanted = words_of(((start,), (rows,))), words_of(((own[0],), (own[1],)))
+            return f": rank {rank} writes rows {found}, and its own are {wanted}"
+    return ""
+
+
+def volume(box: Box) -> int:
+    return math.prod(box[1])
+
+
+def overlap(one: Box, two: Box) -> bool:
+    sides = zip(*one, *two, strict=True)
+    return all(start < other + length and other < start + size for start, size, other, length in sides)
+
+
+def words_of(box: Box) -> str:
+    return f"[{', '.join(f'{start}:{start + size}' for start, size in zip(*box, strict=True))}]"
+
+
+def join_plans(records: Sequence[RankRecord], *, all_ranks: bool) -> dict[str, Metadata]:
+    """Of each part of a checkpoint the content of `.metadata`, by DCP's own planning.
+
+    Raises ValueError or AssertionError for plans that do not make a checkpoint, where `all_ranks` are there.
+    """
+    plans = {part: [record.plans[part] for record in records] for part in records[0].plans}
+    if all_ranks:
+        return {part: planner_of({}).create_global_plan(own)[1] for part, own in plans.items()}
+    return {part: create_default_global_save_plan(dedup_save_plans(own))[1] for part, own in plans.items()}

@@ -1,0 +1,241 @@
+"""`rehearse`: what a run of many ranks would do first, on one machine, without memory."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from worldsmith.config import WrongValueError
+from worldsmith.distributed.degrees import plan_degrees
+from worldsmith.files.json_file import read_json_object
+from worldsmith.planning.plan import least_ranks, quick_plan
+from worldsmith.planning.simulation.short_run import COUNTS
+from worldsmith.planning.simulation_inputs import quietly, with_published_parts
+from worldsmith.planning.text import line, size
+from worldsmith.tools.rehearse.check_exports import Exports, rehearse_exports
+from worldsmith.tools.rehearse.compare_ranks import (
+    check_save,
+    compare_traces,
+    compare_weights,
+    format_collectives,
+    format_ranks,
+    join_plans,
+)
+from worldsmith.tools.rehearse.rank_run import Cast, Finding, RankRecord, record_rank, resume_rank, write_layout
+
+if TYPE_CHECKING:
+    from worldsmith.distributed.degrees import Degrees
+    from worldsmith.training.trainer import Trainer
+
+MOST = 16
+"""Ranks up to which every one is rehearsed."""
+USUAL = 8
+LAYERS = 2
+"""Of each kind of repeated layers, in the ranks' steps."""
+SELECTED = "deepstack_visual_indexes"
+"""Layers of a vision encoder from which the first layers of the language model take something."""
+WHOLE = "fullatt_block_indexes"
+"""Layers of a vision encoder that attend to a whole frame, where the others attend within windows."""
+CONFIG = "config.json"
+
+
+@dataclass(slots=True)
+class Rehearsal:
+    """What was rehearsed and what was found."""
+
+    ranks: int
+    degrees: Degrees | None = None
+    findings: list[Finding] = field(default_factory=list)
+    rehearsed: Sequence[int] = ()
+    layers: str = ""
+    records: Sequence[RankRecord] = ()
+    resumed: Sequence[int] = ()
+    """Numbers of ranks with which the checkpoint was read again."""
+    checkpoint_bytes: int = 0
+    """Of the whole network's checkpoint, by arithmetic."""
+    assumptions: Sequence[str] = ()
+    """What was taken for parts of the model that are not at hand."""
+    exports: Exports = field(default_factory=Exports)
+    seconds: float = 0.0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every rank was rehearsed."""
+        return len(self.rehearsed) == self.ranks
+
+    def lines(self) -> Iterator[str]:
+        """For people: what is wrong, else what was seen."""
+        if self.findings:
+            yield f"{len(self.findings)} thing{'s' * (len(self.findings) > 1)} would go wrong on {self.ranks} ranks:"
+            for finding in self.findings:
+                yield from line("", str(finding), first=2)
+            return
+        some = "all" if self.is_whole else ", ".join(map(str, self.rehearsed))
+        first = self.records[0]
+        yield "found        nothing that would go wrong"
+        yield from line("ranks", f"{self.ranks} ({self.degrees}), rehearsed: {some}{self.layers}")
+        trained = sum(weight.trained for weight in first.weights.values())
+        weights = f"{len(first.weights):,} weights, {trained:,} trained"
+        yield from line("first step", f"{format_collectives(len(first.trace))} a step, the same on all; {weights}")
+        tensors = sum(
+            len({item.index.fqn for r in self.records for item in r.plans[part].items}) for part in first.plans
+        )
+        of_these = " of this shorter network" if self.layers else ""
+        whole = f"a checkpoint of the run takes {size(self.checkpoint_bytes)}"
+        yield from line("save", f"{tensors:,} tensors{of_these}, each number once; {whole}")
+        yield from line("resume", f"on {', '.join(map(str, self.resumed))} ranks")
+        refused = {name: f"not for this model: {why}" for name, why in self.exports.refused.items()}
+        for name, words in (self.exports.written | refused).items():
+            yield from line("export", f"{name}: {words}")
+        for assumption in self.assumptions:
+            yield from line("assumed", assumption)
+        yield f"seconds      {self.seconds:.1f}"
+        yield from line("left out", "torch.compile, the kernels of a GPU, memory, the data, values of any tensor")
+
+
+def rehearse(config: Trainer.Config, ranks: int, *, layers: int | None = LAYERS) -> Rehearsal:
+    """Simulates the first step, a save, a resume and the exports of `config`, whose references are resolved.
+
+    `layers`: of each kind of repeated layers so many are there in the steps; None: all. The exports are of the whole
+    network in any case.
+    """
+    start, done = time.perf_counter(), Rehearsal(ranks)
+    try:
+        done.degrees = degrees = plan_degrees(config.model.config.parallelism, ranks)
+    except WrongValueError as error:
+        done.findings.append(Finding("degrees", str(error)))
+        return done
+    done.rehearsed = chosen_ranks(ranks, degrees)
+    with tempfile.TemporaryDirectory() as folder, with_published_parts(config) as stated, quietly():
+        config, place, done.assumptions = stated.config, Path(folder), stated.assumptions
+        short = config if layers is None else reduce_layers(config, layers, place)
+        done.layers = "" if short is config else f"; repeated layers cut to {layers}"
+        cast = Cast(short, place)
+        done.records = records = [record_rank(cast, rank, ranks) for rank in done.rehearsed]
+        done.findings += compare_weights(records, degrees.weights)
+        done.findings += errors_of(records)
+        done.findings += compare_traces([record for record in records if not record.error])
+        if not any(record.error for record in records):
+            done.checkpoint_bytes = quick_plan(config, ranks).checkpoint_bytes
+            saved = list(check_save(records, shares=degrees.weights, all_ranks=done.is_whole))
+            done.findings += saved or rehearse_resume(cast, done)
+        if any(record.weights for record in records):
+            done.exports = rehearse_exports(config)
+            done.findings += done.exports.findings
+    done.seconds = time.perf_counter() - start
+    return done
+
+
+def errors_of(records: Sequence[RankRecord]) -> list[Finding]:
+    """What ended ranks, each error once."""
+    ranks: dict[str, list[int]] = {}
+    for record in records:
+        if record.error:
+            ranks.setdefault(record.error, []).append(record.rank)
+    return [
+        Finding("first step", f"rank{'s' * (len(those) > 1)} {format_ranks(those)}: {error}")
+        for error, those in ranks.items()
+    ]
+
+
+def rehearse_resume(cast: Cast, done: Rehearsal) -> Iterator[Finding]:
+    """The layout of the checkpoint, read by as many ranks, by half as many and by one."""
+    try:
+        metadata = join_plans(done.records, all_ranks=done.is_whole)
+    except (ValueError, AssertionError) as error:
+        yield Finding("save", f"torch.distributed.checkpoint refuses the plan: {error}")
+        return
+    assert done.degrees is not None
+    checkpoint = write_layout(cast.folder, metadata, done.records[0].texts, done.degrees.data)
+    # Others than the same ranks read what ranks have written that were not rehearsed.
+    numbers = dict.fromkeys((done.ranks, done.ranks // 2, 1) if done.is_whole else (done.ranks,))
+    done.resumed = [number for number in numbers if number and number % done.degrees.context == 0]
+    for number in done.resumed:
+        readers = cast if number == done.ranks else Cast(any_degrees(cast.config), cast.folder)
+        for complaint in resume_rank(readers, number - 1, number, checkpoint):
+            yield Finding("resume", f"on {number} ranks, rank {number - 1}: {complaint}")
+
+
+def any_degrees(config: Trainer.Config) -> Trainer.Config:
+    """The same run with degrees that another number of ranks can have."""
+    config = deepcopy(config)
+    parallelism = config.model.config.parallelism
+    parallelism.data_parallel_shard_degree, parallelism.data_parallel_replicate_degree = -1, 1
+    return config
+
+
+def usual_ranks(config: Trainer.Config) -> int:
+    """The number of ranks that the degrees of a run ask for; where they leave it open, 8 or the next that fits."""
+    asked, least = config.model.config.parallelism, least_ranks(config)
+    is_open = min(asked.data_parallel_shard_degree, asked.data_parallel_replicate_degree) <= 0
+    return least * -(-USUAL // least) if is_open else least
+
+
+def chosen_ranks(ranks: int, degrees: Degrees) -> list[int]:
+    """All of few ranks; of many the first and the last, and those at the borders of their groups."""
+    if ranks <= MOST:
+        return list(range(ranks))
+    borders = {0, 1, ranks - 2, ranks - 1}
+    for group in (degrees.context, degrees.weights, degrees.shard):
+        borders |= {group - 1, group, ranks - group - 1, ranks - group}
+    return sorted(rank for rank in borders if 0 <= rank < ranks)
+
+
+def reduce_layers(config: Trainer.Config, layers: int, folder: Path) -> Trainer.Config:
+    """With at most `layers` of each kind, or what the network cannot do without; itself where it has no more.
+
+    A network that a folder describes is described by another one, which is written into `folder`.
+    """
+    short: Any = deepcopy(config)
+    model = short.model.config
+    if hasattr(model, "network"):
+        counts = {name: getattr(model.network, name) for name in COUNTS if hasattr(model.network, name)}
+        for name, number in counts.items():
+            setattr(model.network, name, min(number, layers))
+        return short if any(number > layers for number in counts.values()) else config  # type: ignore[no-any-return]
+    for key, name, _ in model.named_folders():
+        if not (Path(name) / CONFIG).is_file():
+            continue
+        described = read_json_object(Path(name) / CONFIG)
+        fewer = with_fewer(described, layers)
+        if fewer != described:
+            path, _, leaf = key.removeprefix("model.config.").rpartition(".")
+            setattr(attrgetter(path)(model), leaf, str(copied(Path(name), folder / "shallow", fewer)))
+            return short  # type: ignore[no-any-return]
+    return config
+
+
+def with_fewer(described: dict[str, Any], layers: int) -> dict[str, Any]:
+    """A config of transformers with fewer layers."""
+    layers = max(layers, len((described.get("vision_config") or {}).get(SELECTED) or ()))
+
+    def cut(name: str, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: cut(key, part) for key, part in value.items()}
+        if name in COUNTS and isinstance(value, int):
+            return min(value, layers)
+        if name == SELECTED and value:
+            return list(range(len(value)))
+        if name == WHOLE and value:
+            return sorted({min(index, layers - 1) for index in value})
+        return value[:layers] if name == "layer_types" and isinstance(value, list) else value
+
+    return {name: cut(name, value) for name, value in described.items()}
+
+
+def copied(source: Path, target: Path, described: dict[str, Any]) -> Path:
+    """The small files of a model folder, beside another config."""
+    target.mkdir()
+    for file in source.iterdir():
+        if file.is_file() and file.suffix in (".json", ".jinja", ".txt", ".model") and file.name != CONFIG:
+            shutil.copyfile(file, target / file.name)
+    (target / CONFIG).write_text(json.dumps(described), encoding="utf-8")
+    return target

@@ -1,0 +1,42 @@
+"""`--rehearse` of `worldsmith train`: every rank is simulated, without a GPU, the data or the weights."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from worldsmith.actions.action import Result
+from worldsmith.actions.run_action import RunAction, RunWords, load_without_variables
+from worldsmith.config.declare.ranges import Count
+from worldsmith.config.tree.draft import Loaded
+from worldsmith.distributed.world import launched_as
+from worldsmith.monitor.terminal_text import print_message
+
+
+class Rehearse(RunAction):
+    """Simulates the first step of every rank, a save, a resume and the exports; says what would go wrong."""
+
+    class Config(RunAction.Config):
+        gpus: Count | None = None
+        """Ranks; null: what WORLD_SIZE says, or as many as the degrees of the run ask for."""
+
+    config: Config
+
+    def run(self) -> Result:
+        from worldsmith.tools.rehearse.rehearsal import rehearse
+
+        self.print_warnings()
+        if sys.stderr.isatty():
+            print_message("every process is simulated; this can take a minute …")
+        found = rehearse(self.tree, self.ranks)
+        return Result(found.lines(), code=2 if found.findings else 0)
+
+    def load(self, words: RunWords) -> Loaded:
+        return load_without_variables(words)
+
+    @property
+    def ranks(self) -> int:
+        from worldsmith.tools.rehearse.rehearsal import usual_ranks
+
+        launched = launched_as()[1] if "WORLD_SIZE" in os.environ else None
+        return self.config.gpus or launched or usual_ranks(self.tree)
