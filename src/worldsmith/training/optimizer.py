@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import difflib
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from worldsmith.config import Configurable, wrong
@@ -199,10 +198,7 @@ def parameter_state(config: AdamW.Config, bytes_per_element: int) -> ParameterSt
         return ParameterState((bytes_per_element,) * 2, (4,))
     import torch
 
-    settings = copy.deepcopy(config)
-    settings.fused = False
-    for name in PATTERNS:
-        setattr(settings, name, type(getattr(settings, name))())
+    settings = replace(config, fused=False, **{name: type(getattr(config, name))() for name in PATTERNS})
     network = torch.nn.Linear(8, 8, False, "cpu", torch.float32 if bytes_per_element == 4 else torch.bfloat16)
     network.weight.grad = torch.zeros_like(network.weight)
     optimizer = settings.build(network=network).optimizer

@@ -6,10 +6,10 @@ nothing.
 
 from __future__ import annotations
 
-import copy
 import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import NoneType
@@ -150,6 +150,11 @@ def rate_remarks(config: RunConfig) -> Iterator[str]:
         yield f"optimizer.lr = {rate:g}; {least:g} to {most:g} is usual for '{model.family}' {kind}"
 
 
+def run_states(config: RunConfig, model: Model, processes: int) -> StateBytes:
+    """Bytes that each process holds from step to step. What is trained must have been chosen."""
+    return state_bytes(table_of(model), config, plan_degrees(model.config.parallelism, processes))
+
+
 def checkpoint_size(config: RunConfig, model: Model, processes: int) -> int:
     """About what one checkpoint takes on disk. What is trained must have been chosen."""
     return checkpoint_bytes(table_of(model), config, plan_degrees(model.config.parallelism, processes)).files
@@ -167,10 +172,8 @@ def kept_checkpoints(config: RunConfig) -> int:
 
 
 def build_optimizer(config: RunConfig, network: nn.Module) -> Optimizer:
-    """Freezes what the run does not train."""
-    settings = copy.deepcopy(config.optimizer)
-    settings.fused = False  # there is no fused kernel for a network without memory
-    adamw: AdamW = settings.build(network=network)
+    """Builds the optimizer of a network on the meta device, and freezes what the run does not train."""
+    adamw: AdamW = replace(config.optimizer, fused=False).build(network=network)  # a meta device has no fused kernel
     optimizer: Optimizer = adamw.optimizer
     return optimizer
 
@@ -204,7 +207,7 @@ def require_memory(config: RunConfig, world: World) -> None:
     """
     model: Model = config.model.config.build(device="meta")
     build_optimizer(config, model.network)
-    states = state_bytes(table_of(model), config, plan_degrees(config.model.config.parallelism, world.size))
+    states = run_states(config, model, world.size)
     lacks = world.gather(lack_of_memory(states, world, local_size()))
     lack = next((lack for lack in lacks if lack is not None), None)
     if lack is not None:

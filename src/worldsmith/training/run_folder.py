@@ -121,9 +121,20 @@ def newest_run(group: Path) -> Path | None:
     return max(pointers, key=lambda file: file.stat().st_mtime_ns).parents[1] if pointers else None
 
 
-def write_records(folder: Path, config: RunConfig, launch: Launch, *, world_size: int) -> None:
-    """Writes config.yaml (and custom.yaml), config_origins.json, launch_info.yaml and job_env.yaml."""
+def write_records(
+    folder: Path, config: RunConfig, launch: Launch, loaders: Mapping[str, PackingDataLoader], *, world_size: int
+) -> None:
+    """Writes what the run folder records about a run: its config, how it was started, its data and its lineage.
+
+    Args:
+        folder: the run folder.
+        config: config of the run, with a name.
+        launch: how the run was started.
+        loaders: loaders of the data, by "train" and "val".
+        world_size: number of processes.
+    """
     from worldsmith.config.yaml.text import dump_yaml
+    from worldsmith.data.stream import dataset_record
     from worldsmith.monitor.run_record import write_origins, write_run_record
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -139,19 +150,17 @@ def write_records(folder: Path, config: RunConfig, launch: Launch, *, world_size
         world_size=world_size,
         seed=config.trainer.seed,
     )
-
-
-def write_data_records(folder: Path, config: RunConfig, loaders: Mapping[str, PackingDataLoader]) -> None:
-    """Writes the samples of the data, data_report.json, and lineage.json. `loaders`: by "train" and "val"."""
-    from worldsmith.data.stream import dataset_record
-
     names = {"train": dataset_record.FILE, "val": dataset_record.VALIDATION}
     for split, loader in loaders.items():
         write_text(folder / names[split], dataset_record.record_text(loader.dataset))
     reports = {split: loader.report().facts() for split, loader in loaders.items()}
     known = {split: {k: v for k, v in facts.items() if v not in (None, "", [], {})} for split, facts in reports.items()}
     write_text(folder / "data_report.json", json.dumps(known, indent=2, ensure_ascii=False) + "\n")
-    write_run_lineage(folder, config, loaders)
+    inputs = [
+        *initial_weight_inputs(folder, config),
+        *(i for split, loader in loaders.items() for i in dataset_inputs(split, loader.dataset)),
+    ]
+    write_lineage(folder, action="train", settings=redact_settings(to_dict(config)), inputs=inputs)
 
 
 def write_on_main(world: World, folder: Path, write: Callable[[], object]) -> None:
@@ -170,17 +179,8 @@ def write_on_main(world: World, folder: Path, write: Callable[[], object]) -> No
         raise UserError(problem)
 
 
-def write_run_lineage(folder: Path, config: RunConfig, loaders: Mapping[str, PackingDataLoader]) -> None:
-    """Writes `lineage.json`: the weights and the data of a run. A resumed run keeps its entry of initial weights."""
-    inputs = [
-        *initial_weight_inputs(folder, config),
-        *(i for split, loader in loaders.items() for i in dataset_inputs(split, loader.dataset)),
-    ]
-    write_lineage(folder, action="train", settings=redact_settings(to_dict(config)), inputs=inputs)
-
-
 def initial_weight_inputs(folder: Path, config: RunConfig) -> list[Input | dict[str, Any]]:
-    """The weights that the first start of the run has read; empty for random weights."""
+    """The weights that the first start of the run has read, also when it resumes; empty for random weights."""
     if (folder / LINEAGE).is_file() and checkpoint_folders(folder / "checkpoints"):
         return [entry for entry in read_lineage(folder).inputs if entry["role"] == "base"]
     if config.initial_weights() is None:

@@ -12,7 +12,6 @@ from worldsmith.checkpoint.run.checkpointer import load_positions
 from worldsmith.checkpoint.run.find_checkpoint import gone_back
 from worldsmith.checkpoint.sources.warm_start import plan_loading
 from worldsmith.data.stream import dataset_record
-from worldsmith.distributed.degrees import plan_degrees
 from worldsmith.distributed.world import World, local_size, present_device
 from worldsmith.files.locks import in_use
 from worldsmith.models.parameter_names import native_parameters
@@ -23,6 +22,7 @@ from worldsmith.training.preflight import (
     describe_states,
     kept_checkpoints,
     lack_of_memory,
+    run_states,
 )
 from worldsmith.training.start_checks import (
     require_same_data,
@@ -31,7 +31,6 @@ from worldsmith.training.start_checks import (
     steps_done,
     wanted_moments,
 )
-from worldsmith.training.state_bytes import state_bytes
 
 if TYPE_CHECKING:
     from torch import nn
@@ -80,7 +79,7 @@ def model_lines(config: RunConfig, network: nn.Module, task: Task, optimizer: Op
 
 def state_lines(config: RunConfig, model: Model, processes: int, place: Path) -> Iterator[str]:
     """What a process holds from step to step, and a checkpoint's size against the free space of `place`."""
-    states = state_bytes(table_of(model), config, plan_degrees(config.model.config.parallelism, processes))
+    states = run_states(config, model, processes)
     yield f"states       {describe_states(states)}, before activations"
     checkpoint, kept = checkpoint_size(config, model, processes), kept_checkpoints(config)
     stop = " and one for each stop" if config.checkpoint.keep_latest_k is None else ""
@@ -104,7 +103,7 @@ def folder_lines(config: RunConfig, run_folder: Path, checkpoint: Path | None, c
 
 def memory_notes(config: RunConfig, model: Model, processes: int) -> Iterator[str]:
     """Reports that the states of a process do not fit into the memory of this machine."""
-    states = state_bytes(table_of(model), config, plan_degrees(config.model.config.parallelism, processes))
+    states = run_states(config, model, processes)
     lack = lack_of_memory(states, World(device=present_device()), min(processes, local_size()))
     if lack is not None:
         yield f"note         here the run would not start: {lack}"

@@ -33,7 +33,6 @@ from worldsmith.training.run_folder import (
     RunLock,
     name_run,
     run_path,
-    write_data_records,
     write_on_main,
     write_records,
 )
@@ -281,8 +280,7 @@ class Trainer(Configurable):
 
     def _write_records(self, launch: Launch, loaders: Mapping[str, PackingDataLoader]) -> None:
         """Writes what the run folder says about the run, and creates the callbacks' folders."""
-        write_records(self.run_folder, self.config, launch, world_size=self.world.size)
-        write_data_records(self.run_folder, self.config, loaders)
+        write_records(self.run_folder, self.config, launch, loaders, world_size=self.world.size)
         for callback in self.callbacks.values():
             callback.folder.mkdir(exist_ok=True)
         self.messages.begin()

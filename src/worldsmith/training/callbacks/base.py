@@ -5,12 +5,14 @@ from __future__ import annotations
 import enum
 import json
 import logging
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from worldsmith.config import Configurable
+from worldsmith.config.errors import describe_error
 
 if TYPE_CHECKING:
     from torch import nn
@@ -116,6 +118,15 @@ class Outcome(enum.Enum):
     FINISHED = "finished"
     STOPPED = "stopped"
     """A signal asked for it; the run has saved and can be resumed."""
+
+
+def describe_end(trainer: TrainingRun) -> dict[str, str | None]:
+    """State and reason of a run that ends, as its records name them. To be called in `on_train_end`."""
+    error = sys.exception()
+    return {
+        "state": "failed" if trainer.outcome is None else trainer.outcome.value,
+        "reason": trainer.reason if error is None else describe_error(error),
+    }
 
 
 class TrainingState(Protocol):

@@ -5,17 +5,15 @@ from __future__ import annotations
 import datetime
 import json
 import logging
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from worldsmith.config.declare.ranges import Range
-from worldsmith.config.errors import describe_error
 from worldsmith.files.atomic import replacing
 from worldsmith.monitor.throughput import Activity
-from worldsmith.training.callbacks.base import Callback, TrainingRun
+from worldsmith.training.callbacks.base import Callback, TrainingRun, describe_end
 
 if TYPE_CHECKING:
     from worldsmith.monitor.terminal_view import TerminalView
@@ -71,8 +69,7 @@ class HeartBeat(Callback):
 
     config: Config
     file: StatusFile | None = None
-    state = "starting"
-    reason: str | None = None
+    state: Mapping[str, str | None] = {"state": "starting", "reason": None}
 
     def on_run_start(self, trainer: TrainingRun) -> None:
         if not trainer.world.is_main:
@@ -82,27 +79,24 @@ class HeartBeat(Callback):
         self.file = StatusFile(path, lambda: self.status(trainer), seconds=self.config.every_seconds)
 
     def on_train_start(self, trainer: TrainingRun) -> None:
-        self.state = "running"
+        self.state = {"state": "running", "reason": None}
 
     def on_train_end(self, trainer: TrainingRun) -> None:
         if self.file is None:
             return
-        error = sys.exc_info()[1]
-        self.state = "failed" if trainer.outcome is None else trainer.outcome.value
-        self.reason = trainer.reason if error is None else describe_error(error)
+        self.state = describe_end(trainer)
         self.file.close()
         self.file = None
 
     def status(self, trainer: TrainingRun) -> dict[str, Any]:
         most = trainer.config.trainer.max_iter
         return {
-            "state": self.state,
+            **self.state,
             "step": trainer.iteration,
             "max_iter": most,
             "started": self.started,
             "remaining_seconds": trainer.pace.remaining_seconds(most - trainer.iteration),
             "doing": current_activity(trainer).name,
-            "reason": self.reason,
         }
 
 

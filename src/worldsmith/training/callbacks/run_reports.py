@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from worldsmith.config.declare.class_tags import trusted_packages
 from worldsmith.config.declare.ranges import Count, NotNegative
-from worldsmith.config.errors import describe_error
 from worldsmith.distributed.gpus import GIB, word_of_device
 from worldsmith.monitor.run_record import DISTRIBUTED_VARIABLES
-from worldsmith.training.callbacks.base import Callback, TrainingRun
+from worldsmith.training.callbacks.base import Callback, TrainingRun, describe_end
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,10 +66,7 @@ class RunPage(Callback):
             return
         if self.child is not None:
             self._look_after(0)
-        error = sys.exception()
-        reason = trainer.reason if error is None else describe_error(error)
-        state = "failed" if trainer.outcome is None else trainer.outcome.value
-        self._write(trainer, {"state": state, "reason": reason})
+        self._write(trainer, describe_end(trainer))
 
     def makes_page(self, trainer: TrainingRun) -> bool:
         return self.config.enabled and trainer.world.is_main
