@@ -29,9 +29,8 @@ from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.spec import ModelSpec
 from worldsmith.models.weights.shapes import Shapes, repeat_shapes
 from worldsmith.objectives.objective import LossSum, Objective
-from worldsmith.tasks.dummy_data import DummyData
 from worldsmith.tasks.registry import TASKS
-from worldsmith.tasks.task import Task
+from worldsmith.tasks.task import DummyData, Task
 from worldsmith.training.callbacks.grad_clip import GradClip
 from worldsmith.training.callbacks.metrics import Metrics
 from worldsmith.training.optimizer import AdamW

@@ -23,8 +23,8 @@ LIMITS = {
     "code_lines": 53_900,
     "core_code_lines": 33_550,
     "longest_file": 400,
-    "import_percent": 9.1,
-    "single_importer_files": 64,
+    "import_percent": 9.0,
+    "single_importer_files": 60,
     "names_defined_three_times": 5,
     "import_circles": 0,
 }

@@ -18,9 +18,7 @@ from worldsmith.data.assumed_batches import AssumedBatch, assumed_clips, with_co
 from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.clips.video_loader import VideoLoader
 from worldsmith.data.latent_cache import LatentCache
-from worldsmith.tasks.dummy_data import DummyData
-from worldsmith.tasks.sample_encoder import SampleEncoder
-from worldsmith.tasks.task import Task
+from worldsmith.tasks.task import DummyData, SampleEncoder, Task
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,7 @@
-"""`Task`: the methods that a model family gives the trainer, in addition to its model."""
+"""`Task`: the methods that a model family gives the trainer, in addition to its model.
+
+Two helpers of a task stand first: `DummyData` is for plans, `SampleEncoder` for encoding ahead of a run.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,92 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, ClassVar
 
-from worldsmith.config import UserError, WrongValueError
 from worldsmith.config.declare.configurable import owner_of
+from worldsmith.config.errors import UserError, WrongValueError
+from worldsmith.data.assumed_batches import AssumedBatch
 from worldsmith.data.stream.loader import PackingDataLoader
 from worldsmith.data.stream.quarantine import Quarantine, Split
 from worldsmith.distributed.world import World
 from worldsmith.models.model import Model
 from worldsmith.objectives.objective import LossSum, Objective
-from worldsmith.tasks.dummy_data import DummyData
-from worldsmith.tasks.sample_encoder import SampleEncoder
+
+
+class DummyData:
+    """Dummy batches for a task, and its encoders while samples count as cached (`worldsmith plan`)."""
+
+    def __init__(self, task: Any) -> None:
+        self.task = task
+
+    def make_batch(self, *, fill: float = 1.0, encoded: bool = True) -> AssumedBatch:
+        """Builds a dummy batch without any data.
+
+        Args:
+            fill: size of the batch as a fraction of the limits of the run.
+            encoded: whether the latents and embeddings come from the cache.
+
+        Raises:
+            UserError: the family does not support it.
+        """
+        raise UserError(f"{type(self.task).__name__} makes no dummy batches: give the plan the data of the run")
+
+    def fill_sample(self, sample: Any, *, encoded: bool = True) -> Any:
+        """Fills a sample that was read without decoding with constant contents. `encoded`: as in `make_batch`."""
+        return sample
+
+    def sample_bytes(self, sample: Any) -> tuple[int, int]:
+        """Bytes of a sample in host RAM, as its loader returns it, and on disk, in the cache."""
+        return 0, 0
+
+    def assume_cached(self) -> None:
+        """Treats every sample as cached from now on: no file is read, and the encoders are freed."""
+
+    def forget_cached(self) -> None:
+        """Reverts `assume_cached`."""
+
+    def encoder_size(self, sample: Any) -> Any:
+        """A value that is equal for samples with the same encoding cost."""
+        return sample.position
+
+    def encoder_tensors(self) -> Iterable[Any]:
+        """Weights of the encoders that are loaded."""
+        return ()
+
+    def caption_tensors(self) -> Iterable[Any]:
+        """The `encoder_tensors` of the text encoder."""
+        return ()
+
+
+class SampleEncoder(ABC):
+    """The frozen encoders of a task, and the cache that they fill (`worldsmith encode`)."""
+
+    def __init__(self, task: Any) -> None:
+        self.task = task
+
+    @abstractmethod
+    def require_cache(self) -> Path:
+        """Folder of the cache of encoded samples. Raises UserError if the run has none."""
+
+    @property
+    @abstractmethod
+    def cell_bytes(self) -> int:
+        """Bytes in the cache per latent position, over all channels."""
+
+    @abstractmethod
+    def encode(self, sample: Any) -> bool:
+        """Encodes a sample into the cache, as the loss of the task does. False: it was in the cache already."""
+
+    def keep_all_samples(self) -> None:  # noqa: B027 (nothing by default)
+        """Makes the loader return every sample, also those that a run skips at random."""
+
+    def defer_captions(self) -> None:  # noqa: B027 (nothing by default)
+        """Makes `encode` leave captions to `encode_captions`, so that only one encoder is in memory."""
+
+    def encode_captions(self) -> None:  # noqa: B027 (nothing by default)
+        """Encodes the captions that `encode` left, without the encoder of clips."""
+
+    def compile(self, tiers: Sequence[str]) -> None:
+        """Compiles the encoder of raw samples for all sizes of the resolution buckets `tiers`."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be compiled")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,7 @@ from toy_family import DummyRows, ToyTask
 from worldsmith.data.stream.loader import PackingDataLoader
 from worldsmith.data.stream.sample_maker import SampleMaker, StreamDataset
 from worldsmith.models.families import GROUP
-from worldsmith.tasks.dummy_data import DummyData
-from worldsmith.tasks.sample_encoder import SampleEncoder
-from worldsmith.tasks.task import Task
+from worldsmith.tasks.task import DummyData, SampleEncoder, Task
 
 ROOT = Path(__file__).parents[3]
 

@@ -18,8 +18,7 @@ from worldsmith.models.parameter_names import native_parameters
 from worldsmith.models.real_values import real_values
 from worldsmith.objectives.next_token import NextToken
 from worldsmith.objectives.objective import LossSum
-from worldsmith.tasks.dummy_data import DummyData
-from worldsmith.tasks.task import Task
+from worldsmith.tasks.task import DummyData, Task
 
 if TYPE_CHECKING:
     from torch import nn

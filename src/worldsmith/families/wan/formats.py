@@ -1,4 +1,8 @@
-"""`WanFormats`: all that `checkpoint/` asks of this family."""
+"""`WanFormats`: how checkpoints of this family are read and exported.
+
+There is no table of tensor names: the network is diffusers' `WanTransformer3DModel`, and its names of parameters are
+those of the weight files, of exports and of adapters. Of the original repository, only the VAE's `.pth` is read.
+"""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from worldsmith.tasks.registry import task_of
 
 if TYPE_CHECKING:
     from worldsmith.models.model import Model
-    from worldsmith.tasks.sample_encoder import SampleEncoder
+    from worldsmith.tasks.task import SampleEncoder
 
 
 @dataclass(slots=True)

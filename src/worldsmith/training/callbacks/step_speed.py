@@ -11,7 +11,7 @@ from worldsmith.config import WrongValueError
 from worldsmith.config.declare.ranges import Count, NotNegative, Range
 from worldsmith.data.clips.resolution import check_tier
 from worldsmith.tasks.registry import task_of
-from worldsmith.tasks.sample_encoder import SampleEncoder
+from worldsmith.tasks.task import SampleEncoder
 from worldsmith.training.callbacks.base import Callback, TrainingRun
 
 if TYPE_CHECKING:
