@@ -24,7 +24,7 @@ from worldsmith.config.text_file import read_config_text
 from worldsmith.config.tree.reader import from_dict
 from worldsmith.config.yaml.text import read_yaml
 from worldsmith.distributed.world import World
-from worldsmith.files.json_file import read_json_object, section
+from worldsmith.files.json_file import read_optional_json, section
 from worldsmith.files.model_folder import ADAPTER_CONFIG, base_of_adapter, is_adapter_folder
 from worldsmith.models.model_files import local_folder
 from worldsmith.models.spec import ModelSpec
@@ -64,7 +64,7 @@ def find_model(path: str | Path, *, weights: Weights = "auto", base: str | None 
     if model.adapter is not None:
         base = None  # it is the model
         if weights == "auto" and model.tree is not None:
-            weights = read_about(model.adapter).get(BASE_WEIGHTS, "live")
+            weights = read_optional_json(model.adapter / ABOUT).get(BASE_WEIGHTS, "live")
     choose = choose_of_export if model.tree is None else choose_of_run
     model = choose(replace(model, base=base), checkpoint, weights)
     if model.adapter is not None:
@@ -84,7 +84,7 @@ def identify(path: str | Path, base: str | None = None) -> tuple[StoredModel, Pa
     Of adapters it is their base, `base` or what their own files name, with the adapters on it.
     """
     path = local_folder(full_name(str(path)), file_patterns=FILES, field="model")
-    about = read_about(path)
+    about = read_optional_json(path / ABOUT)
     if "converted_from" in about:
         raise FileNotFoundError(
             f"{path} is a base checkpoint that `worldsmith convert` made: it has no tokenizer and no VAE to make "
@@ -120,11 +120,6 @@ def identify(path: str | Path, base: str | None = None) -> tuple[StoredModel, Pa
         "folders, or what `worldsmith export` wrote: a pipeline (with model_index.json), a folder for transformers, "
         "or a native export"
     )
-
-
-def read_about(folder: Path) -> dict[str, Any]:
-    """What a folder of ours says about itself; empty for another one."""
-    return read_json_object(folder / ABOUT) if (folder / ABOUT).is_file() else {}
 
 
 def of_run(config_file: Path, path: Path) -> StoredModel:

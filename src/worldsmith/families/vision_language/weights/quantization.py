@@ -7,15 +7,13 @@ import json
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-from worldsmith import __version__
-from worldsmith.checkpoint.formats.export_folder import count_numbers, facts_of, origin_of
+from worldsmith.checkpoint.formats.export_folder import count_numbers, facts_of, origin_of, state_versions
 from worldsmith.checkpoint.formats.export_weights import CONFIG, STEM, write_safetensors
 from worldsmith.checkpoint.formats.family_formats import formats_of
 from worldsmith.checkpoint.formats.quantizer import Method, Quantizer, Scheme, Sizes
@@ -295,9 +293,7 @@ class ReasonerQuantizer(Quantizer):
     def fill(self, folder: Path, name: str) -> dict[str, Any]:
         model, formats = self.model, formats_of(self.model.spec.name)
         about: dict[str, Any] = {
-            "worldsmith": __version__,
-            "versions": {p: version(p) for p in ("torch", "safetensors", "transformers", "compressed-tensors")},
-            "format": "quantized",
+            **state_versions("quantized", "torch", "safetensors", "transformers", "compressed-tensors"),
             "scheme": self.scheme,
             "method": self.method,
             "source": asdict(origin_of(model, merge=True)),
