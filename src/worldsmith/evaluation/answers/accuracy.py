@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.evaluation.answers.choices import RATINGS, parse_rating
-from worldsmith.evaluation.intervals import DRAWS, correlation_interval, mean_interval, share_interval
+from worldsmith.evaluation.intervals import DRAWS, correlation_interval, mean_interval, measure_share
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,8 +31,7 @@ def measure_classes(
     figures: dict[str, Any] = {
         "total": total,
         "correct": right,
-        "accuracy": right / total if total else None,
-        "accuracy_interval": share_interval(right, total),
+        **measure_share("accuracy", right, total),
         "unparsed": sum(answer is None for answer in said),
         "majority_baseline": max(Counter(true).values()) / total if total else None,
     }
@@ -108,8 +107,7 @@ def measure_numbers(
     return {
         "total": total,
         "correct": right,
-        "accuracy": right / total if total else None,
-        "accuracy_interval": share_interval(right, total),
+        **measure_share("accuracy", right, total),
         "unparsed": sum(answer is None for answer in said),
         "relative_error": math.fsum(errors) / len(errors) if errors else None,
         "relative_error_interval": mean_interval(sorted(errors)),
@@ -135,10 +133,8 @@ def measure_ratings(answers: Sequence[str], truths: Sequence[str]) -> dict[str, 
         "correct": exact,
         "truths_unread": len(answers) - total,
         "unparsed": total - len(pairs),
-        "accuracy": exact / total if total else None,
-        "accuracy_interval": share_interval(exact, total),
-        "within_one": near / total if total else None,
-        "within_one_interval": share_interval(near, total),
+        **measure_share("accuracy", exact, total),
+        **measure_share("within_one", near, total),
         "majority_baseline": max(counts.values()) / total if total else None,
         "mean_absolute_error": float(errors.mean()) if len(pairs) else None,
         "pearson_correlation": pearson,

@@ -11,7 +11,7 @@ from worldsmith.config.errors import UserError
 from worldsmith.evaluation.answers.answer_tasks import SPATIAL, AnswerTask
 from worldsmith.evaluation.answers.reading import split_answer
 from worldsmith.evaluation.answers.results import Row
-from worldsmith.evaluation.intervals import share_interval
+from worldsmith.evaluation.intervals import measure_share
 
 MOST = 30
 """Parts that the data are divided into; the smallest ones become one."""
@@ -51,8 +51,7 @@ def measure(rows: Sequence[Row], tasks: Mapping[str, AnswerTask], name: str) -> 
         "task": name,
         "total": total,
         "correct": right,
-        "accuracy": right / total if total else None,
-        "accuracy_interval": share_interval(right, total),
+        **measure_share("accuracy", right, total),
         "unparsed": sum(row.status == "unparsed" for row in answered),
         "per_task": per_task,
         "excluded_tasks": excluded,
@@ -88,8 +87,7 @@ def measure_slices(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
             found[name][part] = {
                 "total": len(own),
                 "correct": right,
-                "accuracy": right / len(own),
-                "accuracy_interval": share_interval(right, len(own)),
+                **measure_share("accuracy", right, len(own)),
             }
     return found
 
