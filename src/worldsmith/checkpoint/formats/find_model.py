@@ -94,16 +94,16 @@ def identify(path: str | Path, base: str | None = None) -> tuple[StoredModel, Pa
         if "model" not in about:
             raise UserError(f"{path / ABOUT} has no section 'model', which says what network this is")
         with written_here(path / ABOUT):
-            return of_export(path, from_dict(about["model"], ModelSpec), about), None
+            return read_export(path, from_dict(about["model"], ModelSpec), about), None
     if (path / "model").is_dir() and (NAME.fullmatch(path.resolve().name) or (path / "model" / METADATA).is_file()):
         run_folder = path.resolve().parent.parent
-        return of_run(path / RUN_CONFIG if (path / RUN_CONFIG).is_file() else run_folder / RUN_CONFIG, path), path
+        return read_run(path / RUN_CONFIG if (path / RUN_CONFIG).is_file() else run_folder / RUN_CONFIG, path), path
     if (path / RUN_CONFIG).is_file():
-        return of_run(path / RUN_CONFIG, path), None
+        return read_run(path / RUN_CONFIG, path), None
     for formats in FORMATS.all():
         spec = formats.read_pipeline(path)
         if spec is not None:
-            return of_export(path, spec, {}), None
+            return read_export(path, spec, {}), None
     if is_adapter_folder(path):
         named = base or about.get("base_model") or base_of_adapter(path)
         if not named:
@@ -122,7 +122,7 @@ def identify(path: str | Path, base: str | None = None) -> tuple[StoredModel, Pa
     )
 
 
-def of_run(config_file: Path, path: Path) -> StoredModel:
+def read_run(config_file: Path, path: Path) -> StoredModel:
     """The model of a run as it began."""
     if not config_file.is_file():
         raise FileNotFoundError(f"{path}: {config_file} is missing, which says what model this is")
@@ -165,7 +165,7 @@ def choose_of_run(model: StoredModel, checkpoint: Path | None, weights: Weights)
     return replace(model, folder=checkpoint, iteration=folder_iteration(checkpoint.resolve()), weights=kind)
 
 
-def of_export(folder: Path, spec: ModelSpec, about: Mapping[str, Any]) -> StoredModel:
+def read_export(folder: Path, spec: ModelSpec, about: Mapping[str, Any]) -> StoredModel:
     """The model in a folder that holds all its weights: our export, or a pipeline of another library."""
     formats = weight_formats(spec.name)
     formats.place_components(spec.config, folder)

@@ -43,7 +43,7 @@ def measure_classes(
         figures |= {"balanced_accuracy": None, "balanced_accuracy_interval": None}
     if positive is not None:
         place = labels.index(positive)
-        derived |= {name: partial(of_label, name, place) for name in ("precision", "recall", "f1")}
+        derived |= {name: partial(measure_label, name, place) for name in ("precision", "recall", "f1")}
         negative = next(label for label in labels if label != positive)
         figures |= {
             "true_positives": counts[positive, positive],
@@ -73,7 +73,7 @@ def with_intervals(rows: list[list[int]], derived: dict[str, Callable[[Any], Any
     return figures
 
 
-def of_label(name: str, place: int, tables: np.ndarray) -> np.ndarray:
+def measure_label(name: str, place: int, tables: np.ndarray) -> np.ndarray:
     """Precision, recall or F1 of a label in tables [..., true, said]."""
     hits, said, true = tables[..., place, place], tables[..., place].sum(-1), tables[..., place, :].sum(-1)
     part, whole = {"precision": (hits, said), "recall": (hits, true), "f1": (2 * hits, said + true)}[name]
@@ -84,7 +84,7 @@ def balanced_accuracy(places: Sequence[int], tables: np.ndarray) -> np.ndarray:
     """The mean recall of some labels in tables [..., true, said]."""
     import numpy as np
 
-    return np.mean([of_label("recall", place, tables) for place in places], axis=0)
+    return np.mean([measure_label("recall", place, tables) for place in places], axis=0)
 
 
 def ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:

@@ -37,12 +37,12 @@ def measure(rows: Sequence[Row], tasks: Mapping[str, AnswerTask], name: str) -> 
     kinds = Counter(row.task for row in answered)
     if name not in ("by_record", "metropolis_sgd"):
         task = tasks[answered[0].id] if answered else next(iter(tasks.values()))
-        return {"task": task.name, **of_task(answered, task)}
+        return {"task": task.name, **measure_task(answered, task)}
     per_task, excluded = {}, {}
     for kind in sorted(kinds):
         own = [row for row in answered if row.task == kind]
         task = tasks[own[0].id]
-        per_task[kind] = of_task(own, task)
+        per_task[kind] = measure_task(own, task)
         if task.excluded:
             excluded[kind] = task.excluded
     counted = [found for kind, found in per_task.items() if kind not in excluded]
@@ -63,7 +63,7 @@ def measure(rows: Sequence[Row], tasks: Mapping[str, AnswerTask], name: str) -> 
     return figures
 
 
-def of_task(rows: Sequence[Row], task: AnswerTask) -> dict[str, Any]:
+def measure_task(rows: Sequence[Row], task: AnswerTask) -> dict[str, Any]:
     figures = task.measure([row.response for row in rows], [row.gt for row in rows])
     if task.excluded:
         figures |= dict.fromkeys(("accuracy", "accuracy_interval", "correct"))

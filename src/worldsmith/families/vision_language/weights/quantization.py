@@ -181,7 +181,9 @@ class QuantizedWeights(WeightSource):
         self.average_shapes, self.copies, self.unknown = {}, {}, []
         self.seen = InputStatistics()
         """What the layers get, where it was observed."""
-        self.shapes = {key: shape for key, shape in source.shapes.items() if layer_of(key) not in quantization.layers}
+        self.shapes = {
+            key: shape for key, shape in source.shapes.items() if key.removesuffix(".weight") not in quantization.layers
+        }
         self.dtypes, self.parts = dict[str, torch.dtype](), dict[str, tuple[str, str]]()
         blanks: dict[tuple[int, int], dict[str, Tensor]] = {}
         one = torch.ones(1)
@@ -239,10 +241,6 @@ def together(layer: str, layers: Collection[str]) -> list[str]:
 
 def first_together(layer: str, layers: Collection[str]) -> str:
     return together(layer, layers)[0]
-
-
-def layer_of(key: str) -> str:
-    return key.removesuffix(".weight")
 
 
 def require_library() -> None:
