@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worldsmith.config.errors import UserError
-from worldsmith.config.tree.checks import TRIAL_STEPS
 from worldsmith.distributed.degrees import plan_degrees
 from worldsmith.distributed.memory import free_memory
 from worldsmith.distributed.world import World, local_size
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 def schedule_remarks(config: RunConfig) -> list[str]:
     """What a reader of the config might not expect of the learning rate, beside what loading the config says."""
-    from worldsmith.training.scheduler import multiplier
+    from worldsmith.training.scheduler import TRIAL_STEPS, multiplier
 
     schedule, steps = config.scheduler, config.trainer.max_iter
     remarks = []
