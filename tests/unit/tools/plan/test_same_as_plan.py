@@ -17,6 +17,7 @@ from worldsmith.tools.plan.fit import find_fits
 
 GPU = find_gpu("h200")
 LARGE = [name for name in recipe_names() if not name.endswith(("tiny", "demo", "objects", "questions", "shapes"))]
+HUB_ONLY = {"videophy2_sft_edge": "config.json of nvidia/Cosmos3-Edge"}
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +74,8 @@ def test_few_layers_tell_what_a_plan_says(case: str) -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 8])
 @pytest.mark.parametrize("recipe", LARGE)
 def test_few_layers_of_every_shipped_recipe_tell_what_a_plan_says(recipe: str, ranks: int, gpu: str) -> None:
+    if recipe in HUB_ONLY:
+        pytest.skip(f"only the Hub has the sizes: {HUB_ONLY[recipe]}")
     assert_same(fitting(recipe, [], find_gpu(gpu), ranks))
 
 
