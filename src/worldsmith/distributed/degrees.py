@@ -15,10 +15,10 @@ PARALLELISM = "model.config.parallelism"
 
 @dataclass(frozen=True, slots=True)
 class Degrees:
-    """How the processes are arranged: replicate × shard × context of them.
+    """Arrangement of the ranks: their number is replicate × shard × context.
 
-    `context` neighbours work on the same packs, so the data is cut into replicate × shard shares. The weights are cut
-    among the shard × context processes of a replica.
+    Every `context` neighboring ranks work on the same packs, so the data has replicate × shard shares. The weights are
+    sharded over the shard × context ranks of a replica.
     """
 
     replicate: int
@@ -27,12 +27,12 @@ class Degrees:
 
     @property
     def data(self) -> int:
-        """Into how many shares the data is cut."""
+        """Number of shares of the data."""
         return self.replicate * self.shard
 
     @property
     def weights(self) -> int:
-        """Into how many shares the weights are cut."""
+        """Number of shards of the weights."""
         return self.shard * self.context
 
     def __str__(self) -> str:
@@ -79,7 +79,7 @@ def launched_processes() -> int | None:
 
 
 def fit_degrees(shard: int, replicate: int, world_size: int, *, context: int = 1) -> Degrees:
-    """Solves -1 ("as many as fit"); replicate × shard × context must be the number of processes.
+    """Replaces -1 by the degree that fits; replicate × shard × context must be the number of processes.
 
     Raises WrongValueError with the product and with the degrees that would work.
     """
@@ -115,7 +115,7 @@ def fit_degrees(shard: int, replicate: int, world_size: int, *, context: int = 1
 
 
 def needed_processes(shard: int, replicate: int, context: int) -> str:
-    """`8 processes`, or `a multiple of 8 processes` when a degree is -1."""
+    """Describes the number of processes: `8 processes`, or `a multiple of 8 processes` if a degree is -1."""
     product = max(shard, 1) * max(replicate, 1) * context
     open_ended = "" if min(shard, replicate) > 0 else "a multiple of "
     return f"{open_ended}{product} process{'es' * (product > 1)}"
@@ -136,4 +136,5 @@ def check_heads(context: int, heads: int, key_heads: int) -> None:
 
 
 def divisors(number: int) -> list[int]:
+    """Returns all divisors in ascending order."""
     return [n for n in range(1, number + 1) if number % n == 0]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def make_mesh(world: World, degrees: Degrees) -> DeviceMesh:
-    """The mesh that FSDP shards over: 1-D when nothing is replicated, else (dp_replicate, dp_shard)."""
+    """Makes the mesh that FSDP shards over: 1-D without replicas, else (dp_replicate, dp_shard)."""
     ensure_process_group(world)
     device_type = torch.device(world.device).type
     if degrees.replicate == 1:

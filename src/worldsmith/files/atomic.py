@@ -79,14 +79,9 @@ def folder_aside(target: Path) -> Iterator[Path]:
     """
     aside = target.with_name(f"{SAVING}{target.name}")
     restore_name(target)
-    if aside.exists():
-        with_lock = lock(aside)
-        if with_lock is None:
-            raise FileExistsError(f"{target} is being written by another process; wait for it, or choose another place")
-        shutil.rmtree(aside)
-        os.close(with_lock)
-    aside.mkdir(parents=True)
-    handle = lock(aside)
+    handle = claim_folder(aside)
+    if handle is None:
+        raise FileExistsError(f"{target} is being written by another process; wait for it, or choose another place")
     try:
         yield aside
     except Exception as error:
@@ -95,10 +90,37 @@ def folder_aside(target: Path) -> Iterator[Path]:
             raise OSError(errno.ENOSPC, f"there is no space left on the disk ({advice})", str(target)) from error
         raise
     finally:
-        if aside.exists():
+        if is_open_as(handle, aside):  # after publishing, it may be another process's
             shutil.rmtree(aside)
-        if handle is not None:
-            os.close(handle)
+        os.close(handle)
+
+
+def claim_folder(aside: Path) -> int | None:
+    """Makes `aside` an empty folder that this process has locked; returns the handle, None if another one has it."""
+    try:
+        if aside.exists():
+            left = lock(aside)
+            if left is None:
+                return None
+            if is_open_as(left, aside):
+                shutil.rmtree(aside)
+            os.close(left)
+        aside.mkdir(parents=True)
+        handle = lock(aside)
+    except (FileExistsError, FileNotFoundError):  # another process has made, published or removed it just now
+        return None
+    if handle is not None and not is_open_as(handle, aside):
+        os.close(handle)
+        return None
+    return handle
+
+
+def is_open_as(handle: int, path: Path) -> bool:
+    """Whether what is at `path` now is the file or folder that is open."""
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def is_disk_full(error: BaseException | None) -> bool:

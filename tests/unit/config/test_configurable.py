@@ -60,6 +60,7 @@ def test_a_subclass_without_a_config_gets_its_own_and_builds_itself() -> None:
         ("x = 3", "x: int"),
         ("x: Engine.Config = Engine.Config()", "default_factory=Engine.Config"),
         ("check: int = 3", "another name"),
+        ("list_warnings: bool = True", "another name"),
         ("type: str = ''", "another name"),
         ("custom: int = 3", "another name"),
         ("_x: int = 3", "does not start with"),

@@ -64,3 +64,29 @@ def test_two_writers_do_not_share_a_folder(tmp_path: Path) -> None:
             atomic.publish_folder(aside, target, replace=False)
     assert (target / "file").read_text() == "first"
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_what_another_writer_has_begun_after_publishing_is_left_alone(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    with atomic.folder_aside(target) as aside:
+        atomic.publish_folder(aside, target)
+        make(aside, "of another process")
+    assert (aside / "file").read_text() == "of another process"
+
+
+def test_a_folder_that_another_writer_takes_before_it_is_locked_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = atomic.lock
+
+    def lock_late(path: Path) -> int | None:
+        handle = lock(path)
+        path.rename(tmp_path / "taken")  # as the other process does when it removes what it takes for a leftover
+        make(path, "of another process")
+        return handle
+
+    monkeypatch.setattr(atomic, "lock", lock_late)
+    with pytest.raises(FileExistsError, match="is being written"), atomic.folder_aside(tmp_path / "out") as aside:
+        raise AssertionError(aside)
+    (aside,) = tmp_path.glob(f"{atomic.SAVING}*")
+    assert (aside / "file").read_text() == "of another process"

@@ -92,6 +92,8 @@ def unpacked(archive: Path) -> Path:
     while not target.is_dir():
         try:
             with folder_aside(target) as aside:
+                if target.is_dir():  # another process has finished in the meantime
+                    break
                 log.warning("unpacking %s into %s, once", archive, target)
                 count = unpack(archive, aside)
                 publish_folder(aside, target)
