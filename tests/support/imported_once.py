@@ -11,8 +11,8 @@ import torch.distributed.tensor
 
 import worldsmith.checkpoint.run.write_checkpoint
 import worldsmith.distributed.activation_checkpointing
-import worldsmith.training.components
 import worldsmith.training.start_lines
+import worldsmith.training.start_run
 
 
 def import_for_reasoners() -> None:
