@@ -8,23 +8,10 @@ from typing import Any
 
 from worldsmith.actions.registry import commands
 
-ORDER = [
-    "recipes",
-    "dataset",
-    "check",
-    "config",
-    "schema",
-    "plan",
-    "encode",
-    "train",
-    "launch",
-    "watch",
-    "report",
-    "export",
-    "generate",
-    "evaluate",
-    "infer",
-]
+ORDER = (
+    *("recipes", "dataset", "check", "config", "schema", "plan", "encode", "train", "launch"),
+    *("watch", "report", "export", "generate", "evaluate", "infer"),
+)
 """The commands in the order of the work; all others follow by name."""
 COMMANDS = {
     **dict.fromkeys(ORDER, ""),

@@ -22,7 +22,7 @@ from worldsmith.config.tree.paths import Path, format_path
 from worldsmith.config.tree.plain import MISSING, class_defaults, required_fields
 from worldsmith.config.tree.reader import untagged_class
 from worldsmith.config.write.describe_toml import hint_at, keys_of, toml_schema
-from worldsmith.config.write.json_schema import about, has_sections, loadable_classes, tree_schema
+from worldsmith.config.write.json_schema import describe_class, has_sections, loadable_classes, tree_schema
 from worldsmith.config.write.values import SHOWN, write
 from worldsmith.dialects.cosmos_rl.forms import COMMANDS, MODULES, form_of
 from worldsmith.dialects.translation import SpecForm
@@ -188,7 +188,7 @@ class _TreePart:
             return
         self.seen.add(cls)
         where = f"`{'.'.join(path)}`: " if path else ""
-        facts = about(cls)
+        facts = describe_class(cls)
         self.lines += ["", f"### {where}{facts['title']}", ""]
         if "description" in facts:
             self.lines += [" ".join(str(facts["description"]).split()), ""]

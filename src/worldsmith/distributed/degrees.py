@@ -65,7 +65,7 @@ def check_world_size(parallelism: ParallelismConfig) -> None:
         raise
 
 
-def launch_remarks(parallelism: ParallelismConfig) -> Iterator[str]:
+def launch_warnings(parallelism: ParallelismConfig) -> Iterator[str]:
     """Yields a warning if the degrees require several processes and WORLD_SIZE is not set."""
     degrees = [getattr(parallelism, name) for name in NAMES]  # a reference that is not resolved is a string
     if all(type(degree) is int for degree in degrees) and max(degrees) > 1 and launched_processes() is None:

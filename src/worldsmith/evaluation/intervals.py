@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 Z = 1.959963984540054
 """Of a normal distribution: 95 % lie within so many standard deviations."""
@@ -19,6 +20,11 @@ def share_interval(right: int, total: int) -> tuple[float, float] | None:
     middle = (share + spread / 2) / (1 + spread)
     half = Z / (1 + spread) * math.sqrt(share * (1 - share) / total + spread / (4 * total))
     return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def measure_share(name: str, right: int, total: int) -> dict[str, Any]:
+    """Returns right / total as `name`, and its `share_interval` as `name_interval`; both None without any."""
+    return {name: right / total if total else None, f"{name}_interval": share_interval(right, total)}
 
 
 def correlation_interval(correlation: float | None, pairs: int) -> tuple[float, float] | None:

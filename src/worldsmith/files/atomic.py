@@ -78,7 +78,7 @@ def folder_aside(target: Path) -> Iterator[Path]:
     OSError (ENOSPC) for whatever a library raises when the disk is full.
     """
     aside = target.with_name(f"{SAVING}{target.name}")
-    put_back(target)
+    restore_name(target)
     if aside.exists():
         with_lock = lock(aside)
         if with_lock is None:
@@ -111,7 +111,7 @@ def is_disk_full(error: BaseException | None) -> bool:
     return False
 
 
-def put_back(target: Path) -> None:
+def restore_name(target: Path) -> None:
     """Gives a folder its name back that was to be replaced when the process was killed, and never was."""
     for old in target.parent.glob(f"{REMOVING}{target.name}.*"):
         if not target.exists():

@@ -29,6 +29,11 @@ def read_json_object(file: Path) -> dict[str, Any]:
     return data
 
 
+def read_optional_json(file: Path) -> dict[str, Any]:
+    """The object that a file holds; empty if there is no such file. Raises UserError as `read_json_object` does."""
+    return read_json_object(file) if file.is_file() else {}
+
+
 def object_of(pairs: Sequence[tuple[str, Any]], repeated: Callable[[dict[str, Any], str], None]) -> dict[str, Any]:
     """An `object_pairs_hook` of `json.loads`; calls `repeated` with the object and each key that is given again.
 

@@ -97,7 +97,7 @@ class GenerationDefaults:
         """Whether plain captions got a period at their end where they had none."""
         return True
 
-    def of_image(self) -> GenerationDefaults:
+    def image_defaults(self) -> GenerationDefaults:
         """The defaults for a single image."""
         return self
 

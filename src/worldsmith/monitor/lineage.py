@@ -161,11 +161,11 @@ def record_of(path: Path) -> Path | None:
     own = path.with_name(f"{path.name}.{LINEAGE}")
     others = [path.with_name(LINEAGE), *sorted(path.parent.glob(f"*.{LINEAGE}"))]
     return next(
-        (file for file in (own, *others) if file.is_file() and (file == own or tells_of(file, path.name))), None
+        (file for file in (own, *others) if file.is_file() and (file == own or lists_output(file, path.name))), None
     )
 
 
-def tells_of(record: Path, name: str) -> bool:
+def lists_output(record: Path, name: str) -> bool:
     return any(entry["path"] == name for entry in read_lineage(record).outputs)
 
 

@@ -60,7 +60,7 @@ def stacked(tensors: Sequence[Tensor]) -> Tensor:
     return tensors if isinstance(tensors, torch.Tensor) else torch.stack(list(tensors))
 
 
-def by_noise(losses: Tensor, bins: Sequence[int]) -> dict[str, tuple[Tensor, float]]:
+def sum_by_noise(losses: Tensor, bins: Sequence[int]) -> dict[str, tuple[Tensor, float]]:
     """Sum and count of the losses in each tenth of the noise levels: 0.0 stands for the levels from 0.0 to 0.1."""
     import torch
 

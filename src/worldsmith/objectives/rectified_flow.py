@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
 from worldsmith.config.declare.ranges import Range
 from worldsmith.config.errors import WrongValueError
-from worldsmith.objectives.noise_objective import NOISE_BINS, NoiseObjective, by_noise
+from worldsmith.objectives.noise_objective import NOISE_BINS, NoiseObjective, sum_by_noise
 from worldsmith.objectives.objective import LossSum
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class RectifiedFlow(NoiseObjective):
             sum=(exact * torch.tensor(scales, dtype=torch.float64, device=losses.device)).sum(),
             samples=len(samples),
             tokens=tokens,
-            figures={"loss": (exact.detach().sum(), len(samples)), **by_noise(exact.detach(), bins)},
+            figures={"loss": (exact.detach().sum(), len(samples)), **sum_by_noise(exact.detach(), bins)},
         )
 
 

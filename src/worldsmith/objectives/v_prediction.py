@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
 from worldsmith.config import wrong
 from worldsmith.config.declare.ranges import Count, Factor, PositiveFactor, Range
-from worldsmith.objectives.noise_objective import NOISE_BINS, NoiseObjective, by_noise, stacked
+from worldsmith.objectives.noise_objective import NOISE_BINS, NoiseObjective, stacked, sum_by_noise
 from worldsmith.objectives.objective import LossSum
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class VPrediction(NoiseObjective):
         """The batch's part of the step's loss, with the figure "loss_by_noise" by tenths of the table."""
         exact = losses.double()
         bins = [draw.timestep * NOISE_BINS // self.config.num_timesteps for draw in draws]
-        return LossSum(sum=exact.sum(), samples=len(draws), tokens=tokens, figures=by_noise(exact.detach(), bins))
+        return LossSum(sum=exact.sum(), samples=len(draws), tokens=tokens, figures=sum_by_noise(exact.detach(), bins))
 
     def _levels(self, draws: Sequence[TimestepDraw], like: Tensor) -> tuple[Tensor, Tensor]:
         """√ᾱ and √(1-ᾱ) of each sample, float32 [n, 1, …]."""

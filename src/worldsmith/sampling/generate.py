@@ -114,7 +114,7 @@ def sampling_steps(
     for step, scale in enumerate(sampler.scales):
         answers = predict(states * len(branches), step)
         if guided and share is not None:
-            answers = of_both(answers, share)
+            answers = gather_branches(answers, share)
         if guided:
             answers = [u + scale * (c - u) for c, u in zip(answers, answers[len(samples) :])]
         states = [sample.solver.step(answer, state) for sample, answer, state in zip(samples, answers, states)]
@@ -126,7 +126,7 @@ def is_guided(sampler: VideoSampler) -> bool:
     return any(scale != 1 for scale in sampler.scales)
 
 
-def of_both(answers: list[Tensor], share: BranchShare) -> list[Tensor]:
+def gather_branches(answers: list[Tensor], share: BranchShare) -> list[Tensor]:
     """The answers of the conditional branch, then those of the unconditional one, of which this process has one."""
     flat = torch.cat([answer.flatten() for answer in answers])
     sizes = [answer.numel() for answer in answers]

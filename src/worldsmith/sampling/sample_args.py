@@ -176,7 +176,7 @@ def decided(
     mode, num_frames = choose_mode(chooser, vision, (defaults.num_frames, told_by), modes)
     if mode not in modes:
         raise ValueError(f"this model does not make {mode}; it makes {', '.join(modes)}")
-    told = defaults.of_image() if mode == "text2image" else defaults
+    told = defaults.image_defaults() if mode == "text2image" else defaults
     height, width = choose_size(chooser, (told.height, told.width), told_by)
     fps = chooser.pick("fps", (told.fps, told_by))
     shift = chooser.pick("shift", (told.shift, told_by))

@@ -92,7 +92,7 @@ def read_files(patterns: Sequence[str]) -> list[SampleEntry]:
     return [entry for entry, _ in found]
 
 
-def of_line(line: str) -> dict[str, str]:
+def parse_line(line: str) -> dict[str, str]:
     """The sample of a line of text: a prompt, or prompt@@image, as CogVideo's SAT has it."""
     prompt, mark, image = line.strip().rpartition("@@")
     return {"prompt": prompt.strip(), "vision_path": image.strip()} if mark else {"prompt": line.strip()}
@@ -129,7 +129,7 @@ def read_parts(file: Path, problems: list[Problem]) -> Iterator[FilePart]:
         for count, (number, line) in enumerate(lines):
             name = f"{stem}_{count}"
             if kind == ".txt":
-                yield FilePart(name, number, of_line(line), {}, ())
+                yield FilePart(name, number, parse_line(line), {}, ())
                 continue
             try:
                 document = read_json(line, str(file))
@@ -190,7 +190,7 @@ def read_sample_settings(part: FilePart, file: Path, cls: type[_Settings], probl
         problems.append(replace(mismatch((), "a table of the sample's settings", part.data), place=here))
         return None
     reader = Reader(mistakes, spans=part.spans, places=places)
-    settings = reader.section([cls], None, without_idle(part, mistakes), (), part.source)
+    settings = reader.section([cls], None, drop_unused_fields(part, mistakes), (), part.source)
     if isinstance(settings, cls):
         for name, hint in field_hints(cls).items():
             if is_reference(getattr(settings, name)) and str not in union_members(hint):
@@ -200,7 +200,7 @@ def read_sample_settings(part: FilePart, file: Path, cls: type[_Settings], probl
     return None if mistakes else settings
 
 
-def without_idle(part: FilePart, mistakes: list[Problem]) -> dict[str, Any]:
+def drop_unused_fields(part: FilePart, mistakes: list[Problem]) -> dict[str, Any]:
     """The data without published fields that ask for nothing; those that ask for what is not here are mistakes.
 
     Structured captions become text, as training writes them, and a tier may be a number.

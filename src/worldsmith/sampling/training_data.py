@@ -38,13 +38,13 @@ def with_clip_size(
         return defaults
     try:
         dataset = VideoDataset(from_dict(run_tree["dataloader_train"]["dataset"], VideoDataset.Config))
-        return of_first_clip(defaults, dataset, grid)
+        return use_first_clip(defaults, dataset, grid)
     except DataError as error:
         logger.warning("the training clips cannot be looked at, so their size is not known: %s", error)
         return defaults
 
 
-def of_first_clip(defaults: GenerationDefaults, dataset: VideoDataset, grid: tuple[int, ...]) -> GenerationDefaults:
+def use_first_clip(defaults: GenerationDefaults, dataset: VideoDataset, grid: tuple[int, ...]) -> GenerationDefaults:
     """The same of a data set that is read already. Raises DataError when the first few clips cannot be read."""
     part = first_part(dataset, LatentGrid(*grid))
     height, width = part.size

@@ -20,7 +20,6 @@ from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.checkpoint.sources.open_weights import require_weights
 from worldsmith.config.declare.configurable import find, walk
 from worldsmith.config.errors import Problem, UserError
-from worldsmith.config.tree.checks import TRIAL_STEPS
 from worldsmith.config.tree.paths import Path as Keys
 from worldsmith.config.tree.paths import format_path
 from worldsmith.config.tree.references import resolve
@@ -125,7 +124,7 @@ def require_files(
 
 def schedule_remarks(config: RunConfig) -> Iterator[str]:
     """Warnings about the learning rate of a run that the config alone does not give."""
-    from worldsmith.training.scheduler import multiplier
+    from worldsmith.training.scheduler import TRIAL_STEPS, multiplier
 
     schedule, steps = config.scheduler, config.trainer.max_iter
     warm_up = schedule.warm_up_steps[0]

@@ -5,7 +5,7 @@ Callbacks that are imported here have short names.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import field
 from typing import Any, ClassVar, Literal
 
@@ -16,7 +16,7 @@ from worldsmith.config.declare.ranges import Count, NotNegative, Seed
 from worldsmith.config.errors import wrong
 from worldsmith.config.sections import DataSettingConfig, JobConfig
 from worldsmith.data.stream.loader import PackingDataLoader
-from worldsmith.distributed.degrees import check_world_size, launch_remarks
+from worldsmith.distributed.degrees import check_world_size, launch_warnings
 from worldsmith.models.spec import ModelSpec
 from worldsmith.objectives.objective import Objective
 from worldsmith.tasks.registry import task_of
@@ -30,7 +30,7 @@ from worldsmith.training.callbacks.step_speed import CompileTokenizer
 from worldsmith.training.callbacks.step_speed import ManualGC as ManualGC
 from worldsmith.training.callbacks.step_speed import Profiler as Profiler
 from worldsmith.training.optimizer import AdamW, LossScaler
-from worldsmith.training.scheduler import AnySchedule, LambdaLinear
+from worldsmith.training.scheduler import AnySchedule, LambdaLinear, schedule_warnings
 
 
 def default_callbacks() -> dict[str, Callback.Config]:
@@ -172,8 +172,14 @@ class RunConfig(Configurable.Config):
             callback.check_run(self)
         check_world_size(model.parallelism)
 
-    def remarks(self) -> Iterable[str]:
-        return launch_remarks(self.model.config.parallelism)
+    def list_warnings(self) -> Iterator[str]:
+        yield from schedule_warnings(self.scheduler, self.trainer.max_iter, self.optimizer.lr)
+        skipped, start = self.checkpoint.keys_to_skip_loading, (self.checkpoint.load_path, self.checkpoint.init)
+        if skipped and start == (None, "scratch"):
+            yield f"checkpoint.keys_to_skip_loading = {skipped} has no effect: without load_path nothing is loaded"
+        if self.job.task == "vfm" and self.data_setting != DataSettingConfig():
+            yield "data_setting has no effect for task 'vfm': its caps are those of a reasoner's data"
+        yield from launch_warnings(self.model.config.parallelism)
 
 
 def check_best_checkpoint(config: RunConfig) -> None:

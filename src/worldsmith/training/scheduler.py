@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterator
 from dataclasses import field
 from typing import TYPE_CHECKING, Annotated, Any
 
 from worldsmith.config import Configurable, wrong
+from worldsmith.config.declare.configurable import walk
 from worldsmith.config.declare.ranges import Count, Factor, Length, NotNegative
 from worldsmith.config.declare.search import Search
+from worldsmith.config.declare.value_types import is_reference
+from worldsmith.config.write.values import LAUNCH_WORD, write
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 logger = logging.getLogger(__name__)
+
+TRIAL_STEPS = 20
+"""Runs of at most this many steps only test that training works; their warm-up is not checked."""
 
 
 class LambdaSchedule(Configurable):
@@ -140,3 +147,35 @@ def multiplier(config: LambdaSchedule.Config, n: int) -> float:
     progress = (n - warm_up) / (length - warm_up)
     decay = config._owner.decay  # type: ignore[attr-defined]
     return bottom + (top - bottom) * float(decay(progress))
+
+
+def schedule_warnings(config: LambdaSchedule.Config, steps: int, rate: float) -> Iterator[str]:
+    """Warnings about cycles that are not longer than their warm-up, and about a run that goes on after the last cycle.
+
+    A config in which a reference is left, such as to an environment variable that is not set, gets none.
+
+    Args:
+        config: The schedule.
+        steps: Optimizer steps of the run.
+        rate: The learning rate that the schedule multiplies.
+    """
+    if any(map(is_reference, (steps, rate, *(value for _, value in walk(config))))):
+        return
+    begin = 0
+    for cycle, (length, warm_up) in enumerate(zip(config.cycle_lengths, config.warm_up_steps, strict=True)):
+        if warm_up >= length and begin < steps and steps > TRIAL_STEPS:
+            last = min(steps, begin + length)
+            yield (
+                f"scheduler.warm_up_steps[{cycle}] = {warm_up} is not below cycle_lengths[{cycle}] = {length}: the "
+                f"learning rate is still in warm-up at step {last}, where it reaches {multiplier(config, last):.1%} of "
+                "optimizer.lr, and there is no decay"
+            )
+        begin += length
+    if begin < steps:
+        end = rate * multiplier(config, begin)
+        longer = write([*config.cycle_lengths[:-1], config.cycle_lengths[-1] + steps - begin], LAUNCH_WORD)
+        yield (
+            f"scheduler.cycle_lengths end after {begin} steps, trainer.max_iter is {steps}: the last {steps - begin} "
+            f"steps run at learning rate {f'{end:g}' if end else '0 and train nothing'}. Set "
+            f"scheduler.cycle_lengths={longer} for a schedule as long as the run"
+        )

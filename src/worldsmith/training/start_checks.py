@@ -6,6 +6,7 @@ A dry run makes the same comparisons.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -282,8 +283,14 @@ def changed_values(before: dict[str, object], after: dict[str, object]) -> list[
     return [
         f"{path}: {before.get(path, ABSENT)!r} -> {after.get(path, ABSENT)!r}"
         for path in paths
-        if before.get(path, ABSENT) != after.get(path, ABSENT)
+        if moved_asset(before.get(path, ABSENT)) != moved_asset(after.get(path, ABSENT))
     ]
+
+
+def moved_asset(value: object) -> object:
+    """A setting; of the path of a shipped asset its name, which is the same when the package is installed elsewhere."""
+    found = re.search(r"[\\/]worldsmith[\\/]assets[\\/](\w+)$", value) if isinstance(value, str) else None
+    return value if found is None else ("shipped asset", found[1])
 
 
 def is_free(path: str) -> bool:

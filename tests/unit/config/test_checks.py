@@ -11,8 +11,7 @@ import pytest
 
 from worldsmith.config import Config, ConfigError, Configurable, wrong
 from worldsmith.config.load import load
-from worldsmith.config.recipes.registry import get_recipe
-from worldsmith.config.tree.checks import check_sections, contradictions, remarks
+from worldsmith.config.tree.checks import check_sections, contradictions
 from worldsmith.config.tree.references import try_resolve
 
 
@@ -103,48 +102,6 @@ def test_a_check_that_cannot_bear_a_wrong_value_is_left_out_but_a_bug_is_a_mista
     assert bug.file == __file__
     assert bug.place is not None
     assert bug.place.source == "_ = self.items[self.count]"
-
-
-def test_a_schedule_that_is_shorter_than_the_run_is_a_warning(tmp_path: Path) -> None:
-    tree: Any = get_recipe("small")
-    tree.scheduler.cycle_lengths, tree.scheduler.warm_up_steps, tree.trainer.max_iter = [10, 20], [1, 1], 30
-    assert remarks(tree) == []
-    (warning,) = load(
-        "small", ["scheduler.cycle_lengths=[30]", "scheduler.warm_up_steps=[3]", "trainer.max_iter=40"]
-    ).warnings
-    assert "end after 30 steps, trainer.max_iter is 40: the last 10 steps" in warning
-    tree.trainer.max_iter, tree.optimizer.lr, tree.scheduler.f_min = 40, 1.0e-3, [0.0, 0.25]
-    (warning,) = remarks(tree)
-    assert "the last 10 steps run at learning rate 0.00025. Set scheduler.cycle_lengths=[10,30] for" in warning
-    tree.scheduler.f_min[1] = 0.0
-    assert "run at learning rate 0 and train nothing. Set" in remarks(tree)[0]
-    tree.scheduler.warm_up_steps[1] = 20  # there is no decay to f_min
-    assert "run at the schedule's last value. Set" in remarks(tree)[-1]
-
-
-@pytest.mark.parametrize(
-    ("cycles", "warm_up", "steps", "said"),
-    [
-        ([500], [1000], 500, "still in warm-up at step 500, where it reaches 52.5% of optimizer.lr"),
-        ([500], [1000], 60, "still in warm-up at step 60, where it reaches 10.7% of optimizer.lr"),
-        ([30], [30], 30, "step 30, where it reaches 100.0% of optimizer.lr"),
-        ([2], [50], 2, None),  # a run that only tests whether training works
-        ([20], [50], 20, None),
-        ([21], [50], 21, "still in warm-up at step 21"),
-        ([10, 20], [2, 40], 30, "warm_up_steps[1] = 40 is not below cycle_lengths[1] = 20: the learning rate is still "
-         "in warm-up at step 30, where it reaches 52.5% of optimizer.lr, and there is no decay"),
-        ([10, 20], [2, 40], 10, None),  # the run ends before that cycle
-        ([500], [499], 500, None),
-    ],
-)  # fmt: skip
-def test_a_warm_up_that_its_cycle_ends_is_one_warning_that_says_what_the_schedule_becomes(
-    cycles: list[int], warm_up: list[int], steps: int, said: str | None
-) -> None:
-    words = [f"scheduler.cycle_lengths={cycles}", f"scheduler.warm_up_steps={warm_up}", f"trainer.max_iter={steps}"]
-    words += [f"scheduler.{name}={[value] * len(cycles)}" for name, value in (("f_start", 0.05), ("f_max", 1.0))]
-    found = load("small", [*words, f"scheduler.f_min={[0.5] * len(cycles)}"]).warnings
-    assert len(found) == (said is not None)
-    assert said is None or said in found[0]
 
 
 class TestShippedRecipes:

@@ -29,7 +29,7 @@ from worldsmith.data.shards.addresses import part_address, read_part
 from worldsmith.data.stream.errors import DataError
 from worldsmith.data.stream.quarantine import Quarantine, Rejection
 from worldsmith.tools.datasets.imports.caption_layouts import read_sidecars
-from worldsmith.tools.datasets.imports.found import Choices, Clip
+from worldsmith.tools.datasets.imports.source_clips import Choices, Clip
 
 REASONS = {errno.ENOENT: "missing_file"}
 """By error number; "unreadable" for all others."""

@@ -123,6 +123,14 @@ def test_free_settings_are_whole_sections_and_not_name_prefixes() -> None:
     assert changed_values({"dataloader_train.latent_cache": ""}, {"dataloader_train.latent_cache": "/scratch"}) == []
 
 
+def test_a_package_that_is_installed_elsewhere_has_the_same_assets() -> None:
+    path = "model.config.tokenizer.vae_path"
+    here, there = "/a/src/worldsmith/assets/tiny_vae", "/b/site-packages/worldsmith/assets/tiny_vae"
+    assert changed_values({path: here}, {path: there}) == []
+    assert changed_values({path: here}, {path: f"{there}_natural"}) != []
+    assert changed_values({path: "/a/vae"}, {path: "/b/vae"}) != []
+
+
 def test_a_launcher_keeps_a_name_for_its_processes_only(monkeypatch: pytest.MonkeyPatch) -> None:
     with named_run():
         name = os.environ["WORLDSMITH_RUN_NAME"]

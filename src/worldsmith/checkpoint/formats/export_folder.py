@@ -6,17 +6,20 @@ import hashlib
 import json
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from worldsmith import __version__
 from worldsmith.checkpoint.dcp.parts import METADATA
 from worldsmith.checkpoint.formats.family_formats import formats_of
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
 from worldsmith.files import atomic
 from worldsmith.files.fingerprint import LINEAGE
-from worldsmith.files.json_file import read_json_object, section
+from worldsmith.files.json_file import read_json_object, read_optional_json, section
 from worldsmith.files.lines import read_lines
 from worldsmith.files.manifest import (
     find_change,
@@ -102,8 +105,7 @@ def read_about(out: Path, index: str) -> dict[str, Any] | None:
 
 def read_source(folder: Path) -> ExportSource:
     """Where the weights in `folder` come from, if it is an export of ours; else nothing is known of them."""
-    file = folder / ABOUT
-    return ExportSource(**(read_json_object(file).get("source") or {} if file.is_file() else {}))
+    return ExportSource(**(read_optional_json(folder / ABOUT).get("source") or {}))
 
 
 def origin_of(model: StoredModel, *, merge: bool) -> ExportSource:
@@ -115,8 +117,7 @@ def origin_of(model: StoredModel, *, merge: bool) -> ExportSource:
 def facts_of(model: StoredModel) -> dict[str, Any]:
     """What the card of an export tells of a run's data, as the run folder records it."""
     if model.tree is None:
-        file = model.folder / ABOUT
-        card = section(read_json_object(file), "card") if file.is_file() else {}
+        card = section(read_optional_json(model.folder / ABOUT), "card")
         return {name: card[name] for name in ("data", "clips", "windows") if name in card}
     run = model.folder if model.weights == "untrained" else model.folder.resolve().parent.parent
     listed = run / "dataset_windows.txt"
@@ -139,7 +140,7 @@ def add_to_card(folder: Path, measured: Mapping[str, float], frames: Path) -> bo
     False for another folder, and for a card that somebody has edited; both are left as they are.
     """
     file, card = folder / ABOUT, folder / "README.md"
-    about = read_json_object(file) if file.is_file() else {}
+    about = read_optional_json(file)
     if "files" not in about or "source" not in about or not card.is_file():
         return False
     formats = formats_of(section(about, "model").get("name", ""))
@@ -179,6 +180,25 @@ def is_whole(out: Path, about: Mapping[str, Any]) -> bool:
 
 def same_export(present: Mapping[str, Any], about: Mapping[str, Any]) -> bool:
     return {k: v for k, v in present.items() if k not in LOOSE} == {k: v for k, v in about.items() if k not in LOOSE}
+
+
+def state_versions(format: str, *packages: str) -> dict[str, Any]:
+    """First entries of what an export states about itself: its format, and the versions of the software."""
+    return {"worldsmith": __version__, "versions": {name: version(name) for name in packages}, "format": format}
+
+
+@contextmanager
+def new_export(
+    out: Path, about: dict[str, Any], card: Callable[[str, Mapping[str, Any]], str], *, force: bool
+) -> Iterator[Path]:
+    """Gives a hidden folder to fill; when the block ends, writes its README and publishes it as `out`.
+
+    Raises FileExistsError as `publish_export` does.
+    """
+    with atomic.folder_aside(out) as aside:
+        yield aside
+        (aside / "README.md").write_text(card(out.name, about), encoding="utf-8")
+        publish_export(aside, out, about, force=force)
 
 
 def publish_export(aside: Path, out: Path, about: dict[str, Any], *, force: bool) -> None:

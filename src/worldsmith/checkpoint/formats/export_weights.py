@@ -7,32 +7,29 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsmith import __version__
 from worldsmith.checkpoint.formats.export_folder import (
     ExportSource,
     add_tensor,
     count_numbers,
     facts_of,
-    find_export_damage,
+    may_write,
     origin_of,
     publish_export,
     read_about,
     same_export,
+    state_versions,
 )
 from worldsmith.checkpoint.formats.family_formats import OWN, DType, ExportFormat, ExportOptions, formats_of
 from worldsmith.checkpoint.formats.stored_model import StoredModel
 from worldsmith.checkpoint.formats.weight_formats import NATIVE_PREFIX
-from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
 from worldsmith.checkpoint.sources.open_weights import open_weights
 from worldsmith.checkpoint.sources.vision_tower import find_tower
 from worldsmith.checkpoint.sources.weight_source import JoinedWeights, WeightSource
 from worldsmith.config.errors import UserError
 from worldsmith.files.atomic import folder_aside
-from worldsmith.files.writable import require_only
 from worldsmith.models.spec import ModelSpec
 from worldsmith.models.weights.finite import non_finite, require_finite
 
@@ -168,9 +165,7 @@ def export_weights(
     formats = formats_of(spec.name)
     present = read_about(out, CONFIG)
     about = {
-        "worldsmith": __version__,
-        "versions": {name: version(name) for name in layout.packages},
-        "format": layout.format,
+        **state_versions(layout.format, *layout.packages),
         "source": asdict(model.origin),
         "dtype": dtype,
         "weights_sha256": (present or {}).get("weights_sha256", ""),
@@ -178,31 +173,22 @@ def export_weights(
         "model": formats.exported_config(spec),
         "card": {"parameters": count_numbers(source.shapes), **layout.facts(spec), **model.card},
     }
-    damage = None if present is None else find_export_damage(out, present)
-    if present is not None and not force and (damage is not None or not same_export(present, about)):
-        raise another_export(out, damage)
-    if present is not None and force:
-        require_only(out, {ABOUT, *present["files"]})
+    is_known = present is not None and not may_write(out, about, force, index=CONFIG)
     with folder_aside(out) as aside:
         keys = {name: layout.key(name) for name in source.shapes}
         dtype_of = formats.stored_dtype(dtype, spec.config)
         about["weights_sha256"] = write_safetensors(
             aside, STEM, source, keys, dtype_of, average=model.average, max_shard_size=max_shard_size
         )
-        if present is not None and same_export(present, about) and damage is None:
+        if is_known and same_export(present or {}, about):
             return False
-        if present is not None and not force:
-            raise another_export(out, damage)
+        if is_known:  # other weights
+            may_write(out, about, force, index=CONFIG)
         formats.pack_components(spec.config, aside, model.tree)
         (aside / CONFIG).write_text(json.dumps(layout.config(spec, about), indent=2) + "\n", encoding="utf-8")
         (aside / "README.md").write_text(formats.card(out.name, about), encoding="utf-8")
         publish_export(aside, out, about, force=force)
     return True
-
-
-def another_export(out: Path, damage: str | None) -> FileExistsError:
-    state = "another export" if damage is None else f"damaged ({damage})"
-    return FileExistsError(f"{out} is {state}; use --force to replace it, or choose another folder")
 
 
 def native_config(spec: ModelSpec, about: Mapping[str, Any]) -> dict[str, Any]:

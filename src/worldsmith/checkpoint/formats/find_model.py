@@ -24,7 +24,7 @@ from worldsmith.config.text_file import read_config_text
 from worldsmith.config.tree.reader import from_dict
 from worldsmith.config.yaml.text import read_yaml
 from worldsmith.distributed.world import World
-from worldsmith.files.json_file import read_json_object, section
+from worldsmith.files.json_file import read_optional_json, section
 from worldsmith.files.model_folder import ADAPTER_CONFIG, base_of_adapter, is_adapter_folder
 from worldsmith.models.model_files import local_folder
 from worldsmith.models.spec import ModelSpec
@@ -64,7 +64,7 @@ def find_model(path: str | Path, *, weights: Weights = "auto", base: str | None 
     if model.adapter is not None:
         base = None  # it is the model
         if weights == "auto" and model.tree is not None:
-            weights = read_about(model.adapter).get(BASE_WEIGHTS, "live")
+            weights = read_optional_json(model.adapter / ABOUT).get(BASE_WEIGHTS, "live")
     choose = choose_of_export if model.tree is None else choose_of_run
     model = choose(replace(model, base=base), checkpoint, weights)
     if model.adapter is not None:
@@ -84,7 +84,7 @@ def identify(path: str | Path, base: str | None = None) -> tuple[StoredModel, Pa
     Of adapters it is their base, `base` or what their own files name, with the adapters on it.
     """
     path = local_folder(full_name(str(path)), file_patterns=FILES, field="model")
-    about = read_about(path)
+    about = read_optional_json(path / ABOUT)
     if "converted_from" in about:
         raise FileNotFoundError(
             f"{path} is a base checkpoint that `worldsmith convert` made: it has no tokenizer and no VAE to make "
@@ -94,16 +94,16 @@ def identify(path: str | Path, base: str | None = None) -> tuple[StoredModel, Pa
         if "model" not in about:
             raise UserError(f"{path / ABOUT} has no section 'model', which says what network this is")
         with written_here(path / ABOUT):
-            return of_export(path, from_dict(about["model"], ModelSpec), about), None
+            return read_export(path, from_dict(about["model"], ModelSpec), about), None
     if (path / "model").is_dir() and (NAME.fullmatch(path.resolve().name) or (path / "model" / METADATA).is_file()):
         run_folder = path.resolve().parent.parent
-        return of_run(path / RUN_CONFIG if (path / RUN_CONFIG).is_file() else run_folder / RUN_CONFIG, path), path
+        return read_run(path / RUN_CONFIG if (path / RUN_CONFIG).is_file() else run_folder / RUN_CONFIG, path), path
     if (path / RUN_CONFIG).is_file():
-        return of_run(path / RUN_CONFIG, path), None
+        return read_run(path / RUN_CONFIG, path), None
     for formats in FORMATS.all():
         spec = formats.read_pipeline(path)
         if spec is not None:
-            return of_export(path, spec, {}), None
+            return read_export(path, spec, {}), None
     if is_adapter_folder(path):
         named = base or about.get("base_model") or base_of_adapter(path)
         if not named:
@@ -122,12 +122,7 @@ def identify(path: str | Path, base: str | None = None) -> tuple[StoredModel, Pa
     )
 
 
-def read_about(folder: Path) -> dict[str, Any]:
-    """What a folder of ours says about itself; empty for another one."""
-    return read_json_object(folder / ABOUT) if (folder / ABOUT).is_file() else {}
-
-
-def of_run(config_file: Path, path: Path) -> StoredModel:
+def read_run(config_file: Path, path: Path) -> StoredModel:
     """The model of a run as it began."""
     if not config_file.is_file():
         raise FileNotFoundError(f"{path}: {config_file} is missing, which says what model this is")
@@ -170,7 +165,7 @@ def choose_of_run(model: StoredModel, checkpoint: Path | None, weights: Weights)
     return replace(model, folder=checkpoint, iteration=folder_iteration(checkpoint.resolve()), weights=kind)
 
 
-def of_export(folder: Path, spec: ModelSpec, about: Mapping[str, Any]) -> StoredModel:
+def read_export(folder: Path, spec: ModelSpec, about: Mapping[str, Any]) -> StoredModel:
     """The model in a folder that holds all its weights: our export, or a pipeline of another library."""
     formats = weight_formats(spec.name)
     formats.place_components(spec.config, folder)

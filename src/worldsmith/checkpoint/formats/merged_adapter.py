@@ -19,7 +19,7 @@ from worldsmith.checkpoint.sources.weight_source import MergedWeights
 from worldsmith.config.errors import UserError
 from worldsmith.files.atomic import write_text
 from worldsmith.files.fingerprint import LINEAGE, fingerprint
-from worldsmith.files.json_file import read_json_object
+from worldsmith.files.json_file import read_json_object, read_optional_json
 from worldsmith.files.model_folder import base_of_adapter
 from worldsmith.models.model_files import is_local
 
@@ -122,8 +122,7 @@ def base_folders(model: StoredModel) -> list[Path]:
 
 def inputs_of(folder: Path) -> list[dict[str, Any]]:
     """What a folder was made from, as its `lineage.json` has it; empty where there is none."""
-    file = folder / LINEAGE
-    found = read_json_object(file).get("inputs") if file.is_file() else None
+    found = read_optional_json(folder / LINEAGE).get("inputs")
     return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
 
 

@@ -7,16 +7,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsmith import __version__
 from worldsmith.checkpoint.formats.export_folder import (
     ExportSource,
     facts_of,
     may_write,
-    publish_export,
+    new_export,
+    state_versions,
     weights_digest,
 )
 from worldsmith.checkpoint.formats.family_formats import DType, ExportFormat, ExportOptions, formats_of
@@ -27,7 +26,6 @@ from worldsmith.checkpoint.sources.safetensors_weights import open_file
 from worldsmith.checkpoint.sources.verify import require_whole
 from worldsmith.config.errors import UserError
 from worldsmith.distributed.world import World
-from worldsmith.files.atomic import folder_aside
 from worldsmith.files.json_file import are_numbers, json_type, read_json_object
 from worldsmith.files.model_folder import ADAPTER_CONFIG
 from worldsmith.models.lora import MATRICES, adapter_state, inject_adapters, is_adapter
@@ -146,9 +144,7 @@ def export_adapter(
     require_finite(f"the adapters for {out}", non_finite(adapters))
     weights = named_adapters(layout, adapters, dtype)
     about = {
-        "worldsmith": __version__,
-        "versions": {name: version(name) for name in ("torch", layout.library, "peft")},
-        "format": "adapter",
+        **state_versions("adapter", "torch", layout.library, "peft"),
         "source": asdict(source or ExportSource()),
         "base_model": lasting_name(base_model) if base_model else "",
         "dtype": dtype,
@@ -162,14 +158,12 @@ def export_adapter(
     }
     if not may_write(out, about, force, index=CONFIG):
         return False
-    with folder_aside(out) as aside:
+    with new_export(out, about, formats_of(layout.family).card, force=force) as aside:
         save_file(weights, aside / WEIGHTS, metadata=layout.header(config) or {"format": "pt"})
         if layout.part:
             of_part = {layout.part + name.removeprefix(PREFIX): tensor for name, tensor in weights.items()}
             save_file(of_part, aside / PIPELINE_WEIGHTS, metadata=diffusers_header(config, layout.part))
         (aside / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        (aside / "README.md").write_text(formats_of(layout.family).card(out.name, about), encoding="utf-8")
-        publish_export(aside, out, about, force=force)
     return True
 
 

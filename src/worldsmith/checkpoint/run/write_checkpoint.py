@@ -72,7 +72,7 @@ def write_checkpoint(save: Save, planners: Mapping[str, SavePlanner], peers: Pee
     positions = peers.run(lambda: (save.data_rank, save.position))
     peers.run_on_main(lambda: require_folder(aside, made[0], save.texts))
     peers.run_on_main(lambda: write_positions(aside / "dataloader", positions))
-    share = peers.scatter(lambda: deal(aside, peers.size))
+    share = peers.scatter(lambda: divide_files(aside, peers.size))
     shares = peers.run(lambda: manifest.summarize_files(aside, [aside / name for name in share]))
     peers.run_on_main(lambda: make_visible(save, shares))
 
@@ -82,7 +82,7 @@ def hidden(target: Path) -> Path:
     return target.with_name(f"{atomic.SAVING}{target.name}")
 
 
-def deal(aside: Path, shares: int) -> list[list[str]]:
+def divide_files(aside: Path, shares: int) -> list[list[str]]:
     """The files of a checkpoint for so many processes to read: their paths below its folder."""
     names = [str(path.relative_to(aside)) for path in manifest.list_files(aside)]
     return [names[number::shares] for number in range(shares)]

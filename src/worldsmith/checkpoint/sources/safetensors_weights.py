@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from worldsmith.checkpoint.formats.weight_formats import Joined, Naming, describe_readable, find_naming
 from worldsmith.checkpoint.sources.weight_source import WeightSource
 from worldsmith.config.errors import UserError
-from worldsmith.files.json_file import read_json_object
+from worldsmith.files.json_file import read_json_object, read_optional_json
 from worldsmith.files.model_folder import read_weight_map
 from worldsmith.models.converters.converter import lasting
 from worldsmith.models.fill import fill
@@ -118,7 +118,7 @@ def open_safetensors(root: Path, family: str = "") -> SafetensorsWeights:
     folder = weight_folder(root)
     if folder is None:
         raise FileNotFoundError(f"{root} has no safetensors files")
-    files, config = tensor_files(folder), read_config(folder)
+    files, config = tensor_files(folder), read_optional_json(folder / "config.json")
     try:
         plain = unwrapped(files)
         naming = find_naming(plain, config, wanted=family)
@@ -137,12 +137,6 @@ def open_safetensors(root: Path, family: str = "") -> SafetensorsWeights:
     source = SafetensorsWeights(folder, files, naming, read_network_settings(folder, naming))
     source.converters = lasting(config.get("model"))
     return source
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """The config.json beside the weights; empty where there is none."""
-    file = folder / "config.json"
-    return read_json_object(file) if file.is_file() else {}
 
 
 def unwrapped(files: Iterable[str]) -> dict[str, str]:

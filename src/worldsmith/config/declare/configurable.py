@@ -62,6 +62,7 @@ class ConfigMeta(type):
 
 _RESERVED = {
     "check": "the cross-field check of the section",
+    "list_warnings": "the method that gives the warnings of the section",
     "build": "what makes the component",
     "type": "the tag that names a section's class in text",
     OPAQUE: "the project's own data at the root of a tree, which dumps leave out",
@@ -124,7 +125,7 @@ class Config(metaclass=ConfigMeta):
         """
         check_ranges(self)
 
-    def remarks(self) -> Iterable[str]:
+    def list_warnings(self) -> Iterable[str]:
         """Warnings about values that are valid but have a surprising effect. Called on the checked config."""
         return ()
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from worldsmith.config.declare.configurable import ABSENT, Config, find, walk
 from worldsmith.config.errors import Problem, WrongValueError, code_problem
 from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
 from worldsmith.config.tree.plain import class_defaults
-from worldsmith.config.write.values import LAUNCH_WORD, write
 
 MOST = 20
 """Maximum number of problems per section, in case a check never passes."""
-TRIAL_STEPS = 20
-"""Runs of at most this many steps only test that training works; their learning rate is not checked."""
 
 
 def check_sections(tree: Config, broken: Sequence[Path] = ()) -> list[Problem]:
@@ -45,30 +42,10 @@ def alternatives(tree: Any) -> list[tuple[Path, Any, list[str]]]:
     return [(path, section, given) for path, section, given in groups if len(given) > 1]
 
 
-def remarks(tree: Any) -> list[str]:
-    """Warnings about valid settings with a surprising effect: short cycles, a long warm-up, unused rules."""
-    found = [*_endless_warm_up(tree)]
-    cycles, steps = find(tree, ("scheduler", "cycle_lengths")), find(tree, ("trainer", "max_iter"))
-    if isinstance(cycles, list) and cycles and all(type(n) is int for n in cycles) and type(steps) is int:
-        total = sum(cycles)
-        if total < steps:
-            longer = write([*cycles[:-1], cycles[-1] + steps - total], LAUNCH_WORD)
-            found.append(
-                f"scheduler.cycle_lengths end after {total} steps, trainer.max_iter is {steps}: the last "
-                f"{steps - total} steps run at {_last_rate(tree)}. Set scheduler.cycle_lengths={longer} for a schedule "
-                "as long as the run"
-            )
-    skipped = find(tree, ("checkpoint", "keys_to_skip_loading"))
-    start = [find(tree, ("checkpoint", name)) for name in ("load_path", "init")]
-    if skipped and start == [None, "scratch"]:
-        found.append(f"checkpoint.keys_to_skip_loading = {skipped} has no effect: without load_path nothing is loaded")
-    caps = find(tree, ("data_setting",))
-    if find(tree, ("job", "task")) == "vfm" and caps is not None and caps != type(caps)():
-        found.append("data_setting has no effect for task 'vfm': its caps are those of a reasoner's data")
-    for _, section in walk(tree):
-        if isinstance(section, Config):
-            found += section.remarks()
-    return found
+def list_warnings(tree: Any) -> list[str]:
+    """Warnings of all sections about valid settings with a surprising effect."""
+    sections = [section for _, section in walk(tree) if isinstance(section, Config)]
+    return [warning for section in sections for warning in section.list_warnings()]
 
 
 def contradictions(tree: Any) -> list[Problem]:
@@ -142,39 +119,3 @@ class _Checks:
             parent = find(self.tree, parent_path)
         setattr(parent, str(name), default)
         return True
-
-
-def _endless_warm_up(tree: Any) -> Iterator[str]:
-    """Warnings for cycles of the run that are not longer than their warm-up."""
-    schedule, steps = find(tree, ("scheduler",)), find(tree, ("trainer", "max_iter"))
-    names = ("cycle_lengths", "warm_up_steps", "f_start", "f_max")
-    lists = [find(schedule, (name,)) for name in names]
-    if not all(isinstance(values, list) for values in lists) or type(steps) is not int or steps <= TRIAL_STEPS:
-        return
-    begin = 0
-    for cycle, (length, warm_up, start, top) in enumerate(zip(*lists, strict=False)):
-        if not all(type(n) is int for n in (length, warm_up)) or begin >= steps:
-            return
-        if warm_up >= length > 0:
-            last = min(steps - begin, length)
-            factor = start + (top - start) * last / warm_up
-            yield (
-                f"scheduler.warm_up_steps[{cycle}] = {warm_up} is not below cycle_lengths[{cycle}] = {length}: the "
-                f"learning rate is still in warm-up at step {begin + last}, where it reaches {factor:.1%} of "
-                "optimizer.lr, and there is no decay"
-            )
-        begin += length
-
-
-def _last_rate(tree: Any) -> str:
-    """Describes the learning rate after the last cycle."""
-
-    def last_of(name: str) -> Any:
-        values = find(tree, ("scheduler", name))
-        return values[-1] if isinstance(values, list) and values else None
-
-    rate = find(tree, ("optimizer", "lr"))
-    length, warm_up, factor = map(last_of, ("cycle_lengths", "warm_up_steps", "f_min"))
-    if not all(isinstance(value, (int, float)) for value in (rate, length, warm_up, factor)) or warm_up >= length:
-        return "the schedule's last value"
-    return f"learning rate {rate * factor:g}" if rate * factor else "learning rate 0 and train nothing"

@@ -11,7 +11,7 @@ from typing import Any
 from worldsmith.config.declare.configurable import ABSENT, Config
 from worldsmith.config.errors import ConfigError, Place, Problem, locate
 from worldsmith.config.recipes.registry import variables_of
-from worldsmith.config.tree.checks import alternatives, remarks
+from worldsmith.config.tree.checks import alternatives, list_warnings
 from worldsmith.config.tree.difference import find_changes, find_differences
 from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_with
 from worldsmith.config.tree.provenance import Provenance, remember, trace
@@ -132,7 +132,7 @@ def finish(draft: Draft, overrides: Sequence[Override] = (), *, keep_unset: Kept
     draft.problems += [problem.at(draft.place) for problem in locate(late, draft.places)]
     if draft.problems:
         raise ConfigError(draft.problems, resolved, draft.places)
-    warnings = [*draft.warnings, *remarks(resolved)]
+    warnings = [*draft.warnings, *list_warnings(resolved)]
     return Loaded(resolved, warnings, draft.tree, draft.source, draft.places, sources, draft.recipes, now, draft.report)
 
 

@@ -85,7 +85,7 @@ def try_resolve(
         return tree, resolver.problems
     clashes = contradictions(resolved)
     bad += [path for clash in clashes for path in map(parse_path, clash.concerns)]
-    return resolved, said_once([*resolver.problems, *clashes, *check_sections(resolved, bad)], resolver.sources)
+    return resolved, drop_repeated([*resolver.problems, *clashes, *check_sections(resolved, bad)], resolver.sources)
 
 
 def unset_problems(unset: Mapping[str, list[Path]], variables: Callable[[], Mapping[str, str]]) -> list[Problem]:
@@ -101,7 +101,7 @@ def unset_problems(unset: Mapping[str, list[Path]], variables: Callable[[], Mapp
     return problems
 
 
-def said_once(problems: list[Problem], sources: Iterable[Path]) -> list[Problem]:
+def drop_repeated(problems: list[Problem], sources: Iterable[Path]) -> list[Problem]:
     """Without those that a section has because it takes the values of another by reference, which has them too."""
     first = {problem.message: problem.keys for problem in reversed(problems)}
     repeating = {path[:-1] for path in sources}

@@ -131,7 +131,7 @@ class TreeSchema(_Types):
             properties[name] = {**doc, **default, **schema, **marks_schema(hint)}
         required = required_fields(cls)
         return {
-            **about(cls),
+            **describe_class(cls),
             "type": "object",
             "properties": properties,
             **({"required": required} if required else {}),
@@ -163,7 +163,7 @@ def loadable_classes(hint: Any) -> list[type[Config]]:
     return found
 
 
-def about(cls: type[Config]) -> Schema:
+def describe_class(cls: type[Config]) -> Schema:
     """Title and description of a class: those of its component, else its own."""
     named = owner_of(cls) or cls
     doc = inspect.getdoc(named) if "__doc__" in vars(named) else None

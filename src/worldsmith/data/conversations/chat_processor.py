@@ -19,6 +19,7 @@ from worldsmith.data.conversations.media.limits import has_limits
 from worldsmith.data.conversations.media.media_processor import ImagePlan, MediaProcessor, VideoPlan
 from worldsmith.data.stream.errors import DataError, SampleError, check_text
 from worldsmith.data.stream.sample_maker import ThroughPipe
+from worldsmith.files.json_file import read_optional_json
 from worldsmith.files.model_folder import load_from_folder
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class ChatProcessor(Configurable):
         if not self.tokenizer.is_fast:
             raise DataError(f"{self.folder} has no tokenizer.json, which says where in the text each token stands")
         self.template = ChatTemplate(self.tokenizer, self.folder)
-        settings = model_settings(self.folder)
+        settings = read_optional_json(self.folder / "config.json")
         sees = "vision_config" in settings or has_limits(self.folder)
         self.media = config.media.build(folder=self.folder) if sees else None
         if self.media is not None:
@@ -268,13 +269,6 @@ def naming(source: str | bytes) -> Iterator[None]:
 
 def media_kind(medium: ImagePlan | VideoPlan) -> str:
     return "video" if isinstance(medium, VideoPlan) else "image"
-
-
-def model_settings(folder: Path) -> dict[str, Any]:
-    """Returns the content of config.json, if the folder has one."""
-    from worldsmith.files.json_file import read_json_object
-
-    return read_json_object(folder / "config.json") if (folder / "config.json").is_file() else {}
 
 
 class ChatTemplate:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from worldsmith.evaluation.answers.choices import RATINGS, parse_rating
-from worldsmith.evaluation.intervals import DRAWS, correlation_interval, mean_interval, share_interval
+from worldsmith.evaluation.intervals import DRAWS, correlation_interval, mean_interval, measure_share
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,8 +31,7 @@ def measure_classes(
     figures: dict[str, Any] = {
         "total": total,
         "correct": right,
-        "accuracy": right / total if total else None,
-        "accuracy_interval": share_interval(right, total),
+        **measure_share("accuracy", right, total),
         "unparsed": sum(answer is None for answer in said),
         "majority_baseline": max(Counter(true).values()) / total if total else None,
     }
@@ -44,7 +43,7 @@ def measure_classes(
         figures |= {"balanced_accuracy": None, "balanced_accuracy_interval": None}
     if positive is not None:
         place = labels.index(positive)
-        derived |= {name: partial(of_label, name, place) for name in ("precision", "recall", "f1")}
+        derived |= {name: partial(measure_label, name, place) for name in ("precision", "recall", "f1")}
         negative = next(label for label in labels if label != positive)
         figures |= {
             "true_positives": counts[positive, positive],
@@ -74,7 +73,7 @@ def with_intervals(rows: list[list[int]], derived: dict[str, Callable[[Any], Any
     return figures
 
 
-def of_label(name: str, place: int, tables: np.ndarray) -> np.ndarray:
+def measure_label(name: str, place: int, tables: np.ndarray) -> np.ndarray:
     """Precision, recall or F1 of a label in tables [..., true, said]."""
     hits, said, true = tables[..., place, place], tables[..., place].sum(-1), tables[..., place, :].sum(-1)
     part, whole = {"precision": (hits, said), "recall": (hits, true), "f1": (2 * hits, said + true)}[name]
@@ -85,7 +84,7 @@ def balanced_accuracy(places: Sequence[int], tables: np.ndarray) -> np.ndarray:
     """The mean recall of some labels in tables [..., true, said]."""
     import numpy as np
 
-    return np.mean([of_label("recall", place, tables) for place in places], axis=0)
+    return np.mean([measure_label("recall", place, tables) for place in places], axis=0)
 
 
 def ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
@@ -108,8 +107,7 @@ def measure_numbers(
     return {
         "total": total,
         "correct": right,
-        "accuracy": right / total if total else None,
-        "accuracy_interval": share_interval(right, total),
+        **measure_share("accuracy", right, total),
         "unparsed": sum(answer is None for answer in said),
         "relative_error": math.fsum(errors) / len(errors) if errors else None,
         "relative_error_interval": mean_interval(sorted(errors)),
@@ -135,10 +133,8 @@ def measure_ratings(answers: Sequence[str], truths: Sequence[str]) -> dict[str, 
         "correct": exact,
         "truths_unread": len(answers) - total,
         "unparsed": total - len(pairs),
-        "accuracy": exact / total if total else None,
-        "accuracy_interval": share_interval(exact, total),
-        "within_one": near / total if total else None,
-        "within_one_interval": share_interval(near, total),
+        **measure_share("accuracy", exact, total),
+        **measure_share("within_one", near, total),
         "majority_baseline": max(counts.values()) / total if total else None,
         "mean_absolute_error": float(errors.mean()) if len(pairs) else None,
         "pearson_correlation": pearson,

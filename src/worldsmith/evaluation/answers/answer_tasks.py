@@ -67,7 +67,7 @@ def strip_reasoning(truth: str) -> str:
     return split_answer(truth)[1]
 
 
-def of_classes(
+def task_of_classes(
     name: str, read: Callable[[str], str | None], labels: Sequence[str], expected: str, **more: Any
 ) -> AnswerTask:
     def measure(answers: Sequence[str], truths: Sequence[str]) -> Figures:
@@ -78,7 +78,7 @@ def of_classes(
     return AnswerTask(name, read, expected, measure)
 
 
-def of_numbers(name: str, within: float) -> AnswerTask:
+def task_of_numbers(name: str, within: float) -> AnswerTask:
     def agree(said: float, true: float) -> bool:
         return abs(said - true) <= within * abs(true)
 
@@ -102,8 +102,8 @@ class AnswerTasks:
 
         self.text = AnswerTask("text", lambda text: text or None, "a text", measure, is_exact)
         self.scores = AnswerTask("scores", parse_rating, "a score from 1 to 5", measure_ratings, truths_may_lack=True)
-        self.binary = of_classes("binary", parse_yes_no, YES_NO, "yes or no", positive="yes")
-        self.direction = of_classes(
+        self.binary = task_of_classes("binary", parse_yes_no, YES_NO, "yes or no", positive="yes")
+        self.direction = task_of_classes(
             "its_directionality", parse_direction, DIRECTIONS, "one of " + ", ".join(DIRECTIONS)
         )
 
@@ -116,8 +116,8 @@ class AnswerTasks:
             members: dict[str, dict[str, str]] = {}
             for key, truth in truths.items():
                 members.setdefault(kinds.get(key, ""), {})[key] = truth
-            spatial = name == "metropolis_sgd"
-            found = {kind: (self.spatial if spatial else self.of_record)(kind, own) for kind, own in members.items()}
+            task_of = self.task_of_spatial if name == "metropolis_sgd" else self.task_of_record
+            found = {kind: task_of(kind, own) for kind, own in members.items()}
             chosen = {key: found[kinds.get(key, "")] for key in truths}
         else:
             task = self.named(name, list(truths.values()))
@@ -146,14 +146,14 @@ class AnswerTasks:
         if name == "auto":
             name = detect(truths)
         if name == "binary" and all(parse_letter(strip_reasoning(truth)) in ("A", "B") for truth in truths):
-            return of_classes("binary", partial(parse_letter, letters="AB"), "AB", "a or b", positive="A")
+            return task_of_classes("binary", partial(parse_letter, letters="AB"), "AB", "a or b", positive="A")
         if name == "mcq":
             return mcq(truths)
         return {
             "binary": self.binary, "text": self.text, "scores": self.scores, "its_directionality": self.direction,
         }[name]  # fmt: skip
 
-    def spatial(self, kind: str, truths: Mapping[str, str]) -> AnswerTask:
+    def task_of_spatial(self, kind: str, truths: Mapping[str, str]) -> AnswerTask:
         """Of metropolis_sgd."""
         if kind not in SPATIAL:
             raise UserError(
@@ -163,10 +163,10 @@ class AnswerTasks:
         if kind == "mcq":
             return mcq(list(truths.values()))
         if kind == "left_right":
-            return of_classes(kind, parse_side, ("left", "right"), "left or right")
-        return of_numbers(kind, 0.0 if kind == "count" else DISTANCE)
+            return task_of_classes(kind, parse_side, ("left", "right"), "left or right")
+        return task_of_numbers(kind, 0.0 if kind == "count" else DISTANCE)
 
-    def of_record(self, kind: str, truths: Mapping[str, str]) -> AnswerTask:
+    def task_of_record(self, kind: str, truths: Mapping[str, str]) -> AnswerTask:
         """Of a record that states its kind."""
         if kind in ("bcq", "binary", "mcq"):
             return self.named(kind.replace("bcq", "binary"), list(truths.values()))
@@ -184,7 +184,7 @@ def mcq(truths: Sequence[str]) -> AnswerTask:
     """Of the letters A to D, or to the last one that is true."""
     found = {letter for truth in truths if (letter := parse_letter(strip_reasoning(truth), "ABCDEFGHIJ"))}
     letters = "ABCDEFGHIJ"[: max(len(LETTERS), *(ord(letter) - ord("A") + 1 for letter in found), 0)]
-    return of_classes("mcq", partial(parse_letter, letters=letters), letters, "the letter of an option")
+    return task_of_classes("mcq", partial(parse_letter, letters=letters), letters, "the letter of an option")
 
 
 def detect(truths: Sequence[str]) -> str:

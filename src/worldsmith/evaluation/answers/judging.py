@@ -11,7 +11,7 @@ from worldsmith.config.errors import UserError
 from worldsmith.evaluation.answers.answer_tasks import SPATIAL, AnswerTask
 from worldsmith.evaluation.answers.reading import split_answer
 from worldsmith.evaluation.answers.results import Row
-from worldsmith.evaluation.intervals import share_interval
+from worldsmith.evaluation.intervals import measure_share
 
 MOST = 30
 """Parts that the data are divided into; the smallest ones become one."""
@@ -37,12 +37,12 @@ def measure(rows: Sequence[Row], tasks: Mapping[str, AnswerTask], name: str) -> 
     kinds = Counter(row.task for row in answered)
     if name not in ("by_record", "metropolis_sgd"):
         task = tasks[answered[0].id] if answered else next(iter(tasks.values()))
-        return {"task": task.name, **of_task(answered, task)}
+        return {"task": task.name, **measure_task(answered, task)}
     per_task, excluded = {}, {}
     for kind in sorted(kinds):
         own = [row for row in answered if row.task == kind]
         task = tasks[own[0].id]
-        per_task[kind] = of_task(own, task)
+        per_task[kind] = measure_task(own, task)
         if task.excluded:
             excluded[kind] = task.excluded
     counted = [found for kind, found in per_task.items() if kind not in excluded]
@@ -51,8 +51,7 @@ def measure(rows: Sequence[Row], tasks: Mapping[str, AnswerTask], name: str) -> 
         "task": name,
         "total": total,
         "correct": right,
-        "accuracy": right / total if total else None,
-        "accuracy_interval": share_interval(right, total),
+        **measure_share("accuracy", right, total),
         "unparsed": sum(row.status == "unparsed" for row in answered),
         "per_task": per_task,
         "excluded_tasks": excluded,
@@ -64,7 +63,7 @@ def measure(rows: Sequence[Row], tasks: Mapping[str, AnswerTask], name: str) -> 
     return figures
 
 
-def of_task(rows: Sequence[Row], task: AnswerTask) -> dict[str, Any]:
+def measure_task(rows: Sequence[Row], task: AnswerTask) -> dict[str, Any]:
     figures = task.measure([row.response for row in rows], [row.gt for row in rows])
     if task.excluded:
         figures |= dict.fromkeys(("accuracy", "accuracy_interval", "correct"))
@@ -88,8 +87,7 @@ def measure_slices(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
             found[name][part] = {
                 "total": len(own),
                 "correct": right,
-                "accuracy": right / len(own),
-                "accuracy_interval": share_interval(right, len(own)),
+                **measure_share("accuracy", right, len(own)),
             }
     return found
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from worldsmith.config.errors import UserError
 from worldsmith.evaluation.answers.reading import normalize, token_f1
-from worldsmith.evaluation.intervals import mean_interval, share_interval
+from worldsmith.evaluation.intervals import mean_interval, measure_share
 
 if TYPE_CHECKING:
     from worldsmith.evaluation.answers.bert_score import BertScore
@@ -46,12 +46,10 @@ def measure_texts(
     figures: dict[str, Any] = {
         "total": total,
         "correct": exact,
-        "accuracy": exact / total if total else None,
-        "accuracy_interval": share_interval(exact, total),
+        **measure_share("accuracy", exact, total),
         "unparsed": sum(answer is None for answer in said),
         "soft_correct": soft,
-        "soft_accuracy": soft / total if total else None,
-        "soft_accuracy_interval": share_interval(soft, total),
+        **measure_share("soft_accuracy", soft, total),
         "soft_threshold": soft_threshold,
         "token_f1": mean(overlaps),
         "token_f1_interval": mean_interval(sorted(overlaps)),

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 import worldsmith
-from worldsmith.evaluation.measuring import LOSS
 from worldsmith.evaluation.metrics.base import Metric
 
+LOSS = "loss"
+"""The evaluator that is no metric of videos, and its result: the held-out loss."""
 PLACES = {
     "continuation": "pixels:Continuation",
     "motion": "pixels:MotionStrength",

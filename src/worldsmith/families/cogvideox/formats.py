@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from importlib.metadata import version
 from math import isclose
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsmith import __version__
 from worldsmith.checkpoint.formats.export_folder import (
     count_numbers,
     facts_of,
     may_write,
+    new_export,
     origin_of,
-    publish_export,
+    state_versions,
     weights_digest,
 )
 from worldsmith.checkpoint.formats.family_formats import DType, ExportFormat, ExportOptions, formats_of
@@ -30,7 +29,6 @@ from worldsmith.families.cogvideox.model import SCHEDULERS, CogVideoXDefaults, C
 from worldsmith.families.cogvideox.sat_keys import FREQUENCIES, NETWORK, SAT_TABLE, join, sat_keys
 from worldsmith.families.cogvideox.sat_weights import LATEST, STATES, SatWeights, find_states, network_settings
 from worldsmith.families.diffusers_pipeline.formats import PipelineFormats
-from worldsmith.files.atomic import folder_aside
 from worldsmith.files.json_file import read_json_object
 from worldsmith.models.spec import ModelSpec
 from worldsmith.models.video_vae.cogvideox import CogVideoXVAE, diffusers_to_sat
@@ -195,9 +193,7 @@ def export_stored_sat(model: StoredModel, out: Path, options: ExportOptions) -> 
     tensors = stored_tensors(model, options)
     kept = model.has_adapters and not options.merge
     about = {
-        "worldsmith": __version__,
-        "versions": {"torch": version("torch")},
-        "format": "sat",
+        **state_versions("sat", "torch"),
         "source": asdict(origin_of(model, merge=options.merge)),
         "dtype": options.dtype,
         "weights_sha256": weights_digest(tensors),
@@ -208,10 +204,8 @@ def export_stored_sat(model: StoredModel, out: Path, options: ExportOptions) -> 
     }
     if not may_write(out, about, options.force, index=LATEST):
         return False
-    with folder_aside(out) as aside:
+    with new_export(out, about, formats_of(model.spec.name).card, force=options.force) as aside:
         save_sat_folder(aside, tensors, iteration=model.iteration)
-        (aside / "README.md").write_text(formats_of(model.spec.name).card(out.name, about), encoding="utf-8")
-        publish_export(aside, out, about, force=options.force)
     return True
 
 

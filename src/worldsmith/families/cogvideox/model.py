@@ -174,7 +174,7 @@ class CogVideoXGenerator(PipelineModel):
             patch.pos_embedding = patch._get_positional_embeddings(*sizes, device=self.device)
 
     def predict(
-        self, noisy: Tensor, timesteps: Tensor, text: Tensor, image: Tensor | None = None, **beside: Any
+        self, noisy: Tensor, timesteps: Tensor, text: Tensor, image: Tensor | None = None, **extra_inputs: Any
     ) -> Tensor:
         """With the image's latents, [n, C, t, h, w]; `t` is a whole number of tokens."""
         import torch
@@ -283,7 +283,7 @@ class CogVideoXSampler(SchedulerSampler):
         noisy: Tensor = solver.scheduler.add_noise(model.vae.latents(moments, drawn), noise, solver.timesteps[:1])
         return noisy, None
 
-    def beside(self, samples: Sequence[Beginning]) -> dict[str, Any]:
+    def extra_inputs(self, samples: Sequence[Beginning]) -> dict[str, Any]:
         import torch
 
         images = [sample.shown for sample in samples if sample.shown is not None]

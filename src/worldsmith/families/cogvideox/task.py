@@ -60,7 +60,7 @@ class CogVideoXTask(PipelineTask):
         missing = self.model.padding(found[0].shape[1])
         return [torch.cat([x0[:, :1]] * missing + [x0], dim=1) for x0 in found]
 
-    def beside(self, batch: Sequence[VideoSample], latents: Sequence[Tensor], *, seed: int) -> dict[str, Any]:
+    def extra_inputs(self, batch: Sequence[VideoSample], latents: Sequence[Tensor], *, seed: int) -> dict[str, Any]:
         config = self.model.config.image
         if config is None:
             return {}

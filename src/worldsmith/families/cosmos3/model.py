@@ -68,7 +68,7 @@ class Cosmos3Defaults(GenerationDefaults):
         "strength": "frames that are given stay as they are (condition_frame_indexes_vision says how many)",
     }
 
-    def of_image(self) -> GenerationDefaults:
+    def image_defaults(self) -> GenerationDefaults:
         return replace(
             self,
             steps=IMAGE_STEPS,

@@ -6,19 +6,18 @@ import copy
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
-from importlib.metadata import version
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from worldsmith import __version__
 from worldsmith.checkpoint.formats import peft_adapter
 from worldsmith.checkpoint.formats.export_folder import (
     count_numbers,
     facts_of,
     may_write,
+    new_export,
     origin_of,
-    publish_export,
+    state_versions,
     weights_digest,
 )
 from worldsmith.checkpoint.formats.family_formats import DType, ExportFormat, ExportOptions, FamilyFormats
@@ -31,7 +30,6 @@ from worldsmith.config.errors import ConfigError, UserError
 from worldsmith.config.tree.plain import TAG, to_dict
 from worldsmith.config.tree.reader import from_dict
 from worldsmith.families.diffusers_pipeline.model import PipelineModel
-from worldsmith.files.atomic import folder_aside
 from worldsmith.files.json_file import read_json_object, section
 from worldsmith.models.model_files import lasting_name
 from worldsmith.models.parameter_names import native_parameters
@@ -247,9 +245,7 @@ def export_stored_pipeline(model: StoredModel, out: Path, options: ExportOptions
     generator = model.load(full_precision=True)
     weights = exported_weights(formats, generator, options.dtype)
     about = {
-        "worldsmith": __version__,
-        "versions": {name: version(name) for name in ("torch", "diffusers", "transformers")},
-        "format": "diffusers",
+        **state_versions("diffusers", "torch", "diffusers", "transformers"),
         "pipeline": formats.pipeline_class(model.config),
         "source": asdict(origin_of(model, merge=True)),
         "dtype": options.dtype,
@@ -261,11 +257,9 @@ def export_stored_pipeline(model: StoredModel, out: Path, options: ExportOptions
     }
     if not may_write(out, about, options.force, index=PIPELINE_INDEX):
         return False
-    with folder_aside(out) as aside:
+    with new_export(out, about, formats.card, force=options.force) as aside:
         build_pipeline(formats, generator, weights, options.dtype).save_pretrained(aside)
         formats.finish(generator, aside)
-        (aside / "README.md").write_text(formats.card(out.name, about), encoding="utf-8")
-        publish_export(aside, out, about, force=options.force)
     return True
 
 

@@ -139,10 +139,10 @@ class PipelineModel(Model):
         return states * kept[:, None, None]
 
     @abstractmethod
-    def predict(self, noisy: Tensor, timesteps: Tensor, text: Tensor, **beside: Any) -> Tensor:
+    def predict(self, noisy: Tensor, timesteps: Tensor, text: Tensor, **extra_inputs: Any) -> Tensor:
         """The network's answer [n, C, t, h, w] to noisy latents of one shape, timesteps [n] and texts [n, text, d].
 
-        `beside`: what else a task gives it (`PipelineTask.beside`).
+        `extra_inputs`: what else a task gives it (`PipelineTask.extra_inputs`).
         """
 
     @property

@@ -86,7 +86,7 @@ class SchedulerSampler(VideoSampler):
         shape = (self.model.latent_channels, *layout.latent_shape)
         return solver.noise(shape).to(self.model.device), None
 
-    def beside(self, samples: Sequence[Beginning]) -> dict[str, Any]:
+    def extra_inputs(self, samples: Sequence[Beginning]) -> dict[str, Any]:
         """Returns further arguments of `predict` for these samples."""
         return {}
 
@@ -106,7 +106,7 @@ class SchedulerSampler(VideoSampler):
                 alike = [jobs[place][0] for place in places]
                 timesteps = torch.stack([solver_of(sample).timesteps[step] for sample in alike]).to(states[0].device)
                 noisy = torch.stack([states[place] for place in places])
-                made = self.model.predict(noisy, timesteps, texts[places], **self.beside(alike))
+                made = self.model.predict(noisy, timesteps, texts[places], **self.extra_inputs(alike))
                 found.update(zip(places, made.float()))
             return [found[place] for place in range(len(jobs))]
 
@@ -127,7 +127,7 @@ class FlowMatchSampler(SchedulerSampler):
         scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps), mu=defaults.log_shift(tokens))
         return scheduler
 
-    def beside(self, samples: Sequence[Beginning]) -> dict[str, Any]:
+    def extra_inputs(self, samples: Sequence[Beginning]) -> dict[str, Any]:
         """`fps`: frames per second of each sample."""
         return {"fps": [sample.conditional.fps for sample in samples]}
 

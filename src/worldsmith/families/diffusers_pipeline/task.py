@@ -168,7 +168,7 @@ class PipelineTask(ClipTask):
         noisy, timesteps = objective.inputs(batch, latents, draws)
         captions = [None if self.is_dropped(sample) else sample.text_ids for sample in batch]
         text = model.read(captions, self.text_cache)
-        given = (torch.stack(noisy), timesteps, text), self.beside(batch, latents, seed=seed)
+        given = (torch.stack(noisy), timesteps, text), self.extra_inputs(batch, latents, seed=seed)
         self.note_work(batch, given)
         answers = model.predict(*given[0], **given[1])
         losses = objective.losses(answers, batch, latents, draws)  # type: ignore[arg-type]  # a tensor is its rows
@@ -188,7 +188,7 @@ class PipelineTask(ClipTask):
             drawn.append(self.model.vae.latents(moments, noise.to(moments.device)))
         return drawn
 
-    def beside(self, batch: Sequence[VideoSample], latents: Sequence[Tensor], *, seed: int) -> dict[str, Any]:
+    def extra_inputs(self, batch: Sequence[VideoSample], latents: Sequence[Tensor], *, seed: int) -> dict[str, Any]:
         """What the network reads beside noisy latents and texts: further arguments of `predict`."""
         return {}
 
@@ -215,7 +215,7 @@ class PipelineTask(ClipTask):
         return len(batch) * (self.model.config.text_encoder.max_length + self.grid.vision_tokens(batch[0].latent_shape))
 
 
-def count_step_flops(model: PipelineModel, arguments: Sequence[Any], beside: Mapping[str, Any]) -> int:
+def count_step_flops(model: PipelineModel, arguments: Sequence[Any], extra_inputs: Mapping[str, Any]) -> int:
     """Counts the operations of the matmuls of `predict` and of its backward pass, without recomputation.
 
     PyTorch counts them on a copy of the network on the meta device, in which the same parameters are trained.
@@ -223,7 +223,7 @@ def count_step_flops(model: PipelineModel, arguments: Sequence[Any], beside: Map
     Args:
         model: the model.
         arguments: positional arguments of `predict`, on the meta device.
-        beside: keyword arguments of `predict`, on the meta device.
+        extra_inputs: keyword arguments of `predict`, on the meta device.
     """
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -232,7 +232,7 @@ def count_step_flops(model: PipelineModel, arguments: Sequence[Any], beside: Map
     for name, parameter in native_parameters(copy.network).items():
         parameter.requires_grad_(name in trained)
     with FlopCounterMode(display=False) as counter:
-        copy.predict(*arguments, **beside).sum().backward()
+        copy.predict(*arguments, **extra_inputs).sum().backward()
     return int(counter.get_total_flops())
 
 

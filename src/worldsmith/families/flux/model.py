@@ -90,13 +90,13 @@ class FluxGenerator(PipelineModel):
     def latent_channels(self) -> int:
         return self.config.network.in_channels // PACKED
 
-    def predict(self, noisy: Tensor, timesteps: Tensor, text: Tensor, **beside: Any) -> Tensor:
+    def predict(self, noisy: Tensor, timesteps: Tensor, text: Tensor, **extra_inputs: Any) -> Tensor:
         """Predicts the velocity; `guidance` is the guidance scale for the network, by default that of training."""
         import torch
         from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 
         grid, network = [side // TOKEN_CELLS for side in noisy.shape[3:]], self.config.network
-        guidance = beside.get("guidance", self.config.training_guidance)
+        guidance = extra_inputs.get("guidance", self.config.training_guidance)
         places = [torch.arange(side, device=self.device, dtype=torch.float32) for side in (1, *grid)]
         answers = self.network(
             hidden_states=pixel_unshuffle(noisy[:, :, 0], TOKEN_CELLS).flatten(2).transpose(1, 2).to(self.dtype),
@@ -126,5 +126,5 @@ class FluxSampler(FlowMatchSampler):
         """1 at every step: the network runs once per step, without an unconditional branch."""
         return [1.0] * self.sampling.steps
 
-    def beside(self, samples: Sequence[Beginning]) -> dict[str, Any]:
+    def extra_inputs(self, samples: Sequence[Beginning]) -> dict[str, Any]:
         return {"guidance": self.sampling.guidance}

@@ -181,12 +181,12 @@ class LTXVideoGenerator(PipelineModel):
     def sampler(self, sampling: Sampling) -> VideoSampler:
         return FlowMatchSampler(self, sampling)
 
-    def predict(self, noisy: Tensor, timesteps: Tensor, text: Tensor, **beside: Any) -> Tensor:
+    def predict(self, noisy: Tensor, timesteps: Tensor, text: Tensor, **extra_inputs: Any) -> Tensor:
         """`fps`: frames per second of each video, [n]. Rows of `text` that are zero are masked out."""
         import torch
 
         grid = noisy.shape[2:]
-        fps = torch.tensor([rate or FPS for rate in beside["fps"]], device=noisy.device).view(-1, 1, 1, 1, 1)
+        fps = torch.tensor([rate or FPS for rate in extra_inputs["fps"]], device=noisy.device).view(-1, 1, 1, 1, 1)
         velocity: Tensor = self.network(
             hidden_states=noisy.flatten(2).transpose(1, 2).to(self.dtype),
             encoder_hidden_states=text.to(self.dtype),

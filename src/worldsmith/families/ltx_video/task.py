@@ -15,5 +15,5 @@ class LTXVideoTask(PipelineTask):
 
     objective_class = RectifiedFlow
 
-    def beside(self, batch: Sequence[VideoSample], latents: Sequence[Any], *, seed: int) -> dict[str, Any]:
+    def extra_inputs(self, batch: Sequence[VideoSample], latents: Sequence[Any], *, seed: int) -> dict[str, Any]:
         return {"fps": [sample.fps for sample in batch]}

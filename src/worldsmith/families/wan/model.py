@@ -195,7 +195,7 @@ class WanGenerator(PipelineModel):
         given: Sequence[int] = (),
         first: Sequence[Tensor | None] = (),
         both: bool = False,
-        **beside: Any,
+        **extra_inputs: Any,
     ) -> Tensor:
         """With an image's latents and their mask, [n, 4 + C, t, h, w], or so many leading latent frames `given`.
 
@@ -237,7 +237,7 @@ class WanGenerator(PipelineModel):
         noisy = torch.arange(frames, device=timesteps.device) >= torch.tensor(given, device=timesteps.device)[:, None]
         return (noisy * timesteps[:, None]).repeat_interleave((height // patch) * (width // patch), dim=1)
 
-    def beside_image(self, latents: Tensor) -> Tensor:
+    def with_first_frame_mask(self, latents: Tensor) -> Tensor:
         """[4 + C, t, h, w]: the mask of a first frame, and the latents of that frame with nothing after it."""
         import torch
 
@@ -278,19 +278,19 @@ class WanSampler(SchedulerSampler):
             ValueError: an image is given and the network accepts none, or the other way round.
         """
         model = self.model
-        beside, given = model.config.network.takes_image, layout.condition_frames
-        if given > 1 or (given and "image2video" not in model.config.modes) or (beside and not given):
+        takes_image, given = model.config.network.takes_image, layout.condition_frames
+        if given > 1 or (given and "image2video" not in model.config.modes) or (takes_image and not given):
             raise ValueError(f"this network makes {', '.join(model.config.modes)}: of one image, where it takes one")
         state, _ = super().start(layout, solver, condition)
         if condition is None:
             return state, None
-        if beside:
+        if takes_image:
             frames = 1 + (layout.latent_shape[0] - 1) * model.config.latent_grid[0]
             states = model.image_encoder.states([condition])[0] if model.config.network.image_dim else None
-            return state, (model.beside_image(model.vae.encode_opening(condition, frames)), states)
+            return state, (model.with_first_frame_mask(model.vae.encode_opening(condition, frames)), states)
         return state, model.encode(condition).to(state.device)
 
-    def beside(self, samples: Sequence[Beginning]) -> dict[str, Any]:
+    def extra_inputs(self, samples: Sequence[Beginning]) -> dict[str, Any]:
         import torch
 
         shown = [sample.shown for sample in samples]

@@ -49,7 +49,7 @@ class WanTask(PipelineTask):
             return super().encode_part(part)
         return self.cached_latents(part, partial(self.model.vae.encode_opening, frames=part.num_frames))
 
-    def beside(self, batch: Sequence[VideoSample], latents: Sequence[Tensor], *, seed: int) -> dict[str, Any]:
+    def extra_inputs(self, batch: Sequence[VideoSample], latents: Sequence[Tensor], *, seed: int) -> dict[str, Any]:
         import torch
 
         if not self.model.config.network.takes_image:
@@ -57,5 +57,5 @@ class WanTask(PipelineTask):
         images = [sample.image for sample in batch if sample.image is not None]
         frames = [image.video for image in images if image.video is not None]
         states = self.model.image_encoder.states(frames) if self.model.config.network.image_dim else None
-        openings = [self.model.beside_image(opening) for opening in self.latents(images)]
+        openings = [self.model.with_first_frame_mask(opening) for opening in self.latents(images)]
         return {"image": torch.stack(openings), "image_states": states}

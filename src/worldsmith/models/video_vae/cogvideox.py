@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from worldsmith.files.json_file import read_json_object
+from worldsmith.files.json_file import read_optional_json
 from worldsmith.models.model_files import SCHEME, PublishedPart, local_path
 from worldsmith.models.real_values import in_simulation
 from worldsmith.models.video_vae.moments import MomentsVAE
@@ -129,8 +129,7 @@ def read_sat_config(file: Path) -> dict[str, Any]:
     """Reads the JSON file beside a VAE's file; empty if there is none (the released VAE). Raises FileNotFoundError."""
     if not file.is_file():
         raise FileNotFoundError(f"{FIELD}: there is no file '{file}'")
-    config = file.with_suffix(".json")
-    return read_json_object(config) if config.is_file() else {}
+    return read_optional_json(file.with_suffix(".json"))
 
 
 def read_pt(file: Path) -> dict[str, Tensor]:

@@ -173,10 +173,8 @@ def facts_of(run: RunFiles, status: Status) -> Iterator[dict[str, str]]:
 
 
 def training_loss(loss: Series) -> dict[str, str]:
-    """The loss at the end. Single steps are noisy, so it is the mean over the last tenth of the logged ones."""
-    newest = loss.buckets[-max(1, len(loss.buckets) // 10) :]
-    count = sum(bucket.count for bucket in newest)
-    mean = sum(bucket.total for bucket in newest) / count
+    """The loss at the end, and its first value."""
+    mean, count = loss.mean_of_newest()
     first = f"first {format_float(loss.buckets[0].total / loss.buckets[0].count)}"
     note = f"mean of the last {count} logged steps; {first}" if count > 1 else first
     return fact("Training loss", format_float(mean), note)

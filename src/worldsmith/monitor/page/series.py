@@ -78,6 +78,12 @@ class Series:
     def thinned(self) -> bool:
         return len(self.buckets) < self.values
 
+    def mean_of_newest(self) -> tuple[float, int]:
+        """Mean of the newest tenth of the values, and their number: single steps are noisy."""
+        newest = self.buckets[-max(1, len(self.buckets) // 10) :]
+        count = sum(bucket.count for bucket in newest)
+        return sum(bucket.total for bucket in newest) / count, count
+
     def _widen(self) -> None:
         self.width *= 2
         former, self.buckets = self.buckets, []

@@ -20,6 +20,12 @@ from worldsmith.data.stream.workers import fetch
 
 AHEAD = 4
 """Samples that each worker makes in advance."""
+INDENT = " " * 13
+FILLED_UP = "the last pack is filled up with samples of the next epoch"
+BAR, LONGEST = "█", 32
+"""Character of the bars of a histogram, and max length of a bar."""
+RANKS = 8
+"""Max number of ranks with a line each, if their packs differ."""
 
 
 def read_data(
@@ -233,14 +239,6 @@ def find_duplicates(contents: Iterable[tuple[str, Any]]) -> list[list[str]]:
     for key, facts in contents:
         groups[digest(facts)].append(key)
     return [keys for keys in groups.values() if len(keys) > 1]
-
-
-INDENT = " " * 13
-FILLED_UP = "the last pack is filled up with samples of the next epoch"
-BAR, LONGEST = "█", 32
-"""Character of the bars of a histogram, and max length of a bar."""
-RANKS = 8
-"""Max number of ranks with a line each, if their packs differ."""
 
 
 def report_lines(report: DataReport, *, width: int, workers: int) -> Iterator[str]:

@@ -27,9 +27,9 @@ from worldsmith.tools.datasets.imports.caption_layouts import (
     recognise_sidecars,
     recognise_tables,
 )
-from worldsmith.tools.datasets.imports.found import Choices, Found
 from worldsmith.tools.datasets.imports.importer import LEFT_OUT, NAME, THRESHOLD, Cut, Import, gather, write_import
 from worldsmith.tools.datasets.imports.lerobot import read_lerobot, recognise_lerobot
+from worldsmith.tools.datasets.imports.source_clips import Choices, Found
 
 SHOWN = 3
 """Examples of each reason why something is left out."""

@@ -76,6 +76,8 @@ BOTH = (
 PROMPTS = {"pc": PHYSICS, "sa": MEANING, "joint": BOTH}
 """Prompts by the column of the score: physical common sense, semantic adherence, both."""
 JOINT = {"1": "yes", "0": "no", "1.0": "yes", "0.0": "no", "true": "yes", "false": "no", "yes": "yes", "no": "no"}
+PASSING = (429, 500, 502, 503, 504)
+"""Answers of a server that is busy and may answer another time."""
 
 
 class PrepareVideoPhy2(Action):
@@ -301,10 +303,6 @@ def media_file(folder: Path, number: int) -> Path:
 def manifest_record(number: int) -> dict[str, str]:
     media = f"media/{media_file(Path(), number).name}"
     return {"id": record_id(number), "media": media, "conversation": f"text/{record_id(number)}.json"}
-
-
-PASSING = (429, 500, 502, 503, 504)
-"""Answers of a server that is busy and may answer another time."""
 
 
 def download(url: str, target: Path, *, attempts: int = 5, timeout: float = 60.0, pause: float = 1.0) -> None:

@@ -39,6 +39,15 @@ SECONDS = (2, 5, 10, 30, 60)
 """Where the parts by duration end."""
 LETTERS = 80
 """Of a question's words, at most so many name a part."""
+FOLDER, SETTINGS = "answers", "settings.json"
+CONFUSION, ITEMS, DIRECTIONALITY = "confusion.png", "items", "directionality_score.json"
+NAMES = {"binary": "yes/no accuracy", "text": "exact match"}
+"""What the accuracy is called in the last line."""
+BESIDE = (
+    "balanced_accuracy", "precision", "recall", "f1", "soft_accuracy", "token_f1", "bleu", "rouge1", "rouge2", "rougeL",
+    "rougeLsum", "bertscore_f1", "mean_absolute_error", "spearman_correlation", "majority_baseline",
+    "final_weighted_score",
+)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -200,17 +209,6 @@ def source_of(part: Part) -> tuple[str, int]:
         return (content(file), file.stat().st_size) if file.is_file() else (file.name, -1)
     except (OSError, ValueError):
         return file.name, -1
-
-
-FOLDER, SETTINGS = "answers", "settings.json"
-CONFUSION, ITEMS, DIRECTIONALITY = "confusion.png", "items", "directionality_score.json"
-NAMES = {"binary": "yes/no accuracy", "text": "exact match"}
-"""What the accuracy is called in the last line."""
-BESIDE = (
-    "balanced_accuracy", "precision", "recall", "f1", "soft_accuracy", "token_f1", "bleu", "rouge1", "rouge2", "rougeL",
-    "rougeLsum", "bertscore_f1", "mean_absolute_error", "spearman_correlation", "majority_baseline",
-    "final_weighted_score",
-)  # fmt: skip
 
 
 class Settings(Protocol):

@@ -24,8 +24,7 @@ from worldsmith.data.clips.latent_grid import LatentGrid
 from worldsmith.data.stream.errors import DataError
 from worldsmith.distributed.world import world_size
 from worldsmith.evaluation.generated_video import GeneratedVideo, find_real
-from worldsmith.evaluation.measuring import LOSS, REAL, format_measurements
-from worldsmith.evaluation.metrics.registry import METRICS, Evaluator, MetricOptions
+from worldsmith.evaluation.metrics.registry import LOSS, METRICS, Evaluator, MetricOptions
 from worldsmith.files.atomic import write_text
 from worldsmith.files.fingerprint import fingerprint
 from worldsmith.files.writable import require_writable
@@ -36,9 +35,11 @@ from worldsmith.monitor.run_record import package_versions
 from worldsmith.sampling.sample_files import read_files
 from worldsmith.tools.evaluate.held_out import SAMPLES, HeldOutClips, HeldOutLoss, choose_mode, write_samples
 from worldsmith.tools.evaluate.video_metrics import (
+    REAL,
     RESULT,
     Evaluators,
     draw,
+    format_measurements,
     measure_all,
     metric_configs,
     read_known,

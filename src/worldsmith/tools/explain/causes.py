@@ -39,6 +39,10 @@ RANK = re.compile(r"^\s*rank *: (\d+)")
 TELLING = re.compile(r"rr(?:or|no)|\[E\d|xit|ignal|kill|[Vv]al|trainable|num_|return code|do not match")
 """Lines in which a number may make the difference. Others are the same whatever numbers they hold."""
 DIGITS = re.compile(r"\d+")
+LOWER_CASE = re.compile(r"\W*(?:[a-z_]\w*\.)*[a-z]\w*(?:error|exception): ")
+"""How an error begins in lower case."""
+GRAM = 4
+"""The length of the pieces of text by which `candidates` finds rows."""
 
 
 class LogPosition(NamedTuple):
@@ -208,10 +212,6 @@ def last_error(streams: Sequence[Stream]) -> tuple[str, LogPosition] | None:
     return found or alone
 
 
-LOWER_CASE = re.compile(r"\W*(?:[a-z_]\w*\.)*[a-z]\w*(?:error|exception): ")
-"""How an error begins in lower case."""
-
-
 @dataclass(frozen=True, slots=True)
 class ErrorPattern:
     """One row of the table."""
@@ -275,10 +275,6 @@ def patterns() -> Mapping[int, ErrorPattern]:
     files = sorted((Path(__file__).parent / "patterns").glob("*.toml"))
     rows = [row for file in files for row in tomllib.loads(file.read_text(encoding="utf-8"))["pattern"]]
     return {row["id"]: read(**row) for row in rows}
-
-
-GRAM = 4
-"""The length of the pieces of text by which `candidates` finds rows."""
 
 
 @functools.cache

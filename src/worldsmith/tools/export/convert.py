@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
-from worldsmith import __version__
 from worldsmith.actions.action import Action, Result
 from worldsmith.checkpoint.dcp.parts import whole_checkpoint
-from worldsmith.checkpoint.formats.export_folder import publish_export, require_free, require_place
+from worldsmith.checkpoint.formats.export_folder import publish_export, require_free, require_place, state_versions
 from worldsmith.checkpoint.formats.export_weights import CONFIG, GIGABYTE, STEM, native_config, write_safetensors
 from worldsmith.checkpoint.formats.family_formats import AddsHeads, DType, LoadsPipelineAdapters, assembling, formats_of
 from worldsmith.checkpoint.formats.peft_adapter import (
@@ -43,6 +41,17 @@ from worldsmith.monitor.lineage import Input, write_lineage
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+Format = Literal["dcp", "native", "diffusers", "sat"]
+INDEX = {
+    "dcp": "model",
+    "native": CONFIG,
+    "diffusers": CONFIG,
+    "vlm": CONFIG,
+    "sat": "latest",
+    "adapter": "adapter_config.json",
+}
+"""What every folder of the format has."""
 
 
 class Convert(Action):
@@ -149,18 +158,6 @@ class Convert(Action):
         write_lineage(config.out, action="convert", settings=to_dict(config), inputs=inputs, outputs=["."])
 
 
-Format = Literal["dcp", "native", "diffusers", "sat"]
-INDEX = {
-    "dcp": "model",
-    "native": CONFIG,
-    "diffusers": CONFIG,
-    "vlm": CONFIG,
-    "sat": "latest",
-    "adapter": "adapter_config.json",
-}
-"""What every folder of the format has."""
-
-
 def convert(
     path: str,
     out: str | Path,
@@ -206,9 +203,7 @@ def convert(
     )  # fmt: skip
     dtype_of = weights.dtype if dtype == "stored" else formats.stored_dtype(dtype)
     about = {
-        "worldsmith": __version__,
-        "versions": {name: version(name) for name in ("torch", "safetensors")},
-        "format": to,
+        **state_versions(to, "torch", "safetensors"),
         "converted_from": source.describe,
         "dtype": dtype,
         "seed": seed,

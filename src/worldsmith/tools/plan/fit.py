@@ -17,6 +17,13 @@ from worldsmith.tools.plan.search import OutOfTime, SettingSearch, Tried, needed
 from worldsmith.tools.plan.settings import MOST_CONTEXT, Setting, as_it_is, can_share, smaller_clips
 
 MOST_RANKS = 4096
+FIRST = 15
+FEW = "; estimated from a run with few layers"
+"""Of a setting that was not carried out with all layers."""
+NOT_THERE = (
+    "weights, moments or activations in main memory (offload), weights or layers cut otherwise (tensor, pipeline)"
+)
+"""What other programs have against a lack of memory, and runs here have not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,15 +186,6 @@ def of_largest_pack(setting: Setting) -> Setting:
     packs = setting.packs.batches
     largest = max(packs, key=tokens_of)
     return replace(setting, packs=replace(setting.packs, batches=[largest] * len(packs)))
-
-
-FIRST = 15
-FEW = "; estimated from a run with few layers"
-"""Of a setting that was not carried out with all layers."""
-NOT_THERE = (
-    "weights, moments or activations in main memory (offload), weights or layers cut otherwise (tensor, pipeline)"
-)
-"""What other programs have against a lack of memory, and runs here have not."""
 
 
 def fit_lines(fits: Fits, gpu: Gpu, start: Sequence[str], run: Sequence[str], *, steps: int) -> Iterator[str]:

@@ -21,6 +21,8 @@ from worldsmith.monitor.page.settings import ABSENT, differences
 from worldsmith.monitor.page.status import Status, find_status
 
 COMPARISON = "compare.html"
+OPEN_DIFFERENCES = 12
+"""Changed settings that are visible at once; a click shows the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +70,6 @@ class Report(Action):
         if not out.parent.is_dir():
             raise UserError(f"-o {out}: there is no folder {out.parent}")
         return ReportSources(folders, out)
-
-
-OPEN_DIFFERENCES = 12
-"""Changed settings that are visible at once; a click shows the others."""
 
 
 def write_comparison(folders: Sequence[Path], out: Path) -> Path:
@@ -141,7 +139,7 @@ def side_by_side(runs: Sequence[RunFiles], names: Sequence[str], place: PageBudg
 
 def last_loss(run: RunFiles, _: Status) -> str:
     loss = run.metrics.series.get("loss")
-    return format_float(loss.last[1]) if loss else ABSENT
+    return format_float(loss.mean_of_newest()[0]) if loss else ABSENT
 
 
 def best_loss(run: RunFiles, _: Status) -> str:

@@ -31,6 +31,9 @@ from worldsmith.tools.tune.strategy import PRUNERS, SAMPLERS, ExhaustedError
 from worldsmith.tools.tune.trial_run import program
 from worldsmith.tools.tune.trials import Trials
 
+BEST_RUN = "best.yaml"
+"""The run with the best settings, in a form that `worldsmith train` takes."""
+
 
 class Tune(Action):
     """Searches for settings of a run: trials are runs of their own, of which trial 0 is the run as it is.
@@ -175,10 +178,6 @@ class Tune(Action):
     @cached_property
     def setup(self) -> StudySetup:
         return StudySetup(self.config)
-
-
-BEST_RUN = "best.yaml"
-"""The run with the best settings, in a form that `worldsmith train` takes."""
 
 
 def format_value(value: float | None) -> str:

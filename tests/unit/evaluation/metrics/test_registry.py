@@ -10,8 +10,7 @@ import pytest
 from worldsmith.cli.schema import schema_text
 from worldsmith.config.declare.configurable import field_hints, field_names
 from worldsmith.config.declare.field_docs import field_docs
-from worldsmith.evaluation.measuring import LOSS
-from worldsmith.evaluation.metrics.registry import METRICS
+from worldsmith.evaluation.metrics.registry import LOSS, METRICS
 from worldsmith.tools.evaluate.evaluate_videos import EvaluateVideos
 
 PAGE = Path(__file__).parents[4] / "docs/evaluate.md"

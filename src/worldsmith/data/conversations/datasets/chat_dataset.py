@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from worldsmith.config import Configurable
 from worldsmith.data.conversations.conversation import Turn, say
+from worldsmith.data.stream.errors import DataError
 from worldsmith.data.stream.quarantine import Rejection
 from worldsmith.data.stream.sample_maker import StreamDataset
 
@@ -74,3 +75,15 @@ def with_system(turns: Iterable[Turn], prompt: str) -> list[Turn]:
     """The turns, opened by the system prompt when there is one and they have none."""
     turns = list(turns)
     return [say("system", prompt), *turns] if prompt and turns[0].role != "system" else turns
+
+
+def import_datasets(path: str) -> Any:
+    """Imports the library `datasets`, which is to read the data set at `path`. Raises DataError without it."""
+    try:
+        import datasets
+    except ImportError:
+        raise DataError(
+            f"{path} is read with the library 'datasets', which is not installed; "
+            "install it with `pip install 'worldsmith[datasets]'`"
+        ) from None
+    return datasets

@@ -7,7 +7,7 @@ from typing import Any
 
 from worldsmith.config.declare.ranges import NotNegative
 from worldsmith.data.conversations.conversation import Part, Turn, check_turns
-from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset, record_name, with_system
+from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset, import_datasets, record_name, with_system
 from worldsmith.data.conversations.datasets.llava import tagged_turns
 from worldsmith.data.stream.errors import DataError, SampleError
 
@@ -82,13 +82,7 @@ class Streamed:
 
 def load_records(config: LlavaOneVision.Config) -> tuple[Any, int]:
     """(records by their number, how many). Raises DataError."""
-    try:
-        import datasets
-    except ImportError:
-        raise DataError(
-            f"{config.path} is read with the library 'datasets', which is not installed; "
-            "install it with `pip install 'worldsmith[datasets]'`"
-        ) from None
+    datasets = import_datasets(config.path)
     try:
         found = datasets.load_dataset(
             config.path,

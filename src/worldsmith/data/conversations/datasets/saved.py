@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from worldsmith.data.conversations.conversation import Part, Turn
+from worldsmith.data.conversations.datasets.chat_dataset import import_datasets
 from worldsmith.data.conversations.datasets.chat_file import ChatFile
 from worldsmith.data.conversations.datasets.llava import no_parts, show_first, tagged_turns
 from worldsmith.data.conversations.datasets.messages import listed_media, message_turns, parse_messages
@@ -121,13 +122,7 @@ def rows_of(value: Any) -> Any:
 
 def load_rows(config: SavedDataset.Config) -> Any:
     """The rows, their media not decoded. Raises DataError."""
-    try:
-        import datasets
-    except ImportError:
-        raise DataError(
-            f"{config.path} is read with the library 'datasets', which is not installed; "
-            "install it with `pip install 'worldsmith[datasets]'`"
-        ) from None
+    datasets = import_datasets(config.path)
     folder = Path(config.path)
     try:
         if SavedDataset.is_at(folder):

@@ -11,7 +11,7 @@ from typing import Any
 
 from worldsmith.data.stream.errors import DataError
 from worldsmith.files.errors import UserError
-from worldsmith.files.json_file import are_numbers, read_json_object
+from worldsmith.files.json_file import are_numbers, read_json_object, read_optional_json
 
 IMAGE_FILE, VIDEO_FILE, JOINT_FILE = (
     "preprocessor_config.json",
@@ -146,13 +146,12 @@ def warn_of_defaults(folder: Path) -> None:
 
 def find_style(folder: Path) -> VideoStyle:
     """By the folder's config.json; a folder without one is shown videos as Qwen3-VL."""
-    kind = read_json_object(folder / CONFIG_FILE).get("model_type") if (folder / CONFIG_FILE).is_file() else None
-    return STYLES.get(str(kind), QWEN3_VL)
+    return STYLES.get(str(read_optional_json(folder / CONFIG_FILE).get("model_type")), QWEN3_VL)
 
 
 def states_videos(folder: Path) -> bool:
-    joint = read_json_object(folder / JOINT_FILE) if (folder / JOINT_FILE).is_file() else {}
-    return (folder / VIDEO_FILE).is_file() or isinstance(joint.get("video_processor"), dict)
+    joint = read_optional_json(folder / JOINT_FILE).get("video_processor")
+    return (folder / VIDEO_FILE).is_file() or isinstance(joint, dict)
 
 
 def read_section(folder: Path, name: str, joint_name: str) -> tuple[dict[str, Any], str]:

@@ -18,7 +18,7 @@ from worldsmith.config.declare.search import Example, marks_of, marks_schema
 from worldsmith.config.declare.value_types import nested_config_classes
 from worldsmith.config.tree.paths import Path, parse_path
 from worldsmith.config.tree.plain import class_defaults, required_fields, to_plain
-from worldsmith.config.write.json_schema import DRAFT, Schema, _Types, about
+from worldsmith.config.write.json_schema import DRAFT, Schema, _Types, describe_class
 from worldsmith.dialects.cosmos_rl.names import key_of, keys_of
 from worldsmith.dialects.translation import SpecForm
 
@@ -100,7 +100,7 @@ class _SpecTypes(_Types):
             properties[key_of(name)] = {**self.value(hint), **described, **default, **marks}
         required = [key_of(name) for name in required_fields(cls)]
         return {
-            **{key: text for key, text in about(cls).items() if key == "description"},
+            **{key: text for key, text in describe_class(cls).items() if key == "description"},
             "type": "object",
             "properties": properties,
             **({"required": required} if required else {}),

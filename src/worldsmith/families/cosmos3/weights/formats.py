@@ -6,19 +6,18 @@ import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from worldsmith import __version__
 from worldsmith.checkpoint.formats import peft_adapter
 from worldsmith.checkpoint.formats.export_folder import (
     ExportSource,
     count_numbers,
     facts_of,
     may_write,
+    new_export,
     origin_of,
-    publish_export,
+    state_versions,
     weights_digest,
 )
 from worldsmith.checkpoint.formats.family_formats import DType, ExportFormat, ExportOptions, FamilyFormats, formats_of
@@ -48,7 +47,6 @@ from worldsmith.families.cosmos3.weights.tensor_names import (
     language_weights,
 )
 from worldsmith.families.diffusers_pipeline.sampling import make_unipc_scheduler
-from worldsmith.files.atomic import folder_aside
 from worldsmith.files.json_file import read_json_object, section
 from worldsmith.models.model_files import lasting_name
 from worldsmith.models.parameter_names import native_parameters
@@ -260,10 +258,8 @@ def export_pipeline(
     about["card"] = {"parameters": count_numbers(shapes), **(card or {})}
     if not may_write(out, about, force, index=PIPELINE_INDEX):
         return False
-    with folder_aside(out) as aside:
+    with new_export(out, about, pipeline_card, force=force) as aside:
         build_pipeline(generator, weights, dtype).save_pretrained(aside, max_shard_size=max_shard_size)
-        (aside / "README.md").write_text(pipeline_card(out.name, about), encoding="utf-8")
-        publish_export(aside, out, about, force=force)
     return True
 
 
@@ -332,9 +328,7 @@ def describe_export(
     model["config"]["tokenizer"]["vae_path"] = "vae"
     model["config"]["text_tokenizer"]["path"] = "text_tokenizer"
     return {
-        "worldsmith": __version__,
-        "versions": {name: version(name) for name in ("torch", "diffusers", "transformers")},
-        "format": "diffusers",
+        **state_versions("diffusers", "torch", "diffusers", "transformers"),
         "source": asdict(source),
         "dtype": dtype,
         "weights_sha256": weights_digest(weights),

@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-from worldsmith import __version__
 from worldsmith.checkpoint.formats.export_folder import (
     ExportSource,
     count_numbers,
-    publish_export,
+    new_export,
     require_free,
     require_place,
+    state_versions,
 )
 from worldsmith.checkpoint.formats.export_weights import CONFIG, GIGABYTE, STEM, write_safetensors
 from worldsmith.checkpoint.formats.family_formats import DType, formats_of, language_weights
@@ -25,7 +24,6 @@ from worldsmith.checkpoint.sources.weight_source import JoinedWeights, WeightSou
 from worldsmith.config.errors import UserError
 from worldsmith.families.vision_language.model import VisionLanguageModel
 from worldsmith.families.vision_language.weights.model_folder import FILES, ORIGINS, with_dtype
-from worldsmith.files.atomic import folder_aside
 from worldsmith.files.json_file import read_json_object
 from worldsmith.models.model_files import local_folder
 from worldsmith.models.parameter_names import native_parameters
@@ -85,7 +83,7 @@ def assemble(
     dtype_of = joined.dtype if dtype == "stored" else formats_of(FAMILY).stored_dtype(dtype)
     stated = str(dtype_of(TABLE)).removeprefix("torch.")
     about = describe_assembly(spec, source, visual, joined, stated)
-    with folder_aside(out) as aside:
+    with new_export(out, about, formats_of(FAMILY).card, force=force) as aside:
         keys = {name: name for name in joined.shapes}
         about["weights_sha256"] = write_safetensors(
             aside, STEM, joined, keys, dtype_of, max_shard_size=max_shard_size
@@ -93,9 +91,7 @@ def assemble(
         formats_of(FAMILY).pack_components(spec.config, aside)
         (aside / CONFIG).write_text(json.dumps(with_dtype(config, stated), indent=2) + "\n", encoding="utf-8")
         (aside / ORIGINS).write_text(json.dumps(origins(joined), indent=1) + "\n", encoding="utf-8")
-        (aside / "README.md").write_text(formats_of(FAMILY).card(out.name, about), encoding="utf-8")
         require_tower(aside, visual, dtype_of)
-        publish_export(aside, out, about, force=force)
     return describe_sources(source, visual, stock, chosen, len(language))
 
 
@@ -166,9 +162,7 @@ def describe_assembly(
     from worldsmith.families.vision_language.weights.export_folder import base_facts
 
     return {
-        "worldsmith": __version__,
-        "versions": {name: version(name) for name in ("torch", "safetensors", "transformers")},
-        "format": "hf",
+        **state_versions("hf", "torch", "safetensors", "transformers"),
         "source": asdict(ExportSource()),
         "assembled_from": {"language": source.describe, "vision": visual.describe},
         "dtype": dtype,

@@ -14,7 +14,7 @@ from typing import Any
 from worldsmith.checkpoint.sources.checkpoint_weights import ABOUT
 from worldsmith.config.errors import UserError
 from worldsmith.files.fingerprint import LINEAGE
-from worldsmith.files.json_file import read_json_object, section
+from worldsmith.files.json_file import read_json_object, read_optional_json, section
 from worldsmith.files.manifest import MANIFEST
 from worldsmith.files.model_folder import load_from_folder
 from worldsmith.models.model_files import local_folder, read_settings
@@ -185,7 +185,7 @@ def write_picture_settings(media: Mapping[str, Any], folder: Path, model_type: s
         model_type: `model_type` of config.json.
     """
     given = {name: value for name, value in media.items() if value is not None}
-    joint = read_json_object(folder / JOINT) if (folder / JOINT).is_file() else {}
+    joint = read_optional_json(folder / JOINT)
     by_frame = BY_FRAME.get(model_type)
     images, videos = PREPROCESSOR_FILES
     if by_frame is not None and (folder / images).is_file() and not (folder / videos).is_file():

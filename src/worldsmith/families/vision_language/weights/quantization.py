@@ -7,15 +7,13 @@ import json
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-from worldsmith import __version__
-from worldsmith.checkpoint.formats.export_folder import count_numbers, facts_of, origin_of
+from worldsmith.checkpoint.formats.export_folder import count_numbers, facts_of, origin_of, state_versions
 from worldsmith.checkpoint.formats.export_weights import CONFIG, STEM, write_safetensors
 from worldsmith.checkpoint.formats.family_formats import formats_of
 from worldsmith.checkpoint.formats.quantizer import Method, Quantizer, Scheme, Sizes
@@ -183,7 +181,9 @@ class QuantizedWeights(WeightSource):
         self.average_shapes, self.copies, self.unknown = {}, {}, []
         self.seen = InputStatistics()
         """What the layers get, where it was observed."""
-        self.shapes = {key: shape for key, shape in source.shapes.items() if layer_of(key) not in quantization.layers}
+        self.shapes = {
+            key: shape for key, shape in source.shapes.items() if key.removesuffix(".weight") not in quantization.layers
+        }
         self.dtypes, self.parts = dict[str, torch.dtype](), dict[str, tuple[str, str]]()
         blanks: dict[tuple[int, int], dict[str, Tensor]] = {}
         one = torch.ones(1)
@@ -243,10 +243,6 @@ def first_together(layer: str, layers: Collection[str]) -> str:
     return together(layer, layers)[0]
 
 
-def layer_of(key: str) -> str:
-    return key.removesuffix(".weight")
-
-
 def require_library() -> None:
     """Raises UserError where compressed-tensors is not installed."""
     if importlib.util.find_spec("compressed_tensors") is None:
@@ -295,9 +291,7 @@ class ReasonerQuantizer(Quantizer):
     def fill(self, folder: Path, name: str) -> dict[str, Any]:
         model, formats = self.model, formats_of(self.model.spec.name)
         about: dict[str, Any] = {
-            "worldsmith": __version__,
-            "versions": {p: version(p) for p in ("torch", "safetensors", "transformers", "compressed-tensors")},
-            "format": "quantized",
+            **state_versions("quantized", "torch", "safetensors", "transformers", "compressed-tensors"),
             "scheme": self.scheme,
             "method": self.method,
             "source": asdict(origin_of(model, merge=True)),

@@ -19,7 +19,7 @@ from worldsmith.data.shards.tar_index import index_of
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.stream.quarantine import Rejection
 from worldsmith.files.lines import read_lines as read_text_lines
-from worldsmith.tools.datasets.imports.found import (
+from worldsmith.tools.datasets.imports.source_clips import (
     TEXT_KEYS,
     Choices,
     Clip,
@@ -37,6 +37,13 @@ TABLE_SUFFIXES = (".csv", ".jsonl")
 PATH_COLUMNS = ("file_name", "video_file_name", "image_file_name", "file_path", "path", "video", "image", "file")
 LINE_FILES = ("prompts.txt", "videos.txt")
 IMAGE_LIST = "images.txt"
+CAPTION_SUFFIXES = (".json", ".txt")
+Named = Mapping[Path, list[Path]]
+"""Files by the name that media and captions share; all paths are relative to the source."""
+CAPTION_NAMES = ("caption.json", "caption.txt")
+META = ".meta.jsonl"
+COPY = "-$#%@&"
+"""SAT drops this and what follows from a key before it looks for the key."""
 
 
 def recognise_tables(source: Path) -> str:
@@ -195,15 +202,6 @@ def require_same_length(folder: Path, files: dict[str, list[str]]) -> None:
         "",
     )
     raise ValueError(f"{folder}: {told}; each line of one belongs to the same line of the others{blank}")
-
-
-CAPTION_SUFFIXES = (".json", ".txt")
-Named = Mapping[Path, list[Path]]
-"""Files by the name that media and captions share; all paths are relative to the source."""
-CAPTION_NAMES = ("caption.json", "caption.txt")
-META = ".meta.jsonl"
-COPY = "-$#%@&"
-"""SAT drops this and what follows from a key before it looks for the key."""
 
 
 def recognise_sidecars(source: Path) -> str:

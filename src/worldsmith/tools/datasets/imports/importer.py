@@ -20,7 +20,7 @@ from worldsmith.data.stream.quarantine import Rejection
 from worldsmith.data.video_file import VideoInfo, examine, frame_times
 from worldsmith.files.atomic import write_text
 from worldsmith.files.errors import UserError
-from worldsmith.tools.datasets.imports.found import Clip, Found
+from worldsmith.tools.datasets.imports.source_clips import Clip, Found
 
 NAME = Path(FILE_NAMES[0]).name
 LEFT_OUT = "left_out.jsonl"

@@ -23,7 +23,7 @@ from worldsmith.data.video_file import examine, frame_times
 from worldsmith.files.errors import UserError
 from worldsmith.files.json_file import read_json_object
 from worldsmith.files.lines import read_lines
-from worldsmith.tools.datasets.imports.found import SPLITS, Choices, Clip, Found, caption_of
+from worldsmith.tools.datasets.imports.source_clips import SPLITS, Choices, Clip, Found, caption_of
 
 INFO = "meta/info.json"
 VERSIONS = ("v2.0", "v2.1", "v3.0")

@@ -131,12 +131,12 @@ class DrawVideos(DrawSamples):
             return
         from worldsmith.checkpoint.formats.family_formats import formats_of
         from worldsmith.sampling.requests import GenerationRequest, read_request
-        from worldsmith.sampling.training_data import of_first_clip
+        from worldsmith.sampling.training_data import use_first_clip
 
         run, config = trainer.config, self.config
         model: Any = trainer.model
         data = trainer.state.loader.dataset
-        defaults = of_first_clip(formats_of(run.model.name).defaults_of_run(to_dict(run)), data, model.latent_grid)
+        defaults = use_first_clip(formats_of(run.model.name).defaults_of_run(to_dict(run)), data, model.latent_grid)
         defaults.refuse({"shift": config.shift})
         defaults = replace(defaults, shift=config.shift or defaults.shift)
         model.defaults = defaults

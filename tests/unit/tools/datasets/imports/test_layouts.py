@@ -19,7 +19,7 @@ from worldsmith.data.stream.quarantine import Rejection
 from worldsmith.data.video_file import examine
 from worldsmith.tools.datasets.import_clips import LAYOUTS, find_layout
 from worldsmith.tools.datasets.imports.caption_layouts import read_caption_file, rows_of
-from worldsmith.tools.datasets.imports.found import Choices, Clip, caption_of, split_of
+from worldsmith.tools.datasets.imports.source_clips import Choices, Clip, caption_of, split_of
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
 QUIET = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])

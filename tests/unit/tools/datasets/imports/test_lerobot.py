@@ -14,8 +14,8 @@ from pyarrow import parquet as pq
 
 from worldsmith.data.stream.quarantine import Rejection
 from worldsmith.files.errors import UserError
-from worldsmith.tools.datasets.imports.found import Choices, Clip
 from worldsmith.tools.datasets.imports.lerobot import read_lerobot
+from worldsmith.tools.datasets.imports.source_clips import Choices, Clip
 
 BOTH = pytest.mark.parametrize("make", [lerobot_v2, lerobot_v3])
 
