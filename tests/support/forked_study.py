@@ -14,9 +14,7 @@ import toy_family  # noqa: F401 (a recipe)
 
 import worldsmith.tools.tune.page
 import worldsmith.tools.tune.tune
-import worldsmith.training.run_state
-import worldsmith.training.step
-import worldsmith.training.validation  # noqa: F401
+import worldsmith.training.start_run  # noqa: F401
 from worldsmith.cli.main import main
 from worldsmith.distributed.process_signals import signal_at_parents_end
 from worldsmith.tools.tune import trial_run

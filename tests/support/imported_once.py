@@ -11,12 +11,8 @@ import torch.distributed.tensor
 
 import worldsmith.checkpoint.run.write_checkpoint
 import worldsmith.distributed.activation_checkpointing
-import worldsmith.training.parallel
-import worldsmith.training.run_folder
-import worldsmith.training.run_state
 import worldsmith.training.start_lines
-import worldsmith.training.step
-import worldsmith.training.validation
+import worldsmith.training.start_run
 
 
 def import_for_reasoners() -> None:

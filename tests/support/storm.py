@@ -45,7 +45,7 @@ class Storm:
         self.world = toy_runs.make_world(folder / "world")
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(
-            ["worldsmith.training.trainer", "worldsmith.training.run_state", "toy_runs"]
+            ["worldsmith.training.trainer", "worldsmith.training.start_run", "toy_runs"]
         )
         self.number = 0
         self.told: list[str] = []

@@ -15,16 +15,14 @@ from worldsmith.checkpoint.run.checkpointer import Checkpointer, start_writer
 from worldsmith.checkpoint.run.save_error import SaveError
 from worldsmith.config import Configurable
 from worldsmith.config.tree.references import resolve
-from worldsmith.distributed.memory import held_memory
 from worldsmith.distributed.peers import lost_partner
 from worldsmith.distributed.stop_signals import STOP_NOTICE, StopSignals
 from worldsmith.distributed.world import World
-from worldsmith.files.locks import release_leases
 from worldsmith.monitor.process_log import begin_log
 from worldsmith.monitor.throughput import Throughput
 from worldsmith.training.callbacks.base import Outcome
 from worldsmith.training.callbacks.grad_clip import clip_gradients
-from worldsmith.training.parallel import join_world, prepare_process
+from worldsmith.training.parallel import join_world
 from worldsmith.training.preflight import require_files, require_memory
 from worldsmith.training.run_config import RunConfig
 from worldsmith.training.run_folder import (
@@ -36,12 +34,11 @@ from worldsmith.training.run_folder import (
     write_on_main,
     write_records,
 )
-from worldsmith.training.start_checks import require_same_config, require_same_run
+from worldsmith.training.start_checks import require_same_config
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
-    from worldsmith.data.stream.loader import PackingDataLoader
     from worldsmith.training.step import StepResult
 
 logger = logging.getLogger(__name__)
@@ -246,26 +243,21 @@ class Trainer(Configurable):
 
     def _start(self, *, resume_changed: bool, launch: Launch) -> None:
         """Builds the run and starts or resumes it. The records of the run folder change when that has succeeded."""
-        from worldsmith.training.components import build_components
+        from worldsmith.training.start_run import start_run
 
         config, world, folder = self.config, self.world, self.run_folder
-        self.resumed = checkpoint = self.checkpointer.latest()
-        changes = [] if checkpoint is None else require_same_run(folder, config, resume_changed=resume_changed)
-        for line in changes:
-            logger.warning("changed since the run was started: %s", line)
-        prepare_process(config.trainer, world)
-        self.memory_before = held_memory(world.device)
-        parts = build_components(config, self.checkpointer, folder)
-        self.model, self.task, self.state = parts.model, parts.task, parts.state
-        self.validator, self.callbacks = parts.validator, parts.callbacks
-        for remark in parts.remarks():
-            self._warn("%s", remark)
-        if checkpoint is not None:
-            self.state.restore(checkpoint, changes=changes, resume_changed=resume_changed)
-        else:
-            self.state.start()
-        release_leases()
-        write_on_main(world, folder, lambda: self._write_records(launch, parts.loaders))
+        self.resumed = self.checkpointer.latest()
+        run = start_run(config, self.checkpointer, folder, self.resumed, resume_changed=resume_changed)
+        self.model, self.task, self.state, self.validator = run.model, run.task, run.state, run.validator
+        self.callbacks, self.memory_before = run.callbacks, run.memory_before
+
+        def write() -> None:
+            write_records(folder, config, launch, run.loaders, world_size=world.size)
+            for callback in run.callbacks.values():
+                callback.folder.mkdir(exist_ok=True)
+            self.messages.begin()
+
+        write_on_main(world, folder, write)
         begin_log(folder, rank=world.rank, size=world.size)
 
     def _begin(self) -> Iterator[Any]:
@@ -277,13 +269,6 @@ class Trainer(Configurable):
         for line in start_lines(self, first) if self.world.is_main else ():
             logger.info("%s", line)
         return chain(iter([first]), stream)  # which lets go of the batch, as it would not of a list
-
-    def _write_records(self, launch: Launch, loaders: Mapping[str, PackingDataLoader]) -> None:
-        """Writes what the run folder says about the run, and creates the callbacks' folders."""
-        write_records(self.run_folder, self.config, launch, loaders, world_size=self.world.size)
-        for callback in self.callbacks.values():
-            callback.folder.mkdir(exist_ok=True)
-        self.messages.begin()
 
     def _settle_save(self, *, report: bool = True) -> None:
         """Waits for the save in the background, if there is one, and calls the callbacks unless `report` is false."""

@@ -1,18 +1,20 @@
-"""`RunComponents`: the model, task, state, validator and callbacks of a run, built from its config."""
+"""Start-up of a run: builds its components from the config, and starts or resumes it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from worldsmith.distributed.memory import held_memory
+from worldsmith.files.locks import release_leases
 from worldsmith.tasks.registry import task_of
-from worldsmith.training.parallel import build_model
+from worldsmith.training.parallel import build_model, prepare_process
 from worldsmith.training.preflight import check_space, schedule_remarks
 from worldsmith.training.run_state import RunState
-from worldsmith.training.start_checks import require_same_dataset
+from worldsmith.training.start_checks import require_same_dataset, require_same_run
 from worldsmith.training.validation import Validator
 
 if TYPE_CHECKING:
@@ -23,38 +25,57 @@ if TYPE_CHECKING:
     from worldsmith.training.callbacks.base import Callback
     from worldsmith.training.run_config import RunConfig
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class RunComponents:
-    """What the config of a run describes. The network has no values until `state` starts or restores."""
+    """What the config of a run describes."""
 
     model: Model
     task: Task
     state: RunState
     validator: Validator | None
     callbacks: dict[str, Callback]
+    memory_before: int
+    """Bytes that the process held before the model was built."""
 
     @property
     def loaders(self) -> dict[str, PackingDataLoader]:
         """Loaders of the data, by "train" and "val"."""
         return {"train": self.state.loader, **({"val": self.validator.loader} if self.validator else {})}
 
-    def remarks(self) -> Iterator[str]:
-        """Warnings about learning rates, disk space and validation data.
 
-        Raises UserError if not even one checkpoint fits on the disk.
-        """
-        state = self.state
-        space = check_space(state.config, self.model, state.world.size, state.checkpointer.folder)
-        yield from schedule_remarks(state.config)
-        yield from space
-        if self.validator is not None and state.world.is_main:
-            yield from self.validator.remarks(state.loader.dataset, state.run_folder)
+def start_run(
+    config: RunConfig, checkpointer: Checkpointer, run_folder: Path, checkpoint: Path | None, *, resume_changed: bool
+) -> RunComponents:
+    """Builds a run, and starts it or resumes it from `checkpoint`. All ranks call it together.
+
+    Raises UserError if the run does not fit the checkpoint, the disk or the data, or if ranks differ.
+    """
+    world = checkpointer.world
+    changes = [] if checkpoint is None else require_same_run(run_folder, config, resume_changed=resume_changed)
+    for line in changes:
+        logger.warning("changed since the run was started: %s", line)
+    prepare_process(config.trainer, world)
+    run = build_components(config, checkpointer, run_folder)
+    remarks = [*schedule_remarks(config), *check_space(config, run.model, world.size, checkpointer.folder)]
+    if run.validator is not None and world.is_main:
+        remarks += run.validator.remarks(run.state.loader.dataset, run_folder)
+    for remark in remarks:
+        logger.log(logging.WARNING if world.is_main else logging.DEBUG, "%s", remark)
+    if checkpoint is None:
+        run.state.start()
+    else:
+        run.state.restore(checkpoint, changes=changes, resume_changed=resume_changed)
+    release_leases()
+    return run
 
 
 def build_components(config: RunConfig, checkpointer: Checkpointer, run_folder: Path) -> RunComponents:
-    """Builds the components of a run. All ranks call it together. Raises UserError if their data sets differ."""
+    """Builds the components of a run; the network has no values yet. Raises UserError if the data of ranks differ."""
     world = checkpointer.world
+    memory_before = held_memory(world.device)
     model: Model = build_model(config.model.config, world)
     build_task = partial(
         task_of(config.model.name), model=model, objective=config.objective, world=world, run_folder=run_folder
@@ -70,4 +91,4 @@ def build_components(config: RunConfig, checkpointer: Checkpointer, run_folder: 
         validator = Validator(validation_task, max_packs=config.trainer.max_val_iter)
         require_same_dataset(world, validator.loader.dataset)
     callbacks = {name: callback.build(folder=run_folder / name) for name, callback in config.trainer.callbacks.items()}
-    return RunComponents(model, task, state, validator, callbacks)
+    return RunComponents(model, task, state, validator, callbacks, memory_before)
