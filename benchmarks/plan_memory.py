@@ -25,7 +25,7 @@ import worldsmith.families.recipes  # noqa: F401
 from worldsmith.config.recipes.registry import get_recipe
 from worldsmith.config.tree.references import resolve
 from worldsmith.distributed.world import World
-from worldsmith.planning.estimate_memory import worst_moment
+from worldsmith.planning.estimate_memory import worst_phase
 from worldsmith.planning.simulation.memory_tracker import MemoryTracker
 from worldsmith.planning.simulation.simulate import measure_step, simulate
 from worldsmith.planning.simulation.tracked_run import TrackedRun, as_simulated
@@ -79,7 +79,7 @@ def measured(config: Trainer.Config) -> tuple[int, int, int]:
     for event in sorted(events, key=lambda event: event.start_ns()):
         total += event.nbytes()
         largest = max(largest, total)
-    return worst_moment(work)[0].peak, tracker.total + largest, grown
+    return worst_phase(work)[0].peak, tracker.total + largest, grown
 
 
 def resident(name: str) -> int:
@@ -97,7 +97,7 @@ def main() -> int:
     print("|---|---|---|---|---|---|---|---|---|")
     for mode, lora in [("full", False)] if quick else product(MODES, (False, True)):
         config = twin(mode, lora=lora, width=128 if quick else 1024)
-        peak = worst_moment(predicted(config))[0].peak
+        peak = worst_phase(predicted(config))[0].peak
         with multiprocessing.get_context("fork").Pool(1) as fresh:  # whose largest size is of this case alone
             found = fresh.apply(measured, (config,))
         columns = "".join(f" {value / 2**20:.0f} | {peak / value:.3f} |" for value in found)

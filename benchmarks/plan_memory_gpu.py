@@ -18,7 +18,7 @@ import torch
 from plan_memory import MODES, predicted, real_run, twin
 
 from worldsmith.distributed.world import start_world, stop_world
-from worldsmith.planning.estimate_memory import FRAGMENTATION, worst_moment
+from worldsmith.planning.estimate_memory import FRAGMENTATION, worst_phase
 from worldsmith.planning.simulation.memory_tracker import MemoryTracker
 from worldsmith.training.trainer import Trainer
 
@@ -79,7 +79,7 @@ def main() -> int:
                 print(
                     f"{name} {phase.name} | {phase.peak / 2**20:.0f} | {found[phase.name] / 2**20:.0f} | {ratio:.3f} |"
                 )
-        room = worst_moment(work)[0].peak * (1 + FRAGMENTATION)
+        room = worst_phase(work)[0].peak * (1 + FRAGMENTATION)
         print(f"{name} reserved | {room / 2**20:.0f} | {reserved / 2**20:.0f} | {room / reserved:.3f} |", flush=True)
     print(f"The largest difference of a phase: {worst - 1:.1%}; {'within' if worst <= 1.1 else 'MORE THAN'} 10 %")
     return 0

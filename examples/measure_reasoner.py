@@ -25,7 +25,7 @@ from worldsmith.data.conversations.conversation import Turn, question
 from worldsmith.data.conversations.datasets.llava import LlavaDataset
 from worldsmith.data.conversations.datasets.manifest import ManifestDataset
 from worldsmith.evaluation.answers.accuracy import measure_classes, measure_ratings
-from worldsmith.evaluation.answers.choices import YES_NO, parse_yes_no
+from worldsmith.evaluation.answers.parse_answers import YES_NO, parse_yes_no
 
 BATCH = 24
 

@@ -9,7 +9,7 @@ from worldsmith.config.load import load
 from worldsmith.distributed.degrees import Degrees
 from worldsmith.distributed.gpus import GIB, find_gpu
 from worldsmith.planning.assumptions import assumptions
-from worldsmith.planning.estimate_memory import MemoryVerdict, disk, host_memory, worst_moment
+from worldsmith.planning.estimate_memory import MemoryVerdict, disk, host_memory, worst_phase
 from worldsmith.planning.estimate_time import run_time, step_seconds
 from worldsmith.planning.plan import Plan, QuickPlan
 from worldsmith.planning.simulation_inputs import PlannedBatches
@@ -70,7 +70,7 @@ def fixed_plan(word: str = "h100-80", **changes: Any) -> Plan:
         quick=QUICK,
         work=work,
         data=DATA.described,
-        memory=MemoryVerdict(gpu, worst_moment(work)[0].peak, work.ranks),
+        memory=MemoryVerdict(gpu, worst_phase(work)[0].peak, work.ranks),
         host=host_memory(config, DEGREES, per_machine=8, staged=staged, sample_bytes=DATA.sample_bytes),
         disk=disk(config, cached_bytes=0, checkpoint_bytes=checkpoint),
         step=step,

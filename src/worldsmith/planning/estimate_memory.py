@@ -81,11 +81,11 @@ def memory_verdict(work: StepWork, gpu: Gpu, *, encoded: bool = False) -> Memory
     """Whether the worst moment of a run fits. `encoded`: the latent cache is complete before the run."""
     if encoded:
         work = replace(work, phases=[phase for phase in work.phases if phase.name != "encoding"])
-    worst, encoders = worst_moment(work)
+    worst, encoders = worst_phase(work)
     return MemoryVerdict(gpu, worst.peak, work.ranks, encoders)
 
 
-def worst_moment(work: StepWork) -> tuple[PhaseMemory, int]:
+def worst_phase(work: StepWork) -> tuple[PhaseMemory, int]:
     """The phase that needs most, and bytes of encoders beside it.
 
     Where steps find all in a cache, encoders that encoded or drew a sample stay on the device until so many steps have

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from worldsmith.distributed.gpus import GIB, Gpu
 from worldsmith.monitor.short_text import format_bytes, short_number
 from worldsmith.monitor.terminal_text import fitting_columns, text_width
-from worldsmith.planning.estimate_memory import worst_moment
+from worldsmith.planning.estimate_memory import worst_phase
 from worldsmith.planning.estimate_time import EstimateRange, StepSeconds, spans_machines
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def plan_lines(plan: Plan) -> Iterator[str]:
 
 
 def memory_lines(plan: Plan) -> Iterator[str]:
-    memory, worst = plan.memory, worst_moment(plan.work)[0]
+    memory, worst = plan.memory, worst_phase(plan.work)[0]
     room = f"{size(memory.spare)} to spare" if memory.spare >= 0 else f"{size(-memory.spare)} too much"
     if memory.word == "tight":
         room = "no room for pieces that the allocator cannot use"

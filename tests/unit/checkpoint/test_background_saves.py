@@ -14,7 +14,7 @@ from worldsmith.checkpoint.dcp import parts as dcp
 from worldsmith.checkpoint.run.checkpointer import Checkpointer, load_positions
 from worldsmith.checkpoint.run.find_checkpoint import POINTER
 from worldsmith.checkpoint.run.save_error import SaveError
-from worldsmith.checkpoint.run.staging import Stager, private_memory
+from worldsmith.checkpoint.run.staging_buffer import Stager, private_memory
 
 
 def checkpointer(folder: Path, **settings) -> Checkpointer:

@@ -17,7 +17,7 @@ from worldsmith.checkpoint.dcp import parts as dcp
 from worldsmith.checkpoint.dcp.reader import load_part
 from worldsmith.checkpoint.run.checkpointer import Checkpointer
 from worldsmith.checkpoint.run.save_error import SaveError
-from worldsmith.checkpoint.run.staging import Stager
+from worldsmith.checkpoint.run.staging_buffer import Stager
 from worldsmith.checkpoint.run.write_checkpoint import Save, WriterProcess
 from worldsmith.distributed.peers import SideGroup
 from worldsmith.distributed.process_signals import STOP_SIGNALS

@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 from worldsmith.models.local_part import local_part
 from worldsmith.planning.simulation.fake_world import without_memory
-from worldsmith.planning.simulation.memory_peaks import Timeline, deeper_peaks
 from worldsmith.planning.simulation.memory_tracker import MemoryTracker
+from worldsmith.planning.simulation.phase_peaks import Timeline, deeper_peaks
 
 ROWS, WIDTH = 8, 16
 ACTIVATION, WEIGHT = 4 * ROWS * WIDTH, 4 * WIDTH * WIDTH

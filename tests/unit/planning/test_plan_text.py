@@ -15,7 +15,7 @@ from worldsmith.config.load import load
 from worldsmith.distributed.gpus import GIB, find_gpu
 from worldsmith.monitor.terminal_text import WIDTH
 from worldsmith.planning.assumptions import assumptions
-from worldsmith.planning.estimate_memory import MemoryVerdict, worst_moment
+from worldsmith.planning.estimate_memory import MemoryVerdict, worst_phase
 from worldsmith.planning.estimate_time import EstimateRange
 from worldsmith.planning.plan import Plan, why_untimed
 from worldsmith.planning.text import flops, format_range, makers, plan_lines, quick_lines, size, span
@@ -73,7 +73,7 @@ def test_one_that_fits_as_long_as_memory_is_whole() -> None:
 
 def test_a_start_that_needs_more_than_a_step() -> None:
     plan = fixed_plan(phases=[phase("loading", parameters=60, other=16), BACKWARD, phase("encoding", encoders=9)])
-    assert worst_moment(plan.work)[0] is BACKWARD  # encoders come after the start
+    assert worst_phase(plan.work)[0] is BACKWARD  # encoders come after the start
     plan = fixed_plan(phases=[phase("loading", parameters=60, other=20), BACKWARD])
     assert "DOES NOT FIT: 85.3 GiB of 79.1 GiB" in told(plan)
     assert "peak         in the phase loading: parameters 60.0 GiB, other 20.0 GiB" in told(plan)
@@ -82,10 +82,10 @@ def test_a_start_that_needs_more_than_a_step() -> None:
 def test_encoders_are_beside_a_step_while_a_cache_is_filled() -> None:
     encoding = phase("encoding", parameters=60, encoders=9)
     step = replace(WORK, phases=[*WORK.phases, encoding])
-    assert worst_moment(step) == (BACKWARD, 9 * GIB)  # 67.6 and 9 are more than 69
+    assert worst_phase(step) == (BACKWARD, 9 * GIB)  # 67.6 and 9 are more than 69
     encoded = phase("backward", activations=70, encoders=9)  # in every step: they are in its peak
-    assert worst_moment(replace(WORK, phases=[encoding, encoded])) == (encoded, 0)
-    assert worst_moment(WORK) == (BACKWARD, 0)
+    assert worst_phase(replace(WORK, phases=[encoding, encoded])) == (encoded, 0)
+    assert worst_phase(WORK) == (BACKWARD, 0)
     gpu, without = find_gpu("24GB"), MemoryVerdict(find_gpu("24GB"), 10 * GIB, 1)
     assert MemoryVerdict(gpu, 10 * GIB, 1, GIB).needed - without.needed == int(1.05 * GIB)
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from worldsmith.checkpoint.dcp import parts as dcp
 from worldsmith.checkpoint.run.find_checkpoint import find_latest, folder_name, gone_back
 from worldsmith.checkpoint.run.save_error import SaveError, describe_causes, is_disk_full, is_expected
-from worldsmith.checkpoint.run.staging import StagedLayout, Stager, private_memory
+from worldsmith.checkpoint.run.staging_buffer import StagedLayout, Stager, private_memory
 from worldsmith.checkpoint.run.write_checkpoint import Save, WriterProcess, tidy_up, write_checkpoint
 from worldsmith.config import Configurable, wrong
 from worldsmith.config.declare.ranges import Count

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.checkpoint.planner import SavePlanner
 
-    from worldsmith.checkpoint.run.staging import StagedLayout
+    from worldsmith.checkpoint.run.staging_buffer import StagedLayout
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from worldsmith.evaluation.answers.choices import RATINGS, parse_rating
+from worldsmith.evaluation.answers.parse_answers import RATINGS, parse_rating
 from worldsmith.evaluation.intervals import DRAWS, correlation_interval, mean_interval, measure_share
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from typing import Any
 
 from worldsmith.config.errors import UserError
 from worldsmith.evaluation.answers.accuracy import measure_classes, measure_numbers, measure_ratings
+from worldsmith.evaluation.answers.answer_text import normalize, parse_number, split_answer
 from worldsmith.evaluation.answers.bert_score import BertScore
-from worldsmith.evaluation.answers.choices import (
+from worldsmith.evaluation.answers.parse_answers import (
     DIRECTIONS,
     LETTERS,
     RATINGS,
@@ -22,7 +23,6 @@ from worldsmith.evaluation.answers.choices import (
     parse_yes_no,
     plain_yes_no,
 )
-from worldsmith.evaluation.answers.reading import normalize, parse_number, split_answer
 from worldsmith.evaluation.answers.texts import Metric, is_exact, measure_texts
 
 Figures = dict[str, Any]

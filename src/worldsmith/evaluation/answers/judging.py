@@ -9,7 +9,7 @@ from typing import Any
 
 from worldsmith.config.errors import UserError
 from worldsmith.evaluation.answers.answer_tasks import SPATIAL, AnswerTask
-from worldsmith.evaluation.answers.reading import split_answer
+from worldsmith.evaluation.answers.answer_text import split_answer
 from worldsmith.evaluation.answers.results import Row
 from worldsmith.evaluation.intervals import measure_share
 

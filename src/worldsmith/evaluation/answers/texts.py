@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from worldsmith.config.errors import UserError
-from worldsmith.evaluation.answers.reading import normalize, token_f1
+from worldsmith.evaluation.answers.answer_text import normalize, token_f1
 from worldsmith.evaluation.intervals import mean_interval, measure_share
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from worldsmith.models.local_part import local_part
 from worldsmith.models.real_values import real_values
 from worldsmith.planning.simulation.fake_world import replaced
-from worldsmith.planning.simulation.memory_peaks import Change, memory_after
 from worldsmith.planning.simulation.operations import OperationCounter
+from worldsmith.planning.simulation.phase_peaks import Change, memory_after
 from worldsmith.planning.simulation.traffic import TrafficRecorder
 from worldsmith.planning.work import PhaseMemory
 

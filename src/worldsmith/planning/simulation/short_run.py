@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from worldsmith.planning.simulation.memory_peaks import Timeline, deeper_peaks, sum_of
+from worldsmith.planning.simulation.phase_peaks import Timeline, deeper_peaks, sum_of
 from worldsmith.planning.simulation.simulate import Encodings, simulate
 from worldsmith.planning.work import StepWork, Traffic
 

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from worldsmith.checkpoint.run.staging import lay_out
+from worldsmith.checkpoint.run.staging_buffer import lay_out
 from worldsmith.config.tree.plain import to_dict
 from worldsmith.models import weight_sum
 from worldsmith.models.real_values import real_values, with_real_values
 from worldsmith.planning.simulation.fake_world import replaced
-from worldsmith.planning.simulation.memory_peaks import Timeline, sum_of
+from worldsmith.planning.simulation.phase_peaks import Timeline, sum_of
 from worldsmith.planning.simulation.tracked_run import TrackedRun, simulated_run
 from worldsmith.planning.simulation.traffic import nbytes
 from worldsmith.planning.work import BEFORE, PhaseMemory, StepWork

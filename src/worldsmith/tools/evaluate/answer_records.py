@@ -24,7 +24,7 @@ from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.data.stream.quarantine import Rejection
 from worldsmith.data.video_file import examine
-from worldsmith.evaluation.answers.reading import split_answer
+from worldsmith.evaluation.answers.answer_text import split_answer
 from worldsmith.evaluation.answers.results import METRICS, RESULTS, Row, write_results
 from worldsmith.files.atomic import write_text
 from worldsmith.files.fingerprint import content

@@ -24,9 +24,9 @@ from worldsmith.data.conversations.datasets.manifest import ManifestDataset
 from worldsmith.data.stream.errors import DataError
 from worldsmith.distributed.world import World, start_world, stop_world
 from worldsmith.evaluation.answers.answer_tasks import AnswerTask, AnswerTasks
+from worldsmith.evaluation.answers.answer_text import split_answer
 from worldsmith.evaluation.answers.bert_score import BertScore
 from worldsmith.evaluation.answers.judging import compare_accuracy, judge, measure, measure_slices
-from worldsmith.evaluation.answers.reading import split_answer
 from worldsmith.evaluation.answers.results import METRICS, RESULTS, Row, read_results
 from worldsmith.evaluation.answers.texts import Metric
 from worldsmith.files.fingerprint import fingerprint

@@ -11,8 +11,8 @@ from typing import Any, Literal, NamedTuple
 
 from worldsmith.config.errors import UserError
 from worldsmith.data.conversations.datasets.chat_dataset import record_name, unique
-from worldsmith.evaluation.answers.choices import LETTERS, parse_letter, parse_yes_no
-from worldsmith.evaluation.answers.reading import normalize
+from worldsmith.evaluation.answers.answer_text import normalize
+from worldsmith.evaluation.answers.parse_answers import LETTERS, parse_letter, parse_yes_no
 from worldsmith.monitor.lineage import Lineage, read_lineage, record_of
 from worldsmith.tools.gaps.places import find, is_remote, join, local, read_bytes
 

@@ -18,7 +18,7 @@ from worldsmith.data.conversations.chat_processor import ChatProcessor
 from worldsmith.data.conversations.conversation import Part, Turn, say
 from worldsmith.data.conversations.media.media_processor import VideoPlan
 from worldsmith.data.conversations.media_archives import is_archive, unpacked
-from worldsmith.evaluation.answers.reading import split_answer
+from worldsmith.evaluation.answers.answer_text import split_answer
 from worldsmith.files.atomic import write_text
 from worldsmith.files.writable import require_writable
 from worldsmith.monitor.lineage import write_lineage

@@ -25,8 +25,8 @@ from worldsmith.data.conversations.conversation import Turn, question
 from worldsmith.data.conversations.datasets.chat_dataset import ChatDataset
 from worldsmith.data.stream.errors import SampleError
 from worldsmith.evaluation.answers.answer_tasks import AnswerTasks
+from worldsmith.evaluation.answers.answer_text import split_answer
 from worldsmith.evaluation.answers.judging import mcnemar
-from worldsmith.evaluation.answers.reading import split_answer
 from worldsmith.files.atomic import folder_aside
 from worldsmith.monitor.lineage import write_lineage
 from worldsmith.training.run_folder import dataset_inputs

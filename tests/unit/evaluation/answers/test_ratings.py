@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from worldsmith.evaluation.answers.accuracy import correlation, measure_ratings, ranks
-from worldsmith.evaluation.answers.choices import parse_rating
+from worldsmith.evaluation.answers.parse_answers import parse_rating
 from worldsmith.evaluation.intervals import correlation_interval, share_interval
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from worldsmith.evaluation.answers.reading import normalize
+from worldsmith.evaluation.answers.answer_text import normalize
 
 LETTERS = "ABCD"
 _OPTION = r"(?<![A-Za-z0-9])[(\[{]?([A-Ja-j])[)\]}]?(?![A-Za-z0-9'’])"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from worldsmith.evaluation.answers.choices import (
+from worldsmith.evaluation.answers.answer_text import normalize, parse_number, split_answer, token_f1
+from worldsmith.evaluation.answers.parse_answers import (
     parse_direction,
     parse_letter,
     parse_side,
     parse_yes_no,
     plain_yes_no,
 )
-from worldsmith.evaluation.answers.reading import normalize, parse_number, split_answer, token_f1
 
 
 @pytest.mark.parametrize(

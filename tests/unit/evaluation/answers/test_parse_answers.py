@@ -2,8 +2,8 @@
 
 import pytest
 
-from worldsmith.evaluation.answers.choices import parse_letter
-from worldsmith.evaluation.answers.reading import split_answer
+from worldsmith.evaluation.answers.answer_text import split_answer
+from worldsmith.evaluation.answers.parse_answers import parse_letter
 
 SHORT = [
     ("B", "B"),
