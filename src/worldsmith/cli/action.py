@@ -38,7 +38,7 @@ PROCESSES = "processes"
 """Field of an action that starts its processes itself, as `worldsmith launch` does."""
 SETTINGS, DRYRUN, SHOW_TREE, JSON, HELP = "--settings", "--dryrun", "--show-tree", "--json", "--help"
 OPTIONS = {
-    f"{SETTINGS} FILE": "a TOML, YAML or JSON file with values of these flags, which win over it",
+    f"{SETTINGS} FILE": "a TOML, YAML or JSON file with values of these flags; flags win over the file",
     f"{SPEC} FILE": SPEC_HELP,
     f"{PARENT} NAME": PARENT_HELP,
     DRYRUN: "check all that can be checked, and say what would be done",
@@ -166,7 +166,7 @@ def help_of(name: str, prefix: str, kind: type[Action], words: Words, file: str 
     draft, overrides = draft_settings(prefix, kind.Config, words, kind.places, file, [])
     apply_overrides(draft.tree, overrides, draft.problems, draft.warnings, places=draft.places)
     places = "".join(f" {place.upper()}" for place in kind.places)
-    aliases = [f"{alias} is the same as --{field}." for alias, field in kind.aliases.items()]
+    aliases = [f"{alias} is the same as --{field}.".replace("_", "-") for alias, field in kind.aliases.items()]
     usage = "\n".join(
         [
             f"usage: {prefix}{places} [--flag VALUE]… [-- override…]",

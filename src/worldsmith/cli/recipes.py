@@ -26,7 +26,7 @@ NEXT = """next:
                            videophy2_nano_tiny (answers)
   its settings             worldsmith recipes RECIPE
   its memory on a GPU      worldsmith plan RECIPE
-  a check of this machine  worldsmith train RECIPE --dryrun"""
+  a check before training  worldsmith train RECIPE --dryrun"""
 UNBROKEN = "\N{NO-BREAK SPACE}"
 DETAILS = " " * 6
 """Indentation of the description of a recipe."""

@@ -109,7 +109,8 @@ def fit_degrees(shard: int, replicate: int, world_size: int, *, context: int = 1
         raise WrongValueError(
             found,
             why=f"their product needs {needed_processes(shard, replicate, context)}, but {processes}",
-            remedy=f"for {world_size} shard × replicate can be {options}, or -1 for one of the two",
+            remedy=f"for {processes.removeprefix('the run has ')}, shard × replicate can be {options}, and one of the "
+            "two can be -1 (what the other one leaves). `worldsmith plan … --fit` finds degrees",
         )
     return solved
 

@@ -56,7 +56,12 @@ def fit_width(text: str, width: int | None) -> str:
     """
     if width is None:
         return text
-    return "\n".join(part for line in text.split("\n") for part in _wrap(line, width))
+    lines: list[str] = []
+    goes_on = False  # the line belongs to a command of several lines: a break in a quoted word would change it
+    for line in text.split("\n"):
+        lines += [line] if goes_on else _wrap(line, width)
+        goes_on = line.endswith("\\") and (goes_on or _AS_IT_IS.match(line) is not None)
+    return "\n".join(lines)
 
 
 def _wrap(line: str, width: int) -> list[str]:

@@ -141,7 +141,7 @@ def validation_lines(config: RunConfig, validator: Validator | None) -> Iterator
         yield f"validation   {start}after every {loop.validation_iter} steps and the last: {most}"
         yield f"             {validator.loader.describe()}"
     elif config.dataloader_val is not None:
-        yield "validation   none, since trainer.run_validation is false: dataloader_val is not read"
+        yield "validation   none; `-- trainer.run_validation=true` turns it on"
 
 
 def step_lines(

@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from worldsmith.config.write.values import escape_controls, limit_message, short
 from worldsmith.files.errors import UserError
 from worldsmith.files.json_file import read_json_object
 from worldsmith.monitor.process_log import CopiedStream, ProcessLog
-from worldsmith.monitor.terminal_text import fit_width, fitting_columns, print_warning, terminal_handler
+from worldsmith.monitor.terminal_text import command_lines, fit_width, fitting_columns, print_warning, terminal_handler
 from worldsmith.monitor.terminal_view import TerminalView
 from worldsmith.tools.datasets.preview_chats import TokenSpan, format_spans
 
@@ -182,6 +183,16 @@ def test_lines_of_files_with_their_marks_and_commands_are_not_wrapped() -> None:
     assert fit_width(command, 60) == command
     frame = f"   12 | {'key = 1 ' * 20}\n      | {' ' * 90}^^^"
     assert fit_width(frame, 60) == frame
+
+
+def test_a_command_of_several_lines_stays_what_it_is() -> None:
+    """A break within its quotes would be part of the prompt."""
+    prompt = "A red train slides along a dim platform, its lit windows blurring as it gathers speed."
+    text = "\n".join(["next:", *command_lines(["worldsmith", "generate", "run", "--prompt", prompt, "-o", "videos"])])
+    shown = fit_width(text, 60)
+    assert f"'{prompt}'" in shown
+    assert shlex.split(shown.partition("next:")[2].replace("\\\n", " "))[4] == prompt
+    assert fit_width("path \\\n" + "word " * 20, 60).count("\n") == 2  # no command
 
 
 class Terminal(io.StringIO):

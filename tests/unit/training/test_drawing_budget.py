@@ -104,3 +104,9 @@ def test_a_resumed_run_estimates_the_cost_until_it_is_measured() -> None:
     assert drawings[0][0] > 500
     assert drawings[-1] == (1000, 1)
     assert fraction <= 0.035
+
+
+def test_a_run_that_resumes_shortly_before_its_end_draws_all_prompts_if_that_is_quick() -> None:
+    """Only the time since the resume is known, and it is too short for the fraction."""
+    drawings, _, _ = simulate(steps=800, first_step=734, step_seconds=0.4, drawing_seconds=1.3, prompts=3)
+    assert drawings[-1] == (800, 3)

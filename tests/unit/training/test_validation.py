@@ -218,7 +218,7 @@ def test_a_plan_reads_a_first_pack_of_it_and_says_when_it_is_done(world: Path, t
     assert not (tmp_path / "run").exists()
     config.trainer.run_validation = False
     lines = list(plan_run(resolve(config), tmp_path / "run", world_size=1))
-    assert "validation   none, since trainer.run_validation is false: dataloader_val is not read" in lines
+    assert "validation   none; `-- trainer.run_validation=true` turns it on" in lines
 
 
 def test_all_of_it_may_change_when_a_run_goes_on_and_other_data_are_said(

@@ -95,7 +95,7 @@ def using_it(run: RunFiles, *, here: bool = False) -> Iterator[Advice]:
     yield Advice(
         "Export it",
         f"Writes the newest checkpoint as {what.get(task, 'a folder that other libraries load')}.",
-        make("export", folder, "-o", folder / "export"),
+        make("export", folder, *full_precision(run), "-o", folder / "export"),
     )
     prompt = str(run.samples[0].get("prompt")) if run.samples else None
     if task == "vfm":
@@ -124,6 +124,11 @@ def using_it(run: RunFiles, *, here: bool = False) -> Iterator[Advice]:
             questions = ("--dataset", kind, "--dataset.path", path or OTHER_DATA, "-o", folder / "evaluation")
             text = "Asks all questions of a data set and compares the answers with those expected."
             yield Advice("Evaluate", text, make("evaluate", folder, *questions))
+
+
+def full_precision(run: RunFiles) -> tuple[str, ...]:
+    """Flags of an export that keeps float32 where the network computes in it, as small ones do."""
+    return ("--dtype", "float32") if lookup(run.config, "model.config.precision") == "float32" else ()
 
 
 def trained_prompt(run: RunFiles) -> str | None:

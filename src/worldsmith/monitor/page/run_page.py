@@ -160,11 +160,11 @@ def facts_of(run: RunFiles, status: Status) -> Iterator[dict[str, str]]:
             f"{format_count(round(speed))} tokens/s",
             f"{format_float(latest.get('step_seconds'))} s/step",
         )
+    note = "since the last start" if run.launch.get("earlier_launches") else ""
     if memory := latest.get("peak_memory_bytes"):
-        yield fact("Peak memory", f"{memory / 2**30:.3g} GiB")
+        yield fact("Peak memory", f"{memory / 2**30:.3g} GiB", note)
     if status.elapsed_seconds:
         name = "Elapsed" if status.at_work else "Duration"
-        note = "since the last start" if run.launch.get("earlier_launches") else ""
         yield fact(name, duration(status.elapsed_seconds), note)
     yield fact("Checkpoints", str(len(run.checkpoints)), run.checkpoints[-1] if run.checkpoints else "none yet")
     for name, title in (("skipped_total", "Skipped steps"), ("failed_saves", "Failed saves")):
@@ -197,7 +197,7 @@ def setup_facts(run: RunFiles) -> Iterator[dict[str, str]]:
     latest = run.metrics.latest
     if samples := latest.get("samples"):
         note = f"{format_count(latest['tokens'])} tokens per step" if latest.get("tokens") else "per step"
-        yield fact("Batch", plural(samples, "sample"), note)
+        yield fact("Last batch", plural(samples, "sample"), note)
     if names := dataset_names(run):
         kind = "clip" if lookup(run.config, "job.task") == "vfm" else "record"
         records, held_out = (lookup(run.data_report, f"{split}.records") for split in ("train", "val"))

@@ -301,8 +301,8 @@ def report_lines(report: DataReport, *, width: int, workers: int) -> Iterator[st
 def packing_lines(report: DataReport, width: int) -> Iterator[str]:
     if report.fill:
         shares = ", ".join(f"{name} {share:.1%}" for name, share in report.fill.items())
-        told = f"tokens of a pack as a fraction of the cap: {shares} (the run uses {report.packer})"
-        yield from wrapped("packs filled", told, width)
+        told = f"are filled to this fraction of the cap, by packer: {shares} (the run uses {report.packer})"
+        yield from wrapped("packs", told, width)
     about = "" if report.looked_at >= report.positions else "about "
     kinds = sorted(set(zip(report.packs, report.steps)), reverse=True)
     if len(kinds) == 1 and len(report.packs) > 1:

@@ -169,7 +169,8 @@ class ImportClips(Action):
             yield f"read all of it as training does: worldsmith check {self.config.out}"
             yield f"train on it: export DATASET_PATH={self.config.out}"
         if "val" in made.records:
-            yield f"validate on it: export VAL_DATASET_PATH={Path(self.config.out, 'val')}"
+            val = Path(self.config.out, "val")
+            yield f"validate on it: export VAL_DATASET_PATH={val}, and `-- trainer.run_validation=true` of train"
         elif layout not in ("lerobot", "sat_shards"):
             yield "no validation data: move some clips into a folder `val` of the source and import again with --force"
 

@@ -259,6 +259,10 @@ def facts(values: Sequence[float], samples: int | None = None, *, share: bool = 
     return {"mean": mean, "interval": interval, "samples": len(values) if samples is None else samples}
 
 
+FEW_SAMPLES = 10
+"""Below this number intervals are too narrow."""
+
+
 def format_measurements(figures: Mapping[str, Any]) -> Iterator[str]:
     """Formats figures for people: a line for each, intervals in brackets, and what could not be measured.
 
@@ -286,6 +290,8 @@ def format_measurements(figures: Mapping[str, Any]) -> Iterator[str]:
             yield "  ".join([name.ljust(first), *(cells[column].ljust(widths[column]) for column in part)]).rstrip()
     if has_intervals:
         yield "in brackets: 95 % interval of the mean over the samples"
+        if min(figure[models[0]]["samples"] for figure in figures.values()) < FEW_SAMPLES:
+            yield "of so few samples the interval is too narrow"
     for better, meaning in BETTER.items():
         if names := [name for name, figure in figures.items() if figure.get("better") == better]:
             yield f"{meaning} is better: {', '.join(names)}"

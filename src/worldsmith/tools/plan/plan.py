@@ -93,7 +93,7 @@ class PlanRun(RunAction):
     def find_fits(self) -> Result:
         """Searches, and writes the best setting. Raises UserError before it for a file that cannot be written."""
         from worldsmith.tools.plan.evaluate_settings import Clock, Fitting
-        from worldsmith.tools.plan.fit import find_fits, fit_facts, fit_lines
+        from worldsmith.tools.plan.fit import find_fits, fit_facts, fit_lines, row
 
         words, gpu, output = self.given, self.gpu, Path(self.config.output) if self.config.output else None
         if isinstance(words, Loaded):
@@ -109,6 +109,8 @@ class PlanRun(RunAction):
         progress.end()
         start = ["worldsmith", *launch_words(self.ranks, gpu.per_machine), "train"]
         lines = [*fit_lines(fits, gpu, start, words.repeat(), steps=self.tree.trainer.max_iter)]
+        if unset := unset_variables(self.loaded.raw):
+            lines += row("not set", f"{', '.join(unset)}: export them before these commands")
         if output and fits.best and fits.best[0].whole:
             best = fits.best[0].setting
             write_new(str(output), convert(read(best.words), FORMS[output.suffix]).text, False)

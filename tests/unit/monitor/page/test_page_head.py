@@ -40,7 +40,7 @@ def test_the_head_names_model_settings_data_commit_and_duration(tmp_path: Path) 
     overview = sections_of(folder)["overview"]
     assert "Model toy 4.2M parameters, 1.25 % trained" in overview
     assert "Learning rate 0.001 LambdaCosine, 10 warm-up steps" in overview
-    assert "Batch 8 samples 1,256 tokens per step" in overview
+    assert "Last batch 8 samples 1,256 tokens per step" in overview
     assert "Data my_clips 1,024 clips, 16 for validation" in overview
     assert "Commit 9915fc011a main, 1 changed file" in overview
     assert "Duration 1 h 2 min" in overview

@@ -35,6 +35,7 @@ from worldsmith.tools.evaluate.video_metrics import (
 )
 
 BRACKETS = "in brackets: 95 % interval of the mean over the samples"
+FEW = "of so few samples the interval is too narrow"
 
 
 def clip(level: int, frames: int = 5, height: int = 32) -> Tensor:
@@ -155,7 +156,7 @@ def test_figures_of_models_are_compared_by_pairs() -> None:
     lines = list(format_measurements({"psnr": figure}))
     assert lines[0].split() == ["figure", "unit", "trained", "untrained", "minus", "untrained", "samples"]
     assert lines[1].split()[:5] == ["psnr", "dB", "22", "[20,", "24]"]
-    assert lines[2:] == [BRACKETS, "psnr: 1 not measured (trained): why"]
+    assert lines[2:] == [BRACKETS, FEW, "psnr: 1 not measured (trained): why"]
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])
@@ -163,11 +164,11 @@ def test_a_table_fits_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch
     """In parts that are not wider, each with the names of the figures; through a pipe it is one."""
     scores = {name: {"motion": Scores({"a": 4.151, "b": 4.259, "c": 3.9})} for name in ("trained", "untrained", "real")}
     found = summarize({"motion": "pixels/frame"}, scores)
-    *piped, brackets = format_measurements(found)
+    *piped, brackets, few = format_measurements(found)
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    *shown, brackets = format_measurements(found)
-    assert brackets == BRACKETS
+    *shown, brackets, few = format_measurements(found)
+    assert [brackets, few] == [BRACKETS, FEW]
     assert max(map(len, [*shown, brackets])) <= columns
     assert ("" in shown) == (columns < 200)
     assert all(line.split()[0] in ("figure", "motion") for line in shown if line)

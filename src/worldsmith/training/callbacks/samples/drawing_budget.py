@@ -14,7 +14,8 @@ BEFORE_THE_END = 0.8
 FIRST_BETWEEN = 0.3
 """Fraction of the steps after which the first drawing between the ends is made, if the complete run can afford it."""
 SMALL_DRAWING = 5.0
-"""A drawing after the last step that takes at most this many seconds may exceed the fraction, as in a short run."""
+"""A drawing after the last step that takes at most this many seconds may exceed the fraction: of one prompt in a short
+run, of all prompts in a resumed run, of which only the time since then is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,8 @@ class DrawingBudget:
     def affordable(self, cost: float, prompts: int, elapsed: float) -> int:
         """Number of prompts after the last step, at most `prompts`."""
         room = (self.fraction * elapsed - self.spent) / (1 - self.fraction) if self.fraction < 1 else math.inf
+        if self.first_step:
+            room = max(room, SMALL_DRAWING)
         for count in range(prompts, 0, -1):
             if count * cost <= room:
                 return count
