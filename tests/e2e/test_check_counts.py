@@ -122,7 +122,7 @@ def test_a_run_that_could_not_start_is_exit_code_2_and_has_its_counts(tmp_path: 
     with pytest.raises(Exception, match="samples are bad") as stopped:
         trained(config, tmp_path / "run")
     stopped_at, counted = (text.partition(" (")[0].partition(" of ") for text in (str(stopped.value), problem))
-    assert (stopped_at[0], counted[0]) == ("[E101] 9", "16")  # a run stops at the first one that is too many
+    assert (stopped_at[0], counted[0]) == ("[E101] 9", "[E101] 16")  # a run stops at the first one that is too many
     assert stopped_at[2] == counted[2]
 
     config.dataloader_train.max_bad_fraction, config.dataloader_train.max_sequence_length = 0.9, 30
