@@ -57,9 +57,11 @@ CHARTS = {
             "model_flops_share": "peak FLOPs of the device that the model uses",
         },
     ),
-    "loss_by_noise": Chart("Loss by noise level", r"loss_by_noise/.*", smooth=True),
-    "val_by_noise": Chart("Validation loss by noise level", r"val/loss_by_noise/.*"),
-    "val_ema_by_noise": Chart("Validation loss by noise level, EMA weights", r"val_ema/loss_by_noise/.*"),
+    "loss_by_noise": Chart("Loss by noise level, 0 clean to 1 noise", r"loss_by_noise/.*", smooth=True),
+    "val_by_noise": Chart("Validation loss by noise level, 0 clean to 1 noise", r"val/loss_by_noise/.*"),
+    "val_ema_by_noise": Chart(
+        "Validation loss by noise level, 0 clean to 1 noise, EMA weights", r"val_ema/loss_by_noise/.*"
+    ),
     "norms": Chart("Norms of the network", r"norms/.*", log=True),
     "memory": Chart("Peak memory", r"peak_memory_bytes", unit="GiB", factor=2**-30),
     "device_load": Chart("Peak utilization of a process", r"devices/\w+_percent", unit="%"),

@@ -166,10 +166,11 @@ class ImportClips(Action):
         if made.left_out:
             yield f"what is left out is listed in {Path(self.config.out, LEFT_OUT)}"
         if "train" in made.records:
-            yield f"read all of it as training does: worldsmith check {self.config.out}"
+            yield f"read the clips as training does: worldsmith check {self.config.out}"
             yield f"train on it: export DATASET_PATH={self.config.out}"
         if "val" in made.records:
             val = Path(self.config.out, "val")
+            yield f"read those for validation: worldsmith check {val}"
             yield f"validate on it: export VAL_DATASET_PATH={val}, and `-- trainer.run_validation=true` of train"
         elif layout not in ("lerobot", "sat_shards"):
             yield "no validation data: move some clips into a folder `val` of the source and import again with --force"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,11 +22,12 @@ from worldsmith.config.tree.plain import to_dict
 from worldsmith.files.fingerprint import LINEAGE
 from worldsmith.models.video_model import GenerationDefaults
 from worldsmith.monitor.lineage import Input, read_lineage, record_of, write_lineage
+from worldsmith.monitor.terminal_text import command_lines
 from worldsmith.sampling.training_data import with_clip_size
 
 NEXT = {
-    "diffusers": 'generate {folder} --prompt "…"',
-    "hf": 'infer {folder} --prompt "…" --video VIDEO.mp4',
+    "diffusers": ["generate", "{folder}", "--prompt", "…"],
+    "hf": ["infer", "{folder}", "--prompt", "…", "--video", "VIDEO.mp4"],
 }
 """Command that uses an exported folder, by format."""
 
@@ -94,7 +94,7 @@ class Export(WritingAction):
             start = "the random weights of the run" if model.start is None else model.start.lasting
             lines.append(f"it belongs to {start}")
         if name in NEXT:
-            lines.append(f"next: worldsmith {NEXT[name].format(folder=shlex.quote(str(out)))}")
+            lines += ["next:", *command_lines(["worldsmith", *(w.format(folder=out) for w in NEXT[name])])]
         facts = {"folder": str(out), "written": written, "format": name, "dtype": config.dtype}
         return Result(lines, {**facts, "weights": model.weights, "iteration": model.iteration})
 

@@ -90,7 +90,7 @@ class GenerateVideos(WritingAction):
         try:
             world = start_world(context_parallel=config.cfgp_size)
             if world.is_main:
-                print_message("\n".join(order.setting_lines()))
+                print_message("\n".join([f"settings of {order.model.weights_in_words}:", *order.setting_lines()]))
             made = world.broadcast([] if config.force else order.made())
             if len(made) < len(order.samples):
                 device = world.device if world.size > 1 and config.device is None else order.device
