@@ -43,7 +43,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 		{ echo "$(PYTHON) is not Python 3.11 or newer: install Python 3.11, or name another one: make PYTHON=python3.12 …"; exit 2; }
 	@echo "Setting up $(VENV) with $$($(PYTHON) -V) (minutes):"
-	@echo "downloading about 100 packages, each listed with what asked for it, then installing them"
+	@echo "downloading about 100 packages, each listed when it is found, then installing them"
 	@$(PYTHON) -m venv $(VENV)
 	@set -o pipefail; $(BIN)/python -m pip install --progress-bar off --disable-pip-version-check --use-pep517 \
 		-c constraints.txt -e '.[dev]' | awk '/^Collecting/ { print "  " $$2 } /^Installing collected/ { print "  installing" }'

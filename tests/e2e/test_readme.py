@@ -63,7 +63,7 @@ def test_every_block_of_the_shell_runs_as_it_stands_and_the_export_loads_in_diff
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"adherence \d\.\d\d \(untrained \d\.\d\d\) over 32 prompts", done.stdout)
     assert list((clone / "my_videos").glob("*/vision.mp4"))
-    assert (clone / "my_evaluation/evaluation.json").is_file()
+    assert (clone / "outputs/train/worldsmith/sft/vision_sft_tiny/held_out/evaluation.json").is_file()
     assert (clone / "outputs/train/worldsmith/sft/try/checkpoints/iter_000000005").is_dir(), "has a folder of its own"
     python = blocks("python")[0] + "\nassert pipeline.transformer.config.hidden_size == 256\n"
     done = plain_shell(clone, f"source .venv/bin/activate\npython - <<'END'\n{python}\nEND")

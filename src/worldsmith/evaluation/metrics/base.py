@@ -14,8 +14,7 @@ from worldsmith.models.video_model import Mode
 if TYPE_CHECKING:
     from worldsmith.evaluation.generated_video import GeneratedVideo
 
-Better = Literal["higher", "lower", "as real"]
-"""`as real`: close to the value of the real videos."""
+Better = Literal["higher", "lower", "close to the real videos"]
 Values = dict[str, float | str]
 """Outputs of a metric for one sample; text states why an output has no number."""
 

@@ -65,12 +65,12 @@ class MotionStrength(SampleMetric):
         "motion": Output(
             "pixels/frame",
             "mean length of the motions of blocks, pixels a frame (8×8 blocks, full search over 8 pixels)",
-            "as real",
+            "close to the real videos",
         ),
         "flicker": Output(
             "grey levels",
             "what that motion leaves unexplained, grey levels (warping error, Lai et al. 2018)",
-            "as real",
+            "close to the real videos",
         ),
     }
     for_images = False
@@ -87,7 +87,11 @@ class MotionStrength(SampleMetric):
 
 
 class Sharpness(SampleMetric):
-    outputs = {"sharpness": Output("grey levels²", "variance of the Laplacian (Pech-Pacheco et al. 2000)", "as real")}
+    outputs = {
+        "sharpness": Output(
+            "grey levels²", "variance of the Laplacian (Pech-Pacheco et al. 2000)", "close to the real videos"
+        )
+    }
     measures_real = True
 
     def measure(self, sample: GeneratedVideo) -> Values:

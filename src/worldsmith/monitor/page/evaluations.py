@@ -7,13 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from worldsmith.monitor.page.formats import format_float, words
+from worldsmith.monitor.page.formats import format_float, plural, words
 from worldsmith.monitor.page.run_files import RunFiles
 from worldsmith.monitor.page.samples import PageBudget
 from worldsmith.monitor.short_text import WEIGHTS_NAMES
 
 PICTURES = {"confusion.png": "confusion matrix", "contact_sheet.png": "videos of each model"}
 WIDE = "contact_sheet.png"
+FEW_SAMPLES = 10
+"""Below this number a figure says of how many samples it is: its interval is too narrow."""
 MOST_PARTS = 12
 """Parts of the data whose accuracy is shown, of one evaluation."""
 
@@ -81,8 +83,11 @@ def of_videos(figures: Mapping[str, Any]) -> tuple[list[str], Rows]:
     rows = {}
     for name, about in known.items():
         unit = f", {about['unit']}" if about.get("unit") else ""
+        better = f" ({about['better']} is better)" if about.get("better") else ""
         values = [get_table(about, column) for column in columns]
-        rows[f"{words(name)}{unit}"] = [told(value.get("mean"), value.get("interval")) for value in values]
+        count = min((value["samples"] for value in values if value.get("samples")), default=0)
+        few = f" of {plural(count, 'sample')}" if 0 < count < FEW_SAMPLES else ""
+        rows[f"{words(name)}{unit}{better}{few}"] = [told(value.get("mean"), value.get("interval")) for value in values]
     return columns, rows
 
 

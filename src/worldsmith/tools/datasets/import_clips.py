@@ -171,7 +171,8 @@ class ImportClips(Action):
         if "val" in made.records:
             val = Path(self.config.out, "val")
             yield f"read those for validation: worldsmith check {val}"
-            yield f"validate on it: export VAL_DATASET_PATH={val}, and `-- trainer.run_validation=true` of train"
+            yield f"validate on it: export VAL_DATASET_PATH={val}"
+            yield "  and end the command of the training with: -- trainer.run_validation=true"
         elif layout not in ("lerobot", "sat_shards"):
             yield "no validation data: move some clips into a folder `val` of the source and import again with --force"
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from worldsmith.actions.action import share_done
 from worldsmith.config.declare.configurable import Config, field_names
@@ -25,12 +25,6 @@ from worldsmith.tools.generate.sample_order import SHEET_SAMPLES
 RESULT = "evaluation.json"
 REAL = "real"
 """Column of the real videos, next to those of the models."""
-BETTER: dict[Better, str] = {
-    "higher": "higher",
-    "lower": "lower",
-    "as real": "close to the real videos",
-}
-"""How `better` is worded before the names of figures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,9 +286,9 @@ def format_measurements(figures: Mapping[str, Any]) -> Iterator[str]:
         yield "in brackets: 95 % interval of the mean over the samples"
         if min(figure[models[0]]["samples"] for figure in figures.values()) < FEW_SAMPLES:
             yield "of so few samples the interval is too narrow"
-    for better, meaning in BETTER.items():
+    for better in get_args(Better):
         if names := [name for name, figure in figures.items() if figure.get("better") == better]:
-            yield f"{meaning} is better: {', '.join(names)}"
+            yield f"{better} is better: {', '.join(names)}"
     yield from notes
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -26,7 +27,7 @@ from worldsmith.monitor.terminal_text import command_lines
 from worldsmith.sampling.training_data import with_clip_size
 
 NEXT = {
-    "diffusers": ["generate", "{folder}", "--prompt", "…"],
+    "diffusers": ["generate", "{folder}", "--prompt", "{caption}", "-o", "videos"],
     "hf": ["infer", "{folder}", "--prompt", "…", "--video", "VIDEO.mp4"],
 }
 """Command that uses an exported folder, by format."""
@@ -41,6 +42,16 @@ class PreparedExport:
     form: Format
     out: Path
     model: StoredModel
+
+
+def caption_of(folder: Path) -> str:
+    """A caption that the run in a folder was trained on; "…" if none is known."""
+    from worldsmith.monitor.page.next_steps import trained_prompt
+    from worldsmith.monitor.page.run_files import read_run
+
+    with suppress(UserError, OSError):  # the export has succeeded
+        return trained_prompt(read_run(folder)) or "…"
+    return "…"
 
 
 class Export(WritingAction):
@@ -94,7 +105,8 @@ class Export(WritingAction):
             start = "the random weights of the run" if model.start is None else model.start.lasting
             lines.append(f"it belongs to {start}")
         if name in NEXT:
-            lines += ["next:", *command_lines(["worldsmith", *(w.format(folder=out) for w in NEXT[name])])]
+            known = {"folder": out, "caption": caption_of(Path(config.model))}
+            lines += ["next:", *command_lines(["worldsmith", *(word.format(**known) for word in NEXT[name])])]
         facts = {"folder": str(out), "written": written, "format": name, "dtype": config.dtype}
         return Result(lines, {**facts, "weights": model.weights, "iteration": model.iteration})
 

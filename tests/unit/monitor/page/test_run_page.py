@@ -418,7 +418,7 @@ def test_evaluations_in_the_run_folder_are_shown_with_their_pictures(tmp_path: P
     assert "f1 – " not in shown
     assert "answers that could not be read 1 accuracy of side left (4) 0.5" in shown
     assert "figure trained untrained adherence 0.75 0 colour 1 0.25" in shown
-    assert "figure trained real psnr, dB 20 [19, 21] – " in shown
+    assert "figure trained real psnr, dB (higher is better) of 2 samples 20 [19, 21] – " in shown
     html = next(s.html for s in page_of(read_run(folder), PageBudget(folder)).sections if s.name == "evaluation")
     assert html.count("<img") == 1
     assert "broken" not in shown
@@ -464,6 +464,7 @@ EVALUATIONS: dict[str, Any] = {
         "figures": {
             "psnr": {
                 "unit": "dB",
+                "better": "higher",
                 "trained": {"mean": 20.0, "interval": [19.0, 21.0], "samples": 2},
                 "real": {"mean": None, "interval": None, "samples": 0},
                 "difference": {},
