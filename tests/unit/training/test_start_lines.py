@@ -119,6 +119,7 @@ def test_done_names_the_next_command(
         assert main(["train", str(tmp_path / "run.yaml")]) == 0
         lines = capsys.readouterr().out.splitlines()
         export, generate, *rest = [shlex.split(line) for line in lines[lines.index("next:") + 1 :]]
-        assert export == ["worldsmith", "export", "my runs/tests/tiny/run", "-o", "my runs/tests/tiny/run/export"]
+        run = "my runs/tests/tiny/run"
+        assert export == ["worldsmith", "export", run, "--dtype", "float32", "-o", f"{run}/export"]
         assert generate[:3] == ["worldsmith", "generate", "my runs/tests/tiny/run"]
         assert not rest, "without validation clips there is nothing to evaluate on"
