@@ -71,7 +71,7 @@ def going_on(run: RunFiles, status: Status) -> Iterator[Advice]:
         yield Advice("Check the start", "Checks everything before the first step, files included.", f"{start} --dryrun")
         text = f"After the cause is fixed, the run resumes {from_where}."
     else:
-        text = f"The run resumes {from_where}."
+        text = f"The run resumes {from_where}; so it does with the command that started it."
     yield Advice("Resume it", text, start)
 
 

@@ -176,7 +176,7 @@ class CheckData(RunAction):
                 loader, tally, workers=self.workers, ranks=ranks,
                 packs_a_step=packs_a_step, sample=self.config.sample, decode=not self.config.headers,
                 cap_field=cap_field(self.loaded, split),
-                shown=share_done(f"reading {split} data"),
+                shown=share_done(f"reading {loader.dataset.name}"),
             )  # fmt: skip
             records = loader.dataset if relaxed is data else data.build_records()
             report.flags = list(records.flags())

@@ -183,7 +183,8 @@ class Progress:
         self.clock, self.said_at = clock, -EVERY
 
     def __call__(self, text: str) -> None:
-        line = f"trying, {self.clock.spent:.0f} of {self.clock.budget:.0f} s of processor time: {text}"
+        text = re.sub(r"\b(model\.config|dataloader_train)\.", "", text)  # what differs has room on the line
+        line = f"{self.clock.spent:.0f} of {self.clock.budget:.0f} s of processor time: {text}"
         if sys.stderr.isatty():
             width = terminal_width(sys.stderr) or WIDTH
             print(f"\r\033[K{line[: width - 1]}", end="", file=sys.stderr, flush=True)
