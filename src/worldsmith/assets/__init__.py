@@ -15,6 +15,12 @@ def asset_path(name: str) -> Path:
     return folder
 
 
+def asset_name(path: str | Path) -> str | None:
+    """The name of the shipped asset at a path, also of another installation of the package; None for other paths."""
+    *folders, name = Path(path).parts or [""]
+    return name if folders[-2:] == ["worldsmith", "assets"] else None
+
+
 def is_shipped(path: str | Path) -> bool:
     """Whether a file or folder is one of the shipped assets, or in one."""
     return Path(__file__).parent in Path(path).resolve().parents

@@ -6,11 +6,11 @@ A dry run makes the same comparisons.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from worldsmith.assets import asset_name
 from worldsmith.checkpoint.dcp.parts import METADATA
 from worldsmith.checkpoint.run.frozen_weights import is_partial
 from worldsmith.checkpoint.sources.checkpoint_weights import AVERAGE, LIVE
@@ -283,14 +283,15 @@ def changed_values(before: dict[str, object], after: dict[str, object]) -> list[
     return [
         f"{path}: {before.get(path, ABSENT)!r} -> {after.get(path, ABSENT)!r}"
         for path in paths
-        if moved_asset(before.get(path, ABSENT)) != moved_asset(after.get(path, ABSENT))
+        if not is_same_setting(before.get(path, ABSENT), after.get(path, ABSENT))
     ]
 
 
-def moved_asset(value: object) -> object:
-    """A setting; of the path of a shipped asset its name, which is the same when the package is installed elsewhere."""
-    found = re.search(r"[\\/]worldsmith[\\/]assets[\\/](\w+)$", value) if isinstance(value, str) else None
-    return value if found is None else ("shipped asset", found[1])
+def is_same_setting(before: object, after: object) -> bool:
+    """Whether two values are equal, or paths of the same shipped asset in two installations of the package."""
+    if isinstance(before, str) and isinstance(after, str) and (name := asset_name(before)):
+        return name == asset_name(after)
+    return before == after
 
 
 def is_free(path: str) -> bool:
