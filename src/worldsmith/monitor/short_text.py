@@ -8,6 +8,9 @@ TIMES = (("d", "d", 86400), ("h", "h", 3600), ("m", "min", 60), ("s", "s", 1))
 WEIGHTS_NAMES = {"live": "raw weights", "ema": "EMA weights", "untrained": "untrained weights"}
 """Names of kinds of weights for people, by their names in settings and files."""
 
+FEW_SAMPLES = 10
+"""Below this number of samples, the 95 % interval of a mean is too narrow."""
+
 
 def format_duration(seconds: float, *, spaced: bool = False) -> str:
     """The two largest units: 45s, 3m05s, 2h07m, 3d04h; `spaced`: 45 s, 3 min 5 s, 2 h 7 min, 3 d 4 h."""

@@ -10,12 +10,10 @@ from typing import Any
 from worldsmith.monitor.page.formats import format_float, plural, words
 from worldsmith.monitor.page.run_files import RunFiles
 from worldsmith.monitor.page.samples import PageBudget
-from worldsmith.monitor.short_text import WEIGHTS_NAMES
+from worldsmith.monitor.short_text import FEW_SAMPLES, WEIGHTS_NAMES
 
 PICTURES = {"confusion.png": "confusion matrix", "contact_sheet.png": "videos of each model"}
 WIDE = "contact_sheet.png"
-FEW_SAMPLES = 10
-"""Below this number a figure says of how many samples it is: its interval is too narrow."""
 MOST_PARTS = 12
 """Parts of the data whose accuracy is shown, of one evaluation."""
 

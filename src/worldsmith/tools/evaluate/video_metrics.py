@@ -18,6 +18,7 @@ from worldsmith.evaluation.metrics.base import Better, Metric, Values
 from worldsmith.evaluation.metrics.registry import LOSS, METRICS
 from worldsmith.files.json_file import read_json_object
 from worldsmith.models.video_model import Mode
+from worldsmith.monitor.short_text import FEW_SAMPLES
 from worldsmith.monitor.terminal_text import fitting_columns, terminal_width
 from worldsmith.tools.evaluate.held_out import HeldOutLoss
 from worldsmith.tools.generate.sample_order import SHEET_SAMPLES
@@ -251,10 +252,6 @@ def facts(values: Sequence[float], samples: int | None = None, *, share: bool = 
     mean = sum(values) / len(values) if values else None
     interval = share_interval(int(sum(values)), len(values)) if share else mean_interval(values)
     return {"mean": mean, "interval": interval, "samples": len(values) if samples is None else samples}
-
-
-FEW_SAMPLES = 10
-"""Below this number intervals are too narrow."""
 
 
 def format_measurements(figures: Mapping[str, Any]) -> Iterator[str]:
