@@ -92,7 +92,7 @@ class AnswerAction(ModelAction):
         seed: Seed = 0
         """Of what is drawn; each question has a stream of its own, whatever else is asked with it."""
         batch_size: Count = 8
-        """Conversations that are asked at once."""
+        """Number of conversations in one forward pass."""
         device: str | None = None
         """cpu or cuda; null: cuda if there is one."""
 
@@ -129,7 +129,7 @@ class AnswerAction(ModelAction):
         return asked
 
     def how(self, model: StoredModel) -> dict[str, Any]:
-        """All that decides what is said, but for the model's weights."""
+        """Settings that determine the answers, in addition to the model's weights."""
         return {
             "dtype": model.config.precision,
             "processor": to_dict(self.settings(model)),

@@ -88,12 +88,12 @@ def fit_degrees(shard: int, replicate: int, world_size: int, *, context: int = 1
         if degree < 1 and (degree != -1 or name == NAMES[2]):
             allowed = "at least 1" if name == NAMES[2] else "at least 1, or -1 for as many as fit"
             raise WrongValueError({name: degree}, allowed=allowed)
-    processes = f"the run has {world_size} process{'es' * (world_size > 1)}"
+    processes = f"{world_size} process{'es' * (world_size > 1)}"
     if world_size % context:
         works = ", ".join(map(str, divisors(world_size)))
         raise WrongValueError(
             {NAMES[2]: context},
-            why=f"{processes}, which cannot be cut into groups of {context}",
+            why=f"the run has {processes}, which cannot be cut into groups of {context}",
             remedy=f"for {world_size} these work: {works}",
         )
     groups = world_size // context
@@ -108,8 +108,8 @@ def fit_degrees(shard: int, replicate: int, world_size: int, *, context: int = 1
         options = ", ".join(f"{n} × {groups // n}" for n in divisors(groups))
         raise WrongValueError(
             found,
-            why=f"their product needs {needed_processes(shard, replicate, context)}, but {processes}",
-            remedy=f"for {processes.removeprefix('the run has ')}, shard × replicate can be {options}, and one of the "
+            why=f"their product needs {needed_processes(shard, replicate, context)}, but the run has {processes}",
+            remedy=f"for {processes}, shard × replicate can be {options}, and one of the "
             "two can be -1 (what the other one leaves). `worldsmith plan … --fit` finds degrees",
         )
     return solved

@@ -29,10 +29,9 @@ LEAST_BAR = 6
 class TerminalView:
     """A progress line: step, loss, tokens/s, time left. To be used as a context manager.
 
-    In a terminal the line is redrawn in place, four times a second, and below it a bar of what goes on `meanwhile`;
-    None: nothing that is worth a line. Elsewhere (a file, a pipe) a plain
-    line is printed for the first and last step and then every `plain_interval` seconds. Log records of `worldsmith` and
-    everything printed meanwhile appear above the line.
+    In a terminal the line is redrawn in place, four times a second, with a progress bar of the activity `meanwhile`
+    below it; None: no such bar. Elsewhere (a file, a pipe) a plain line is printed for the first and last step and then
+    every `plain_interval` seconds. Log records of `worldsmith` and everything printed meanwhile appear above the line.
     """
 
     def __init__(

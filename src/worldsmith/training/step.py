@@ -47,7 +47,7 @@ class GradNorm:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step came to. `forward_backward` returns it, and `Trainer.training_step` adds what is known later.
+    """Result of a step. `forward_backward` returns it, and `Trainer.training_step` adds what is known later.
 
     Sums and means are over all ranks.
     """

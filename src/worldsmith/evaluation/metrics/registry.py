@@ -11,7 +11,7 @@ import worldsmith
 from worldsmith.evaluation.metrics.base import Metric
 
 LOSS = "loss"
-"""The evaluator that is no metric of videos, and its result: the held-out loss."""
+"""Name of the held-out loss, which `worldsmith evaluate` computes without generating videos."""
 PLACES = {
     "continuation": "pixels:Continuation",
     "motion": "pixels:MotionStrength",
