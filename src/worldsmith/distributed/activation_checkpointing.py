@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FUSED_ATTENTION = re.compile(
-    r"scaled_dot_product|flash_attention|efficient_attention|varlen_attn|flex_attention"
+    r"scaled_dot_product|flash_attention|flash_attn|efficient_attention|varlen_attn|flex_attention"
     r"|natten\.\w*(na\dd|fmha)_forward"  # not its permutations of q, k and v, which are ops of their own
 )
 

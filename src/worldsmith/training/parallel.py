@@ -59,7 +59,7 @@ def prepare_network(model: Model, world: World) -> None:
     config, parts = model.config, model.parts()
     degrees = plan_degrees(config.parallelism, world.size)
     share_context(parts, world)
-    compile_methods([layer for layer in parts.layers if layer not in parts.uncompiled], parts.compiled, config.compile)
+    compile_layers(model, world)
     recompute_methods(parts.layers, parts.recomputed, config.activation_checkpointing)
     shard(model, parts, world, degrees)
 
@@ -85,17 +85,48 @@ def shard(model: Model, parts: NetworkParts, world: World, degrees: Degrees) -> 
     from worldsmith.distributed.fsdp import make_mesh, shard_network
     from worldsmith.models.parameter_names import native_parameters
 
-    held = model.held
+    held, whole = model.held, replicated_modules(parts)
     shard_network(
         model.network,
         [*parts.layers, *parts.units],
         mesh=make_mesh(world, degrees),
         compute_dtype=getattr(torch, config.precision),
-        full_precision=parts.full_precision,
+        full_precision=[module for module in parts.full_precision if module not in whole],
         unused=parts.unused,
         entries=parts.entries,
-        left_alone=[p for name, p in native_parameters(model.network).items() if name in held],
+        left_alone=[
+            *(parameter for name, parameter in native_parameters(model.network).items() if name in held),
+            *(parameter for module in whole for parameter in module.parameters()),
+        ],
     )
+
+
+def nested_modules(parts: NetworkParts) -> list[nn.Module]:
+    """Returns the float32 modules inside layers, such as the affine norms of Wan's blocks."""
+    inside = {module for layer in parts.layers for module in layer.modules()}
+    return [module for module in parts.full_precision if module in inside]
+
+
+def replicated_modules(parts: NetworkParts) -> list[nn.Module]:
+    """Returns the frozen float32 modules inside layers: every rank keeps their few parameters complete.
+
+    As FSDP units of their own they would cost an all-gather each, and their hooks cannot be part of a compiled layer.
+    """
+    return [m for m in nested_modules(parts) if not any(p.requires_grad for p in m.parameters())]
+
+
+def compile_layers(model: Model, world: World) -> None:
+    """Compiles the layers of the network, in place, as the config says.
+
+    A layer with a trained float32 module inside is several graphs where the network is sharded: that module is an FSDP
+    unit of its own.
+    """
+    config, parts = model.config, model.parts()
+    sharded = is_sharded(config, world.size)
+    units = set(nested_modules(parts)).difference(replicated_modules(parts)) if sharded else set()
+    for layer in parts.layers:
+        if layer not in parts.uncompiled:
+            compile_methods([layer], parts.compiled, config.compile, fullgraph=units.isdisjoint(layer.modules()))
 
 
 def is_sharded(model: Model.Config, processes: int) -> bool:
@@ -107,24 +138,30 @@ def is_sharded(model: Model.Config, processes: int) -> bool:
     return processes > 1 or model.precision != model.parallelism.fsdp_master_dtype or kept_apart
 
 
-def compile_methods(modules: Iterable[nn.Module], names: Sequence[str], config: CompileConfig) -> None:
+def compile_methods(
+    modules: Iterable[nn.Module], names: Sequence[str], config: CompileConfig, *, fullgraph: bool = True
+) -> None:
     """Compiles these methods of each module with torch.compile, in place; parameter names stay unchanged.
 
-    Layers with the same code share one compilation.
+    Layers with the same code share one compilation. `fullgraph`: see `compile_function`.
     """
     if not config.enabled:
         return
     for module in modules:
         for name in names:
-            setattr(module, name, compile_function(getattr(module, name), dynamic=config.compile_dynamic))
+            setattr(
+                module,
+                name,
+                compile_function(getattr(module, name), dynamic=config.compile_dynamic, fullgraph=fullgraph),
+            )
 
 
-def compile_function(function: Callable[..., Any], *, dynamic: bool) -> Callable[..., Any]:
-    """Compiles `function` as one graph. Its first call raises UserError if that fails; it never runs uncompiled."""
+def compile_function(function: Callable[..., Any], *, dynamic: bool, fullgraph: bool = True) -> Callable[..., Any]:
+    """Compiles `function`, as one graph with `fullgraph`. Its first call raises UserError if that fails."""
     import torch
 
     # torch's overloads forget the limit, which its signature has.
-    fast = torch.compile(function, fullgraph=True, dynamic=dynamic, recompile_limit=MAX_COMPILATIONS)  # type: ignore[call-overload]
+    fast = torch.compile(function, fullgraph=fullgraph, dynamic=dynamic, recompile_limit=MAX_COMPILATIONS)  # type: ignore[call-overload]
 
     def run(*args: Any, **kwargs: Any) -> Any:
         try:

@@ -213,7 +213,7 @@ class DeviceMonitor(Callback):
     def on_train_start(self, trainer: TrainingRun) -> None:
         import psutil
 
-        self.process, self.last = psutil.Process(), dict[str, float]()
+        self.process, self.last, self.reported = psutil.Process(), dict[str, float](), False
         self.process.cpu_percent()  # the first call begins the measurement
         self.file = self.records("devices.jsonl", trainer)
 
@@ -242,8 +242,12 @@ class DeviceMonitor(Callback):
         if device.startswith("cuda"):
             found["gpu_bytes"] = torch.cuda.memory_allocated(device)
             found["gpu_reserved_bytes"] = torch.cuda.memory_reserved(device)
-            with suppress(ModuleNotFoundError, RuntimeError):
+            try:
                 found["gpu_percent"] = torch.cuda.utilization(device)
+            except Exception as error:  # no nvidia-ml-py, or an NVMLError, such as on a MIG device: a monitor ends no run
+                if not self.reported:
+                    logger.warning("GPU utilization is not recorded: %s: %s", type(error).__name__, error)
+                self.reported = True
         return found
 
     def on_train_end(self, trainer: TrainingRun) -> None:

@@ -1,0 +1,158 @@
+"""What only a GPU can show: kernels of attention, half precision, compiled layers, pinned copies, a run on CUDA.
+
+    python -m pytest tests/gpu -m gpu
+
+Each test compares with the CPU, or with the same run without the thing that is tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig
+from worldsmith.monitor.metrics_log import read_metrics
+from worldsmith.training.trainer import Trainer
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+HALF = 2e-2
+"""Relative difference of a loss that rounding to bfloat16 explains."""
+
+
+def cosmos3(folder: Path) -> Any:
+    import tiny_runs
+
+    return tiny_runs.tiny_config(tiny_runs.make_world(folder, clips=3), steps=4)
+
+
+def reasoner(folder: Path) -> Any:
+    import reasoner_runs
+
+    return reasoner_runs.reasoner_config(reasoner_runs.make_world(folder, samples=4), steps=4)
+
+
+def cogvideox(folder: Path) -> Any:
+    import tiny_cogvideox
+
+    return tiny_cogvideox.tiny_config(tiny_cogvideox.make_world(folder), "cogvideox_5b_tiny")
+
+
+def wan(folder: Path) -> Any:
+    import tiny_wan
+
+    return tiny_wan.tiny_config(tiny_wan.make_world(folder))
+
+
+def flux(folder: Path) -> Any:
+    import tiny_flux
+
+    return tiny_flux.tiny_config(tiny_flux.make_world(folder))
+
+
+def ltx_video(folder: Path) -> Any:
+    import tiny_ltx
+
+    return tiny_ltx.tiny_config(tiny_ltx.make_world(folder))
+
+
+FAMILIES: dict[str, Callable[[Path], Any]] = {
+    "cosmos3": cosmos3, "reasoner": reasoner, "cogvideox": cogvideox, "wan": wan, "flux": flux, "ltx_video": ltx_video,
+}  # fmt: skip
+
+
+@pytest.fixture(params=list(FAMILIES))
+def config(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """A run of four steps of each family."""
+    made = FAMILIES[request.param](tmp_path / "world")
+    made.model.config.precision = "float32"
+    return made
+
+
+def losses(config: Any, folder: Path) -> list[float]:
+    Trainer(config, run_folder=folder).train()
+    return [line["loss"] for line in read_metrics(folder / "metrics.jsonl")]
+
+
+def on_cpu(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("worldsmith.distributed.world.take_device", lambda local_rank: "cpu")
+
+
+def test_losses_are_those_of_a_cpu(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = losses(config, tmp_path / "cuda")
+    with monkeypatch.context() as patch:
+        on_cpu(patch)
+        expected = losses(config, tmp_path / "cpu")
+    assert found == pytest.approx(expected, rel=2e-3)
+
+
+@pytest.mark.parametrize("mode", ["none", "full", "selective"])
+def test_bfloat16_compiled_and_not(config: Any, tmp_path: Path, mode: str) -> None:
+    expected = losses(config, tmp_path / "float32")
+    config.model.config.precision = "bfloat16"
+    config.model.config.activation_checkpointing = ActivationCheckpointingConfig(mode=mode)
+    assert losses(config, tmp_path / "eager") == pytest.approx(expected, rel=HALF)
+    config.model.config.compile = CompileConfig(enabled=True)
+    torch.compiler.reset()
+    assert losses(config, tmp_path / "compiled") == pytest.approx(expected, rel=HALF)
+
+
+def test_lora_over_bfloat16_weights_compiles(config: Any, tmp_path: Path) -> None:
+    model = config.model.config
+    model.precision, model.parallelism.fsdp_master_dtype, model.lora_enabled = "bfloat16", "bfloat16", True
+    config.optimizer.keys_to_select = ["lora_"]
+    if config.model.name == "vision_language":
+        model.lora_target_modules = "q_proj,v_proj"
+        config.optimizer.lr_multipliers = {}
+    expected = losses(config, tmp_path / "eager")
+    model.compile = CompileConfig(enabled=True)
+    torch.compiler.reset()
+    assert losses(config, tmp_path / "compiled") == pytest.approx(expected, rel=HALF)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_packed_attention_is_that_of_float32(dtype: torch.dtype, causal: bool) -> None:
+    from worldsmith.families.cosmos3.attention.packed import grouped_attention, packed_attention, plan_segments
+
+    lengths = [700, 33, 256, 1]
+    plan = plan_segments(lengths, lengths, causal=causal, device="cuda")
+    torch.manual_seed(0)
+    exact = [torch.randn(sum(lengths), heads, 128, device="cuda") for heads in (8, 2, 2)]
+    upstream = torch.randn(sum(lengths), 8, 128, device="cuda")
+    results = []
+    for attention, kind in ((grouped_attention, torch.float32), (packed_attention, dtype)):
+        inputs = [x.to(dtype).to(kind).requires_grad_() for x in exact]
+        out = attention(*inputs, plan)
+        out.backward(upstream.to(dtype).to(kind))
+        results.append([out, *(x.grad for x in inputs)])
+    for expected, found in zip(*results):
+        assert (found.float() - expected).norm() <= 1e-2 * expected.norm()
+
+
+def test_a_monitor_that_cannot_ask_the_driver_ends_no_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(device: Any = None) -> int:
+        raise Exception("NVMLError: not supported")
+
+    monkeypatch.setattr(torch.cuda, "utilization", refuse)
+    config = cosmos3(tmp_path / "world")
+    from worldsmith.training.callbacks.metrics import DeviceMonitor
+
+    config.trainer.callbacks["device_monitor"] = DeviceMonitor.Config(every=1)
+    assert len(losses(config, tmp_path / "run")) == 4
+
+
+def test_a_save_in_the_background_is_that_of_one_that_is_waited_for(tmp_path: Path) -> None:
+    import toy_runs
+
+    weights = []
+    for background in (True, False):
+        config = cosmos3(tmp_path / "world")
+        config.checkpoint.async_save, config.checkpoint.save_iter = background, 2
+        losses(config, tmp_path / str(background))
+        weights.append(toy_runs.read_checkpoint(tmp_path / str(background) / "checkpoints/iter_000000002"))
+    assert weights[0].keys() == weights[1].keys()
+    assert not [name for name, value in weights[0].items() if not torch.equal(value, weights[1][name])]
