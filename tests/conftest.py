@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, settings
 
 # Before torch is imported, here and in what tests start: processes with more threads than cores get many times slower.
 os.environ["OMP_NUM_THREADS"] = "1"
-# Tests are about the code that runs anywhere, and ranks of theirs would share one GPU.
-os.environ["CUDA_VISIBLE_DEVICES"] = ""
+# Tests are about the code that runs anywhere, and ranks of theirs would share one GPU. Those in tests/gpu need one.
+if os.environ.get("WORLDSMITH_GPU_TESTS") != "1":
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 # Texts are as wide as in a pipe, whatever the terminal of the tests; workers of pytest-xdist set 80 columns.
 os.environ.pop("COLUMNS", None)
 # Hundreds of processes start here: each would compile all sources of ours again where no bytecode is written.

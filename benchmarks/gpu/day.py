@@ -63,7 +63,11 @@ def pair(name: str, recipe: str, *overrides: str, seconds: int = 60, options: Se
 
 NANO = ("vision_sft_nano", *LORA, ONE_GPU, "model.config.ema.enabled=false", "trainer.grad_accum_iter=1")
 REASONER = ("pre_exp012_llava_ov", *LORA, ONE_GPU, "model.config.lora_target_modules=q_proj,k_proj,v_proj,o_proj")
-PACKED = ("dataloader_train.max_samples_per_batch=8", "data_setting.max_tokens=2048")
+PACKED = (
+    "dataloader_train.max_samples_per_batch=8",
+    "data_setting.max_tokens=2048",
+    "dataloader_train.max_sequence_length=16384",
+)
 WAN = ("wan21_t2v_14b_lora", "model.config.network.num_layers=10")
 CASES = [
     *pair("Wan 2.1 14B LoRA, 10 of 40 layers", *WAN, options=["--warm-up", "1", "--steps", "2"]),
@@ -71,6 +75,8 @@ CASES = [
     *pair("Qwen3-VL 8B LoRA, 8 conversations", *REASONER, *PACKED),
     *pair("CogVideoX 2B, all weights", "cogvideox_2b", options=["--warm-up", "1", "--steps", "2"]),
     *pair("FLUX.1-dev LoRA", "flux_dev_lora"),
+    Case("Wan 2.1 14B LoRA, 10 of 40 layers, compiled, selective", WAN[0], (*WAN[1:], COMPILED, SELECTIVE),
+         ("--profile", "--warm-up", "1", "--steps", "2"), 120),
     Case("LTX-Video 2B, all weights, eager", "ltx_video_2b", (EAGER,), ("--profile",)),
     *pair("Wan 2.2 5B LoRA", "wan22_ti2v_5b_lora", options=["--warm-up", "1", "--steps", "2"]),
 ]  # fmt: skip
@@ -170,7 +176,9 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="tiny networks, and no tests")
     parser.add_argument("--tests", default="tests/gpu", help="what pytest runs, with its options; empty: nothing")
     parser.add_argument("--test-seconds", type=float, default=120, help="when the tests are stopped")
-    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--only", nargs="*", default=[""], help="cases whose name contains one of these")
+    parser.add_argument("--only-plans", action="store_true", help="print what the plans state, and measure nothing")
+    parser.add_argument("--plans", type=Path, help="file with that output, made before or on another machine")
     parser.add_argument("--ceilings", action="store_true", help="print the ceilings alone, as JSON")
     parser.add_argument("-o", "--output", type=Path, default=Path("gpu_day"))
     options = parser.parse_args()
@@ -179,18 +187,28 @@ def main() -> int:
         return 0
     end = time.monotonic() + options.seconds
     results = Results(options.output)
-    cases = [case for case in (TINY if options.tiny else CASES) if options.only in case.name]
-    plans: dict[str, Any] = {}
+    cases = [case for case in (TINY if options.tiny else CASES) if any(part in case.name for part in options.only)]
+    plans: dict[str, Any] = json.loads(options.plans.read_text()) if options.plans else {}
     pool = ThreadPoolExecutor(max(1, (os.cpu_count() or 2) // 3))
+    keys = {case.key: case for case in cases if case.key not in plans}
     futures = {
-        case.key: pool.submit(recipe_step, case, "--predict", seconds=options.seconds, threads=1) for case in cases
+        key: pool.submit(recipe_step, case, "--predict", seconds=options.seconds, threads=1)
+        for key, case in keys.items()
     }
+    if options.only_plans:
+        plans |= {key: future.result() for key, future in futures.items()}
+        results.save("plans", plans)
+        print(json.dumps(plans, indent=1))
+        return 0
     if options.tests and not options.tiny:
         words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options.tests.split()]
         options.output.mkdir(parents=True, exist_ok=True)
         with (options.output / "tests.log").open("w") as log:
+            environment = {**os.environ, "WORLDSMITH_GPU_TESTS": "1"}
             try:
-                subprocess.run(words, cwd=ROOT, stdout=log, stderr=log, timeout=options.test_seconds, check=False)
+                subprocess.run(
+                    words, cwd=ROOT, stdout=log, stderr=log, timeout=options.test_seconds, env=environment, check=False
+                )
             except subprocess.TimeoutExpired:
                 print("tests stopped", file=log)
         results.save("tests", (options.output / "tests.log").read_text().strip().splitlines()[-1])

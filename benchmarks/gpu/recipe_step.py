@@ -90,6 +90,7 @@ def predict(recipe: str, overrides: list[str]) -> dict[str, Any]:
 @torch.no_grad()
 def fill(network: torch.nn.Module) -> None:
     """Draws random weights on the device; a run draws them by name on the CPU, which takes minutes for so many."""
+    torch.manual_seed(0)
     for parameter in network.parameters():
         local = local_part(parameter.detach())
         if local.is_floating_point():

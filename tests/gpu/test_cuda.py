@@ -1,6 +1,6 @@
 """What only a GPU can show: kernels of attention, half precision, compiled layers, pinned copies, a run on CUDA.
 
-    python -m pytest tests/gpu -m gpu
+    WORLDSMITH_GPU_TESTS=1 python -m pytest tests/gpu
 
 Each test compares with the CPU, or with the same run without the thing that is tested.
 """
