@@ -23,10 +23,12 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from worldsmith.config.sections import CompileConfig
+from worldsmith.distributed.world import World
 from worldsmith.families.vision_language.inputs import make_inputs
 from worldsmith.families.vision_language.network import forward
 from worldsmith.models.parameter_names import native_parameters
 from worldsmith.objectives.next_token import NextToken
+from worldsmith.training.parallel import prepare_network
 from worldsmith.training.step import StepInputs, forward_backward
 
 MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
@@ -108,10 +110,13 @@ def test_eager_attention_gives_the_same(tmp_path: Path) -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
-def test_samples_of_a_row_that_attend_one_by_one_need_no_mask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The numbers are those of the whole row with its mask, which is what compiled layers get."""
-    model = model_config(write_folder(tmp_path)).build(seed=1)
-    whole = model_config(write_folder(tmp_path), compile=CompileConfig(enabled=True)).build(seed=1)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_samples_of_a_row_that_attend_one_by_one_need_no_mask(
+    compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The numbers are those of the whole row with its mask; `compiled`: the operation that compiled layers call."""
+    model = model_config(write_folder(tmp_path), compile=CompileConfig(enabled=compiled)).build(seed=1)
+    whole = model_config(write_folder(tmp_path), attn_implementation="eager").build(seed=1)
     made: list[Any] = []
     monkeypatch.setattr(forward, "sdpa_mask", lambda *_, **settings: made.append(settings))
     loss, gradients = one_step(model, mixed_batch())
@@ -122,6 +127,30 @@ def test_samples_of_a_row_that_attend_one_by_one_need_no_mask(tmp_path: Path, mo
     assert not torch.equal(*(found["lm_head.weight"] for found in (gradients, expected)))  # two ways indeed
     for name, gradient in expected.items():
         assert float((gradients[name] - gradient).norm()) <= 1e-5 * float(gradient.norm()), name
+
+
+def test_compiled_layers_are_one_graph_for_all_lengths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their hidden states and gradients are those of eager layers."""
+    compile_, graphs = torch.compile, []
+
+    def count(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", lambda function, **settings: compile_(function, backend=count, **settings))
+    results = []
+    for enabled in (False, True):
+        model = model_config(write_folder(tmp_path), compile=CompileConfig(enabled=enabled)).build(device="meta")
+        prepare_network(model, World())
+        model.materialize("cpu")
+        model.init_weights(1)
+        for numbers in ([1, 2], [3], [1, 2, 3], [4, 5]):
+            loss, gradients = one_step(model, [conversation(number) for number in numbers])
+            results.append((loss, torch.cat([gradient.flatten() for gradient in gradients.values()])))
+    assert len(graphs) == 1
+    for (loss, gradient), (other_loss, other) in zip(results[:4], results[4:]):
+        assert other_loss == pytest.approx(loss, rel=1e-6)
+        assert float((other - gradient).norm()) <= 1e-5 * float(gradient.norm())
 
 
 @pytest.mark.parametrize("rows", [4, 3])

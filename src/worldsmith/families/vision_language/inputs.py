@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from worldsmith.families.vision_language.network.backbone import visual_of
-from worldsmith.families.vision_language.network.forward import Inputs
+from worldsmith.families.vision_language.network.forward import Inputs, plan_vision
 from worldsmith.models.real_values import real_values
 
 IGNORED = -100
@@ -86,6 +86,7 @@ def arrange(samples: Sequence[Conversation], network: Any, *, packed: bool, devi
         "predicting": torch.cat(predicting).to(device),
         "targets": torch.cat(targets).to(device),
         "sample_lengths": lengths if packed else None,
+        "cu_seqlens": F.pad(torch.tensor(lengths).cumsum(0, dtype=torch.int32), (1, 0)).to(device) if packed else None,
     }
 
 
@@ -123,13 +124,14 @@ def collate_media(
             tokens[kind] = sum(len(rows) for rows, _ in own) // merge**2
     if not patches:
         values = settings.in_channels * settings.temporal_patch_size * settings.patch_size**2
-        grey = torch.zeros(merge**2, values, device=device)
+        patches, tokens = [torch.zeros(merge**2, values, device=device)], {"image": 0}
         with real_values():
-            grid = torch.tensor([[1, merge, merge]], device=device)
-        return {"patches": grey, "grids": grid, "visual_tokens": {"image": 0}}
+            grids = [torch.tensor([[1, merge, merge]])]
     with real_values():
-        joined = torch.cat(grids).to(device)
-    return {"patches": torch.cat(patches), "grids": joined, "visual_tokens": tokens}
+        joined = torch.cat(grids)
+        plan = plan_vision(visual_of(network), joined)
+        vision = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in plan.items()}
+    return {"patches": torch.cat(patches), "grids": joined, "vision": vision, "visual_tokens": tokens}
 
 
 def fill_up(tokens: Tensor, length: int) -> Tensor:

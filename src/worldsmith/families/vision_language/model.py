@@ -117,10 +117,12 @@ class VisionLanguageModel(Model):
 
     def make_network(self) -> Any:
         from worldsmith.families.vision_language.network.backbone import make_network
+        from worldsmith.families.vision_language.network.forward import BY_BORDERS, BY_SAMPLE
 
-        # Compiled layers take the whole row: each division of it into samples would be another graph.
-        by_sample = self.config.policy.sequence_packing and not self.config.compile.enabled
-        return make_network(self.folder, self.config.policy.attn_implementation, by_sample=by_sample)
+        policy = self.config.policy
+        name = BY_BORDERS if self.config.compile.enabled else BY_SAMPLE
+        packed = name if policy.sequence_packing else ""
+        return make_network(self.folder, policy.attn_implementation, packed_attention=packed)
 
     def choose_trained(self) -> None:
         freeze(self.network, self.config.policy.freeze)
@@ -197,7 +199,7 @@ class VisionLanguageModel(Model):
 
     def describe_attention(self) -> str:
         """What attention is used, for people."""
-        used: str = self.network.config._attn_implementation.removesuffix("_by_sample")
+        used: str = self.network.config._attn_implementation.partition("_by_")[0]
         return used if used == self.config.policy.attn_implementation else f"{used}, the best that is available here"
 
     def describe_batches(self) -> str:

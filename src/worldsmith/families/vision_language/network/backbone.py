@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from worldsmith.families.vision_language.network.forward import BY_SAMPLE, IN_WINDOWS, loss_of
+from worldsmith.families.vision_language.network.forward import IN_WINDOWS, loss_of
 from worldsmith.families.vision_language.policy import choose_attention
 from worldsmith.families.vision_language.published import TRAINED, VISUAL, why_not_trained
 from worldsmith.files.errors import UserError
@@ -33,10 +33,10 @@ DONE = "_is_hf_initialized"
 """Attribute of tensors and modules that transformers does not initialize."""
 
 
-def make_network(folder: Path, attention: str, *, by_sample: bool = False) -> PreTrainedModel:
+def make_network(folder: Path, attention: str, *, packed_attention: str = "") -> PreTrainedModel:
     """The network that config.json describes, in float32; persistent buffers become frozen parameters.
 
-    `by_sample`: samples that share a row attend one by one, where the network uses sdpa and can pack.
+    `packed_attention`: name of the attention of samples that share a row, where the network uses sdpa and can pack.
 
     They are weights that no gradient moves, such as a router's balance, and are loaded, saved and sharded like others.
     Raises ValueError for a network that cannot be trained here.
@@ -71,9 +71,9 @@ def make_network(folder: Path, attention: str, *, by_sample: bool = False) -> Pr
         network: PreTrainedModel = kind.from_config(
             config, dtype=torch.float32, attn_implementation=chosen, trust_remote_code=False
         )
-    if by_sample and chosen == "sdpa" and why_not_packed(network) is None:
-        decoder_of(network).set_attn_implementation(BY_SAMPLE)
-    if chosen == "sdpa" and visual and hasattr(config.vision_config, "window_size"):
+    if packed_attention and chosen == "sdpa" and why_not_packed(network) is None:
+        decoder_of(network).set_attn_implementation(packed_attention)
+    if chosen == "sdpa" and visual:
         network.model.visual.config._attn_implementation = IN_WINDOWS
     for module in network.modules():
         for name, buffer in list(module.named_buffers(recurse=False)):

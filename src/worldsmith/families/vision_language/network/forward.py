@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 import torch
@@ -17,16 +17,23 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.modeling_outputs import BaseModelOutputWithPooling
-from transformers.vision_utils import get_vision_cu_seqlens, get_vision_window_index
+from transformers.vision_utils import (
+    get_vision_cu_seqlens,
+    get_vision_interpolation_indices_and_weights,
+    get_vision_position_ids,
+    get_vision_window_index,
+)
 
 from worldsmith.models.real_values import real_values
 
 Head = Callable[[Tensor], Tensor]
 """Hidden states [n, width] to logits [n, vocabulary]."""
-BY_SAMPLE = "sdpa_by_sample"
-"""Name under which `attend` is registered in transformers."""
+BY_SAMPLE, BY_BORDERS = "sdpa_by_sample", "sdpa_by_borders"
+"""Names of `attend` in transformers: for eager layers, and for compiled ones, which are not given sample lengths."""
 IN_WINDOWS = "flash_in_windows"
 """Name of `attend_in_windows`; transformers passes the windows' borders only to names that contain flash."""
+HALF = (torch.bfloat16, torch.float16)
+"""Dtypes of the variable-length attention kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +52,14 @@ class Inputs:
     """[S]: those tokens."""
     sample_lengths: list[int] | None = None
     """Tokens of each sample of a packed row."""
+    cu_seqlens: Tensor | None = None
+    """int32 [samples + 1]: where each sample of a packed row begins, and the length of the row."""
     patches: Tensor | None = None
     """float32 [patches, values], those of all images, then those of all videos; None for a text decoder."""
     grids: Tensor | None = None
-    """[media, 3]."""
+    """[media, 3]: frames, rows and columns in patches; on the CPU."""
+    vision: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the vision encoder that follow from `grids`, see `plan_vision`."""
     visual_tokens: Mapping[str, int] = field(default_factory=dict)
     """"image" and "video" → how many tokens of each, in this order."""
 
@@ -65,8 +76,11 @@ def hidden_states(network: Any, inputs: Inputs) -> Tensor:
     given: dict[str, Any] = {}
     if inputs.patches is not None:
         given["mm_encoder_outputs"] = visual_features(network, inputs)
-    if getattr(decoder, "language_model", decoder).config._attn_implementation == BY_SAMPLE:
-        given["sample_lengths"] = inputs.sample_lengths
+    attention = getattr(decoder, "language_model", decoder).config._attn_implementation
+    if attention in (BY_SAMPLE, BY_BORDERS) and inputs.sample_lengths is not None:
+        given |= {"cu_seqlens": inputs.cu_seqlens, "max_length": max(inputs.sample_lengths)}
+        if attention == BY_SAMPLE:
+            given["sample_lengths"] = inputs.sample_lengths
     outputs = decoder(
         input_ids=inputs.input_ids,
         attention_mask=inputs.attention_mask,
@@ -80,8 +94,7 @@ def hidden_states(network: Any, inputs: Inputs) -> Tensor:
 
 def visual_features(network: Any, inputs: Inputs) -> dict[str, BaseModelOutputWithPooling]:
     """The encoder's output for images and for videos, from one call for both: sharded ranks make as many calls."""
-    visual = network.model.visual
-    encoded = visual(inputs.patches, grid_thw=inputs.grids, return_dict=True, **windows(visual.config, inputs.grids))
+    encoded = network.model.visual(inputs.patches, grid_thw=inputs.grids, return_dict=True, **inputs.vision)
     features: dict[str, BaseModelOutputWithPooling] = {}
     start = 0
     for kind, count in inputs.visual_tokens.items():
@@ -93,18 +106,37 @@ def visual_features(network: Any, inputs: Inputs) -> dict[str, BaseModelOutputWi
     return features
 
 
-def windows(config: Any, grids: Any) -> dict[str, Any]:
-    """Order and borders of an encoder's windows (Qwen2.5-VL), whose sizes follow from the values of `grids`."""
-    if not hasattr(config, "window_size"):
-        return {}
-    with real_values():
+def plan_vision(visual: Any, grids: Tensor) -> dict[str, Any]:
+    """Returns the arguments of a vision encoder that follow from the sizes of images and frames.
+
+    Made once per pack on the CPU: the encoder would read each of them back from the device.
+
+    Args:
+        visual: vision encoder of transformers.
+        grids: [media, 3] on the CPU: frames, rows and columns in patches.
+
+    Returns:
+        Positions, borders of frames (and of Qwen2.5-VL's windows) and the longest of each; on the CPU.
+    """
+    config, merge = visual.config, visual.config.spatial_merge_size
+    frames = get_vision_cu_seqlens(grids)
+    found = {"cu_seqlens": frames, "max_seqlen": int(frames.diff().max())}
+    found["position_ids"] = get_vision_position_ids(grids, merge)
+    if hasattr(config, "window_size"):
         order, borders = get_vision_window_index(
-            grids, config.spatial_merge_size, window_size=config.window_size, patch_size=config.patch_size
+            grids, merge, window_size=config.window_size, patch_size=config.patch_size
         )
-        frames = get_vision_cu_seqlens(grids)
-        longest = {name: int(ends.diff().max()) for name, ends in (("", frames), ("window_", borders))}
-    given = {"window_index": order, "cu_window_seqlens": borders, "cu_seqlens": frames}
-    return given | {f"max_{name}seqlen": length for name, length in longest.items()}
+        found |= {"window_index": order, "cu_window_seqlens": borders}
+        found["max_window_seqlen"] = int(borders.diff().max())
+    if hasattr(visual, "num_grid_per_side"):
+        found["interp_indices"], found["interp_weights"] = get_vision_interpolation_indices_and_weights(
+            grids,
+            num_grid_per_side=visual.num_grid_per_side,
+            mode=visual.interpolation_mode,
+            align_corners=visual.interpolation_align_corners,
+            spatial_merge_size=merge,
+        )
+    return found
 
 
 def attend(
@@ -114,20 +146,127 @@ def attend(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
+    cu_seqlens: Tensor | None = None,
+    max_length: int = 0,
     sample_lengths: list[int] | None = None,
     **settings: Any,
 ) -> tuple[Tensor, None]:
     """Attention of samples that share a row: [1, heads, N, width] to [1, N, heads, width].
 
-    `sample_lengths`: tokens of each sample. Without them, and for layers with a mask (such as a sliding window), this
-    is transformers' sdpa.
+    On CUDA in half precision this is one call of a variable-length kernel. Without borders, and for layers with a mask
+    (such as a sliding window), it is transformers' sdpa.
+
+    Args:
+        module: the layer; `module.is_causal` decides what its tokens see.
+        query: [1, heads, N, width].
+        key: like `query`, with as many or fewer heads.
+        value: like `key`.
+        attention_mask: None, or what transformers' sdpa accepts.
+        cu_seqlens: int32 [samples + 1], where each sample begins, and N; None for padded rows.
+        max_length: tokens of the longest sample.
+        sample_lengths: tokens of each sample; None in compiled layers, where other lengths would be another graph.
+        **settings: arguments of transformers' sdpa, such as `scaling`.
     """
+    if cu_seqlens is not None and attention_mask is None:
+        if query.is_cuda and query.dtype in HALF:
+            return attend_by_length(module, query, key, value, cu_seqlens, max_length, settings), None
+        if sample_lengths is None:
+            out = torch.ops.worldsmith.attend_by_sample(query, key, value, cu_seqlens, settings["scaling"])
+            return out.transpose(1, 2), None
     if sample_lengths is None or attention_mask is not None:
         whole: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
         return whole
     samples = zip(*(states.split(sample_lengths, dim=2) for states in (query, key, value)))
     found = [sdpa_attention_forward(module, q, k, v, None, **settings)[0] for q, k, v in samples]
     return torch.cat(found, dim=1), None
+
+
+def attend_by_length(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens: Tensor,
+    max_length: int,
+    settings: Mapping[str, Any],
+) -> Tensor:
+    """`attend` by the variable-length flash kernels (CUDA, half precision): [1, N, heads, width]."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    causal = settings.get("is_causal")
+    q, k, v = (states[0].transpose(0, 1) for states in (query, key, value))
+    out: Tensor = varlen_attn(
+        q, k, v, cu_seqlens, cu_seqlens, max_length, max_length,
+        scale=settings.get("scaling"),
+        window_size=(-1, 0) if (module.is_causal if causal is None else causal) else (-1, -1),
+        enable_gqa=q.shape[1] != k.shape[1],
+    )  # type: ignore[assignment]  # fmt: skip
+    return out[None]
+
+
+@torch.library.custom_op("worldsmith::attend_by_sample", mutates_args=())
+def attend_by_sample(query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, scale: float) -> Tensor:
+    """Causal attention [1, heads, N, width] of samples that share a row, for compiled layers off the flash kernels.
+
+    One operation of the graph: other lengths of samples do not compile it anew, and no mask of N² is made.
+    """
+    return torch.cat([causal_sdpa(*states, scale) for states in split_samples(cu_seqlens, query, key, value)], dim=2)
+
+
+@torch.library.custom_op("worldsmith::attend_by_sample_backward", mutates_args=())
+def attend_by_sample_backward(
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of `attend_by_sample` for query, key and value; float32 inside."""
+    found = []
+    repeat = query.shape[1] // key.shape[1]
+    for states in split_samples(cu_seqlens, gradient, query, key, value):
+        upstream, q, k, v = (x.float() for x in states)
+        k, v = (x.repeat_interleave(repeat, dim=1) for x in (k, v))
+        future = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).triu(1)
+        weights = (scale * q @ k.mT).masked_fill(future, -torch.inf).softmax(-1)
+        by_weight = upstream @ v.mT
+        by_score = scale * weights * (by_weight - (by_weight * weights).sum(-1, keepdim=True))
+        shared = (x.unflatten(1, (-1, repeat)).sum(2) for x in (by_score.mT @ q, weights.mT @ upstream))
+        found.append((by_score @ k, *shared))
+    q, k, v = (torch.cat(parts, dim=2).to(query.dtype) for parts in zip(*found))
+    return q, k, v
+
+
+def split_samples(cu_seqlens: Tensor, *states: Tensor) -> list[tuple[Tensor, ...]]:
+    """Cuts [1, heads, N, width] tensors at the borders of the samples."""
+    return [tuple(x[:, :, start:end] for x in states) for start, end in pairwise(cu_seqlens.tolist())]
+
+
+def causal_sdpa(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    shared = query.shape[1] != key.shape[1]
+    return torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, is_causal=True, scale=scale, enable_gqa=shared
+    )
+
+
+@attend_by_sample.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, scale: float) -> Tensor:
+    return query.new_empty(query.shape)
+
+
+@attend_by_sample_backward.register_fake
+def _(
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *states, ctx.scale = inputs
+    ctx.save_for_backward(*states)
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    return *attend_by_sample_backward(gradient.contiguous(), *ctx.saved_tensors, ctx.scale), None, None
+
+
+attend_by_sample.register_autograd(_backward, setup_context=_save)
 
 
 def make_mask(
@@ -153,13 +292,17 @@ def attend_in_windows(
     attention_mask: Tensor | None,
     *,
     cu_seq_lens_q: Tensor,
+    max_length_q: int,
     **settings: Any,
 ) -> tuple[Tensor, None]:
     """Attention within windows whose borders are `cu_seq_lens_q`: [1, heads, N, width] to [1, N, heads, width].
 
-    Neighboring windows of one length are one call, where transformers makes a call of each.
+    On CUDA in half precision this is one call of a variable-length kernel. Else neighboring windows of one length are
+    one call, where transformers makes a call of each.
     """
-    for name in ("cu_seq_lens_k", "max_length_q", "max_length_k"):
+    if query.is_cuda and query.dtype in HALF:
+        return attend_by_length(module, query, key, value, cu_seq_lens_q, max_length_q, settings), None
+    for name in ("cu_seq_lens_k", "max_length_k"):
         settings.pop(name, None)
     with real_values():
         lengths = cu_seq_lens_q.diff().tolist()
@@ -172,6 +315,7 @@ def attend_in_windows(
     return torch.cat(found, dim=1), None
 
 
-AttentionInterface.register(BY_SAMPLE, attend)
+for name in (BY_SAMPLE, BY_BORDERS):
+    AttentionInterface.register(name, attend)
+    AttentionMaskInterface.register(name, make_mask)
 AttentionInterface.register(IN_WINDOWS, attend_in_windows)
-AttentionMaskInterface.register(BY_SAMPLE, make_mask)
