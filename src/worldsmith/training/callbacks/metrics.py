@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import resource
 import socket
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from worldsmith.training.step import StepResult
     from worldsmith.training.validation import Validation
+
+logger = logging.getLogger(__name__)
 
 FILE = "metrics.jsonl"
 GREATEST = ("cpu_percent", "ram_bytes", "gpu_percent", "gpu_bytes")
@@ -244,7 +246,9 @@ class DeviceMonitor(Callback):
             found["gpu_reserved_bytes"] = torch.cuda.memory_reserved(device)
             try:
                 found["gpu_percent"] = torch.cuda.utilization(device)
-            except Exception as error:  # no nvidia-ml-py, or an NVMLError, such as on a MIG device: a monitor ends no run
+            except (
+                Exception
+            ) as error:  # no nvidia-ml-py, or its NVMLError, such as on a MIG device: a monitor ends no run
                 if not self.reported:
                     logger.warning("GPU utilization is not recorded: %s: %s", type(error).__name__, error)
                 self.reported = True

@@ -210,7 +210,8 @@ def attend_by_sample(query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tens
 
     One operation of the graph: other lengths of samples do not compile it anew, and no mask of N² is made.
     """
-    return torch.cat([causal_sdpa(*states, scale) for states in split_samples(cu_seqlens, query, key, value)], dim=2)
+    samples = split_samples(cu_seqlens, query, key, value)
+    return torch.cat([causal_sdpa(q, k, v, scale) for q, k, v in samples], dim=2)
 
 
 @torch.library.custom_op("worldsmith::attend_by_sample_backward", mutates_args=())
