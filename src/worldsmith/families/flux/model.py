@@ -18,6 +18,7 @@ from worldsmith.models.video_vae.moments import ImageVAE
 from worldsmith.models.weights.shapes import Shapes
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 CELL_PIXELS, TOKEN_CELLS = 8, 2
