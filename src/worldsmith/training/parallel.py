@@ -108,7 +108,7 @@ def nested_modules(parts: NetworkParts) -> list[nn.Module]:
 
 
 def replicated_modules(parts: NetworkParts) -> list[nn.Module]:
-    """Returns the frozen float32 modules inside layers: every rank keeps their few parameters complete.
+    """Returns the frozen float32 modules inside layers, whose parameters are replicated on every rank.
 
     As FSDP units of their own they would cost an all-gather each, and their hooks cannot be part of a compiled layer.
     """
@@ -116,10 +116,10 @@ def replicated_modules(parts: NetworkParts) -> list[nn.Module]:
 
 
 def compile_layers(model: Model, world: World) -> None:
-    """Compiles the layers of the network, in place, as the config says.
+    """Compiles the layers of the network in place, as `model.config.compile` specifies.
 
-    A layer with a trained float32 module inside is several graphs where the network is sharded: that module is an FSDP
-    unit of its own.
+    If the network is sharded, a layer that contains a trained float32 module is compiled with graph breaks: the module
+    is an FSDP unit, and its hooks cannot be compiled.
     """
     config, parts = model.config, model.parts()
     sharded = is_sharded(config, world.size)
@@ -149,15 +149,12 @@ def compile_methods(
         return
     for module in modules:
         for name in names:
-            setattr(
-                module,
-                name,
-                compile_function(getattr(module, name), dynamic=config.compile_dynamic, fullgraph=fullgraph),
-            )
+            compiled = compile_function(getattr(module, name), dynamic=config.compile_dynamic, fullgraph=fullgraph)
+            setattr(module, name, compiled)
 
 
 def compile_function(function: Callable[..., Any], *, dynamic: bool, fullgraph: bool = True) -> Callable[..., Any]:
-    """Compiles `function`, as one graph with `fullgraph`. Its first call raises UserError if that fails."""
+    """Returns `function` compiled; `fullgraph` forbids graph breaks. The first call raises UserError if that fails."""
     import torch
 
     # torch's overloads forget the limit, which its signature has.

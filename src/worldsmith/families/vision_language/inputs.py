@@ -125,9 +125,8 @@ def collate_media(
     if not patches:
         values = settings.in_channels * settings.temporal_patch_size * settings.patch_size**2
         patches, tokens = [torch.zeros(merge**2, values, device=device)], {"image": 0}
-        with real_values():
-            grids = [torch.tensor([[1, merge, merge]])]
     with real_values():
+        grids = grids or [torch.tensor([[1, merge, merge]])]
         joined = torch.cat(grids)
         plan = plan_vision(visual_of(network), joined)
         vision = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in plan.items()}

@@ -53,13 +53,13 @@ class Inputs:
     sample_lengths: list[int] | None = None
     """Tokens of each sample of a packed row."""
     cu_seqlens: Tensor | None = None
-    """int32 [samples + 1]: where each sample of a packed row begins, and the length of the row."""
+    """int32 [samples + 1]: index of the first token of each sample of a packed row, then the length of the row."""
     patches: Tensor | None = None
     """float32 [patches, values], those of all images, then those of all videos; None for a text decoder."""
     grids: Tensor | None = None
     """[media, 3]: frames, rows and columns in patches; on the CPU."""
     vision: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of the vision encoder that follow from `grids`, see `plan_vision`."""
+    """Keyword arguments of the vision encoder, such as position ids, computed from `grids` by `plan_vision`."""
     visual_tokens: Mapping[str, int] = field(default_factory=dict)
     """"image" and "video" → how many tokens of each, in this order."""
 
@@ -107,16 +107,17 @@ def visual_features(network: Any, inputs: Inputs) -> dict[str, BaseModelOutputWi
 
 
 def plan_vision(visual: Any, grids: Tensor) -> dict[str, Any]:
-    """Returns the arguments of a vision encoder that follow from the sizes of images and frames.
+    """Computes the keyword arguments of a vision encoder that depend only on the sizes of images and frames.
 
-    Made once per pack on the CPU: the encoder would read each of them back from the device.
+    They are computed once per pack on the CPU; otherwise the encoder copies sizes from the device to the host.
 
     Args:
         visual: vision encoder of transformers.
         grids: [media, 3] on the CPU: frames, rows and columns in patches.
 
     Returns:
-        Positions, borders of frames (and of Qwen2.5-VL's windows) and the longest of each; on the CPU.
+        Keyword arguments on the CPU: position ids, cumulative lengths of frames (and of Qwen2.5-VL's windows) and the
+        max length of each.
     """
     config, merge = visual.config, visual.config.spatial_merge_size
     frames = get_vision_cu_seqlens(grids)
@@ -171,7 +172,7 @@ def attend(
         if query.is_cuda and query.dtype in HALF:
             return attend_by_length(module, query, key, value, cu_seqlens, max_length, settings), None
         if sample_lengths is None:
-            out = torch.ops.worldsmith.attend_by_sample(query, key, value, cu_seqlens, settings["scaling"])
+            out = attend_by_sample(query, key, value, cu_seqlens, settings["scaling"])
             return out.transpose(1, 2), None
     if sample_lengths is None or attention_mask is not None:
         whole: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
@@ -190,7 +191,20 @@ def attend_by_length(
     max_length: int,
     settings: Mapping[str, Any],
 ) -> Tensor:
-    """`attend` by the variable-length flash kernels (CUDA, half precision): [1, N, heads, width]."""
+    """Computes attention inside each sample of a row by the flash kernels (CUDA, half precision).
+
+    Args:
+        module: the layer; `module.is_causal` applies unless `settings` has `is_causal`.
+        query: [1, heads, N, width].
+        key: like `query`, with as many or fewer heads.
+        value: like `key`.
+        cu_seqlens: int32 [samples + 1], first token of each sample, then N.
+        max_length: number of tokens of the longest sample.
+        settings: arguments of transformers' attention functions: `scaling`, `is_causal`.
+
+    Returns:
+        [1, N, heads, width].
+    """
     from torch.nn.attention.varlen import varlen_attn
 
     causal = settings.get("is_causal")
