@@ -31,8 +31,9 @@ class DevicePhases(MemoryTracker):
         self.peaks: dict[str, int] = defaultdict(int)
 
     def _enter_phase(self, name: str) -> None:
-        self.peaks[self._phase] = max(self.peaks[self._phase], torch.cuda.max_memory_allocated())
-        torch.cuda.reset_peak_memory_stats()
+        if torch.cuda.is_available():
+            self.peaks[self._phase] = max(self.peaks[self._phase], torch.cuda.max_memory_allocated())
+            torch.cuda.reset_peak_memory_stats()
         self._phase = name
 
 

@@ -18,41 +18,29 @@ import sys
 import tempfile
 import time
 import warnings
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from nano_step import fill, synchronised
 
 import worldsmith
 from worldsmith.config.tree.references import resolve
 from worldsmith.distributed.world import start_world
 from worldsmith.families.diffusers_pipeline import model as pipeline_model
 from worldsmith.families.wan import model as wan_model
-from worldsmith.models.local_part import local_part
 from worldsmith.models.video_vae import moments, wan_files
 from worldsmith.planning.estimate_memory import worst_phase
 from worldsmith.planning.simulation.fake_world import replaced
-from worldsmith.planning.simulation.memory_tracker import MemoryTracker
 from worldsmith.planning.simulation.simulate import simulate
 from worldsmith.planning.simulation.tracked_run import TrackedRun
 from worldsmith.planning.simulation_inputs import PlannedBatches, assumed_batches, with_published_parts
 
-
-class DevicePhases(MemoryTracker):
-    """Records the peak of allocated device memory in each phase instead of following tensors."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.peaks: dict[str, int] = defaultdict(int)
-
-    def _enter_phase(self, name: str) -> None:
-        if torch.cuda.is_available():
-            self.peaks[self._phase] = max(self.peaks[self._phase], torch.cuda.max_memory_allocated())
-            torch.cuda.reset_peak_memory_stats()
-        self._phase = name
+sys.path.append(str(Path(__file__).parents[1]))
+from plan_memory_gpu import DevicePhases
 
 
 @contextmanager
@@ -74,7 +62,7 @@ def prepared(recipe: str, overrides: list[str]) -> Iterator[tuple[Any, PlannedBa
 
 
 def predict(recipe: str, overrides: list[str]) -> dict[str, Any]:
-    """Returns what the plan says of one step: FLOPs, tokens and peak memory by phase."""
+    """Returns what the plan states for one step: FLOPs, tokens and peak memory by phase."""
     with prepared(recipe, overrides) as (config, batches):
         work = simulate(config, batches.batches, ranks=1)
     return {
@@ -85,16 +73,6 @@ def predict(recipe: str, overrides: list[str]) -> dict[str, Any]:
         "peak": worst_phase(work)[0].peak,
         "simulation_s": work.seconds,
     }
-
-
-@torch.no_grad()
-def fill(network: torch.nn.Module) -> None:
-    """Draws random weights on the device; a run draws them by name on the CPU, which takes minutes for so many."""
-    torch.manual_seed(0)
-    for parameter in network.parameters():
-        local = local_part(parameter.detach())
-        if local.is_floating_point():
-            local.fill_(1.0) if parameter.ndim == 1 else local.normal_(0, 0.02)
 
 
 def measure(recipe: str, overrides: list[str], *, warm_up: int, steps: int, profiled: bool) -> dict[str, Any]:
@@ -114,15 +92,16 @@ def measure(recipe: str, overrides: list[str], *, warm_up: int, steps: int, prof
         tracker = DevicePhases()
         run = TrackedRun(config, world, tracker, batches.batches)
         run.build()
+        torch.manual_seed(0)
         fill(run.model.network)
-        built = synchronized(on_gpu) - start
+        built = synchronised(world) - start
         taken = []
         for index in range(warm_up + steps):
             if index == warm_up:
                 tracker.peaks.clear()
-            start = synchronized(on_gpu)
+            start = synchronised(world)
             result = run.step()
-            taken.append(synchronized(on_gpu) - start)
+            taken.append(synchronised(world) - start)
         found: dict[str, Any] = {
             "device": torch.cuda.get_device_name() if on_gpu else "CPU",
             "torch": torch.__version__,
@@ -179,12 +158,6 @@ def profile_step(run: TrackedRun) -> dict[str, Any]:
         "kernels": len(kernels),
         "largest": {name: round(total / span, 4) for name, total in by_name.most_common(12)},
     }
-
-
-def synchronized(on_gpu: bool) -> float:
-    if on_gpu:
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 def main() -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -45,6 +47,18 @@ def test_benchmark_runs(script, words, expected, monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert end.value.code == 0, printed
     assert not [text for text in expected if not re.search(text, printed)], printed
+
+
+def test_the_gpu_measurements_run_on_tiny_networks(tmp_path: Path) -> None:
+    """Every case has its row, with the plan of the same step."""
+    words = [sys.executable, str(FOLDER / "gpu/day.py"), "--tiny", "-o", str(tmp_path)]
+    subprocess.run(words, check=True, capture_output=True, timeout=240)
+    found = json.loads((tmp_path / "day.json").read_text())
+    assert found["cases"].keys() == {"Wan LoRA, eager", "CogVideoX, eager"}
+    for case in found["cases"].values():
+        assert case["step_s"] > 0, case
+        assert found["plans"][case["key"]]["tokens"] == case["tokens"]
+    assert "| CogVideoX, eager | " in (tmp_path / "day.md").read_text()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: the program would measure")

@@ -124,6 +124,16 @@ def test_of_natten_only_the_attention_is_kept(name: str, kept: bool) -> None:
     assert (policy is CheckpointPolicy.MUST_SAVE) == kept
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["flash_attn._flash_attn_varlen_forward.default", "flash_attn_3.fwd.default", "torch_attn._varlen_attn.default",
+     "aten._scaled_dot_product_cudnn_attention.default"],
+)  # fmt: skip
+def test_attention_of_every_gpu_kernel_is_kept(name: str) -> None:
+    """The names under which torch and flash-attn register their operations."""
+    assert SavedOps(["fmha"])(None, name) is CheckpointPolicy.MUST_SAVE
+
+
 class Noisy(Block):
     def run(self, x: Tensor) -> Tensor:
         return super().run(x) + torch.rand(1)

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import toy_runs
@@ -58,6 +59,29 @@ def test_what_watches_changes_no_bit(world: Path, tmp_path: Path) -> None:
     trainer(world, tmp_path / "watched", steps=8, **watched).train()
     toy_runs.require_same_end(tmp_path / "watched", tmp_path / "plain")
     assert gc.isenabled()
+
+
+def test_a_driver_that_refuses_to_answer_is_reported_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """pynvml.NVMLError, such as on a MIG device, is no RuntimeError."""
+
+    class NVMLError(Exception):
+        pass
+
+    def refuse(device: str) -> int:
+        raise NVMLError("not supported")
+
+    monkeypatch.setattr(torch.cuda, "utilization", refuse)
+    for name in ("memory_allocated", "memory_reserved"):
+        monkeypatch.setattr(torch.cuda, name, lambda device: 7)
+    monitor = DeviceMonitor(DeviceMonitor.Config(), folder=None)
+    monitor.process, monitor.reported = psutil.Process(), False
+    readings = [monitor.read("cuda:0") for _ in range(2)]
+    assert all(reading["gpu_bytes"] == 7 and "gpu_percent" not in reading for reading in readings)
+    assert [record.getMessage() for record in caplog.records] == [
+        "GPU utilization is not recorded: NVMLError: not supported"
+    ]
 
 
 def test_devices_are_read_every_so_many_steps_and_once_after_a_resume(world: Path, tmp_path: Path) -> None:

@@ -5,10 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from worldsmith.config.errors import UserError
-from worldsmith.config.sections import CompileConfig
-from worldsmith.training.parallel import compile_methods
+from worldsmith.config.sections import ActivationCheckpointingConfig, CompileConfig, ParallelismConfig
+from worldsmith.distributed.world import World
+from worldsmith.families.wan.architecture import tiny
+from worldsmith.families.wan.model import WanGenerator
+from worldsmith.models.local_part import local_part
+from worldsmith.training.parallel import compile_methods, prepare_network
 
 
 class Broken(nn.Module):
@@ -36,3 +41,36 @@ def test_an_error_of_the_code_itself_stays_what_it_is() -> None:
     compile_methods([block], ["run"], CompileConfig(enabled=False))
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         block.run(torch.ones(1, 3))
+
+
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("mode", ["none", "full", "selective"])
+def test_a_bfloat16_wan_with_float32_norms_compiles(lora: bool, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Output and gradients are those of eager layers. Frozen norms are no FSDP units; trained ones break the graph."""
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda *args, **words: compile_(*args, backend="aot_eager", **words))
+    results = []
+    for enabled in (False, True):
+        config = WanGenerator.Config(
+            network=tiny(),
+            precision="bfloat16",
+            lora_enabled=lora,
+            compile=CompileConfig(enabled=enabled),
+            activation_checkpointing=ActivationCheckpointingConfig(mode=mode),
+            parallelism=ParallelismConfig(fsdp_master_dtype="bfloat16" if lora else "float32"),
+        )
+        model = WanGenerator(config, device="meta")
+        prepare_network(model, World())
+        model.materialize("cpu")
+        torch.manual_seed(0)
+        for parameter in model.network.parameters():
+            local_part(parameter.detach()).normal_(0, 0.1)
+        output = model.predict(torch.randn(1, 4, 3, 8, 8), torch.tensor([500.0]), torch.randn(1, 16, 32)).float()
+        output.square().mean().backward()
+        gradients = [local_part(p.grad).flatten() for p in model.network.parameters() if p.grad is not None]
+        results.append((output.detach(), torch.cat(gradients).float()))
+        norms = [block.norm2 for block in model.network.blocks]
+        assert all(isinstance(norm, FSDPModule) != lora for norm in norms)
+    for expected, found in zip(*results):
+        assert expected.norm() > 0
+        assert (found - expected).norm() <= 2e-2 * expected.norm()
