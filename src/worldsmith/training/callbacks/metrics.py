@@ -246,9 +246,7 @@ class DeviceMonitor(Callback):
             found["gpu_reserved_bytes"] = torch.cuda.memory_reserved(device)
             try:
                 found["gpu_percent"] = torch.cuda.utilization(device)
-            except (
-                Exception
-            ) as error:  # no nvidia-ml-py, or its NVMLError, such as on a MIG device: a monitor ends no run
+            except Exception as error:  # NVMLError, such as on a MIG device; or nvidia-ml-py is not installed
                 if not self.reported:
                     logger.warning("GPU utilization is not recorded: %s: %s", type(error).__name__, error)
                 self.reported = True
