@@ -27,14 +27,17 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def compare_weights(records: Sequence[RankRecord], shares: int) -> Iterator[Finding]:
-    """What is whole though `shares` ranks share the weights, and what differs between two ranks."""
+    """Yields a finding if trained weights are not sharded over the `shares` ranks, or if two ranks differ.
+
+    Frozen weights may be replicated: they have no gradients, and a few small norms are cheaper that way.
+    """
     first = records[0]
-    whole = [f"{name} {list(weight.shape)}" for name, weight in first.weights.items() if weight.whole]
+    whole = [f"{name} {list(weight.shape)}" for name, weight in first.weights.items() if weight.whole and weight.trained]
     if whole and shares > 1:
         yield Finding(
             "first step",
-            f"{len(whole)} weight{'s are' if len(whole) != 1 else ' is'} not sharded: {listed(whole)}. Each of the "
-            f"{shares} ranks that share the weights holds all of that, and nothing adds up its gradients",
+            f"{len(whole)} trained weight{'s are' if len(whole) != 1 else ' is'} not sharded: {listed(whole)}. Each of "
+            f"the {shares} ranks holds all of {'them' if len(whole) != 1 else 'it'}, and the gradients are not reduced",
         )
     for other in records[1:]:
         for one, two in ((first, other), (other, first)):
