@@ -32,7 +32,7 @@ def compare_weights(records: Sequence[RankRecord], shares: int) -> Iterator[Find
     Frozen weights may be replicated: they have no gradients, and a few small norms are cheaper that way.
     """
     first = records[0]
-    whole = [f"{name} {list(weight.shape)}" for name, weight in first.weights.items() if weight.whole and weight.trained]
+    whole = [f"{name} {list(w.shape)}" for name, w in first.weights.items() if w.whole and w.trained]
     if whole and shares > 1:
         yield Finding(
             "first step",

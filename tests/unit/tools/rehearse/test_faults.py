@@ -58,7 +58,9 @@ def test_a_layer_that_every_rank_holds_whole(config: Trainer.Config, monkeypatch
 
     monkeypatch.setattr(fsdp, "shard_network", wrong)
     found = findings(config)
-    assert found[0].startswith("first step: 2 trained weights are not sharded: layers.1.weight [4, 4], layers.1.bias [4]. ")
+    assert found[0].startswith(
+        "first step: 2 trained weights are not sharded: layers.1.weight [4, 4], layers.1.bias [4]."
+    )
 
 
 def test_a_rank_that_skips_a_collective(config: Trainer.Config, monkeypatch: pytest.MonkeyPatch) -> None:
