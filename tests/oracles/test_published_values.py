@@ -22,7 +22,7 @@ from worldsmith.data.stream.packing import SequentialPacker
 from worldsmith.families.cosmos3.model import Cosmos3Sampler
 from worldsmith.families.cosmos3.network.architecture import edge, nano, super_
 from worldsmith.families.cosmos3.network.rope import video_positions
-from worldsmith.models.ema import PowerEMA, exponent
+from worldsmith.models.ema import PowerEMA, sigma_rel_to_gamma
 from worldsmith.models.video_model import Sampling
 from worldsmith.models.video_vae.wan_files import LATENTS_MEAN, LATENTS_STD, released_to_diffusers
 from worldsmith.models.video_vae.windows import window_frames
@@ -38,7 +38,7 @@ class TestAverage:
 
     @pytest.mark.parametrize(("rate", "gamma"), [(0.1, 6.937204), (0.05, 16.972199), (0.2, 1.826214)])
     def test_exponent(self, rate: float, gamma: float) -> None:
-        assert exponent(rate) == pytest.approx(gamma, abs=5e-7)
+        assert sigma_rel_to_gamma(rate) == pytest.approx(gamma, abs=5e-7)
 
     @pytest.mark.parametrize(
         ("iteration", "beta"),
@@ -47,7 +47,7 @@ class TestAverage:
     )  # fmt: skip
     def test_decay(self, iteration: int, beta: float) -> None:
         average = PowerEMA.Config(rate=0.1).build(network=torch.nn.Linear(1, 1))
-        assert average.beta(iteration) == pytest.approx(beta, abs=1e-6)
+        assert average.get_decay(iteration) == pytest.approx(beta, abs=1e-6)
 
 
 class TestLearningRate:

@@ -123,7 +123,7 @@ def measure(config: Trainer.Config, folder: Path) -> dict[str, Any]:
         steps.backward = backward
     states = [value for state in trainer.state.optimizer.state.values() for value in state.values()]
     found["parameters"], found["moments"] = held(native_parameters(network).values()), held(states)
-    found["average"] = 0 if trainer.state.ema is None else held(trainer.state.ema.average.values())
+    found["average"] = 0 if trainer.state.ema is None else held(trainer.state.ema.ema_weights.values())
     if trainer.world.is_main:
         saved = folder / "checkpoints" / "iter_000000001"
         entries = {part: read_entries(saved / part) for part in ("model", "optim", "scheduler", "trainer")}

@@ -82,7 +82,7 @@ class LoopConfig(Config):
     distributed_parallelism: Literal["fsdp"] = "fsdp"
     """How several processes share the work."""
     max_consecutive_skipped: NotNegative = 100
-    """Skipped (not finite) steps in a row that are borne; one more stops the run."""
+    """Maximum number of skipped (non-finite) steps in a row; one more stops the run."""
     loss_scale: LossScaler.Config = field(default_factory=LossScaler.Config)
     """The scale of the loss with model.config.precision = "float16"; there is none with another."""
     cpu_threads: Count | None = None

@@ -147,7 +147,7 @@ class RunState:
         self._restore_optimizer(checkpoint)
         state = self._restore_counters(checkpoint)
         if self.ema is not None:
-            self.ema.load_state_dict(dict(self.ema.average), started=bool(state["ema_started"]))
+            self.ema.load_state_dict(dict(self.ema.ema_weights), started=bool(state["ema_started"]))
         self._restore_position(checkpoint, record=self.run_folder / dataset_record.FILE, may_change=resume_changed)
         if self.best is not None and self.world.is_main:
             go_back_to_best(self.checkpointer.folder, self.iteration, self.best.step)

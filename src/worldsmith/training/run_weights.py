@@ -82,9 +82,9 @@ class RunWeights:
                 logger.info("%s", line)
         if self.ema is not None:
             if report is not None and any(name.startswith(AVERAGE) for name in report.loaded):
-                self.ema.load_state_dict(dict(self.ema.average))
+                self.ema.load_state_dict(dict(self.ema.ema_weights))
             else:
-                self.ema.copy_live()
+                self.ema.copy_raw_weights()
         return report
 
     def frozen(self) -> dict[str, Tensor | WeightSum]:

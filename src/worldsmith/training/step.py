@@ -1,4 +1,4 @@
-"""One optimizer step: the forward and backward passes of its batches, weighted as one mean, and when it is skipped."""
+"""One training step: forward and backward passes over its batches, weighted as one mean, and when it is skipped."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """What a step is computed from. `read_batches` reads it before the first forward pass."""
+    """Batches of a training step. `read_batches` fetches them before the first forward pass."""
 
     index: int
-    """Number of steps before this one."""
+    """0-based index of the step in the run, skipped steps included."""
     batches: list[Any]
-    """Batches of this rank's loader, one for each forward pass."""
+    """Batches of this rank's loader, one per forward pass (gradient accumulation)."""
     data_seconds: float = 0.0
-    """Seconds spent waiting for the loader."""
+    """Time spent waiting for the loader, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,39 +47,40 @@ class GradNorm:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Result of a step. `forward_backward` returns it, and `Trainer.training_step` adds what is known later.
+    """Result of a training step.
 
-    Sums and means are over all ranks.
+    `forward_backward` returns it; `Trainer.training_step` sets the fields of the optimizer step. Weight, loss, metrics
+    and counts are totals or means over all ranks.
     """
 
     inputs: StepInputs
     weight: float
-    """Weight of all batches, by which the summed loss is divided. 0: there is nothing to learn from."""
+    """Sum of `Task.weigh` over all batches of the step: the denominator of the loss. 0: nothing to train on."""
     loss: float = math.nan
     figures: dict[str, float] = field(default_factory=dict)
-    """Further means of the step, by name."""
+    """Other mean metrics of the step, by name."""
     samples: int = 0
     tokens: int = 0
     loss_scale: float = 1.0
-    """Factor of the loss in the backward pass; the gradients are divided by it again."""
+    """Factor on the loss in the backward passes (float16); the gradients are divided by it afterwards."""
     overflowed: bool = False
-    """Whether the gradients were too large for float16 at that scale."""
+    """Whether a gradient was inf or NaN in float16 with this `loss_scale`."""
     gradient: GradNorm | None = None
-    """Norm of the gradient before clipping; None until it is measured."""
+    """Gradient norm before clipping; None before it is computed."""
     learning_rates: list[float] = field(default_factory=list)
     """Learning rate of each parameter group in this step; empty until the optimizer has stepped."""
     skipped: bool = False
-    """Whether nothing was updated, because the step was not finite or had no weight."""
+    """Whether nothing was updated, because loss or gradients were not finite or `weight` was 0."""
     seconds: float = 0.0
-    """Duration of the complete step, waiting included."""
+    """Duration of the step in seconds, including `data_seconds`."""
 
 
 class StepGuard:
-    """Decides for each step whether it is skipped, counts the skipped steps, and stops after too many in a row.
+    """Decides whether a step is skipped, counts skipped steps, and raises after too many in a row.
 
     - If the loss is NaN or infinite, the step is skipped. So is a step whose gradients overflow float16.
-    - If the gradient norm is not finite, or no entry of the gradient is left after the non-finite ones were set to zero
-      (`GradClip.Config.force_finite`), the step is skipped.
+    - If the gradient norm is not finite, or all entries of the gradient are zero after `GradClip.Config.force_finite`
+      set the non-finite ones to zero, the step is skipped.
 
     A skipped step changes no weight, optimizer state, learning rate or EMA weight.
 
@@ -95,13 +96,13 @@ class StepGuard:
         self.consecutive = 0
 
     def must_skip(self, step: int, loss: float, gradient: GradNorm, *, weight: float = 1.0, cause: str = "") -> bool:
-        """Whether the optimizer, scheduler and EMA must not step.
+        """Returns whether the optimizer, scheduler and EMA must not step, and counts a skipped step.
 
         Args:
             step: number of the step, from 1.
             loss: mean loss over all ranks.
             gradient: norm of the gradient.
-            weight: weight of the step's samples; 0 if no sample has anything to learn from, so that there is no loss.
+            weight: weight of the step; 0 if no sample contributes to the loss.
             cause: reason for which the step is skipped whatever its loss is.
 
         Raises:
@@ -117,15 +118,15 @@ class StepGuard:
         found = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient norm is {gradient.norm}"
         cause = cause or found
         if not weight:
-            cause = "there is nothing to learn in its batches"
+            cause = "its batches contain nothing to train on"
         elif gradient.zeroed:
             cause += f" after {gradient.zeroed} non-finite entries were set to zero"
         if self.consecutive > self.max_consecutive:
             raise FloatingPointError(
                 f"step {step}: {cause}; that is {self.consecutive} unusable steps in a row, and "
-                f"{self.max_consecutive} are borne; lower optimizer.lr, look at the last samples, or train in float32"
+                f"{self.max_consecutive} are tolerated. Lower optimizer.lr, inspect the last samples or use float32"
             )
-        logger.warning("step %d is skipped: %s (%d skipped so far)", step, cause, self.skipped)
+        logger.warning("Skipping step %d: %s (%d skipped so far)", step, cause, self.skipped)
         return True
 
     def state_dict(self) -> dict[str, int]:
@@ -137,18 +138,33 @@ class StepGuard:
 
 
 def read_batches(batches: Iterator[Any], index: int, grad_accum_iter: int) -> StepInputs:
-    """Fetches all batches of a step first, so that their weight is known before the first backward."""
+    """Fetches all batches of step `index` from the loader.
+
+    They are fetched together because the weight of the step must be known before its first backward pass.
+
+    Args:
+        batches: Iterator over the batches of this rank.
+        index: 0-based index of the step.
+        grad_accum_iter: Number of batches per step and rank.
+    """
     start = time.perf_counter()
     read = [next(batches) for _ in range(grad_accum_iter)]
     return StepInputs(index, read, data_seconds=time.perf_counter() - start)
 
 
 def forward_backward(inputs: StepInputs, task: Task, *, seed: int, scaler: LossScaler | None = None) -> StepResult:
-    """Adds the gradient of the step's mean loss to the parameters.
+    """Accumulates the gradient of the step's mean loss in the parameters and returns loss and metrics.
 
-    Gradients are summed over the batches and averaged over the ranks, so that each batch's sum is divided by the weight
-    of the step and multiplied by the number of ranks that read data, and in the backward passes by the `scaler`'s
-    scale. Nothing is read back from the device before the last backward pass.
+    The loss is sum(`LossSum.sum`) / weight over the batches of all ranks. FSDP averages gradients over the ranks, so
+    each batch's sum is multiplied by the number of data-parallel ranks and divided by the weight. Collective: all ranks
+    must call it. The loss values are copied to the host once, after the last backward pass. If the weight is 0, no pass
+    runs.
+
+    Args:
+        inputs: Batches of this rank.
+        task: Computes the loss of a batch and its weight.
+        seed: Seed of the random values in the loss, such as noise.
+        scaler: Loss scaler for float16; None: no loss scaling.
     """
     world, model, batches = task.world, task.model, inputs.batches
     weights = [float(task.weigh(batch)) for batch in batches]
@@ -158,32 +174,35 @@ def forward_backward(inputs: StepInputs, task: Task, *, seed: int, scaler: LossS
         return StepResult(inputs, weight)
     scale = 1.0 if scaler is None else scaler.scale
     every_pack = model.config.parallelism.reduce_every_pack
-    sums = []
+    losses = []
     for index, batch in enumerate(batches):
         reduce_gradients(model.network, last=index == len(batches) - 1, every_pack=every_pack)
-        sums.append(backward(task, batch, world.data_size / weight * scale, seed=seed))
+        losses.append(forward_backward_batch(task, batch, world.data_size / weight * scale, seed=seed))
     overflowed = scaler is not None and scaler.unscale()
-    found = means(task, sums, weights)
-    loss = found.figures.pop("loss")
+    means = reduce_metrics(task, losses, weights)
+    loss = means.metrics.pop("loss")
     return StepResult(
-        inputs, weight, loss, found.figures, found.samples, found.tokens, loss_scale=scale, overflowed=overflowed
+        inputs, weight, loss, means.metrics, means.samples, means.tokens, loss_scale=scale, overflowed=overflowed
     )
 
 
-def backward(task: Task, batch: Any, factor: float, *, seed: int) -> LossSum:
-    """The batch's loss after its backward pass; nothing of it holds on to the graph."""
+def forward_backward_batch(task: Task, batch: Any, loss_factor: float, *, seed: int) -> LossSum:
+    """Runs both passes over one batch and returns its detached loss.
+
+    A function of its own, so that no local variable keeps the autograd graph alive in the next forward pass.
+    """
     with seeded_rng(network_seed(task, batch, seed)):
         loss = task.loss(batch, seed=seed)
-        (loss.sum * factor).backward()  # type: ignore[no-untyped-call]
+        (loss.sum * loss_factor).backward()  # type: ignore[no-untyped-call]
     figures = {name: (total.detach(), count) for name, (total, count) in loss.figures.items()}
     return replace(loss, sum=loss.sum.detach(), figures=figures)
 
 
 def network_seed(task: Task, batch: Any, seed: int) -> int:
-    """Seed of the random numbers that the network draws itself (dropout) for a batch on this rank.
+    """Returns the seed of the network's own random values (dropout) for a batch on this rank.
 
-    It follows from the run's seed and the position of the batch's first sample, so that a resume, another number of
-    ranks and accumulation change no mask. The ranks of a context-parallel group draw different numbers.
+    It is derived from the run's seed and the position of the batch's first sample, so a resume, another number of
+    ranks or gradient accumulation changes no dropout mask. The ranks of a context-parallel group have different seeds.
     """
     position = task.name_samples(batch)[0][1]
     seeds = random_stream(seed, position, NETWORK_STREAM).integers(2**63, size=task.world.context_parallel)
@@ -191,28 +210,37 @@ def network_seed(task: Task, batch: Any, seed: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
-    """What the losses of several batches come to, over all ranks."""
+class MeanMetrics:
+    """Mean metrics over several batches of all ranks."""
 
-    figures: dict[str, float]
-    """"loss" and the further means that the task gives; NaN where there was nothing to count."""
+    metrics: dict[str, float]
+    """"loss" and the metrics of the task, by name; NaN if nothing was counted."""
     samples: int
     tokens: int
 
 
-def means(task: Task, sums: Sequence[LossSum], weights: Sequence[float]) -> Means:
-    """The means over batches with these weights on all ranks, each of which has as many."""
+def reduce_metrics(task: Task, losses: Sequence[LossSum], weights: Sequence[float]) -> MeanMetrics:
+    """Computes the mean loss and metrics over the batches of all ranks.
+
+    Collective: all ranks must call it. A metric `name[key]` for which no rank counted anything is omitted.
+
+    Args:
+        task: Provides the ranks to reduce over (`task.world`).
+        losses: Detached losses of this rank's batches, all with the same metric names.
+        weights: Weight of each batch: the denominator of "loss", unless the task reports "loss" itself.
+    """
     import torch
 
-    if not sums:
-        return Means({"loss": math.nan}, 0, 0)
-    figures = [{"loss": (loss.sum, weight), **loss.figures} for loss, weight in zip(sums, weights, strict=True)]
-    names = list(figures[0])
-    values = torch.stack([figure[name][0].double() for figure in figures for name in names]).tolist()
-    own = [sum(values[place :: len(names)]) for place in range(len(names))]
-    own += [sum(figure[name][1] for figure in figures) for name in names]
-    counts = sum(loss.samples for loss in sums), sum(loss.tokens for loss in sums)
-    samples, tokens, *totals = task.world.data_sum(*counts, *own)
-    shares = zip(names, totals[: len(names)], totals[len(names) :])
-    found = {name: total / count if count else math.nan for name, total, count in shares if count or "[" not in name}
-    return Means(found, int(samples), int(tokens))
+    if not losses:
+        return MeanMetrics({"loss": math.nan}, 0, 0)
+    batches = [{"loss": (loss.sum, weight), **loss.figures} for loss, weight in zip(losses, weights, strict=True)]
+    names = list(batches[0])
+    # One stacked tensor, so that all values are copied to the host at once.
+    values = torch.stack([batch[name][0].double() for batch in batches for name in names]).tolist()
+    sums = [sum(values[index :: len(names)]) for index in range(len(names))]
+    counts = [sum(batch[name][1] for batch in batches) for name in names]
+    local = sum(loss.samples for loss in losses), sum(loss.tokens for loss in losses), *sums, *counts
+    samples, tokens, *totals = task.world.data_sum(*local)
+    reduced = zip(names, totals[: len(names)], totals[len(names) :])
+    means = {name: total / count if count else math.nan for name, total, count in reduced if count or "[" not in name}
+    return MeanMetrics(means, int(samples), int(tokens))

@@ -19,7 +19,7 @@ from worldsmith.checkpoint.run.rng_state import untouched_rng
 from worldsmith.config.errors import UserError
 from worldsmith.data.stream.dataset_record import VALIDATION, changed_samples
 from worldsmith.distributed.context_parallel import require_same_packs
-from worldsmith.training.step import Means, means
+from worldsmith.training.step import MeanMetrics, reduce_metrics
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,7 +87,7 @@ class Validator:
             found = self.measure(asked, lambda share: tell(share / passes))
             figures |= prefix_names("val", found)
             if found is not None and average is not None:
-                with average.swapped(network):
+                with average.apply_to(network):
                     found = self.measure(asked, lambda share: tell((1 + share) / passes))
                 figures |= prefix_names("val_ema", found)
         self.task.in_first_step = False
@@ -109,7 +109,7 @@ class Validator:
                 ["the validation data have changed, and losses before and after are of other samples:", *changes]
             )
 
-    def measure(self, asked: Callable[[], bool], tell: Callable[[float], object]) -> Means | None:
+    def measure(self, asked: Callable[[], bool], tell: Callable[[float], object]) -> MeanMetrics | None:
         """Means over the stream with the current weights, weighted like those of a step."""
         sums, weights = [], []
         samples = 0
@@ -123,7 +123,7 @@ class Validator:
             samples += self.task.size(found.batch)[0] if found.is_own else 0
             by_samples = samples * self.world.data_size / max(1, self.loader.dataset.num_samples)
             tell(min(1.0, max(by_samples, len(sums) / self.max_packs if self.max_packs else 0.0)))
-        return means(self.task, sums, weights)
+        return reduce_metrics(self.task, sums, weights)
 
     def batches(self, asked: Callable[[], bool]) -> Iterator[ValidationBatch | None]:
         """The batches of this rank, as many on each rank; None ends them early.
@@ -166,8 +166,8 @@ def zero_loss_like(loss: LossSum) -> LossSum:
     return replace(loss, sum=nothing, samples=0, tokens=0, figures={name: (nothing, 0.0) for name in loss.figures})
 
 
-def prefix_names(prefix: str, found: Means | None) -> dict[str, float]:
-    return {} if found is None else {f"{prefix}/{name}": value for name, value in found.figures.items()}
+def prefix_names(prefix: str, found: MeanMetrics | None) -> dict[str, float]:
+    return {} if found is None else {f"{prefix}/{name}": value for name, value in found.metrics.items()}
 
 
 class BestSoFar:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from worldsmith.models.ema import RATE_LIMIT, PowerEMA, exponent
+from worldsmith.models.ema import MAX_RATE, PowerEMA, sigma_rel_to_gamma
 
 
 def small_network() -> nn.Module:
@@ -34,7 +34,7 @@ def move(network: nn.Module, step: int) -> None:
 
 @pytest.mark.parametrize(("rate", "gamma"), [(0.1, 6.937204), (0.05, 16.972199), (0.2, 1.826214)])
 def test_the_exponent_has_its_published_values(rate, gamma):
-    assert exponent(rate) == pytest.approx(gamma, abs=5e-7)
+    assert sigma_rel_to_gamma(rate) == pytest.approx(gamma, abs=5e-7)
 
 
 @pytest.mark.parametrize(
@@ -45,14 +45,14 @@ def test_the_exponent_has_its_published_values(rate, gamma):
     ],
 )
 def test_the_decay_has_its_published_values(iteration, beta):
-    assert ema_of(small_network()).beta(iteration) == pytest.approx(beta, abs=1e-6)
+    assert ema_of(small_network()).get_decay(iteration) == pytest.approx(beta, abs=1e-6)
 
 
 @pytest.mark.parametrize(
     ("update", "decay"), [(1, 0.1818), (9, 0.5263), (90, 0.91), (900, 0.9901), (89_990, 0.9999), (10**6, 0.9999)]
 )
 def test_the_decay_that_grows_to_a_limit_has_its_published_values(update, decay):
-    assert ema_of(small_network(), max_decay=0.9999).beta(update - 1) == pytest.approx(decay, abs=5e-5)
+    assert ema_of(small_network(), max_decay=0.9999).get_decay(update - 1) == pytest.approx(decay, abs=5e-5)
 
 
 def test_the_average_with_a_limit_is_that_of_diffusers():
@@ -71,7 +71,7 @@ def test_the_average_with_a_limit_is_that_of_diffusers():
 
 
 def test_two_laws_at_once_are_refused():
-    with pytest.raises(ValueError, match=r"(?s)rate.*max_decay.*one of them is the law"):
+    with pytest.raises(ValueError, match=r"(?s)rate.*max_decay.*each selects another decay formula"):
         PowerEMA.Config(rate=0.2, max_decay=0.9).check()
 
 
@@ -81,8 +81,8 @@ def test_the_rate_is_the_relative_width_of_the_averaging_window():
     steps = 5000
     weights = np.zeros(steps)
     for i in range(steps):
-        weights *= ema.beta(i)
-        weights[i] = 1 - ema.beta(i)
+        weights *= ema.get_decay(i)
+        weights[i] = 1 - ema.get_decay(i)
     t = np.arange(1, steps + 1) / steps
     mean = (weights * t).sum()
     assert weights.sum() == pytest.approx(1)
@@ -101,7 +101,7 @@ def test_updates_follow_the_recursion_and_the_first_one_copies():
             expected[name] = beta * old + (1 - beta) * p.detach().double()
         ema.update(iteration)
         if iteration == 0:
-            assert all(torch.equal(ema.average[name], p) for name, p in network.named_parameters())
+            assert all(torch.equal(ema.ema_weights[name], p) for name, p in network.named_parameters())
     assert list(ema.state_dict()) == [name for name, _ in network.named_parameters()]
     for name, value in ema.state_dict().items():
         assert value.dtype == torch.float32
@@ -116,13 +116,13 @@ def test_a_positive_shift_never_blends_values_from_before_a_warm_start():
     assert all(torch.equal(ema.state_dict()[name], p) for name, p in network.named_parameters())
     move(network, 100)
     ema.update(0)
-    assert all(torch.equal(ema.average[name], p) for name, p in network.named_parameters())
-    before = ema.average["0.weight"].clone()
+    assert all(torch.equal(ema.ema_weights[name], p) for name, p in network.named_parameters())
+    before = ema.ema_weights["0.weight"].clone()
     move(network, 101)
     ema.update(1)
-    beta = ema.beta(1)
+    beta = ema.get_decay(1)
     assert beta == pytest.approx((1 - 1 / 1002) ** (6.937204 + 1), rel=1e-6)
-    assert torch.allclose(ema.average["0.weight"], torch.lerp(network[0].weight, before, beta), atol=1e-6)
+    assert torch.allclose(ema.ema_weights["0.weight"], torch.lerp(network[0].weight, before, beta), atol=1e-6)
 
 
 def test_frozen_parameters_are_in_the_average_and_stay_equal():
@@ -144,9 +144,9 @@ def test_low_precision_parameters_are_averaged_in_float32():
     first = network[0].weight.detach().float()
     move(network, 1)
     ema.update(1)
-    expected = torch.lerp(network[0].weight.detach().float(), first, ema.beta(1))
-    assert ema.average["0.weight"].dtype == torch.float32
-    assert torch.allclose(ema.average["0.weight"], expected, atol=1e-6)
+    expected = torch.lerp(network[0].weight.detach().float(), first, ema.get_decay(1))
+    assert ema.ema_weights["0.weight"].dtype == torch.float32
+    assert torch.allclose(ema.ema_weights["0.weight"], expected, atol=1e-6)
 
 
 def test_a_saved_average_is_continued_bit_for_bit():
@@ -181,7 +181,7 @@ def test_swapping_evaluates_the_average_and_restores_the_live_weights(dtype):
     average = {name: value.clone() for name, value in ema.state_dict().items()}
 
     def evaluate_and_fail() -> None:
-        with ema.swapped(network):
+        with ema.apply_to(network):
             assert all(torch.equal(p, average[name].to(dtype)) for name, p in network.named_parameters())
             raise KeyboardInterrupt
 
@@ -213,7 +213,7 @@ def test_sharded_parameters_are_averaged_shard_by_shard():
             assert isinstance(shard, DTensor)
             assert torch.equal(shard.full_tensor(), value)
         x = torch.randn(5, 3)
-        with averages[0].swapped(plain), averages[1].swapped(sharded):
+        with averages[0].apply_to(plain), averages[1].apply_to(sharded):
             assert torch.equal(plain(x), sharded(x))
     finally:
         dist.destroy_process_group()
@@ -232,13 +232,13 @@ def test_trainable_only_averages_the_trained_part_exactly_as_the_whole_average_d
     assert set(part.state_dict()) == trained
     assert all(torch.equal(value, whole.state_dict()[name]) for name, value in part.state_dict().items())
     live = copy.deepcopy(network.state_dict())
-    with part.swapped(network):
+    with part.apply_to(network):
         for name, p in network.named_parameters():
             assert torch.equal(p, whole.state_dict()[name] if name in trained else live[name])
     assert all(torch.equal(value, live[name]) for name, value in network.state_dict().items())
     continued = ema_of(network, trainable_only=True)
     continued.load_state_dict({name: value.clone() for name, value in part.state_dict().items()})
-    with pytest.raises(ValueError, match="2 unknown to the network"):
+    with pytest.raises(ValueError, match="2 unexpected"):
         continued.load_state_dict(whole.state_dict())
 
 
@@ -264,23 +264,23 @@ def test_a_shift_below_zero_is_refused():
         PowerEMA.Config(iteration_shift=-1).check()
 
 
-@pytest.mark.parametrize("rate", [0.0, -0.1, RATE_LIMIT, 0.48, 1.0])
+@pytest.mark.parametrize("rate", [0.0, -0.1, MAX_RATE, 0.48, 1.0])
 def test_rates_under_which_the_average_would_diverge_are_refused(rate):
     with pytest.raises(ValueError, match=r"above 0 and below 0\.4714.*sqrt\(2\)/3"):
         PowerEMA.Config(rate=rate).check()
 
 
 def test_the_limit_is_where_the_exponent_passes_minus_one():
-    assert exponent(RATE_LIMIT - 1e-6) > -1
-    assert exponent(RATE_LIMIT + 1e-6) < -1
-    PowerEMA.Config(rate=RATE_LIMIT - 1e-6).check()
+    assert sigma_rel_to_gamma(MAX_RATE - 1e-6) > -1
+    assert sigma_rel_to_gamma(MAX_RATE + 1e-6) < -1
+    PowerEMA.Config(rate=MAX_RATE - 1e-6).check()
 
 
 def test_names_that_do_not_fit_are_refused():
     ema = ema_of(small_network())
     with pytest.raises(ValueError, match="1 missing from the saved average"):
         ema.load_state_dict({name: v for name, v in ema.state_dict().items() if name != "0.bias"})
-    with pytest.raises(ValueError, match="do not have the same parameters"), ema.swapped(nn.Linear(3, 4)):
+    with pytest.raises(ValueError, match="parameter names"), ema.apply_to(nn.Linear(3, 4)):
         pass
 
 

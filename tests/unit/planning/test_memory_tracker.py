@@ -80,7 +80,7 @@ def test_recomputation_keeps_the_inputs_of_the_blocks_and_is_counted() -> None:
     assert forward.kinds["activations"] == 4 * ACTIVATION  # two inputs of blocks, and within the last block two more
     product = 2 * ROWS * WIDTH * WIDTH
     assert plain.operations.flops == product * (3 + 3 + 2)  # forward, weights, inputs of all but the first
-    assert again.operations.flops - plain.operations.flops == again.operations.repeated_flops == 3 * product
+    assert again.operations.flops - plain.operations.flops == again.operations.recomputed_flops == 3 * product
 
 
 def test_gradients_stay_when_the_graph_is_gone() -> None:

@@ -113,8 +113,8 @@ def test_steps_are_skipped_for_a_bad_loss_or_gradient_and_the_run_stops_after_th
         assert guard.must_skip(4, 0.5, bad)
         assert guard.must_skip(5, 0.5, bad)
     assert guard.state_dict() == {"skipped": 4, "consecutive": 2}
-    assert "step 1 is skipped: the loss is nan (1 skipped so far)" in caplog.text
-    assert "step 2 is skipped: the gradient norm is inf (2 skipped so far)" in caplog.text
+    assert "Skipping step 1: the loss is nan (1 skipped so far)" in caplog.text
+    assert "Skipping step 2: the gradient norm is inf (2 skipped so far)" in caplog.text
     resumed = StepGuard(max_consecutive=2)
     resumed.load_state_dict(guard.state_dict())
     with pytest.raises(FloatingPointError, match="step 6: the loss is inf; that is 3 unusable steps in a row"):

@@ -240,7 +240,7 @@ def test_load_training_state_leaves_out_the_moments_of_skipped_weights(
     assert trainer.iteration == 5
     saved = read_checkpoint(whole / "checkpoints/iter_000000005")
     assert torch.equal(torch.get_rng_state(), saved["trainer/rng_state_0.torch"])
-    assert torch.equal(trainer.state.ema.average["layers.0.weight"], trainer.model.network.layers[0].weight)
+    assert torch.equal(trainer.state.ema.ema_weights["layers.0.weight"], trainer.model.network.layers[0].weight)
 
 
 def test_load_training_state_needs_a_training_checkpoint(world: Path, whole: Path, tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def test_it_sees_a_network_in_eval_mode_and_leaves_it_as_it_was(
     network.layers[0].eval()
     average = trainer.state.ema
     average.started = True
-    average.average["layers.0.bias"] += 1.0
+    average.ema_weights["layers.0.bias"] += 1.0
     before = {name: tensor.clone() for name, tensor in trainer.state.weights.state_dict().items()}
     plain, seen = ToyTask.loss, []
 

@@ -1,4 +1,4 @@
-"""`MemoryTracker`: which tensors are alive at each moment of a run, in a real one or in one without memory."""
+"""`MemoryTracker`: records the tensors that are alive at each moment of a run, real or simulated on fake tensors."""
 
 from __future__ import annotations
 
@@ -30,40 +30,47 @@ from worldsmith.planning.simulation.traffic import TrafficRecorder
 from worldsmith.planning.work import PhaseMemory
 
 COMMUNICATED = "communication"
-"""Kind of buffers that collectives read or write."""
+"""Memory category of the buffers that collectives read or write."""
 GATHERED = "gathered"
-"""Kind of whole weights that FSDP gathers."""
+"""Memory category of the parameters that FSDP has all-gathered."""
 PASSES = ("forward", "encoding", "validation", "sampling")
 INDEX_TYPES = {torch.int64, torch.int32, torch.bool}
-"""Types of indices and masks, which keep values that they are made from in a simulation: sizes depend on them."""
+"""Dtypes of indices and masks. Their values are kept in a simulation, because sizes of other tensors depend on them."""
 LONGEST_TABLE = 4096
-"""Elements of a table of one dimension, such as a schedule, that keeps its values too."""
+"""Max elements of a one-dimensional tensor, such as a noise schedule, whose values are kept in a simulation too."""
 aten = torch.ops.aten
 BY_INDEX = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
-"""Operations that take masks as indices."""
+"""Operators that accept boolean masks as indices."""
 LAYER = re.compile(r"\.\d+(?=\.|$)")
 
 
 @dataclass(slots=True)
 class Held:
-    """A piece of memory, from the first operation that makes or reads it."""
+    """A tensor storage, recorded when an operator first creates or reads it."""
 
     size: int
+    """Bytes; 0 once it is freed."""
     phase: str
+    """Phase in which it was first seen."""
     module: str
-    """The innermost module whose forward made it; "" for none."""
+    """Innermost module whose forward pass created it; "" outside of modules."""
     kind: str
-    """What it is as far as its birth tells; `MemoryTracker.tag` knows better."""
+    """Memory category guessed at creation; a tag of `MemoryTracker.tag` has precedence."""
     elsewhere: bool
-    """Whether it lies in main memory, whatever the run's device is."""
+    """Whether it is in host RAM, whatever the run's device is."""
 
 
 class MemoryTracker(TorchDispatchMode):
-    """Notes every storage that an operation makes, grows or frees; nothing that a kernel uses inside itself is seen.
+    """Dispatch mode that records every tensor storage which an operator creates, resizes or frees.
 
-    With a `fake_mode` the tensors have no memory, and every number that is read back from one is 1. Use it inside that
-    mode. Kinds of a storage: that of its tag, else "activations" for what is made in a forward pass, also a repeated
-    one, "inputs" for what came from outside, and "other". `only_traffic`: nothing but collectives is noted.
+    Temporary memory inside a kernel is not seen. The memory category of a storage is its tag (`tag`), else
+    "activations" if a forward pass or its recomputation created it, "inputs" if it was created outside of the tracker,
+    else "other".
+
+    Args:
+        fake_mode: Simulate: tensors have no memory, and every value that is read back to the host is 1. Use the tracker
+            inside this mode. None: a real run.
+        only_traffic: Record collectives only, which is faster.
     """
 
     def __init__(self, fake_mode: FakeTensorMode | None = None, *, only_traffic: bool = False) -> None:
@@ -71,7 +78,7 @@ class MemoryTracker(TorchDispatchMode):
         self.fake_mode, self.only_traffic = fake_mode, only_traffic
         self.held: list[Held] = []
         self.events: list[tuple[int, int, str]] = []
-        """(storage, change in bytes, phase), in the order of time; (-1, 0, phase) where a phase begins."""
+        """(index into `held`, change in bytes, phase) in temporal order; (-1, 0, phase) marks the start of a phase."""
         self.tags: dict[int, str] = {}
         self.traffic = TrafficRecorder()
         self.operations = OperationCounter()
@@ -85,7 +92,7 @@ class MemoryTracker(TorchDispatchMode):
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Within the block what happens belongs to this phase."""
+        """Context manager: attributes all events within the block to the phase `name`."""
         before = self._phase
         self._enter_phase(name)
         try:
@@ -95,7 +102,11 @@ class MemoryTracker(TorchDispatchMode):
 
     @contextmanager
     def in_main_memory(self, elsewhere: bool = True) -> Iterator[None]:
-        """What is made within the block is not on the run's device; False, inside such a block: it is again."""
+        """Context manager: counts new storages as host RAM and not as memory of the run's device.
+
+        Args:
+            elsewhere: False: count them as device memory again (for use inside such a block).
+        """
         before, self._elsewhere = self._elsewhere, elsewhere
         try:
             yield
@@ -103,7 +114,7 @@ class MemoryTracker(TorchDispatchMode):
             self._elsewhere = before
 
     def within(self, name: str, owner: Any, method: str, *, before: Callable[[], None] = lambda: None) -> None:
-        """From now on each call of `owner.method` is a phase of its own; `before` is called ahead of it."""
+        """Wraps `owner.method`: each call calls `before` and then runs as the phase `name`."""
         function = getattr(owner, method)
 
         @wraps(function)
@@ -115,24 +126,29 @@ class MemoryTracker(TorchDispatchMode):
         setattr(owner, method, run)
 
     def name_modules(self, network: nn.Module, *, each: bool = False) -> None:
-        """The names under which the modules of a network are reported; layers of a list share one unless `each`."""
+        """Sets the names under which modules are reported: their names in `network`.
+
+        Args:
+            network: Network whose modules are named.
+            each: Keep the layer index. False: `layers.3.norm` is reported as `layers.*.norm`.
+        """
         for name, module in network.named_modules():
             self._names[module] = name if each else LAYER.sub(".*", name)
 
     def tag(self, kind: str, tensors: Iterable[Tensor | None]) -> None:
-        """Says what these tensors are, sharded ones too; also of the time before."""
+        """Sets the memory category of tensors (also DTensors), for past and future events. None and meta are ignored."""
         for tensor in tensors:
             if tensor is not None and tensor.device.type != "meta":
                 self.tags[self._number(local_part(tensor), "inputs")] = kind
 
     def tag_survivors(self, kind: str, born: str) -> None:
-        """Says what everything without a tag is that was made in the phase `born` and is still there."""
+        """Sets the memory category of all untagged storages that were created in the phase `born` and are still alive."""
         for number, _ in self._numbers.values():
             if self.held[number].phase == born and number not in self.tags:
                 self.tags[number] = kind
 
     def restart(self) -> None:
-        """Forgets what was counted so far, but not what is alive: a steady step begins."""
+        """Resets events, traffic and operator counts, but keeps the living storages. Call it before a steady step."""
         alive = [(number, self.held[number].size) for number, _ in self._numbers.values()]
         self.events = [(number, size, "") for number, size in alive]
         self.traffic.restart()
@@ -141,25 +157,25 @@ class MemoryTracker(TorchDispatchMode):
 
     @property
     def total(self) -> int:
-        """Bytes that are held now, on the device and in main memory."""
+        """Bytes that are allocated now, on the device and in host RAM."""
         return sum(change for _, change, _ in self.events)
 
     def held_now(self) -> PhaseMemory:
-        """What is alive on the device at this moment."""
+        """Returns the breakdown of the device memory that is allocated now."""
         return memory_after(self._changes(self.events), self._phase)
 
     @property
     def now(self) -> str:
-        """The phase that goes on."""
+        """Name of the current phase."""
         return self._phase
 
     @property
     def module(self) -> str:
-        """The innermost module whose forward goes on; "" for none."""
+        """Name of the innermost module whose forward pass is running; "" outside of modules."""
         return self._modules[-1] if self._modules else ""
 
     def phases(self) -> list[PhaseMemory]:
-        """The worst moment of each phase since the last `restart`, in the order in which they began."""
+        """Returns the peak device memory of each phase since the last `restart`, in the order in which phases began."""
         peaks: dict[str, tuple[int, int]] = {}
         beside: dict[str, int] = defaultdict(int)
         total = elsewhere = 0
@@ -177,7 +193,7 @@ class MemoryTracker(TorchDispatchMode):
         ]
 
     def stretches(self) -> Iterator[tuple[str, list[Change]]]:
-        """Changes on the device of one phase that follow each other, with the kinds that the storages have now."""
+        """Yields (phase, device memory changes) for each consecutive run of events in one phase, with the current tags."""
         for phase, events in groupby(self.events, key=itemgetter(2)):
             if changes := list(self._changes(events)):
                 yield phase, changes
@@ -207,28 +223,28 @@ class MemoryTracker(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if DTensor in types:
-            return NotImplemented  # its own operations on shards come next
+            return NotImplemented  # DTensor dispatches operators on its local shards next
         if self._working_out_shapes.on or func.namespace == "prim":
-            return func(*args, **kwargs)  # of whole tensors, in the same fake mode; or a question
+            return func(*args, **kwargs)  # shape propagation on full tensors, or a metadata query
         given = list(tensors_among((*args, *kwargs.values())))
         if self.fake_mode is not None:
             if given and all(map(has_values, given)):
                 with real_values():
                     return func(*args, **kwargs)
             if func in BY_INDEX:
-                args = with_places(args)
+                args = masks_to_indices(args)
             elif func is aten._local_scalar_dense.default:
                 dtype = args[0].dtype
                 return True if dtype is torch.bool else 1.0 if dtype.is_floating_point else 1
             elif func is torch.ops._c10d_functional.wait_tensor.default:
-                return args[0]  # as it is in a real run
+                return args[0]  # a real run returns the same tensor
         result = func(*args, **kwargs)
         if self.only_traffic:
             self.traffic.note(func, args, kwargs, self.module)
             return result
         made = list(tensors_among((result,)))
         if not all(map(self._is_ours, made)):
-            return result  # of a mode that works out shapes
+            return result  # tensors of another fake mode, which only infers shapes
         again = self._phase == "backward" and torch.is_grad_enabled()
         before = [self._number(tensor, "inputs") for tensor in given]
         kind = "activations" if again or self._phase in PASSES else "other"
@@ -239,7 +255,7 @@ class MemoryTracker(TorchDispatchMode):
             return result
         is_view = not func._schema.is_mutable and bool(after) and all(number in before for number in after)
         if not is_view:
-            self.operations.note(func, args, kwargs, result, [*given, *made], repeated=again)
+            self.operations.record(func, args, kwargs, result, [*given, *made], is_recomputation=again)
         return result
 
     def _is_ours(self, tensor: Tensor) -> bool:
@@ -249,7 +265,7 @@ class MemoryTracker(TorchDispatchMode):
         return is_ours and tensor.fake_device.type != "meta"  # type: ignore[attr-defined]
 
     def _number(self, tensor: Tensor, kind: str) -> int:
-        """That of the tensor's storage, which is noted when it is seen for the first time."""
+        """Returns the index of the tensor's storage in `held`; a new storage is recorded with the category `kind`."""
         storage = tensor.untyped_storage()
         key = id(storage)
         known = self._numbers.get(key)
@@ -274,26 +290,26 @@ class MemoryTracker(TorchDispatchMode):
         held = self.held[known[0]]
         self.events.append((known[0], storage.nbytes() - held.size, self._phase))
         held.size = storage.nbytes()
-        self.tags[known[0]] = GATHERED  # FSDP alone gives a storage its memory back
+        self.tags[known[0]] = GATHERED  # only FSDP reallocates a freed storage
 
     def _enter_phase(self, name: str) -> None:
         self._phase = name
         self.events.append((-1, 0, name))
 
     def _leave_module(self) -> None:
-        """Returns nothing: what a hook returns would replace the output of the module."""
+        """Pops the module; returns None, since a return value of the hook would replace the module's output."""
         if self._modules:
             self._modules.pop()
 
     def _changes(self, events: Iterable[tuple[int, int, str]]) -> Iterator[Change]:
-        """What these events change on the device."""
+        """Yields the device memory changes of events."""
         for number, change, _ in events:
             if number >= 0 and not self.held[number].elsewhere:
                 yield change, self.tags.get(number) or self.held[number].kind, self.held[number].module
 
 
 def tensors_among(values: Iterable[Any]) -> Iterator[Tensor]:
-    """The tensors in a nest of lists, tuples and tables."""
+    """Yields the tensors in nested lists, tuples and dicts."""
     for value in values:
         if isinstance(value, Tensor):
             yield value
@@ -304,14 +320,14 @@ def tensors_among(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def has_values(tensor: Tensor) -> bool:
-    """Whether a tensor keeps its values in a simulation."""
+    """Returns whether the values of a tensor are kept in a simulation: small plain index, mask and 1-D tensors."""
     if type(tensor) is not Tensor or tensor.device.type == "meta":
         return False
     return tensor.dtype in INDEX_TYPES or (tensor.ndim < 2 and tensor.numel() <= LONGEST_TABLE)
 
 
-def with_places(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The same arguments of an operation by index, with places for masks that have values."""
+def masks_to_indices(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns the arguments of an indexing operator with boolean masks replaced by their integer indices."""
     indices: list[Tensor | None] = []
     with real_values():
         for index in args[1]:
@@ -321,7 +337,7 @@ def with_places(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 class Flag:
-    """Is on within a block."""
+    """Context manager whose attribute `on` is True within the block."""
 
     on = False
 

@@ -1,4 +1,4 @@
-"""What the operations of a step compute and move."""
+"""FLOPs and memory traffic of the PyTorch operators in a simulated training step."""
 
 from __future__ import annotations
 
@@ -10,69 +10,84 @@ from typing import Any
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
-"""PyTorch's counter knows the kernels of a GPU alone."""
-EXPERTS = "_grouped_mm"
-"""The product of a mixture of experts, which the counter does not know."""
-EMPTY = re.compile(r"^(new_)?empty|^lift")
-"""Operations that give memory, or a tensor another name, and touch nothing."""
+CPU_ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
+"""CPU attention operator; `flop_registry` has the GPU ones only."""
+GROUPED_MM = "_grouped_mm"
+"""Grouped matmul over the experts of a mixture of experts; not in `flop_registry`."""
+NO_DATA_ACCESS = re.compile(r"^(new_)?empty|^lift")
+"""Operators that only allocate memory or return an alias; they read and write no data."""
 
 
 @dataclass(slots=True)
 class OperationCounter:
-    """Sums over operations. `flops` are counted as by `torch.utils.flop_counter`, a multiplication and an addition
-    being two."""
+    """Accumulates FLOPs and memory traffic over operators.
+
+    FLOPs are counted as in `torch.utils.flop_counter`: a multiply-add is 2 FLOPs, and causal attention counts in full.
+    """
 
     flops: int = 0
-    repeated_flops: int = 0
-    """Of the former, those of recomputation, also inside the kernels of attention."""
+    """FLOPs of all matmuls, convolutions and attention operators."""
+    recomputed_flops: int = 0
+    """Part of `flops` that repeats forward work: gradient checkpointing, and scores in the attention backward."""
     attention_flops: int = 0
-    """Of the first, those of attention."""
+    """Part of `flops` in attention operators."""
     skipped_flops: int = 0
-    """Of those of attention the half that kernels leave out of causal attention."""
+    """Part of `attention_flops` that kernels do not execute: the masked half of causal attention."""
     moved_bytes: int = 0
-    """Read and written by all other operations."""
+    """Bytes read and written by all other operators."""
 
-    def with_repeats(self, before: OperationCounter, after: OperationCounter, repeats: int) -> OperationCounter:
-        """The sums if what was counted between two moments came so many times more."""
-        totals = zip(astuple(self), astuple(before), astuple(after), strict=True)
-        return OperationCounter(*(total + repeats * (end - start) for total, start, end in totals))
+    def extrapolate(self, start: OperationCounter, end: OperationCounter, repeats: int) -> OperationCounter:
+        """Returns the counts as if the work between the snapshots `start` and `end` ran `repeats` more times."""
+        counts = zip(astuple(self), astuple(start), astuple(end), strict=True)
+        return OperationCounter(*(total + repeats * (after - before) for total, before, after in counts))
 
-    def note(
-        self, func: Any, args: Sequence[Any], kwargs: Any, result: Any, tensors: Sequence[Tensor], *, repeated: bool
+    def record(
+        self,
+        func: Any,
+        args: Sequence[Any],
+        kwargs: Any,
+        result: Any,
+        tensors: Sequence[Tensor],
+        *,
+        is_recomputation: bool,
     ) -> None:
-        """`tensors` are those among arguments and results; `repeated`: in a recomputation."""
-        flops = count_flops(func, args, kwargs, result)
-        if flops is None and (func.namespace == "prim" or EMPTY.search(func.__name__)):
-            return
+        """Adds one operator call.
+
+        Args:
+            func: Operator overload, as passed to `__torch_dispatch__`.
+            args: Positional arguments of the call.
+            kwargs: Keyword arguments of the call.
+            result: Return value of the call.
+            tensors: All tensors in `args`, `kwargs` and `result`.
+            is_recomputation: Whether gradient checkpointing runs the operator again in the backward pass.
+        """
+        flops = count_operator_flops(func, args, kwargs, result)
         if flops is None:
-            self.moved_bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        else:
-            self.flops += flops
-            is_attention = "attention" in func.__name__
-            computes_scores_again = is_attention and "backward" in func.__name__
-            self.repeated_flops += flops if repeated else flops // 5 * computes_scores_again  # one of five products
-            if is_attention:
-                self.attention_flops += flops
-                self.skipped_flops += flops // 2 * is_causal(func, args, kwargs)
+            if func.namespace != "prim" and not NO_DATA_ACCESS.search(func.__name__):
+                self.moved_bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+            return
+        self.flops += flops
+        if is_recomputation:
+            self.recomputed_flops += flops
+        if "attention" in func.__name__:
+            self.attention_flops += flops
+            if "backward" in func.__name__ and not is_recomputation:
+                self.recomputed_flops += flops // 5  # one of the five matmuls of the backward recomputes the scores
+            names = [argument.name for argument in func._schema.arguments]
+            if {**dict(zip(names, args, strict=False)), **kwargs}.get("is_causal"):
+                self.skipped_flops += flops // 2
 
 
-def is_causal(func: Any, args: Sequence[Any], kwargs: Any) -> bool:
-    """Whether queries of an attention see what is before them alone."""
-    names = [argument.name for argument in func._schema.arguments]
-    return bool({**dict(zip(names, args, strict=False)), **kwargs}.get("is_causal", False))
-
-
-def count_flops(func: Any, args: Sequence[Any], kwargs: Any, result: Any) -> int | None:
-    """Of a matrix product, a convolution or an attention; None for other operations."""
+def count_operator_flops(func: Any, args: Sequence[Any], kwargs: Any, result: Any) -> int | None:
+    """Returns the FLOPs of a matmul, convolution or attention operator; None for other operators."""
     packet = func._overloadpacket
     if packet in flop_registry:
         return int(flop_registry[packet](*args, **kwargs, out_val=result))
-    name = packet.__name__
-    if func.namespace == "aten" and name == EXPERTS:  # rows of each expert, or their sum for its weight's gradient
+    name = packet.__name__ if func.namespace == "aten" else ""
+    if name == GROUPED_MM:  # [tokens, k] x [experts, k, n] in the forward, [k, tokens] x [tokens, n] for the weights
         return 2 * args[0].numel() * int(args[1].shape[-1])
-    if func.namespace == "aten" and name == ATTENTION:
-        return int(sdpa_flop_count(args[0].shape, args[1].shape, args[2].shape))
-    if func.namespace == "aten" and name == f"{ATTENTION}_backward":
-        return int(sdpa_backward_flop_count(args[0].shape, args[1].shape, args[2].shape, args[3].shape))
+    if name == CPU_ATTENTION:
+        return int(sdpa_flop_count(*(tensor.shape for tensor in args[:3])))  # query, key, value
+    if name == f"{CPU_ATTENTION}_backward":
+        return int(sdpa_backward_flop_count(*(tensor.shape for tensor in args[:4])))  # grad_output, query, key, value
     return None

@@ -88,14 +88,14 @@ def measure_step(run: TrackedRun, *, start: float, repeats: int = 0) -> StepWork
     operations, trace, batches = tracker.operations, tracker.traffic.trace, len(run.batches)
     if repeats:
         (start_sent, before), (end_sent, after) = run.begun[1:3]
-        operations = operations.with_repeats(before, after, repeats)
+        operations = operations.extrapolate(before, after, repeats)
         trace = [*trace, *trace[start_sent:end_sent] * repeats]
     return StepWork(
         rank=run.world.rank,
         ranks=run.world.size,
         phases=[*building, *tracker.phases()],
         traffic=tracker.traffic.sums(trace),
-        model_flops=operations.flops - operations.repeated_flops,
+        model_flops=operations.flops - operations.recomputed_flops,
         hardware_flops=operations.flops,
         attention_flops=operations.attention_flops,
         skipped_flops=operations.skipped_flops,
@@ -209,7 +209,7 @@ def draw_answers(run: TrackedRun, drawn: DrawAnswers.Config) -> None:
 def evaluated(run: TrackedRun, *, averaged: bool = True) -> Iterator[None]:
     """The network without gradients, with its averaged weights where there are any: beside them its own are kept."""
     network, average = run.model.network, run.state.ema
-    swapped = average.swapped(network) if averaged and average is not None else nullcontext()
+    swapped = average.apply_to(network) if averaged and average is not None else nullcontext()
     with evaluating(network), torch.no_grad(), swapped:
         run.tracker.tag_survivors("average", run.tracker.now)
         yield

@@ -1,6 +1,6 @@
-"""`TrackedRun`: a run of one rank under a `MemoryTracker`, by the trainer's own code: built, loaded and stepped.
+"""`TrackedRun`: runs the trainer's own code on one rank under a `MemoryTracker`: build, load and step.
 
-Files are not touched: what would be read from one has its size alone.
+No files are read: weights of a file are replaced by empty tensors of the same size.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ if TYPE_CHECKING:
     from worldsmith.training.step import StepResult
 
 STORED = torch.bfloat16
-"""In which weights are published."""
+"""Dtype of released weights."""
 
 
 class TrackedRun(Trainer):
-    """What of a trainer makes steps, under a `MemoryTracker`: no run folder, no data set, no saves.
+    """A trainer under a `MemoryTracker`, without run folder, dataset or checkpoints.
 
-    With a tracker that has a fake mode nothing gets memory. `batches` are those of each step. Of the callbacks those
-    that act on gradients are there. Call `build` and the steps inside the tracker.
+    Gradient clipping is the only callback. If the tracker has a fake mode, no memory is allocated. Call `build` and
+    `step` inside the tracker's context.
     """
 
     def __init__(
@@ -65,20 +65,32 @@ class TrackedRun(Trainer):
         *,
         prepare: Callable[[Model], None] = lambda model: None,
     ) -> None:
-        """`prepare` may change the model, on the meta device, before its network is sharded."""
+        """Builds the model on the meta device and shards its network.
+
+        Args:
+            config: Config with resolved references.
+            world: Ranks of the run, real or simulated.
+            tracker: Records memory, communication and operators.
+            batches: Batches of every step.
+            prepare: Called with the model before its network is sharded, to change it.
+        """
         self.config, self.world, self.tracker, self.batches = config, world, tracker, batches
         self.pace = Throughput()
         self.begun: list[tuple[int, OperationCounter]] = []
-        """What had been sent and computed when each batch of the last step began."""
+        """Number of collectives and operator counts at the start of each batch of the last step."""
         self.encode_bytes = 0
-        """That of a `StepWork`, once clips have been encoded."""
+        """`StepWork.encode_bytes`; set after clips were encoded."""
         self.model: Model = config.model.config.build(device="meta")
         prepare(self.model)
         prepare_network(self.model, world)
         tracker.name_modules(self.model.network)
 
     def build(self, *, loads: bool = False) -> None:
-        """Everything that lives as long as the run. `loads`: the weights get their first values, in their own phase."""
+        """Allocates weights, optimizer state, EMA weights and callbacks, in the phase "building".
+
+        Args:
+            loads: Load the initial weights too, in the phase "loading".
+        """
         from worldsmith.training.run_state import RunState
 
         config, tracker = self.config, self.tracker
@@ -103,19 +115,19 @@ class TrackedRun(Trainer):
         }
         self.tag_weights()
         if self.state.ema is not None:
-            tracker.tag("average", self.state.ema.average.values())
+            tracker.tag("average", self.state.ema.ema_weights.values())
             tracker.within("average", self.state.ema, "update")
         tracker.within("forward", self.task, "loss", before=self._begin_batch)
         tracker.within("optimizer", self.state.optimizer, "step")
 
     @property
     def finds_all_encoded(self) -> bool:
-        """Whether its samples are as a cache gives them."""
+        """Whether the samples contain latents, as from a latent cache."""
         return any(getattr(sample, "latents", None) is not None for batch in self.batches for sample in batch)
 
     def prime(self) -> None:
-        """A step of the optimizer on gradients of zero, which makes its states: what comes next is a steady step."""
-        unreached = tuple(self.model.config.unreached())  # which never have any
+        """Creates the optimizer state by one step on zero gradients, so that the next step is a steady one."""
+        unreached = tuple(self.model.config.unreached())  # parameters that never receive gradients
         for name, parameter in trainable_parameters(self.model.network).items():
             if not name.startswith(unreached):
                 parameter.grad = torch.zeros_like(parameter)
@@ -125,15 +137,15 @@ class TrackedRun(Trainer):
         self.tracker.tag("moments", filter(torch.is_tensor, states))
 
     def tag_weights(self) -> None:
-        """Says to the tracker what the network's weights are, also those in another form than parameters."""
+        """Tags parameters, buffers and quantized base weights as "parameters"."""
         network, layers = self.model.network, self.model.held.values()
         held = [value for layer in layers for value in vars(layer).values() if torch.is_tensor(value)]
         self.tracker.tag("parameters", [*network.parameters(), *network.buffers(), *held])
 
     def step(self) -> StepResult:
-        """The trainer's step over `batches`."""
+        """Runs one training step over `batches`."""
         self.begun = []
-        with self.tracker.phase("backward"):  # what is no forward pass and no update
+        with self.tracker.phase("backward"):  # everything except forward passes and updates
             return self.training_step(iter(self.batches))
 
     def measure_gradients(self, step: StepResult) -> StepResult:
@@ -157,11 +169,19 @@ def simulated_run(
     mode: FakeTensorMode | None = None,
     loads: bool = False,
 ) -> Iterator[TrackedRun]:
-    """A built run of one rank of `ranks`, without memory; steps and all else are to be made within the block.
+    """Context manager: a built run of one simulated rank on fake tensors; use it within the block.
 
-    `config` has its references resolved. Layers run uncompiled, and nothing is read from a latent cache. `prepare`: see
-    `TrackedRun`. `only_traffic` leaves memory and operations unseen, which is quicker. Runs with the same `mode` may
-    share tensors.
+    Layers are not compiled, and the latent cache is not read.
+
+    Args:
+        config: Config with resolved references.
+        batches: Batches of every step.
+        ranks: Number of ranks of the run.
+        rank: The simulated rank.
+        prepare: Called with the model before its network is sharded, to change it.
+        only_traffic: Record collectives only, which is faster.
+        mode: Fake mode; runs with the same mode can share tensors. None: a new one.
+        loads: Load the initial weights too.
     """
     config = as_simulated(config, batches=len(batches))
     degrees = plan_degrees(config.model.config.parallelism, ranks)
@@ -180,10 +200,10 @@ def simulated_run(
 
 
 class WithoutFiles(WeightSource):
-    """Weights as a folder of safetensors has them: a rank reads its part of each."""
+    """Source of empty weights with the names and shapes of a safetensors folder; each rank reads its shards."""
 
     def __init__(self, model: Model) -> None:
-        self.path, self.describe, self.settings = Path(), "weights that are not looked at", {}
+        self.path, self.describe, self.settings = Path(), "weights that are not read", {}
         self.average_shapes, self.copies, self.unknown = {}, {}, []
         names = native_parameters(model.network)
         self.shapes = {name: list(value.shape) for name, value in names.items() if not is_adapter(name)}
@@ -197,7 +217,7 @@ class WithoutFiles(WeightSource):
 
 
 class Stored:
-    """A tensor in a file, of which a part can be read."""
+    """A tensor in a file; indexing returns an empty tensor of the slice's shape."""
 
     def __init__(self, shape: list[int]) -> None:
         self.shape = shape
@@ -208,11 +228,14 @@ class Stored:
 
 
 def load_initial_weights(run: TrackedRun, source: WeightSource | None = None) -> None:
-    """The phase "loading": the first weights of a new run, drawn, or read from `source`; None: from its own files.
+    """Loads or initializes the weights of a new run, in the phase "loading".
 
-    Values are made and read in main memory, and copied; what a layer that holds its weight in another form makes of it
-    is on the device. In a simulation only the first and the last of equal layers convert their weight: the layers
-    between them need the same memory for it, next to fewer layers that are done.
+    Values are created or read in host RAM and copied to the device; quantization runs on the device. In a simulation
+    only the first and the last of equal layers are quantized: the layers between them need the same memory for it.
+
+    Args:
+        run: The built run.
+        source: Weights to load; None: as the config specifies.
     """
     tracker, layers = run.tracker, list(run.model.held.values())
     left: Counter[Any] = Counter(map(conversion_key, layers))
@@ -234,12 +257,12 @@ def load_initial_weights(run: TrackedRun, source: WeightSource | None = None) ->
 
 
 def conversion_key(layer: HoldsWeight) -> Hashable:
-    """Layers with the same key need the same memory for converting their weight."""
+    """Returns a key that is equal for layers whose quantization needs the same memory."""
     return type(layer), layer.weight.shape, layer.held_bytes
 
 
 def copy_sizes(first: HoldsWeight, layer: HoldsWeight) -> None:
-    """Gives `layer` tensors of the sizes that `first` made of its weight."""
+    """Sets empty tensors of the sizes of `first`'s quantized weight on `layer`."""
     for name, value in vars(first).items():
         if torch.is_tensor(value):
             setattr(layer, name, torch.empty_like(value))
@@ -249,13 +272,18 @@ def copy_sizes(first: HoldsWeight, layer: HoldsWeight) -> None:
 def held_on_device(hold: Callable[[Tensor], None], tracker: MemoryTracker) -> Callable[[Tensor], None]:
     def run(value: Tensor) -> None:
         with tracker.in_main_memory(False):
-            hold(value.to(torch.float32, copy=True))  # as to a device that is not the processor
+            hold(value.to(torch.float32, copy=True))  # as a copy from host RAM to a GPU
 
     return run
 
 
 def as_simulated(config: Trainer.Config, *, batches: int | None = None) -> Trainer.Config:
-    """The run without what a simulation does not have: compiled layers and files. `batches`: those of a step."""
+    """Returns a copy of the config for a simulation: no compiled layers, no latent cache.
+
+    Args:
+        config: Config of the run.
+        batches: Batches per step; None: as in `config`.
+    """
     model = replace(config.model.config, compile=CompileConfig(enabled=False))
     data: Any = config.dataloader_train
     if getattr(data, "latent_cache", ""):
@@ -265,7 +293,7 @@ def as_simulated(config: Trainer.Config, *, batches: int | None = None) -> Train
 
 
 def group_names(degrees: Degrees, rank: int, ranks: int) -> dict[tuple[int, ...], str]:
-    """What the groups of a rank are for, by their ranks."""
+    """Returns the names of the process groups of `rank`, such as "dp_shard", by the tuple of their ranks."""
     shares, context = degrees.weights, degrees.context
     start = rank // shares * shares
     names = {

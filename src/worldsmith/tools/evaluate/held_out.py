@@ -189,7 +189,7 @@ def compute_losses(
     import torch
 
     from worldsmith.checkpoint.run.rng_state import untouched_rng
-    from worldsmith.training.step import means
+    from worldsmith.training.step import reduce_metrics
     from worldsmith.training.validation import evaluating
 
     generator: Any = load_generator(order.model, order.adapter, order.device)
@@ -200,7 +200,8 @@ def compute_losses(
     losses: dict[str, float | str] = {}
     with untouched_rng(), evaluating(generator.network), torch.no_grad():
         for sample in loader.first_samples():
-            found = means(task, [task.loss([sample], seed=data.seed)], [float(task.weigh([sample]))]).figures["loss"]
+            loss, weight = task.loss([sample], seed=data.seed), float(task.weigh([sample]))
+            found = reduce_metrics(task, [loss], [weight]).metrics["loss"]
             losses[sample.key] = found if math.isfinite(found) else "the loss is not finite"
             progress(len(losses), len(loader.dataset))
     progress(len(loader.dataset), len(loader.dataset))

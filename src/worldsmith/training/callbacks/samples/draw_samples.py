@@ -339,7 +339,7 @@ class DrawSamples(Callback):
                     self.parts_done = part
                     swapped: AbstractContextManager[None] = nullcontext()
                     if weights == "ema" and average is not None:
-                        swapped = average.swapped(network)
+                        swapped = average.apply_to(network)
                     with swapped:
                         found[weights] = [sample for samples in self.draw(trainer) for sample in samples]
         except GivesWayError:
