@@ -1,4 +1,4 @@
-"""One rank among many that are not there: collectives take part in nothing, tensors hold nothing."""
+"""Simulates one rank of a run in this process: collectives send nothing, tensors have no memory."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ STRIDED = "_propagate_use_strided_shard_flag"
 
 @dataclass(frozen=True, slots=True)
 class FakeWorld(World):
-    """A rank that finds all others doing, and saying, what it does and says itself."""
+    """A simulated rank whose collectives return results as if all other ranks had passed the same values."""
 
     note: Callable[[Collective, int], None] = field(default=lambda op, payload: None, compare=False)
-    """Is told of every collective of the world, with its bytes; of objects they are not known."""
+    """Called with each collective of this world and its bytes; 0 bytes for Python objects."""
 
     def barrier(self) -> None:
         pass
@@ -49,11 +49,20 @@ class FakeWorld(World):
 
 @contextmanager
 def fake_world(rank: int, size: int, *, context_parallel: int = 1) -> Iterator[FakeWorld]:
-    """This process as `rank` of `size`. Raises RuntimeError inside a real run, whose process group it would replace."""
+    """Context manager: makes this process the simulated rank `rank` of `size`.
+
+    Args:
+        rank: Index of the simulated rank.
+        size: Number of ranks.
+        context_parallel: Number of ranks in a context-parallel group.
+
+    Raises:
+        RuntimeError: If the process already has a process group.
+    """
     if dist.is_initialized():
         raise RuntimeError("this process is a rank of a real run, and cannot be that of another one as well")
-    _clear_sharding_prop_cache()  # it knows meshes by their shape, and would give those of another rank
-    hook = sys.excepthook  # which would get one that puts the rank before every line of an error
+    _clear_sharding_prop_cache()  # the cache is keyed by mesh shape and would return placements of another rank
+    hook = sys.excepthook  # init_process_group replaces it by one that prefixes error lines with the rank
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
     sys.excepthook = hook
     try:
@@ -67,10 +76,10 @@ def fake_world(rank: int, size: int, *, context_parallel: int = 1) -> Iterator[F
 
 @contextmanager
 def check_strides_once() -> Iterator[None]:
-    """Within the block DTensor looks for strided shards once in each operation.
+    """Context manager: DTensor checks for strided shards once per operator.
 
-    It does so for each tensor of a list, among all of them: for the update of 1,000 parameters that takes seconds. A
-    torch without that function is left as it is.
+    DTensor repeats the check over all tensors for each tensor of a list, which takes seconds for an optimizer update of
+    1,000 parameters. A torch version without that function is not changed.
     """
     propagate, last, strided = getattr(_sharding_prop, STRIDED, None), None, False
 
@@ -88,7 +97,7 @@ def check_strides_once() -> Iterator[None]:
 
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Within the block `owner` has this value under the name."""
+    """Context manager: sets the attribute `name` of `owner` to `value` and restores it afterwards."""
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -98,5 +107,5 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def without_memory() -> FakeTensorMode:
-    """The mode in which tensors have shapes alone; tensors from before it may be used in it."""
+    """Returns a mode in which new tensors have shapes but no memory; existing tensors can be used in it."""
     return FakeTensorMode(allow_non_fake_inputs=True)

@@ -136,13 +136,13 @@ class MemoryTracker(TorchDispatchMode):
             self._names[module] = name if each else LAYER.sub(".*", name)
 
     def tag(self, kind: str, tensors: Iterable[Tensor | None]) -> None:
-        """Sets the memory category of tensors (also DTensors), for past and future events. None and meta are ignored."""
+        """Sets the memory category of tensors (also DTensors), for past and future events; skips None and meta tensors."""
         for tensor in tensors:
             if tensor is not None and tensor.device.type != "meta":
                 self.tags[self._number(local_part(tensor), "inputs")] = kind
 
     def tag_survivors(self, kind: str, born: str) -> None:
-        """Sets the memory category of all untagged storages that were created in the phase `born` and are still alive."""
+        """Sets the memory category of untagged storages that were created in the phase `born` and are still alive."""
         for number, _ in self._numbers.values():
             if self.held[number].phase == born and number not in self.tags:
                 self.tags[number] = kind
@@ -193,7 +193,7 @@ class MemoryTracker(TorchDispatchMode):
         ]
 
     def stretches(self) -> Iterator[tuple[str, list[Change]]]:
-        """Yields (phase, device memory changes) for each consecutive run of events in one phase, with the current tags."""
+        """Yields (phase, device memory changes) for each sequence of events in one phase, with the current tags."""
         for phase, events in groupby(self.events, key=itemgetter(2)):
             if changes := list(self._changes(events)):
                 yield phase, changes
@@ -211,7 +211,7 @@ class MemoryTracker(TorchDispatchMode):
         leave = register_module_forward_hook(lambda *_: self._leave_module(), always_call=True)
         self._undo.callback(enter.remove)
         self._undo.callback(leave.remove)
-        self._undo.enter_context(replaced(torch.UntypedStorage, "resize_", noted))  # no operation tells of it
+        self._undo.enter_context(replaced(torch.UntypedStorage, "resize_", noted))  # not dispatched as an operator
         self._undo.enter_context(replaced(ShardingPropagator, "_fake_mode_lock", self._working_out_shapes))
         super().__enter__()
         return self

@@ -1,4 +1,4 @@
-"""The peak of a phase and what makes it, from the changes of memory in their order; also of a deeper network."""
+"""Computes the peak memory of each phase and its breakdown from memory events, also extrapolated to more layers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from operator import eq
 from worldsmith.planning.work import PhaseMemory
 
 Change = tuple[int, str, str]
-"""Bytes on the device that an event adds, with the kind of the storage and the module that made it."""
+"""(bytes added on the device, memory category of the storage, module that created it)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Events of one phase that follow each other."""
+    """Consecutive memory events of one phase."""
 
     phase: str
     changes: Sequence[Change]
@@ -25,10 +25,10 @@ class Stretch:
 
 
 class Timeline:
-    """The events of a step."""
+    """Memory events of one step."""
 
     def __init__(self, stretches: Iterable[tuple[str, Sequence[Change]]]) -> None:
-        """`stretches`: those of `MemoryTracker.stretches`."""
+        """Takes the result of `MemoryTracker.stretches`."""
         self.stretches: list[Stretch] = []
         total = 0
         for phase, changes in stretches:
@@ -37,14 +37,14 @@ class Timeline:
             self.stretches.append(Stretch(phase, changes, totals))
 
     def moment(self, stretch: int, number: int) -> PhaseMemory:
-        """What is held after this event of a stretch."""
+        """Returns the memory breakdown after event `number` of stretch `stretch` (0-based indices)."""
         before = (change for found in self.stretches[:stretch] for change in found.changes)
         found = self.stretches[stretch]
         return memory_after(chain(before, found.changes[: number + 1]), found.phase)
 
 
 def memory_after(changes: Iterable[Change], phase: str, main_memory: int = 0) -> PhaseMemory:
-    """What is on the device after these changes, from the first one on."""
+    """Returns the device memory breakdown after `changes`, which start with empty memory."""
     kinds, modules = Counter[str](), Counter[str]()
     for change, kind, module in changes:
         kinds[kind] += change
@@ -56,7 +56,7 @@ def memory_after(changes: Iterable[Change], phase: str, main_memory: int = 0) ->
 
 
 def sum_of(phases: Sequence[PhaseMemory], counts: Sequence[int]) -> PhaseMemory:
-    """Each of the phases so many times, in one; a negative count takes one off. Its name is that of the first."""
+    """Returns the weighted sum of phases: `counts[i]` times `phases[i]`, under the name of the first phase."""
     kinds = Counter[str]()
     for phase, count in zip(phases, counts, strict=True):
         for kind, size in phase.kinds.items():
@@ -71,17 +71,17 @@ def sum_of(phases: Sequence[PhaseMemory], counts: Sequence[int]) -> PhaseMemory:
 
 
 def deeper_peaks(base: Timeline, deeper: Mapping[Timeline, int]) -> dict[str, PhaseMemory]:
-    """The peak of each phase of a network with more layers.
+    """Extrapolates the peak of each phase to a network with more layers.
 
-    Which moment is the peak depends on the depth, so each moment is extrapolated on its own. A moment of `base` has its
-    equal in a deeper network: as far from the start of its stretch, or as far from the end.
+    Which moment is the peak depends on the depth, so each moment is extrapolated. A moment of `base` is matched to the
+    moment of a deeper network with the same distance from the start of its stretch, or from the end.
 
     Args:
-        base: The step of the network with the fewest layers.
-        deeper: Steps with one layer more in one list of layers, each with how many layers this list lacks in `base`.
+        base: Step of the network with the fewest layers.
+        deeper: Steps with one more layer in one list of layers, each with the number of layers to add to this list.
 
     Returns:
-        The peak by phase, empty if the phases of the timelines do not follow each other in the same order.
+        Peak by phase name; empty if the timelines have different sequences of phases.
     """
     kinds = [[stretch.phase for stretch in line.stretches] for line in (base, *deeper)]
     if any(found != kinds[0] for found in kinds):
@@ -105,7 +105,7 @@ def deeper_peaks(base: Timeline, deeper: Mapping[Timeline, int]) -> dict[str, Ph
 
 
 def alike_moments(own: Stretch, other: Stretch) -> list[int]:
-    """For each event the one of a deeper network that stands for it, where most is held; -1: there is none."""
+    """Returns for each event of `own` the index of its match in `other` with the most memory; -1 without a match."""
     ahead = sum(1 for _ in takewhile(bool, map(eq, own.changes, other.changes)))
     behind = sum(1 for _ in takewhile(bool, map(eq, reversed(own.changes), reversed(other.changes))))
     count, more = len(own.totals), len(other.totals) - len(own.totals)

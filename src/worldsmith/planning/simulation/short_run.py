@@ -1,4 +1,4 @@
-"""`short_work`: what a step needs, from steps of fewer layers and fewer packs."""
+"""`short_work`: extrapolates a training step from simulated steps with fewer layers."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from worldsmith.training.trainer import Trainer
 
 COUNTS = ("num_hidden_layers", "num_layers", "num_single_layers", "depth")
-"""What networks call the number of their repeated layers."""
+"""Config fields of networks that state the number of repeated layers."""
 LAYERS = 3
-"""Of a list of layers: with fewer, what is gathered ahead is not yet as in the middle of many."""
+"""Layers that are simulated per list; with fewer, FSDP prefetching differs from that in the middle of many layers."""
 LAYERS_AFTER_TOWER = 5
-"""Of those that follow a tower, which adds to the first three of them."""
+"""Layers that are simulated after a vision tower, whose outputs are added to the first three of them."""
 COUNTED = ("model_flops", "hardware_flops", "attention_flops", "skipped_flops", "moved_bytes", "samples", "tokens")
 
 
@@ -36,11 +36,19 @@ def short_work(
     encodings: Encodings | None = None,
     lists: Mapping[str, int] | None = None,
 ) -> StepWork:
-    """As `simulate`: operations, traffic and moved bytes exactly, peaks at least.
+    """Returns the result of `simulate` for the full network, extrapolated from two depths of each list of layers.
 
-    Each is a sum over layers, so two depths tell it for any. A peak is the largest of several such sums: for a step of
-    those of all its moments, for another phase of the peak alone, so that this one can be larger in a deep network.
-    Batches with samples of the same sizes count as equal. `lists`: those of `long_lists`, where they are known.
+    FLOPs, communication and moved bytes are exact, since they are sums over layers. The peak of the step is exact too
+    if a matching moment exists in both depths; peaks of other phases are lower bounds. Batches with samples of the
+    same sizes count as equal.
+
+    Args:
+        config: Config with resolved references.
+        batches: Batches of the step.
+        ranks: Number of ranks of the run.
+        phases: Other phases to simulate; see `simulate`.
+        encodings: Results of earlier encoding phases; see `simulate`.
+        lists: Result of `long_lists(config)`, if it is known.
     """
     start = time.perf_counter()
     batches = as_equal(batches)
@@ -69,19 +77,19 @@ def short_work(
 
 
 def as_equal(batches: Sequence[Any]) -> Sequence[Any]:
-    """Batches with samples of the same sizes, as one batch that is repeated."""
+    """Returns the first batch repeated if all batches have samples of the same sizes, else `batches`."""
     same = len({tuple(sorted(sample.num_tokens for sample in batch)) for batch in batches}) == 1
     return [batches[0]] * len(batches) if same else batches
 
 
 def drop_layers(model: Model, depths: Mapping[str, int]) -> None:
-    """Leaves so many layers in lists of the network."""
+    """Truncates lists of layers in place: `depths` maps module names to the number of layers to keep."""
     for name, depth in depths.items():
         del model.network.get_submodule(name)[depth:]  # type: ignore[operator]
 
 
 def with_layers(config: Trainer.Config, depths: Mapping[str, int]) -> Trainer.Config | None:
-    """The run whose network has so many layers, where its config states their numbers; None where it does not."""
+    """Returns a config with other numbers of layers; None if the network's config has no such fields."""
     network = getattr(config.model.config, "network", None)
     if network is None or not all(hasattr(network, name) for name in depths):
         return None
@@ -91,10 +99,10 @@ def with_layers(config: Trainer.Config, depths: Mapping[str, int]) -> Trainer.Co
 
 
 def long_lists(config: Trainer.Config) -> dict[str, int]:
-    """Lists of the network's repeated layers that are worth shortening, with their lengths.
+    """Returns the lists of repeated layers that are worth shortening, with their lengths.
 
-    They are named by the fields of the network's config that state these lengths, else as modules: those that are
-    never compiled, such as a tower before the network, may be read at certain layers, and stay.
+    Keys are the config fields that state the lengths, else module names. Layers that are never compiled, such as those
+    of a vision tower, are not shortened, because outputs of certain layers can be used elsewhere.
     """
     network = getattr(config.model.config, "network", None)
     counts = {name: getattr(network, name) for name in COUNTS if hasattr(network, name)}
@@ -114,12 +122,12 @@ def long_lists(config: Trainer.Config) -> dict[str, int]:
 
 
 def least_layers(lists: Mapping[str, int]) -> int:
-    """Layers of each of these lists that tell of all."""
+    """Returns the number of layers per list that the extrapolation needs."""
     return LAYERS_AFTER_TOWER if any(name not in COUNTS for name in lists) else LAYERS
 
 
 def can_be_built(config: Trainer.Config | None) -> bool:
-    """Whether nothing else in the config is about each of the layers."""
+    """Returns whether the shortened config is valid, which fails if another field has one entry per layer."""
     try:
         return config is not None and config.model.config.build(device="meta") is not None
     except ValueError:
@@ -127,7 +135,7 @@ def can_be_built(config: Trainer.Config | None) -> bool:
 
 
 def plus(work: StepWork, shallow: StepWork, deeper: StepWork, times: int) -> StepWork:
-    """`work` with what `deeper` has more than `shallow`, so many times; their phases and collectives are the same."""
+    """Returns `work` plus `times` the difference of `deeper` and `shallow`, which have the same phases and groups."""
 
     def add(name: str, *of: Any) -> int:
         own, less, more = (getattr(one, name) for one in of)

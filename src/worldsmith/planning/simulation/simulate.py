@@ -1,6 +1,6 @@
-"""`simulate`: the phases of a run of one rank, by its own code, on tensors without memory.
+"""`simulate`: runs the phases of one rank on fake tensors, with the trainer's own code.
 
-A steady step, and what a run does beside its steps: encoding clips and captions, validating, drawing samples, saving.
+The phases are a steady training step, encoding of clips and captions, validation, sample generation and saving.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from worldsmith.training.trainer import Trainer
 
 DIFFERENT = 3
-"""Batches of a step that may differ though they are equal: the first, one that finds gradients, and the last."""
+"""Batches of a step that are simulated if all are equal: the first, one that accumulates gradients, and the last."""
 STEPS, NEW_TOKENS = 1, 2
-"""Steps of a solver, and tokens of an answer: with further ones hardly more is held."""
+"""Solver steps and answer tokens that are simulated: more of them hardly change the peak."""
 
 
 Encodings = dict[tuple[Any, ...], tuple[PhaseMemory, int]]
-"""What encoding takes beside everything else, and `encode_bytes` of a `StepWork`, by the sizes of the clips."""
+"""Memory of the encoding phase without the rest of the run, and `StepWork.encode_bytes`, by the sizes of the clips."""
 
 
 def simulate(
@@ -55,13 +55,20 @@ def simulate(
     prepare: Callable[[Model], None] = lambda model: None,
     timelines: list[Timeline] | None = None,
 ) -> StepWork:
-    """What a step over `batches` needs of one rank. The optimizer has its states by then.
+    """Simulates one steady step over `batches` on one rank and returns its memory, communication and FLOPs.
 
-    `phases`: what else is carried out: "loading" before it, and after it those of `other_phases`, to which `encodings`
-    are given. `prepare`: see `TrackedRun`. `timelines` gets that of the step.
+    Args:
+        config: Config with resolved references.
+        batches: Batches of the step.
+        ranks: Number of ranks of the run.
+        rank: The simulated rank.
+        phases: Other phases to simulate: "loading" before the step, those of `other_phases` after it.
+        encodings: Results of the encoding phase, shared between calls with the same encoders; see `other_phases`.
+        prepare: Called with the model before its network is sharded, to change it.
+        timelines: The memory events of the step are appended to this list.
     """
     start = time.perf_counter()
-    simulated, repeats = different(batches)
+    simulated, repeats = select_different(batches)
     with simulated_run(config, simulated, ranks=ranks, rank=rank, prepare=prepare, loads="loading" in phases) as run:
         work = measure_step(run, start=start, repeats=repeats)
         if timelines is not None:
@@ -71,15 +78,21 @@ def simulate(
         return replace(work, phases=found, encode_bytes=run.encode_bytes, seconds=time.perf_counter() - start)
 
 
-def different(batches: Sequence[Any]) -> tuple[Sequence[Any], int]:
-    """Those that are simulated, and how many are as the second of them beside it."""
+def select_different(batches: Sequence[Any]) -> tuple[Sequence[Any], int]:
+    """Returns the batches to simulate, and how many more batches are equal to the second of them."""
     alike = all(batch is batches[0] for batch in batches)
     simulated = batches[:DIFFERENT] if alike else batches
     return simulated, len(batches) - len(simulated)
 
 
 def measure_step(run: TrackedRun, *, start: float, repeats: int = 0) -> StepWork:
-    """A steady step, in which the second of three equal batches comes so many times more."""
+    """Runs one steady step and returns its measurements.
+
+    Args:
+        run: The built run.
+        start: `time.perf_counter()` at the start of the simulation.
+        repeats: Number of additional batches equal to the second one, whose work is extrapolated.
+    """
     tracker = run.tracker
     building = [phase for phase in tracker.phases() if phase.name in BEFORE]
     run.prime()
@@ -107,9 +120,13 @@ def measure_step(run: TrackedRun, *, start: float, repeats: int = 0) -> StepWork
 
 
 def other_phases(run: TrackedRun, names: Collection[str], encodings: Encodings | None = None) -> list[PhaseMemory]:
-    """The worst moments of these phases, after a step; what the run does not do is left out.
+    """Simulates phases between steps and returns their peaks; phases that the run does not have are skipped.
 
-    `encodings` keeps what encoding takes: runs with the same encoders that share it carry each encoding out once.
+    Args:
+        run: The run after its step.
+        names: Phases to simulate: "encoding", "validation", "sampling", "saving".
+        encodings: Results of earlier encoding phases by clip sizes; new ones are added. Runs with the same encoders
+            can share it, so that each encoding is simulated once.
     """
     found, works, dummies = [], find_phases(run), run.task.dummy_data
     for name in filter(works.__contains__, names):
@@ -137,13 +154,13 @@ def other_phases(run: TrackedRun, names: Collection[str], encodings: Encodings |
 
 
 def find_phases(run: TrackedRun) -> dict[str, Callable[[], None]]:
-    """What the run does beside its steps, by the name of the phase."""
+    """Returns functions that run the phases between steps which `run` has, by phase name."""
     config, found = run.config, dict[str, Callable[[], None]]()
     if run.task.encoder_class is not None:
         found["encoding"] = partial(encode, run)
     if config.dataloader_val is not None and config.trainer.run_validation:
         found["validation"] = partial(validate, run)
-    # Without an interval, samples that do not fit are left out by the run itself, which is never limited by them.
+    # Without an interval, the run itself skips samples that do not fit in memory, so they never limit it.
     callbacks = [callback for callback in config.trainer.callbacks.values() if isinstance(callback, DrawSamples.Config)]
     drawn = next((callback for callback in callbacks if callback.enabled and callback.every is not None), None)
     if isinstance(drawn, DrawVideos.Config):
@@ -154,7 +171,7 @@ def find_phases(run: TrackedRun) -> dict[str, Callable[[], None]]:
 
 
 def encode(run: TrackedRun) -> None:
-    """A clip of each size of the batch with its caption, one after the other, beside the states of the network."""
+    """Encodes one clip of each size in the batch with its caption, one after the other, while the network is loaded."""
     encoder, dummies = run.task.encoder, run.task.dummy_data
     dummies.forget_cached()
     for sample in {dummies.encoder_size(sample): sample for sample in run.batches[0]}.values():
@@ -162,13 +179,13 @@ def encode(run: TrackedRun) -> None:
 
 
 def validate(run: TrackedRun) -> None:
-    """A batch of the size of a step's."""
+    """Computes the validation loss of one batch of a step."""
     with evaluated(run):
         type(run.task).loss(run.task, run.batches[0], seed=0)
 
 
 def draw_videos(run: TrackedRun, drawn: DrawVideos.Config) -> None:
-    """The first step of as many latents as the callback draws, sized as the batch's first clip; one is decoded."""
+    """Runs one solver step for all samples of the callback, in the size of the batch's first clip, and decodes one."""
     from worldsmith.checkpoint.formats.family_formats import formats_of
     from worldsmith.sampling.generate import generate_latents
     from worldsmith.sampling.requests import GenerationRequest
@@ -192,7 +209,7 @@ def draw_videos(run: TrackedRun, drawn: DrawVideos.Config) -> None:
 
 
 def draw_answers(run: TrackedRun, drawn: DrawAnswers.Config) -> None:
-    """The beginning of answers to conversations like the batch's."""
+    """Generates the first tokens of answers to conversations like the batch's."""
     model: Any = run.model
     task: Any = run.task
     sample = run.batches[0][0]
@@ -207,7 +224,7 @@ def draw_answers(run: TrackedRun, drawn: DrawAnswers.Config) -> None:
 
 @contextmanager
 def evaluated(run: TrackedRun, *, averaged: bool = True) -> Iterator[None]:
-    """The network without gradients, with its averaged weights where there are any: beside them its own are kept."""
+    """Context manager: evaluation mode without gradients, with the EMA weights if `averaged` and the run has them."""
     network, average = run.model.network, run.state.ema
     swapped = average.apply_to(network) if averaged and average is not None else nullcontext()
     with evaluating(network), torch.no_grad(), swapped:
@@ -216,7 +233,7 @@ def evaluated(run: TrackedRun, *, averaged: bool = True) -> Iterator[None]:
 
 
 def save(run: TrackedRun) -> None:
-    """A save as the run makes it, up to the first file: one in the background is written from a copy in main memory."""
+    """Runs a save up to the first file write; a background save allocates its staging copy in host RAM."""
     state: Any = run.state
 
     def keep(iteration: int, parts: Mapping[str, Mapping[str, Any]], *, background: bool, **others: Any) -> None:
@@ -233,7 +250,7 @@ def save(run: TrackedRun) -> None:
 
 @contextmanager
 def equal_sums_once() -> Iterator[None]:
-    """Within the block the sums over frozen weights of one shape are carried out once: they need the same memory."""
+    """Context manager: checksums of equally shaped weights are computed once, since they need the same memory."""
     carry_out, known = weight_sum.bit_sum, dict[Any, int]()
 
     def bit_sum(tensor: Tensor) -> int:

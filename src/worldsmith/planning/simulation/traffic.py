@@ -1,4 +1,4 @@
-"""What a rank sends: every collective in its order, and their sums."""
+"""Communication of one rank: the sequence of its collectives and their totals."""
 
 from __future__ import annotations
 
@@ -29,27 +29,29 @@ OPS: Mapping[str, Collective] = {
     "broadcast": "broadcast",
 }
 OF_TOKENS = ("all_to_all", "broadcast")
-"""Collectives that nothing but a shared context calls for."""
+"""Collectives that only context parallelism calls."""
 NAMESPACES = ("c10d", "_c10d_functional")
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One collective, as one rank called it."""
+    """One collective call of one rank."""
 
     op: Collective
     ranks: tuple[int, ...]
     payload: int
-    """Bytes of the whole tensor."""
+    """Bytes of the full tensor."""
     dtype: torch.dtype
     module: str
-    """In whose forward it was called; "" outside."""
+    """Module in whose forward pass it was called; "" outside of modules."""
 
 
 class TrafficRecorder:
-    """Reads collectives off the operations that a dispatch mode sees.
+    """Records the collectives among the operators of a dispatch mode.
 
-    `names`: what the groups of the run are called, by their ranks.
+    Attributes:
+        trace: Collectives since the last `restart`, in order.
+        names: Names of the process groups by their ranks.
     """
 
     def __init__(self) -> None:
@@ -60,7 +62,7 @@ class TrafficRecorder:
         self.trace = []
 
     def note(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], module: str) -> bool:
-        """Whether the operation belongs to a collective; what it sends is kept."""
+        """Records an operator if it is a collective, and returns whether it belongs to one (starts it or waits for it)."""
         if func.namespace not in NAMESPACES:
             return False
         op = OPS.get(func._schema.name.partition("::")[2])
@@ -73,11 +75,15 @@ class TrafficRecorder:
         return True
 
     def add(self, op: Collective, ranks: tuple[int, ...], payload: int, dtype: torch.dtype, module: str = "") -> None:
-        """Notes a collective."""
+        """Records one collective."""
         self.trace.append(Sent(op, ranks, payload, dtype, module))
 
     def sums(self, trace: Sequence[Sent] | None = None) -> list[Traffic]:
-        """What was sent since the last restart (or this), by kind and group; nothing is sent in a group of one."""
+        """Returns totals by collective and group, without groups of one rank.
+
+        Args:
+            trace: Collectives to sum. None: those since the last restart.
+        """
         found: dict[tuple[Collective, tuple[int, ...]], list[int]] = {}
         for sent in self.trace if trace is None else trace:
             if len(sent.ranks) > 1:
@@ -95,23 +101,23 @@ class TrafficRecorder:
         ]
 
     def _group(self, op: Collective, ranks: tuple[int, ...]) -> str:
-        """What the ranks share. Those of a context may be all among which the weights are cut, too."""
+        """Returns the group's name; context-parallel ranks can also be the ranks over which weights are sharded."""
         found = self.names.get(ranks, "other")
         return "context" if found == "dp_shard" and op in OF_TOKENS else found
 
 
 def ranks_of(arguments: Sequence[Any]) -> tuple[int, ...]:
-    """The ranks of the process group among the arguments of a collective; () where there is none."""
+    """Returns the sorted ranks of the process group in the arguments of a collective; () if there is no group."""
     for argument in arguments:
         if isinstance(argument, str):
             try:
                 group = dist.distributed_c10d._resolve_process_group(argument)  # type: ignore[arg-type]
-            except (RuntimeError, ValueError):  # the name of a reduction
+            except (RuntimeError, ValueError):  # a reduction operator by name
                 continue
         elif isinstance(argument, torch.ScriptObject):
             try:
                 group = dist.ProcessGroup.unbox(argument)
-            except (RuntimeError, TypeError):  # the kind of a reduction
+            except (RuntimeError, TypeError):  # a reduction operator object
                 continue
         elif isinstance(argument, dist.ProcessGroup):
             group = argument
