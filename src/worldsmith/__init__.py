@@ -54,7 +54,7 @@ _MODULES = {
     "UserError": "config.errors",
     "recipe": "config.recipes.registry",
 }
-"""Where public names are defined that are not in `worldsmith.api`."""
+"""Modules that define the public names which are not in `worldsmith.api`."""
 
 if not TYPE_CHECKING:  # so that a type checker refuses names that do not exist
 

@@ -19,7 +19,7 @@ class ColoredLine(str):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What an action has done."""
+    """Result of an action."""
 
     lines: Iterable[str] = ()
     """For people; they may come one after the other."""
@@ -61,7 +61,7 @@ class Action(Configurable, ABC):
         """Does it."""
 
     def plan(self) -> Iterable[str]:
-        """What `run` would do, after all checks that can be made without doing it. Changes nothing."""
+        """Returns a description of what `run` would do, after all checks that need no changes. Changes nothing."""
         raise UserError(f"{type(self).__name__} has no dry run: it changes nothing itself")
 
 

@@ -37,8 +37,8 @@ class ModelAction(Action):
         model: str
         """Run folder, one of its checkpoints/iter_… folders, an export, the hub name of one, or adapters."""
         base: str | None = None
-        """Where the weights are that adapters, or checkpoints of trained weights only, belong to; null: where those
-        say."""
+        """Base weights of an adapter or of a checkpoint with trained weights only; null: as the adapter or checkpoint
+        states."""
 
 
 class WritingAction(ModelAction):
@@ -60,7 +60,7 @@ class VideoAction(WritingAction):
         guidance: Factor | None = None
         """Scale of classifier-free guidance, 1 = off; null: the scale of the run's samples, else the family's."""
         dynamic_guidance: DynamicGuidance | None = None
-        """How the scale changes from step to step; null: the model's own. Not all families have it."""
+        """Schedule of the guidance scale over the solver steps; null: the model's own. Not all families support it."""
         shift: PositiveFactor | None = None
         """Shift of the noise schedule; null: that of training. Not all families have one."""
         scheduler: str | None = None
@@ -78,7 +78,8 @@ class AnswerAction(ModelAction):
         adapter: str | None = None
         """An adapter folder in PEFT's format, merged into the model, which is its base."""
         processor: ChatProcessor.Config = field(default_factory=ChatProcessor.Config)
-        """How pictures are read; unchanged, a run is asked as it was trained, another folder as its files say."""
+        """Preprocessing of images and videos; unchanged: that of the run's training, or of the files of another model
+        folder."""
         dtype: Literal["auto", "bfloat16", "float32"] = "auto"
         """Number format that the model computes in; auto: its own."""
         max_new_tokens: Count = 256
@@ -90,7 +91,7 @@ class AnswerAction(ModelAction):
         repetition_penalty: PositiveFactor = 1.0
         """Above 1: tokens that are in the question or in the answer already become less likely."""
         seed: Seed = 0
-        """Of what is drawn; each question has a stream of its own, whatever else is asked with it."""
+        """Seed of sampling; each question has its own random stream, independent of the other questions."""
         batch_size: Count = 8
         """Number of conversations in one forward pass."""
         device: str | None = None
@@ -121,7 +122,8 @@ class AnswerAction(ModelAction):
         return Decoding(config.temperature, config.top_p, config.repetition_penalty, config.seed)
 
     def settings(self, model: StoredModel) -> ChatProcessor.Config:
-        """How pictures are read: as asked, else as in the model's run, else as its folder says."""
+        """Returns the preprocessing of images and videos: as configured, else that of the model's run, else that of its
+        folder."""
         asked, data = self.config.processor, (model.tree or {}).get("dataloader_train", {})
         if asked == ChatProcessor.Config() and "processor" in data:
             trained: ChatProcessor.Config = from_dict(data["processor"], ChatProcessor.Config)
@@ -146,7 +148,7 @@ class AnswerAction(ModelAction):
         return Answerer(loaded, self.settings(model))
 
     def inputs(self, model: StoredModel) -> list[Input]:
-        """What is recorded of the model in the record of a result."""
+        """Returns the lineage inputs of the model: its folder, base weights and adapter."""
         adapter = [] if model.adapter is None else [Input("adapter", model.adapter)]
         base = [] if model.base is None else [Input("base", model.base)]
         return [Input("base" if adapter else "model", model.folder), *base, *adapter]

@@ -52,11 +52,11 @@ class Parent:
     model: Path
     """A run's checkpoint, a folder of a whole model, or one of adapters alone."""
     base: str | None = None
-    """Where the weights are that adapters, or a checkpoint of trained weights only, belong to."""
+    """Base weights of an adapter or of a checkpoint with trained weights only."""
     is_adapter: bool = False
     """Whether `model` is a folder of adapters alone."""
     processor: Mapping[str, Any] | None = None
-    """How the run behind it reads pictures, as its config has it; None where no run is known."""
+    """Preprocessing config of the run that trained the model; None if no run is known."""
 
 
 def find_parent(name: str) -> Parent:
@@ -297,12 +297,12 @@ def of_role(record: Lineage, role: str) -> list[Path]:
 
 
 def look() -> Callable[[Path], str] | None:
-    """What tells a change: one process of a launch reads the content for all."""
+    """Returns the fingerprint on rank 0 and None on other ranks, so that only one process reads the content."""
     return fingerprint if os.environ.get("RANK", "0") == "0" else None
 
 
 def processor_of(folder: Path) -> Mapping[str, Any] | None:
-    """How the run behind a model reads pictures; None where no run is known."""
+    """Returns the preprocessing config of the run that trained the model in `folder`; None if no run is known."""
     found = (training_data_of(folder) or {}).get("processor")
     return found if isinstance(found, dict) else None
 

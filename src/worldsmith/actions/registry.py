@@ -30,7 +30,7 @@ class Command:
     kinds: Mapping[str, str]
     """Its classes, as module:class, by what chooses among them."""
     by: Literal["", "model", "word"] = ""
-    """What chooses: nothing, what the model `makes` (`Model.Config`), or the command's first word."""
+    """Selects the implementation: "" (only one), by `Model.Config.makes`, or by the first argument of the command."""
     about_run: bool = False
     """Whether it is a `RunAction`, whose words describe a run, as those of `worldsmith train` do."""
 

@@ -219,10 +219,12 @@ def mistakes_in(where: str) -> Iterator[None]:
 
 
 def processes_to_start(loaded: Loaded, spec: SpecTranslation | None) -> int:
-    """How many processes share the work of an action; 1: this one does it, also in a launch.
+    """Returns the number of processes for an action; 1: run in this process.
 
-    The number of a spec is limited to the GPUs of this machine, with a warning in `loaded`. Raises UserError for more
-    processes than GPUs, and in a launch for another number than the launch has.
+    The number in a spec is limited to the GPUs of this machine, with a warning in `loaded`.
+
+    Raises:
+        UserError: If more processes than GPUs are requested, or another number than `worldsmith launch` has started.
     """
     asked, device = getattr(loaded.tree, PROCESSES, None), getattr(loaded.tree, "device", None)
     if asked is None:

@@ -112,7 +112,7 @@ def _entries(path: Path, hint: Any, value: Any, doc: str, origins: Provenance) -
 
 
 def type_name(hint: Any) -> str:
-    """What a flag of this type takes: ``INT``, ``NUMBER …``, ``two_way|flex``, ``TEXT or null``."""
+    """Returns the value placeholder of a flag: ``INT``, ``NUMBER …``, ``two_way|flex``, ``TEXT or null``."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Literal:
         return "|".join(str(choice) for choice in arguments)

@@ -143,7 +143,7 @@ def launch(words: Sequence[str], packages: Sequence[str] = ()) -> int:
 
 
 Steps = tuple[Callable[[], object], Callable[[], int] | None]
-"""What checks a command, and what shows its plan when its words ask for no more than that."""
+"""(function that checks a command, function that shows its plan if only the plan is requested)."""
 
 
 def of_run(name: str, words: list[str]) -> Steps:
@@ -244,7 +244,7 @@ def say(message: str) -> None:
 
 
 def without_traceback(record: logging.LogRecord) -> bool:
-    """What torchrun has to say of its own waiting is said in one line."""
+    """Log filter: removes the traceback, so that torchrun's rendezvous warnings take one line."""
     record.exc_info = None
     return True
 
@@ -295,7 +295,7 @@ def read_launch_words(words: Sequence[str]) -> tuple[Namespace, ArgumentParser]:
 
 
 def meeting_failure(args: Namespace, error: Exception) -> str:
-    """Why the processes cannot meet, and what to do."""
+    """Returns the reason for a failed rendezvous and how to fix it."""
     if "EADDRINUSE" in str(error):
         return (
             f"port {args.master_port} is in use on this machine, perhaps by another run; give each run its own with "
@@ -307,7 +307,11 @@ def meeting_failure(args: Namespace, error: Exception) -> str:
 
 
 def count_processes(args: Namespace) -> tuple[int, int]:
-    """How many machines there are at most, and processes on this one. Raises UserError when the words do not say."""
+    """Returns the max number of machines and the number of processes on this one.
+
+    Raises:
+        UserError: If the arguments are invalid.
+    """
     from torch.distributed.run import determine_local_world_size, parse_min_max_nnodes
 
     try:

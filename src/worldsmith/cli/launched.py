@@ -1,4 +1,4 @@
-"""What `worldsmith launch` starts, once for each process: `worldsmith`, with a stop that torchrun takes for an end."""
+"""Entry point of each process of `worldsmith launch`: `worldsmith` with a stop that torchrun treats as success."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def discard_output() -> None:
-    """What is still buffered for standard output must not fail when the interpreter exits."""
+    """Redirects standard output to /dev/null, so that flushing it at exit cannot fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -104,11 +104,10 @@ def run_launch(words: Sequence[str], packages: Sequence[str]) -> int:
 
 @contextmanager
 def stoppable(name: str) -> Iterator[None]:
-    """What Ctrl-C does from here on, until a command says otherwise.
+    """Context manager: sets the effect of Ctrl-C until a command changes it.
 
-    A run and a launch have nothing to save yet, and end at once; so does a process that a launch has started. Another
-    command gets its KeyboardInterrupt and cleans up, but not in the middle of an import, which a compiled library would
-    not survive.
+    `train`, `launch` and launched processes have nothing to save yet and exit at once. Other commands get a
+    KeyboardInterrupt and clean up, but not during an import, which would crash compiled libraries.
     """
     if name in ("train", "launch") or launcher_pid() is not None:
         from worldsmith.distributed.stop_signals import exit_when_asked
@@ -204,7 +203,7 @@ def overview() -> str:
 
 
 def file_error(error: OSError) -> str:
-    """What could not be done with a file, and with which: one line, for every command."""
+    """Formats an OSError as one line with its file names."""
     if error.strerror is None:
         return str(error)  # the words of a library, or ours
     names = [str(name) for name in (error.filename, error.filename2) if name is not None]

@@ -59,7 +59,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def describe_recipe(name: str) -> dict[str, Any]:
-    """What the list says of a recipe. `parameters` is None for a model whose size no arithmetic is known for."""
+    """Returns the entry of a recipe in the list; `parameters` is None if the size is not known without building the
+    model."""
     entry, tree = find_recipe(name), get_recipe(name)
     model = find(tree, ("model", "config"))
     return {

@@ -31,7 +31,7 @@ SETTINGS_HELP = "TOML, YAML or JSON file with values of the flags below, which t
 
 
 class RunCommand:
-    """What `cli.main` needs of a command, from the component that a name of the registry stands for."""
+    """Interface of a command for `cli.main`, built from the component that the registry names."""
 
     read_words = staticmethod(run_source.read_words)
 

@@ -1,4 +1,5 @@
-"""What describes a run on a command line: a recipe, a file or a stack, typed flags, and override words after ``--``."""
+"""Sources of a run config on the command line: a recipe, a file or a YAML stack, typed flags, and overrides after
+``--``."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class Translation:
     data: dict[str, Any] = field(default_factory=dict)
     """Ours, as nested tables."""
     spans: dict[Path, Span] = field(default_factory=dict)
-    """Where the value of each of ours was written."""
+    """File position of each value, by path in our config."""
     problems: list[Problem] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
@@ -101,7 +101,7 @@ class Translation:
         node[str(target[-1])] = value
 
     def get_warnings(self) -> list[str]:
-        """What a user should know who does not read the report."""
+        """Returns warnings for users who do not read the report."""
         return self.warnings
 
 
@@ -199,7 +199,7 @@ def dialect_names() -> list[str]:
 
 @cache
 def shipped_dialects() -> list[RunDialect]:
-    """Those of the package, sorted by name. Imports none of their parts."""
+    """Returns the dialects in this package, sorted by name, without importing their implementation."""
     package = importlib.import_module(worldsmith.DIALECTS)
     names = sorted(module.name for module in pkgutil.iter_modules(package.__path__) if module.ispkg)
     return [getattr(importlib.import_module(f"{worldsmith.DIALECTS}.{name}"), ATTRIBUTE) for name in names]

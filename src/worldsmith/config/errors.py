@@ -13,14 +13,14 @@ from worldsmith.config.write import values
 from worldsmith.files.errors import UserError as UserError
 
 SHOWN = 100
-"""How many mistakes are shown, and looked into for what was meant; a count stands for the rest."""
+"""Max number of mistakes that are shown with suggestions; the others are counted."""
 LONGEST = 120
 """Letters of a value in a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where something was written. `line` and `column` count from 1; `source` is the text of that line."""
+    """Position in a source file: 1-based `line` and `column`; `source` is the text of the line."""
 
     file: str
     line: int | None = None
@@ -86,9 +86,9 @@ class Problem:
 
 
 class WrongValueError(ValueError):
-    """What a section's `check()` raises: the values that cannot be, what is allowed or why not, and what to do.
+    """Raised by a section's `check()`: invalid values, the reason or the allowed values, and the fix.
 
-    `found` maps their names, as paths from the section (``lr``, ``caps.size``, ``betas[1]``), to what they are.
+    `found` maps paths from the section (``lr``, ``caps.size``, ``betas[1]``) to the invalid values.
     """
 
     def __init__(self, found: Mapping[str, Any], *, allowed: str = "", why: str = "", remedy: str = "") -> None:
@@ -196,7 +196,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def code_problem(what: str, error: BaseException, path: str = "") -> Problem:
-    """What a user reads of an error in such code, in place of a traceback."""
+    """Converts an exception in a user's code into a problem with its source line, instead of a traceback."""
     return Problem(path, f"{what}: {describe_error(error)}", place=blamed_line(error))
 
 

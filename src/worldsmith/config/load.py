@@ -51,10 +51,13 @@ def load(
 def read_draft(
     source: str | Sequence[str], overrides: Sequence[Override] = (), spec_words: Sequence[str] | None = None
 ) -> tuple[Draft, list[Override]]:
-    """What a source says before any flag or override, and the overrides that are left to apply. Several: a YAML stack.
+    """Reads a config source without flags and overrides; returns the draft and the overrides that remain to be applied.
 
-    ``job.experiment=NAME`` names the recipe to start from, whatever the source is. Raises ConfigError for a source that
-    cannot be read at all, and for a recipe that there is not; mistakes in what it says are in the draft.
+    Several sources are a YAML stack. ``job.experiment=NAME`` selects the recipe for every kind of source. Mistakes in
+    the content are collected in the draft.
+
+    Raises:
+        ConfigError: If a source is not readable or a recipe does not exist.
     """
     if not isinstance(source, str):
         return _read_stack(source, overrides, spec_words)

@@ -19,7 +19,7 @@ class JobConfig(Config):
     """Who the run is: its place under the output root and in the experiment tracker."""
 
     task: Literal["vfm", "vlm"] = "vfm"
-    """What is fine-tuned: `vfm` a video generator, `vlm` a vision-language reasoner."""
+    """Type of the model: `vfm` video generator, `vlm` vision-language reasoner."""
     experiment: str = ""
     """Name of the registered recipe that the run starts from."""
     project: str = ""
@@ -31,7 +31,7 @@ class JobConfig(Config):
     folder: str = ""
     """Folder of runs, instead of root/project/group; relative: below the root's variable, else the current folder."""
     resume_newest: bool = False
-    """With an empty name: resume the run of this folder that was saved last, if there is one."""
+    """If the name is empty: resume the most recently saved run of this folder, if it exists."""
     wandb_mode: Literal["online", "offline", "disabled"] = "disabled"
     """Weights & Biases: `online` needs WANDB_API_KEY, `offline` logs for a later sync, `disabled` does neither."""
 
@@ -71,7 +71,7 @@ def has_wandb_login() -> bool:
 
 
 class ParallelismConfig(Config):
-    """How ranks share the work. shard x replicate x context must equal the number of ranks."""
+    """Parallelism degrees. shard x replicate x context must equal the number of ranks."""
 
     data_parallel_shard_degree: Annotated[int, Range(ge=1, also=-1)] = -1
     """Ranks, or context groups, among which one copy of the weights is cut (FSDP); -1 takes all that are left."""

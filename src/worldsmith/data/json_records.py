@@ -15,7 +15,7 @@ from worldsmith.data.stream.errors import DataError, SampleError
 from worldsmith.files.json_file import object_of
 
 MAYBE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
-"""What JSON must hold to hold half of a surrogate pair, which Python's reader lets through."""
+"""Matches JSON bytes that can contain an unpaired surrogate, which Python's parser accepts."""
 
 
 def read_lines(file: Path) -> Iterator[tuple[int, bytes]]:
@@ -73,7 +73,7 @@ def first_record(file: Path) -> Any:
 
 
 def no_unicode(value: Any) -> SampleError | None:
-    """What is wrong with a value that holds half of a surrogate pair in any of its texts."""
+    """Returns a SampleError if a text in `value` contains an unpaired surrogate; else None."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:

@@ -29,7 +29,7 @@ CONTAINERS = (
     "mov,matroska,webm,avi,mpegts,mpeg,mpegvideo,m4v,h264,hevc,av1,obu,ivf,flv,asf,ogg,mxf,nut,dv,rm,gif,apng,"
     "png_pipe,jpeg_pipe,webp_pipe,bmp_pipe,tiff_pipe,jpegxl_pipe"
 )
-"""What a clip may be: none of these formats opens further files, as playlists do."""
+"""Accepted container formats; none of them opens other files, as playlists do."""
 
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 """Files that are clips of one frame."""
@@ -68,7 +68,7 @@ class VideoInfo:
 
 
 class FileStatus(NamedTuple):
-    """What tells a file from one that took its name; as `os.stat` names it."""
+    """Identity of a file version: fields of `os.stat` that change if the file is replaced."""
 
     st_size: int
     st_mtime_ns: int
@@ -224,9 +224,12 @@ def opened(path: str) -> Iterator[tuple[InputContainer, VideoStream]]:
 
 
 def source_of(path: str) -> str | io.BytesIO:
-    """What is opened of a file. An image is read as a whole: by its name alone it is taken for one of a sequence.
+    """Returns the input for the container reader: the path, or the content of an image.
 
-    Raises SampleError for a JPEG that was cut off, whose missing part would be grey.
+    An image is read into memory, because FFmpeg treats image paths as patterns of an image sequence.
+
+    Raises:
+        SampleError: If a JPEG is truncated, since its missing part would be decoded as grey.
     """
     if is_part(path):
         data = read_part(path)

@@ -165,7 +165,7 @@ class Shapes(SampleMetric):
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """What a clip shows; an attribute is None where the measurement is not clear, and `reason` says why."""
+    """Attributes detected in a clip; an attribute is None if the measurement is ambiguous, and `reason` explains it."""
 
     colour: str | None
     shape: str | None
@@ -200,10 +200,10 @@ def detect(video: np.ndarray) -> Detection:
 
 
 def segment(frames: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """How much of each pixel the shape covers (float [T, H, W], 0 to 1), and which frames hold one clear shape.
+    """Segments the shape: returns its coverage (float [T, H, W], 0 to 1) and the frames with one clear shape.
 
-    Cover is the distance from the border's median colour, as a share of the strongest distance. The level 1/2 lies on
-    the true outline even if the edge is blurred. Pixels that do not hang together with the shape have cover 0.
+    Coverage is the color distance from the median of the border, relative to the largest distance. The level 1/2 lies
+    on the true outline even if the edge is blurred. Pixels that are not connected to the shape have coverage 0.
     """
     border = np.concatenate([frames[:, 0], frames[:, -1], frames[:, :, 0], frames[:, :, -1]], axis=1)
     background = np.median(border, axis=1)[:, None, None, :]

@@ -24,7 +24,7 @@ class MakeClips(Action):
         out: str
         """Folder of the dataset."""
         seed: int = 0
-        """Of all that is drawn at random."""
+        """Seed of all random choices."""
         size: int = 64
         """Height and width in pixels."""
         fps: int = 8
@@ -94,4 +94,4 @@ class MakeFallingObjects(MakeClips):
         num_frames: int = 16
         """Frames of a clip."""
         topics: list[Topic] = field(default_factory=lambda: list(TOPICS))
-        """What is asked of a clip in annotations.json."""
+        """Topics of the questions in annotations.json."""

@@ -104,7 +104,7 @@ class FallingObjects(SyntheticDataset):
 
 @dataclass(frozen=True, slots=True)
 class FallingScene:
-    """Everything that decides the pixels of a clip. Lengths are in 1/64 of the picture's side, times in 0 to 1."""
+    """Parameters that determine the pixels of a clip. Lengths are in 1/64 of the image side, times from 0 to 1."""
 
     shape: str
     colour: str

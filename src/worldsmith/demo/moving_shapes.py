@@ -26,7 +26,7 @@ DIRECTIONS = ("left", "right", "up", "down")
 
 
 class Attributes(NamedTuple):
-    """What one clip shows."""
+    """Attributes of one clip."""
 
     colour: str
     shape: str
@@ -119,7 +119,7 @@ class MovingShapes(SyntheticDataset):
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Everything that decides the pixels of a clip. Lengths are in units of 1/64 of the picture's side."""
+    """Parameters that determine the pixels of a clip. Lengths are in 1/64 of the image side."""
 
     attributes: Attributes
     side: float

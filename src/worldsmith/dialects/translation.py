@@ -59,7 +59,7 @@ class KeyRule:
 
 @dataclass(frozen=True, slots=True)
 class SpecForm:
-    """How the specs of an action are read. Every key of `spec` has a rule."""
+    """Translation rules for the specs of an action. Every key of `spec` has a rule."""
 
     name: str
     spec: type[Config]
@@ -119,7 +119,7 @@ class ForeignSpec(ABC):
 
     @abstractmethod
     def place(self, key: str) -> Place:
-        """Where the key is written; a key that is left out has its name instead of a line."""
+        """Returns the source position of a key; for an omitted key, its name instead of a line."""
 
     def is_word(self, key: str) -> bool:
         """Whether the command line states the key, or one below it."""

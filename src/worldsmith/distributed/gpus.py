@@ -24,7 +24,7 @@ class Gpu:
     peak_flops: float = 0.0
     """Operations a second of dense matrix products in bfloat16 with sums in float32."""
     bandwidth: float = 0.0
-    """Of its memory, bytes a second."""
+    """Memory bandwidth in bytes per second."""
     link: float = 0.0
     """To a neighbour in the machine, bytes a second one way."""
     network: float = 0.0
@@ -100,7 +100,7 @@ def gpu_of_device(device: str) -> Gpu | None:
 
 
 def word_of_device(device: str) -> str:
-    """What `find_gpu` knows the GPU "cuda:0" of this machine by, of one that is not known its memory."""
+    """Returns the name by which `find_gpu` finds the GPU `device`; the memory size for an unknown GPU."""
     import torch
 
     about = torch.cuda.get_device_properties(device)
@@ -109,5 +109,5 @@ def word_of_device(device: str) -> str:
 
 
 def holding(memory: int) -> list[Gpu]:
-    """Those with at least so much memory, the smallest first."""
+    """Returns the known GPUs with at least `memory` bytes, smallest first."""
     return sorted((gpu for gpu in GPUS.values() if gpu.memory >= memory), key=lambda gpu: gpu.memory)

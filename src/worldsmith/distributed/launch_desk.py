@@ -1,4 +1,4 @@
-"""What the processes of a launch tell the launcher that has started them: how they end, and what one of them says."""
+"""Messages from launched processes to their launcher: exit codes and the output of one rank."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LaunchDesk:
 
     def __init__(self) -> None:
         self.exit_code: int | None = None
-        """That of the processes that ended well, which agree on it."""
+        """Common exit code of the processes that ended without an error."""
         self._said: set[str] = set()
         self._lock = threading.Lock()
         self._secret = secrets.token_hex(16)

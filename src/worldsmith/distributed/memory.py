@@ -1,4 +1,4 @@
-"""How much memory a process holds, and how much is free: of the machine, of a container, of a GPU."""
+"""Memory use of a process and free memory of the machine, a container or a GPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 CGROUP = Path("/sys/fs/cgroup")
 LIMITS = (("memory.max", "memory.current", "inactive_file"),
           ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"))  # fmt: skip
-"""Of both versions of control groups: the limit, what is used, and what of that is files that can be dropped."""
+"""Files of cgroups v2 and v1: limit, usage, and the part of the usage that is reclaimable file cache."""
 
 
 def held_memory(device: str) -> int:
@@ -35,7 +35,7 @@ def free_memory(device: str, *, group: Path = CGROUP) -> int:
 
 
 def free_in_group(group: Path) -> int | None:
-    """What a container's limit leaves; None without a limit."""
+    """Returns the free bytes within a container's memory limit; None without a limit."""
     for limit, used, droppable in LIMITS:
         try:
             most, now = (int((group / name).read_text()) for name in (limit, used))

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Kind = Literal["all_gather", "gather", "scatter"]
 PATIENCE = timedelta(hours=2)
-"""How long a rank waits for the others; writing and syncing to a slow disk takes its time."""
+"""Timeout for other ranks; writing and syncing to a slow disk can take long."""
 GONE = re.compile(r"(closed|reset) by peer|broken pipe|peer closed|remote (process exited|server shutdown)", re.I)
-"""What gloo, NCCL and the store say of a connection to a process that is no more."""
+"""Matches the messages of gloo, NCCL and the store about a lost connection to another process."""
 
 
 class PeerError(Exception):
@@ -34,10 +34,9 @@ class PeerError(Exception):
 
 
 class Peers(ABC):
-    """What ranks do together. They call the same methods in the same order.
+    """Collective operations on Python objects. All ranks call the same methods in the same order.
 
-    When work fails on one rank it fails on all, and none of them may go on: with the error itself on a single process,
-    else with PeerError.
+    If work fails on one rank, all ranks raise: the original error in a run of one process, else PeerError.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -168,9 +167,9 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def lost_partner(error: BaseException) -> str | None:
-    """What there is to say when another process has ended while this one waited for it; None: that is not the error.
+    """Returns a message if `error` means that another process ended while this one waited for it; else None.
 
-    PyTorch's libraries say it in the text of a RuntimeError, gloo with the address of the other machine.
+    PyTorch reports this only in the text of a RuntimeError; gloo includes the address of the other machine.
     """
     texts = (str(cause) for cause in causes(error) if isinstance(cause, RuntimeError))
     found = next((text for text in texts if GONE.search(text)), None)

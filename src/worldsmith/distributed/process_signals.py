@@ -16,7 +16,7 @@ from worldsmith.distributed.launch_desk import launcher_pid
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 """Sent by a scheduler, a terminal, a terminal that is closed, and a scheduler some time ahead."""
 PR_SET_PDEATHSIG = 1
-"""Of prctl(2): the signal that a process gets when its parent ends (to be exact, the thread that forked it)."""
+"""Option of prctl(2) that sets the signal sent to a process when its parent (the forking thread) ends."""
 
 
 @contextmanager

@@ -49,7 +49,7 @@ class StopSignals:
 
     @property
     def asked(self) -> str | None:
-        """What asked for a stop; None when nothing did."""
+        """Source of the stop request, such as a signal or the stop file; None without a request."""
         if self.received is None and self.file is not None and self.file.exists():
             return f"the file {self.file}"
         return self.received

@@ -38,7 +38,7 @@ class World:
 
     @property
     def context_parallel(self) -> int:
-        """How many ranks work on the same packs."""
+        """Number of ranks that share the same packs (context parallelism)."""
         return 1 if self.context_group is None else self.context_group.size()
 
     @property
@@ -108,7 +108,7 @@ class World:
 
 
 def world_size() -> int:
-    """How many processes torchrun's environment promises."""
+    """Returns the number of processes from torchrun's environment variables."""
     return _environment_int("WORLD_SIZE", 1)
 
 
@@ -207,7 +207,7 @@ def require_devices(processes: int) -> None:
 
 
 def device_remarks(processes: int) -> list[str]:
-    """What is to be said about a plan for more processes than this machine has GPUs."""
+    """Returns warnings if more processes are planned than this machine has GPUs."""
     import torch
 
     count = torch.cuda.device_count()
@@ -237,7 +237,7 @@ def stop_world() -> None:
 
 
 def local_size() -> int:
-    """How many processes of the run share this machine."""
+    """Returns the number of processes of the run on this machine."""
     return _environment_int("LOCAL_WORLD_SIZE", 1)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 Z = 1.959963984540054
-"""Of a normal distribution: 95 % lie within so many standard deviations."""
+"""Standard deviations within which 95 % of a normal distribution lie."""
 DRAWS = 2000
 """Resamples of a bootstrap."""
 

@@ -13,10 +13,10 @@ from torch.nn.functional import avg_pool2d, conv2d
 SIGMA, WINDOW_REACH = 1.5, 5
 """SSIM's window, in pixels: a Gaussian, cut after WINDOW_REACH on each side."""
 WEIGHTS = (0.299, 0.587, 0.114)
-"""Of red, green and blue in the brightness of a pixel (ITU-R BT.601)."""
+"""Weights of red, green and blue in the luma of a pixel (ITU-R BT.601)."""
 BLOCK, REACH, LARGEST = 8, 8, 256
-"""Of motion: side of a block and the farthest match, in pixels of frames whose short side is below 2·LARGEST after
-shrinking."""
+"""Block matching: block size and search range in pixels, and frame size: frames are downscaled until their short side
+is below 2·LARGEST."""
 NOTICED = 0.5
 """A motion counts if its match is better than that of none by so many grey levels: coding noise moves nothing."""
 
@@ -45,7 +45,7 @@ def ssim(video: Tensor, real: Tensor) -> float | None:
 
 
 def frame_ssim(a: Tensor, b: Tensor) -> Tensor:
-    """Of two pictures, 0..255, float64 [H, W]."""
+    """Computes the SSIM of two images, 0..255, float64 [H, W]."""
     stable, stable_spread = (0.01 * 255) ** 2, (0.03 * 255) ** 2
     mean_a, mean_b, square_a, square_b, product = blur(torch.stack([a, b, a * a, b * b, a * b]))
     spread_a, spread_b, shared = square_a - mean_a**2, square_b - mean_b**2, product - mean_a * mean_b
@@ -78,7 +78,7 @@ def diversity(videos: Sequence[Tensor]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Motion:
-    """Of the blocks of a video, from each frame to the next."""
+    """Block motion of a video, from each frame to the next."""
 
     vectors: Tensor
     """(down, right) in pixels a frame, float32 [T - 1, rows, columns, 2]."""
@@ -92,7 +92,7 @@ class Motion:
 
     @property
     def flicker(self) -> float:
-        """What motion does not explain, grey levels: the warping error of Lai et al. 2018 with the motion of blocks."""
+        """Warping error of Lai et al. 2018 with block motion, in gray levels."""
         return float(self.residual.mean())
 
     def error(self, real: Motion) -> float:

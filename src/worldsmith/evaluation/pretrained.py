@@ -26,7 +26,7 @@ class PretrainedWeights:
     repository: str
     """A repository of the Hugging Face Hub that holds suitable weights."""
     model_type: str | None = None
-    """That of its config.json, for a network of transformers; None: the folder only has weights."""
+    """`model_type` in config.json of a transformers network; None: the folder has weights only."""
 
     @property
     def flag(self) -> str:

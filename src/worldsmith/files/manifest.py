@@ -76,10 +76,13 @@ def summarize_file(path: Path) -> list[int]:
 
 
 def find_damage(checkpoint: Path, *, only: tuple[str, ...] = ("",), rank: int = 0, ranks: int = 1) -> str | None:
-    """What is wrong with a checkpoint folder, in words; None when every file is there and unchanged.
+    """Returns a description of the damage of a checkpoint folder; None if every file exists and is unchanged.
 
-    `only` holds beginnings of the files that count. With `ranks` above 1 each of them reads its share of the files, and
-    the checkpoint is whole when none finds damage.
+    Args:
+        checkpoint: Checkpoint folder with a manifest of checksums.
+        only: Prefixes of the files to check.
+        rank: Index of this rank.
+        ranks: Number of ranks that share the work; the checkpoint is intact if none finds damage.
     """
     try:
         require_regular(checkpoint / MANIFEST)

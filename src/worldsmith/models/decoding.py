@@ -1,4 +1,4 @@
-"""How the tokens of an answer are chosen."""
+"""Decoding of answers: token selection settings."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Decoding:
     """Divides positive logits of tokens that are there already, the prompt's included, and multiplies negative ones
     (Keskar et al. 2019)."""
     seed: int = 0
-    """Of what is drawn, together with the key of the conversation."""
+    """Seed of sampling, combined with the key of the conversation."""
 
     def seed_of(self, key: str) -> int:
-        """That of one conversation: what it is answered with depends neither on its batch nor on its process."""
+        """Returns the seed of one conversation, so that its answer is independent of batch and process."""
         return int.from_bytes(hashlib.sha256(f"{self.seed}/{key}".encode()).digest()[:8], "big") >> 1
 
 

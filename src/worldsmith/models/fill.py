@@ -15,7 +15,11 @@ Parameter = TypeVar("Parameter")
 
 
 def chosen(parameters: Mapping[str, Parameter], names: Collection[str] | None) -> dict[str, Parameter]:
-    """Those with these names (None: all), in the order of the network. Raises ValueError for an unknown name."""
+    """Returns the parameters with these names (None: all), in the order of the network.
+
+    Raises:
+        ValueError: If a name is unknown.
+    """
     unknown = sorted(set(names or ()) - parameters.keys())
     if unknown:
         raise ValueError(f"the network has no parameter {unknown[0]} ({len(unknown)} unknown names)")

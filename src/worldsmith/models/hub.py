@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from worldsmith.config.tree.suggest import did_you_mean_folder
 
 SECONDS = 5.0
-"""How long the hub may take for each answer."""
+"""Timeout of each hub request, in seconds."""
 TOKEN = "HF_TOKEN"
 LOOKED = "looked for a local folder"
 """In every message of what is neither here nor on the hub."""
@@ -31,7 +31,7 @@ class HubName:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What the hub would give."""
+    """Metadata of a file that the hub offers."""
 
     files: int
     bytes: int
@@ -98,7 +98,7 @@ def explained(hub: HubName, field: str) -> Iterator[None]:
 
 
 def why_refused(hub: HubName, error: Exception) -> str:
-    """What the hub's answer means, or that there was none; a token is never shown."""
+    """Explains a failed hub request; a token is never shown."""
     from huggingface_hub import constants
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 

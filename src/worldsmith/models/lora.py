@@ -53,7 +53,7 @@ def read_targets(target_modules: str) -> list[str]:
 
 
 def unknown_target(target_modules: str, target: str, layers: list[str]) -> WrongValueError:
-    """Why a target names nothing, with the nearest names that do."""
+    """Returns an error for a target that matches no layer, with the most similar names."""
     leaves = list(dict.fromkeys(layer.rpartition(".")[2] for layer in layers))
     close = nearest(target.rpartition(".")[2], leaves)
     advice = f"the nearest are: {', '.join(close)}" if close else f"these can: {', '.join(leaves)}"

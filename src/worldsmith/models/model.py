@@ -39,9 +39,9 @@ class Model(Configurable, ABC):
         family: ClassVar[str] = ""
         """Name of the family, as in `model.name` and `Family.name`."""
         task: ClassVar[str] = ""
-        """What it is for: `job.task`."""
+        """Task type: `job.task`."""
         makes: ClassVar[str] = ""
-        """What a trained model gives to those who use it, such as "videos"; commands choose by it what they do."""
+        """Output type of the model, such as "videos"; commands select their implementation by it."""
         usual_rates: ClassVar[Mapping[bool, tuple[float, float]]] = {}
         """Learning rates with which trained weights are usually trained on, least and most: with adapters, without."""
         layer_lists: ClassVar[Sequence[str]] = ()
@@ -69,15 +69,15 @@ class Model(Configurable, ABC):
         lora_target_modules: str = ""
         """Linear layers that get an adapter: ends of their paths, comma-separated, or all-linear (all but the head)."""
         converters: list[Converter.Config] = field(default_factory=list)
-        """What changes the network before it gets adapters and weights, one after the other."""
+        """Converters that change the network in this order, before adapters and weights are added."""
         ema: PowerEMA.Config = field(default_factory=PowerEMA.Config)
         """The running average of the weights that export and sampling prefer."""
         parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)
-        """How the work is divided among processes."""
+        """Parallelism degrees."""
         compile: CompileConfig = field(default_factory=CompileConfig)
         """torch.compile of the layers."""
         activation_checkpointing: ActivationCheckpointingConfig = field(default_factory=ActivationCheckpointingConfig)
-        """What is recomputed in the backward pass to save memory."""
+        """Gradient (activation) checkpointing."""
 
         def check(self) -> None:
             if self.lora_enabled:
@@ -106,7 +106,7 @@ class Model(Configurable, ABC):
 
         @property
         def modes(self) -> tuple[Mode, ...]:
-            """What a model that makes videos makes out of what."""
+            """Returns the supported generation modes of a video model."""
             return ()
 
         def check_context(self, ranks: int) -> None:
@@ -156,7 +156,7 @@ class Model(Configurable, ABC):
             return ()
 
         def unreached(self) -> Sequence[str]:
-            """What names of parameters begin with that no loss reaches: trained or not, they get no gradient."""
+            """Returns name prefixes of parameters that never receive gradients, even if they are trainable."""
             return ()
 
         def adaptable_layers(self) -> Sequence[str] | None:
@@ -199,7 +199,7 @@ class Model(Configurable, ABC):
     config: Config
     network: nn.Module
     conversions: Sequence[Conversion]
-    """What the converters have done."""
+    """Results of the converters."""
 
     def __init__(self, config: Config, *, device: str | torch.device = "cpu", seed: int | None = None) -> None:
         import torch
@@ -232,7 +232,7 @@ class Model(Configurable, ABC):
 
     @abstractmethod
     def parts(self) -> NetworkParts:
-        """How the network is made, for whoever cuts it up."""
+        """Returns the module structure for sharding, compilation and checkpointing."""
 
     @abstractmethod
     def init_weights(self, seed: int, names: Collection[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Where a model's files are: in a local folder, in the Hugging Face cache, or in a repository of the hub."""
+"""Locates a model's files: in a local folder, in the Hugging Face cache, or in a hub repository."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NetworkParts:
-    """What must be known of a network to cut it up, compile it and recompute it, without calling it."""
+    """Module structure of a network for sharding, compilation and gradient checkpointing."""
 
     layers: Sequence[nn.Module]
     """Its repeated parts: each is gathered on its own when it is used."""

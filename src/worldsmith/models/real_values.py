@@ -1,4 +1,4 @@
-"""Where tensors must have values, though a simulation gives memory and values to none."""
+"""Marks code in which tensors must have real values, even in a simulation on fake tensors."""
 
 from __future__ import annotations
 

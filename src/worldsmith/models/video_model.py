@@ -1,4 +1,4 @@
-"""What generating videos asks of a model, and what a model tells of its training."""
+"""Interface of a model for video generation, and its defaults from training."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Mode = Literal["text2image", "text2video", "image2video", "video2video"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 DynamicGuidance = Literal["off", "by_timestep", "by_step"]
 NOISE_LEVELS = 1000
-"""That models tell apart: more steps than these would repeat some."""
+"""Number of discrete noise levels; more solver steps would repeat some."""
 Predict = Callable[["list[Tensor]", int], "list[Tensor]"]
-"""From the states of samples, branch after branch, and the number of the step to what the network answers."""
+"""Maps the states of samples (all guidance branches) and the step index to network outputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleLayout:
-    """What a network must know of one sample before it sees its latents."""
+    """Layout of one sample that a network needs before its latents: sizes, captions, conditioning."""
 
     text_ids: Sequence[int]
     """Ids of the caption, as the family's `text_ids` makes them; what a network puts behind them is its own."""
@@ -36,7 +36,7 @@ class SampleLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """What samples have in common that share their forward passes."""
+    """Sampling settings of samples that share forward passes."""
 
     steps: int
     """Steps of the solver."""
@@ -47,14 +47,14 @@ class Sampling:
     scheduler: str | None = None
     """One of the family's schedulers; None: there is one."""
     dynamic_guidance: str | None = None
-    """How the scale changes from step to step; None: it does not."""
+    """Schedule of the guidance scale over the solver steps; None: constant."""
     strength: float | None = None
     """Share of the steps that a given video goes through again, from noise; None: no whole video is given."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """What a model saw in training, as defaults for generating with it. None: not known."""
+    """Defaults for generation, from the training data of a model. None: not known."""
 
     refused: ClassVar[Mapping[str, str]] = {}
     """Settings of a sample that the family does not have, and why."""
@@ -141,11 +141,15 @@ class Beginning:
     conditional: SampleLayout
     unconditional: SampleLayout
     shown: Any = None
-    """What the network sees beside the state, in the family's own form."""
+    """Conditioning inputs of the network, in the format of the model family."""
 
 
 class VideoSampler(ABC):
-    """How a model samples with certain settings. Raises ValueError for settings that it cannot sample with."""
+    """Sampler of a model with given settings.
+
+    Raises:
+        ValueError: If the model does not support the settings.
+    """
 
     def __init__(self, model: Any, sampling: Sampling) -> None:
         self.model, self.sampling = model, sampling
@@ -165,7 +169,7 @@ class VideoSampler(ABC):
 
     @abstractmethod
     def num_tokens(self, layout: SampleLayout) -> int:
-        """What a branch of a sample takes of the model's `max_tokens`."""
+        """Returns the number of tokens of one guidance branch of a sample, counted against the model's `max_tokens`."""
 
     @abstractmethod
     def begin(

@@ -29,7 +29,7 @@ class Input:
     path: str | Path
     """A file or a folder: of a run, the folder of the checkpoint that was read. A hub name where it is not here."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """What else is to be known of it, such as how many records a data set has."""
+    """Further facts, such as the number of records of a dataset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Lineage:
     """A record, read from its file."""
 
     file: Path
-    """Where it lies now."""
+    """Current location."""
     data: Mapping[str, Any]
 
     @property
@@ -61,16 +61,19 @@ class Lineage:
         return list(self.data["outputs"])
 
     def locate(self, entry: Mapping[str, Any]) -> Path:
-        """Where an input is now: where it was, or in the same place beside the record if both were moved together."""
+        """Returns the current path of an input: as recorded, or the same relative path if both were moved together."""
         path = Path(entry["path"])
         return path if path.exists() else self.folder / os.path.relpath(path, self.data["folder"])
 
     def change(
         self, entry: Mapping[str, Any], place: Path, look: Callable[[Path], str] | None = fingerprint
     ) -> str | None:
-        """What is wrong with an input or output that should lie at `place`, in words; None when it is what it was.
+        """Returns how an input or output at `place` differs from its record; None if it is unchanged.
 
-        `look` gives the present fingerprint; None: it is enough that something is there.
+        Args:
+            entry: Record of the input or output.
+            place: Path to check.
+            look: Computes the current fingerprint; None: check only that the path exists.
         """
         if not place.exists():
             return "is missing" if entry["fingerprint"] else None

@@ -87,7 +87,7 @@ _log: ProcessLog | None = None
 
 
 def copy_output() -> None:
-    """From now on, what Python code of this process prints is kept for its log; the streams stay what they are."""
+    """Starts copying the output of Python code in this process to its log; the output still appears in the terminal."""
     global _log
     _log = ProcessLog()
     sys.stdout, sys.stderr = CopiedStream(sys.stdout, _log), CopiedStream(sys.stderr, _log)  # type: ignore[assignment]

@@ -46,7 +46,7 @@ class Sinks:
     def __init__(self) -> None:
         self.sinks: dict[str, Sink] = {}
         self.lost: Counter[str] = Counter()
-        """How many writes failed, by sink."""
+        """Number of failed writes, by sink."""
 
     def add(self, name: str, make: Callable[[], Sink]) -> None:
         """Takes the sink that `make` makes; goes on without it when that fails."""

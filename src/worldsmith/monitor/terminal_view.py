@@ -1,4 +1,4 @@
-"""What a run shows in the terminal: one live line, and messages that scroll by above it."""
+"""Terminal output of a run: one live status line, with messages that scroll above it."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What a run does at the moment, such as training, validation or saving."""
+    """Current activity of a run, such as training, validation or saving."""
 
     name: str
     fraction: float | None = None
@@ -43,7 +43,8 @@ class Throughput:
 
     @property
     def seconds_per_step(self) -> float | None:
-        """Of the usual steps; None until there are any, or nothing but unusual ones in a whole window."""
+        """Mean seconds of typical steps; None before the first one. Atypical steps count only if the window has no
+        other."""
         usual = [seconds for seconds, _, unusual in self.recent if not unusual]
         if not usual and len(self.recent) == self.recent.maxlen:
             usual = [seconds for seconds, *_ in self.recent]
@@ -56,6 +57,6 @@ class Throughput:
         return sum(tokens for _, tokens, _ in self.recent) / seconds if seconds > 0 else None
 
     def remaining_seconds(self, steps: int) -> float | None:
-        """How long so many more steps take; None while that is not known."""
+        """Returns the expected seconds for `steps` more steps; None if not known yet."""
         pace = self.seconds_per_step
         return None if pace is None else pace * steps

@@ -45,7 +45,7 @@ class NoiseObjective(Objective):
         """Each sample's loss, float32 [n], for what the network answered."""
 
     def weigh(self, samples: Sequence[Any]) -> float:
-        """What a batch weighs in its step."""
+        """Returns the weight of a batch in its step."""
         return len(samples)
 
     @abstractmethod

@@ -1,7 +1,7 @@
-"""How noisy a training sample is made: distributions of σ, their shift, and the random streams behind them.
+"""Noise levels of training samples: distributions of σ, their shift, and the random streams.
 
-σ = 1 is pure noise, σ = 0 is clean data. Everything random about a sample is a pure function of the run's seed and the
-sample's position in the data stream, so that packing, ranks and accumulation cannot change it.
+σ = 1 is pure noise, σ = 0 is clean data. All random values of a sample are a pure function of the run's seed and the
+sample's position in the data stream, so that packing, number of ranks and gradient accumulation do not change them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 SIGMA_STREAM = 0
 NOISE_STREAM = 1
 POSTERIOR_STREAM = 2
-"""Of draws of latents out of a VAE's moments."""
+"""Random stream for sampling latents from the VAE's mean and variance."""
 NETWORK_STREAM = 5
 """Seeds of what a network draws itself, such as dropout masks."""
 

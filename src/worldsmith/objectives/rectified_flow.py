@@ -57,7 +57,7 @@ class RectifiedFlow(NoiseObjective):
         image_distribution: Distribution = "logitnormal"
         """Distribution of the noise level of images (samples of one frame), before the shift."""
         shift: Shift = field(default_factory=lambda: dict(DEFAULT_SHIFTS))
-        """How far noise levels are moved towards noise: one number, a number per resolution tier, or, under the key
+        """Shift of noise levels towards noise: one number, a number per resolution bucket, or, under the key
         dynamic_shift_base_num_tokens_video (or _image), the latent size at which sqrt(size / base) is 1."""
         shift_image: Shift | None = None
         """The same for images. None: images use `shift`."""
@@ -120,7 +120,8 @@ class RectifiedFlow(NoiseObjective):
     def inputs(
         self, samples: Sequence[FlowSample], latents: Sequence[Tensor], draws: Sequence[SigmaDraw]
     ) -> tuple[list[Tensor], Tensor]:
-        """What the network is given: x_t of each sample, [C, t, h, w], and the timesteps 1000·σ, float32 [n]."""
+        """Returns the inputs of the network: x_t of each sample, [C, t, h, w], and the timesteps 1000·σ, float32
+        [n]."""
         import torch
 
         noisy = [
@@ -143,7 +144,8 @@ class RectifiedFlow(NoiseObjective):
         return per_sample_losses(answers, targets, clean, normalize_by_active=self.config.normalize_loss_by_active)
 
     def weigh(self, samples: Sequence[FlowSample]) -> float:
-        """What a pack weighs in its step: its samples, or 1 without `sample_level_loss_averaging`."""
+        """Returns the weight of a pack in its step: its number of samples, or 1 without
+        `sample_level_loss_averaging`."""
         return len(samples) if self.config.sample_level_loss_averaging else 1
 
     def add_up(

@@ -59,8 +59,8 @@ class VPrediction(NoiseObjective):
         offset_noise: Factor = 0.0
         """This much of one more number, the same in the whole sample, is added to the noise."""
         timestep_strata: Count = 1
-        """Of this many samples that follow each other in the stream, over all ranks, each draws its timestep from
-        another part of the table; 1: all draw from the whole."""
+        """Stratified timesteps: each of this many consecutive samples of the stream, over all ranks, samples its
+        timestep from another equal part of the noise schedule; 1: no strata."""
         loss_type: Literal["l2", "l1"] = "l2"
         """Mean square, or mean absolute value, of the weighted error."""
         max_weight: PositiveFactor | None = None
@@ -135,10 +135,10 @@ class VPrediction(NoiseObjective):
         latents: Sequence[Tensor],
         draws: Sequence[TimestepDraw],
     ) -> Tensor:
-        """Of each sample: the mean of w·(x - x0)², or of w·|x - x0|, float32 [n]; all are of one shape.
+        """Returns the loss of each sample: the mean of w·(x - x0)² or of w·|x - x0|, float32 [n].
 
-        x is the clean latent that the answer means, w = 1 / (1-ᾱ) or `max_weight`. Without a limit the first is the
-        mean of (answer - v)².
+        x is the clean latent that the network output predicts, w = min(1 / (1-ᾱ), `max_weight`). Without `max_weight`
+        the squared loss equals the mean of (output - v)². All samples have the same shape.
         """
         import torch
 

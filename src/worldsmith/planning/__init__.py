@@ -1,1 +1,1 @@
-"""What a run will need, found from its own code before it has memory, a GPU or a network."""
+"""Plans a run before it starts: memory, communication and time, from a simulated step of its own code."""

@@ -1,4 +1,4 @@
-"""What a plan takes for granted, in words with their values."""
+"""Lists the assumptions of a plan with their values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BESIDE_STEPS = "on the GPU beside a step, as they are until steps find everythin
 
 
 def encoded_first(work: StepWork) -> str:
-    """Where the encoders are when all is encoded ahead of the run, and what that takes of a GPU."""
+    """Returns the assumption about encoders for a run whose latent cache is filled before it starts."""
     needed = CONTEXT + (1 + FRAGMENTATION) * work.encode_bytes
     return (
         "not on the GPU: `worldsmith encode` fills the latent cache before the run, for all epochs, and needs "
@@ -38,9 +38,17 @@ def assumptions(
     open_variables: Sequence[str] = (),
     parts: Sequence[str] = (),
 ) -> dict[str, str]:
-    """By what they are about, those of seconds where it is `timed`.
+    """Returns the assumptions of a plan as texts by topic.
 
-    `encoders`: where they are; `parts`: what was taken for parts of the model that are not at hand.
+    Args:
+        config: Config of the run.
+        gpu: GPU of each rank.
+        ranks: Number of ranks.
+        data: Batches for which the plan was made.
+        timed: Whether the plan has time estimates; adds their assumptions.
+        encoders: Where the encoders are during training; "" if this does not matter.
+        open_variables: Environment variables that the config names and that are not set.
+        parts: Substitutes of pretrained components that are not available.
     """
     compiled, loop = config.model.config.compile.enabled, config.trainer
     found = {"data": data.described}
@@ -97,5 +105,5 @@ def assumptions(
 
 
 def format_percents(of: EstimateRange) -> str:
-    """75 to 45 %."""
+    """Formats a range of fractions as percentages, such as "75 to 45 %"."""
     return f"{100 * of.fast:.0f} to {100 * of.slow:.0f} %"

@@ -1,4 +1,4 @@
-"""Bytes that a run needs: of a GPU and whether they fit, of its machines, and of disk."""
+"""Estimates the GPU memory, host RAM and disk space of a run."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
     from worldsmith.training.trainer import Trainer
 
 CONTEXT = int(0.8 * GIB)
-"""Assumed: what the driver, the kernels and the workspaces of matrix products take in a process."""
+"""Assumed bytes of the CUDA context, loaded kernels and matmul workspaces of a process."""
 COMMUNICATION = int(0.5 * GIB)
-"""Assumed: buffers of the collectives' library, where there is more than one rank."""
+"""Assumed bytes of NCCL's buffers, if the run has more than one rank."""
 FRAGMENTATION = 0.05
-"""Assumed: share of the tensors' peak that the allocator holds beside them, in pieces that nothing fits into."""
+"""Assumed memory lost to fragmentation in the caching allocator, as a fraction of the tensors' peak."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryVerdict:
-    """Bytes of one GPU."""
+    """Memory that a run needs on each GPU, in bytes, compared with the memory of the GPU."""
 
     gpu: Gpu
     peak: int
-    """Of tensors."""
+    """Peak of tensors in the worst phase."""
     ranks: int
     encoders: int = 0
-    """Of tensors that are beside the peak while the latent cache is filled."""
+    """Encoders that are on the GPU in addition to the peak while the latent cache is filled."""
 
     @property
     def context(self) -> int:
@@ -47,24 +47,24 @@ class MemoryVerdict:
 
     @property
     def needed(self) -> int:
-        """Peak and margins."""
+        """Peak, encoders and margins."""
         return self.peak + self.encoders + self.context + self.communication + self.fragmentation
 
     @property
     def spare(self) -> int:
-        """What is left of the GPU; what is lacking where it is negative."""
+        """Free GPU memory; negative if the run does not fit."""
         return self.gpu.memory - self.needed
 
     @property
     def word(self) -> Literal["fits", "tight", "does not fit"]:
-        """tight: it fits only as long as the allocator holds less in pieces than is assumed."""
+        """Verdict; "tight" means that the run fits only if fragmentation is lower than assumed."""
         if self.spare >= 0:
             return "fits"
         return "tight" if self.spare + self.fragmentation >= 0 else "does not fit"
 
     @property
     def holders(self) -> list[str]:
-        """GPUs that hold as much, the smallest first."""
+        """Names of the GPUs with enough memory, smallest first."""
         return [gpu.name for gpu in holding(self.needed)]
 
     def to_json(self) -> dict[str, Any]:
@@ -78,7 +78,13 @@ class MemoryVerdict:
 
 
 def memory_verdict(work: StepWork, gpu: Gpu, *, encoded: bool = False) -> MemoryVerdict:
-    """Whether the worst moment of a run fits. `encoded`: the latent cache is complete before the run."""
+    """Compares the peak of the worst phase with the memory of `gpu`.
+
+    Args:
+        work: Simulated step and other phases of one rank.
+        gpu: GPU of each rank.
+        encoded: Whether the latent cache is complete before the run, so that no encoder is loaded.
+    """
     if encoded:
         work = replace(work, phases=[phase for phase in work.phases if phase.name != "encoding"])
     worst, encoders = worst_phase(work)
@@ -86,10 +92,10 @@ def memory_verdict(work: StepWork, gpu: Gpu, *, encoded: bool = False) -> Memory
 
 
 def worst_phase(work: StepWork) -> tuple[PhaseMemory, int]:
-    """The phase that needs most, and bytes of encoders beside it.
+    """Returns the phase with the largest peak and the bytes of encoders that are on the GPU in addition to it.
 
-    Where steps find all in a cache, encoders that encoded or drew a sample stay on the device until so many steps have
-    not needed them that they are put away.
+    Encoders stay on the GPU after they were used for encoding or sample generation, until they have been unused for a
+    number of steps.
     """
     users = [phase for phase in work.phases if phase.name in ("encoding", "sampling")]
     encoders = max((phase.kinds.get("encoders", 0) for phase in users), default=0)
@@ -102,14 +108,14 @@ def worst_phase(work: StepWork) -> tuple[PhaseMemory, int]:
 
 
 PROCESS = 3 * GIB
-"""Assumed: main memory of a training process with its libraries."""
+"""Assumed host RAM of a training process with its libraries, in bytes."""
 WORKER = int(0.5 * GIB)
-"""Assumed: main memory of a process that reads data, before what it holds ready."""
+"""Assumed host RAM of a data loader worker without its prefetched samples, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Bytes by what takes them."""
+    """Breakdown of host RAM or disk space: bytes by purpose."""
 
     parts: Mapping[str, int]
 
@@ -124,10 +130,15 @@ class Parts:
 def host_memory(
     config: Trainer.Config, degrees: Degrees, *, per_machine: int, staged: int, loaded: int = 0, sample_bytes: int
 ) -> Parts:
-    """Of a machine with so many GPUs at most, when it needs most.
+    """Estimates the peak host RAM of one machine, at the start or while training.
 
-    A rank copies `staged` bytes for a save, those of each replica, and has `loaded` bytes of weights on their way to
-    its GPU at the start, when no reader runs. A sample that is held ready takes `sample_bytes`.
+    Args:
+        config: Config of the run.
+        degrees: Parallelism degrees of the run.
+        per_machine: Max number of GPUs (ranks) per machine.
+        staged: Bytes that a rank copies to host RAM for a save.
+        loaded: Bytes of weights in host RAM of a rank while it loads them, before data loader workers start.
+        sample_bytes: Bytes of one prefetched sample.
     """
     here, loader = min(per_machine, degrees.data * degrees.context), config.dataloader_train
     readers = here * loader.num_workers * (WORKER + loader.prefetch_factor * sample_bytes)
@@ -138,6 +149,12 @@ def host_memory(
 
 
 def disk(config: Trainer.Config, *, checkpoint_bytes: int, cached_bytes: int) -> Parts:
-    """When most is there; `cached_bytes` are those of the latent cache, once all samples are in it."""
+    """Estimates the peak disk space.
+
+    Args:
+        config: Config of the run.
+        checkpoint_bytes: Size of one checkpoint.
+        cached_bytes: Size of the complete latent cache.
+    """
     parts = {"checkpoints": kept_checkpoints(config) * checkpoint_bytes, "latent cache": cached_bytes}
     return Parts({name: count for name, count in parts.items() if count})

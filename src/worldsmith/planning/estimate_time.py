@@ -1,4 +1,4 @@
-"""Seconds of a step and of a run, as a range from fast to slow: work over peak rates times stated efficiencies."""
+"""Estimates the time of a step and of a run as a range: work divided by peak rates times assumed efficiencies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EstimateRange:
-    """From `fast` to `slow`."""
+    """An estimate between an optimistic value (`fast`) and a pessimistic one (`slow`)."""
 
     fast: float
     slow: float
@@ -43,28 +43,34 @@ EFFICIENCIES = {
     "disk": (EstimateRange(4e9, 0.5e9), "bytes a second that all machines together write"),
     "staging": (EstimateRange(25e9, 8e9), "bytes a second from a GPU to its machine's memory"),
 }
-"""What is assumed of the machine, fast and slow, and of what it is a share."""
+"""Assumed efficiencies and rates of the machine, (fast, slow), with the quantity that each one is a fraction of."""
 STARTED, HOP, NETWORK_HOP = 8.4e-6, 3.4e-6, 14e-6
-"""Assumed: seconds until a collective has started, of a hop inside a machine, and of one between machines: those by
-which NCCL chooses among its algorithms for large tensors."""
+"""Assumed latencies in seconds: start of a collective, hop inside a machine, hop between machines. These are the values
+that NCCL's tuning model uses for large tensors."""
 HIDDEN = ("dp_shard", "dp_replicate", "world")
-"""Groups whose collectives can go on beside the computation; those of a context must end first."""
+"""Groups whose collectives can overlap with computation; context-parallel collectives cannot."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepSeconds:
-    """Seconds of one optimizer step, the loader's and the launching of kernels not counted."""
+    """Estimated seconds of one optimizer step, without data loading and kernel launches."""
 
     total: EstimateRange
-    """Fast: collectives of weights and gradients are hidden behind the computation; slow: none is."""
+    """Fast: collectives of weights and gradients overlap with computation; slow: no overlap."""
     bound: str
     """The term that takes longest."""
     terms: Mapping[str, EstimateRange]
-    """matrix products, attention, memory, and what is sent inside a machine and between machines."""
+    """Seconds by term: matrix products, attention, memory, communication inside a machine and between machines."""
 
 
 def step_seconds(work: StepWork, gpu: Gpu, *, compiled: bool) -> StepSeconds | None:
-    """Of a GPU whose rates are known; None for another."""
+    """Estimates the seconds of one step; None if the rates of `gpu` are not known.
+
+    Args:
+        work: Simulated step of one rank.
+        gpu: GPU of each rank.
+        compiled: Whether layers are compiled, which fuses elementwise operators.
+    """
     if not gpu.peak_flops:
         return None
     peak, bandwidth = gpu.peak_flops * gpu.reached, gpu.bandwidth
@@ -91,7 +97,7 @@ def step_seconds(work: StepWork, gpu: Gpu, *, compiled: bool) -> StepSeconds | N
 
 
 def over(amount: float, rate: float, kind: str) -> EstimateRange:
-    """Seconds for `amount` at the efficiencies of that kind."""
+    """Returns the seconds for `amount` at the peak `rate` (per second) times the assumed efficiencies of `kind`."""
     return over_rates(amount, EFFICIENCIES[kind][0] * rate)
 
 
@@ -100,12 +106,12 @@ def over_rates(amount: float, rates: EstimateRange) -> EstimateRange:
 
 
 def spans_machines(traffic: Traffic, gpu: Gpu) -> bool:
-    """Whether the group has ranks on more than one machine."""
+    """Returns whether the process group has ranks on more than one machine."""
     return traffic.span > gpu.per_machine
 
 
 def latency(traffic: Traffic, gpu: Gpu) -> EstimateRange:
-    """Seconds of a call beside those of its bytes: fast by a tree over the ranks, slow by a ring through all."""
+    """Returns the latency of one call in seconds: fast for a tree over the ranks, slow for a ring."""
     machines = min(traffic.ranks, -(-traffic.span // gpu.per_machine))
     times = 2 if traffic.op == "all_reduce" else 1
     tree = HOP * ceil(log2(traffic.ranks / machines)) + NETWORK_HOP * ceil(log2(machines))
@@ -114,10 +120,10 @@ def latency(traffic: Traffic, gpu: Gpu) -> EstimateRange:
 
 
 def rate(traffic: Traffic, gpu: Gpu) -> float:
-    """Bytes a second that a rank of the group sends.
+    """Returns the peak rate at which a rank of the group sends, in bytes per second.
 
-    A ring leaves a machine once on the network of each rank that the group has there. All-to-all sends what is for
-    other machines over each rank's own.
+    A ring between machines uses the network links of all ranks that the group has on a machine. In an all-to-all each
+    rank uses its own link for the data of other machines.
     """
     if not spans_machines(traffic, gpu):
         return gpu.link
@@ -128,21 +134,21 @@ def rate(traffic: Traffic, gpu: Gpu) -> float:
 
 
 FORWARD = EstimateRange(0.25, 0.5)
-"""Assumed share of a step that a forward pass alone takes: a quarter where layers are recomputed, half of adapters'."""
+"""Assumed fraction of a step's time in the forward pass: 1/4 with gradient checkpointing, 1/2 for adapters."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunTime:
-    """Seconds in which all ranks are taken. Loading, drawing samples and waiting for data are not counted."""
+    """Estimated seconds of a run, without loading weights, sample generation and waiting for data."""
 
     ranks: int
     count: int
-    """Of steps."""
+    """Number of steps."""
     steps: EstimateRange
     saves: EstimateRange
-    """In which the steps wait for a save."""
+    """Time during which training waits for saves."""
     validation: EstimateRange | None
-    """None: nobody knows how many packs its data are."""
+    """None: not known, because the number of validation batches is not limited."""
 
     @property
     def total(self) -> EstimateRange:
@@ -162,7 +168,15 @@ class RunTime:
 def run_time(
     config: Trainer.Config, step: StepSeconds, *, ranks: int, staged_bytes: int, checkpoint_bytes: int
 ) -> RunTime:
-    """Of all steps of `config`. A rank copies `staged_bytes` for a save."""
+    """Estimates the time of all steps, saves and validations of a run.
+
+    Args:
+        config: Config of the run.
+        step: Estimated seconds of one step.
+        ranks: Number of ranks.
+        staged_bytes: Bytes that a rank copies to host RAM for a save.
+        checkpoint_bytes: Size of one checkpoint.
+    """
     loop, settings = config.trainer, config.checkpoint
     written = over_rates(checkpoint_bytes, EFFICIENCIES["disk"][0])
     staged = over_rates(staged_bytes, EFFICIENCIES["staging"][0])
@@ -172,7 +186,7 @@ def run_time(
 
 
 def validation_time(config: Trainer.Config, step: StepSeconds) -> EstimateRange | None:
-    """Of all validations; live weights, and their average where there is one, see each pack."""
+    """Estimates the time of all validations, with raw and EMA weights; None if the number of batches is not known."""
     loop = config.trainer
     if not loop.run_validation:
         return NOTHING

@@ -1,7 +1,7 @@
-"""`make_plan`: all that is known of a run before it has a GPU; `quick_plan`: what arithmetic alone tells.
+"""`make_plan`: plans a run by simulating a step; `quick_plan`: sizes that follow from the config by arithmetic.
 
-Nothing here imports torch before a step is simulated, unless the model's family does not know the shapes of its
-parameters without a network, or a setting of the optimizer may change its state (`training.optimizer:parameter_state`).
+Torch is imported only when a step is simulated, when a model family needs a network to know its parameter shapes, or
+when a setting of the optimizer can change its state (`training.optimizer:parameter_state`).
 """
 
 from __future__ import annotations
@@ -28,22 +28,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class QuickPlan:
-    """Numbers of the whole network, and bytes."""
+    """Parameter counts of the network and exact sizes in bytes that need no simulation."""
 
     parameters: int
     trained: int
     states: Mapping[str, int]
-    """Of the process that has most, by kind: exact, apart from the gradients of what is trained and not used."""
+    """Bytes by category on the rank with the most; exact, except gradients of trained parameters that are not used."""
     checkpoint_bytes: int
-    """One checkpoint on disk: exactly its tensors, and about what each tensor's files take beside it."""
+    """Size of one checkpoint on disk: exact for tensors, estimated for file overhead."""
     checkpoint_tensors: int = 0
-    """Exactly its tensors."""
+    """Exact size of the tensors of one checkpoint."""
     kept_checkpoints: int = 1
-    """The most that are on the disk at once."""
+    """Max number of checkpoints on disk at the same time."""
 
 
 def quick_plan(config: Trainer.Config, ranks: int) -> QuickPlan:
-    """References of the config are resolved. Raises ValueError for degrees that do not fit so many ranks."""
+    """Computes parameter counts and exact sizes of a run.
+
+    Args:
+        config: Config with resolved references.
+        ranks: Number of ranks.
+
+    Raises:
+        ValueError: If the parallelism degrees do not fit `ranks`.
+    """
     degrees, table = plan_degrees(config.model.config.parallelism, ranks), run_table(config)
     states, checkpoint = state_bytes(table, config, degrees), checkpoint_bytes(table, config, degrees)
     parts = {"parameters" if name == "weights" else name: count for name, count in states.parts.items()}
@@ -52,14 +60,14 @@ def quick_plan(config: Trainer.Config, ranks: int) -> QuickPlan:
 
 
 def least_ranks(config: Trainer.Config) -> int:
-    """The fewest ranks that the degrees of the run allow."""
+    """Returns the min number of ranks that the parallelism degrees allow."""
     asked = config.model.config.parallelism
     shard, replicate = asked.data_parallel_shard_degree, asked.data_parallel_replicate_degree
     return max(shard, 1) * max(replicate, 1) * asked.context_parallel_shard_degree
 
 
 def run_table(config: Trainer.Config) -> Table:
-    """Every weight of the run; the network is built, without memory, where arithmetic does not know it."""
+    """Returns the table of all weights; builds the network on the meta device if arithmetic cannot provide it."""
     table = weight_table(config.model.config, config.optimizer.keys_to_select)
     if table is not None:
         return table
@@ -70,7 +78,7 @@ def run_table(config: Trainer.Config) -> Table:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run needs of each GPU, of its machines and of time."""
+    """Predicted GPU memory, host RAM, disk space and time of a run."""
 
     name: str
     family: str
@@ -78,18 +86,18 @@ class Plan:
     gpu: Gpu
     quick: QuickPlan
     work: StepWork
-    """Of rank 0; others differ by their data alone."""
+    """Simulated work of rank 0; other ranks differ only in their data."""
     data: str
-    """What was taken for a step's packs, in words."""
+    """Description of the batches that were simulated."""
     memory: MemoryVerdict
     host: Parts
     disk: Parts
     step: StepSeconds | None
     time: RunTime | None
     untimed: str
-    """Why seconds are not known; "" where they are."""
+    """Reason for which time is not estimated; "" if it is."""
     assumptions: Mapping[str, str]
-    """What no code and no data say, with its value, by what it is about."""
+    """Assumptions with their values, by topic."""
 
     @property
     def ranks(self) -> int:
@@ -97,7 +105,7 @@ class Plan:
 
     @property
     def tokens(self) -> int:
-        """Of a step of all ranks; those that share a context have the same."""
+        """Tokens per step of all ranks; context-parallel ranks process the same tokens."""
         return self.work.tokens * self.degrees.data
 
     @property
@@ -105,7 +113,7 @@ class Plan:
         return self.work.samples * self.degrees.data
 
     def to_json(self) -> dict[str, Any]:
-        """Bytes, seconds, operations; complete, with the same keys for every run."""
+        """Returns the plan as JSON data with the same keys for every run; units are bytes, seconds and FLOPs."""
         return {
             "run": self.name,
             "family": self.family,
@@ -129,10 +137,18 @@ class Plan:
 def make_plan(
     config: Trainer.Config, ranks: int, gpu: Gpu, *, encoded: bool = False, open_variables: Sequence[str] = ()
 ) -> Plan:
-    """Of a config with its references resolved, where `open_variables` are environment variables that are not set.
+    """Plans a run: simulates a step on one rank and estimates memory, disk space and time.
 
-    `encoded`: the latent cache is complete before the run. Raises ValueError for degrees that do not fit so many
-    ranks, UserError for what cannot be planned.
+    Args:
+        config: Config with resolved references.
+        ranks: Number of ranks.
+        gpu: GPU of each rank.
+        encoded: Whether the latent cache is complete before the run.
+        open_variables: Environment variables that the config names and that are not set; listed as assumptions.
+
+    Raises:
+        ValueError: If the parallelism degrees do not fit `ranks`.
+        UserError: If the run cannot be planned.
     """
     from worldsmith.planning.simulation.simulate import simulate
     from worldsmith.planning.simulation_inputs import plan_batches, why_not_encodable, with_published_parts
@@ -186,7 +202,7 @@ def make_plan(
 
 
 def why_untimed(config: Trainer.Config, gpu: Gpu) -> str:
-    """Why nothing is known of a step's seconds; "" where something is."""
+    """Returns the reason for which the time of a step cannot be estimated; "" if it can."""
     if not gpu.peak_flops:
         named = next(iter([*holding(gpu.memory), *GPUS.values()])).name
         return f"{gpu.name} states the memory of a GPU, not its speed; name a GPU for the time, such as --gpu {named}"

@@ -1,4 +1,4 @@
-"""What a simulation takes instead of the files of a run: published parts, and the first batches or assumed ones."""
+"""Inputs of a simulation: configs of released model components instead of their files, and sample or dummy batches."""
 
 from __future__ import annotations
 
@@ -25,28 +25,31 @@ from worldsmith.tasks.task import Task
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """A run tree that can be built in a simulation."""
+    """A config that can be built in a simulation, since missing pretrained components are substituted."""
 
     config: Any
     assumptions: list[str]
-    """A line for each part that was replaced."""
+    """One line per substituted component."""
     reads_texts: bool
-    """Whether its tokenizer is that of the run."""
+    """Whether the tokenizer is that of the run, so that captions have their real lengths."""
 
 
 @contextmanager
 def with_published_parts(config: Any) -> Iterator[Stated]:
-    """The run tree `config`, whose references are resolved, with its frozen parts at hand, within the block.
+    """Context manager: a copy of `config` in which missing pretrained components are substituted.
 
-    A part whose files are neither in the folder that is named nor in the cache of the hub is replaced by a folder with
-    the config of the published one. Nothing is downloaded.
+    A component whose files are neither in the given folder nor in the hub cache is replaced by a temporary folder with
+    the config of the released component. Nothing is downloaded.
+
+    Args:
+        config: Config with resolved references.
     """
     config, said, reads_texts = deepcopy(config), [], True
     with tempfile.TemporaryDirectory(prefix="worldsmith-plan-") as folder:
         for number, (where, section) in enumerate(sections(config.model.config, "model.config")):
             part: PublishedPart | None = section.published()
             name = "" if part is None else getattr(section, part.field)
-            why = why_not_at_hand(section, part) if part is not None and name else None
+            why = find_missing_files(section, part) if part is not None and name else None
             if part is None or why is None:
                 continue
             place = Path(folder) / str(number)
@@ -58,7 +61,7 @@ def with_published_parts(config: Any) -> Iterator[Stated]:
 
 
 def sections(section: Config, path: str) -> Iterator[tuple[str, Any]]:
-    """Every section of a tree that may stand for something published, with its path."""
+    """Yields (path, section) for each config section that can name a released component."""
     if hasattr(section, "published"):
         yield path, section
     for field in fields(section):
@@ -67,8 +70,8 @@ def sections(section: Config, path: str) -> Iterator[tuple[str, Any]]:
             yield from sections(value, f"{path}.{field.name}")
 
 
-def why_not_at_hand(section: Any, part: PublishedPart) -> str | None:
-    """Why the files that a section names cannot be used on this machine; None when they can."""
+def find_missing_files(section: Any, part: PublishedPart) -> str | None:
+    """Returns the reason for which the files that a section names are not usable; None if they are."""
     name = getattr(section, part.field)
     if is_local(name):
         try:
@@ -82,7 +85,7 @@ def why_not_at_hand(section: Any, part: PublishedPart) -> str | None:
 
 
 def write(folder: Path, contents: Contents) -> None:
-    """The files of a published part."""
+    """Writes the files of a substituted component into `folder`."""
     for name, content in contents.items():
         file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -93,26 +96,26 @@ def write(folder: Path, contents: Contents) -> None:
 
 
 LOOKED_AT = 8
-"""Batches of the data among which the largest are taken."""
+"""Number of first batches among which the largest are selected."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedBatches:
-    """What one rank works on in a step."""
+    """Batches of one step on one rank, for a simulation."""
 
     batches: Sequence[Any]
-    """As many as a step has; contents have one value and no memory of their own."""
+    """One entry per forward pass; tensors are expanded scalars without memory of their own."""
     described: str
     sample_bytes: int
-    """Bytes of main memory of the largest sample as a loader gives it."""
+    """Host RAM of the largest sample that a data loader yields, in bytes."""
     cache_bytes: int
-    """Bytes of disk that a cache keeps of it; 0: there is no cache."""
+    """Disk space of one sample in the latent cache, in bytes; 0: no cache."""
     num_samples: int | None = None
-    """Of the whole data set; None: not known."""
+    """Number of samples in the dataset; None: not known."""
 
 
 def plan_batches(stated: Stated, *, ranks: int) -> PlannedBatches:
-    """The largest of the first batches of the data where they are at hand, else assumed ones, and why."""
+    """Returns the largest of the first batches of the dataset, or dummy batches if the dataset is not readable."""
     task, data = task_for(stated.config, ranks), stated.config.dataloader_train
     why, path = "the run's tokenizer is not on this machine", str(getattr(data.dataset, "path", ""))
     if path.startswith("$"):
@@ -127,7 +130,13 @@ def plan_batches(stated: Stated, *, ranks: int) -> PlannedBatches:
 
 
 def assumed_batches(config: Any, task: Task | None = None, *, fill: float = 1.0) -> PlannedBatches:
-    """Batches at a share of the run's own limits, made without data."""
+    """Returns dummy batches.
+
+    Args:
+        config: Config of the run.
+        task: The run's task; None: built from `config`.
+        fill: Size of the batches as a fraction of the config's limits.
+    """
     task = task or task_for(config)
     made = task.dummy_data.make_batch(fill=fill, encoded=is_cached(config))
     count = config.trainer.grad_accum_iter
@@ -136,7 +145,7 @@ def assumed_batches(config: Any, task: Task | None = None, *, fill: float = 1.0)
 
 
 def read_batches(config: Any, task: Task) -> PlannedBatches:
-    """The largest of the first batches of a data set, of which nothing is decoded."""
+    """Returns the largest of the first batches of the dataset, without decoding media."""
     loader = task.loader(dry=True)
     loader.maker.decodes = False
     count = config.trainer.grad_accum_iter
@@ -157,7 +166,7 @@ def planned(config: Any, task: Task, batches: Sequence[Any], described: str) -> 
 
 
 def task_for(config: Any, ranks: int | None = None) -> Task:
-    """The run's task over a network without memory, for the first rank's share of the data, or for all of them."""
+    """Builds the task on a meta-device network, for the data shard of rank 0 of `ranks`; None: for all data."""
     model = config.model.config.build(device="meta")
     shares = 1 if ranks is None else ranks // plan_degrees(config.model.config.parallelism, ranks).context
     return task_of(config.model.name)(
@@ -166,12 +175,12 @@ def task_for(config: Any, ranks: int | None = None) -> Task:
 
 
 def is_cached(config: Any) -> bool:
-    """Whether what encoders make is kept, so that steps find it."""
+    """Returns whether the run has a latent cache."""
     return bool(getattr(config.dataloader_train, "latent_cache", ""))
 
 
 def why_not_encodable(config: Any) -> str:
-    """Why encoding all clips ahead of the run would not keep its encoders off the GPU; "" where it does."""
+    """Returns the reason for which encoders stay on the GPU even if all clips were encoded before; "" if none."""
     data, val = config.dataloader_train, config.dataloader_val
     if not hasattr(data, "latent_cache"):
         return f"runs of '{config.model.name}' have no latent cache"
@@ -184,7 +193,7 @@ def why_not_encodable(config: Any) -> str:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Within the block nothing below an error is logged."""
+    """Context manager: suppresses log records below the level ERROR."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

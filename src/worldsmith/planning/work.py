@@ -1,4 +1,4 @@
-"""What one rank does and holds in a step, as numbers; no torch is needed to read them."""
+"""Memory, communication and FLOPs of one rank as plain numbers, importable without torch."""
 
 from __future__ import annotations
 
@@ -8,73 +8,74 @@ from typing import Any, Literal
 
 Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast"]
 BESIDE = ("loading", "encoding", "validation", "sampling", "saving")
-"""Phases that are no part of a step."""
+"""Phases outside of the training step."""
 BEFORE = ("building", "loading")
-"""Those before the first one, and before anything is encoded."""
+"""Phases before the first step and before encoding."""
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseMemory:
-    """The worst moment of one phase of a run, in bytes of tensors on the device."""
+    """Memory breakdown at the peak of one phase of a run, in bytes of tensors on the device."""
 
     name: str
-    """building, loading, encoding, forward, backward, optimizer, average, validation, sampling, saving."""
+    """Phase: building, loading, encoding, forward, backward, optimizer, average (EMA update), validation, sampling or
+    saving."""
     peak: int
     kinds: Mapping[str, int]
-    """At that moment; their sum is the peak: parameters, gradients, moments, average, activations, gathered (weights),
-    communication (its buffers), inputs, encoders, other."""
+    """Bytes by category, with the sum `peak`: parameters, gradients, moments (optimizer state), average (EMA weights),
+    activations, gathered (all-gathered parameters), communication (buffers), inputs, encoders, other."""
     modules: Sequence[tuple[str, int]]
-    """Parts of the network whose activations are held then, layers of a kind together, largest first."""
+    """Activation bytes by module, largest first; repeated layers are summed."""
     main_memory: int = 0
-    """The most that it holds beside the device: a weight on its way there, the copy from which a save is written."""
+    """Peak host RAM in bytes: weights that are being loaded, or the staging copy of a save."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Collectives of one kind in one group of ranks."""
+    """Total of all calls of one collective in one process group."""
 
     op: Collective
     group: str
-    """What the ranks of the group share: dp_shard, dp_replicate, context, world."""
+    """Name of the process group: dp_shard, dp_replicate, context or world."""
     ranks: int
     span: int
-    """Ranks from the first to the last of the group: more than a machine has means that it leaves the machine."""
+    """Last rank - first rank + 1; a group spans machines if this exceeds the number of GPUs per machine."""
     calls: int
     payload: int
-    """Bytes of the whole tensor, that is gathered or before it is scattered, over all calls."""
+    """Bytes of the full (gathered or unscattered) tensors of all calls."""
 
     @property
     def sent(self) -> int:
-        """Bytes that a rank sends, by the ring algorithms: (n-1)/n of the payload, twice that for a sum everywhere."""
+        """Bytes that a rank sends with ring algorithms: (n-1)/n of the payload, twice that for all-reduce."""
         share = self.payload * (self.ranks - 1) // self.ranks
         return 2 * share if self.op == "all_reduce" else share
 
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """One optimizer step of one rank, after the first one, which has made the optimizer's states."""
+    """Simulated steady optimizer step of one rank (optimizer state exists), with the other phases of the run."""
 
     rank: int
     ranks: int
     phases: Sequence[PhaseMemory]
     traffic: Sequence[Traffic]
     model_flops: int
-    """Operations of matrix products and attention, those of recomputation left out."""
+    """FLOPs of matmuls and attention without recomputation."""
     hardware_flops: int
-    """The same with recomputation."""
+    """FLOPs of matmuls and attention, including recomputation."""
     attention_flops: int
-    """Of the latter, those of attention, whose kernels reach another share of a device's peak."""
+    """Part of `hardware_flops` in attention, whose kernels have another efficiency."""
     moved_bytes: int
-    """Read and written by everything that is no matrix product and no attention, each operation on its own."""
+    """Bytes that all other operators read and write, if none of them are fused."""
     samples: int
     tokens: int
     seconds: float
-    """That the simulation took."""
+    """Duration of the simulation in seconds."""
     skipped_flops: int = 0
-    """Of those of attention what kernels leave out, since nothing sees what comes after it."""
+    """Part of `attention_flops` that kernels do not execute: the masked half of causal attention."""
 
     encode_bytes: int = 0
-    """What `worldsmith encode` holds on a device: the clips' encoder, and after it that of captions. 0: not known."""
+    """Peak of `worldsmith encode` on a device: the larger of video encoder and text encoder. 0: not known."""
 
     def to_json(self) -> dict[str, Any]:
         found = asdict(self)

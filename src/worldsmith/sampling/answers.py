@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class AnsweringModel(Protocol):
-    """What is asked of a model with weights."""
+    """Interface of a loaded model that answers questions."""
 
     @property
     def folder(self) -> Path:
-        """That of its tokenizer, chat template and preprocessor files."""
+        """Folder of its tokenizer, chat template and preprocessor files."""
 
     def generate(
         self,
@@ -41,7 +41,7 @@ class AnsweringModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a model says, or why it was not asked."""
+    """Answer of a model, or the reason for which it was not asked."""
 
     key: str
     text: str = ""
@@ -84,7 +84,7 @@ class Answerer:
             yield from (prompt if isinstance(prompt, Answer) else next(said) for prompt in read)
 
     def _read(self, key: str, turns: Sequence[Turn]) -> ChatSample | Answer:
-        """What the model is asked, or the answer that tells why it is not."""
+        """Builds the prompt of a conversation, or an answer with the error if that fails."""
         try:
             return self.processor.prompt(turns, key=key)
         except SampleError as error:

@@ -28,7 +28,7 @@ class BranchShare:
     branch: int
     """0 conditional, 1 unconditional."""
     gather: Callable[[Tensor], list[Tensor]]
-    """From this process's tensor to those of both, the conditional one first."""
+    """Gathers the tensors of both processes, the conditional one first."""
 
 
 def generate(

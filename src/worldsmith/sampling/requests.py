@@ -49,7 +49,7 @@ class GenerationRequest:
     condition_frames: int = 0
     """Clean leading latent frames: 0 text-to-video, 1 image-to-video, 2 video-to-video."""
     negative_prompt: str | None = None
-    """What guidance moves away from. None: the empty caption, as in training."""
+    """Negative prompt of classifier-free guidance. None: the empty caption, as in training."""
     negative_metadata: Literal["none", "same", "inverse"] | None = None
     """Sentences of metadata after the negative prompt: none, those of the prompt, or these denied. None: none after a
     prompt of one's own, and after the empty caption what training showed."""

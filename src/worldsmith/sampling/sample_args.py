@@ -19,7 +19,7 @@ from worldsmith.sampling.sample_files import Layer, SampleEntry, is_image_file, 
 from worldsmith.sampling.sample_settings import SampleSettings
 
 STRENGTH = 0.8
-"""That of diffusers' pipelines from video to video."""
+"""Default strength of diffusers' video-to-video pipelines."""
 
 
 MOST_VALUES = 4
@@ -27,12 +27,12 @@ MOST_VALUES = 4
 
 
 SAID = ("name", "extra", "prompt", "sources")
-"""What of the arguments is no setting that could come from elsewhere."""
+"""Arguments that are not settings with a source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleArgs:
-    """What `sample_args.json` says of a sample, apart from the model."""
+    """Arguments of a generated sample as stored in `sample_args.json`, without the model."""
 
     name: str
     """Its folder, below that of all samples."""
@@ -58,7 +58,7 @@ class SampleArgs:
     strength: float | None = None
     extra: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
-    """Where each value came from."""
+    """Source of each value."""
 
     @property
     def is_image(self) -> bool:
@@ -71,7 +71,7 @@ class SampleArgs:
 
     @property
     def sampling(self) -> Sampling:
-        """What it has in common with those that share its forward passes."""
+        """Sampling settings, which are equal for samples that share forward passes."""
         return Sampling(
             steps=self.num_steps,
             guidance=self.guidance,
@@ -224,7 +224,11 @@ def decided(
 def choose_mode(
     chooser: Chooser, vision: str | None, trained: tuple[int | None, str], modes: Sequence[Mode]
 ) -> tuple[str, int | None]:
-    """What is made, and its frames. Raises ValueError when they, and what it begins with, contradict each other."""
+    """Selects the generation mode and number of frames.
+
+    Raises:
+        ValueError: If mode, number of frames and conditioning input contradict each other.
+    """
     begin = "text" if vision is None else "image" if is_image_file(vision) else "video"
     asked = chooser.pick("num_frames")
     alone = asked == 1 or (vision is None and asked is None and set(modes) == {"text2image"})

@@ -39,7 +39,7 @@ class Layer:
     """For people: a file with its line."""
     settings: SampleSettings
     folder: Path
-    """What its paths are relative to."""
+    """Folder to which its paths are relative."""
 
 
 @dataclass(frozen=True, slots=True)

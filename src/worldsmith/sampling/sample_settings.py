@@ -1,4 +1,4 @@
-"""What may be said of a sample that is to be generated, in a file or by flags: names and meanings as published."""
+"""Settings of a sample to generate, from a file or flags, with the released names and meanings."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class SampleSettings(Config):
     """Settings that hold for one sample in a file, or for all of them as flags. null: not said here."""
 
     model_mode: Mode | None = None
-    """What is made out of what; null: as vision_path and num_frames say."""
+    """Generation mode; null: as implied by vision_path and num_frames."""
     negative_prompt: str | None = None
-    """What guidance moves away from; null: the empty caption, as in training, not the long text of others."""
+    """Negative prompt of classifier-free guidance; null: the empty caption, as in training."""
     negative_prompt_file: str | None = None
     """A file with it: .json as one line of JSON with letters beyond ASCII escaped, or text."""
     negative_metadata_mode: Literal["none", "same", "inverse"] | None = None
@@ -51,20 +51,20 @@ class SampleSettings(Config):
     seed: Seed | None = None
     """Fixes the noise; null: 0."""
     num_outputs: Count | None = None
-    """So many of each, with seeds that count up; null: 1."""
+    """Number of samples per prompt, with consecutive seeds; null: 1."""
     num_steps: Annotated[int, Range(ge=1, le=NOISE_LEVELS)] | None = None
     """Sampling steps; null: the family's, such as 35 or 50."""
     guidance: Factor | None = None
     """Scale of classifier-free guidance, 1 = off; null: the scale of the run's samples, else the family's."""
     dynamic_guidance: DynamicGuidance | None = None
-    """How the scale changes: off, by_timestep (as published: it swings between 1 and 1 + guidance), or by_step (it
-    grows from 1 to there); null: the family's. Not all families have it."""
+    """Schedule of the guidance scale: off, by_timestep (as released: oscillates between 1 and 1 + guidance), or by_step
+    (grows from 1 to 1 + guidance); null: the family's default. Not all families support it."""
     shift: PositiveFactor | None = None
     """Shift of the noise schedule; null: that of training, or of the released weights. Not all families have one."""
     scheduler: str | None = None
     """The solver, where a family has several, such as ddim or dpm; null: the family's."""
     strength: Annotated[float, Range(gt=0, le=1)] | None = None
-    """Of families that make a whole video (vision_path) anew: the share of steps that it goes through; null: 0.8."""
+    """Fraction of solver steps for video-to-video (vision_path), in families that support it; null: 0.8."""
     image_save_quality: Annotated[int, Range(ge=1, le=100)] | None = None
     """JPEG quality of an image; null: 95."""
 
@@ -88,7 +88,7 @@ class Sample(SampleSettings):
     """One sample of a file."""
 
     name: str = ""
-    """Of its folder; "": that of the file, with the sample's number in it."""
+    """Name of the output folder; "": the file name with the sample's index."""
     prompt: str | None = None
     """A caption, or a structured one as a JSON object."""
     prompt_path: str | None = None

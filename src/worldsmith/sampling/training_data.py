@@ -1,4 +1,4 @@
-"""What the clips of a run look like: the size, length and frame rate to generate at when nothing else is asked."""
+"""Size, length and frame rate of a run's training clips: the defaults for generation."""
 
 from __future__ import annotations
 
@@ -93,7 +93,11 @@ def read_clip(
 
 
 def first_part(dataset: VideoDataset, grid: LatentGrid) -> InspectedClip:
-    """What training uses of the first usable clip. Raises DataError when the first few cannot be read."""
+    """Inspects the first usable clip as training would.
+
+    Raises:
+        DataError: If none of the first clips is readable.
+    """
     from worldsmith.data.clips.inspect_clips import inspect_window
 
     for window in dataset.windows[:CLIPS_TO_TRY]:

@@ -1,1 +1,1 @@
-"""What a family learns: each task joins data, model and objective into a loss."""
+"""Training tasks: each combines data, model and objective into a loss."""

@@ -124,7 +124,7 @@ class ClipTask(Task):
     @property
     @abstractmethod
     def tokenize(self) -> Callable[[str], list[int]]:
-        """From a caption to its ids; is sent to worker processes."""
+        """Returns a function that tokenizes captions; it is pickled for worker processes."""
 
     @property
     @abstractmethod
@@ -133,7 +133,7 @@ class ClipTask(Task):
 
     @property
     def first_frames(self) -> FirstFrames:
-        """What the loader gives of each clip's first frame on its own."""
+        """Form in which the loader returns each clip's first frame in addition."""
         return "none"
 
     @property
@@ -251,7 +251,7 @@ class ClipTask(Task):
         return {"cache_unwritten": self.latent_cache.unwritten if self.latent_cache else 0}
 
     def cached_parts(self, sample: VideoSample) -> list[VideoSample]:
-        """What a cache keeps of a sample: the clip, and its first frame where that is encoded once."""
+        """Returns the cached parts of a sample: the clip, and its first frame if that is encoded separately."""
         return [sample, sample.image] if sample.image and self.first_frames != "encoded each time" else [sample]
 
     def fills_cache(self, batch: Sequence[VideoSample]) -> bool:

@@ -153,7 +153,7 @@ class Task(ABC):
         self.data: Any = data
         self.world, self.run_folder, self.split = world or World(), run_folder, split
         self.quarantine: Quarantine | None = None
-        """Where the loader records rejected samples; None: in the run folder."""
+        """Record of rejected samples; None: in the run folder."""
         self.long_work: tuple[str, float] | None = None
         """Long activity in the current batch and its completed fraction; None: there is none."""
         self.in_first_step = True

@@ -29,7 +29,7 @@ STATE_UNCHANGED = ("lr", "betas", "eps", "weight_decay", "decay_vectors", "fused
 
 NEVER = 2**31 - 1
 SCALER_STATE = {"scale": "loss_scale[scale]", "_growth_tracker": "loss_scale[steps]"}
-"""What `torch.amp.GradScaler` keeps of its past, and its names in a checkpoint."""
+"""State of `torch.amp.GradScaler`, and its names in a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class AdamW(Configurable):
 
 
 def trainable_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
-    """What is not frozen, by native name, in the order in which the network registers it."""
+    """Returns the trainable parameters by internal name, in registration order."""
     return {name: p for name, p in native_parameters(network).items() if p.requires_grad}
 
 
@@ -153,7 +153,7 @@ def group_parameters(named: dict[str, nn.Parameter], config: AdamW.Config, froze
 
 
 def factors_by_name(names: list[str], multipliers: dict[str, float], frozen: list[str]) -> dict[str, float]:
-    """What the learning rate is multiplied by, of each name that a pattern fits."""
+    """Returns the learning rate multiplier of each parameter name that a pattern matches."""
     taken: dict[str, str] = {}
     for pattern in multipliers:
         fits = [name for name in names if pattern in name]
@@ -256,12 +256,12 @@ class LossScaler(Configurable):
 
     class Config(Configurable.Config):
         init_scale: Annotated[float, Range(gt=0, le=2.0**64)] = 65536.0
-        """What the loss is multiplied by in the first step, with model.config.precision = "float16"."""
+        """Initial loss scale, with model.config.precision = "float16"."""
         growth_interval: Count | None = 2000
         """Steps in a row without an overflow that double the scale; one with an overflow halves it. None: it stays."""
 
     def __init__(self, config: Config, *, optimizer: Optimizer, enabled: bool) -> None:
-        """Without `enabled` the scale is 1 and nothing is done."""
+        """Builds the gradient scaler of `optimizer`; if not `enabled`, the scale is always 1."""
         import torch
 
         config.check()
@@ -275,7 +275,7 @@ class LossScaler(Configurable):
         )
         self.scaler.scale(torch.ones((), device=parameter.device))  # from then on it has its scale
         self.scale = float(self.scaler.get_scale())
-        """That of the next step."""
+        """Loss scale of the next step."""
 
     def unscale(self) -> bool:
         """Divides the gradients by the scale and chooses that of the next step; whether one overflowed, on any rank."""
@@ -291,7 +291,7 @@ class LossScaler(Configurable):
         return after < before
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What the next step depends on; empty where the config alone says it."""
+        """Returns the state for a checkpoint; empty if the scale is constant."""
         import torch
 
         kept: dict[str, Any] = self.scaler.state_dict() if self.config.growth_interval else {}

@@ -1,6 +1,6 @@
-"""What is refused or pointed out before anything is built: missing files, too little memory or disk, unusual settings.
+"""Checks before a run is built: missing files, too little memory or disk space, unusual settings.
 
-A component checks its own files: `check_files` of its Config raises for what is missing, reads little and downloads
+A component checks its own files: `check_files` of its Config raises for missing files, reads little and downloads
 nothing.
 """
 
@@ -49,11 +49,15 @@ def check_files(
     mistakes: Sequence[Problem] = (),
     variables: Mapping[Keys, str] | None = None,
 ) -> list[Problem]:
-    """What is wrong with the files that a run reads and with its folder, in the order of the tree.
+    """Returns problems of the files that a run reads and of its folder, in the order of the config.
 
-    A run that goes on from a checkpoint with all its weights does not need those that it started from. `mistakes` are
-    those of a tree that is resolved apart from them: what they leave unsaid is not looked for. `variables` are the
-    environment variables that gave values of the config, which messages about these values name.
+    A run that resumes from a checkpoint with all weights does not need its initial weights.
+
+    Args:
+        config: Config of the run.
+        run_folder: Folder of the run; None: not known yet.
+        mistakes: Known mistakes of the config; files that depend on them are not checked.
+        variables: Environment variables that set config values, to be named in messages.
     """
     config = config if mistakes else resolve(config)
     wrong = [problem.keys for problem in mistakes if problem.path]
@@ -136,7 +140,7 @@ def schedule_remarks(config: RunConfig) -> Iterator[str]:
 
 
 def rate_remarks(config: RunConfig) -> Iterator[str]:
-    """Where the learning rate, or the adapters' scale, is far from what is usual for trained weights of the family."""
+    """Yields warnings if the learning rate or the LoRA scale is far from the usual values of the model family."""
     model, rate = config.model.config, config.optimizer.lr
     if model.lora_enabled and 2 * model.lora_alpha < model.lora_rank:
         yield (
@@ -178,14 +182,20 @@ def build_optimizer(config: RunConfig, network: nn.Module) -> Optimizer:
 
 
 def describe_states(states: StateBytes) -> str:
-    """What a process holds, for people."""
+    """Formats the sizes of the training state of one process."""
     names = {"average": "EMA weights"}
     sizes = ", ".join(f"{names.get(name, name)} {format_bytes(count)}" for name, count in states.parts.items())
     return f"{format_bytes(states.total)} on each process ({sizes})"
 
 
 def lack_of_memory(states: StateBytes, world: World, processes: int) -> str | None:
-    """Why so many processes of this machine cannot have it, in words; None when they can. A GPU has one of them."""
+    """Returns a message if the training state does not fit in free memory; None if it fits.
+
+    Args:
+        states: Sizes of one process.
+        world: Ranks of the run.
+        processes: Number of processes on this machine; a GPU has one of them.
+    """
     on_gpu = world.device.startswith("cuda")
     free, sharing = free_memory(world.device), 1 if on_gpu else processes
     if states.total * sharing <= free:

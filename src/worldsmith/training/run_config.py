@@ -43,7 +43,7 @@ def default_callbacks() -> dict[str, Callback.Config]:
 
 
 def monitors() -> dict[str, Callback.Config]:
-    """What shows and records every run; it changes no number of the training and costs next to nothing."""
+    """Returns the monitoring callbacks of every run; they do not change the training and cost almost no time."""
     return {
         "iter_speed": IterSpeed.Config(),
         "heart_beat": HeartBeat.Config(),
@@ -59,7 +59,7 @@ def monitors() -> dict[str, Callback.Config]:
 
 
 class LoopConfig(Config):
-    """How long the loop runs, what one step is, and what happens around it."""
+    """Settings of the training loop: number of steps, gradient accumulation, validation and callbacks."""
 
     max_iter: Count = 500
     """Optimizer steps of the whole run."""
@@ -80,7 +80,7 @@ class LoopConfig(Config):
     seed: Seed = 42
     """Seed of weights, noise levels and noise."""
     distributed_parallelism: Literal["fsdp"] = "fsdp"
-    """How several processes share the work."""
+    """Type of distributed training."""
     max_consecutive_skipped: NotNegative = 100
     """Maximum number of skipped (non-finite) steps in a row; one more stops the run."""
     loss_scale: LossScaler.Config = field(default_factory=LossScaler.Config)
@@ -88,7 +88,7 @@ class LoopConfig(Config):
     cpu_threads: Count | None = None
     """Threads of this process for CPU work. None: PyTorch's choice. Another number can change the last bits."""
     callbacks: dict[str, Callback.Config] = field(default_factory=default_callbacks)
-    """What happens around the step, by name; each has a folder of that name in the run folder. """
+    """Callbacks by name; each one has a folder of that name in the run folder."""
 
     def validates_after(self, steps: int) -> bool:
         """Whether the weights after so many steps are validated."""
@@ -103,17 +103,17 @@ class RunConfig(Configurable.Config):
     job: JobConfig = field(default_factory=JobConfig)
     """Who the run is."""
     model: ModelSpec
-    """What is trained."""
+    """Model to train."""
     objective: Objective.Config
-    """What is minimised."""
+    """Training objective."""
     optimizer: AdamW.Config = field(default_factory=AdamW.Config)
-    """How weights move, and which."""
+    """Optimizer and the parameters that it trains."""
     scheduler: AnySchedule = field(default_factory=LambdaLinear.Config)
     """The learning rate over time."""
     trainer: LoopConfig = field(default_factory=LoopConfig)
     """The loop and its callbacks."""
     checkpoint: Checkpointer.Config = field(default_factory=Checkpointer.Config)
-    """What the run starts from and what it saves."""
+    """Initial weights and checkpoints."""
     dataloader_train: PackingDataLoader.Config
     """The training data."""
     dataloader_val: PackingDataLoader.Config | None = None

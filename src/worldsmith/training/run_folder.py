@@ -56,7 +56,7 @@ LOCK_READ_PAUSE = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How the run was started, for its record."""
+    """Start command and environment of the run, for its record."""
 
     config_path: str | None = None
     overrides: Sequence[str] = ()
@@ -314,7 +314,7 @@ class RunLock:
             )
 
     def _lost(self) -> str | None:
-        """What has happened to the folder, for an error message; None while it is locked."""
+        """Returns what happened to the run folder, for an error message; None while it is locked by this run."""
         if self._handle is None:
             return None
         try:

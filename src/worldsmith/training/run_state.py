@@ -1,4 +1,4 @@
-"""`RunState`: everything that the next step of a run depends on, and how it goes into a checkpoint and comes back."""
+"""`RunState`: the state on which the next step of a run depends, and how it is saved and restored."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ logger = logging.getLogger(__name__)
 
 
 class RunState:
-    """Weights, their average, optimizer, schedule, counters, random states and the place in the data.
+    """Weights, EMA weights, optimizer, learning rate schedule, counters, RNG states and data loader state of a run.
 
-    All ranks make it and call it together. The weights have no values until `start` or `restore` has given them some.
+    All ranks build it and call its methods together. Weights are uninitialized until `start` or `restore`.
     """
 
     def __init__(
@@ -71,19 +71,19 @@ class RunState:
         """Steps that are done, skipped ones included."""
 
     def judge(self, figures: Mapping[str, float]) -> bool:
-        """Whether the validation of the present weights, which found this, is the best so far; not those of step 0."""
+        """Returns whether a validation with these metrics is the best so far; False for step 0."""
         figures = self.world.broadcast(figures)
         return self.best is not None and self.iteration > 0 and self.best.judge(self.iteration, figures)
 
     @property
     def is_done(self) -> bool:
-        """Whether no step is left: all are done, or the validations have run out of patience."""
+        """Whether no step is left: all steps are completed, or early stopping has run out of patience."""
         best, patience = self.best, self.config.trainer.early_stop_patience
         out_of_patience = best is not None and patience is not None and best.without >= patience
         return out_of_patience or self.iteration >= self.config.trainer.max_iter
 
     def describe_end(self) -> str:
-        """Why no step is left."""
+        """Returns the reason for which no step is left."""
         best, most = self.best, self.config.trainer.max_iter
         if best is None or self.iteration >= most:
             return f"{self.iteration} of {most} steps are done"
@@ -94,14 +94,14 @@ class RunState:
         )
 
     def must_skip(self, step: StepResult) -> bool:
-        """Whether a step whose gradients were measured may change nothing."""
+        """Returns whether a step must be skipped, after its gradient norm was computed."""
         assert step.gradient is not None
         scales = f"the loss scale {step.loss_scale:g}; the next step has {self.scaler.scale:g}"
         cause = f"float16 overflows at {scales}" if step.overflowed else ""
         return self.guard.must_skip(step.inputs.index + 1, step.loss, step.gradient, weight=step.weight, cause=cause)
 
     def advance(self, *, skipped: bool) -> None:
-        """Ends a step whose gradients are in place: moves the weights, the schedule and the average, or none of it."""
+        """Ends a step: updates weights, learning rate schedule and EMA weights, unless it is skipped."""
         if not skipped:
             self.optimizer.step()
             self.scheduler.step()
@@ -177,7 +177,7 @@ class RunState:
         logger.info("the run takes over the training state of %s: %d steps are done", checkpoint, self.iteration)
 
     def _restore_optimizer(self, checkpoint: Path, *, skipped: Sequence[str] = ()) -> None:
-        """Moments and step counts, and the place in the schedule. `skipped` weights (`net.<name>`) have none yet."""
+        """Restores optimizer state and schedule. `skipped` weights (`net.<name>`) have no optimizer state yet."""
         optim = empty_optimizer_state(self.network, self.optimizer, wanted_moments(checkpoint, skipped))
         self.checkpointer.load_part(checkpoint, "optim", optim)
         restore_optimizer_state(self.network, self.optimizer, optim)
@@ -186,7 +186,7 @@ class RunState:
         self.scheduler.resume(int(schedule["last_epoch"]))
 
     def _restore_counters(self, checkpoint: Path) -> dict[str, Tensor]:
-        """Step counts and random states; a rank that was not there before seeds its own."""
+        """Restores counters and RNG states; an additional rank seeds its own."""
         stored = stored_shapes(checkpoint / "trainer")
         state = {
             name: value
@@ -208,7 +208,10 @@ class RunState:
         return state
 
     def _restore_position(self, checkpoint: Path, *, record: Path, may_change: bool) -> None:
-        """Where the data goes on. Another number of ranks is said; other data is an error unless it may change."""
+        """Restores the data loader state.
+
+        Logs a change of the number of ranks. Raises UserError if the dataset has changed, unless `may_change`.
+        """
         loader, positions = self.loader, load_positions(checkpoint)
         changes = require_same_data(loader, checkpoint, positions, record, may=may_change)
         if changes:

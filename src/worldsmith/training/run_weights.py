@@ -101,7 +101,7 @@ class RunWeights:
 
     @property
     def source(self) -> str:
-        """Where the initial weights come from."""
+        """Source of the initial weights."""
         start = self.config.initial_weights()
         if start is None:
             return f"random weights from trainer.seed = {self.config.trainer.seed}"

@@ -45,7 +45,7 @@ class LambdaSchedule(Configurable):
         f_min: Annotated[list[Factor], Length(1)] = field(default_factory=lambda: [0.0])
         """Multiplier at the end of each cycle."""
         verbosity_interval: NotNegative = 0
-        """How often the learning rate is logged, in optimizer steps. 0: never."""
+        """Interval at which the learning rate is logged, in optimizer steps. 0: never."""
 
         def check(self) -> None:
             if self._owner is LambdaSchedule:

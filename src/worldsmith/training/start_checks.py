@@ -127,9 +127,17 @@ def require_same_shapes(
 def require_same_data(
     loader: PackingDataLoader, checkpoint: Path, positions: Sequence[Mapping[str, Any]], record: Path, *, may: bool
 ) -> str:
-    """How the data differ from those of a checkpoint's data positions, line by line; empty when they are the same.
+    """Returns the differences between the dataset and that of a checkpoint, one per line; "" if there are none.
 
-    `record` is the dataset_windows.txt of the run that saved. Raises UserError for other data unless they `may` be.
+    Args:
+        loader: Data loader of the run.
+        checkpoint: Checkpoint from which the run resumes.
+        positions: Data loader states of all ranks in the checkpoint.
+        record: The dataset_windows.txt of the run that saved the checkpoint.
+        may: Whether other data is allowed.
+
+    Raises:
+        UserError: If the data differs and `may` is False.
     """
     if not positions:
         raise UserError(f"{checkpoint} has no data position")

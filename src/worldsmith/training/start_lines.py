@@ -1,4 +1,4 @@
-"""What a run says of itself before its first step: the lines of its start, which a plan shares."""
+"""Lines that a run prints before its first step; plans share them."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def model_lines(config: RunConfig, network: nn.Module, task: Task, optimizer: Op
 
 
 def state_lines(config: RunConfig, model: Model, processes: int, place: Path) -> Iterator[str]:
-    """What a process holds from step to step, and a checkpoint's size against the free space of `place`."""
+    """Yields the sizes of the training state and of a checkpoint, compared with the free space of `place`."""
     states = run_states(config, model, processes)
     yield f"states       {describe_states(states)}, before activations"
     checkpoint, kept = checkpoint_size(config, model, processes), kept_checkpoints(config)
@@ -110,7 +110,7 @@ def memory_notes(config: RunConfig, model: Model, processes: int) -> Iterator[st
 
 
 def decay_lines(optimizer: Optimizer) -> Iterator[str]:
-    """What has no weight decay, where something has; nothing for a run in which all or none of the parameters have."""
+    """Yields a line on parameters without weight decay, if only a part of the parameters has weight decay."""
     kinds = {bool(group["weight_decay"]) for group in optimizer.param_groups}
     if len(kinds) > 1:
         spared = [p for group in optimizer.param_groups for p in group["params"] if not group["weight_decay"]]
@@ -122,7 +122,7 @@ def decay_lines(optimizer: Optimizer) -> Iterator[str]:
 
 
 def bytes_per_weight(config: RunConfig) -> int:
-    """What a frozen weight takes between steps."""
+    """Returns the bytes per element of a frozen weight."""
     return 2 if config.model.config.parallelism.fsdp_master_dtype == "bfloat16" else 4
 
 
@@ -147,7 +147,7 @@ def validation_lines(config: RunConfig, validator: Validator | None) -> Iterator
 def step_lines(
     config: RunConfig, loader: PackingDataLoader, samples: int, tokens: int, *, done: int, processes: int
 ) -> list[str]:
-    """What a step holds when all packs are like one of so many samples and tokens, and what the steps to come hold."""
+    """Returns lines on samples and tokens per step and on the number of epochs, estimated from one pack."""
     loop = config.trainer
     packs, steps = loop.grad_accum_iter * processes, loop.max_iter - done
     epochs = steps * packs * samples / len(loader.dataset)
@@ -162,7 +162,7 @@ def step_lines(
 
 @dataclass(frozen=True, slots=True)
 class LoadingPlan:
-    """What a run would load at its start."""
+    """Weights that a run would load at its start."""
 
     lines: list[str]
     training_state: Path | None = None
@@ -201,7 +201,7 @@ def data_lines(
     *,
     may_change: bool,
 ) -> list[str]:
-    """What the data set holds, and the next batch of a run that goes on from `checkpoint`, which was really read."""
+    """Returns lines on the dataset and the next batch, which is read for real; `checkpoint`: state to resume from."""
     lines, done = [], 0
     if checkpoint is not None:
         record = checkpoint.parent.parent / dataset_record.FILE

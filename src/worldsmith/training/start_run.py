@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunComponents:
-    """What the config of a run describes."""
+    """Components that the config of a run describes."""
 
     model: Model
     task: Task

@@ -1,8 +1,8 @@
-"""What a process holds of weights, gradients, moments and average, to the byte, and a checkpoint: by arithmetic alone.
+"""Computes the exact bytes of weights, gradients, optimizer state and EMA weights of a process, and of a checkpoint.
 
-Sharding cuts the first axis of each weight into equal chunks, the last ones shorter or empty. FSDP2 keeps chunks of
-weights and gradients padded to the first one's size; optimizer states and averages are not padded. torch is imported
-only for settings of the optimizer that may change its state.
+Sharding splits the first axis of each weight into equal chunks; the last ones are shorter or empty. FSDP2 pads chunks
+of weights and gradients to the size of the first one; optimizer state and EMA weights are not padded. torch is imported
+only for optimizer settings that can change its state.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class StateBytes:
     accumulated: int
     """The gradients between two packs of a step; 0 where a step has one."""
     moments: int
-    """With the count of steps that the optimizer keeps for each parameter."""
+    """Optimizer state, including the step count of each parameter."""
     average: int
 
     @property
     def parts(self) -> dict[str, int]:
-        """Of gradients the most that there are at once."""
+        """Bytes by category; for gradients, the peak within a step."""
         parts = {
             "weights": self.parameters,
             "gradients": max(self.gradients, self.accumulated),
@@ -63,7 +63,14 @@ class StateBytes:
 
 
 def state_bytes(table: Mapping[str, Weight], run: RunConfig, degrees: Degrees, rank: int = 0) -> StateBytes:
-    """Of one process; the first has the most. `table`: see `models.weights.table`."""
+    """Computes the training state of one process in bytes; rank 0 has the most.
+
+    Args:
+        table: Table of all weights; see `models.weights.table`.
+        run: Config of the run.
+        degrees: Parallelism degrees.
+        rank: Index of the rank.
+    """
     model: Model.Config = run.model.config
     size = degrees.replicate * degrees.weights
     shares, place = degrees.weights, rank % degrees.weights
@@ -99,7 +106,7 @@ def state_bytes(table: Mapping[str, Weight], run: RunConfig, degrees: Degrees, r
 
 
 def shard_elements(weight: Weight, shares: int, place: int = 0) -> int:
-    """Numbers of a weight in one of so many chunks along its first axis; the first chunk is the largest."""
+    """Returns the number of elements of chunk `place` of `shares` along the first axis of a weight."""
     rows, *inner = weight.shape
     chunk = -(-rows // shares)
     return max(0, min(rows - place * chunk, chunk)) * math.prod(inner)
@@ -146,7 +153,14 @@ class CheckpointBytes:
 def checkpoint_bytes(
     table: Mapping[str, Weight], run: RunConfig, degrees: Degrees, *, gpus: bool = True
 ) -> CheckpointBytes:
-    """Of a run that has made a step. `gpus`: its processes have one each, whose random states are saved."""
+    """Computes the size of a checkpoint after the first step.
+
+    Args:
+        table: Table of all weights; see `models.weights.table`.
+        run: Config of the run.
+        degrees: Parallelism degrees.
+        gpus: Whether each process has a GPU, whose RNG state is saved.
+    """
     model: Model.Config = run.model.config
     saved = [weight for weight in table.values() if weight.trained or run.checkpoint.save_weights == "all"]
     averaged = [weight for weight in saved if is_averaged(weight, model)]

@@ -82,13 +82,13 @@ class Trainer(Configurable):
         self.failed_saves = 0
         """Periodic saves that could not be written since this process started."""
         self.outcome: Outcome | None = None
-        """How `train` ended; None until then, and when it failed."""
+        """Outcome of `train`; None while it runs and after a failure."""
         self.reason: str | None = None
-        """Why it ended before its last step, in words."""
+        """Reason for which it ended before its last step."""
         self.doing = "training"
-        """What goes on at this moment: training, validation, saving, …"""
+        """Current activity: training, validation, saving, …"""
         self.share: float | None = None
-        """How much of that is done, from 0 to 1, where it is known and is not the training."""
+        """Completed fraction of an activity other than training, 0 to 1; None if not known."""
         self.pace = Throughput()
         self.is_asked_to_stop: Callable[[], bool] = bool
         """Whether this process is asked to stop: what is no training gives way."""

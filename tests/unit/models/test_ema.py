@@ -243,7 +243,7 @@ def test_trainable_only_averages_the_trained_part_exactly_as_the_whole_average_d
 
 
 def test_trainable_only_refuses_a_network_without_trained_parameters():
-    with pytest.raises(ValueError, match="trainable_only: no parameter of the network is trained"):
+    with pytest.raises(ValueError, match="trainable_only needs trainable parameters"):
         ema_of(small_network().requires_grad_(False), trainable_only=True)
 
 
@@ -278,7 +278,7 @@ def test_the_limit_is_where_the_exponent_passes_minus_one():
 
 def test_names_that_do_not_fit_are_refused():
     ema = ema_of(small_network())
-    with pytest.raises(ValueError, match="1 missing from the saved average"):
+    with pytest.raises(ValueError, match="1 missing"):
         ema.load_state_dict({name: v for name, v in ema.state_dict().items() if name != "0.bias"})
     with pytest.raises(ValueError, match="parameter names"), ema.apply_to(nn.Linear(3, 4)):
         pass

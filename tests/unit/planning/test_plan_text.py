@@ -18,7 +18,15 @@ from worldsmith.planning.assumptions import assumptions
 from worldsmith.planning.estimate_memory import MemoryVerdict, worst_phase
 from worldsmith.planning.estimate_time import EstimateRange
 from worldsmith.planning.plan import Plan, why_untimed
-from worldsmith.planning.text import flops, format_range, makers, plan_lines, quick_lines, size, span
+from worldsmith.planning.text import (
+    format_duration_range,
+    format_flops,
+    format_range,
+    makers,
+    plan_lines,
+    quick_lines,
+    size,
+)
 
 BACKWARD = WORK.phases[3]
 """The one that needs most."""
@@ -176,13 +184,16 @@ def test_numbers_for_people() -> None:
     words = [
         size(3 * GIB),
         size(100 * 2**20),
-        flops(2.5e15),
-        flops(3e6),
+        format_flops(2.5e15),
+        format_flops(3e6),
         format_range(EstimateRange(1.94, 3.8)),
         format_range(EstimateRange(2, 2)),
     ]
     assert [word.replace("\u00a0", " ") for word in words] == [
         "3.0 GiB", "100 MiB", "2.5 PFLOP", "3 MFLOP", "1.9 to 3.8", "2"
     ]  # fmt: skip
-    spans = [span(EstimateRange(fast, 2 * fast)).replace("\u00a0", " ") for fast in (0.01, 5, 100, 7000, 4e5)]
+    spans = [
+        format_duration_range(EstimateRange(fast, 2 * fast)).replace("\u00a0", " ")
+        for fast in (0.01, 5, 100, 7000, 4e5)
+    ]
     assert spans == ["10 to 20 ms", "5 to 10 s", "1.7 to 3.3 min", "1.9 to 3.9 h", "111 to 222 h"]

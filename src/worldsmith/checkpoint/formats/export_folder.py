@@ -1,4 +1,4 @@
-"""What all exported folders have in common: that they say what they are, and appear complete or not at all."""
+"""Common parts of all export formats: the description in `worldsmith.json` and the atomic write of the folder."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ LOOSE = ("files", "checksums", "versions", "worldsmith", "base_model", "card")
 
 @dataclass(frozen=True, slots=True)
 class ExportSource:
-    """Where exported weights come from."""
+    """Origin of exported weights."""
 
     run: str = ""
     """project/group/name of the run."""
@@ -92,9 +92,10 @@ def require_free(out: Path, index: str, *, force: bool) -> None:
 
 
 def read_about(out: Path, index: str) -> dict[str, Any] | None:
-    """What the export that is at `out` says about itself; None where nothing is.
+    """Returns the description of the export in `out`; None if `out` does not exist or is empty.
 
-    Raises FileExistsError for anything else, which no export may replace.
+    Raises:
+        FileExistsError: If `out` contains anything other than an export, since an export may not replace it.
     """
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return None
@@ -104,18 +105,23 @@ def read_about(out: Path, index: str) -> dict[str, Any] | None:
 
 
 def read_source(folder: Path) -> ExportSource:
-    """Where the weights in `folder` come from, if it is an export of ours; else nothing is known of them."""
+    """Returns the origin of the weights in `folder`; an empty origin if it is not an export of this program."""
     return ExportSource(**(read_optional_json(folder / ABOUT).get("source") or {}))
 
 
 def origin_of(model: StoredModel, *, merge: bool) -> ExportSource:
-    """Where the weights of an export come from; with `merge` its adapters, if any, are merged into them."""
+    """Returns the origin of the weights of an export.
+
+    Args:
+        model: Model to export.
+        merge: Whether its adapters, if any, are merged into the weights.
+    """
     merged = (model.has_adapters and merge) or model.adapter is not None or read_source(model.folder).merged
     return ExportSource(run=model.run, iteration=model.iteration, weights=model.weights, merged=merged)
 
 
 def facts_of(model: StoredModel) -> dict[str, Any]:
-    """What the card of an export tells of a run's data, as the run folder records it."""
+    """Returns the facts about the training data for the model card, as recorded in the run folder."""
     if model.tree is None:
         card = section(read_optional_json(model.folder / ABOUT), "card")
         return {name: card[name] for name in ("data", "clips", "windows") if name in card}
@@ -130,7 +136,7 @@ def facts_of(model: StoredModel) -> dict[str, Any]:
 
 
 def count_numbers(shapes: Mapping[str, Sequence[int]]) -> int:
-    """How many numbers tensors of these shapes hold."""
+    """Returns the total number of elements of tensors with these shapes."""
     return sum(math.prod(shape) for shape in shapes.values())
 
 

@@ -43,7 +43,7 @@ GIGABYTE = 10**9
 
 @dataclass(frozen=True, slots=True)
 class WeightLayout:
-    """How such a folder is written."""
+    """Layout of an exported weights folder."""
 
     format: str
     """Its name, which the folder states."""
@@ -52,7 +52,7 @@ class WeightLayout:
     config: Callable[[ModelSpec, Mapping[str, Any]], dict[str, Any]]
     """The content of config.json, out of the model and of what the folder says about itself."""
     facts: Callable[[ModelSpec], dict[str, Any]] = lambda spec: {}
-    """What the card tells of the model."""
+    """Returns the facts about the model for the model card."""
     prepare: Callable[[WeightSource, ModelSpec], WeightSource] = lambda source, spec: source
     """Gives weights the form that they have in the files."""
     packages: tuple[str, ...] = ("torch", "safetensors")

@@ -46,7 +46,7 @@ class ExportFormat:
     index: str
     """A file that every such folder has."""
     what: str
-    """What is written, for messages."""
+    """Description of the written files, for messages."""
     write: Callable[[StoredModel, Path, ExportOptions], bool]
     """Writes the folder; False if the same export exists. Raises ValueError for a model that it cannot hold."""
     tensors: Callable[[StoredModel, ExportOptions], Mapping[str, Tensor]]

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 Weights = Literal["auto", "ema", "live", "untrained"]
 FILES = ("*.safetensors", "*.json", "*.txt", "*.jinja", "*.model")
-"""What a hub repository's model consists of."""
+"""File patterns of a model in a hub repository."""
 
 
 def load_model(

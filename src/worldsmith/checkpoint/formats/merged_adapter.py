@@ -38,11 +38,11 @@ class Merged:
 
     folder: str
     fingerprint: str
-    """Of the base, the adapter and the number format."""
+    """Fingerprint of base weights, adapter and dtype."""
     layers: int
     """Adapted ones; each matrix of the adapter belongs to one of them."""
     changed: int
-    """Of their weights so many differ from the base's."""
+    """Number of weights that differ from the base weights."""
     max_change: float
     """The largest difference of a number, in the number format of the folder."""
     dtype: DType
@@ -121,7 +121,7 @@ def base_folders(model: StoredModel) -> list[Path]:
 
 
 def inputs_of(folder: Path) -> list[dict[str, Any]]:
-    """What a folder was made from, as its `lineage.json` has it; empty where there is none."""
+    """Returns the inputs in the `lineage.json` of `folder`; empty if the file does not exist."""
     found = read_optional_json(folder / LINEAGE).get("inputs")
     return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
 
@@ -165,7 +165,7 @@ def merge_adapter(model: StoredModel, place: Path) -> Merged:
 
 
 def read_merged(folder: Path, facts: Path) -> Merged | None:
-    """What a merged folder is, when it is whole."""
+    """Returns the facts of a merged folder; None if it is not complete."""
     if not facts.is_file() or not (folder / ABOUT).is_file():
         return None
     if not is_whole(folder, read_json_object(folder / ABOUT)):
@@ -177,7 +177,7 @@ def read_merged(folder: Path, facts: Path) -> Merged | None:
 
 
 def stored_dtype(source: WeightSource) -> DType:
-    """That of an export which loses nothing that the base holds."""
+    """Returns the smallest export dtype that represents all base weights exactly."""
     import torch
 
     found = {source.dtype(name) for name in source.shapes}
@@ -185,7 +185,8 @@ def stored_dtype(source: WeightSource) -> DType:
 
 
 def count_changes(source: MergedWeights, dtype: DType, *, average: bool) -> tuple[int, float]:
-    """How many weights differ from the base's when they are stored in `dtype`, and by how much at most."""
+    """Returns the number of weights that differ from the base weights when stored in `dtype`, and the largest
+    difference."""
     import torch
 
     stored, changed, largest = getattr(torch, dtype), 0, 0.0

@@ -109,7 +109,7 @@ def stored_tensors(layout: AdapterLayout, model: StoredModel, options: ExportOpt
 
 
 def read_adapters(model: StoredModel) -> dict[str, Tensor]:
-    """Those of a LoRA run on disk, by native name."""
+    """Reads the LoRA tensors of a run from disk, by internal parameter name."""
     weights = model.open_adapters()
     return {name: weights.read(name, average=model.average) for name in weights.shapes if is_adapter(name)}
 
@@ -308,7 +308,11 @@ def read_pipeline_file(layout: AdapterLayout, file: Path, alpha: float | None = 
 
 
 def one_rank(adapters: Mapping[str, Tensor]) -> int:
-    """That of all adapters. Raises ValueError when there are several, or none."""
+    """Returns the LoRA rank that all adapters have.
+
+    Raises:
+        ValueError: If there are no adapters, or adapters of several ranks.
+    """
     ranks = sorted({len(tensor) for name, tensor in adapters.items() if name.endswith(MATRICES[0])})
     if not ranks:
         raise ValueError("there are no adapters to export")

@@ -25,11 +25,11 @@ Method = Literal["nearest", "gptq"]
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What quantization does to the size of a model's weights."""
+    """Sizes of a model's weights before and after quantization."""
 
     numbers: int
     quantized: int
-    """How many of the numbers lie in quantized layers."""
+    """Number of elements in quantized layers."""
     bytes_before: int
     """All of them in bfloat16."""
     bytes_after: int

@@ -63,7 +63,7 @@ def require_adapter_fits(adapter: StoredAdapter, source: WeightSource) -> None:
 
 @dataclass(frozen=True, slots=True)
 class AdapterLayout:
-    """How the adapters of one family are called in the library that they are for."""
+    """Names of the adapter tensors of one model family in the library that loads them."""
 
     family: str
     outward: Callable[[str], str]
@@ -73,7 +73,7 @@ class AdapterLayout:
     library: str
     """The package, whose version is recorded."""
     header: Callable[[Mapping[str, Any]], dict[str, str]] = lambda config: {}
-    """What the file's header tells the library, out of adapter_config.json."""
+    """Builds the metadata in the safetensors header from adapter_config.json."""
     part: str = ""
     """The part of a pipeline that is adapted, as `load_lora_weights` calls it; empty: no pipeline can load adapters."""
 

@@ -42,7 +42,7 @@ class StoredModel:
     """The checkpoint's iter folder, the exported folder, or (untrained) the run folder."""
     spec: ModelSpec
     defaults: Any
-    """What the family knows of using the model, such as the size of its videos."""
+    """Default settings for inference, such as the size of generated videos."""
     run: str
     """The run's project/group/name."""
     iteration: int
@@ -51,9 +51,9 @@ class StoredModel:
     tree: Mapping[str, Any] | None
     """The run's whole config as plain data; None for an exported folder."""
     base: str | None = None
-    """Where the weights that the run started from are now; None: where its config says."""
+    """Current location of the initial weights of the run; None: as in its config."""
     weights_path: str | None = None
-    """Where the weights are, of a model whose config is not beside them; None: in `folder`."""
+    """Location of the weights if they are not next to the config; None: `folder`."""
     adapter: Path | None = None
     """A folder of adapters in PEFT's format, which are merged into the weights wherever these are read."""
 
@@ -120,7 +120,7 @@ class StoredModel:
         return MergedWeights(source, self.config.lora_alpha / self.config.lora_rank)
 
     def open_adapters(self) -> WeightSource:
-        """What the checkpoint of a LoRA run holds itself; the weights that it was trained on need not be there."""
+        """Opens the weights in the checkpoint of a LoRA run; the base weights need not be available."""
         return CheckpointWeights(self.folder / "model")
 
     @cached_property

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BYTES_PER_TENSOR = 2048
-"""What a tensor needs on disk besides its own bytes."""
+"""Estimated overhead of one tensor on disk, in bytes."""
 
 
 class Checkpointer(Configurable):
@@ -68,7 +68,7 @@ class Checkpointer(Configurable):
         save_weights: Literal["all", "trained"] = "all"
         """Which weights a checkpoint holds; "trained" leaves frozen ones out, and a resume reads load_path again."""
         keep_latest_k: Count | None = None
-        """How many checkpoints to keep, the newest first. None: all."""
+        """Number of newest checkpoints to keep. None: all."""
         keep_every: Count | None = None
         """Checkpoints whose step is a multiple of this are kept besides, for ever. None: no others."""
         keep_best: str | None = None

@@ -1,4 +1,4 @@
-"""What a run that learns from clips says about its videos."""
+"""Defaults for generation, from the config of a run that trains on clips."""
 
 from __future__ import annotations
 

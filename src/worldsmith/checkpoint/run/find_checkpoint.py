@@ -79,7 +79,7 @@ class Pointer:
     checkpoint: Path | None = None
     """The checkpoint that it names, even if its folder does not exist; None if the name cannot be read."""
     problem: str | None = None
-    """What is wrong with the pointer."""
+    """Problem of the latest pointer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,8 @@ def is_later(path: Path, named: Path) -> bool:
 
 
 def gone_back(taken: Path, keep_latest_k: int | None) -> str | None:
-    """What is to be said when a run goes on from `taken` although it has later checkpoints that will not be kept."""
+    """Returns a warning if a resume from `taken` rewinds the run and its next save deletes later checkpoints; else
+    None."""
     later = [path.name for path in checkpoint_folders(taken.parent) if is_later(path, taken)]
     if keep_latest_k is None or not later:
         return None

@@ -68,7 +68,7 @@ def require_same(checkpoint: Path, frozen: Mapping[str, Tensor | WeightSum], *, 
 
 
 def advice(report: Path) -> str:
-    """What to do about other frozen weights; a run's report knows the folder, where its config may name a whole run."""
+    """Returns advice for frozen weights that differ: the base weights folder in the load report of the run."""
     first = ""
     with suppress(OSError, UserError):
         first = str(read_json_object(report).get("folder", ""))

@@ -23,7 +23,7 @@ def seed_everything(seed: int) -> None:
 
 @contextmanager
 def untouched_rng() -> Iterator[None]:
-    """What is drawn within the block changes nothing of what is drawn after it."""
+    """Context manager: restores the state of all random generators after the block."""
     state = rng_state()
     try:
         yield

@@ -26,17 +26,18 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True, eq=False)
 class StagedLayout:
-    """Where each tensor lies in a buffer. It says all that a save needs to know beside the buffer, and can be sent."""
+    """Offsets of all tensors in a staging buffer. With the buffer it is all that a save needs, and it can be
+    pickled."""
 
     plans: dict[str, SavePlan]
-    """What this rank would write, of each part."""
+    """DCP save plan of this rank, by checkpoint part."""
     starts: dict[str, dict[MetadataIndex, int]]
     """The first byte of each tensor."""
     size: int
     """Bytes of the buffer."""
 
     def planners(self, buffer: Tensor) -> dict[str, SavePlanner]:
-        """What `dcp.save_part` takes for each part, once the tensors are in `buffer`."""
+        """Returns the planner for `dcp.save_part` of each part, which reads the tensors from `buffer`."""
         return {part: staged_planner(plan, partial(self.view, buffer, part)) for part, plan in self.plans.items()}
 
     def view(self, buffer: Tensor, part: str, item: WriteItem) -> Tensor:
@@ -105,7 +106,7 @@ def lay_out(parts: Mapping[str, Mapping[str, Any]]) -> StagedLayout:
 
 
 def shape_and_dtype(item: WriteItem) -> tuple[torch.Size, torch.dtype]:
-    """Of this rank's piece of a tensor."""
+    """Returns shape and dtype of this rank's shard of a tensor."""
     assert item.tensor_data is not None
     return item.tensor_data.chunk.sizes, item.tensor_data.properties.dtype
 
@@ -125,7 +126,7 @@ def staged_planner(plan: SavePlan, find: Callable[[WriteItem], Tensor]) -> SaveP
 
 
 def sharding(tensor: Any) -> Any:
-    """How a tensor is cut, and over which ranks; None for a whole one."""
+    """Returns device mesh and placements of a DTensor; None for a plain tensor."""
     return (tensor.device_mesh, tensor.placements) if hasattr(tensor, "to_local") else None
 
 

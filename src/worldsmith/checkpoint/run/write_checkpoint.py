@@ -44,14 +44,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Save:
-    """What one rank has to write beside its tensors."""
+    """Metadata that one rank writes with its tensors."""
 
     target: Path
     """The checkpoint's folder."""
     texts: Mapping[str, str]
     """Small files to keep beside the tensors."""
     position: str | None
-    """Where the data goes on, as JSON."""
+    """Data loader state as JSON."""
     data_rank: int
     """The share of the data that `position` belongs to."""
     keep_latest_k: int | None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 LIVE, AVERAGE = "net.", "net_ema."
 RUN_CONFIG = "config.yaml"
 ABOUT = "worldsmith.json"
-"""What an exported or converted folder says about itself."""
+"""Description file of an exported or converted folder."""
 
 
 class CheckpointWeights(WeightSource):

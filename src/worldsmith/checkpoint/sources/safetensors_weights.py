@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STEMS = ("diffusion_pytorch_model", "model")
-"""What diffusers and transformers call a folder's weight files."""
+"""Base names of weight files in diffusers and transformers folders."""
 TRANSFORMER = "transformer"
 REPLICATED = "module."
-"""What DistributedDataParallel puts before every name."""
+"""Prefix that DistributedDataParallel adds to every parameter name."""
 
 
 class SafetensorsWeights(WeightSource):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from worldsmith.distributed.world import World
 
 WEIGHTS = ("model/", "config.yaml", "frozen_weights.json")
-"""Of a run's checkpoint, what its weights need; the rest may have been removed to save space."""
+"""Parts of a run's checkpoint that its weights need; the rest may have been removed to free disk space."""
 
 
 def has_checksums(folder: Path) -> bool:
@@ -31,10 +31,14 @@ def has_checksums(folder: Path) -> bool:
 
 
 def damage(folder: Path, world: World, *, weights_only: bool = False) -> str | None:
-    """What is wrong with a checkpoint folder, in words: the same answer on all ranks, each reads a share of the files.
+    """Returns a description of the damage of a checkpoint folder; None if it is intact.
 
-    With `weights_only` the files of a training state do not count, and a checkpoint without checksums, which somebody
-    else may have written, is taken as it is.
+    Collective: each rank reads a part of the files, and all ranks get the same result.
+
+    Args:
+        folder: Checkpoint folder.
+        world: Ranks that share the work.
+        weights_only: Check only the files of the weights, and accept a checkpoint without checksums.
     """
     if weights_only and not has_checksums(folder):
         problem = None if (folder / "model" / METADATA).is_file() else f"it has no model/{METADATA}"

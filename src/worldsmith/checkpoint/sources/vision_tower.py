@@ -22,7 +22,7 @@ from worldsmith.files.model_folder import read_weight_map
 ENCODER = "vision_encoder"
 """The folder, and the prefix of names, of the tower in a diffusers repository."""
 INSIDE = re.compile(r"(?:(?:model\.)?net\.)?(?:language_model\.|model\.)?visual\.(?P<name>.+)")
-"""How a tower's weights are called among those of a whole model."""
+"""Names of vision tower weights within a complete model."""
 
 
 def find_tower(source: WeightSource) -> WeightSource | None:
@@ -74,7 +74,7 @@ def tower_names(keys: Iterable[str], *, beside: bool = False, bare: bool = False
 
 
 def claim_of_tower(folder: Path) -> str | None:
-    """What says, beside the weights or in the repository around them, that there is a tower; None: nothing does."""
+    """Returns the evidence in or around `folder` that the model has a vision tower; None without evidence."""
     config = folder / "config.json"
     if config.is_file() and says_visual(read_json_object(config)):
         return f"{config} says include_visual"

@@ -27,26 +27,26 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class LoadReport:
-    """What a warm start did with each tensor name."""
+    """Result of loading initial weights, by tensor name."""
 
     source: str
-    """What the weights were read from."""
+    """Description of the source."""
     folder: str
-    """Where their tensors are."""
+    """Folder of the source."""
     loaded: list[str] = default(default_factory=list)
     """Read from the source, copies included."""
     copied: dict[str, str] = default(default_factory=dict)
-    """Of those the ones that the source does not hold: each is read from another tensor, which it starts equal to."""
+    """Loaded tensors that the source lacks, with the tensor from which each is copied."""
     skipped: list[str] = default(default_factory=list)
     """Not taken, by a rule of keys_to_skip_loading."""
     initialised: list[str] = default(default_factory=list)
-    """What a source of this kind never has: these keep their initial values."""
+    """Tensors that sources of this kind never contain; they keep their initial values."""
     started_live: list[str] = default(default_factory=list)
     """Averages that start from the live weights: skipped ones, and all where the source has no averages."""
     missing: list[str] = default(default_factory=list)
     """Not in the source: an error."""
     mismatched: list[str] = default(default_factory=list)
-    """Of another shape in the source: an error."""
+    """Tensors with another shape in the source; an error."""
     unexpected: list[str] = default(default_factory=list)
     """In the source and not asked for."""
     rules_without_effect: list[str] = default(default_factory=list)
@@ -182,7 +182,8 @@ def compare_weights(
     allow_initialised: Sequence[str] = (),
     average_as_live: bool = False,
 ) -> LoadReport:
-    """What loading the wanted tensors (name with prefix → shape) from `source` would do; raises like `load_weights`."""
+    """Returns the report of loading the `wanted` tensors (name with prefix → shape) without loading; raises like
+    `load_weights`."""
     report = LoadReport(source=source.describe, folder=str(source.path))
     if average_as_live and not source.average_shapes:
         raise UserError(f"checkpoint.load_ema_to_reg: {source.describe} holds no EMA weights; set it to false")
@@ -225,7 +226,11 @@ def compare_weights(
 def require_same_network(
     report: LoadReport, source: WeightSource, spec: ModelSpec, keys_to_skip: Sequence[str]
 ) -> NetworkDifference:
-    """How the model of a source differs from `spec`. Raises UserError when its weights must not be loaded."""
+    """Compares the model of a source with `spec`.
+
+    Raises:
+        UserError: If its weights must not be loaded.
+    """
     if source.family not in ("", spec.name):
         raise UserError(f"{source.describe} holds a model of the family '{source.family}', and '{spec.name}' is wanted")
     formats = weight_formats(spec.name)

@@ -24,11 +24,11 @@ class WeightSource(ABC):
     path: Path
     """The folder that holds the tensors."""
     describe: str
-    """What it is, for people."""
+    """Description of the source for messages."""
     family: str = ""
     """The family of the model; empty where nothing says it."""
     settings: dict[str, Any]
-    """What the source says about its network, by the network's field names; may be empty."""
+    """Network settings that the source states, by field name of the network config; may be empty."""
     converters: Sequence[str] = ()
     """The classes of converters that its network was trained with, and that go on with it."""
     shapes: dict[str, list[int]]

@@ -85,7 +85,11 @@ def _check_name(tag: Any) -> None:
 
 
 def _named(tag: str) -> Any:
-    """What a dotted name stands for. Raises ValueError if it is not to be found."""
+    """Imports the object with a dotted name.
+
+    Raises:
+        ValueError: If it does not exist.
+    """
     parts = tag.split(".")
     for length in range(len(parts) - 1, 0, -1):
         module = _import(".".join(parts[:length]), tag)

@@ -20,7 +20,7 @@ from worldsmith.config.tree.paths import Path, format_path
 
 
 class Mark:
-    """What is said of a field beside its values, such as `Search`: it limits nothing."""
+    """Field annotation that does not limit the values, such as `Search`."""
 
     __slots__ = ()
 
@@ -68,7 +68,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """How many items a list has, or letters a text."""
+    """Limits on the number of list items or text characters."""
 
     least: int = 0
     most: int | None = None
@@ -96,7 +96,7 @@ LayerCount = Annotated[int, Range(ge=1, le=1000)]
 """Layers of a network. Each is built as modules of its own; the largest released networks have about 100."""
 NotNegative = Annotated[int, Range(ge=0)]
 Seed = Annotated[int, Range(ge=0, lt=2**63)]
-"""What random generators take."""
+"""Valid seed of the random generators."""
 Factor = Annotated[float, Range(ge=0, finite=True)]
 """A number that is not negative and not infinite."""
 PositiveFactor = Annotated[float, Range(gt=0, finite=True)]
@@ -142,7 +142,7 @@ def _has_limits(hint: Any) -> bool:
 
 
 def outside(value: Any, hint: Any, where: Path) -> Iterator[tuple[Path, Any, Any]]:
-    """What is outside its limits: its path, the limits and the value."""
+    """Yields (path, limits, value) for each value outside of its limits."""
     if is_reference(value):
         return
     if get_origin(hint) is Annotated:

@@ -27,7 +27,8 @@ class Popular(Mark):
 
 @dataclass(frozen=True, slots=True)
 class Example(Mark):
-    """What a value may look like, of a section its table. Without a default a template has it, else a comment has."""
+    """Example value (a table for a section). Templates use it as the value if there is no default, else as a
+    comment."""
 
     value: Any = field(hash=False)
     required: bool = False
@@ -51,7 +52,7 @@ class Search(Mark):
     """Only powers of two from `low` to `high`."""
     choices: Sequence[Any] = ()
     weights: Sequence[float] = ()
-    """How likely each choice is to be drawn; none: all alike."""
+    """Sampling weight of each choice; empty: all equal."""
     ratio_of: str = ""
     """Another field: what is drawn is multiplied by its value."""
     when: str = ""
@@ -100,7 +101,7 @@ class Search(Mark):
         return (value if isinstance(value, str) else json.dumps(value)) == wanted
 
     def json_schema(self) -> dict[str, Any]:
-        """What is said under ``x-automl``."""
+        """Returns the JSON schema extension ``x-automl``."""
         scale = "choice" if self.choices else "power_of_two" if self.power_of_two else "log" if self.log else "linear"
         said = {"minimum": self.low, "maximum": self.high, "choices": list(self.choices), "weights": list(self.weights)}
         cond = [*([self.when] if self.when else []), *([f"{TIMES}{self.ratio_of}"] if self.ratio_of else [])]

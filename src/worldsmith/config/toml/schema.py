@@ -36,7 +36,7 @@ class TomlField:
     default: Any
     about: str | type[Config]
     at: Path | None = None
-    """Where a key of `toml_keys` lands in the tree; for the others see `REMAPS`."""
+    """Config path of a key of `toml_keys`; for other keys see `REMAPS`."""
     only: str | None = None
     """The one task in which such a key has an effect; None: all."""
 

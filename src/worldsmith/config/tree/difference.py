@@ -1,4 +1,4 @@
-"""What differs between two trees: the steps from one to the other, and the single values that these change."""
+"""Differences between two configs: edits from one to the other, and the values that they change."""
 
 from __future__ import annotations
 

@@ -23,11 +23,15 @@ Recipes = list[tuple[str, Config]]
 
 @dataclass(slots=True)
 class Draft:
-    """What the front doors have said so far: the unresolved tree, who wrote which value, and what is wrong.
+    """An unresolved config with the source positions of its values and the mistakes so far.
 
-    A front door fills one of these and hands it to `finish`. `tree` is None if the mistakes leave none. `places` says
-    where values were written, by path; `broken` which paths could not be set. `recipes` makes the trees below this
-    one, oldest first.
+    Every config format fills a draft and passes it to `finish`.
+
+    Attributes:
+        tree: The config; None if mistakes prevent building it.
+        places: Source positions of values, by path.
+        broken: Paths that could not be set.
+        recipes: Functions that build the underlying recipes, oldest first.
     """
 
     source: str
@@ -39,9 +43,9 @@ class Draft:
     warnings: list[str] = field(default_factory=list)
     broken: list[Path] = field(default_factory=list)
     place: Place | None = None
-    """Where to look for a mistake that nobody wrote after the recipe."""
+    """Position shown for a mistake in a value that is only in the recipe."""
     report: str = ""
-    """What became of every key of another system's spec."""
+    """Report on how each key of another system's spec was translated."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ class Loaded:
     recipes: Callable[[], Recipes] = field(default=list, repr=False, compare=False)
     now: datetime = field(default_factory=datetime.now, repr=False, compare=False)
     report: str = field(default="", repr=False, compare=False)
-    """What became of every key of another system's spec."""
+    """Report on how each key of another system's spec was translated."""
 
     @cached_property
     def provenance(self) -> Provenance:

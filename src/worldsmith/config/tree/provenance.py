@@ -1,7 +1,7 @@
-"""Where every value of a loaded tree comes from: class default, recipe, file and line, flag, override word.
+"""Finds the origin of every value of a loaded config: class default, recipe, file and line, flag, or override.
 
-The loader only keeps what each front door wrote and where; the rest is found here, when somebody asks, by comparing
-the tree with the recipe that it starts from and with the defaults of its classes.
+The loader only records which values a config format has set and where. All other origins are found here on demand, by
+comparing the config with its recipe and with the class defaults.
 """
 
 from __future__ import annotations

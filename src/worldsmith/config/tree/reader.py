@@ -40,7 +40,7 @@ from worldsmith.config.tree.suggest import did_you_mean_path
 from worldsmith.config.yaml.text import advice_on, read_yaml
 
 UNSET = "${???}"
-"""What a required field holds while nothing has given it a value."""
+"""Placeholder of a required field without a value."""
 TARGET, PARAMS = "target", "params"
 _Tree = TypeVar("_Tree", bound=Config)
 _INVALID: Any = object()
@@ -318,13 +318,13 @@ class Reader:
         return _INVALID
 
     def place(self, source: Path) -> Place | None:
-        """Where a value stands; the nearest thing above it if the file has no place for it."""
+        """Returns the source position of a value, or of its nearest parent in the file."""
         for length in range(len(source), 0, -1) if self.spans else ():
             if source[:length] in self.spans:
                 return self.spans[source[:length]].value
         return next((Place(span.key.file) for span in self.spans.values()), None)
 
     def forget(self, path: Path) -> None:
-        """What was written at and below a path counts no more."""
+        """Forgets the source positions at and below a path."""
         for known in [known for known in self.places if starts_with(known, path)]:
             del self.places[known]

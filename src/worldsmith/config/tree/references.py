@@ -41,8 +41,8 @@ RESOLVERS = ("oc.env", "now", "asset")
 VARIABLE = "environment variable "
 """Start of the source of a value that an environment variable gave; its name follows."""
 Kept = bool | Literal["names"]
-"""What becomes of a reference to an environment variable that is not set: a mistake, or it stays as it is, or $NAME
-stands for it, which is a mistake where no text may stand."""
+"""Treatment of references to unset environment variables: False: a mistake; True: kept unchanged; "names": replaced by
+$NAME, which is a mistake if the field is not a text."""
 
 
 def resolve(tree: _Tree, *, now: datetime | None = None, keep_unset: Kept = False) -> _Tree:
@@ -102,7 +102,7 @@ def unset_problems(unset: Mapping[str, list[Path]], variables: Callable[[], Mapp
 
 
 def drop_repeated(problems: list[Problem], sources: Iterable[Path]) -> list[Problem]:
-    """Without those that a section has because it takes the values of another by reference, which has them too."""
+    """Removes problems of sections that repeat those of the section to which they refer."""
     first = {problem.message: problem.keys for problem in reversed(problems)}
     repeating = {path[:-1] for path in sources}
     return [p for p in problems if first[p.message] == p.keys or p.keys not in repeating]

@@ -9,7 +9,7 @@ from difflib import SequenceMatcher
 from worldsmith.config.tree.paths import Path, format_path
 
 ANOTHER_SECTION = 1.2
-"""What a key in the wrong section costs, in edits: more than one slip of the finger, less than two."""
+"""Cost of a key in the wrong section, in edits: more than one typo, less than two."""
 
 
 def distance(a: str, b: str) -> int:
@@ -95,7 +95,7 @@ def did_you_mean_folder(path: str | pathlib.Path) -> str:
 
 
 def tolerance(name: str) -> int:
-    """How many edits still look like a slip: one for short names, a third of the letters for long ones."""
+    """Returns the max number of edits for a typo: a third of the letters, at least 1."""
     return max(1, len(name) // 3)
 
 

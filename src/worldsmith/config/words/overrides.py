@@ -34,10 +34,10 @@ RECIPE_WORDS = {("experiment",), ("job", "experiment")}
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """What a word or a flag says: what to do ("", "+", "++" or "~"), where, and what was given.
+    """One change of the config from an override or a flag.
 
-    `given` is text that is not read yet, or a literal or truth value of a flag; None for a removal. The place says
-    whether it was a word or a flag, and how it was written.
+    It has an operator ("", "+", "++" or "~"), a path and a value. `given` is unparsed text, or the parsed value of a
+    flag; None for a removal. The source position records how it was written.
     """
 
     action: str

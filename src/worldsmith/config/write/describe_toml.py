@@ -111,7 +111,7 @@ def _key_schema(entry: TomlField) -> Schema:
 
 
 def _optional(schema: Schema) -> Schema:
-    """What a key takes: its values, a reference, or "???"."""
+    """Returns the schema of an optional key: its values, a reference, or "???"."""
     if schema == {} or schema == {"type": "string"}:
         return schema
     return {"anyOf": [*with_reference(schema)["anyOf"], LEFT_OUT]}
@@ -125,7 +125,7 @@ def _without_null(hint: Any) -> Schema:
 
 
 def _narrow(tree: Config) -> Schema:
-    """What a recipe's tree asks of the keys beyond the schema of all files."""
+    """Returns the restrictions of a recipe in addition to the general schema."""
     task = recipe_task(tree) or TASKS[0]
     found: Schema = {"properties": {}}
     meant = [task, MISSING] if task == TASKS[0] else [task]

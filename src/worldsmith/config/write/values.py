@@ -35,7 +35,7 @@ _ODD_IN_JSON = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
 @dataclass(frozen=True, slots=True)
 class Syntax:
-    """How a language writes text, keys and other values. `None`: the language has no form for that."""
+    """Syntax of texts, keys and other values in a file format. `None`: the format does not support them."""
 
     name: str
     text: Callable[[str], str]

@@ -96,7 +96,7 @@ _Dumper.add_implicit_resolver(_PREFIX + "timestamp", re.compile(rf"^(?:{_LOOKALI
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What a YAML text says, and where: the place of each key or list item, and of its value."""
+    """Parsed YAML text with the source positions of keys, list items and values."""
 
     data: Any
     spans: dict[Path, Span]
@@ -145,7 +145,7 @@ def _read_once(text: str, file: str) -> Document:
 
 
 def advice_on(value: Any) -> str | None:
-    """What to write for text that other YAML readers take for a truth value or a number."""
+    """Returns advice for text that other YAML parsers read as a boolean or a number; "" for other values."""
     if isinstance(value, str) and re.fullmatch(_TRUTH_WORDS, value):
         return f"{value} is text here; write true or false"
     if isinstance(value, str) and re.fullmatch(_ODD_NUMBERS, value):

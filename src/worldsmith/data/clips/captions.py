@@ -1,4 +1,4 @@
-"""From the captions of a window to the text that the model reads."""
+"""Converts the captions of a clip window to the text for the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a video VAE and a network divide a clip: frames and pixels into latent cells, cells into tokens."""
+"""Grid sizes of a clip: frames and pixels to latents (VAE), latents to tokens (patches of the network)."""
 
 from __future__ import annotations
 

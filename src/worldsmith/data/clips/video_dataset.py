@@ -40,9 +40,9 @@ class Window:
     temporal_interval: int
     captions: dict[str, Any]
     line: int | None
-    """Of the data set file; None in a shard."""
+    """Line number in the dataset file; None in a shard."""
     mark: str = ""
-    """Of what the clip holds; "" = to be made from the file."""
+    """Content hash of the clip; "": to be computed from the file."""
 
 
 class VideoDataset(Configurable, StreamDataset):
@@ -72,7 +72,7 @@ class VideoDataset(Configurable, StreamDataset):
         skip_frames: NotNegative = 0
         """Frames at either end of a window that are not used."""
         frame_selection_mode: Literal["first", "center", "random"] = "first"
-        """Where in the window the frames start when num_video_frames is set."""
+        """Position of the selected frames in the window if num_video_frames is set."""
         conditioning_fps: Annotated[float, Range(gt=0, lt=1000, also=-1)] = -1.0
         """Frame rate that the model and the caption are told; -1 = that of the selected frames."""
         conditioning_config: dict[str, Factor] = field(default_factory=lambda: {"0": 0.7, "1": 0.2, "2": 0.1})

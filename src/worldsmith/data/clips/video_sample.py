@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 FirstFrames = Literal["none", "encoded each time", "cached", "opening", "opening and pixels"]
-"""What a sample contains of its first frame, as a sample of its own: nothing; pixels; cached latents; cached latents of
-a clip that begins with it and is empty after it; or these latents and pixels."""
+"""First frame that a sample contains in addition: none; pixels; cached latents; cached latents of a clip that has zeros
+after the first frame; or these latents and pixels."""
 
 
 @dataclass(slots=True)

@@ -46,7 +46,7 @@ class ChatLoader(PackingDataLoader):
         dataset: ChatDataset.Config = field(default_factory=ManifestDataset.Config)
         """The data set, of any kind."""
         processor: ChatProcessor.Config = field(default_factory=ChatProcessor.Config)
-        """How conversations become tokens and patches."""
+        """Preprocessing of conversations to tokens and patches."""
         on_overlong: Literal["drop", "error"] = "drop"
         """A sample that is too long is left out and listed with its numbers, or ends the run; it is never cut."""
 

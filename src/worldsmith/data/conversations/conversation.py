@@ -27,7 +27,7 @@ class Part:
     kind: Literal["text", "image", "video"]
     text: str = ""
     source: str | bytes = ""
-    """Of an image or a video: the file; for an image also its bytes or a data URI."""
+    """File of an image or video; for an image also its bytes or a data URI."""
     fps: float | None = None
     """Frames per second of a video that the data set states; None = as the file says."""
     resized: tuple[int, int] | None = None
@@ -36,7 +36,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one side says."""
+    """One message of a conversation."""
 
     role: Role
     parts: tuple[Part, ...]
@@ -78,6 +78,6 @@ def check_turns(turns: Sequence[Turn]) -> tuple[Turn, ...]:
 
 
 def question(turns: Sequence[Turn]) -> tuple[Turn, ...]:
-    """What comes before the last answer."""
+    """Returns the turns before the last answer."""
     last = max((number for number, turn in enumerate(turns) if turn.role == "assistant"), default=len(turns))
     return tuple(turns[:last])

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 SUFFIXES = (*TARS, ".zip")
 USUAL = tuple(f"{stem}{suffix}" for stem in ("videos", "images") for suffix in (".tar.gz", ".tgz", ".tar", ".zip"))
-"""What an archive is called in the folder of a data set whose media are packed."""
+"""Usual names of media archives in a dataset folder."""
 WAIT = 0.5
 """Seconds between two looks while another process unpacks."""
 DAMAGE = ".damage.jsonl"

@@ -1,4 +1,4 @@
-"""Where the members of a tar are, read once from its headers and kept in a cache folder."""
+"""Index of the members of a tar file, read once from its headers and cached on disk."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Member(NamedTuple):
 
     name: str
     start: int
-    """Of its bytes in the tar."""
+    """Byte offset of its content in the tar."""
     size: int
     mark: str
     """12 digits of a hash of its size and of its first and last bytes."""
@@ -59,9 +59,9 @@ def index_all(files: Sequence[str]) -> list[TarIndex]:
 
 
 def index_of(file: str) -> TarIndex:
-    """From the cache, if the tar is still the one that was read.
+    """Returns the index of a tar file, from the cache if the file has not changed.
 
-    A tar that the operating system cannot read has no members and a fault, and is read again at the next start.
+    An unreadable tar has an index without members and with a fault, which is not cached.
     """
     import fsspec
 
@@ -159,7 +159,7 @@ def printable(name: str) -> str:
 
 
 def cache_folder() -> Path:
-    """Of the user, as the XDG base directories say."""
+    """Returns the cache folder of the user, following the XDG base directory specification."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "worldsmith" / "shards"
 
 

@@ -19,7 +19,8 @@ def record_text(dataset: StreamDataset) -> str:
 
 
 def changed_samples(record: Path, dataset: StreamDataset) -> list[str]:
-    """How the data set differs from the recorded one, a line for each kind of change; empty without a record."""
+    """Returns the differences between the dataset and its record, one line per type of change; empty without a
+    record."""
     if not record.exists():
         return []
     lines = read_lines(record)

@@ -1,4 +1,4 @@
-"""What can be wrong with data: one sample (`SampleError`) or the data set as a whole (`DataError`)."""
+"""Errors of data: `SampleError` for one sample, `DataError` for a dataset."""
 
 from __future__ import annotations
 

@@ -191,7 +191,8 @@ class PackingDataLoader(Configurable):
         return epoch
 
     def changes_since(self, state: Mapping[str, Any]) -> list[str]:
-        """What makes this another stream than that of a saved state, in words; empty when it is the same."""
+        """Returns descriptions of the differences between this stream and that of a saved state; empty if they are
+        equal."""
         names = {
             "dataset_length": f"number of samples of {self.dataset.name}",
             "dataset_fingerprint": f"content of {self.dataset.name}",

@@ -50,9 +50,12 @@ class Quarantine:
     """Whether data of which nothing can be used are an error."""
 
     def __init__(self, folder: Path | None, *, rank: int = 0, split: Split = "train") -> None:
-        """With `folder` None nothing is written, only counted. Ranks above 0, and validation, write files of their own.
+        """Prepares the quarantine file of one rank and split.
 
-        `split` is the data whose samples are left out: those of `dataloader_train` or of `dataloader_val`.
+        Args:
+            folder: Folder of the file; None: skipped samples are only counted.
+            rank: Index of the rank; each rank writes its own file.
+            split: Data whose samples are skipped: `dataloader_train` or `dataloader_val`.
         """
         name = "quarantine" + ("" if split == "train" else f"_{split}") + (f"_rank{rank}" if rank else "")
         self.file = Path(folder) / f"{name}.jsonl" if folder is not None else None
@@ -150,7 +153,7 @@ class Tally(Quarantine):
         super().__init__(None, split=split)
         self.rejections: list[Rejection] = []
         self.refusal: str | None = None
-        """Why a run would stop because of too many broken samples."""
+        """Reason for which the run stops, if too many samples are broken."""
 
     def tell(self, rejection: Rejection) -> None:
         self.rejections.append(rejection)

@@ -30,7 +30,7 @@ class StreamSample(Protocol):
 
     @property
     def num_tokens(self) -> int:
-        """What counts against the cap of a pack."""
+        """Number of tokens that counts towards the limit of a pack."""
 
 
 class StreamDataset(ABC):

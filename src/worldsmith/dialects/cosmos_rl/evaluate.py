@@ -84,7 +84,7 @@ class ModelTable(Config):
 
 
 class TaskTable(Config):
-    """What the answers are."""
+    """Task type of the answers."""
 
     type_: Annotated[
         Literal["", "binary", "bcq", "mcq", "letter", "text", "freeform", "its_directionality", "metropolis_sgd"],
@@ -103,7 +103,7 @@ class SoftAccuracyTable(Config):
 
 
 class EvaluationTable(Config):
-    """How the questions are asked."""
+    """Settings of inference on the questions."""
 
     answer_type: Literal["freeform", "letter", "reasoning"] = "freeform"
     """letter: short answers, compared as letters."""
@@ -112,7 +112,7 @@ class EvaluationTable(Config):
     skip_saved: bool = False
     """Leave out what an earlier evaluation has answered."""
     seed: NotNegative = 1
-    """Of the answers that are drawn."""
+    """Seed of sampled answers."""
     limit: Annotated[int, Range(ge=1, also=-1)] = -1
     """Only the first so many records; -1 = all."""
     shard_id: Annotated[int, Range(ge=0, le=63)] = 0
@@ -122,13 +122,13 @@ class EvaluationTable(Config):
     soft_accuracy: SoftAccuracyTable = field(default_factory=SoftAccuracyTable)
     """When a text is near enough."""
     shard_strategy: Literal["stride", "media_balanced"] = "stride"
-    """How records are divided among processes."""
+    """Strategy that distributes records over processes."""
     barrier_timeout_seconds: Count = 14_400
-    """How long processes wait for each other."""
+    """Timeout of barriers between processes, in seconds."""
 
 
 class VisionTable(Config):
-    """How videos are read. One of fps and nframes; neither: 8 frames."""
+    """Video preprocessing. Set fps or nframes, not both; neither: 8 frames."""
 
     fps: (
         Annotated[float, Range(gt=0, le=60), Search(choices=(1.0, 2.0, 3.0), when="nframes=null", on=True), Popular()]
@@ -160,10 +160,10 @@ class VisionTable(Config):
 
 
 class GenerationTable(Config):
-    """How answers are drawn."""
+    """Sampling of answers."""
 
     max_retries: Annotated[int, Range(ge=0, le=50)] = 10
-    """How often a failed request is sent again."""
+    """Max number of retries of a failed request."""
     max_tokens: Annotated[int, Range(ge=1, le=8192), Search(low=4, high=1024, power_of_two=True), Popular()] = 1024
     """Longest answer."""
     temperature: Annotated[float, Range(ge=0, le=2), Search(low=0.0, high=1.0)] = 0.0
@@ -171,9 +171,9 @@ class GenerationTable(Config):
     repetition_penalty: Annotated[float, Range(ge=0.1, le=2), Search(low=1.0, high=1.2)] = 1.0
     """Above 1: words that were said are less likely."""
     presence_penalty: Ratio = 0.0
-    """Of words that were said."""
+    """Penalty of tokens that occurred before."""
     frequency_penalty: Ratio = 0.0
-    """Of words that were said, each time."""
+    """Penalty of tokens per earlier occurrence."""
 
 
 class MetricsTable(Config):
@@ -186,13 +186,13 @@ class MetricsTable(Config):
     bertscore_lang: str = "en"
     """Its language."""
     bertscore_device: str = "cpu"
-    """Where it runs."""
+    """Device of BERTScore."""
     bertscore_batch_size: Count = 1
     """Texts that it reads at once."""
 
 
 class ResultsTable(Config):
-    """What is written."""
+    """Output files."""
 
     save_individual_results: bool = True
     """A file for each record."""
@@ -214,21 +214,21 @@ class EvaluateSpec(Config):
     model: ModelTable
     """Who is asked."""
     task: TaskTable = field(default_factory=TaskTable)
-    """What the answers are."""
+    """Task type of the answers."""
     evaluation: EvaluationTable = field(default_factory=EvaluationTable)
-    """How the questions are asked."""
+    """Settings of inference on the questions."""
     vision: VisionTable = field(default_factory=VisionTable)
-    """How videos are read."""
+    """Video preprocessing."""
     generation: GenerationTable = field(default_factory=GenerationTable)
-    """How answers are drawn."""
+    """Sampling of answers."""
     metrics: MetricsTable = field(default_factory=MetricsTable)
     """Figures of texts."""
     results: ResultsTable = field(default_factory=ResultsTable)
-    """What is written."""
+    """Output files."""
     num_gpus: Annotated[int, Range(ge=1, le=8), Popular()] = 1
     """GPUs that answer."""
     results_dir: Annotated[str, Example("results/evaluate"), Popular()]
-    """Where the results go."""
+    """Folder of the results."""
 
 
 @computed("results_dir", "model.save_folder")

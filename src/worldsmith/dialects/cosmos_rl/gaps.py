@@ -15,7 +15,7 @@ class GapsSpec(Config):
     results_dir: Annotated[str, Example("results/evaluate"), Popular()]
     """Folder or URL below which results.json is."""
     gaps_parquet: Annotated[str, Example("results/gaps.parquet"), Popular()]
-    """Where the failures are written."""
+    """Output file of the failure cases."""
     kpi_ann_path: str | None = None
     """Annotations that were evaluated; null = those that the evaluation recorded."""
     kpi_media_path: str | None = None

@@ -26,7 +26,7 @@ class InferenceSpec(Config):
     torch_dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """Number format of the weights."""
     device_map: str = "auto"
-    """Where the model is placed: auto, cpu or cuda."""
+    """Device of the model: auto, cpu or cuda."""
     num_gpus: Count = 1
     """GPUs that answer."""
     type_: Annotated[Literal["video", "image"], Popular()] = "video"
@@ -48,7 +48,7 @@ class InferenceSpec(Config):
     base_model_path: str = ""
     """The model that the adapter belongs to; "" = the one that its adapter_config.json names."""
     results_dir: Annotated[str, Example("results/inference"), Popular()]
-    """Where the answers go."""
+    """Folder of the answers."""
 
 
 @computed("fps", "num_frames", "total_pixels")

@@ -38,11 +38,11 @@ _NEGATED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where a request goes: through a search of settings, or straight to the action."""
+    """Decision between a hyperparameter search and a direct run of the action."""
 
     search: bool
     said: str
-    """Why, for the user."""
+    """Reason, for the user."""
     words: tuple[str, ...] = ()
     """The words of the request as they were, without the policy."""
 
@@ -74,9 +74,17 @@ def take_policy(words: Sequence[str]) -> tuple[str | None, list[str]]:
 def route(
     action: str, words: Sequence[str] = (), *, request: str = "", folder: Path | None = None, enabled: bool = True
 ) -> Route:
-    """Where a request for an action goes. Raises UserError for a policy that there is not.
+    """Decides whether a request for an action starts a hyperparameter search.
 
-    `folder` holds the schemas and templates that the search is to read; None: those that this program makes itself.
+    Args:
+        action: Name of the action; only "train" is searched.
+        words: Overrides, possibly with automl_policy.
+        request: Request in natural language.
+        folder: Folder with the schemas and templates of the search; None: generated ones.
+        enabled: Whether the search is enabled.
+
+    Raises:
+        UserError: If the policy does not exist.
     """
     explicit, rest = take_policy(words)
     policy, kept = choose_policy(explicit, request), tuple(rest)
@@ -91,13 +99,13 @@ def route(
 
 
 def _enabled(folder: Path) -> bool:
-    """What the manifest says; without one that can be read: enabled."""
+    """Returns whether the manifest enables the search; True if it is not readable."""
     data, _ = _read(folder / MANIFEST)
     return data.get("automl_enabled") is not False
 
 
 def _obstacle(folder: Path, action: str) -> str:
-    """Why a search cannot read its schema and template; empty: it can."""
+    """Returns the reason for which schema or template are not readable; "" if they are."""
     schema, reason = _read(folder / SCHEMA.format(action))
     if not reason and not isinstance(schema.get("properties"), dict):
         reason = f"{folder / SCHEMA.format(action)} is no schema of a table"

@@ -23,7 +23,7 @@ FEW = 16
 
 
 class QuantizedModelTable(Config):
-    """What is quantized."""
+    """Model to quantize."""
 
     model_path: Annotated[str, Example("results/train/safetensors/final"), Popular()]
     """Folder of a model, an export or an adapter, or a hub name, also as hf_model://ORG/NAME."""
@@ -34,7 +34,7 @@ class QuantizedModelTable(Config):
 
 
 class CalibrationTable(Config):
-    """What is shown to the model while ranges are measured."""
+    """Calibration data, on which activation ranges are measured."""
 
     dataset_id: str = ""
     """A data set of the hub."""
@@ -45,20 +45,20 @@ class CalibrationTable(Config):
     media_dir: Annotated[str, Popular()] = ""
     """Folder that their images and videos are relative to; "" = that of the annotations."""
     num_calibration_samples: Annotated[int, Range(ge=1, le=10_000), Popular()] = 512
-    """How many are shown."""
+    """Number of calibration samples."""
     max_sequence_length: Annotated[int, Range(ge=128, le=1_000_000)] = 32_768
     """Longest of them, in tokens."""
 
 
 class MethodTable(Config):
-    """How numbers are stored."""
+    """Quantization method."""
 
     scheme: Annotated[Literal["FP8_DYNAMIC", "NVFP4", "FP8", "W8A8", "W8A16", "W4A16"], Popular()] = "FP8_DYNAMIC"
     """Number format of weights and activations."""
     kv_precision: Literal["bf16", "fp8"] = "bf16"
     """Number format of remembered keys and values."""
     smoothing_strength: Share = 0.8
-    """How much of the activations' range is moved into the weights first."""
+    """SmoothQuant strength: how much of the activation range is moved into the weights."""
     skip_test_generation: bool = False
     """Do not ask the result anything."""
 
@@ -67,13 +67,13 @@ class QuantizeSpec(Config):
     """The settings of a quantization."""
 
     model: QuantizedModelTable
-    """What is quantized."""
+    """Model to quantize."""
     calibration_dataset: CalibrationTable = field(default_factory=CalibrationTable)
-    """What is shown to the model while ranges are measured."""
+    """Calibration data, on which activation ranges are measured."""
     quantization_method: MethodTable = field(default_factory=MethodTable)
-    """How numbers are stored."""
+    """Quantization method."""
     results_dir: Annotated[str, Example("results/quantize"), Popular()]
-    """Where the quantized model goes."""
+    """Folder of the quantized model."""
 
 
 def is_measured(t: SpecTranslation) -> bool:

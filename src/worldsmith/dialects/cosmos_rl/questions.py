@@ -19,7 +19,7 @@ FOLDER = "data_dir"
 QA_PAIRS = "QaPairsDataset"
 BENCHMARK_PROMPT = "Answer the questions."
 WITHOUT = {ONE: {"annotation_path": ""}}
-"""What a spec with `datasets` leaves out."""
+"""Keys that a spec with `datasets` omits."""
 
 
 @computed(*(f"{ONE}.{name}" for name in (*FIELDS, RATES)), SEVERAL, FOLDER)

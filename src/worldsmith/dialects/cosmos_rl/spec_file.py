@@ -42,7 +42,7 @@ class Spec(ForeignSpec):
     form: SpecForm
     root: Any = None
     places: dict[Path, Place] = field(default_factory=dict)
-    """Where each stated value stands, also of keys outside the classes."""
+    """Source positions of the stated values, including keys that no class declares."""
     broken: list[Path] = field(default_factory=list)
 
     @property
@@ -68,7 +68,7 @@ class Spec(ForeignSpec):
         return any(starts_with(known, path) for known in self.places)
 
     def place(self, key: str) -> Place:
-        """Where a key stands; one that is left out has its name in place of a line."""
+        """Returns the source position of a key; for an omitted key, its name instead of a line."""
         path = fields_of(key)
         found = self.places.get(path) or next((p for known, p in self.places.items() if starts_with(known, path)), None)
         return found or Place(f"{self.source} (left out: {key})")

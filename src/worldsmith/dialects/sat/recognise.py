@@ -31,9 +31,9 @@ def has_sat_keys(data: Mapping[str, Any]) -> bool:
 
 
 def take_words(words: Sequence[str], flags: Sequence[TypedFlag]) -> tuple[list[str], list[str], list[TypedFlag]]:
-    """Of what stands after ``--base``: the files, SAT's words, and the flags that are not SAT's.
+    """Splits the arguments after ``--base`` into files, SAT overrides, and flags that are not SAT's.
 
-    A flag without a dot is one of SAT's: ``--train-iters 500`` is args.train_iters=500.
+    A flag without a dot is one of SAT's: ``--train-iters 500`` means args.train_iters=500.
     """
     files = [word for word in words if not is_change(word)]
     if not is_sat_stack(files):

@@ -163,7 +163,8 @@ def _apply(document: Document, override: Override, stack: SatStack) -> None:
 
 
 def _walk(data: Any, path: Path, *, create: bool) -> tuple[Any, Path]:
-    """What holds the last part of a path, None if nothing can, and the path with its numbers."""
+    """Returns the container of the last path component (None if it does not exist) and the path with integer
+    indices."""
     node, found = data, list(path)
     for index, part in enumerate(path):
         if isinstance(node, list) and str(part).isdecimal():

@@ -1,4 +1,4 @@
-"""What each `target` of a SAT stack is here. Names in a file are looked up, never imported."""
+"""Maps each `target` of a SAT stack to our components. Names in a file are looked up, never imported."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ ELSEWHERE = {
 
 
 def explain(component: str, target: str) -> tuple[str, str]:
-    """What is wrong with a name that the component may not have, and the way out."""
+    """Returns the problem with a target that the component does not support, and the fix."""
     allowed = TARGETS[component]
     if target in ELSEWHERE:
         return f"{target} cannot be had here", ELSEWHERE[target]

@@ -1,4 +1,4 @@
-"""What is asked for: how a true answer and a model's are read, when one is right, and what is measured."""
+"""Task types: how answers are parsed, when a prediction is correct, and which metrics are computed."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ DISTANCE = 0.1
 class AnswerTask:
     name: str
     read: Callable[[str], Any]
-    """What an answer says; None when it cannot be read."""
+    """Parses an answer; None if it cannot be parsed."""
     expected: str
-    """What a true answer must be, for people."""
+    """Description of valid ground-truth answers, for messages."""
     measure: Callable[[Sequence[str], Sequence[str]], Figures]
     """Figures of answers against true ones."""
     agree: Callable[[Any, Any], bool] = lambda said, true: bool(said == true)
     """Whether what an answer says is right."""
     excluded: str = ""
-    """Why no answer is right or wrong."""
+    """Reason for which answers are not graded; "" if they are."""
     truths_may_lack: bool = False
     """A record whose true answer cannot be read is left out of the figures, not an error."""
 
@@ -154,7 +154,7 @@ class AnswerTasks:
         }[name]  # fmt: skip
 
     def task_of_spatial(self, kind: str, truths: Mapping[str, str]) -> AnswerTask:
-        """Of metropolis_sgd."""
+        """Returns the task of a metropolis_sgd record."""
         if kind not in SPATIAL:
             raise UserError(
                 f"{next(iter(truths))}: a record of the kind {kind!r}; metropolis_sgd knows {', '.join(SPATIAL)}. "
@@ -167,7 +167,7 @@ class AnswerTasks:
         return task_of_numbers(kind, 0.0 if kind == "count" else DISTANCE)
 
     def task_of_record(self, kind: str, truths: Mapping[str, str]) -> AnswerTask:
-        """Of a record that states its kind."""
+        """Returns the task of a record that states its task type."""
         if kind in ("bcq", "binary", "mcq"):
             return self.named(kind.replace("bcq", "binary"), list(truths.values()))
         excluded = FREE if kind.endswith(OPEN) else EXCLUDED.get(kind)
@@ -181,7 +181,7 @@ class AnswerTasks:
 
 
 def mcq(truths: Sequence[str]) -> AnswerTask:
-    """Of the letters A to D, or to the last one that is true."""
+    """Builds the multiple-choice task with the letters A to D, or up to the last letter in the ground truth."""
     found = {letter for truth in truths if (letter := parse_letter(strip_reasoning(truth), "ABCDEFGHIJ"))}
     letters = "ABCDEFGHIJ"[: max(len(LETTERS), *(ord(letter) - ord("A") + 1 for letter in found), 0)]
     return task_of_classes("mcq", partial(parse_letter, letters=letters), letters, "the letter of an option")

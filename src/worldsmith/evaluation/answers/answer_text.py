@@ -1,4 +1,4 @@
-"""What a model says, apart from how it says it: its reasoning, the answer itself, the words that are compared."""
+"""Extracts the answer from generated text: without reasoning, and normalized for comparison."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ TOKENS, UNLIMITED = 512, 1_000_000
 
 
 class BertScores(NamedTuple):
-    """Of one answer, each at most 1."""
+    """BERTScore precision, recall and F1 of one answer, each at most 1."""
 
     precision: float
     recall: float

@@ -28,7 +28,7 @@ STATED = re.compile(
     rf"|(?i:(?:^|[.;:,\n]|\b(?:option|choice|answer|letter|that|so|thus|therefore))\s*){_CAPITAL}"
     rf"\s+(?i:(?:is|seems|looks)\s+(?:the\s+)?(?:most\s+)?(?:correct|right|best|accurate|plausible|likely)\b)"
 )
-"""What a text calls its answer. A small letter counts at an end only: "the answer is a car" names no option."""
+"""Matches a stated answer. A lowercase letter counts only at the end: "the answer is a car" names no option."""
 LISTED = re.compile(rf"(?:^|\n)\s*{_NAMED}{_CAPITAL}\s*[).:\]]", re.IGNORECASE)
 INLINE = re.compile(rf"{_CAPITAL}(?<=[)\]])|{_CAPITAL}(?=[.:])")
 LEADING = re.compile(rf"[^\w([{{]*(?i:{_NAMED}){_OPTION}(?:\s*[.:,]|(?<=[)\]}}])|[ \t]*(?:\n|\Z)|\s+[-–—])")

@@ -25,7 +25,7 @@ class Row:
     id: str
     """Unique."""
     video_id: str = ""
-    """What the record calls itself, which several may do."""
+    """Id in the record; not necessarily unique."""
     question: str = ""
     response: str = ""
     """The answer without its reasoning."""
@@ -36,7 +36,7 @@ class Row:
     task: str = ""
     status: Status = "prep_error"
     reason: str = ""
-    """Of a status that is not ok."""
+    """Reason for a status other than "ok"."""
     correct: bool | None = None
     """None: there is no answer, or none can be right or wrong."""
     media: list[str] = field(default_factory=list)

@@ -68,7 +68,7 @@ def measure_texts(
 
 
 def bleu(answers: Sequence[str], truths: Sequence[str]) -> dict[str, Any]:
-    """With the signature that says how it was computed."""
+    """Computes BLEU with sacrebleu, and its signature, which states the settings."""
     try:
         from sacrebleu.metrics.bleu import BLEU
     except ImportError:

@@ -63,7 +63,7 @@ class Metric(Configurable, ABC):
         self.by_sample: dict[str, Values] = {}
         """Values of single samples, if it has any, or of groups by the name of their first sample."""
         self.not_measured: dict[str, str] = {}
-        """Why `compute` lacks an output."""
+        """Reasons for which `compute` omits outputs."""
 
     @abstractmethod
     def update(self, batch: Sequence[GeneratedVideo]) -> None:
@@ -89,11 +89,12 @@ class Metric(Configurable, ABC):
 
     @classmethod
     def skip_reason(cls, config: Config, mode: Mode | None, modes: Sequence[Mode]) -> str:
-        """Why it cannot measure anything; "" if it can.
+        """Returns the reason for which the metric cannot be computed; "" if it can.
 
         Args:
-            mode: what the videos of a data set are generated from; None: files of samples state it.
-            modes: what the model could generate them from.
+            config: Config of the metric.
+            mode: Generation mode of the videos of a dataset; None: stated in sample files.
+            modes: Generation modes that the model supports.
         """
         if mode == "text2image" and not cls.for_images:
             return "it is for videos, and this model makes images"

@@ -49,9 +49,9 @@ class NetworkConfig(Config):
     temporal_compression_ratio: Count = 4
     """Video frames of a latent frame."""
     spatial_interpolation_scale: PositiveFactor = 1.875
-    """What spatial positions of the sine table are divided by."""
+    """Divisor of spatial positions in the sinusoidal position embedding."""
     temporal_interpolation_scale: PositiveFactor = 1.0
-    """What temporal positions of the sine table are divided by."""
+    """Divisor of temporal positions in the sinusoidal position embedding."""
     use_rotary_positional_embeddings: bool = False
     """Rotary positions in place of a sine table."""
     use_learned_positional_embeddings: bool = False
@@ -122,12 +122,12 @@ class NetworkConfig(Config):
 
     @property
     def table_shape(self) -> tuple[int, int, int]:
-        """Of the learned positions: 1, text tokens and those of a clip of the sample sizes, channels."""
+        """Shape of the learned position embedding: (1, text tokens + video tokens of the sample size, channels)."""
         cells = (self.sample_height // self.patch_size) * (self.sample_width // self.patch_size)
         return 1, self.max_text_seq_length + self.sample_latent_frames * cells, self.inner_dim
 
     def shapes(self) -> Shapes:
-        """Of the parameters, by arithmetic."""
+        """Returns the shapes of all parameters without building the network."""
         d, time, patch, latent = self.inner_dim, self.time_embed_dim, self.patch_size, self.in_channels
         shapes = Shapes()
         if self.use_learned_positional_embeddings:
@@ -174,8 +174,8 @@ class ImageConfig(Config):
     repeat: bool = False
     """Whether the image stands beside every latent frame; otherwise beside the first, and zeros beside the others."""
     latent_scale: PositiveFactor | None = None
-    """What its latents are multiplied by; None: as diffusers' pipeline does, by the VAE's scaling_factor, or by its
-    inverse where the VAE's config says invert_scale_latents (CogVideoX 1.5)."""
+    """Scaling factor of the latents; None: as in diffusers' pipeline: the VAE's scaling_factor, or its inverse if the
+    VAE's config has invert_scale_latents (CogVideoX 1.5)."""
 
     def check(self) -> None:
         """Raises WrongValueError for a noise that is described and turned off."""

@@ -90,7 +90,7 @@ class CogVideoXFormats(PipelineFormats):
         return CogVideoXDefaults(captions_as_given=False, **{**clip_defaults(tree), **table, **sampled})
 
     def published_defaults(self, config: Any, folder: Path) -> CogVideoXDefaults:
-        """What its scheduler says; without one the table of the published weights."""
+        """Returns the defaults for inference from the scheduler, or those of the released weights."""
         network, (_, cell, *_) = config.network, config.latent_grid
         rotary, (height, width) = network.use_rotary_positional_embeddings, network.published_size
         return CogVideoXDefaults(
@@ -160,13 +160,17 @@ class CogVideoXFormats(PipelineFormats):
 
 
 def sampled_as(rotary: bool, said: Mapping[str, Any]) -> dict[str, Any]:
-    """What is said, and else with rotary positions as CogVideoX-5B is sampled, or as 2B."""
+    """Returns the stated sampling settings, with defaults of CogVideoX-5B (rotary positions) or 2B."""
     scheduler = said.get("scheduler", "dpm" if rotary else "ddim")
     return {"scheduler": scheduler, "dynamic_guidance": "by_timestep" if scheduler == "dpm" else "off", **said}
 
 
 def read_scheduler(folder: Path) -> dict[str, Any]:
-    """What a pipeline's scheduler says of how to sample. Raises UserError for one that is not of this family."""
+    """Reads the sampling settings from a pipeline's scheduler.
+
+    Raises:
+        UserError: If the scheduler is not supported by this family.
+    """
     file = folder / "scheduler" / "scheduler_config.json"
     if not file.is_file():
         return {}

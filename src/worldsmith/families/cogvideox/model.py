@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 IMAGE_OFS = 2.0
-"""What CogVideoX 1.5 is told beside the timestep when there is an image."""
+"""Offset input of CogVideoX 1.5, in addition to the timestep, for image-to-video."""
 KEPT = "a video is made anew from another one (strength says how much of it), and an image is its first frame"
 SCHEDULERS = {"ddim": "CogVideoXDDIMScheduler", "dpm": "CogVideoXDPMScheduler"}
 """Scheduler classes of diffusers."""
 
 
 class SamplingConfig(Config):
-    """How videos are made where nothing else is asked; an exported pipeline has the scheduler."""
+    """Default sampling settings; an exported pipeline contains the scheduler."""
 
     scheduler: Literal["ddim", "dpm"] | None = None
     """The solver; None: dpm for a network with rotary positions, as for CogVideoX-5B, else ddim."""
@@ -47,10 +47,10 @@ class SamplingConfig(Config):
     guidance: Factor = 6.0
     """Scale of classifier-free guidance; 1 turns it off."""
     dynamic_guidance: DynamicGuidance | None = None
-    """How the scale changes: off, by_timestep (as published: it swings between 1 and 1 + guidance), or by_step (it
-    grows from 1 to there); None: by_timestep with dpm, else off."""
+    """Schedule of the guidance scale: off, by_timestep (as released: oscillates between 1 and 1 + guidance), or by_step
+    (grows from 1 to 1 + guidance); None: by_timestep with dpm, else off."""
     guidance_exponent: Count = 5
-    """Of the scale that changes."""
+    """Exponent of the dynamic guidance scale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +123,12 @@ class CogVideoXGenerator(PipelineModel):
         text_encoder: T5TextEncoder.Config = field(default_factory=T5TextEncoder.Config)
         """The text encoder."""
         sampling: SamplingConfig = field(default_factory=SamplingConfig)
-        """How videos are made with it."""
+        """Default sampling settings."""
 
         @property
         def modes(self) -> tuple[Mode, ...]:
-            """What it makes out of what; whole tokens of CogVideoX 1.5 have no place for all frames of a given clip."""
+            """Supported generation modes. CogVideoX 1.5 has no video2video, since its temporal patches cannot hold all
+            frames."""
             anew: tuple[Mode, ...] = () if self.network.patch_size_t else ("video2video",)
             return ("text2image", "text2video", *anew) if self.image is None else ("image2video",)
 
@@ -176,7 +177,15 @@ class CogVideoXGenerator(PipelineModel):
     def predict(
         self, noisy: Tensor, timesteps: Tensor, text: Tensor, image: Tensor | None = None, **extra_inputs: Any
     ) -> Tensor:
-        """With the image's latents, [n, C, t, h, w]; `t` is a whole number of tokens."""
+        """Runs the network.
+
+        Args:
+            noisy: Noisy latents, [n, C, t, h, w]; t is a multiple of the temporal patch size.
+            timesteps: Timesteps, [n].
+            text: Text embeddings, [n, tokens, d].
+            image: Latents of the conditioning image, [n, C, t, h, w]; None without an image.
+            **extra_inputs: Further arguments of the network.
+        """
         import torch
 
         states = noisy if image is None else torch.cat([noisy, image], dim=1)

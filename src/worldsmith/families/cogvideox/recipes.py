@@ -192,7 +192,7 @@ def adapted(config: Trainer.Config, name: str, *, rank: int = 128) -> Trainer.Co
 
 
 def make_twin(config: Trainer.Config, name: str) -> Trainer.Config:
-    """With the shipped VAE and text encoder."""
+    """Turns `config` into its tiny variant with the shipped tiny VAE and text encoder."""
     model = cast(CogVideoXGenerator.Config, config.model.config)
     make_tiny_pipeline(config, name, tiny_twin(model.network), frames=9)
     model.tokenizer.vae_path, model.text_encoder.path = "${asset:tiny_cogvideox_vae}", "${asset:tiny_t5}"

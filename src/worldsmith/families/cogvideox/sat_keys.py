@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 NETWORK = "model.diffusion_model."
-"""What stands before every name of the network in a SAT checkpoint."""
+"""Prefix of all network parameters in a SAT checkpoint."""
 TABLE = "patch_embed.pos_embedding"
 SAT_TABLE = "mixins.pos_embed.pos_embedding"
 FREQUENCIES = ("mixins.pos_embed.freqs_sin", "mixins.pos_embed.freqs_cos")
 """Rotary angles of CogVideoX 1.0, which follow from the sizes."""
 ATTENTION = ("to_q", "to_k", "to_v")
 MODULATION = (("norm1", (0, 1, 2, 6, 7, 8)), ("norm2", (3, 4, 5, 9, 10, 11)))
-"""Of the twelve parts of a block's modulation those of attention and those of the MLP."""
+"""Indices, among the twelve chunks of a block's modulation, for attention and for the MLP."""
 ENDS = {
     "time_embed.0": "time_embedding.linear_1",
     "time_embed.2": "time_embedding.linear_2",
@@ -48,13 +48,13 @@ Place = tuple[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class SatLocation:
-    """Where SAT keeps a tensor of the network."""
+    """Location of a network tensor in a SAT checkpoint."""
 
     key: str
     parts: tuple[int, ...] = (0,)
     """Which of the equal parts along the first dimension, in this order."""
     of: int = 1
-    """How many equal parts there are."""
+    """Number of equal chunks in the SAT tensor."""
 
     def cut(self, stored: Tensor) -> Tensor:
         """The tensor out of SAT's; a view where it is one part."""
@@ -65,7 +65,7 @@ class SatLocation:
 
 
 def places(key: str) -> list[Place]:
-    """What a SAT tensor (its name without prefix) holds of the network; empty: nothing that is known."""
+    """Returns the network tensors that a SAT tensor (name without prefix) contains; empty for an unknown name."""
     if key == SAT_TABLE:
         return [(TABLE, (0,))]
     path, _, leaf = key.replace(".original.", ".").rpartition(".")
@@ -126,7 +126,7 @@ def sat_keys(names: Iterable[str]) -> dict[str, list[Place]]:
 
 
 def below(key: str) -> str:
-    """What SAT calls a weight that has an adapter."""
+    """Returns the SAT name of a weight that has an adapter."""
     path, _, leaf = key.rpartition(".")
     return f"{path}.original.{leaf}"
 

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 LATEST, STATES = "latest", "mp_rank_{:02d}_model_states.pt"
 AVERAGED = "-ema"
-"""What SAT appends to the name of an iteration's folder for its average."""
+"""Suffix of an iteration's folder with EMA weights."""
 LEFT = {"conditioner.": "the text encoder", "first_stage_model.": "the VAE", "denoiser.": "the noise table"}
 """Beginnings of the names of what a full state of SAT holds beside the network."""
 ALPHA = 1
@@ -135,7 +135,7 @@ def _takes_an_image(own: Mapping[str, Tensor]) -> bool:
 
 
 def settings_from_shapes(own: Mapping[str, Tensor]) -> dict[str, Any]:
-    """What the shapes of SAT's tensors show of the network."""
+    """Infers network settings from the shapes of SAT's tensors."""
     patches, end = own["mixins.patch_embed.proj.weight"], own["mixins.final_layer.linear.weight"]
     newer = patches.dim() == 2
     cells = 8 if newer else int(patches.shape[2:].numel())

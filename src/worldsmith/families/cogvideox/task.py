@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 DROPOUT_STREAM, LEVEL_STREAM, PIXEL_STREAM, IMAGE_STREAM = 16, 17, 18, 19
 """Streams of draws for the image: whether it is dropped, its noise's level, its noise, and its posterior."""
 HALF_RANGE = 127.5
-"""What 1 is in pixels."""
+"""Pixel value range of a unit in [-1, 1]."""
 
 
 class CogVideoXTask(PipelineTask):
@@ -53,7 +53,8 @@ class CogVideoXTask(PipelineTask):
         return self.model.config.network.only_shape
 
     def clean_latents(self, batch: Sequence[VideoSample], *, seed: int) -> list[Tensor]:
-        """With the first latent frame repeated in front until tokens are whole."""
+        """Returns clean latents; the first latent frame is repeated in front until t is a multiple of the patch
+        size."""
         import torch
 
         found = super().clean_latents(batch, seed=seed)

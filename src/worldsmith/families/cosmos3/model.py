@@ -262,7 +262,11 @@ class Cosmos3Generator(Model):
 
 
 def read_attention(config: Cosmos3Generator.Config) -> AttentionModes:
-    """What latents see in each layer. Raises ValueError for settings that have no effect or contradict each other."""
+    """Returns the attention pattern of each layer.
+
+    Raises:
+        ValueError: If settings have no effect or contradict each other.
+    """
     return attention_modes(
         config.joint_attn_implementation,
         config.network.num_hidden_layers,

@@ -94,7 +94,7 @@ class Cosmos3Task(ClipTask):
         return self.objective.add_up(losses, batch, draws, tokens=pack.num_tokens)
 
     def count_flops(self, batch: Sequence[VideoSample]) -> int:
-        """Of the network; the VAE has no part in it."""
+        """Returns the FLOPs of the network for a training step on `batch`, without the VAE."""
         pack = self.model.pack([layout_of(sample) for sample in batch])
         return StepCounter(self.model.network, pack.text_lengths, pack.gen_lengths).count().total
 

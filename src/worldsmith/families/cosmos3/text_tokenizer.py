@@ -12,10 +12,10 @@ from worldsmith.models.model_files import PublishedPart, find_layout, look_for_l
 VISION_START = "<|vision_start|>"
 FILES = ("tokenizer_config.json", "tokenizer.json", "vocab.json", "merges.txt", "special_tokens_map.json",
          "added_tokens.json", "chat_template*")  # fmt: skip
-"""What a folder holds of a tokenizer."""
+"""Tokenizer files in a folder."""
 SUBFOLDER = "text_tokenizer"
 PLACES = (tuple(f"{SUBFOLDER}/{file}" for file in FILES), FILES)
-"""Where a repository has its tokenizer: a pipeline's subfolder, or the repository itself."""
+"""Locations of the tokenizer in a repository: a pipeline's subfolder, or the root."""
 
 
 class TextTokenizer(Configurable):

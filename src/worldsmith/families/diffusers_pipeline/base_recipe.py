@@ -1,4 +1,4 @@
-"""What runs of families have in common whose network is a class of diffusers."""
+"""Common recipe parts of model families whose network is a diffusers class."""
 
 from __future__ import annotations
 

@@ -50,12 +50,12 @@ class PipelineFormats(FamilyFormats):
 
     model: ClassVar[type[PipelineModel]]
     marks: ClassVar[Sequence[str]]
-    """What every such network has, and no other that is read here."""
+    """Tensor names that identify networks of this family."""
     meanings: ClassVar[Sequence[str]] = ()
     """Network settings with other values of which the same weights compute something else, though shapes may fit."""
     adapter_layout: AdapterLayout
     choices: ClassVar[Sequence[str]] = ()
-    """Those which a fine-tuned run may choose, but should know."""
+    """Settings that fine-tuning may change, with a warning."""
 
     def __init__(self, family: str) -> None:
         super().__init__(family)
@@ -187,7 +187,7 @@ class PipelineFormats(FamilyFormats):
         return {without_numbers(layer) for layer in layers} <= known
 
     def component_names(self, config: Any) -> dict[str, str]:
-        """Where the other parts of a model are, by field: hub names or absolute paths."""
+        """Returns the locations of the other components by config field: hub names or absolute paths."""
         places = {path: attrgetter(path)(config) for path in self.model.components}
         return {path: lasting_name(place) for path, place in places.items() if place}
 

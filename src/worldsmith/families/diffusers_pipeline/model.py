@@ -35,7 +35,7 @@ class PipelineModel(Model):
     text_channels: ClassVar[str]
     """The setting of the network that says the channels of its texts."""
     defaults_class: ClassVar[type[Any]]
-    """What is known of using weights, with a default for each field."""
+    """Class of the inference defaults."""
     max_tokens: int = 40_000
     """Most tokens of one forward pass in sampling: what a published video takes with both branches of guidance."""
     components: ClassVar[Sequence[str]] = ("tokenizer.vae_path", "text_encoder.path")
@@ -121,7 +121,7 @@ class PipelineModel(Model):
         return self.config.text_encoder.build()
 
     def encode(self, video: Tensor) -> Tensor:
-        """What the VAE makes of a uint8 video [3, T, H, W], and a cache keeps: float32."""
+        """Encodes a uint8 video [3, T, H, W] with the VAE; the result (float32) is what a latent cache stores."""
         encoded: Tensor = self.vae.encode(video)
         return encoded
 
@@ -152,7 +152,7 @@ class PipelineModel(Model):
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of the network's inputs."""
+        """Dtype of the network's inputs."""
         import torch
 
         dtype: torch.dtype = getattr(torch, self.config.precision)

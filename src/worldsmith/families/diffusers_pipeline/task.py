@@ -83,7 +83,7 @@ class DummyPipelineClips(DummyClips):
 
 
 class PipelineTask(ClipTask):
-    """What a `PipelineModel` learns, under any `NoiseObjective`. Each sample of a batch has its own noise level."""
+    """Training task of a `PipelineModel` with any `NoiseObjective`. Each sample of a batch has its own noise level."""
 
     encoder_class = PipelineEncoder
     dummy_data_class = DummyPipelineClips
@@ -129,7 +129,7 @@ class PipelineTask(ClipTask):
 
     @property
     def encoded_channels(self) -> int:
-        """Those of a latent, or of its mean and its log variance."""
+        """Channels of the VAE output: of a latent, or of its mean and log variance."""
         return self.model.latent_channels * (2 if self.model.config.tokenizer.keeps_moments else 1)
 
     @cached_property
@@ -189,7 +189,7 @@ class PipelineTask(ClipTask):
         return drawn
 
     def extra_inputs(self, batch: Sequence[VideoSample], latents: Sequence[Tensor], *, seed: int) -> dict[str, Any]:
-        """What the network reads beside noisy latents and texts: further arguments of `predict`."""
+        """Returns further arguments of `predict`, in addition to noisy latents and text embeddings."""
         return {}
 
     def note_work(self, batch: Sequence[VideoSample], given: tuple[Sequence[Tensor], dict[str, Any]]) -> None:
@@ -201,7 +201,10 @@ class PipelineTask(ClipTask):
             self.work[shape_of(batch)] = tree_map_only(torch.Tensor, lambda x: x.detach().to("meta"), given)
 
     def count_flops(self, batch: Sequence[VideoSample]) -> int | None:
-        """Of the network, for a batch of which `loss` has seen the like; VAE and text encoder have no part in it."""
+        """Returns the FLOPs of the network for a training step, without VAE and text encoder.
+
+        None before the first `loss` call on a batch of these shapes.
+        """
         found = self.work.get(shape_of(batch))
         if isinstance(found, tuple):
             found = self.work[shape_of(batch)] = count_step_flops(self.model, *found)
@@ -211,7 +214,7 @@ class PipelineTask(ClipTask):
         return not sample.caption and self.model.config.text_encoder.dropped_captions == "zeros"
 
     def tokens(self, batch: Sequence[VideoSample]) -> int:
-        """What the network reads, padding of the texts included."""
+        """Returns the number of tokens of the network, including text padding."""
         return len(batch) * (self.model.config.text_encoder.max_length + self.grid.vision_tokens(batch[0].latent_shape))
 
 

@@ -38,7 +38,7 @@ def in_pipeline(*parts: tuple[str, str]) -> tuple[str, ...]:
 
 
 PLACES = (in_pipeline((ENCODER, TOKENIZER)), (*WEIGHTS, *TOKENIZER_FILES))
-"""Where a repository has both: a pipeline's subfolders, or the repository itself."""
+"""Locations of encoder and tokenizer in a repository: a pipeline's subfolders, or the root."""
 
 
 class T5TextEncoder(Configurable):
@@ -58,7 +58,7 @@ class T5TextEncoder(Configurable):
         max_length: Count = 226
         """Tokens of every caption, end and padding included."""
         dropped_captions: Literal["zeros", "encoded"] = "zeros"
-        """What a caption becomes that was emptied for guidance: zeros, or what the encoder makes of the empty text."""
+        """Embedding of a caption that was dropped for classifier-free guidance: zeros, or the encoded empty text."""
         precision: Literal["bfloat16", "float16", "float32"] = "bfloat16"
         """Type of weights and arithmetic."""
 
@@ -92,7 +92,7 @@ class T5TextEncoder(Configurable):
 
     @property
     def reader(self) -> Callable[[str], list[int]]:
-        """From a caption to all of its ids; can be sent to other processes."""
+        """Function that tokenizes a caption; can be pickled."""
         return partial(read_caption, self.tokenizer)
 
     @property
@@ -102,7 +102,7 @@ class T5TextEncoder(Configurable):
 
     @property
     def modules(self) -> list[Any]:
-        """What is loaded."""
+        """Loaded modules."""
         return [] if self.encoder is None else [self.encoder]
 
     def load(self, device: str | torch.device) -> None:
@@ -167,7 +167,7 @@ class T5TextEncoder(Configurable):
 
 
 class UMT5TextEncoder(T5TextEncoder):
-    """With a mask."""
+    """UMT5 text encoder with an attention mask."""
 
     masked = True
 
@@ -175,7 +175,7 @@ class UMT5TextEncoder(T5TextEncoder):
         max_length: Count = 512
         """Tokens of every caption, end and padding included."""
         dropped_captions: Literal["zeros", "encoded"] = "encoded"
-        """What a caption becomes that was emptied for guidance: zeros, or what the encoder makes of the empty text."""
+        """Embedding of a caption that was dropped for classifier-free guidance: zeros, or the encoded empty text."""
 
         def published(self) -> PublishedPart:
             contents = {f"{ENCODER}/config.json": UMT5_XXL, **tokenizer_files("tiny_umt5", TOKENIZER)}

@@ -12,7 +12,7 @@ from worldsmith.models.weights.shapes import Shapes, linear, norm, repeat_shapes
 PACKED = 4
 """Latent cells of a token, whose channels follow each other: 2 in height, 2 in width."""
 TIME_CHANNELS = 256
-"""Of the sine embedding of timestep and guidance."""
+"""Channels of the sinusoidal embedding of timestep and guidance."""
 
 
 class NetworkConfig(Config):
@@ -55,7 +55,7 @@ class NetworkConfig(Config):
             raise wrong(self, "pooled_projection_dim", "joint_attention_dim", why=why)
 
     def shapes(self) -> Shapes:
-        """Of the parameters, by arithmetic."""
+        """Returns the shapes of all parameters without building the network."""
         d, shapes = self.inner_dim, Shapes()
         told = {"timestep": TIME_CHANNELS, "guidance": TIME_CHANNELS, "text": self.pooled_projection_dim}
         if not self.guidance_embeds:

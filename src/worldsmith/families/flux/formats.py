@@ -13,7 +13,7 @@ from worldsmith.families.flux.model import FluxDefaults, FluxGenerator
 from worldsmith.families.flux.text_encoder import CLIP_TOKENS
 
 SIZE: Mapping[str, Any] = {"height": 1024, "width": 1024, "fps": 24.0}
-"""Of the published images, for which a rate has no meaning."""
+"""Size of the released images; fps has no meaning for them."""
 SCHNELL: Mapping[str, Any] = {"steps": 4, "guidance": 1.0, "shift": 1.0}
 
 
@@ -29,7 +29,7 @@ class FluxFormats(PipelineFormats):
         return FluxDefaults(captions_as_given=False, **{**clip_defaults(tree), **({} if told else SCHNELL)})
 
     def published_defaults(self, config: Any, folder: Path) -> FluxDefaults:
-        """What its scheduler says."""
+        """Returns the defaults for inference, from the scheduler of the pipeline."""
         told = config.network.guidance_embeds
         most = CLIP_TOKENS + config.text_encoder.max_length
         own = {**({} if told else SCHNELL), **read_schedule(folder)}

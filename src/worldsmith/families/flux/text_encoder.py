@@ -28,7 +28,7 @@ CLIP, T5 = ("text_encoder", "tokenizer"), ("text_encoder_2", "tokenizer_2")
 """Subfolders of a pipeline."""
 PLACES = (in_pipeline(CLIP, T5),)
 CLIP_TOKENS = 77
-"""Of every caption, its ends and the padding included; CLIP sees no more of a longer one."""
+"""CLIP tokens of every caption, including special tokens and padding; longer captions are truncated."""
 
 
 class FluxTextEncoder(T5TextEncoder):
@@ -44,7 +44,7 @@ class FluxTextEncoder(T5TextEncoder):
         max_length: Count = 512
         """Tokens of every caption in T5, end and padding included: 512 for dev, 256 for schnell."""
         dropped_captions: Literal["zeros", "encoded"] = "encoded"
-        """What a caption becomes that was emptied for guidance: zeros, or what the encoder makes of the empty text."""
+        """Embedding of a caption that was dropped for classifier-free guidance: zeros, or the encoded empty text."""
 
         @property
         def caption_ids(self) -> int:

@@ -121,7 +121,7 @@ class LTXTextEncoder(T5TextEncoder):
         max_length: Count = 128
         """Tokens of every caption, end and padding included."""
         dropped_captions: Literal["zeros", "encoded"] = "encoded"
-        """What a caption becomes that was emptied for guidance: zeros, or what the encoder makes of the empty text."""
+        """Embedding of a caption that was dropped for classifier-free guidance: zeros, or the encoded empty text."""
 
     def encode(self, sample: Sequence[int]) -> Tensor:
         states = super().encode(sample)

@@ -1,4 +1,4 @@
-"""What of a backbone is trained, by part and by name; and what that comes to, for people."""
+"""Selects the trained parameters of a backbone by module and by name, and describes the selection."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from worldsmith.families.vision_language.network.backbone import visual_of
 from worldsmith.models.decoding import GREEDY, Decoding
 
 NAMES = {"image": ("pixel_values", "image_grid_thw"), "video": ("pixel_values_videos", "video_grid_thw")}
-"""What transformers calls patches and grids."""
+"""Argument names of patches and grids in transformers."""
 
 
 @torch.no_grad()
@@ -100,7 +100,7 @@ def media_inputs(
 
 
 def trim(tokens: list[int], pad_token: int) -> list[int]:
-    """Without the padding behind an answer that ended before the longest one of its batch."""
+    """Removes the padding after an answer that is shorter than the longest one of its batch."""
     while tokens and tokens[-1] == pad_token:
         tokens = tokens[:-1]
     return tokens

@@ -1,4 +1,4 @@
-"""From chat samples to the tensors of one pass: all in one packed row, or one padded row each."""
+"""Collates chat samples into the input tensors of a forward pass: one packed row, or one padded row per sample."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def make_inputs(
 
 
 def arrange(samples: Sequence[Conversation], network: Any, *, packed: bool, device: torch.device) -> dict[str, Any]:
-    """What `Inputs` says of the tokens."""
+    """Builds the token fields of `Inputs`."""
     lengths = [len(sample.input_ids) for sample in samples]
     positions = [positions_of(sample, network) for sample in samples]
     if packed:
@@ -108,9 +108,10 @@ def positions_of(sample: Conversation, network: Any) -> Tensor:
 def collate_media(
     samples: Sequence[Conversation], network: Any, *, normalize: Callable[[Tensor, str], Tensor], device: torch.device
 ) -> dict[str, Any]:
-    """What `Inputs` says of images and videos. Without any the encoder still gets a picture, of which nothing is taken.
+    """Builds the image and video fields of `Inputs`. Without media, the encoder gets a dummy image that is not used.
 
-    So ranks whose batches hold other media, or none, do the same collectives; all gradients from it are zero.
+    The dummy image makes all ranks call the same collectives, whatever media their batches contain; its gradients are
+    zero.
     """
     settings = network.config.vision_config
     merge = settings.spatial_merge_size

@@ -198,12 +198,12 @@ class VisionLanguageModel(Model):
         return visual_of(self.network) is not None
 
     def describe_attention(self) -> str:
-        """What attention is used, for people."""
+        """Returns a description of the attention implementation in use."""
         used: str = self.network.config._attn_implementation.partition("_by_")[0]
         return used if used == self.config.policy.attn_implementation else f"{used}, the best that is available here"
 
     def describe_batches(self) -> str:
-        """How samples of a batch lie in memory, for people."""
+        """Returns a description of the batch layout: packed into one row, or padded."""
         from worldsmith.families.vision_language.network.backbone import why_not_packed
 
         if self.packs:

@@ -19,7 +19,7 @@ NEEDS = {"flash_attention_2": "_supports_flash_attn", "sdpa": "_supports_sdpa"}
 
 
 class BackboneConfig(Config):
-    """Where the backbone comes from."""
+    """Source of the backbone."""
 
     model_name: str = ""
     """Hub name or folder: config.json, which decides the network, tokenizer, chat template, preprocessor files."""
@@ -41,7 +41,7 @@ class BackboneConfig(Config):
 
 
 class FreezeConfig(Config):
-    """What is not trained. All that is said here holds at once; a tied weight is meant by any of its names."""
+    """Frozen parameters: the union of all settings; a tied weight is matched by any of its names."""
 
     freeze_vision_encoder: bool = False
     """Freeze the vision encoder: patches, positions and blocks."""
@@ -65,13 +65,13 @@ class PolicyConfig(Config):
     """The backbone as it is trained."""
 
     backbone: BackboneConfig = field(default_factory=BackboneConfig)
-    """Where the backbone comes from."""
+    """Source of the backbone."""
     attn_implementation: Literal["cosmos", "flash_attention_2", "sdpa", "eager"] = "cosmos"
     """Attention of the backbone; cosmos: flash_attention_2 where it is installed and there is a GPU, else sdpa."""
     sequence_packing: bool = True
     """Samples of a batch in one row without padding; false, and where the backbone cannot: one row each, padded."""
     freeze: FreezeConfig = field(default_factory=FreezeConfig)
-    """What is not trained."""
+    """Frozen parameters."""
 
 
 def choose_attention(asked: str, kind: Any) -> str:

@@ -1,6 +1,6 @@
-"""What config.json says of a backbone, and sizes of published ones for planning where their files are not at hand.
+"""Reads a backbone's config.json, and has the sizes of released models for plans without their files.
 
-Nothing here imports torch. A run itself reads the model's own config.json.
+Nothing here imports torch. A training run always reads the model's own config.json.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ PICTURES_2_5: dict[str, dict[str, Any]] = {
         "image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711],
     }
 }  # fmt: skip
-"""Those of a Qwen2.5-VL, which has no file for videos."""
+"""Preprocessor settings of Qwen2.5-VL, which has no file for videos."""
 
 
 def pictures_of(settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -124,7 +124,8 @@ def pictures_of(settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def published_config(name: str) -> dict[str, Any] | None:
-    """What config.json of a repository of the hub says of its network, for `AutoConfig.for_model`; None: unknown."""
+    """Returns the config.json content of a known hub repository, for `AutoConfig.for_model`; None if it is not
+    known."""
     hub = hub_name(name)
     size = None if hub is None or hub.inner else PUBLISHED.get(hub.repo)
     return None if size is None else copy.deepcopy(SIZES[size])
@@ -142,7 +143,8 @@ def find_config(name: str) -> dict[str, Any] | None:
 
 
 def why_not_trained(config: Mapping[str, Any]) -> str | None:
-    """Why a network with images or videos cannot be trained, by its config.json; None: it can, or it is one of text."""
+    """Returns the reason for which a vision-language network is not supported, from its config.json; None if it is
+    supported or a text model."""
     kind = config.get("model_type")
     if kind in REFUSED:
         return f"model_type {kind!r} is not trained here: {REFUSED[kind]}"

@@ -86,12 +86,12 @@ class VisionLanguageTask(Task):
         return LossSum(sum=total, samples=len(batch), tokens=sum(sample.num_tokens for sample in batch))
 
     def padding(self, batch: Sequence[ChatSample]) -> int:
-        """Without packs each sample is a row as long as the longest."""
+        """Returns the number of padding tokens: without packing, all rows are as long as the longest sample."""
         lengths = [sample.num_tokens for sample in batch]
         return 0 if self.model.packs else len(lengths) * max(lengths) - sum(lengths)
 
     def count_flops(self, batch: Sequence[ChatSample]) -> int | None:
-        """Without padding; None for a model type whose layers are not known here."""
+        """Returns the FLOPs of a training step without padding; None for a model type whose layers are not known."""
         from worldsmith.families.vision_language.network.arithmetic import step_flops
 
         grids = [grid for sample in batch for grid in (sample.image_grids, sample.video_grids) if grid is not None]

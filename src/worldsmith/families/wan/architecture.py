@@ -78,7 +78,7 @@ class NetworkConfig(Config):
             raise wrong(self, "attention_head_dim", allowed="an even number")
 
     def shapes(self) -> Shapes:
-        """Of the parameters, by arithmetic."""
+        """Returns the shapes of all parameters without building the network."""
         d, states = self.inner_dim, self.image_dim
         shapes: Shapes = {"scale_shift_table": (1, 2, d)}
         shapes |= {"patch_embedding.weight": (d, self.in_channels, *self.patch_size), "patch_embedding.bias": (d,)}

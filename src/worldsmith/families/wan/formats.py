@@ -55,7 +55,7 @@ class WanFormats(PipelineFormats):
         return WanDefaults(shift=shift_of(tree), captions_as_given=False, **clip_defaults(tree))
 
     def published_defaults(self, config: Any, folder: Path) -> WanDefaults:
-        """What its scheduler says, at the published size."""
+        """Returns the defaults for inference: the released video size, and the shift of the scheduler."""
         file = folder / "scheduler" / "scheduler_config.json"
         shift = float(read_json_object(file).get("flow_shift", 1.0)) if file.is_file() else 5.0
         if config.expand_timesteps:

@@ -74,7 +74,7 @@ class WanImageEncoder(Configurable):
 
     @property
     def modules(self) -> list[Any]:
-        """What is loaded."""
+        """Loaded modules."""
         return [self.model] if "model" in vars(self) else []
 
     @cached_property

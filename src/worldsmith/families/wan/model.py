@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 EXPERTS = {"high_noise": "transformer", "low_noise": "transformer_2"}
-"""Where a pipeline has its two experts."""
+"""Pipeline subfolders of the two experts."""
 TEXT_TOKENS = 512
 """Before so many tokens of text, diffusers finds the states of an image."""
 WEIGHTS = ("config.json", "*.safetensors", "*.safetensors.index.json")
@@ -83,7 +83,8 @@ class WanGenerator(PipelineModel):
         boundary_ratio: Annotated[float, Range(gt=0, lt=1)] | None = None
         """The noise level at which the experts meet: 0.875 for texts, 0.9 for images."""
         pipeline: str = ""
-        """With an expert: the pipeline that has both. A run starts from it; videos and exports take the other one."""
+        """With an expert: the pipeline that contains both. Training starts from it; generation and exports use its
+        other expert."""
         expand_timesteps: bool = False
         """Whether each token has its own timestep (Wan 2.2 5B): frames that are given have none."""
         network: NetworkConfig = field(default_factory=NetworkConfig)
@@ -108,7 +109,7 @@ class WanGenerator(PipelineModel):
 
         @property
         def noise_levels(self) -> tuple[float, float]:
-            """From the first on and below the second: those which this network is for."""
+            """Range [first, second) of noise levels for which this network is used."""
             high = self.expert == "high_noise"
             boundary = self.boundary_ratio
             return (0.0, 1.0) if boundary is None else (boundary, 1.0) if high else (0.0, boundary)

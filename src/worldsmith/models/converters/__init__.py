@@ -1,4 +1,4 @@
-"""What changes a network after it is built: an ordered list of components, the same for every family."""
+"""Converters: an ordered list of components that change a network after it is built, for every model family."""
 
 from worldsmith.models.converters.float8 import Float8
 from worldsmith.models.converters.frozen_base import FrozenBase

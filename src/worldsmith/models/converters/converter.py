@@ -65,7 +65,7 @@ class Converter(Configurable, ABC):
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """What a converter has done."""
+    """Result of a converter."""
 
     converter: str
     paths: Sequence[str]

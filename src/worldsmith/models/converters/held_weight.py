@@ -23,7 +23,7 @@ class HoldsWeight(nn.Module, ABC):
     device = torch.device("cpu")
     """On which it computes; the model sets it."""
     taken: WeightSum | None = None
-    """What the weight was, by which a checkpoint knows it again."""
+    """Checksum of the original weight, by which a checkpoint identifies it."""
     held_bytes: int
     """Size of the other form, scales included; known before there is a value."""
 

@@ -87,11 +87,11 @@ class CogVideoXVAE(MomentsVAE):
 
     @property
     def image_scaling_factor(self) -> float:
-        """What diffusers' pipeline multiplies the latents of a conditioning image by."""
+        """Scaling factor of the latents of a conditioning image, as in diffusers' pipeline."""
         return 1 / self.scaling_factor if self.settings.get("invert_scale_latents") else self.scaling_factor
 
     def image_latents(self, moments: Tensor, noise: Tensor, scale: float | None = None) -> Tensor:
-        """Those of a conditioning image, times `scale`; None: image_scaling_factor."""
+        """Samples latents of a conditioning image and multiplies them by `scale`; None: image_scaling_factor."""
         return self.latents(moments, noise) * ((scale or self.image_scaling_factor) / self.scaling_factor)
 
 

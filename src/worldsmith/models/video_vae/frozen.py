@@ -62,7 +62,7 @@ class FrozenVAE(Configurable):
 
     @property
     def modules(self) -> list[Any]:
-        """What is loaded."""
+        """Loaded modules."""
         return [self.model] if "model" in vars(self) else []
 
     @property

@@ -40,14 +40,14 @@ class MomentsVAE(FrozenVAE):
         keeps_moments: ClassVar[bool] = True
 
         scaling_factor: PositiveFactor | None = None
-        """What latents are multiplied by; None: what the VAE's config says."""
+        """Scaling factor of the latents; None: that of the VAE's config."""
 
         def check_files(self) -> None:
             """Raises FileNotFoundError or ValueError when vae_path names no VAE; downloads none."""
             require_vae_folder(self.vae_path, self.class_name)
 
         def find(self) -> Path:
-            """Where the weights are; raises like `check_files`."""
+            """Returns the folder of the weights; raises like `check_files`."""
             return find_vae_folder(self.vae_path, self.class_name)
 
     config: Config
@@ -64,7 +64,7 @@ class MomentsVAE(FrozenVAE):
         return load_from_folder(self.library_class, self.source, torch_dtype=self.dtype).to(self.device)
 
     def library_settings(self) -> dict[str, Any]:
-        """What the VAE is made of, without its weights."""
+        """Returns the config of the VAE."""
         settings: dict[str, Any] = self.library_class.load_config(str(self.source), local_files_only=True)
         return settings
 

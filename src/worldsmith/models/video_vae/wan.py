@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from worldsmith.models.video_vae.windows import CompiledEncoder
 
 GREY = 127.5
-"""Of a pixel that is 0 for the VAE."""
+"""Pixel value that is 0 for the VAE."""
 RECIPE = "wan-mean-latents-2"
 """Part of the fingerprint: raise it when the same weights would give other latents (here: the windows' rule)."""
 
@@ -190,7 +190,7 @@ class WanVAE(FrozenVAE):
 
 
 class WanFamilyVAE(WanVAE):
-    """That of Wan 2.1 or of Wan 2.2."""
+    """VAE of Wan 2.1 or Wan 2.2."""
 
     class Config(WanVAE.Config):
         vae_path: str = ""

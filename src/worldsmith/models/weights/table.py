@@ -92,7 +92,8 @@ def weight_table(config: Model.Config, keys_to_select: Sequence[str] = ()) -> Ta
 
 
 def table_of(model: Model) -> Table:
-    """Of a network, perhaps without memory, sharded or not, in which what is trained has been chosen."""
+    """Returns the weight table of a network whose trained parameters are already selected; meta and sharded networks
+    work."""
     held = held_weights(model.network) if model.conversions else {}
     exact = {id(parameter) for module in model.parts().full_precision for parameter in module.parameters()}
     unreached = tuple(model.config.unreached())

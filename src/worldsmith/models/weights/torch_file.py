@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 FILE_ENDINGS = (".pth", ".pt", ".ckpt")
 CONTAINERS = ("module", "model", "state_dict")
-"""Under these names programs keep the tensors beside other things."""
+"""Keys under which checkpoint files store the tensors next to other data."""
 
 
 def read_torch_file(path: Path, *, field: str, advice: str) -> dict[str, Tensor]:
@@ -46,7 +46,7 @@ def read_torch_file(path: Path, *, field: str, advice: str) -> dict[str, Tensor]
 
 
 def harmless() -> list[Any]:
-    """What the random states of numpy, which programs keep beside weights, consist of: arrays of numbers."""
+    """Returns the NumPy types of random states in checkpoint files, which are safe to unpickle."""
     import numpy as np
     from numpy._core import multiarray
 

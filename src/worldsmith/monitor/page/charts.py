@@ -12,7 +12,7 @@ from worldsmith.monitor.page.formats import format_float
 from worldsmith.monitor.page.series import Series
 
 MOST_LINES = 12
-"""Of one run in one chart."""
+"""Max number of lines of one run in one chart."""
 FEWEST_SMOOTHED = 20
 """Points above which a curve may be smoothed."""
 NOISY = 5
@@ -93,7 +93,7 @@ def charts(runs: Sequence[tuple[str, Mapping[str, Series]]]) -> list[dict[str, A
 
 
 def label_of(metric: str) -> str:
-    """What a line is called. A group of learning rates that is named by its factor has a times sign."""
+    """Returns the legend label of a metric; a learning rate group named by its factor gets a times sign."""
     name = metric.rpartition("/")[2]
     factor = re.fullmatch(r"x([\d.e+-]+)", name) if metric.startswith("lr_groups/") else None
     return f"rate × {factor[1]}" if factor else format_metric_name(name)
@@ -163,7 +163,7 @@ def name_of(line: Mapping[str, Any]) -> str:
 
 
 def short(value: float) -> float:
-    """As many digits as can be seen."""
+    """Rounds a value to 6 significant digits."""
     rounded = float(f"{value:.6g}")
     return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded
 

@@ -1,4 +1,4 @@
-"""What `worldsmith evaluate` has written into a run folder: figures with their intervals, and pictures."""
+"""Reads the results of `worldsmith evaluate` in a run folder: metrics with intervals, and images."""
 
 from __future__ import annotations
 
@@ -36,7 +36,12 @@ class Evaluation:
 
 
 def evaluations(run: RunFiles, place: PageBudget | None) -> list[Evaluation]:
-    """Those whose files have figures, by folder; without a place for the page, without their pictures."""
+    """Returns the evaluations that have metrics, one per folder.
+
+    Args:
+        run: Files of the run.
+        place: Produces links to images; None: omit images.
+    """
     found = []
     for file, facts in run.evaluations.items():
         folder = Path(file).parent
@@ -111,7 +116,7 @@ def of_answers(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def describe_evaluation(facts: Mapping[str, Any]) -> str:
-    """What was measured: how many records came to what, with which weights."""
+    """Returns a summary of an evaluation: number of records by status, and the weights."""
     status = ", ".join(f"{words(str(name))} {count}" for name, count in get_table(facts, "status").items())
     iteration, weights = facts.get("iteration"), facts.get("weights")
     told = [

@@ -1,4 +1,4 @@
-"""How numbers, times and names are written on a page."""
+"""Formats numbers, times and names for the HTML report."""
 
 from __future__ import annotations
 

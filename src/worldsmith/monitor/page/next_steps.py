@@ -1,4 +1,4 @@
-"""What can be done with a run, as commands with its own paths."""
+"""Suggests commands for a run, with its own paths."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Advice:
 
 
 def next_steps(run: RunFiles, status: Status) -> list[Advice]:
-    """What makes sense now, the nearest first."""
+    """Returns the commands that are useful in the current state of the run, most useful first."""
     return [*while_it_runs(run, status), *going_on(run, status), *using_it(run)]
 
 
@@ -50,7 +50,7 @@ def while_it_runs(run: RunFiles, status: Status) -> Iterator[Advice]:
 
 
 def going_on(run: RunFiles, status: Status) -> Iterator[Advice]:
-    """How a run that has ended before its last step goes on, or one that has done it is made longer."""
+    """Yields the commands that resume an incomplete run or extend a completed one."""
     if status.at_work or not run.config:
         return
     start = resume_command(run)
@@ -86,7 +86,12 @@ def lengthening(run: RunFiles, steps: int) -> str:
 
 
 def using_it(run: RunFiles, *, here: bool = False) -> Iterator[Advice]:
-    """What the checkpoints are good for; `here`: commands for the current folder, with paths from it."""
+    """Yields the commands that use checkpoints.
+
+    Args:
+        run: Files of the run.
+        here: Write paths relative to the current folder.
+    """
     folder, make = run.folder.resolve(), partial(command, of=run, here=here)
     if not run.checkpoints:
         return

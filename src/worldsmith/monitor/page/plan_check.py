@@ -1,4 +1,4 @@
-"""What the plan of a run says beside what the run has measured: how far such plans may be trusted."""
+"""Compares the plan of a run with its measurements, to show how accurate plans are."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from worldsmith.monitor.page.formats import format_count, seconds, size
 from worldsmith.monitor.page.run_files import RunFiles, lookup
 
 BOUNDS = {"memory": 0.1, "seconds": 0.2, "tokens": 0.1, "share": 0.2, "checkpoint": 0.02}
-"""How far a measured figure may be from the planned one, or from the nearer end of a planned range."""
+"""Max relative error of a planned value, or of the nearer end of a planned range."""
 LEAST = 2**30
 """Bytes of a process of which less are not judged without a GPU: libraries are too large a part of them."""
 FIRST_STEPS = 0.1
@@ -64,7 +64,7 @@ class Check:
 
 
 def plan_checks(run: RunFiles) -> list[Check]:
-    """What the plan in the run folder says that is measured too; nothing without a plan."""
+    """Returns the comparisons of all planned values that were measured; empty without a plan."""
     return [] if not run.plan else list(checks_of(run))
 
 
@@ -98,7 +98,7 @@ def checks_of(run: RunFiles) -> Iterator[Check]:
 
 
 def why_incomparable(run: RunFiles) -> str:
-    """Why the figures of plan and run are of different things; "" where they are of the same."""
+    """Returns the reason for which plan and run are not comparable; "" if they are."""
     planned, processes = run.plan.get("gpus"), run.environment.get("world_size")
     if processes is not None and planned != processes:
         return f"The plan is that of a run of {planned} GPUs, and this one has {processes} processes."
@@ -106,7 +106,7 @@ def why_incomparable(run: RunFiles) -> str:
 
 
 def advice(run: RunFiles, checks: list[Check]) -> Iterator[str]:
-    """What to look at, for each figure that is not as planned."""
+    """Yields advice for each value that differs from the plan."""
     factors = {check.kind: check.ratio for check in checks if check.ratio is not None}
     tokens = factors.get("tokens", 1.0)
     for check in checks:
@@ -195,7 +195,7 @@ def rounded(value: float | None) -> int | None:
 
 
 def checkpoint_bytes(run: RunFiles) -> int | None:
-    """Of the newest checkpoint; None without one."""
+    """Returns the size of the newest checkpoint in bytes; None without a checkpoint."""
     if not run.checkpoints:
         return None
     try:

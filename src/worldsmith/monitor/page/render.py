@@ -22,7 +22,7 @@ from worldsmith.monitor.page.formats import FILTERS
 FILE = "report.html"
 LOOK = Path(__file__).parent / "look"
 CHARTING = ("bokeh.min.js", "bokeh-api.min.js")
-"""Of Bokeh's package: the drawing, and the functions to ask for it."""
+"""Bokeh's scripts that the report embeds: the renderer and its API."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Page:
     written: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     def data(self) -> dict[str, Any]:
-        """What the script reads."""
+        """Returns the data that the script of the report reads."""
         hashes = {section.name: zlib.crc32(section.html.encode()) for section in self.sections}
         about = {name: value for name, value in asdict(self).items() if name != "sections"}
         return {**about, "written": self.written.isoformat(), "hashes": hashes}

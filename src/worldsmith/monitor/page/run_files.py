@@ -1,4 +1,4 @@
-"""What a run folder holds, read for its page. What is not there, or cannot be read, is said and left out."""
+"""Reads a run folder for its HTML report. Missing and unreadable files are listed and skipped."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EXPECTED = {
     "messages.jsonl": "what the run said was not kept",
     "EveryNDrawSample/samples.jsonl": "no samples have been drawn",
 }
-"""What every page shows, and what it means when a run folder lacks it."""
+"""Files that every report shows, with the meaning of their absence."""
 MEASURED = ("metrics.json", "evaluation.json", "adherence.json")
 """Files of figures, of answers and of videos, in folders of the run folder."""
 SHOWN_OUTSIDE = 3
@@ -47,7 +47,7 @@ class RunFiles:
     environment: dict[str, Any] = field(default_factory=dict)
     status: dict[str, Any] = field(default_factory=dict)
     plan: dict[str, Any] = field(default_factory=dict)
-    """What `worldsmith plan --json` says of it."""
+    """Output of `worldsmith plan --json` for the run."""
     messages: list[dict[str, Any]] = field(default_factory=list)
     samples: list[dict[str, Any]] = field(default_factory=list)
     left_out: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class RunFiles:
     parameters: dict[str, Any] = field(default_factory=dict)
     """Number of parameters, and of trained ones."""
     evaluations: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """What `worldsmith evaluate` has measured, by file."""
+    """Results of `worldsmith evaluate`, by file."""
     checkpoints: list[str] = field(default_factory=list)
     absent: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)

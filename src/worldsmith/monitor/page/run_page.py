@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 LOUD = ("warning", "error")
 SHOWN_ENTRIES = 50
-"""Of a quarantine list."""
+"""Max number of quarantined samples that are shown per list."""
 BEST = "val/loss"
 COUNTS = {
     "loaded/samples": "samples read",
@@ -226,7 +226,7 @@ def fact(name: str, value: str, note: str = "") -> dict[str, str]:
 
 
 def data_section(run: RunFiles) -> Section:
-    """What was read and left out, and the entries of the quarantine lists."""
+    """Builds the section on data: numbers of read and skipped samples, and quarantined samples."""
     latest = run.metrics.latest
     counts = {
         kind: {
@@ -255,7 +255,7 @@ def named_counts(report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plan_section(run: RunFiles) -> Section:
-    """What was planned beside what is measured."""
+    """Builds the section that compares the plan with measurements."""
     checks, planned = plan_checks(run), list(phases(run.plan))
     gpus, gpu = run.plan.get("gpus"), lookup(run.plan, "gpu.name")
     held = next((check.measured for check in checks if check.kind == "memory"), None)
@@ -276,7 +276,7 @@ def plan_section(run: RunFiles) -> Section:
 
 
 def thinned_note(run: RunFiles) -> str:
-    """What the page has done to long curves."""
+    """Returns the note on downsampled curves."""
     thinned = [series for series in run.metrics.series.values() if series.thinned]
     if not thinned:
         return ""

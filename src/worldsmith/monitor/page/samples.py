@@ -26,7 +26,7 @@ MEDIA = {
     ".gif": "image/gif",
     ".webp": "image/webp",
 }
-"""What a page shows, by the end of the file's name."""
+"""Media types that the report shows, by file extension."""
 EMBEDDED_FILE = 64_000
 """Bytes of the largest file that is put into the page."""
 EMBEDDED_PAGE = 1_200_000
@@ -39,7 +39,7 @@ PICTURE_WIDTH = 1600
 """Pixels of the widest picture of an evaluation that was scaled down, and of the narrowest one below."""
 LEAST_PICTURE_WIDTH = 400
 MOST_STEPS = 8
-"""Of one prompt; the first and the last are among them."""
+"""Max number of steps shown per prompt, including the first and the last."""
 MOST_PROMPTS = 24
 OPEN_PROMPTS = 4
 """Prompts whose samples are visible at once; a click shows the others."""
@@ -52,7 +52,7 @@ HELD_OUT = "held-out caption"
 
 @dataclass(slots=True)
 class PageBudget:
-    """Where a page will lie, and how much it may still hold."""
+    """Produces the `src` attributes of a report: embeds small files up to a total size and links the others."""
 
     folder: Path
     room: int = EMBEDDED_PAGE
@@ -261,7 +261,7 @@ def media(run: RunFiles, file: str, place: PageBudget, caption: str) -> Shown:
 
 
 def missing(run: RunFiles, file: str) -> str:
-    """Why a file is not shown."""
+    """Returns the reason for which a file is not shown."""
     if file in run.outside:
         return f"{file} lies outside the run folder"
     return f"{file or 'no file'} is not there"

@@ -15,7 +15,7 @@ from typing import Any
 from worldsmith.files.lines import require_regular
 
 MOST_BUCKETS = 800
-"""Of one series."""
+"""Max number of points of one series."""
 NO_CURVE = re.compile(
     r"samples|tokens|skipped(_total)?|failed_saves|unwritten|first_step|memory_before_bytes|val\w*/(samples|tokens|seconds)"
     r"|(loaded|rejected)/.*"
@@ -110,7 +110,7 @@ class MetricsReader:
         self.latest: dict[str, Any] = {}
         """The newest value of everything."""
         self.missing: Counter[str] = Counter()
-        """How often a figure was not finite."""
+        """Number of non-finite values by metric."""
         self.lines = self.broken = 0
         self.step: int | None = None
 

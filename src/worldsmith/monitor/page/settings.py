@@ -25,7 +25,7 @@ class ConfigValue:
     changed: bool = False
     """Whether it differs from the recipe's."""
     was: str | None = None
-    """What the recipe says, if it differs."""
+    """Value in the recipe, if it differs."""
 
 
 def settings(run: RunFiles) -> list[ConfigValue]:

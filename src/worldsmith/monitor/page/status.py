@@ -1,4 +1,4 @@
-"""In which state a run is, as far as its folder tells."""
+"""Determines the state of a run from its folder."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ STOPPED_BY = {
     "SIGTERM": "SIGTERM, as a job scheduler or kill sends it",
     "SIGHUP": "SIGHUP, because its terminal was closed",
 }
-"""What has stopped a run, by the reason that it records."""
+"""Descriptions of stop reasons, by the recorded reason."""
 INTERRUPTED = "KeyboardInterrupt"
 """Start of the recorded reason of a run that a second Ctrl-C has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What the head of a page says. Times are in UTC."""
+    """State of a run for the head of the report. Times are in UTC."""
 
     state: str
     step: int
@@ -74,7 +74,7 @@ class Status:
 
     @property
     def share(self) -> float | None:
-        """Of the steps that are done, 0 to 1."""
+        """Completed fraction of the steps, 0 to 1; None if the number of steps is not known."""
         return min(self.step / self.max_iter, 1.0) if self.max_iter else None
 
 

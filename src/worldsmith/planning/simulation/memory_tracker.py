@@ -136,7 +136,7 @@ class MemoryTracker(TorchDispatchMode):
             self._names[module] = name if each else LAYER.sub(".*", name)
 
     def tag(self, kind: str, tensors: Iterable[Tensor | None]) -> None:
-        """Sets the memory category of tensors (also DTensors), for past and future events; skips None and meta tensors."""
+        """Sets the memory category of tensors (also DTensors), also of past events; skips None and meta tensors."""
         for tensor in tensors:
             if tensor is not None and tensor.device.type != "meta":
                 self.tags[self._number(local_part(tensor), "inputs")] = kind

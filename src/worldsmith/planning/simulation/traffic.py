@@ -62,7 +62,7 @@ class TrafficRecorder:
         self.trace = []
 
     def note(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], module: str) -> bool:
-        """Records an operator if it is a collective, and returns whether it belongs to one (starts it or waits for it)."""
+        """Records an operator if it is a collective; returns whether it starts a collective or waits for one."""
         if func.namespace not in NAMESPACES:
             return False
         op = OPS.get(func._schema.name.partition("::")[2])

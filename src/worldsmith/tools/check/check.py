@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 WIDEST = 100
 """Columns of the report, at most."""
 SPEC_CAP = "policy.model_max_length"
-"""What a spec calls the most tokens of a sample."""
+"""Spec key of the max tokens per sample."""
 
 
 @dataclass(slots=True)

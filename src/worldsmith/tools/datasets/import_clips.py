@@ -61,13 +61,13 @@ class ImportClips(Action):
         out: str
         """Folder of the data set."""
         layout: Literal["auto", "sidecar", "lines", "table", "captions", "sat_shards", "lerobot"] = "auto"
-        """How the source is laid out; auto: found out, and said."""
+        """Layout of the source; auto: detected and reported."""
         caption: str | None = None
         """Caption of clips that have none; null: they are left out."""
         cut: Literal["none", "scenes"] = "none"
         """scenes: a window ends where the picture changes at once, found with PySceneDetect."""
         scene_threshold: PositiveFactor = THRESHOLD
-        """How much of a change begins a new scene."""
+        """Threshold of the change between frames at which a new scene begins."""
         window_frames: Count | None = None
         """Length of a window; null: all of a clip, or of a scene."""
         window_seconds: PositiveFactor | None = None

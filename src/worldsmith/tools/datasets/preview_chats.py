@@ -53,11 +53,11 @@ class PreviewChats(Action):
         dataset: ChatDataset.Config = field(default_factory=ManifestDataset.Config)
         """The data set."""
         processor: ChatProcessor.Config = field(default_factory=ChatProcessor.Config)
-        """How conversations become tokens and patches."""
+        """Preprocessing of conversations to tokens and patches."""
         first: NotNegative = 0
         """Number of the first conversation that is shown."""
         count: Count = 3
-        """How many are shown."""
+        """Number of conversations to show."""
         frames: Count = 8
         """At most so many frames of a video are shown."""
         out: str | None = None

@@ -108,7 +108,7 @@ class PrepareVideoPhy2(Action):
         hf_test_repo: str = "videophysics/videophy2_test"
         """Repository of the test table."""
         media_field_name: str = "video_0"
-        """What a conversation calls its video."""
+        """Name of the video field in a conversation."""
         workers: Count = 16
         """Downloads at a time."""
 

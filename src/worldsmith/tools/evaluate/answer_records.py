@@ -34,15 +34,15 @@ from worldsmith.monitor.page.run_page import refresh_page
 from worldsmith.sampling.answers import Answer
 
 QUESTION, DURATION = "question", "duration"
-"""What divides the data beside the fields of records."""
+"""Slices that are not fields of records."""
 SECONDS = (2, 5, 10, 30, 60)
-"""Where the parts by duration end."""
+"""Upper bounds of the duration slices, in seconds."""
 LETTERS = 80
-"""Of a question's words, at most so many name a part."""
+"""Max characters of a question in a slice name."""
 FOLDER, SETTINGS = "answers", "settings.json"
 CONFUSION, ITEMS, DIRECTIONALITY = "confusion.png", "items", "directionality_score.json"
 NAMES = {"binary": "yes/no accuracy", "text": "exact match"}
-"""What the accuracy is called in the last line."""
+"""Name of the accuracy in the last output line, by task type."""
 BESIDE = (
     "balanced_accuracy", "precision", "recall", "f1", "soft_accuracy", "token_f1", "bleu", "rouge1", "rouge2", "rougeL",
     "rougeLsum", "bertscore_f1", "mean_absolute_error", "spearman_correlation", "majority_baseline",
@@ -52,14 +52,14 @@ BESIDE = (
 
 @dataclass(slots=True)
 class Asked:
-    """What there is to ask."""
+    """Records to evaluate."""
 
     rows: list[Row] = field(default_factory=list)
     """One for each record, in the order of the data set."""
     turns: dict[str, Sequence[Turn]] = field(default_factory=dict)
     """The question, by the id of the row; those of records that cannot be used are not there."""
     kinds: dict[str, str] = field(default_factory=dict)
-    """What records call their tasks, by id."""
+    """Task types that records state, by id."""
 
     @property
     def truths(self) -> dict[str, str]:
@@ -212,7 +212,7 @@ def source_of(part: Part) -> tuple[str, int]:
 
 
 class Settings(Protocol):
-    """What of the action's settings counts here."""
+    """Settings of the action that are used here."""
 
     max_failed: float
     confusion_picture: bool
@@ -242,7 +242,14 @@ class SavedAnswers:
             )
 
     def begin(self, settings: Mapping[str, Any], *, anew: bool) -> None:
-        """With `anew` the answers that are there are removed. Raises like `require_same`."""
+        """Prepares the folder of saved answers.
+
+        Args:
+            settings: Settings that all answers in the folder share.
+            anew: Delete existing answers.
+
+        Raises like `require_same`.
+        """
         if anew and self.folder.exists():
             shutil.rmtree(self.folder)
         self.require_same(settings)
@@ -273,7 +280,7 @@ class SavedAnswers:
 
 
 def count_outcomes(rows: Sequence[Row]) -> dict[str, Any]:
-    """How many records came to what."""
+    """Counts records by status and by reason."""
     statuses = Counter(row.status for row in rows)
     reasons = Counter(row.reason.partition(":")[0] for row in rows if not row.answered)
     return {

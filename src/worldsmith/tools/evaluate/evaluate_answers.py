@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 MERGED = "merged"
 FIELDS = {"by_record": "task", "metropolis_sgd": "category"}
-"""Where records of such tasks name their kind, when nothing else is said."""
+"""Default field of the task type in records."""
 
 
 class EvaluateAnswers(AnswerAction, WritingAction):
@@ -67,13 +67,13 @@ class EvaluateAnswers(AnswerAction, WritingAction):
         task: Literal[
             "auto", "binary", "mcq", "text", "scores", "its_directionality", "metropolis_sgd", "by_record"
         ] = "auto"
-        """What answers are: yes or no, a letter, free text, a score from 1 to 5 (VideoPhy-2), a direction; by_record:
-        what each record says it is; auto: what all true answers are, else text."""
+        """Task type of the answers: yes or no, a letter, free text, a score from 1 to 5 (VideoPhy-2), a direction;
+        by_record: as each record states; auto: the type that fits all ground-truth answers, else text."""
         task_field: str = ""
         """by_record and metropolis_sgd: the field of a record that names its kind; "" = task, and category."""
         metrics: list[Metric] = field(default_factory=lambda: ["bleu", "rouge"])
-        """What is measured of free text in addition to exact and soft matches. bertscore is skipped with a warning if
-        its default model is not on this machine."""
+        """Metrics of free text in addition to exact and soft matches. bertscore is skipped with a warning if its
+        default model is not on this machine."""
         bertscore: BertScore.Config = field(default_factory=BertScore.Config)
         """The text encoder of bertscore."""
         soft_threshold: Share = 0.8
@@ -161,11 +161,11 @@ class EvaluateAnswers(AnswerAction, WritingAction):
             stop_world()
 
     def prepare(self) -> Exam:
-        """What is asked and how it is judged.
+        """Reads the questions and selects their grading.
 
         Raises:
-            UserError: The settings do not fit the data.
-            DataError: The data set cannot be read, or records lack the `video_fps` that it requires.
+            UserError: If the settings do not fit the data.
+            DataError: If the dataset is not readable, or records lack a required `video_fps`.
         """
         config = self.config
         dataset: ChatDataset = config.dataset.build()
@@ -180,7 +180,7 @@ class EvaluateAnswers(AnswerAction, WritingAction):
         return Exam(dataset, asked, chosen, {"bertscore": skipped} if skipped else {})
 
     def begin(self, out: Path, saved: SavedAnswers, model: StoredModel) -> tuple[Merged | None, str]:
-        """What one process does for all: the model with its adapter, if it has one, and what all have to refuse."""
+        """Runs on one process for all: checks that fail for all processes, and prepares the model with its adapter."""
         try:
             if not saved.folder.exists() and (out / RESULTS).exists() and not self.config.force:
                 raise FileExistsError(f"{out / RESULTS} is of another command; choose another folder, or give --force")
@@ -192,7 +192,11 @@ class EvaluateAnswers(AnswerAction, WritingAction):
             return None, str(error)
 
     def asked_with(self, model: StoredModel) -> dict[str, Any]:
-        """What all answers in a folder have in common. Raises UserError for results among the model's own files."""
+        """Returns the settings that all answers in the output folder share.
+
+        Raises:
+            UserError: If the output folder is inside the model folder.
+        """
         require_outside(Path(self.config.out), model)
         adapter = None if model.adapter is None else fingerprint(model.adapter)
         return {"weights": model.weights, "model": fingerprint(model.folder), "adapter": adapter, **self.how(model)}
@@ -306,7 +310,7 @@ class EvaluateAnswers(AnswerAction, WritingAction):
 
 @dataclass(frozen=True, slots=True)
 class Exam:
-    """What is asked, and how answers are judged."""
+    """Questions and their grading."""
 
     dataset: ChatDataset
     asked: Asked

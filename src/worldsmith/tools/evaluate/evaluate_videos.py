@@ -52,7 +52,7 @@ from worldsmith.tools.generate.sample_order import SHEET, Order, mark_of, order_
 logger = logging.getLogger(__name__)
 
 SAME_FORM = ("height", "width", "num_frames", "fps")
-"""What the samples of two models must share to be compared."""
+"""Properties that samples of two models must share for a comparison."""
 
 
 class EvaluateVideos(VideoAction):
@@ -72,9 +72,9 @@ class EvaluateVideos(VideoAction):
         """A data set of clips, read as the training data were: its video_dataset_file.jsonl, the folder of it, or .tar
         shards."""
         max_videos: Count = 16
-        """With --dataset: videos are generated of the first so many clips; --evaluators loss generates none."""
+        """With --dataset: number of clips for which videos are generated; --evaluators loss generates none."""
         model_mode: Mode | None = None
-        """With --dataset: what videos are generated from; null: from text if the model can, else from a first frame."""
+        """With --dataset: generation mode; null: from text if the model supports it, else from the first frame."""
         input_files: list[str] = field(default_factory=list)
         """Files of samples, or patterns; the flag may be repeated. The real video of a sample is named by `real` in its
         `extra`, else it is the vision_path of a video that goes on from its beginning."""
@@ -89,7 +89,7 @@ class EvaluateVideos(VideoAction):
         weights: Literal["auto", "ema", "live"] = "auto"
         """auto: the EMA weights (ema) if there are any, else the raw weights (live)."""
         evaluators: list[Evaluator] = field(default_factory=list)
-        """What is measured; empty: all that can be."""
+        """Metrics; empty: all that are available."""
 
         def check(self) -> None:
             if sum((self.prompts is not None, bool(self.input_files), self.dataset is not None)) != 1:
@@ -109,9 +109,9 @@ class EvaluateVideos(VideoAction):
 
     config: Config
     mode: Mode | None = None
-    """What videos of a data set are generated from; None: files of samples say it."""
+    """Generation mode of the videos of a dataset; None: stated in sample files."""
     modes: Sequence[Mode] = ()
-    """What the model could generate them from."""
+    """Generation modes that the model supports."""
 
     def plan(self) -> Iterator[str]:
         require_one_process()
@@ -131,7 +131,7 @@ class EvaluateVideos(VideoAction):
         yield f"{'figures':<12}{Path(self.config.out) / RESULT}"
 
     def plan_clips(self, dataset: str) -> Iterator[str]:
-        """What would be done with a data set of clips, of which none is opened."""
+        """Yields the plan for a dataset of clips, without opening a clip."""
         models = self.models()
         clips = self.held_out_clips(dataset, models)
         for name, model in models.items():
@@ -279,7 +279,7 @@ class EvaluateVideos(VideoAction):
 
     @property
     def evaluators(self) -> Evaluators:
-        """What is measured."""
+        """Selected metrics."""
         config = self.config
         found = Evaluators(config.evaluators, metric_configs(config), self.mode, self.modes)
         if config.evaluators:
@@ -306,7 +306,11 @@ class EvaluateVideos(VideoAction):
         return self.config.input_files or [str(Path(self.config.out) / SAMPLES)]
 
     def orders(self) -> dict[str, tuple[Order, GenerateVideos]]:
-        """What is generated with each model. Raises UserError when that cannot be compared."""
+        """Returns the samples to generate with each model.
+
+        Raises:
+            UserError: If they are not comparable.
+        """
         config = self.config
         found: dict[str, tuple[Order, GenerateVideos]] = {}
         for name, model in (("trained", config.model), ("baseline", config.baseline), ("untrained", config.untrained)):
@@ -340,7 +344,11 @@ class EvaluateVideos(VideoAction):
         return found
 
     def samples(self, order: Order) -> list[GeneratedVideo]:
-        """What an order makes. Raises UserError for a real video that is not there."""
+        """Returns the generated videos of an order with their real videos.
+
+        Raises:
+            UserError: If a real video does not exist.
+        """
         folders = {entry.name: entry.layers[0].folder for entry in read_files(self.files)}
         grid = LatentGrid(*order.model.config.latent_grid)
         found: list[GeneratedVideo] = []

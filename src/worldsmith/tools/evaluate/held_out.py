@@ -65,7 +65,7 @@ class HeldOutClips:
 
     @property
     def why_no_loss(self) -> str:
-        """Why the training objective is not known; "" = it is."""
+        """Reason for which the training objective is not known; "" if it is."""
         if self.tree is not None:
             return ""
         return (
@@ -117,7 +117,8 @@ class HeldOutClips:
         return found
 
     def why_not_comparable(self, model: StoredModel, tree: Mapping[str, Any] | None) -> str:
-        """Why the loss of `model` says nothing next to that of the first model; "" = it does."""
+        """Returns the reason for which the loss of `model` is not comparable with that of the first model; "" if it
+        is."""
         if self.tree is None:
             return self.why_no_loss
         if tree is None:
@@ -169,7 +170,7 @@ def data_settings(model: StoredModel, tree: Mapping[str, Any] | None, path: str)
 
 
 def traces_by_window(dataset: VideoDataset) -> list[tuple[str, ...]]:
-    """What a clip is known by: its path, and a mark of its content where that is known."""
+    """Returns the identity of each clip: its path, and its content hash if known."""
     marks = [str(facts[0]) for _, facts in dataset.contents()]
     return [(str(Path(window.path).resolve()), mark) for window, mark in zip(dataset.windows, marks, strict=True)]
 
@@ -213,7 +214,11 @@ PREFERRED: tuple[Mode, ...] = ("text2video", "image2video", "video2video", "text
 
 
 def choose_mode(modes: Sequence[Mode], asked: Mode | None) -> Mode:
-    """What is generated out of what. Raises UserError for a mode that the model does not have."""
+    """Selects the generation mode.
+
+    Raises:
+        UserError: If the model does not support the requested mode.
+    """
     if asked is None:
         return next(mode for mode in PREFERRED if mode in modes)
     if asked not in modes:

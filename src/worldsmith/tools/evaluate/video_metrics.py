@@ -34,11 +34,11 @@ class Evaluators:
 
     chosen: Sequence[str]
     configs: Mapping[str, Metric.Config]
-    """Of every metric."""
+    """Config of every metric."""
     mode: Mode | None
-    """What the videos of a data set are generated from; None: files of samples state it."""
+    """Generation mode of the videos of a dataset; None: stated in sample files."""
     modes: Sequence[Mode]
-    """What the model could generate them from."""
+    """Generation modes that the model supports."""
 
     @property
     def active(self) -> list[str]:
@@ -47,7 +47,7 @@ class Evaluators:
 
     @property
     def skipped(self) -> dict[str, str]:
-        """Why the others measure nothing."""
+        """Reasons of the metrics that are skipped."""
         requested = [name for name in METRICS if name in self.chosen]
         found = {name: METRICS[name].skip_reason(self.configs[name], self.mode, self.modes) for name in requested}
         return {name: reason for name, reason in found.items() if reason}
@@ -187,7 +187,7 @@ class Scores:
 
     @property
     def not_measured(self) -> dict[str, int]:
-        """How often each reason occurs."""
+        """Number of occurrences of each reason."""
         return dict(sorted(Counter(value for value in self.values.values() if isinstance(value, str)).items()))
 
 

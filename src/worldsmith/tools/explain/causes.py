@@ -16,7 +16,7 @@ from worldsmith.tools.explain.logs import Line, Stream
 
 TRACEBACK = "Traceback (most recent call last):"
 LINKS = ("The above exception was the direct cause", "During handling of the above exception")
-"""What stands between an exception and the next one that it has led to."""
+"""Lines between an exception and the next one in its chain."""
 FRAME = re.compile(r'^(\s+)File "[^"]*", line \d+')
 RAISED = re.compile(r"^\s*(?:[\w.]+\.)?[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit|Failure)\b|^\s*[\w.]+\.[A-Z]\w*: ")
 """The line with which a traceback ends."""
@@ -28,25 +28,25 @@ IN_BOX = re.compile(
     r"^\s*[│╰]|^(?:-+> ?)?\s*\d+ |^(?:File|Cell) .*\bline\b|^(?:File|Cell) .*:\d+|^\s*(?:\(\.\.\.\))?\s*$"
 )
 NOTEBOOK_FRAME = re.compile(r"^(?:File |Cell )?[~/\[<A-Z]\S*\.py\b.*\bin\b")
-"""How IPython shows a frame."""
+"""Matches a stack frame as IPython prints it."""
 HANDED_ON = re.compile(
     r"[\\/]torch[\\/](?:nn[\\/]modules[\\/]module|utils[\\/]_contextlib)\.py|[\\/](?:contextlib|functools)\.py"
 )
 """Traceback frames that only forward a call; the error was raised by the frame before them."""
 FIRST_FAILED = re.compile(r"Root Cause \(first observed failure\)")
 RANK = re.compile(r"^\s*rank *: (\d+)")
-"""How torchrun reports the rank that failed first."""
+"""Matches the rank that failed first in the report of torchrun."""
 TELLING = re.compile(r"rr(?:or|no)|\[E\d|xit|ignal|kill|[Vv]al|trainable|num_|return code|do not match")
 """Lines in which a number may make the difference. Others are the same whatever numbers they hold."""
 DIGITS = re.compile(r"\d+")
 LOWER_CASE = re.compile(r"\W*(?:[a-z_]\w*\.)*[a-z]\w*(?:error|exception): ")
-"""How an error begins in lower case."""
+"""Matches an error message whose type is in lower case."""
 GRAM = 4
 """The length of the pieces of text by which `candidates` finds rows."""
 
 
 class LogPosition(NamedTuple):
-    """Where a line stands."""
+    """Position of a line in a log."""
 
     source: str
     line: int
@@ -62,8 +62,8 @@ class Cause:
     """The line that shows it best: that of the last traceback, if there is one."""
     groups: Mapping[str, str] = field(default_factory=dict)
     order: tuple[int, bool, int, int] = (9, False, 0, 0)
-    """How far from being the cause the line is (0: in the last chain of exceptions), whether another rank failed first,
-    its stream, its line."""
+    """Sort key: distance from the cause (0: in the last exception chain), whether another rank failed first, stream,
+    line."""
     places: list[LogPosition] = field(default_factory=list)
 
     @property
@@ -85,7 +85,7 @@ class Hit(NamedTuple):
 
 
 def find_causes(streams: Sequence[Stream]) -> list[Cause]:
-    """What the streams show: causes first, each chain of exceptions from its root, then consequences."""
+    """Finds known causes of errors in logs: root causes first, then consequences."""
     found: dict[int, Cause] = {}
     seen: dict[str, list[tuple[int, Mapping[str, str]]]] = {}
     sources = list(dict.fromkeys(stream.source for stream in streams))
@@ -167,7 +167,7 @@ def starts_traceback(text: str) -> bool:
 
 
 def shape(text: str) -> str:
-    """What is alike in lines that show the same."""
+    """Returns a key that is equal for lines which differ only in numbers."""
     return text if TELLING.search(text) else DIGITS.sub("#", text)
 
 
@@ -224,7 +224,7 @@ class ErrorPattern:
     """Fixed text of each expression: a line without it cannot match, and a substring search is faster."""
     means: str
     remedies: tuple[str, ...]
-    """What to do, the most likely first, as templates of `explanation.render_remedy`."""
+    """Fixes, most likely first, as templates of `explanation.render_remedy`."""
     needs: tuple[re.Pattern[str], ...] = ()
     """One of them must be found somewhere in the log too, if there are any."""
     raised_in: tuple[re.Pattern[str], ...] = ()
@@ -234,13 +234,13 @@ class ErrorPattern:
     over: tuple[int, ...] = ()
     """Patterns that are not meant where this one is found: it says the same of less."""
     at_least: int = 1
-    """So many lines must show it."""
+    """Min number of matching lines."""
     consequence: bool = False
     """Whether it is never the cause: something else has gone wrong before, mostly in another process."""
     fallback: bool = False
     """Whether it is said only where nothing else is known: its evidence fits several causes."""
     facts: tuple[str, ...] = ()
-    """What to tell of the run, by the names of `facts.FACTS`."""
+    """Facts about the run to show, by the names of `facts.FACTS`."""
 
     def groups_in(self, text: str) -> Mapping[str, str] | None:
         """Named groups of the first expression that a line matches; None if the line does not show the error."""

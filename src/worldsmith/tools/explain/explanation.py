@@ -78,7 +78,11 @@ def render_remedy(sentence: str, run: Run | None, groups: Mapping[str, str]) -> 
 
 
 def value_for(operation: str, path: str, run: Run | None, groups: Mapping[str, str]) -> tuple[str, str | None]:
-    """What to say of a setting, and the override word. Raises NotHereError."""
+    """Returns the description of a changed setting and its override.
+
+    Raises:
+        NotHereError: If the fix does not apply to the run.
+    """
     path, _, wanted = path.partition("=")
     if run is None or not run.config:
         names = {"set": f"{path}={wanted}", "see": path, "double": f"a higher {path}", "fit": f"a higher {path}"}

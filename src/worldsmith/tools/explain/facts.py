@@ -1,4 +1,4 @@
-"""What a run says of itself where an error is explained."""
+"""Facts about a run that an explanation of an error shows."""
 
 from __future__ import annotations
 
@@ -112,4 +112,4 @@ def token(run: Run) -> str:
 FACTS: Mapping[str, Callable[[Run], str | None]] = {
     fact.__name__: fact for fact in (ranks, pack, workers, disk, memory, checkpoints, quarantine, skipped, token)
 }
-"""What a pattern may ask for; None: nothing to say."""
+"""Functions for the facts that a pattern can request; they return None if the fact is not known."""

@@ -17,9 +17,9 @@ PREFIX = re.compile(
     r"^(?!\[E\d+\] )"
     r"(?:\[(?:rank|default|[\w.-]*[A-Za-z_.-])(?P<torchrun>\d+)\]:? ?|\[\d+,(?P<mpi>\d+)\]<std(?:err|out)>:? ?)"
 )
-"""What torch, torchrun and mpirun put before the lines of a rank; an error code is no such prefix."""
+"""Prefixes that torch, torchrun and mpirun add to lines of a rank; error codes do not match."""
 LABEL = re.compile(r"^\s{0,4}(\d{1,4}): ")
-"""What `srun --label` puts there."""
+"""Prefix that `srun --label` adds."""
 START = re.compile(r"^--- started \S+ on .*, rank (\d+) of \d+")
 """The line of ours with which a start begins, in a file that all starts are appended to."""
 OF_A_RANK = re.compile(r"rank_(\d+)\.log$|(?:^|/)(\d+)/std(?:err|out)\.log$")
@@ -34,7 +34,7 @@ class Line(NamedTuple):
 
 @dataclass(slots=True)
 class Stream:
-    """What one process wrote, or what all did where nothing tells them apart (`rank` None)."""
+    """Output of one process, or of all processes if lines cannot be attributed (`rank` None)."""
 
     source: str
     rank: int | None
@@ -67,9 +67,10 @@ def split(text: str, source: str, rank: int | None = None) -> list[Stream]:
 
 
 def read_logs_of(folder: Path) -> list[Stream]:
-    """What a run folder says of the run's last start: the logs of its ranks, its messages, and how it stands.
+    """Reads the logs of a run's last start: output of its ranks, messages and status.
 
-    Raises UserError for a folder that is no run's.
+    Raises:
+        UserError: If the folder is not a run folder.
     """
     run = read_run(folder)
     logs = [stream for path in sorted((folder / FOLDER).glob("rank_*.log")) for stream in read_log(path)]
@@ -93,7 +94,7 @@ def messages_of(run: RunFiles) -> Iterator[Stream]:
 
 
 def state_of(run: RunFiles) -> Iterator[Stream]:
-    """How the run ended, by its status: a reason, or that it is gone without a word."""
+    """Yields the end of the run from its status: the reason, or that the process vanished without one."""
     status = find_status(run)
     if status.state not in AT_WORK and status.state not in ("finished", "stopped", "interrupted"):
         said = f"error: {status.reason}" if status.reason else MEANING[status.state]

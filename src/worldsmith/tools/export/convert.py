@@ -51,7 +51,7 @@ INDEX = {
     "sat": "latest",
     "adapter": "adapter_config.json",
 }
-"""What every folder of the format has."""
+"""File that every folder of the format contains."""
 
 
 class Convert(Action):
@@ -72,10 +72,10 @@ class Convert(Action):
         one of SAT's, or of a file for load_lora_weights; vlm: a reasoner for transformers, the source's language model
         on a Qwen3-VL vision tower."""
         vlm_model_name: str | None = None
-        """With vlm: the Qwen3-VL folder that gives config, tokenizer, preprocessor settings, and the vision tower of a
-        source that has none; null: the released model of the language model's size."""
+        """With vlm: Qwen3-VL folder with config, tokenizer, preprocessor settings, and the vision tower if the source
+        has none; null: the released model of the language model's size."""
         vision_tower: str | None = None
-        """With vlm: where the vision tower is taken from; null: the source's own, else that of vlm_model_name."""
+        """With vlm: source of the vision tower; null: the model's own, else that of vlm_model_name."""
         dtype: Literal["stored", "bfloat16", "float32"] = "stored"
         """stored: that of each tensor in the source, float32 for what is initialised."""
         action_gen: bool = False
@@ -83,7 +83,7 @@ class Convert(Action):
         sound_gen: bool = False
         """Make sound heads where the source has none."""
         seed: Seed = 0
-        """Of the initial values."""
+        """Seed of the initial values."""
         lora_alpha: Count | None = None
         """The alpha of the source's adapters, which are merged (with sat and adapter they stay); null: what the source
         says, 1 for one of SAT's."""
@@ -153,7 +153,8 @@ class Convert(Action):
         return Result([*report.lines(), done], {"folder": config.out, "to": config.to, "tensors": report.lines()})
 
     def record(self, *parts: str | Path) -> None:
-        """Of the weights that were read: of a run whose newest checkpoint is damaged, those of the one before."""
+        """Writes the lineage record with the weights that were read; for a damaged newest checkpoint, those of the
+        previous one."""
         config, inputs = self.config, [Input("model", place) for place in parts]
         write_lineage(config.out, action="convert", settings=to_dict(config), inputs=inputs, outputs=["."])
 

@@ -177,6 +177,6 @@ def bases_of(model: StoredModel) -> list[Input | dict[str, Any]]:
 
 
 def in_run(model: Path, name: str) -> Path:
-    """What has this name in the run folder, also when one of its checkpoints is exported."""
+    """Returns the path of `name` in the run folder, also if `model` is one of its checkpoints."""
     run = model.resolve().parent.parent if (model / "model").is_dir() else model
     return run / name

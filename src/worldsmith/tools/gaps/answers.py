@@ -22,7 +22,7 @@ KINDS = ("video", "videos", "image", "images")
 Mode = Literal["exact", "normalized", "yes_no", "letter"]
 ErrorType = Literal["FP", "FN", "wrong", "unparsed", "missing", "format"]
 FAILED = ("prep_error", "gen_error")
-"""What the status of a row is that has no answer."""
+"""Status values of rows without an answer."""
 
 
 class AnswerRow(NamedTuple):
@@ -102,7 +102,7 @@ class EvaluationResults:
 
 
 class Annotations:
-    """What a file of records holds: a list, one in an object, a single record, or one a line."""
+    """Records of a file: a list, a list in an object, a single record, or one record per line."""
 
     def __init__(self, place: str, media_root: str) -> None:
         """Raises UserError for a file that holds none."""
@@ -200,7 +200,7 @@ def read_rows(file: str) -> list[Mapping[str, Any]]:
 
 
 def name_of(row: Mapping[str, Any]) -> str:
-    """What a row calls the record that it answers: by its own id, else by what several may share."""
+    """Returns the id of the record that a row answers, or its video id, which several records can share."""
     return str(row.get("id") or row.get("video_id"))
 
 
@@ -220,12 +220,12 @@ class Gap:
 
 
 def normalize_text(text: str) -> str:
-    """What the exact comparison sees."""
+    """Normalizes a text for the exact comparison: lowercase without surrounding whitespace."""
     return text.lower().strip()
 
 
 def normalized(text: str) -> str:
-    """Without case, punctuation and articles; a text that is nothing but an article is the name of an option."""
+    """Normalizes case, punctuation and articles; a text that is only an article is kept, as the name of an option."""
     return normalize(text) or normalize(text, articles=True)
 
 
@@ -235,7 +235,7 @@ READ: Mapping[str, Callable[[str], str | None]] = {
     "yes_no": parse_yes_no,
     "letter": parse_letter,
 }
-"""How a text is read in each mode; None: it cannot be."""
+"""Parsers of an answer by mode; they return None if it cannot be parsed."""
 
 
 def find_gap(row: Mapping[str, Any], mode: Mode) -> Gap | None:
@@ -254,7 +254,7 @@ def find_gap(row: Mapping[str, Any], mode: Mode) -> Gap | None:
 
 
 def kind_of(said: str, true: str) -> ErrorType:
-    """What is wrong with an answer, as it is understood when one is lenient with its form."""
+    """Classifies a wrong answer: only its format is wrong, or its content."""
     word = parse_yes_no(true) if normalized(true) in ("yes", "no") else None
     letter = parse_letter(true) if len(normalized(true)) == 1 and normalized(true).upper() in LETTERS else None
     if normalized(said) == normalized(true) and normalized(true):

@@ -48,7 +48,7 @@ class FindGaps(Action):
 
     class Config(Action.Config):
         results_dir: str
-        """What an evaluation has written: the folder anywhere below which results.json is, or the file."""
+        """Results of an evaluation: a folder that contains results.json at any depth, or the file."""
         gaps_parquet: str
         """The table; with a name that ends with .json the same rows as JSON."""
         kpi_ann_path: str | None = None
@@ -56,8 +56,8 @@ class FindGaps(Action):
         kpi_media_path: str | None = None
         """Folder to which paths in them are relative; null: as the evaluation had it, else that of the annotations."""
         mode: Mode = "exact"
-        """What makes an answer right. exact: the same text but for case and blanks around it; normalized: also but for
-        punctuation and articles; yes_no, letter: the same word or option, however it is said."""
+        """Comparison of answers. exact: equal except for case and surrounding whitespace; normalized: also except for
+        punctuation and articles; yes_no, letter: the same word or option in any wording."""
         merge: bool = False
         """Read all results.json that are found, where there are several."""
         summary: str | None = None

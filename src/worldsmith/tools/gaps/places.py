@@ -80,7 +80,7 @@ def open_system(place: str) -> tuple[Any, str]:
 
 @contextmanager
 def explained(place: str) -> Iterator[None]:
-    """What goes wrong with a place becomes a UserError that names it."""
+    """Context manager: converts errors of a storage location into a UserError that names it."""
     try:
         yield
     except ImportError as error:

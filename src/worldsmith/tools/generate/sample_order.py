@@ -61,7 +61,7 @@ class Order:
         }
 
     def arguments(self, sample: SampleArgs) -> dict[str, Any]:
-        """What makes the sample what it is, as `sample_args.json` has it."""
+        """Returns all arguments that determine the sample, as stored in `sample_args.json`."""
         begin = None if sample.vision_path is None else mark_of([Path(sample.vision_path)])
         return {**sample.record(), "vision_mark": begin, "model": self.about}
 
@@ -196,7 +196,7 @@ def steps_of(generator: VideoModel, sample: SampleArgs) -> int:
 
 
 def branch_share(world: World) -> BranchShare | None:
-    """How this process and its neighbour divide the branches of guidance; None: each computes both."""
+    """Returns the split of guidance branches between this process and its neighbor; None: each computes both."""
     from worldsmith.distributed.world import gather_tensors
     from worldsmith.sampling.generate import BranchShare
 
@@ -226,7 +226,7 @@ class MadeSample:
 
     folder: Path
     args: Mapping[str, Any]
-    """What `sample_args.json` says."""
+    """Content of `sample_args.json`."""
 
     @property
     def file(self) -> Path:

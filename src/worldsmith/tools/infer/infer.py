@@ -52,9 +52,9 @@ class Infer(AnswerAction):
         """A file, or a folder or archive (.tar, .tar.gz, .zip) whose images and videos are each asked about by
         themselves; an archive is unpacked once, into a folder next to it."""
         kind: Literal["all", "image", "video"] = "all"
-        """What of the folder is asked about."""
+        """Media types of the folder that are used."""
         system: str = ""
-        """What the model is told first; "" = nothing."""
+        """System prompt; "": none."""
         out: str | None = None
         """JSON file of the answers; null: none is written."""
         force: bool = False
@@ -119,7 +119,7 @@ class Infer(AnswerAction):
         }
 
     def questions(self) -> dict[str, list[Turn]]:
-        """What is asked, by the file that it is about."""
+        """Returns the conversations to answer, by media file."""
         system = [say("system", self.config.system)] if self.config.system else []
         return {
             str(parts[0].source) if self.config.media else "the question": [

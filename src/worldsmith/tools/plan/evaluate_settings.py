@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from worldsmith.config.tree.draft import Loaded
 
 REFUSED = (UserError, ValueError, NotImplementedError)
-"""What a setting raises that the run does not allow."""
+"""Exceptions of settings that the run does not allow."""
 MOST_KEPT = 22.0
 """At most so much processor time is kept for carrying out the best setting with all layers."""
 
@@ -185,7 +185,13 @@ class Fitting:
         return Tried(setting, memory, work, seconds.total, whole=whole)
 
     def carry_out(self, config: Any, setting: Setting, whole: bool) -> StepWork:
-        """What a plan carries out; not `whole`: with few layers, and of data that are read the same samples."""
+        """Simulates a setting.
+
+        Args:
+            config: Config with the setting applied.
+            setting: The setting.
+            whole: Simulate all layers; False: few layers, on the same samples.
+        """
         start, model = time.process_time(), config.model.config
         encoders = repr([getattr(model, name, None) for name in ("tokenizer", "text_encoder", "image_encoder")])
         shared: dict[str, Any] = {"phases": BESIDE, "encodings": self.encodings.setdefault(encoders, {})}
@@ -250,7 +256,7 @@ def least_of(settings: Sequence[Setting], first: Callable[[Setting], int]) -> di
 
 
 def limits_of(loaded: Loaded) -> PackLimits:
-    """What ends a pack, and the paths at which that is written."""
+    """Returns the limits of a pack and the config paths that set them."""
     data: Any = loaded.tree.dataloader_train
 
     def written(name: str) -> str:

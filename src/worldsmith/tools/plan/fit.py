@@ -10,7 +10,7 @@ from worldsmith.config.errors import UserError
 from worldsmith.distributed.gpus import Gpu
 from worldsmith.monitor.terminal_text import command_lines
 from worldsmith.planning.assumptions import encoded_first
-from worldsmith.planning.text import line, size, span
+from worldsmith.planning.text import format_duration_range, label_lines, size
 from worldsmith.tools.plan.evaluate_settings import Fitting, limits_of
 from worldsmith.tools.plan.packs import tokens_of
 from worldsmith.tools.plan.search import OutOfTime, SettingSearch, Tried, needed
@@ -19,11 +19,11 @@ from worldsmith.tools.plan.settings import MOST_CONTEXT, Setting, as_it_is, can_
 MOST_RANKS = 4096
 FIRST = 15
 FEW = "; estimated from a run with few layers"
-"""Of a setting that was not carried out with all layers."""
+"""Suffix for a setting that was not simulated with all layers."""
 NOT_THERE = (
     "weights, moments or activations in main memory (offload), weights or layers cut otherwise (tensor, pipeline)"
 )
-"""What other programs have against a lack of memory, and runs here have not."""
+"""Memory-saving features of other programs that do not exist here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +38,18 @@ class Enough:
 
 @dataclass(frozen=True, slots=True)
 class Fits:
-    """What was found."""
+    """Result of the search."""
 
     now: Tried | None
     """The run as it is; None where its degrees are not for so many GPUs, or where it was not tried."""
     best: Sequence[Tried]
     """At most three."""
     others: Mapping[str, Sequence[Tried]]
-    """What differs from the best in one knob, by that knob."""
+    """Settings that differ from the best one in a single option, by that option."""
     nearest: Tried | None
-    """Where nothing fits, what is nearest."""
+    """Setting that needs the least memory, if none fits."""
     enough: Enough | None
-    """Where nothing fits, with how many GPUs it would; None: not looked for."""
+    """Number of GPUs that would be enough, if no setting fits; None: not searched."""
     pace: Gpu
     """Whose speed the seconds are of."""
     data: str
@@ -60,7 +60,7 @@ class Fits:
     not_tried: int = 0
     """Settings that may be better than what was found, for which there was no time."""
     stopped: Literal["", "time", "interrupted"] = ""
-    """Why the search ended before everything was tried."""
+    """Reason for which the search ended early; "" if it did not."""
     spent: float = 0.0
     """Seconds of processor time."""
 
@@ -126,7 +126,7 @@ def find_fits(fitting: Fitting) -> Fits:
 
 
 def find_neighbors(fitting: Fitting, search: SettingSearch, best: Setting) -> dict[str, list[Tried]]:
-    """What becomes of the best where one knob is turned, as far as there is time."""
+    """Simulates settings that differ from the best one in a single option, as long as time is left."""
     found: dict[str, list[Tried]] = {}
     for setting in search.settings:
         turned = [name for name, value in best.knobs.items() if setting.knobs[name] != value]
@@ -206,7 +206,10 @@ def fit_lines(fits: Fits, gpu: Gpu, start: Sequence[str], run: Sequence[str], *,
         yield ""
         yield from row(f"{number}. {'fits' if number == 1 else 'fits, too'}", verdict(tried))
         if tried.seconds is not None:
-            yield from row("run", f"{span(tried.seconds * steps)} for {steps:,} steps, without validation and saving")
+            yield from row(
+                "run",
+                f"{format_duration_range(tried.seconds * steps)} for {steps:,} steps, without validation and saving",
+            )
         yield from row("learned", describe_learned(tried))
         yield from row("settings", ", ".join(f"{name} {value}" for name, value in tried.setting.knobs.items()))
         if tried.setting.encoded and tried.work is not None:
@@ -250,14 +253,14 @@ def nothing_fits(fits: Fits, start: Sequence[str], run: Sequence[str]) -> Iterat
 
 
 def commands(start: Sequence[str], run: Sequence[str], tried: Tried) -> Iterator[str]:
-    """What encodes all ahead of the run, where the setting asks for that, and what trains."""
+    """Yields the commands for a setting: `worldsmith encode` if it requires it, then training."""
     for begin in ([["worldsmith", "encode"]] if tried.setting.encoded else []) + [[*start]]:
         words = [*begin, *run, *tried.setting.words]
         yield from command_lines(words[:-1] if words[-1] == "--" else words)
 
 
 def describe_learned(tried: Tried) -> str:
-    """What the setting changes in what the run learns."""
+    """Describes how the setting changes the training result."""
     change = tried.setting.learned
     return f"changes: {change.says}" if change.level else "the same as without these settings"
 
@@ -269,13 +272,13 @@ def verdict(tried: Tried) -> str:
     if tried.work is None:
         return f"{size(-memory.spare)} too much, before anything is computed"
     room = f"{size(memory.spare)} to spare" if tried.fits else f"{size(-memory.spare)} too much"
-    seconds = f"; {span(tried.seconds)} a step" if tried.seconds is not None else ""
+    seconds = f"; {format_duration_range(tried.seconds)} a step" if tried.seconds is not None else ""
     held = f"tensors {size(memory.peak)}" + (f", encoders {size(memory.encoders)}" if memory.encoders else "")
     return f"{size(memory.needed)} of {size(memory.gpu.memory)} ({held}), {room}{seconds}{'' if tried.whole else FEW}"
 
 
 def compared(other: Tried, best: Tried) -> str:
-    """Why it is not the best."""
+    """Returns the reason for which `other` is worse than `best`."""
     if other.memory is None:
         return f"is refused ({other.refused})"
     if not other.fits:
@@ -287,7 +290,7 @@ def compared(other: Tried, best: Tried) -> str:
 
 
 def row(about: str, text: str, *, first: int = FIRST) -> Iterator[str]:
-    yield from line(about, text, first=first)
+    yield from label_lines(about, text, first=first)
 
 
 def fit_facts(fits: Fits) -> dict[str, Any]:

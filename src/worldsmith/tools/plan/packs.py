@@ -11,7 +11,7 @@ FACTORS = (2, 4, 8)
 
 @dataclass(frozen=True, slots=True)
 class PackLimits:
-    """What ends a pack, and where each limit is written in the run tree."""
+    """Limits of a pack and their config paths."""
 
     tokens: int | None
     samples: int | None
@@ -23,7 +23,7 @@ class PackLimits:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """What a rank works on in a step, pack by pack."""
+    """Packs of one rank in a step."""
 
     batches: Sequence[Sequence[Any]]
     words: Mapping[str, str] = field(default_factory=dict)
@@ -36,14 +36,20 @@ class Packing:
 
 
 def packings(batches: Sequence[Sequence[Any]], limits: PackLimits, *, larger: bool) -> list[Packing]:
-    """From the largest packs to the smallest; those of the run are among them. `larger` allows larger ones."""
+    """Returns possible packings, largest packs first, including that of the run.
+
+    Args:
+        batches: Packs of the run.
+        limits: Limits of a pack.
+        larger: Whether larger packs than those of the run are allowed.
+    """
     merged = [merge(batches, times, limits) for times in reversed(FACTORS) if larger and len(batches) % times == 0]
     halved = [made for times in FACTORS if (made := split(batches, times, limits)) is not None]
     return [*merged, Packing(batches), *halved]
 
 
 def merge(batches: Sequence[Sequence[Any]], times: int, limits: PackLimits) -> Packing:
-    """So many packs in one."""
+    """Merges each `times` consecutive packs into one."""
     groups = [batches[start : start + times] for start in range(0, len(batches), times)]
     tokens, samples = (limit and limit * times for limit in (limits.tokens, limits.samples))
     return Packing(
@@ -75,7 +81,7 @@ def split(batches: Sequence[Sequence[Any]], times: int, limits: PackLimits) -> P
 
 
 def balanced(pack: Sequence[Any], count: int) -> list[list[Any]]:
-    """So many parts of about as many tokens: each sample, the longest first, goes where there are fewest."""
+    """Splits a pack into `count` parts with similar numbers of tokens (greedy, longest sample first)."""
     parts: list[list[Any]] = [[] for _ in range(count)]
     for sample in sorted(pack, key=lambda sample: -sample.num_tokens):
         min(parts, key=lambda part: (tokens_of(part), len(part))).append(sample)

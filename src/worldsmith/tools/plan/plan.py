@@ -169,7 +169,7 @@ def unset_variables(tree: Any) -> list[str]:
 
 
 def launch_words(ranks: int, per_machine: int) -> list[str]:
-    """What starts so many processes. R and HOST are each machine's number and the address of the first."""
+    """Returns the launch command for `ranks` processes. R and HOST stand for node rank and master address."""
     machines = next(n for n in range(-(-ranks // per_machine), ranks + 1) if ranks % n == 0)
     several = ["--nnodes", str(machines), "--node-rank", "R", "--master-addr", "HOST"] if machines > 1 else []
     return ["launch", *several, "--nproc-per-node", str(ranks // machines)] if ranks > 1 else []

@@ -23,7 +23,7 @@ what is learned changes activations far less."""
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What is known of a setting."""
+    """Result of evaluating a setting."""
 
     setting: Setting
     memory: MemoryVerdict | None = None
@@ -31,7 +31,7 @@ class Tried:
     work: StepWork | None = None
     """None: what lasts from step to step is too large already."""
     seconds: EstimateRange | None = None
-    """Of a step."""
+    """Estimated seconds per step."""
     refused: str = ""
     whole: bool = False
     """Whether all layers were carried out, and all phases."""
@@ -77,13 +77,14 @@ class SettingSearch:
         self.settings, self.evaluate, self.has_time, self.least = settings, evaluate, has_time, least
         self.known: dict[Setting, Tried] = {}
         self.found: list[Tried] = []
-        """What was chosen, and carried out with all layers."""
+        """Selected settings that were simulated with all layers."""
         self.stopped: Literal["", "time"] = ""
         """Whether there was no time for all settings that may be better than what was found."""
 
     @property
     def best_so_far(self) -> list[Tried]:
-        """What was chosen; before something was, the best that fits, which may not be carried out with all layers."""
+        """Returns the selected settings; before there are any, the best fitting ones, possibly simulated with few
+        layers."""
         chosen = self.found or sorted(self.fitting(self.settings), key=lambda tried: (not tried.whole, tried.order))[:1]
         return sorted(chosen, key=lambda tried: tried.order)
 
@@ -157,7 +158,8 @@ class SettingSearch:
                 return self.known[best.setting]
 
     def undecided(self, here: Iterable[Setting], ignored: set[Setting]) -> list[Setting]:
-        """What may still fit and be faster than what fits, from the largest to the smallest."""
+        """Returns settings that may fit and be faster than the fitting ones, from the largest memory to the
+        smallest."""
         fitting = [tried.setting for tried in self.known.values() if tried.fits and tried.setting not in ignored]
         lacking = [tried.setting for tried in self.known.values() if lacks(tried, SURELY)]
         left = [
@@ -170,7 +172,7 @@ class SettingSearch:
         return sorted(left, key=lambda setting: sum(setting.slower))
 
     def untried(self) -> list[Setting]:
-        """What may be better than what was found, and was not tried."""
+        """Returns settings that may be better than the selected ones and were not tried."""
         most = min((tried.setting.learned.level for tried in self.best_so_far), default=math.inf)
         return self.undecided([setting for setting in self.settings if setting.learned.level <= most], set())
 
@@ -206,7 +208,7 @@ class SettingSearch:
         return min(self.needs(), key=by_need, default=None)
 
     def needs(self) -> list[Tried]:
-        """What was carried out, so that what it needs is known; where nothing was, what is known to be too large."""
+        """Returns the settings with known memory; without simulated ones, those known to be too large."""
         sized = [tried for tried in self.known.values() if tried.memory is not None]
         return [tried for tried in sized if tried.work is not None] or sized
 
@@ -223,7 +225,7 @@ def is_slower(setting: Setting, other: Setting) -> bool:
 
 
 def by_need(tried: Tried) -> tuple[int, int]:
-    """What needs least memory first; of equal needs what saves most besides the states."""
+    """Sort key: least memory first; ties: most memory-saving options first."""
     return needed(tried), -sum(tried.setting.slower)
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MODEL = "model.config"
 MODES = ("none", "selective", "full")
-"""Of recomputation, from fast and large to slow and small."""
+"""Modes of gradient checkpointing, from fast and large to slow and small."""
 MOST_CONTEXT = 8
 ENCODED = "`worldsmith encode` first"
 """The latent cache is complete before the run, so that the run has no encoders on its GPUs."""
@@ -42,7 +42,7 @@ class Setting:
     learned: Learned
     words: tuple[str, ...]
     knobs: Mapping[str, str]
-    """What is chosen, for people, by knob."""
+    """Description of each chosen option."""
     slower: tuple[int, ...]
     """Steps towards less memory and more time, by knob: recomputation, context, smaller packs, encoding ahead of the
     run, reductions."""
@@ -101,7 +101,7 @@ def as_it_is(
 
 
 def degrees_now(config: Trainer.Config, ranks: int) -> Degrees:
-    """Those of the run; where they are not for so many ranks, with the weights cut among all of them."""
+    """Returns the parallelism degrees of the run; if they do not fit `ranks`, weights are sharded over all ranks."""
     try:
         return plan_degrees(config.model.config.parallelism, ranks)
     except WrongValueError:
@@ -161,7 +161,8 @@ def arranged(
 
 
 def changes(config: Trainer.Config) -> Iterator[Learned]:
-    """What may be learned otherwise, the mildest first. What costs nothing is part of all of them."""
+    """Yields changes that affect the training result, smallest effect first. Changes without effect are in all of
+    them."""
     model, free = config.model.config, free_words(config)
     yield Learned(0, "nothing", free)
     level = 0
@@ -204,7 +205,7 @@ def changes(config: Trainer.Config) -> Iterator[Learned]:
 
 
 def free_words(config: Trainer.Config) -> dict[str, str]:
-    """What takes memory and changes nothing of what is learned."""
+    """Returns overrides that save memory without changing the training result."""
     model, words = config.model.config, {}
     frozen = model.lora_enabled or bool(config.optimizer.keys_to_select)
     if frozen and model.ema.enabled and not model.ema.trainable_only:
@@ -277,7 +278,7 @@ def with_clips(setting: Setting, clips: Learned) -> Setting:
 
 
 def changed_words(words: Mapping[str, str]) -> tuple[str, ...]:
-    """What a change writes on a command line."""
+    """Formats changes as overrides."""
     return tuple(f"{path}={value}" for path, value in words.items())
 
 
@@ -307,12 +308,12 @@ def can_share(config: Trainer.Config, context: int) -> bool:
 
 
 def changed(config: Trainer.Config, words: Mapping[str, str]) -> tuple[str, ...]:
-    """Those words that say something else than the run."""
+    """Returns the overrides that differ from the config."""
     return changed_words({path: value for path, value in words.items() if value != as_word(config, path)})
 
 
 def as_word(config: Any, path: str) -> str | None:
-    """What a run says now, as a word would say it."""
+    """Formats the current value of a config path as in an override."""
     value = config
     for name in path.split("."):
         value = value.get(name) if isinstance(value, Mapping) else getattr(value, name)

@@ -82,7 +82,7 @@ INDEX, FIGURES = "config.json", "quantization.json"
 
 @dataclass(frozen=True, slots=True)
 class QuantizationInputs:
-    """What a quantization reads."""
+    """Inputs of a quantization."""
 
     model: StoredModel
     quantizer: Quantizer
@@ -107,21 +107,21 @@ class Quantize(AnswerAction, WritingAction):
         """Form of weights and activations, by the names of compressed-tensors. W4A16: weights of 4 bits, activations
         of 16; FP8 and NVFP4 fix the range of activations beforehand, by the calibration data."""
         group_size: Count | None = None
-        """How many weights of a row have a common scale (W4A16, W8A16); null: 128."""
+        """Group size: weights of a row that share a scale (W4A16, W8A16); null: 128."""
         method: Method = "nearest"
-        """How weights are rounded: each to the nearest number; or by GPTQ, whose later columns make up for the errors
-        of the earlier ones, as far as the calibration data show."""
+        """Rounding: nearest; or GPTQ, in which later columns compensate the errors of earlier ones on the calibration
+        data."""
         dataset: ChatDataset.Config | None = None
         """Conversations that activations are observed with, where scheme or method ask for it; null: the run's training
         data."""
         samples: Count = 512
-        """So many of them, evenly spread; all if there are fewer."""
+        """Max number of calibration samples, evenly spaced."""
         max_sequence_length: Count | None = None
         """A conversation of more tokens is left out and counted, never cut; null: none is."""
         questions: ChatDataset.Config | None = None
         """Questions with their answers, which model and result are asked; null: the run's validation data."""
         max_questions: Count = 512
-        """So many of them, evenly spread; all if there are fewer."""
+        """Max number of calibration samples, evenly spaced."""
         judge: bool = True
         """Off: nothing is asked, and the result is not judged."""
         tolerance: Annotated[float, Range(ge=0, le=100)] = 2.0

@@ -1,4 +1,4 @@
-"""What every exporter of the family would write, against the classes of the library that reads it."""
+"""Checks what every exporter of the model family would write against the library classes that load it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PEFT = "base_model.model."
 
 @dataclass(slots=True)
 class Exports:
-    """What came of the formats."""
+    """Result of the export checks."""
 
     findings: list[Finding] = field(default_factory=list)
     written: dict[str, str] = field(default_factory=dict)
@@ -130,12 +130,12 @@ def rehearse_exports(config: Trainer.Config) -> Exports:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedTensors:
-    """What the reader of an export finds in it."""
+    """Tensors that the loading library expects."""
 
     whose: str
     shapes: Mapping[str, Sequence[int]]
     spare: Collection[str] = ()
-    """What may be absent: it equals another tensor, or is computed."""
+    """Optional tensors, which are tied to another tensor or computed."""
 
 
 def wanted_by(
@@ -145,7 +145,7 @@ def wanted_by(
     tensors: Mapping[str, Tensor],
     library: Callable[[], nn.Module | None],
 ) -> ExpectedTensors | None:
-    """What the library looks for in such files; None where no other library reads them."""
+    """Returns the tensors that the loading library expects; None if no other library loads the format."""
     if export.has_weights and not export.of_library:
         return None
     network = library()

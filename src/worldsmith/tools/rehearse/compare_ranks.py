@@ -132,11 +132,11 @@ def format_collectives(number: int) -> str:
 
 
 class TensorShard(NamedTuple):
-    """What a rank wants to write of a tensor."""
+    """Shard of a tensor that a rank would write."""
 
     rank: int
     size: tuple[int, ...]
-    """Of the whole tensor."""
+    """Size of the full tensor."""
     dtype: torch.dtype
     box: Box
 
@@ -247,9 +247,14 @@ def words_of(box: Box) -> str:
 
 
 def join_plans(records: Sequence[RankRecord], *, all_ranks: bool) -> dict[str, Metadata]:
-    """Of each part of a checkpoint the content of `.metadata`, by DCP's own planning.
+    """Returns the content of `.metadata` for each checkpoint part, from DCP's own planner.
 
-    Raises ValueError or AssertionError for plans that do not make a checkpoint, where `all_ranks` are there.
+    Args:
+        records: Records of the ranks.
+        all_ranks: Whether all ranks were simulated, so that the global plan is validated.
+
+    Raises:
+        ValueError: If the plans do not form a valid checkpoint (also AssertionError).
     """
     plans = {part: [record.plans[part] for record in records] for part in records[0].plans}
     if all_ranks:

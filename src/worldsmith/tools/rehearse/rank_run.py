@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from worldsmith.training.trainer import Trainer
 
 PACKS = 2
-"""Of a step that accumulates more: the first one, the last one."""
+"""Simulated packs of a step with more gradient accumulation: the first and the last."""
 FILLS = (0.06, 0.03, 0.09)
 """Shares of the longest pack, by the rank of the data: ranks have read different data, and the least that tells."""
 STEP_DONE = 1
 SHOWN = 3
-"""Of many names so many are given."""
+"""Max number of names in a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Finding:
     """Something that would go wrong in the run."""
 
     part: str
-    """Of the rehearsal: degrees, first step, save, resume, export."""
+    """Stage of the rehearsal: degrees, first step, save, resume, export."""
     message: str
 
     def __str__(self) -> str:
@@ -55,7 +55,7 @@ class RankWeight:
     """A parameter of the network, as a rank holds it."""
 
     shape: Sequence[int]
-    """Of the whole."""
+    """Shape of the full tensor."""
     dtype: torch.dtype
     trained: bool
     whole: bool
@@ -73,15 +73,15 @@ class RankRecord:
     trace: Sequence[Sent] = ()
     """Collectives of the first step, in their order."""
     plans: Mapping[str, SavePlan] = field(default_factory=dict)
-    """What it would write, of each part of a checkpoint."""
+    """Save plan of the rank, by checkpoint part."""
     texts: Mapping[str, str] = field(default_factory=dict)
     """Small files beside the tensors."""
     error: str = ""
-    """Why it came no further."""
+    """Error that ended the rank; "" without an error."""
 
 
 class Cast:
-    """What the ranks of a rehearsal share: a mode without memory, and the frozen parts that the first of them made."""
+    """Shared state of the simulated ranks: the fake mode, and frozen components that the first rank built."""
 
     def __init__(self, config: Trainer.Config, folder: Path) -> None:
         """`folder` is that of the run, in which nothing but layouts of checkpoints is."""
@@ -118,14 +118,14 @@ class Cast:
         self.frozen |= {name: value for name, value in model.items() if name not in own}
 
     def once(self, encode: Callable[[torch.Tensor], torch.Tensor], video: torch.Tensor) -> torch.Tensor:
-        """What a frozen encoder makes of a video, which is of the same shape on all ranks."""
+        """Encodes a video, or returns a copy of the result for the same shape."""
         if video.shape not in self.encoded:
             self.encoded[video.shape] = encode(video)
         return self.encoded[video.shape].clone()
 
 
 def record_rank(cast: Cast, rank: int, ranks: int) -> RankRecord:
-    """What a rank does first, and would write then."""
+    """Simulates the first step of a rank and the plan of its save."""
     record = RankRecord(rank, rank // cast.config.model.config.parallelism.context_parallel_shard_degree)
     try:
         with cast.rank(rank, ranks) as run:
@@ -142,7 +142,7 @@ def record_rank(cast: Cast, rank: int, ranks: int) -> RankRecord:
 
 
 def resume_rank(cast: Cast, rank: int, ranks: int, checkpoint: Path) -> list[str]:
-    """What a rank finds wrong that goes on from the layout of a checkpoint, as the run itself would read it."""
+    """Returns the problems of a rank that resumes from a checkpoint layout with the run's own code."""
     with cast.rank(rank, ranks) as run:
         keeper: Any = run.state.checkpointer
         try:

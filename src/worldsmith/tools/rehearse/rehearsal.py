@@ -19,7 +19,7 @@ from worldsmith.files.json_file import read_json_object
 from worldsmith.planning.plan import least_ranks, quick_plan
 from worldsmith.planning.simulation.short_run import COUNTS
 from worldsmith.planning.simulation_inputs import quietly, with_published_parts
-from worldsmith.planning.text import line, size
+from worldsmith.planning.text import label_lines, size
 from worldsmith.tools.rehearse.check_exports import Exports, rehearse_exports
 from worldsmith.tools.rehearse.compare_ranks import (
     check_save,
@@ -39,7 +39,7 @@ MOST = 16
 """Ranks up to which every one is rehearsed."""
 USUAL = 8
 LAYERS = 2
-"""Of each kind of repeated layers, in the ranks' steps."""
+"""Simulated layers per list of repeated layers."""
 SELECTED = "deepstack_visual_indexes"
 """Layers of a vision encoder from which the first layers of the language model take something."""
 WHOLE = "fullatt_block_indexes"
@@ -49,7 +49,7 @@ CONFIG = "config.json"
 
 @dataclass(slots=True)
 class Rehearsal:
-    """What was rehearsed and what was found."""
+    """Result of a rehearsal."""
 
     ranks: int
     degrees: Degrees | None = None
@@ -60,9 +60,9 @@ class Rehearsal:
     resumed: Sequence[int] = ()
     """Numbers of ranks with which the checkpoint was read again."""
     checkpoint_bytes: int = 0
-    """Of the whole network's checkpoint, by arithmetic."""
+    """Size of a checkpoint of the full network, by arithmetic."""
     assumptions: Sequence[str] = ()
-    """What was taken for parts of the model that are not at hand."""
+    """Substitutes of components that are not available."""
     exports: Exports = field(default_factory=Exports)
     seconds: float = 0.0
 
@@ -76,29 +76,33 @@ class Rehearsal:
         if self.findings:
             yield f"{len(self.findings)} thing{'s' * (len(self.findings) > 1)} would go wrong on {self.ranks} ranks:"
             for finding in self.findings:
-                yield from line("", str(finding), first=2)
+                yield from label_lines("", str(finding), first=2)
             return
         some = "all" if self.is_whole else ", ".join(map(str, self.rehearsed))
         first = self.records[0]
         yield "found        nothing that would go wrong"
-        yield from line("ranks", f"{self.ranks} ({self.degrees}), rehearsed: {some}{self.layers}")
+        yield from label_lines("ranks", f"{self.ranks} ({self.degrees}), rehearsed: {some}{self.layers}")
         trained = sum(weight.trained for weight in first.weights.values())
         weights = f"{len(first.weights):,} weights, {trained:,} trained"
-        yield from line("first step", f"{format_collectives(len(first.trace))} a step, the same on all; {weights}")
+        yield from label_lines(
+            "first step", f"{format_collectives(len(first.trace))} a step, the same on all; {weights}"
+        )
         tensors = sum(
             len({item.index.fqn for r in self.records for item in r.plans[part].items}) for part in first.plans
         )
         of_these = " of this shorter network" if self.layers else ""
         whole = f"a checkpoint of the run takes {size(self.checkpoint_bytes)}"
-        yield from line("save", f"{tensors:,} tensors{of_these}, each number once; {whole}")
-        yield from line("resume", f"on {', '.join(map(str, self.resumed))} ranks")
+        yield from label_lines("save", f"{tensors:,} tensors{of_these}, each number once; {whole}")
+        yield from label_lines("resume", f"on {', '.join(map(str, self.resumed))} ranks")
         refused = {name: f"not for this model: {why}" for name, why in self.exports.refused.items()}
         for name, words in (self.exports.written | refused).items():
-            yield from line("export", f"{name}: {words}")
+            yield from label_lines("export", f"{name}: {words}")
         for assumption in self.assumptions:
-            yield from line("assumed", assumption)
+            yield from label_lines("assumed", assumption)
         yield f"seconds      {self.seconds:.1f}"
-        yield from line("left out", "torch.compile, the kernels of a GPU, memory, the data, values of any tensor")
+        yield from label_lines(
+            "left out", "torch.compile, the kernels of a GPU, memory, the data, values of any tensor"
+        )
 
 
 def rehearse(config: Trainer.Config, ranks: int, *, layers: int | None = LAYERS) -> Rehearsal:
@@ -135,7 +139,7 @@ def rehearse(config: Trainer.Config, ranks: int, *, layers: int | None = LAYERS)
 
 
 def errors_of(records: Sequence[RankRecord]) -> list[Finding]:
-    """What ended ranks, each error once."""
+    """Returns the errors that ended ranks, each one once."""
     ranks: dict[str, list[int]] = {}
     for record in records:
         if record.error:
@@ -190,9 +194,9 @@ def chosen_ranks(ranks: int, degrees: Degrees) -> list[int]:
 
 
 def reduce_layers(config: Trainer.Config, layers: int, folder: Path) -> Trainer.Config:
-    """With at most `layers` of each kind, or what the network cannot do without; itself where it has no more.
+    """Returns a config with at most `layers` layers per list, or the minimum that the network requires.
 
-    A network that a folder describes is described by another one, which is written into `folder`.
+    If a folder describes the network, a reduced description is written into `folder`.
     """
     short: Any = deepcopy(config)
     model = short.model.config

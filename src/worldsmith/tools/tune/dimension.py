@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
 DIGITS = 4
-"""Of a number that is drawn: more could neither be told apart nor be typed."""
+"""Significant digits of suggested numbers, so that they are distinguishable and easy to type."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Dimension:
         return FloatDistribution(mark.low, mark.high, log=mark.log)
 
     def suggest(self, trial: Trial) -> Any:
-        """What Optuna draws: a number, or a label."""
+        """Returns the suggestion of Optuna: a number or a label."""
         from optuna.distributions import CategoricalDistribution, IntDistribution
 
         kind: Any = self.distribution()
@@ -78,7 +78,7 @@ class Dimension:
         return int(found) if self.is_whole and isinstance(found, float) and found.is_integer() else found
 
     def drawn(self, value: Any, base: Any) -> Any:
-        """What would have to be drawn for a value; None where nothing gives it."""
+        """Returns the suggestion that would give `value`; None if no suggestion does."""
         mark, numbers = self.mark, isinstance(value, (int, float)) and not isinstance(value, bool)
         if mark.ratio_of:
             if not (numbers and base):
@@ -117,5 +117,5 @@ def share_index(weights: Sequence[float], share: float) -> int:
 
 
 def exponent(value: float) -> int:
-    """Of a power of two."""
+    """Returns the exponent of a power of two."""
     return max(int(value), 1).bit_length() - 1

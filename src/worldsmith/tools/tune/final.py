@@ -126,9 +126,10 @@ class FinalData:
 
 
 def in_own_process(work: Callable[[], T]) -> T:
-    """What `work` returns: this process imports no library of tensors, and shares no device with the trials.
+    """Runs `work` in a child process and returns its result, so that this process never imports torch or uses a device.
 
-    Raises UserError.
+    Raises:
+        UserError: If the process fails.
     """
     try:
         (found,) = run_in_processes(lambda *share: work(), 1, lambda done: None)

@@ -135,7 +135,7 @@ def axis(
     *,
     log: bool,
 ) -> dict[str, Any]:
-    """Where values stand on an axis from 0 to 1, and what is written beside it."""
+    """Returns the positions of values on an axis from 0 to 1, and its tick labels."""
     found = [place for place in places if place is not None]
     low, high = (0.0, max(1.0, len(labels) - 1.0)) if labels else (min(found), max(found))
     about: dict[str, Any] = {"name": name, "low": low, "high": high, "log": log and low > 0}

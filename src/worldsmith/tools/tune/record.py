@@ -55,7 +55,7 @@ class Record:
         return self.runs / f"{number:04d}{suffix}"
 
     def plan(self, number: int) -> TrialPlan | None:
-        """What a trial that has been started tries."""
+        """Returns the plan of a started trial; None if it was not started."""
         path = self.path(number, ".json")
         return TrialPlan.from_json(path.read_text(encoding="utf-8")) if path.exists() else None
 
@@ -92,7 +92,7 @@ class Record:
         return get_param_importances(self.study)
 
     def counts(self) -> dict[str, int]:
-        """How the trials have ended, and how many draws could not run."""
+        """Returns the number of trials by final state, and of rejected configurations."""
         names = [STATES[trial.state.name] for trial in self.finished]
         refused = sum(len(trial.user_attrs["refused"]) for trial in self.finished)
         return {**{name: names.count(name) for name in STATES.values()}, "refused_draws": refused}

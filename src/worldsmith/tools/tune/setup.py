@@ -29,7 +29,7 @@ LOSSES = ("loss", "perplexity", "error")
 
 @dataclass
 class StudySetup:
-    """What the settings of `Tune` stand for. Its properties raise ConfigError or UserError for wrong settings."""
+    """Resolved settings of `Tune`. Its properties raise ConfigError or UserError for invalid settings."""
 
     config: Any
     """`Tune.Config`."""
@@ -92,7 +92,7 @@ class StudySetup:
         return Strategy(self.direction, most=self.validations({}), **settings)
 
     def validations(self, settings: Mapping[str, Any]) -> int:
-        """How often a run with these settings validates."""
+        """Returns the number of validations of a run with these settings."""
         loop = (self.source.load(as_words(settings)) if settings else self.base).tree.trainer
         return int(-(-loop.max_iter // loop.validation_iter))
 

@@ -121,7 +121,7 @@ class Source:
 
     @cached_property
     def spec(self) -> SpecFields | None:
-        """What a search can name of a spec; None for another source. The spec has no mistakes: `load` would tell."""
+        """Returns the searchable keys of a spec; None for other sources. `load` reports mistakes in the spec."""
         of_spec, of_run = self.split()
         if of_spec is None:
             return None

@@ -59,7 +59,7 @@ class Space:
         """`keep` are fields that stay as they are, although they are marked. Raises UserError."""
         self.tree, self.spec = tree, spec
         self.kept: list[str] = []
-        """Why marked fields are not searched, of those that nobody asked to keep."""
+        """Reasons for which searchable fields are not searched, unless the user excluded them."""
         marks = {found.path: (found.marks, self.hint(found.path)) for found in search_space(tree)}
         own = {found.path: (found.marks, self.hint(found.path)) for found in spec.search_space()} if spec else marks
         marks |= own
@@ -152,7 +152,11 @@ class Space:
             raise UserError(f"--search {word}: {said}") from None
 
     def range(self, text: str, hint: Any, word: str) -> Search:
-        """What stands right of the equals sign. Raises ValueError or UserError."""
+        """Parses the range after the equals sign of a `--search` argument.
+
+        Raises:
+            ValueError: If the range is invalid (also UserError).
+        """
         if span := _SPAN.fullmatch(text):
             low, high = (decode(end.strip()) for end in span.groups()[1:])
             if not all(type(end) in (int, float) for end in (low, high)):
@@ -231,7 +235,7 @@ class Space:
                 yield dimension
 
     def untouched(self) -> tuple[dict[str, Any], dict[str, BaseDistribution]]:
-        """What would have to be drawn for the run as it is, of the fields for which something can."""
+        """Returns the suggestions that reproduce the baseline, for fields whose value a suggestion can give."""
         drawn: dict[str, Any] = {}
         distributions: dict[str, BaseDistribution] = {}
         for dimension in self.active({}):
@@ -250,7 +254,7 @@ class Space:
         return self.value(dimension.mark.ratio_of, settings) if dimension.mark.ratio_of else None
 
     def value(self, path: str, settings: Mapping[str, Any]) -> Any:
-        """What a field is with these settings; of a section the name of its class."""
+        """Returns the value of a field with these settings; for a section, the name of its class."""
         found = settings.get(path, find(*self.locate(path)))
         return (owner_of(type(found)) or type(found)).__name__ if isinstance(found, Config) else found
 

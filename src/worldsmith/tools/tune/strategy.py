@@ -1,8 +1,7 @@
-"""What Optuna decides: what a trial tries, and whether it is worth its next steps.
+"""Decisions by Optuna: the settings of each trial, and whether it is pruned.
 
-Each decision is made in a study in memory that holds what is known at that moment, by a sampler that is seeded for that
-one decision. So it depends on nothing but the seed, the number of the trial and what it may know, whatever was killed
-and started again between.
+Each decision uses a new in-memory study with the results known at that moment, and a sampler seeded for that decision.
+So it depends only on the seed, the trial number and those results, even if the search was killed and restarted.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class ExhaustedError(Exception):
 
 @dataclass(slots=True)
 class TrialPlan:
-    """What a trial tries. `drawn` is what Optuna has drawn for it, by dimension."""
+    """Settings of a trial. `drawn` has the suggestions of Optuna, by dimension."""
 
     number: int
     settings: dict[str, Any] = field(default_factory=dict)
@@ -90,10 +89,18 @@ class Strategy:
         tried: Mapping[int, Mapping[str, Any]],
         refusal: Callable[[Mapping[str, Any]], str | None],
     ) -> TrialPlan:
-        """What trial `number` tries, from what is `known` of those before it, one entry for each.
+        """Selects the settings of trial `number`.
 
-        `tried`: the settings of these, by number; `refusal` says why settings cannot run. Raises ExhaustedError when
-        nothing new is left, UserError when nothing that is drawn can run.
+        Args:
+            number: Index of the trial.
+            space: Search space.
+            known: Results of earlier trials, one entry each.
+            tried: Settings of earlier trials, by number.
+            refusal: Returns the reason for which settings cannot run; "" if they can.
+
+        Raises:
+            ExhaustedError: If all settings were tried.
+            UserError: If no suggested settings can run.
         """
         if number == 0:  # the run as it is
             drawn, kinds = space.untouched()
@@ -181,5 +188,5 @@ class Judge:
 
     @property
     def notes(self) -> dict[str, Any]:
-        """What the pruner wants to find again when it judges others."""
+        """Returns the attributes that the pruner needs for later trials."""
         return self.study.trials[-1].system_attrs

@@ -112,7 +112,7 @@ class TrialRun:
         return self.validations.values
 
     def reason(self) -> str:
-        """Why the process has failed, in words."""
+        """Returns a description of the failure of the process."""
         code = self.code()
         if code is not None and code < 0:
             name = signal.Signals(-code).name
@@ -164,9 +164,14 @@ def start_process(
 
 
 def environment_of(slot: int, parallel: int, root: Path, devices: Sequence[str], processes: int = 1) -> dict[str, str]:
-    """What the run of a slot sees: its share of the `devices`, or else of the processors, and where its folder goes.
+    """Returns the environment variables of a trial: its devices or CPU threads, and the root of its run folder.
 
-    A run has one device for each of its `processes`.
+    Args:
+        slot: Index of the slot among the parallel trials.
+        parallel: Number of parallel trials.
+        root: Root folder of the runs.
+        devices: All GPU ids; empty without GPUs.
+        processes: Number of processes per trial, with one device each.
     """
     found = {name: value for name, value in os.environ.items() if name not in ROOT_VARIABLES}
     found[ROOT_VARIABLES[0]] = str(root)

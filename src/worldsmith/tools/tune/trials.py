@@ -115,7 +115,7 @@ class Trials:
         return self.at_work[number].plan if number in self.at_work else self.record.plan(number)
 
     def known(self, number: int) -> list[FrozenTrial]:
-        """What a trial may know of those before it."""
+        """Returns the results of earlier trials that trial `number` is allowed to use."""
         done = self.record.finished[: max(0, number - self.setup.config.parallel + 1)]
         plans = (self.plan(n) for n in range(len(done), number))
         return [*done, *(plan.at_work() for plan in plans if plan)]

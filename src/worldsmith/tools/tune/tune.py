@@ -77,11 +77,11 @@ class Tune(Action):
         """Changes of dataloader_val (of `evaluate`), such as dataset.path=DIR, or of a spec's own keys: data that no
         trial sees, for the end."""
         sampler: SAMPLERS = "tpe"
-        """What draws the trials, of Optuna's."""
+        """Sampler of Optuna."""
         startup: Count = 10
         """Trials that are drawn at random before the sampler learns from their values."""
         pruner: PRUNERS = "none"
-        """What ends trials that are behind others at a validation, of Optuna's."""
+        """Pruner of Optuna, which ends trials with worse validations than others."""
         reduction: Annotated[int, Range(ge=2)] = 3
         """One of so many goes on at each rung of asha and hyperband."""
         least_validations: Count = 1
@@ -89,7 +89,7 @@ class Tune(Action):
         seed: Seed = 0
         """Seed of what is drawn; the runs have their own."""
         request: str = ""
-        """What was asked for, in words, such as "plain training": automl_policy=auto|off among `words` counts more."""
+        """Request in natural language, such as "plain training"; automl_policy=auto|off in `words` has precedence."""
         schemas: str | None = None
         """Folder of `worldsmith schema --all`: without a readable schema and template in it there is no search."""
         checkpoints: Literal["best", "all"] = "best"
@@ -268,7 +268,7 @@ class Results:
         return f"worldsmith {shlex.join(launched(['train', str(self.record.folder / BEST_RUN)], processes))}"
 
     def tell(self, ending: str | None) -> Iterator[str]:
-        """What the command says at its end."""
+        """Prints the final message of the command."""
         config, record, counts, best = self.setup.config, self.record, self.record.counts(), self.record.best
         ended = ", ".join(f"{counts[name]} {name}" for name in ("complete", "pruned", "failed"))
         draws = f"; {counts['refused_draws']} draws could not run" if counts["refused_draws"] else ""

@@ -1,1 +1,1 @@
-"""What happens around the training step: each callback hooks named points and owns a folder of the run."""
+"""Callbacks of the training loop: each one hooks named points and owns a folder in the run folder."""

@@ -51,43 +51,45 @@ class Callback(Configurable):
         self.folder = folder
 
     def on_run_start(self, trainer: TrainingRun) -> None:
-        """Everything is built and restored, `trainer.iteration` steps are done; the folder is this run's."""
+        """Called after the run was built and restored; `trainer.iteration` steps are completed."""
 
     def start_lines(self, trainer: TrainingRun) -> Iterable[str]:
-        """What it adds to the lines with which a run starts, on rank 0."""
+        """Returns lines to print at the start of a run, on rank 0."""
         return ()
 
     def figures(self, trainer: TrainingRun, step: StepResult) -> Mapping[str, Any]:
-        """Further figures of a step that is logged, asked for on all ranks; those of rank 0 go to all sinks."""
+        """Returns further metrics of a logged step. Called on all ranks; the metrics of rank 0 are written."""
         return {}
 
     def on_train_start(self, trainer: TrainingRun) -> None:
-        """The first batch is read, and what the run is about to do is said."""
+        """Called after the first batch was read and the start of the run was logged."""
 
     def on_training_step_start(self, trainer: TrainingRun, inputs: StepInputs) -> None:
-        """The step's packs are read; nothing is computed yet."""
+        """Called after the packs of a step were read, before the forward pass."""
 
     def on_before_optimizer_step(self, trainer: TrainingRun, step: StepResult) -> GradNorm | None:
-        """Gradients of all packs are summed; `step.loss` is known.
+        """Called after the backward passes of all packs; `step.loss` is set. Gradients may be changed here.
 
-        Here gradients may be changed. A callback that clips them returns their norm before that.
+        Returns:
+            The gradient norm before clipping, if the callback clips gradients; else None.
         """
         return None
 
     def on_training_step_end(self, trainer: TrainingRun, step: StepResult) -> None:
-        """The step is done or skipped, and counted in `trainer.iteration`."""
+        """Called after a step was completed or skipped and counted in `trainer.iteration`."""
 
     def after_training_step(self, trainer: TrainingRun, step: StepResult) -> None:
-        """All callbacks have seen the end of the step: whoever logs it may ask them for `figures`."""
+        """Called after `on_training_step_end` of all callbacks; their `figures` can be read."""
 
     def on_validation_end(self, trainer: TrainingRun, validation: Validation) -> None:
-        """The weights after `trainer.iteration` steps are validated; after a resume perhaps for the second time."""
+        """Called after a validation of the weights after `trainer.iteration` steps; after a resume possibly a second
+        time."""
 
     def on_save_checkpoint_end(self, trainer: TrainingRun, checkpoint: Path) -> None:
-        """A complete checkpoint has become visible."""
+        """Called after a complete checkpoint was published by an atomic rename."""
 
     def on_train_end(self, trainer: TrainingRun) -> None:
-        """The last step is done, or the run stops early: `trainer.outcome` says how; None when it fails."""
+        """Called at the end of the run; `trainer.outcome` is None after a failure."""
 
     def write_json(self, name: str, content: Any) -> None:
         """Writes a file in the callback's folder. A failure, such as a full disk, is logged, and the run continues."""
@@ -113,7 +115,7 @@ class Callback(Configurable):
 
 
 class Outcome(enum.Enum):
-    """How `Trainer.train` ended."""
+    """Outcome of `Trainer.train`."""
 
     FINISHED = "finished"
     STOPPED = "stopped"
@@ -157,9 +159,9 @@ class TrainingRun(Protocol):
     """Number of samples of the first batch."""
     pace: Throughput
     outcome: Outcome | None
-    """How the run ended; None until then, and when it failed."""
+    """Outcome of the run; None while it runs and after a failure."""
     reason: str | None
-    """Why the run ended before its last step."""
+    """Reason for which the run ended before its last step."""
     doing: str
     """Current activity: training, validation, saving, …"""
     share: float | None
@@ -175,7 +177,7 @@ class TrainingRun(Protocol):
 
     @property
     def state(self) -> TrainingState:
-        """Everything that the next step depends on."""
+        """State on which the next step depends."""
 
     def busy(self, doing: str) -> AbstractContextManager[None]:
         """Reports `doing` as the activity of the run within the block."""

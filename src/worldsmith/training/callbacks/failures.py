@@ -28,7 +28,7 @@ class FirstStepWatchdog(Callback):
 
     class Config(Callback.Config):
         after_seconds: Annotated[float, Range(gt=0)] = 1800.0
-        """How long the first step may take."""
+        """Time limit of the first step, in seconds."""
         abort: bool = False
         """Whether the process then ends, with exit code 1, rather than waits on."""
 
@@ -77,7 +77,7 @@ class BadBatches(Callback):
 
     class Config(Callback.Config):
         most: Count = 20
-        """So many skipped steps are written, at most."""
+        """Max number of skipped steps that are recorded."""
 
     config: Config
     written = 0

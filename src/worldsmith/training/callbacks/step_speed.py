@@ -110,7 +110,7 @@ class Profiler(Callback):
         first_step: Count = 10
         """The first step that is recorded, counted from 1 over the whole run."""
         steps: Count = 2
-        """How many steps a window has."""
+        """Number of steps per window."""
         every: NotNegative = 0
         """Steps between the beginnings of two windows. 0: there is one."""
         ranks: list[NotNegative] = field(default_factory=lambda: [0])

@@ -18,7 +18,7 @@ class ChatDataset(Configurable, StreamDataset):
 
     class Config(Configurable.Config):
         usual_media: ClassVar[Literal["image", "video"]] = "image"
-        """What its conversations are about, for plans without data."""
+        """Type of media in its conversations, for plans without data."""
 
         system_prompt: str = ""
         """Opens every conversation that has no system turn of its own; "" = none."""
@@ -42,7 +42,7 @@ class ChatDataset(Configurable, StreamDataset):
         """Raises SampleError for a record that cannot be used."""
 
     def fields(self, index: int) -> Mapping[str, Any]:
-        """What the record of a conversation says, as it was read; nothing where that is not kept."""
+        """Returns the original record of a conversation; empty if it is not kept."""
         return {}
 
     def in_order(self) -> Iterator[int | Rejection]:
@@ -60,7 +60,7 @@ class ChatDataset(Configurable, StreamDataset):
 
 
 def record_name(record: Any) -> str:
-    """What a record calls itself; "" = nothing."""
+    """Returns the `id` of a record as text; "" if it has none."""
     found = record.get("id") if isinstance(record, dict) else None
     return str(found) if isinstance(found, (str, int)) and not isinstance(found, bool) else ""
 

@@ -46,7 +46,7 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """What the record calls itself; "" = nothing."""
+        """`id` of the record as text; "" if it has none."""
         return record_name(self.record)
 
 
@@ -74,7 +74,7 @@ class ChatFile(ChatDataset):
 
     config: Config
     file_name: str
-    """What the file is called in a folder."""
+    """Default name of the file in a folder."""
 
     def __init__(self, config: Config) -> None:
         """Raises DataError when there is no file or it cannot be read; its bad records are in `rejections`."""

@@ -16,7 +16,7 @@ from worldsmith.data.stream.errors import DataError, SampleError
 TAG = re.compile(r"\n?<(image|video)>\n?")
 """A place of an image or a video, with the line breaks that set it apart."""
 WRAPPERS = ("annotations", "data", "samples", "items")
-"""What the list of records is called where the file is an object."""
+"""Possible keys of the list of records if the file is a JSON object."""
 TURNS = "conversations"
 """The key by which a record is known."""
 

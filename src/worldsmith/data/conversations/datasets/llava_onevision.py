@@ -108,7 +108,11 @@ def load_records(config: LlavaOneVision.Config) -> tuple[Any, int]:
 
 
 def image_source(image: Any) -> str | bytes:
-    """What is read of an image column that is not decoded. Raises SampleError."""
+    """Returns the bytes or path of an image in a column that is not decoded.
+
+    Raises:
+        SampleError: If the column has neither.
+    """
     source = (image.get("bytes") or image.get("path")) if isinstance(image, dict) else image
     if not isinstance(source, (str, bytes)):
         raise SampleError("bad_record", f"'image' must have bytes or a path, found {type(image).__name__}")

@@ -1,4 +1,4 @@
-"""What a model folder says of the pictures that its model takes."""
+"""Limits on images and videos that a model folder states."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class VideoStyle:
-    """How a network is shown videos, where its settings files leave that to the classes of transformers."""
+    """Video preprocessing of a network for which the settings files rely on defaults of transformers classes."""
 
     times_as_text: bool = True
     """Each time is written as `<1.5 seconds>` before its own frame; else positions give it (`second_per_grid_ts`)."""
@@ -42,7 +42,8 @@ QWEN3_VL = VideoStyle()
 STYLES = {"qwen2_5_vl": VideoStyle(times_as_text=False, per_frame=True, without_file=True)}
 """By the `model_type` of config.json; all others are shown videos as Qwen3-VL."""
 CAPPED_SHARE, LEAST_GROWTH = 0.9, 1.05
-"""Of `max_video_tokens`, what a video may have; and by how much a capped frame exceeds the least pixels."""
+"""Max fraction of `max_video_tokens` for one video; and min factor of the pixels of a capped frame over the min
+pixels."""
 UNBOUNDED = 2**62
 
 
@@ -76,7 +77,7 @@ class VideoLimits(Limits):
     frame_pixels: int | None
     """Most pixels of a frame; None = no cap."""
     frame_floor: int
-    """What a cap leaves a frame of a long video at least."""
+    """Min pixels of a frame of a long video."""
     style: VideoStyle
 
 

@@ -24,7 +24,7 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class ImagePlan:
-    """How an image will be read, known from its header."""
+    """Preprocessing plan of an image, from its header."""
 
     source: str | bytes
     size: Size
@@ -35,7 +35,7 @@ class ImagePlan:
 
 @dataclass(frozen=True, slots=True)
 class VideoPlan:
-    """How a video will be read, known from its container and its first frame."""
+    """Preprocessing plan of a video, from its container and first frame."""
 
     source: str
     info: VideoInfo
@@ -48,7 +48,7 @@ class VideoPlan:
     frame_tokens: int
     """Tokens of one time."""
     seconds: float
-    """From one time of the grid to the next, by the mean rate of the chosen frames."""
+    """Seconds between two temporal grid steps, from the mean rate of the selected frames."""
     fps: float | None = None
     """The rate that took the place of the container's."""
 
@@ -86,8 +86,8 @@ class MediaProcessor(Configurable):
         resized_width: Count | None = None
         """Columns of every image and frame. Set both or neither; they leave no room for limits of pixels."""
         video_limits: Literal["model", "qwen_vl_utils"] = "model"
-        """What limits a video where nothing is set: `model` the model folder, as transformers does; `qwen_vl_utils` 128
-        to 768 tokens a frame, 115,200 a video, and an even number of frames, as that package and Cosmos-RL do."""
+        """Default limits of videos: `model`: those of the model folder, as in transformers; `qwen_vl_utils`: 128 to 768
+        tokens per frame, 115,200 per video, and an even number of frames, as in that package and Cosmos-RL."""
 
         def check(self) -> None:
             if (self.resized_height is None) != (self.resized_width is None):

@@ -1,4 +1,4 @@
-"""Where the data of a training spec comes from: files, saved data sets, and records held out for validation."""
+"""Data sources of a training spec: files, saved datasets, and records held out for validation."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class Policy(Config):
     is_diffusers: bool = False
     """A generator, not a reasoner."""
     parallelism: Parallelism = field(default_factory=Parallelism)
-    """How processes share the work."""
+    """Parallelism degrees."""
     lora: Lora | None = None
     """Adapters; without this table all weights are trained."""
     freeze_pattern: list[str] | None = None
@@ -123,7 +123,7 @@ class ValidationTable(Config):
 
 class Logging(Config):
     logger: list[str] = field(default_factory=list)
-    """Where figures go: console, wandb, tao."""
+    """Metric loggers: console, wandb, tao."""
     level: str | None = None
     """Which messages are shown."""
     log_interval: Count = 100
@@ -158,13 +158,13 @@ class SubProfiler(Config):
     rank_filter: list[int] = field(default_factory=list)
     """Processes that record."""
     record_shape: bool = False
-    """With shapes."""
+    """Record tensor shapes."""
     profile_memory: bool = False
-    """With memory."""
+    """Record memory use."""
     with_stack: bool = False
-    """With the lines of code."""
+    """Record source lines."""
     with_modules: bool = False
-    """With the modules."""
+    """Record modules."""
 
 
 class ProfilerTable(Config):
@@ -173,7 +173,7 @@ class ProfilerTable(Config):
     enable_nsys: bool = False
     """The same by Nsight."""
     sub_profiler_config: SubProfiler = field(default_factory=SubProfiler)
-    """What is recorded."""
+    """Settings of the profiler."""
 
 
 class DataFiles(Config):
@@ -192,7 +192,7 @@ class DataFiles(Config):
     system_prompt: str | None = None
     """Opens every conversation."""
     response_mode: Literal["", "answer"] = ""
-    """What is learned of a record."""
+    """Part of a record on which the loss is computed."""
 
 
 class Vision(Config):

@@ -17,18 +17,18 @@ class Fp8(Config):
     enable_fp8: bool = False
     """Compute in 8-bit floating point."""
     fp8_recipe: Literal["dynamic_scaling", "delayed_scaling"] = "dynamic_scaling"
-    """How scales are found."""
+    """Scaling recipe."""
     quant_recipe: Literal["rowwise", "tensorwise"] = "rowwise"
-    """What shares a scale."""
+    """Granularity of scales."""
 
 
 class Fp4(Config):
     enable_fp4: bool = False
     """Compute in 4-bit floating point."""
     fp4_recipe: Literal["dynamic_scaling", "delayed_scaling"] = "dynamic_scaling"
-    """How scales are found."""
+    """Scaling recipe."""
     quant_recipe: Literal["rowwise", "tensorwise"] = "rowwise"
-    """What shares a scale."""
+    """Granularity of scales."""
 
 
 class Ckpt(Config):
@@ -41,17 +41,17 @@ class Ckpt(Config):
     save_mode: Literal["async", "sync"] = "async"
     """Write in the background, or let the training wait."""
     max_keep: Annotated[int, Range(ge=1, also=-1)] = 5
-    """How many checkpoints are kept; -1: all."""
+    """Number of checkpoints to keep; -1: all."""
     export_safetensors: bool = True
     """Write a Hugging Face folder with each save."""
     upload_hf: bool = False
     """Send the result to the hub."""
     hf_repo_name: str = "Comos-Reason1"
-    """Where upload_hf sends it."""
+    """Repository for upload_hf."""
     upload_s3: bool | Literal["final", "all"] = False
     """Send checkpoints to an object store."""
     s3_bucket: str | None = None
-    """Where upload_s3 sends them."""
+    """Bucket for upload_s3."""
     s3_prefix: str = "outputs"
     """The folder there."""
 
@@ -111,9 +111,9 @@ class TrainPolicy(Config):
     load_balanced_max_tokens_for_batch: Count | None = None
     """Their cap in tokens."""
     load_balanced_batching_strategy: Literal["prefer_closest", "prefer_first"] = "prefer_closest"
-    """How they are chosen."""
+    """Selection strategy of balanced batches."""
     load_balanced_batches_per_optimizer_step: Count = 1
-    """How many of them a step takes."""
+    """Balanced batches per optimizer step."""
     dataloader_broadcast: bool = False
     """Read on one process of a mesh for all."""
 
@@ -162,7 +162,7 @@ class Training(Config):
         Literal["sqrt", "cosine", "linear", "none"] | None,
         Search(choices=("linear", "sqrt", "cosine", "none"), weights=(0.1, 0.1, 0.4, 0.4), on=True),
     ] = None
-    """How the rate falls after the warm-up."""
+    """Learning rate decay after the warm-up."""
     optm_decay_ratio: Share | None = None
     """Share of all steps in which it falls; before that it stays."""
     optm_min_lr_factor: Factor = 0.0

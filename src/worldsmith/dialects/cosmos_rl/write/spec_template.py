@@ -28,7 +28,7 @@ WAYS = (
     "Flags win over the file: worldsmith {command} --settings FILE",
     "Words win over the file: worldsmith {command} --spec FILE {key}=VALUE",
 )
-"""How the command reads settings of its own, and specs."""
+"""Ways in which a command accepts its settings and specs."""
 
 
 def spec_template(form: SpecForm, file: str) -> str:

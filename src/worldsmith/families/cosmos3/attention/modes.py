@@ -86,7 +86,8 @@ Windows = tuple[AxisWindow, AxisWindow, AxisWindow]
 
 @dataclass(frozen=True, slots=True)
 class AttentionPattern:
-    """What the latents of a layer see of each other: by rank of the grid without its axes of length 1, or by time."""
+    """Attention pattern between the latents of a layer: a neighborhood per grid axis (axes of length 1 are dropped), or
+    causal in time."""
 
     profiles: Mapping[int, NeighborhoodConfig]
     """Rank -> neighbourhood; a rank without one is dense."""

@@ -36,8 +36,8 @@ class SegmentGroup:
     """Rows of k and v, [batch * kv_length]."""
     batch: int
     mask: Tensor | None
-    """What may be seen, broadcast to [batch, heads, q_length, kv_length]: true or 0 where it may, else false or -inf.
-    None when everything may, or when the causal mask hides the padding."""
+    """Attention mask, broadcastable to [batch, heads, q_length, kv_length]: True or 0 keeps a key, False or -inf masks
+    it. None if all keys are kept or the causal mask hides the padding."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,7 +145,7 @@ class MoTDecoderLayer(nn.Module):
         return self.read(und, geometry)
 
     def remember(self, und: Tensor, geometry: Geometry) -> TextMemory:
-        """What the latents see of the text, without the next text stream."""
+        """Returns the text keys and values for the latents, without computing the next text hidden states."""
         keys = self.self_attn.text_keys(self.input_layernorm(und), geometry.und_rotary)
         k, v, *seen = geometry.und_share.to_heads(*keys)
         return seen[0] if seen else k, v

@@ -132,7 +132,8 @@ class Cosmos3Network(nn.Module):
         ]
 
     def read_text(self, pack: PackedSequence) -> list[TextMemory]:
-        """What each layer's latents will see of the text. It depends on nothing but the text: one call per pack."""
+        """Returns the text keys and values of each layer for the latents. They depend only on the text: call once per
+        pack."""
         return self.read_layers(pack)[1]
 
     def text_states(self, pack: PackedSequence) -> Tensor:

@@ -77,7 +77,7 @@ class Geometry:
     gen_rotary: Rotary
     und_segments: SegmentPlan
     gen_plans: tuple[LatentPlan, ...]
-    """What latents see, one per pattern of the network's layers."""
+    """Attention plans of the latents, one per pattern of the network's layers."""
     und_share: TokenShare = field(default_factory=AllTokens)
     gen_share: TokenShare = field(default_factory=AllTokens)
 
@@ -121,7 +121,7 @@ class PackedSequence:
     clean: Tensor
     """True at latent tokens of clean frames, [N_gen, 1]."""
     patterns: tuple[AttentionPattern, ...]
-    """What latents see, as the plans of `geometry` were made for."""
+    """Attention patterns for which the plans of `geometry` were built."""
     geometry: Geometry
 
     @property

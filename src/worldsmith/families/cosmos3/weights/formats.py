@@ -124,7 +124,8 @@ class Cosmos3Formats(FamilyFormats):
         return Cosmos3Defaults(**data)
 
     def published_defaults(self, config: Configurable.Config, folder: Path) -> Cosmos3Defaults:
-        """Those of the published sampling: the tier 480 and 121 frames for Edge, 720 and 189 frames for the others."""
+        """Returns the released sampling defaults: resolution bucket 480 and 121 frames for Edge, else 720 and 189
+        frames."""
         edge = generator(config).network.hidden_act == EDGE_ACTIVATION
         height, width, num_frames = (480, 832, 121) if edge else (720, 1280, 189)
         return Cosmos3Defaults(
@@ -323,7 +324,7 @@ def make_transformer(config: Cosmos3Generator.Config) -> Any:
 def describe_export(
     generator: Cosmos3Generator, source: ExportSource, dtype: DType, weights: dict[str, Tensor]
 ) -> dict[str, Any]:
-    """What the folder says about itself, without its list of files."""
+    """Returns the description for worldsmith.json, without the list of files."""
     model = to_dict(ModelSpec(name=FAMILY, config=generator.config))
     model["config"]["tokenizer"]["vae_path"] = "vae"
     model["config"]["text_tokenizer"]["path"] = "text_tokenizer"

@@ -99,7 +99,7 @@ video VAE: {origin(about, "ones")}.
 
 
 def format_facts(about: Mapping[str, Any]) -> str:
-    """What it was trained on, what was measured, and sample frames: a paragraph each, where they are known."""
+    """Returns paragraphs on the training data, evaluation results and sample frames, as far as they are known."""
     card, video = about.get("card", {}), about["generation"]
     paragraphs = []
     if card.get("data"):
@@ -119,7 +119,7 @@ def format_facts(about: Mapping[str, Any]) -> str:
 
 
 def metadata_advice(generation: Mapping[str, Any]) -> str:
-    """How a prompt ends as captions did in training."""
+    """Returns advice on prompt suffixes, so that prompts end like the training captions."""
     advice = "Structured captions (JSON) are used as they stand. Plain captions end in one period."
     height, width, frames, fps = (generation[key] for key in ("height", "width", "num_frames", "fps"))
     sentences = []

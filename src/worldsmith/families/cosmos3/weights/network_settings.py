@@ -20,7 +20,7 @@ HEADS = {
     "action": ("action2llm.", "llm2action.", "action_modality_embed"),
     "sound": ("sound2llm.", "llm2sound.", "sound_modality_embed"),
 }
-"""How the names of each kind's weights begin."""
+"""Name prefixes of the weights of each head."""
 
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "max_action_dim",
          "num_embodiment_domains", "sound_dim")  # fmt: skip
@@ -28,10 +28,10 @@ SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", 
 MEANINGS = ("hidden_act", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "qk_norm_for_text",
             "use_und_k_norm_for_gen", "rope_theta", "mrope_section", "latent_channel", "latent_patch_size",
             "timestep_scale")  # fmt: skip
-"""With other values the same weights compute something else, though every shape may fit."""
+"""Settings that change the output of the same weights although all shapes match."""
 CHOICES = ("base_fps", "enable_fps_modulation", "unified_3d_mrope_reset_spatial_ids",
            "unified_3d_mrope_temporal_modality_margin", "temporal_compression_factor", "sound_latent_fps")  # fmt: skip
-"""How positions are counted: a fine-tuned run may choose, but should know."""
+"""Position settings that fine-tuning may change, with a warning."""
 
 
 def network_difference(stored: Mapping[str, Any], network: NetworkConfig) -> NetworkDifference:

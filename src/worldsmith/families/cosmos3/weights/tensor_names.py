@@ -30,7 +30,7 @@ TRANSFORMER_CLASS = "Cosmos3OmniTransformer"
 TOWER = "_moe_gen"
 HEADS = ("vae2llm.", "llm2vae.", "time_embedder.", "action2llm.", "llm2action.", "action_modality_embed", "sound2llm.",
          "llm2sound.", "sound_modality_embed")  # fmt: skip
-"""What stands outside the language model; a reasoner's checkpoint has none of it."""
+"""Prefixes of parameters outside of the language model; a reasoner's checkpoint has none of them."""
 HEAD = "language_model.lm_head.weight"
 QWEN_STACK, QWEN_HEAD = "model.language_model.", "lm_head.weight"
 
@@ -182,7 +182,8 @@ NEMOTRON_ENDS = {
 
 
 def diffusers_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """From `transformer/config.json`, or from the reasoner's config at the root of a repository."""
+    """Returns the network settings from `transformer/config.json` or from the reasoner's config at the repository
+    root."""
     if config.get("_class_name") == TRANSFORMER_CLASS:
         network = network_config_from_diffusers({k: v for k, v in config.items() if not k.startswith("_")})
         fields = asdict(network)
@@ -192,7 +193,7 @@ def diffusers_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def text_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """From a transformers config with a Qwen3-VL or Edge text model."""
+    """Returns the network settings from a transformers config with a Qwen3-VL or Edge text model."""
     text = section(config, "text_config") or config
     settings = same_fields(text)
     settings |= {name: text[name] for name in ("num_hidden_layers", "rms_norm_eps") if text.get(name) is not None}
@@ -210,9 +211,10 @@ def text_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def nemotron_settings(config: Mapping[str, Any], *, layers: int) -> dict[str, Any]:
-    """From the config of blocks that make `layers` layers: that of transformers' Nemotron-H, or of the Edge reasoner.
+    """Returns the network settings from a Nemotron-H config of transformers or of the Edge reasoner.
 
-    The former counts blocks, and states no rotary frequencies: those of the Edge network are taken, and that is said.
+    The Nemotron-H config counts blocks and has no rotary frequencies; those of the Edge network are used, with a log
+    message.
     """
     text = section(config, "text_config") or config
     if text.get("model_type", config.get("model_type")) != "nemotron_h":
@@ -255,7 +257,7 @@ def refuse_biases(text: Mapping[str, Any]) -> None:
 
 
 def rope_settings(text: Mapping[str, Any]) -> dict[str, Any]:
-    """What a text config says about rotary positions."""
+    """Returns the settings of rotary position embeddings in a text config."""
     rope = section(text, "rope_parameters") or section(text, "rope_scaling")
     theta, slots = text.get("rope_theta", rope.get("rope_theta")), rope.get("mrope_section")
     settings: dict[str, Any] = {} if theta is None else {"rope_theta": float(theta)}

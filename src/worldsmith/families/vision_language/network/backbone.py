@@ -122,7 +122,7 @@ def network_parts(network: Any) -> NetworkParts:
 
 
 def class_name(module: nn.Module) -> str:
-    """That of its own class: FSDP derives another one from it."""
+    """Returns the class name of a module without the prefix that FSDP adds."""
     return type(module).__name__.removeprefix("FSDP")
 
 
@@ -137,7 +137,7 @@ def decoder_of(network: Any) -> Any:
 
 
 def why_not_packed(network: Any) -> str | None:
-    """Why samples do not share one row of this network; None when they can."""
+    """Returns the reason for which samples cannot be packed into one row of this network; None if they can."""
     model_type = network.config.model_type
     return None if model_type in PACKABLE else f"{model_type} is not known to keep samples in one row apart"
 

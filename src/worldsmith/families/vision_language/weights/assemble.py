@@ -158,7 +158,7 @@ def require_tower(folder: Path, tower: WeightSource, dtype_of: Any) -> None:
 def describe_assembly(
     spec: ModelSpec, source: WeightSource, visual: WeightSource, joined: WeightSource, dtype: str
 ) -> dict[str, Any]:
-    """What the folder says about itself, without its list of files."""
+    """Returns the description for worldsmith.json, without the list of files."""
     from worldsmith.families.vision_language.weights.export_folder import base_facts
 
     return {

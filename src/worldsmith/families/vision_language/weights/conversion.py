@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class WeightConversion:
-    """How the weights of a folder with this config.json become those of its network."""
+    """Converts between the weights of a folder with this config.json and those of its network."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         import torch

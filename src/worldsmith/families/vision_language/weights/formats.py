@@ -68,7 +68,7 @@ class VisionLanguageFormats(FamilyFormats):
         return Naming(self.family, "Hugging Face folder", own, settings_of, joined=joined)
 
     def settings_of(self, model_config: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of the model folder; none where it is not on this machine any more."""
+        """Returns the settings of the model folder; empty if it is not on this machine."""
         name = section(section(model_config, "policy"), "backbone").get("model_name")
         try:
             return folder_settings(find_folder(str(name), field=FIELD))
@@ -113,7 +113,7 @@ class VisionLanguageFormats(FamilyFormats):
         return network
 
     def library_shapes(self, config: Configurable.Config) -> Mapping[str, Sequence[int]]:
-        """Those of the folder that the model was made from."""
+        """Returns the tensor shapes of the folder from which the model was built."""
         conversion = self.conversion(config)
         return {name: value.shape for name, value in conversion.write(conversion.model.state_dict()).items()}
 

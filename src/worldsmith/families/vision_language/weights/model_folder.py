@@ -52,7 +52,7 @@ BY_FRAME: dict[str, dict[str, Any]] = {
 }
 """Model types whose limits of pixels are those of one frame, with what a run takes without a file for videos."""
 SHARED = ("patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std", "resample", "rescale_factor")
-"""What images and videos of a model have in common."""
+"""Preprocessor settings that images and videos of a model share."""
 CAPPED_SHARE = 0.9
 """Fraction of `max_video_tokens` that a video may have."""
 
@@ -135,7 +135,7 @@ def folder_settings(folder: Path) -> dict[str, Any]:
 
 
 def model_kind(config: Mapping[str, Any]) -> str | None:
-    """What transformers calls the task of the model that a config.json describes; None for one unknown here."""
+    """Returns the transformers task of the model that a config.json describes; None if it is not known."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     from worldsmith.families.vision_language.published import VISUAL

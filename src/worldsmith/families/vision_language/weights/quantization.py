@@ -180,7 +180,7 @@ class QuantizedWeights(WeightSource):
         self.path, self.describe, self.settings = source.path, source.describe, source.settings
         self.average_shapes, self.copies, self.unknown = {}, {}, []
         self.seen = InputStatistics()
-        """What the layers get, where it was observed."""
+        """Statistics of layer inputs, if they were observed."""
         self.shapes = {
             key: shape for key, shape in source.shapes.items() if key.removesuffix(".weight") not in quantization.layers
         }

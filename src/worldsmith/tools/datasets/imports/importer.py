@@ -82,7 +82,7 @@ class Import:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How clips are cut into windows; by default they are not cut."""
+    """Settings for splitting clips into windows; default: no splitting."""
 
     scenes: bool = False
     threshold: float = THRESHOLD

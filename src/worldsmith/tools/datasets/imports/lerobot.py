@@ -30,9 +30,9 @@ VERSIONS = ("v2.0", "v2.1", "v3.0")
 BOOKKEEPING = ("timestamp", "frame_index", "episode_index", "index", "task_index")
 """Columns of every dataset; the others are actions, states and rewards."""
 SAME_RATE = 0.001
-"""How far, in parts, the frame rate of a file may be from the dataset's."""
+"""Max relative difference between the frame rates of a file and of the dataset."""
 SAME_TIME = 0.25
-"""How far, in frames, the first frame of an episode may be from the time that is stated for it."""
+"""Max difference, in frames, between the first frame of an episode and its stated time."""
 
 
 def recognise_lerobot(source: Path) -> str:
@@ -59,7 +59,7 @@ class Dataset:
     is_v3: bool
     videos: list[str]
     cameras: list[str]
-    """Those of the videos that are wanted."""
+    """Cameras whose videos are imported."""
     episodes: list[dict[str, Any]]
     tasks: dict[int, str]
 
@@ -164,7 +164,11 @@ def clips_of(dataset: Dataset, episode: dict[str, Any]) -> Iterator[Clip | Rejec
 
 
 def first_episode_frame(dataset: Dataset, episode: dict[str, Any], camera: str, video: str) -> int:
-    """Where an episode begins in its file. Raises SampleError: rate_differs, times_differ, or as `examine` does."""
+    """Returns the frame index at which an episode begins in its video file.
+
+    Raises:
+        SampleError: With the reason rate_differs or times_differ, or as `examine`.
+    """
     status, info = examine(video)
     fps = dataset.info["fps"]
     if abs(info.fps - fps) > SAME_RATE * fps:

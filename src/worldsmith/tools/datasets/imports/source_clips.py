@@ -1,4 +1,4 @@
-"""What a layout finds in a source: clips with their captions, what is left out, and remarks."""
+"""Clips found in a source, with captions, skipped files and warnings."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Clip:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What the user says about a source, beyond its place."""
+    """Import options of a source."""
 
     camera: Sequence[str] = ()
     path_column: str | None = None

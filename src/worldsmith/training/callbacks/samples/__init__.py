@@ -1,1 +1,1 @@
-"""What a model gives for the same prompts, again and again while it is trained."""
+"""Sample generation while training: the same prompts at regular intervals."""

@@ -33,7 +33,7 @@ FILE = "samples.jsonl"
 DRAWINGS = 5
 """Number of drawings of a run for which the size of one is chosen where no interval is set; the first takes longer."""
 AGREEMENT = timedelta(minutes=5)
-"""How long a rank waits, after the forward passes, for the other ranks to say whether theirs have failed."""
+"""Timeout for the other ranks to report, after the forward passes, whether theirs have failed."""
 STEP_PASSES = 3
 """Cost of training on a sample in forward passes of a sample."""
 
@@ -91,7 +91,7 @@ class DrawSamples(Callback):
 
     class Config(Callback.Config):
         makes: ClassVar[str] = ""
-        """What models must make (`Model.Config.makes`)."""
+        """Required output type of the model (`Model.Config.makes`)."""
 
         enabled: bool = True
         """Whether samples are generated."""

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 SAME_FOR_ALL = ("num_steps", "guidance", "dynamic_guidance", "shift", "scheduler", "strength", "image_save_quality")
 QUALITY = 95
-"""Of JPEG files."""
+"""Quality of JPEG files."""
 FROM_TEXT = {"text2image", "text2video"}
 TRAINING, HELD_OUT = "training caption", "held-out caption"
 """Labels of captions of clips that are trained on, and of clips of the validation data."""
