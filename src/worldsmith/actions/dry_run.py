@@ -24,7 +24,7 @@ from worldsmith.distributed.gpus import Gpu, find_gpu, word_of_device
 from worldsmith.distributed.world import World, device_remarks, present_device
 from worldsmith.files.writable import nearest_folder
 from worldsmith.planning.plan import make_plan
-from worldsmith.planning.text import label_lines, memory_lines, time_lines
+from worldsmith.planning.text import memory_lines, time_lines, wrap_row
 from worldsmith.tasks.registry import task_of
 from worldsmith.training.preflight import build_optimizer, check_space, require_files, schedule_remarks
 from worldsmith.training.run_folder import run_path
@@ -157,6 +157,6 @@ def step_plan_lines(config: Trainer.Config, ranks: int, gpu: Gpu | None) -> Iter
     except Exception as error:
         yield f"note         the step cannot be carried out without memory: {type(error).__name__}: {error}"
         return
-    yield from label_lines("plan", f"a step without memory on {ranks} × {gpu.name}: {plan.data}")
+    yield from wrap_row("plan", f"a step without memory on {ranks} × {gpu.name}: {plan.data}")
     yield from memory_lines(plan)
     yield from time_lines(plan)

@@ -47,14 +47,14 @@ PHASES = ("building", "loading", "encoding", "forward", "backward", "optimizer",
 def quick_lines(name: str, quick: QuickPlan, gpu: Gpu, ranks: int, degrees: object) -> Iterator[str]:
     """Yields the lines with exact values that are printed before the simulation."""
     gpus = "1 GPU" if ranks == 1 else f"{ranks} GPUs ({degrees})"
-    yield from label_lines("run", f"{name} on {gpus}, {gpu.name} with {size(gpu.memory)}")
+    yield from wrap_row("run", f"{name} on {gpus}, {gpu.name} with {size(gpu.memory)}")
     trained = quick.trained / max(1, quick.parameters)
     of_all = "all of them" if quick.trained == quick.parameters else f"{trained:.1%}"
     numbers = f"{short_number(quick.parameters)} parameters, {short_number(quick.trained)} trained ({of_all})"
-    yield from label_lines("model", numbers)
-    yield from label_lines("states", f"{size(sum(quick.states.values()))} on each GPU: {parts_of(quick.states)}")
+    yield from wrap_row("model", numbers)
+    yield from wrap_row("states", f"{size(sum(quick.states.values()))} on each GPU: {parts_of(quick.states)}")
     if sum(quick.states.values()) > gpu.memory:
-        yield from label_lines("", f"more than {gpu.name} has, before anything is computed")
+        yield from wrap_row("", f"more than {gpu.name} has, before anything is computed")
 
 
 def plan_lines(plan: Plan) -> Iterator[str]:
@@ -66,13 +66,13 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     yield from time_lines(plan)
     if plan.ranks > 1:
         yield from traffic_lines(plan)
-    yield from label_lines("main memory", f"{size(plan.host.total)} on each machine: {parts_of(plan.host.parts)}")
+    yield from wrap_row("main memory", f"{size(plan.host.total)} on each machine: {parts_of(plan.host.parts)}")
     checkpoint = f"{size(plan.quick.checkpoint_bytes)} for each checkpoint"
-    yield from label_lines("disk", f"{size(plan.disk.total)}: {parts_of(plan.disk.parts)} ({checkpoint})")
+    yield from wrap_row("disk", f"{size(plan.disk.total)}: {parts_of(plan.disk.parts)} ({checkpoint})")
     yield ""
     yield "assumed"
     for about, value in plan.assumptions.items():
-        yield from label_lines(f"  {about}", value, first=max(len(name) for name in plan.assumptions) + 4)
+        yield from wrap_row(f"  {about}", value, first=max(len(name) for name in plan.assumptions) + 4)
 
 
 def memory_lines(plan: Plan) -> Iterator[str]:
@@ -80,9 +80,7 @@ def memory_lines(plan: Plan) -> Iterator[str]:
     room = f"{size(memory.spare)} to spare" if memory.spare >= 0 else f"{size(-memory.spare)} too much"
     if memory.word == "tight":
         room = "no room for pieces that the allocator cannot use"
-    yield from label_lines(
-        "memory", f"{memory.word.upper()}: {size(memory.needed)} of {size(memory.gpu.memory)}, {room}"
-    )
+    yield from wrap_row("memory", f"{memory.word.upper()}: {size(memory.needed)} of {size(memory.gpu.memory)}, {room}")
     parts = {
         "tensors": memory.peak,
         "encoders": memory.encoders,
@@ -90,19 +88,17 @@ def memory_lines(plan: Plan) -> Iterator[str]:
         "context": memory.context,
     }
     parts |= {"collectives": memory.communication}
-    yield from label_lines("", parts_of(parts))
+    yield from wrap_row("", parts_of(parts))
     kinds = sorted(worst.kinds.items(), key=lambda kind: -kind[1])
-    yield from label_lines("peak", f"in the phase {worst.name}: {parts_of(dict(kinds[:MAKERS]))}")
+    yield from wrap_row("peak", f"in the phase {worst.name}: {parts_of(dict(kinds[:MAKERS]))}")
     if worst.kinds.get("activations"):
         made = {name: count for name, count in makers(worst).most_common(MAKERS) if count >= 2**20}
-        yield from label_lines("", f"activations of {parts_of(made)}" if made else "")
+        yield from wrap_row("", f"activations of {parts_of(made)}" if made else "")
     holders = memory.holders
     more = f" and {len(holders) - HOLDERS} more" if len(holders) > HOLDERS else ""
-    yield from label_lines(
-        "fits on", f"{', '.join(holders[:HOLDERS])}{more}" if holders else "no GPU that is known here"
-    )
+    yield from wrap_row("fits on", f"{', '.join(holders[:HOLDERS])}{more}" if holders else "no GPU that is known here")
     if memory.word != "fits":
-        yield from label_lines("to do", "add --fit to the command: it looks for settings that fit")
+        yield from wrap_row("to do", "add --fit to the command: it looks for settings that fit")
 
 
 def makers(phase: PhaseMemory) -> Counter[str]:
@@ -145,17 +141,14 @@ def time_lines(plan: Plan) -> Iterator[str]:
     if work.hardware_flops > work.model_flops:
         done += f", {format_flops(work.hardware_flops)} with what is computed again"
     if step is None or time is None:
-        yield from label_lines("step", held)
-        yield from label_lines("", f"{done}, on each GPU")
-        yield from label_lines("time", f"not known: {plan.untimed}")
+        yield from wrap_row("step", held)
+        yield from wrap_row("", f"{done}, on each GPU")
+        yield from wrap_row("time", f"not known: {plan.untimed}")
         return
-    yield from label_lines("step", f"{format_duration_range(step.total)} for {held}; most of it {step.bound}")
-    yield from label_lines("", f"{done}, on each GPU: {mfu(plan, step)} of its peak are the model's (MFU)")
-    hours = time.total * (plan.ranks / 3600)
-    yield from label_lines(
-        "time",
-        f"{format_duration_range(time.total)} for {time.count} steps, {format_range(hours)} GPU-hours{besides(time)}",
-    )
+    yield from wrap_row("step", f"{format_duration_range(step.total)} for {held}; most of it {step.bound}")
+    yield from wrap_row("", f"{done}, on each GPU: {mfu(plan, step)} of its peak are the model's (MFU)")
+    hours, total = time.total * (plan.ranks / 3600), format_duration_range(time.total)
+    yield from wrap_row("time", f"{total} for {time.count} steps, {format_range(hours)} GPU-hours{besides(time)}")
 
 
 def besides(time: RunTime) -> str:
@@ -182,12 +175,12 @@ def traffic_lines(plan: Plan) -> Iterator[str]:
                 sent[f"{traffic.op} ({traffic.group})"] += traffic.sent
         if sent:
             large = {name: count for name, count in sent.most_common() if count >= 2**20}
-            yield from label_lines(
+            yield from wrap_row(
                 word, f"each GPU sends {size(sent.total())} a step{': ' * bool(large)}{parts_of(large)}"
             )
 
 
-def label_lines(label: str, text: str, *, first: int = FIRST) -> Iterator[str]:
+def wrap_row(label: str, text: str, *, first: int = FIRST) -> Iterator[str]:
     """Yields a label followed by its text, wrapped to the terminal width."""
     lines = textwrap.wrap(text, text_width() - first, break_long_words=False, break_on_hyphens=False)
     for number, part in enumerate(lines):

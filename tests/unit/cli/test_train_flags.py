@@ -149,7 +149,7 @@ def test_help_lists_every_flag_with_type_value_origin_and_doc(tmp_path: Path) ->
     assert seconds < 1  # of CPU time, on a machine that may be busy
     assert max(len(line) for line in out.splitlines() if " " in line.strip()) <= 100  # a list of classes is a word
     for line in (
-        "[optimizer] How weights move, and which.",
+        "[optimizer] Optimizer and the parameters that it trains.",
         "  --optimizer.lr NUMBER = 0.002 (recipe vision_sft_tiny)\n      Base learning rate.",
         "  --optimizer.eps NUMBER = 1e-06 (flag --optimizer.eps 1e-6)",
         "  --optimizer.betas NUMBER … = [0.9,0.95] (recipe vision_sft_tiny)",

@@ -255,7 +255,7 @@ class MemoryTracker(TorchDispatchMode):
             return result
         is_view = not func._schema.is_mutable and bool(after) and all(number in before for number in after)
         if not is_view:
-            self.operations.record(func, args, kwargs, result, [*given, *made], is_recomputation=again)
+            self.operations.record(func, args, kwargs, result, [*given, *made], recomputed=again)
         return result
 
     def _is_ours(self, tensor: Tensor) -> bool:

@@ -42,14 +42,7 @@ class OperationCounter:
         return OperationCounter(*(total + repeats * (after - before) for total, before, after in counts))
 
     def record(
-        self,
-        func: Any,
-        args: Sequence[Any],
-        kwargs: Any,
-        result: Any,
-        tensors: Sequence[Tensor],
-        *,
-        is_recomputation: bool,
+        self, func: Any, args: Sequence[Any], kwargs: Any, result: Any, tensors: Sequence[Tensor], *, recomputed: bool
     ) -> None:
         """Adds one operator call.
 
@@ -59,7 +52,7 @@ class OperationCounter:
             kwargs: Keyword arguments of the call.
             result: Return value of the call.
             tensors: All tensors in `args`, `kwargs` and `result`.
-            is_recomputation: Whether gradient checkpointing runs the operator again in the backward pass.
+            recomputed: Whether gradient checkpointing runs the operator again in the backward pass.
         """
         flops = count_operator_flops(func, args, kwargs, result)
         if flops is None:
@@ -67,11 +60,11 @@ class OperationCounter:
                 self.moved_bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
             return
         self.flops += flops
-        if is_recomputation:
+        if recomputed:
             self.recomputed_flops += flops
         if "attention" in func.__name__:
             self.attention_flops += flops
-            if "backward" in func.__name__ and not is_recomputation:
+            if "backward" in func.__name__ and not recomputed:
                 self.recomputed_flops += flops // 5  # one of the five matmuls of the backward recomputes the scores
             names = [argument.name for argument in func._schema.arguments]
             if {**dict(zip(names, args, strict=False)), **kwargs}.get("is_causal"):

@@ -10,7 +10,7 @@ from worldsmith.config.errors import UserError
 from worldsmith.distributed.gpus import Gpu
 from worldsmith.monitor.terminal_text import command_lines
 from worldsmith.planning.assumptions import encoded_first
-from worldsmith.planning.text import format_duration_range, label_lines, size
+from worldsmith.planning.text import format_duration_range, size, wrap_row
 from worldsmith.tools.plan.evaluate_settings import Fitting, limits_of
 from worldsmith.tools.plan.packs import tokens_of
 from worldsmith.tools.plan.search import OutOfTime, SettingSearch, Tried, needed
@@ -290,7 +290,7 @@ def compared(other: Tried, best: Tried) -> str:
 
 
 def row(about: str, text: str, *, first: int = FIRST) -> Iterator[str]:
-    yield from label_lines(about, text, first=first)
+    yield from wrap_row(about, text, first=first)
 
 
 def fit_facts(fits: Fits) -> dict[str, Any]:

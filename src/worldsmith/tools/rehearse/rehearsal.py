@@ -19,7 +19,7 @@ from worldsmith.files.json_file import read_json_object
 from worldsmith.planning.plan import least_ranks, quick_plan
 from worldsmith.planning.simulation.short_run import COUNTS
 from worldsmith.planning.simulation_inputs import quietly, with_published_parts
-from worldsmith.planning.text import label_lines, size
+from worldsmith.planning.text import size, wrap_row
 from worldsmith.tools.rehearse.check_exports import Exports, rehearse_exports
 from worldsmith.tools.rehearse.compare_ranks import (
     check_save,
@@ -76,33 +76,29 @@ class Rehearsal:
         if self.findings:
             yield f"{len(self.findings)} thing{'s' * (len(self.findings) > 1)} would go wrong on {self.ranks} ranks:"
             for finding in self.findings:
-                yield from label_lines("", str(finding), first=2)
+                yield from wrap_row("", str(finding), first=2)
             return
         some = "all" if self.is_whole else ", ".join(map(str, self.rehearsed))
         first = self.records[0]
         yield "found        nothing that would go wrong"
-        yield from label_lines("ranks", f"{self.ranks} ({self.degrees}), rehearsed: {some}{self.layers}")
+        yield from wrap_row("ranks", f"{self.ranks} ({self.degrees}), rehearsed: {some}{self.layers}")
         trained = sum(weight.trained for weight in first.weights.values())
         weights = f"{len(first.weights):,} weights, {trained:,} trained"
-        yield from label_lines(
-            "first step", f"{format_collectives(len(first.trace))} a step, the same on all; {weights}"
-        )
+        yield from wrap_row("first step", f"{format_collectives(len(first.trace))} a step, the same on all; {weights}")
         tensors = sum(
             len({item.index.fqn for r in self.records for item in r.plans[part].items}) for part in first.plans
         )
         of_these = " of this shorter network" if self.layers else ""
         whole = f"a checkpoint of the run takes {size(self.checkpoint_bytes)}"
-        yield from label_lines("save", f"{tensors:,} tensors{of_these}, each number once; {whole}")
-        yield from label_lines("resume", f"on {', '.join(map(str, self.resumed))} ranks")
+        yield from wrap_row("save", f"{tensors:,} tensors{of_these}, each number once; {whole}")
+        yield from wrap_row("resume", f"on {', '.join(map(str, self.resumed))} ranks")
         refused = {name: f"not for this model: {why}" for name, why in self.exports.refused.items()}
         for name, words in (self.exports.written | refused).items():
-            yield from label_lines("export", f"{name}: {words}")
+            yield from wrap_row("export", f"{name}: {words}")
         for assumption in self.assumptions:
-            yield from label_lines("assumed", assumption)
+            yield from wrap_row("assumed", assumption)
         yield f"seconds      {self.seconds:.1f}"
-        yield from label_lines(
-            "left out", "torch.compile, the kernels of a GPU, memory, the data, values of any tensor"
-        )
+        yield from wrap_row("left out", "torch.compile, the kernels of a GPU, memory, the data, values of any tensor")
 
 
 def rehearse(config: Trainer.Config, ranks: int, *, layers: int | None = LAYERS) -> Rehearsal:
