@@ -22,9 +22,9 @@ class Result:
     """Result of an action."""
 
     lines: Iterable[str] = ()
-    """For people; they may come one after the other."""
+    """Output lines for the terminal; may be a generator that yields them as they become available."""
     facts: Mapping[str, Any] | Callable[[], Mapping[str, Any]] = field(default_factory=dict)
-    """The same as plain data, for programs (`--json`); a function that takes time is called only for them."""
+    """The result as plain data for `--json`; an expensive result is given as a function, called only for `--json`."""
     code: int = 0
     """Exit code."""
 
@@ -40,9 +40,9 @@ def left_out_lines(found: Iterable[str]) -> list[str]:
 
 
 class Action(Configurable, ABC):
-    """Its docstring is the command's description, and the docs of its fields are those of the flags.
+    """A command. The class docstring is its description; the field docstrings of its config are the help of its flags.
 
-    `run` and `plan` raise ValueError, UserError or OSError for what the user can mend.
+    `run` and `plan` raise ValueError, UserError or OSError for problems that the user can fix.
     """
 
     places: ClassVar[tuple[str, ...]] = ()

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class DryRun(RunAction):
-    """Says what a run would do, or why it would not start."""
+    """Dry run of a training: reports what it would do, or why it would not start."""
 
     class Config(RunAction.Config):
         resume_changed: bool = False

@@ -28,7 +28,7 @@ class Command:
 
     help: str
     kinds: Mapping[str, str]
-    """Its classes, as module:class, by what chooses among them."""
+    """Implementing classes as module:class, by the value that selects them."""
     by: Literal["", "model", "word"] = ""
     """Selects the implementation: "" (only one), by `Model.Config.makes`, or by the first argument of the command."""
     about_run: bool = False
@@ -37,7 +37,7 @@ class Command:
 
 @cache
 def commands() -> dict[str, Command]:
-    """All actions that are commands, sorted by name."""
+    """Returns all actions that are commands, sorted by name."""
     package = importlib.import_module(worldsmith.TOOLS)
     found: dict[str, Command] = {}
     for module in pkgutil.iter_modules(package.__path__):

@@ -34,9 +34,9 @@ class RunWords(Protocol):
 
 
 class RunAction(Action):
-    """Its fields are flags next to those of the run.
+    """An action on a run config. Its own fields are flags in addition to those of the run.
 
-    The first paragraph of its docstring is the command's description, the rest follows the list of flags.
+    The first paragraph of the class docstring is the command's description; the rest follows the list of flags.
     """
 
     metavars: ClassVar[Mapping[str, str]] = {}

@@ -192,9 +192,9 @@ def held_back() -> Iterator[None]:
 
 @contextmanager
 def named_run() -> Iterator[None]:
-    """Gives a run without a name one for all restarts of its processes, so that these resume it.
+    """Context manager: sets a run name that all restarts of the processes share, so that they resume the run.
 
-    Also gives the processes the command that started the launcher, in the environment.
+    Also sets the command of the launcher in the environment of the processes.
     """
     name = os.environ.get(START_VARIABLE)
     os.environ[COMMAND_VARIABLE] = shlex.join(started_as())
@@ -209,8 +209,9 @@ def named_run() -> Iterator[None]:
 
 @contextmanager
 def waiting_said(args: Namespace, machines: int, desk: LaunchDesk) -> Iterator[None]:
-    """Says now and then whom this machine waits for, until it has started its processes; and once, when they have ended
-    and the launchers of other machines have not said so of theirs. Theirs may be no more: this one ends without them.
+    """Context manager: logs at intervals for which machines this one waits, until its processes have started.
+
+    After they have ended, logs once if launchers of other machines have not reported the end of theirs.
     """
     begun, over = time.monotonic(), threading.Event()
     others = f"{machines - 1} other {'machine' if machines == 2 else 'machines'}"
@@ -255,7 +256,7 @@ def is_of_a_failure(record: logging.LogRecord) -> bool:
 
 
 def choose_meeting(args: Namespace, machines: int) -> None:
-    """Gives the launch what its processes know each other by, and no folder for logs that nobody asked for."""
+    """Sets the rendezvous id of the launch, and no log folder unless the user requests one."""
     if machines == 1 and args.rdzv_id == "none":
         args.rdzv_id = str(uuid.uuid4())
     if args.log_dir is None and args.redirects == args.tee == "0":

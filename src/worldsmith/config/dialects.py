@@ -129,7 +129,8 @@ class StackTranslation(Translation):
                 self.spans[(*target, *known[len(origin or ()) :])] = span
 
     def move(self, source: str, target: str, convert: Callable[[Any], Any] | None = None) -> None:
-        """Takes a value to our tree if the files have it. A ValueError or TypeError of `convert` becomes a mistake."""
+        """Copies a value to our config if the files set it. A ValueError or TypeError of `convert` becomes a reported
+        mistake."""
         value = self.get(source, ABSENT)
         if value is ABSENT:
             return
@@ -192,7 +193,7 @@ def dialect(name: str, *, claims: Claims) -> Callable[[Reader], Reader]:
 
 
 def dialect_names() -> list[str]:
-    """All dialects, ours first; then those that installed packages bring or that were imported."""
+    """Returns the names of all dialects: built-in ones first, then those of installed packages or imported ones."""
     _load_installed()
     return list(_DIALECTS)
 

@@ -62,7 +62,7 @@ class Problem:
         return self.place.column if self.place else None
 
     def at(self, place: Place | None) -> Problem:
-        """The same problem with its place; a place that is known already stays."""
+        """Returns the problem with a source position, unless it already has one."""
         return self if place is None or self.place is not None else replace(self, place=place)
 
     def render(self) -> str:

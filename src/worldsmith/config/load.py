@@ -1,4 +1,4 @@
-"""One call for every front door: a recipe TOML, a YAML tree, a run folder, the name of a recipe, or a nested spec."""
+"""Loads a config from any format: recipe TOML, YAML config, run folder, recipe name, or nested spec."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from worldsmith.config.errors import UserError, wrong
 
 
 class JobConfig(Config):
-    """Who the run is: its place under the output root and in the experiment tracker."""
+    """Identity of the run: its folder under the output root and its name in the experiment tracker."""
 
     task: Literal["vfm", "vlm"] = "vfm"
     """Type of the model: `vfm` video generator, `vlm` vision-language reasoner."""

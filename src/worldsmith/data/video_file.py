@@ -147,9 +147,12 @@ def pick(path: str, info: VideoInfo, indices: Sequence[int]) -> Iterator[VideoFr
 
 
 def pick_few(path: str, info: VideoInfo, indices: Sequence[int]) -> Iterator[VideoFrame]:
-    """The same frames as `pick`, sooner where they lie apart: others that no frame is built on are not decoded.
+    """Decodes the same frames as `pick`, faster if they are far apart: frames without dependents are not decoded.
 
-    Frames are known by their time stamps here; where these do not lead to all of them, `pick` does. Raises SampleError.
+    Frames are identified by time stamps; if these are incomplete, `pick` is used.
+
+    Raises:
+        SampleError: If the file is not readable.
     """
     with opened(path) as (container, stream):
         skips = stream.codec_context.name in SKIPPING and container.format.name not in WITHOUT_STAMPS

@@ -51,8 +51,8 @@ Topic = Literal["rises", "passes", "vanishes", "changes", "left", "red", "descri
 TOPICS: list[Topic] = list(get_args(Topic))
 DESCRIPTION = TOPICS[-1]
 DESCRIBED_OF = 6
-"""One in so many training clips is described, too. A description has many more tokens than an answer, and a loss is the
-mean over tokens: descriptions of all clips would drown the questions."""
+"""One of this many training clips also has a description. A description has many more tokens than an answer, and the
+loss is a mean over tokens: with descriptions of all clips the questions would hardly count."""
 RED_IN_HALF = ("red", "red", "red", *(colour for colour in COLOURS if colour != "red"))
 
 
@@ -229,7 +229,7 @@ def describe_scene(scene: FallingScene) -> str:
 
 
 def all_sentences() -> list[str]:
-    """Every request that the dataset can hold, in a fixed order."""
+    """Returns all prompts of the dataset, in a fixed order."""
     return [SCORE_PROMPT, DESCRIBE, *(f"{question} {ANSWER_HINT}" for question in QUESTIONS.values())]
 
 

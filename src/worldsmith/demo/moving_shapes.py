@@ -201,7 +201,7 @@ def signed_distance(shape: str, x: np.ndarray, y: np.ndarray, half: float) -> np
 
 
 def dense_caption(attributes: Attributes, wording: Wording) -> str:
-    """One short sentence that names colour, shape and direction."""
+    """Returns a short sentence with color, shape and direction."""
     return FRAMES[wording.frame].format(
         colour=attributes.colour,
         shape=attributes.shape,
@@ -211,7 +211,7 @@ def dense_caption(attributes: Attributes, wording: Wording) -> str:
 
 
 def structured_caption(attributes: Attributes, wording: Wording) -> dict[str, Any]:
-    """The same content as a structured caption with two of its schema's keys."""
+    """Returns the same content as a structured caption with two keys of its schema."""
     motion = f"{VERBS[wording.verb]} {WAYS[attributes.direction][wording.way]}"
     return {
         "subjects": [{"description": f"{attributes.colour} {attributes.shape}"}],
@@ -220,7 +220,7 @@ def structured_caption(attributes: Attributes, wording: Wording) -> dict[str, An
 
 
 def all_captions() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every dense caption of the grammar with its structured sibling, in a fixed order."""
+    """Yields every dense caption of the grammar with its structured caption, in a fixed order."""
     for attributes in COMBINATIONS:
         for wording in WORDINGS:
             yield dense_caption(attributes, wording), structured_caption(attributes, wording)
@@ -265,7 +265,7 @@ def clip_record(dataset: MovingShapes, split: str, index: int, scene: Scene, wor
 
 
 def prompts(dataset: MovingShapes) -> Iterator[dict[str, Any]]:
-    """One evaluation prompt for each combination, in wordings that no training caption has."""
+    """Yields one evaluation prompt per combination, in wordings that no training caption has."""
     rng = np.random.default_rng([dataset.seed, PROMPT_STREAM])
     order = rng.permutation(len(HELD_OUT_WORDINGS))
     for index, attributes in enumerate(COMBINATIONS):

@@ -22,7 +22,7 @@ MIN_FILE_BYTES = 4096
 
 @dataclass(frozen=True)
 class SyntheticDataset(ABC):
-    """Two datasets with equal parameters have the same files."""
+    """Base class of synthetic datasets; equal parameters give equal files."""
 
     kind: ClassVar[str]
     format_version: ClassVar[int]

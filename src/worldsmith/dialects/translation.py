@@ -99,7 +99,7 @@ class ForeignSpec(ABC):
     @property
     @abstractmethod
     def keys(self) -> tuple[str, ...]:
-        """All keys of values, in the order of a report."""
+        """Returns all keys of values, in the order of the report."""
 
     @abstractmethod
     def get(self, key: str) -> Any:

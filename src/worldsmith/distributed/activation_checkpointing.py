@@ -43,10 +43,14 @@ MARKS = {
 def recompute_methods(
     modules: Iterable[nn.Module], names: Sequence[str], config: ActivationCheckpointingConfig
 ) -> None:
-    """Makes these methods of each module run again in the backward pass as `config` says, in place, before sharding.
+    """Wraps methods of each module in activation checkpointing, in place; call it before sharding.
 
-    Parameter names stay as they are. PyTorch compares shapes, dtypes and devices of the recomputed tensors with those
-    of the forward pass.
+    Parameter names do not change. PyTorch checks shapes, dtypes and devices of recomputed tensors.
+
+    Args:
+        modules: Modules whose methods are wrapped.
+        names: Method names.
+        config: Mode and settings of activation checkpointing.
     """
     if config.mode == "none":
         return
@@ -77,7 +81,7 @@ def recomputed(
 
 
 class TwoRuns:
-    """One call of a function and its repetition, which must give the same values when `compare` is set."""
+    """A checkpointed call and its recomputation, whose values must be equal if `compare` is set."""
 
     def __init__(self, function: partial[Any], *, compare: bool, saved: SavedOps | None) -> None:
         self.function, self.compare, self.saved = function, compare, saved
@@ -133,9 +137,10 @@ class SavedOps:
         return create_selective_checkpoint_contexts(self)
 
     def report_unused(self) -> None:
-        """Says once, when the first backward pass begins, which patterns fit no op of the forward pass.
+        """Logs once, at the start of the first backward pass, the patterns that match no operator of the forward pass.
 
-        Raises ValueError when that is all of them.
+        Raises:
+            ValueError: If no pattern matches.
         """
         if self.reported:
             return

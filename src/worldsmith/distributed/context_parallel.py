@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SharedStream:
-    """One stream of `length` tokens in a group; the methods are those that the network's `TokenShare` asks for."""
+    """A stream of `length` tokens, sharded over a context-parallel group; implements the network's `TokenShare`."""
 
     group: dist.ProcessGroup
     length: int
@@ -43,7 +43,8 @@ class SharedStream:
         return self.padded(tokens, fill)[start : start + self.own_length]
 
     def to_heads(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """One all-to-all for all of the tensors. Key heads fewer than ranks are repeated."""
+        """Exchanges token shards for head shards of all tensors with one all-to-all. Repeats key heads if fewer than
+        ranks."""
         shares = [self.head_shares(tensor) for tensor in tensors]
         sent = torch.cat(shares, dim=2).transpose(0, 1)
         received = AllToAll.apply(sent, self.group).flatten(0, 1)[: self.length]
@@ -83,11 +84,11 @@ class AllToAll(torch.autograd.Function):
 
 
 class Gather(torch.autograd.Function):
-    """All ranks' rows in rank order, on every rank.
+    """All-gathers the rows of all ranks, in rank order.
 
-    Every rank then computes the same loss, so each has the whole gradient of the rows and keeps its own part. That part
-    is multiplied by the number of ranks, because sharding takes the mean over all ranks, and over the ranks of a group
-    it is the sum that is the gradient.
+    All ranks then compute the same loss, so each has the full gradient and keeps the shard of its own rows. The shard
+    is multiplied by the number of ranks: FSDP averages gradients over all ranks, but within a group the gradient is the
+    sum.
     """
 
     @staticmethod

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def make_mesh(world: World, degrees: Degrees) -> DeviceMesh:
-    """Makes the mesh that FSDP shards over: 1-D without replicas, else (dp_replicate, dp_shard)."""
+    """Creates the device mesh for FSDP: 1-D without replicas, else (dp_replicate, dp_shard)."""
     ensure_process_group(world)
     device_type = torch.device(world.device).type
     if degrees.replicate == 1:
@@ -75,10 +75,13 @@ def shard_network(
 
 
 def reduce_gradients(network: nn.Module, *, last: bool, every_pack: bool) -> None:
-    """Says what the next backward pass does with its gradients; a network that is not sharded has nothing to do.
+    """Sets whether the next backward pass reduces gradients over the ranks; no effect without FSDP.
 
-    The `last` one of a step reduces the whole step's gradients over the ranks. Those before it keep theirs, whole and
-    in fp32, on each rank; with `every_pack` they reduce them into shards, and only the sum over replicas waits.
+    Args:
+        network: The network.
+        last: Whether it is the last backward pass of the step, which reduces the gradients of the whole step.
+        every_pack: Reduce-scatter in every backward pass, and all-reduce over replicas in the last one only. False:
+            earlier passes accumulate full fp32 gradients on each rank.
     """
     if isinstance(network, FSDPModule):
         network.set_requires_gradient_sync(last or every_pack)

@@ -28,7 +28,7 @@ class Gpu:
     link: float = 0.0
     """To a neighbour in the machine, bytes a second one way."""
     network: float = 0.0
-    """Its share of the network between machines, bytes a second one way: an assumption, no data sheet has it."""
+    """Assumed network bandwidth between machines per GPU, one way, in bytes per second (not in data sheets)."""
     driver_names: tuple[str, ...] = ()
     """Parts of the names under which the driver knows it."""
     per_machine: int = 8
@@ -63,7 +63,7 @@ GPUS = {
         _gpu("rtx-3090", 23.5, 71, 0.936, PCIE_4, 100, "RTX 3090"),
     )
 }
-"""By name; larger and newer ones of a make first."""
+"""GPUs by name; larger and newer ones of a series first."""
 ALSO = {"h100": "h100-80", "h100-sxm": "h100-80", "h100-nvl": "h100-94", "a100": "a100-80"}
 ALSO |= {"rtx-4090-24": "rtx-4090", "rtx-5090-32": "rtx-5090", "rtx-3090-24": "rtx-3090", "rtx-6000": "rtx-6000-ada"}
 """Other words for them."""

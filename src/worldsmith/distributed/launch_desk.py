@@ -68,7 +68,7 @@ def launcher_pid() -> int | None:
 
 
 def tell_end(exit_code: int) -> None:
-    """Tells the launcher how this process ends. Done or stopped is what all agree on, so the last one may count."""
+    """Reports the exit code of this process to the launcher."""
     _visit("ended", str(exit_code))
 
 

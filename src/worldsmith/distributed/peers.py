@@ -1,4 +1,4 @@
-"""All ranks of a run once more, so that they can agree on work beside the training: in a thread or another process."""
+"""A second group of all ranks for coordination outside of training, in a thread or another process."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class World:
         return box[0]
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's `value`, in rank order, on every rank."""
+        """Returns the `value` of every rank, in rank order. Collective."""
         if self.size == 1:
             return [value]
         import torch.distributed as dist
@@ -218,7 +218,7 @@ def device_remarks(processes: int) -> list[str]:
 
 
 def ensure_process_group(world: World) -> None:
-    """Makes a process group of one for a single process, which FSDP's mesh needs; no port is opened."""
+    """Creates a process group of one rank if none exists, as FSDP's mesh requires; opens no port."""
     import torch.distributed as dist
 
     if not dist.is_initialized():

@@ -39,7 +39,7 @@ class GeneratedVideo:
         return str(self.args["name"])
 
     def unread(self) -> GeneratedVideo:
-        """The same, of which nothing is in memory; what is read through it goes with it."""
+        """Returns a copy without loaded frames; frames that it loads are freed with the copy."""
         return replace(self)
 
     def as_real(self) -> GeneratedVideo | None:

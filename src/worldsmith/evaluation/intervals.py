@@ -28,7 +28,7 @@ def measure_share(name: str, right: int, total: int) -> dict[str, Any]:
 
 
 def correlation_interval(correlation: float | None, pairs: int) -> tuple[float, float] | None:
-    """By Fisher's transform; None for fewer than four pairs and for a perfect correlation, where it says nothing."""
+    """Returns the 95 % interval by Fisher's transformation; None for fewer than 4 pairs and for a correlation of ±1."""
     if correlation is None or pairs < 4 or abs(correlation) >= 1:
         return None
     middle, half = math.atanh(correlation), Z / math.sqrt(pairs - 3)
@@ -36,7 +36,10 @@ def correlation_interval(correlation: float | None, pairs: int) -> tuple[float, 
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """By the percentile bootstrap (Efron 1979), always with the same draws; None for fewer than two values."""
+    """Returns the 95 % interval of the mean by the percentile bootstrap (Efron 1979) with a fixed seed.
+
+    None for fewer than two values.
+    """
     if len(values) < 2:
         return None
     import numpy as np

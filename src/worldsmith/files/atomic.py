@@ -20,7 +20,7 @@ REMOVING = ".removing_"
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes the names in `folder` durable."""
+    """Flushes the directory entries of `folder` to disk (fsync)."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -29,13 +29,13 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Makes the content of a file durable."""
+    """Flushes the content of a file to disk (fsync)."""
     with open(path, "rb") as file:
         os.fsync(file.fileno())
 
 
 def sync_tree(folder: Path) -> None:
-    """Makes every file and every name under `folder` durable."""
+    """Flushes all files and directories under `folder` to disk (fsync)."""
     for root, _, files in os.walk(folder):
         for name in files:
             sync_file(Path(root, name))
@@ -96,7 +96,8 @@ def folder_aside(target: Path) -> Iterator[Path]:
 
 
 def claim_folder(aside: Path) -> int | None:
-    """Makes `aside` an empty folder that this process has locked; returns the handle, None if another one has it."""
+    """Creates or empties the temporary folder `aside` and locks it; returns the lock, or None if another process has
+    it."""
     try:
         if aside.exists():
             left = lock(aside)
@@ -134,7 +135,7 @@ def is_disk_full(error: BaseException | None) -> bool:
 
 
 def restore_name(target: Path) -> None:
-    """Gives a folder its name back that was to be replaced when the process was killed, and never was."""
+    """Restores a folder whose replacement was interrupted by a kill."""
     for old in target.parent.glob(f"{REMOVING}{target.name}.*"):
         if not target.exists():
             os.replace(old, target)
@@ -143,9 +144,15 @@ def restore_name(target: Path) -> None:
 
 
 def publish_folder(aside: Path, target: Path, *, replace: bool = True) -> None:
-    """Makes the finished folder `aside` visible as `target`, which it replaces if there is one and it may.
+    """Publishes the finished folder `aside` as `target` by an atomic rename.
 
-    Raises FileExistsError when it may not.
+    Args:
+        aside: Temporary folder on the same file system.
+        target: Final path.
+        replace: Whether an existing `target` may be replaced.
+
+    Raises:
+        FileExistsError: If `target` is not empty and `replace` is False.
     """
     sync_tree(aside)
     if target.exists() and any(target.iterdir()):
@@ -185,7 +192,7 @@ def discard(path: Path) -> bool:
 
 
 def hide(folder: Path) -> Path:
-    """Takes `folder` out of sight, to be removed, and returns where it is now."""
+    """Renames `folder` to a hidden name before its removal; returns the new path."""
     hidden = folder.with_name(f"{REMOVING}{folder.name}.{os.getpid()}")
     os.replace(folder, hidden)
     sync_folder(folder.parent)

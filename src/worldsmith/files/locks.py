@@ -12,7 +12,7 @@ from pathlib import Path
 _leases: dict[Path, int] = {}
 logger = logging.getLogger(__name__)
 LOCK_FILE = ".lock"
-"""Says who holds the folder; the lock on it is what counts, and is gone with its holder."""
+"""File that names the process that locks the folder; the POSIX lock on it decides and ends with the process."""
 
 
 def lock(path: Path) -> int | None:
@@ -56,7 +56,7 @@ def lease(file: Path) -> bool:
 
 
 def release_leases() -> None:
-    """Gives up what this process has leased."""
+    """Releases all leases of this process."""
     while _leases:
         os.close(_leases.popitem()[1])
 
@@ -71,9 +71,9 @@ def take_unleased(file: Path) -> int | None:
 
 
 def in_use(folder: Path) -> str | None:
-    """Who works in the folder at this moment, in words; None when nobody does. Changes nothing.
+    """Returns a description of the process that has locked the folder; None if it is not locked. Changes nothing.
 
-    Not for the process that holds it: POSIX takes the lock of a process away when it closes any handle of the file.
+    Do not call it in the locking process: POSIX releases its lock when it closes any handle of the file.
     """
     path = folder / LOCK_FILE
     try:
@@ -98,7 +98,7 @@ def try_lock(handle: int, kind: int, path: Path) -> bool:
 
 
 def holder(path: Path) -> str:
-    """Who has written the lock file, in words."""
+    """Returns a description of the process that wrote the lock file."""
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
         return f"process {about['pid']} on {about['host']} has been training in it since {about['started_at']}"

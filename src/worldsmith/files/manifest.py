@@ -27,10 +27,10 @@ SETTLED = 2.0
 
 
 def read_once(read: Callable[[Path], T]) -> Callable[[Path], T]:
-    """Makes a function of a file's content keep its results: an unchanged file is read once in a process.
+    """Decorator that caches a function of a file's content: an unchanged file is read once per process.
 
-    A file is unchanged while its path, device, inode, size and times of change are the same. One that was written less
-    than `SETTLED` seconds ago is read again: a second change within one tick of the clock would not be noticed.
+    A file is unchanged if its path, device, inode, size, mtime and ctime are equal. A file written less than `SETTLED`
+    seconds ago is read again, since another change within the clock resolution would not be noticed.
     """
     known: dict[tuple[str, int, int, int, int, int], T] = {}
 
@@ -49,7 +49,7 @@ def read_once(read: Callable[[Path], T]) -> Callable[[Path], T]:
 
 
 def list_files(folder: Path) -> list[Path]:
-    """All files of a checkpoint folder but the manifest, in an order that every process agrees on."""
+    """Returns all files of a checkpoint folder except the manifest, in a deterministic order."""
     return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
 
 

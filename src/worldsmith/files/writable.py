@@ -36,7 +36,7 @@ def require_writable(folder: Path, *, what: str = "") -> None:
 
 
 def files_in(folder: Path) -> list[str]:
-    """All files below a folder, by their paths in it."""
+    """Returns the relative paths of all files below a folder."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 

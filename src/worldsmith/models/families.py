@@ -29,7 +29,7 @@ class Family:
     """Import paths of the parts of a model family, each as "package.module:name" and imported on first use."""
 
     name: str
-    """As in `model.name` of a config."""
+    """Name of the family, as in `model.name` of a config."""
     task: str
     """Subclass of `tasks.task.Task`."""
     formats: str | None = None

@@ -14,7 +14,7 @@ SECONDS = 5.0
 """Timeout of each hub request, in seconds."""
 TOKEN = "HF_TOKEN"
 LOOKED = "looked for a local folder"
-"""In every message of what is neither here nor on the hub."""
+"""Text in every message about files that are neither local nor on the hub."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Offer:
 
     files: int
     bytes: int
-    """As far as the hub says it."""
+    """Size in bytes as stated by the hub."""
 
 
 class MissingPartError(Exception):

@@ -23,10 +23,15 @@ MATRICES = (".lora_A.weight", ".lora_B.weight")
 
 
 def match_targets(target_modules: str, layers: Iterable[str]) -> dict[str, list[str]]:
-    """For each of the comma-separated targets the layers it names: by their last part, or by several with dots between.
+    """Returns the matching layers of each LoRA target.
 
-    `all-linear` is each linear layer but the language head, by its whole path.
-    Raises ValueError for an empty list, a target that is there twice, and one that names no layer.
+    Args:
+        target_modules: Comma-separated names: the last components of layer paths, or `all-linear` for all linear layers
+            except the language model head.
+        layers: Paths of the linear layers.
+
+    Raises:
+        ValueError: If the list is empty, or a target is duplicate or matches no layer.
     """
     layers = list(layers)
     if target_modules.strip() == ALL_LINEAR:
@@ -71,13 +76,23 @@ def inject_adapters(
     dropout: float = 0.0,
     adaptable: Collection[str] | None = None,
 ) -> list[str]:
-    """Gives the linear layers that `target_modules` names an adapter each, in place, and freezes everything else.
+    """Adds LoRA adapters to linear layers in place, and freezes all other parameters.
 
-    The adapters are where the layers are, also on the meta device, and change nothing until B is no longer zero. In
-    training mode `dropout` is the fraction of their input elements that is set to zero. `adaptable` are the layers that
-    `all-linear` chooses from; None: all linear layers.
-    Returns the paths of the adapted layers. Raises ValueError for a target that names no linear layer, and when the
-    network has adapters already.
+    Adapters are created on the device of their layers (also meta), with B = 0.
+
+    Args:
+        network: Network without adapters.
+        rank: Rank r of the adapters.
+        alpha: Scale: the adapter output is multiplied by alpha / rank.
+        target_modules: See `match_targets`.
+        dropout: Dropout probability of the adapter inputs.
+        adaptable: Layers from which `all-linear` selects; None: all linear layers.
+
+    Returns:
+        Paths of the adapted layers.
+
+    Raises:
+        ValueError: If a target matches no linear layer, or the network already has adapters.
     """
     import torch
     from peft import LoraConfig, inject_adapter_in_model

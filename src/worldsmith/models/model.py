@@ -189,11 +189,11 @@ class Model(Configurable, ABC):
             return None if shapes is None else sum(map(math.prod, shapes.values()))
 
         def without_adapters(self) -> Self:
-            """The same model without adapters, such as one into which they were merged."""
+            """Returns the model config without adapters, for merged weights."""
             return replace(self.as_used(), **changed_lora_settings(self))
 
         def as_used(self) -> Self:
-            """The same model without converters that only its training has."""
+            """Returns the model config without training-only converters."""
             return replace(self, converters=[found for found in self.converters if not found.training_only])
 
     config: Config
@@ -242,7 +242,7 @@ class Model(Configurable, ABC):
         """
 
     def materialize(self, device: str | torch.device) -> None:
-        """Gives the network memory on `device`, without values."""
+        """Allocates the network on `device` without initializing it."""
         import torch
 
         self.device = torch.device(device)

@@ -179,7 +179,7 @@ SIZE_KEYS = (
     "temporal_patch_size", "spatial_merge_size",
 )  # fmt: skip
 MAX_LAYERS = 1000
-"""Each is built as modules of its own, one after the other. The largest released networks have about 100."""
+"""Max number of layers, since each is built as separate modules. The largest released networks have about 100."""
 MAX_SIZE = 2**31 - 1
 
 
@@ -215,11 +215,11 @@ class PublishedPart:
     field: str
     """The field of the section."""
     what: str
-    """For people: "the VAE of Wan 2.2"."""
+    """Description for messages, such as "the VAE of Wan 2.2"."""
     places: Sequence[Sequence[str]]
     """Files of a repository of the hub, in the layouts that it may have."""
     contents: Contents
-    """By name: settings of a JSON file, a shipped file or folder that stands for it, or None for an empty file."""
+    """Files by name: content of a JSON file, a shipped file or folder to use, or None for an empty file."""
 
     @property
     def reads_texts(self) -> bool:

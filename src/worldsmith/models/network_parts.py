@@ -15,7 +15,7 @@ class NetworkParts:
     """Module structure of a network for sharding, compilation and gradient checkpointing."""
 
     layers: Sequence[nn.Module]
-    """Its repeated parts: each is gathered on its own when it is used."""
+    """Repeated layers; FSDP all-gathers each one separately."""
     compiled: Sequence[str] = ("forward",)
     """Methods of a layer that are compiled."""
     uncompiled: Sequence[nn.Module] = ()
@@ -31,4 +31,4 @@ class NetworkParts:
     entries: Mapping[nn.Module, Sequence[str]] = field(default_factory=dict)
     """Methods beside `forward` around which a part's weights are gathered too."""
     share_tokens: Callable[[Callable[[int], Any]], None] | None = None
-    """Takes what makes a rank's share of a stream of so many tokens; None: there is no context parallelism."""
+    """Setter of the function that shards a stream of tokens; None: no support for context parallelism."""

@@ -45,7 +45,7 @@ class Sampling:
     shift: float | None = None
     """Shift of the noise schedule; None: not known, or of no meaning."""
     scheduler: str | None = None
-    """One of the family's schedulers; None: there is one."""
+    """Scheduler of the model family; None: the family has only one."""
     dynamic_guidance: str | None = None
     """Schedule of the guidance scale over the solver steps; None: constant."""
     strength: float | None = None
@@ -136,7 +136,7 @@ class Beginning:
     """A sample before its first step."""
 
     state: Tensor
-    """At the highest noise level, float32 on the model's device, [C, t, h, w] or what the network works on."""
+    """Initial noise, float32 on the model's device, [C, t, h, w] or the network's own layout."""
     solver: Solver
     conditional: SampleLayout
     unconditional: SampleLayout

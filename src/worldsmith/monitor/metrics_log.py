@@ -55,7 +55,7 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All complete lines of a metrics file, in order."""
+    """Returns all complete records of a metrics file, in order."""
     return [record for _, record in records(path) if record is not None]
 
 
@@ -82,7 +82,7 @@ def truncate_after(path: Path, step: int, is_redone: Callable[[dict[str, Any]], 
 
 
 def records(path: Path) -> list[tuple[bytes, dict[str, Any] | None]]:
-    """Each line and what it says; None for a line that is cut off or holds no step."""
+    """Returns each line with its record; None for a truncated line or one without a step."""
     found: list[tuple[bytes, dict[str, Any] | None]] = []
     for line in path.read_bytes().splitlines(keepends=True):
         try:

@@ -23,8 +23,8 @@ TERMINAL_CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class ProcessLog:
-    """Takes whole lines of text, and keeps them in memory until there is a file. One that cannot be written, as on a
-    full disk, is left out, which is said once."""
+    """Log of a process. Keeps lines in memory until it has a file; lines that cannot be written, as on a full disk, are
+    skipped, with a single warning."""
 
     def __init__(self) -> None:
         self.path: Path | None = None

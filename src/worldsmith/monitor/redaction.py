@@ -25,9 +25,9 @@ URL_CREDENTIALS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)[^/\s@'\"]+
 
 
 def redact_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """All variables by name, with the values of those that are known to tell something of a run and to be no secret.
+    """Returns all environment variables; values are redacted unless they are known to be useful and not secret.
 
-    Credentials within URLs are replaced in these too; an empty value is none.
+    Credentials within URLs are always redacted; empty values are kept.
     """
     return {
         name: redact_urls(value) if not value or is_kept(name) else REDACTED

@@ -28,19 +28,23 @@ logger = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
-    """Takes metrics. What it raises is not its run's end."""
+    """Receiver of metrics. Its exceptions do not end the run."""
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
         """The figures after `step` steps: numbers, texts, lists, and mappings of them."""
 
     def close(self, *, failed: bool = False) -> None:
-        """Nothing more will come. `failed`: the run ended with an error."""
+        """Closes the sink.
+
+        Args:
+            failed: Whether the run ended with an error.
+        """
 
 
 class Sinks:
-    """Gives all metrics to all sinks. An exception of one is said once and counted; it is given the next all the same.
+    """Passes all metrics to all sinks. An exception of a sink is logged once and counted; it still gets later metrics.
 
-    Each sink is named by what a reader of the messages would call it.
+    Sinks have names for use in messages.
     """
 
     def __init__(self) -> None:
@@ -49,7 +53,7 @@ class Sinks:
         """Number of failed writes, by sink."""
 
     def add(self, name: str, make: Callable[[], Sink]) -> None:
-        """Takes the sink that `make` makes; goes on without it when that fails."""
+        """Adds the sink that `make` builds; if that fails, logs a warning and continues without it."""
         try:
             self.sinks[name] = make()
         except Exception as error:

@@ -144,7 +144,7 @@ class LastingConsole(Console):
 
 
 def go_quiet(console: Console, error: OSError) -> None:
-    """Says once, where that is still possible, that nothing more will be shown."""
+    """Stops terminal output after a write error, with a single warning if possible."""
     if not console.quiet:
         console.quiet = True
         with suppress(OSError):  # what is still buffered must not fail at the end of the process

@@ -52,7 +52,7 @@ class Throughput:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """None until two steps are done."""
+        """Tokens per second of recent steps; None before two steps are completed."""
         seconds = sum(seconds for seconds, *_ in self.recent)
         return sum(tokens for _, tokens, _ in self.recent) / seconds if seconds > 0 else None
 

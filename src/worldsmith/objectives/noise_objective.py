@@ -15,10 +15,10 @@ NOISE_BINS = 10
 
 
 class NoiseObjective(Objective):
-    """One call after the other: `draw`, `inputs`, (the network,) `losses`, `add_up`.
+    """Training objective on noisy latents. Call order: `draw`, `inputs`, (the network,) `losses`, `add_up`.
 
-    `samples` have a `position` in the stream and what else an objective asks for. `latents` are clean, one tensor
-    [C, t, h, w] for each sample. What is drawn is a pure function of the seed and the positions.
+    `samples` have a `position` in the data stream and further attributes that an objective needs. `latents` are clean,
+    one tensor [C, t, h, w] per sample. Random values are a pure function of seed and position.
     """
 
     within: tuple[float, float] = (0.0, 1.0)
@@ -42,7 +42,7 @@ class NoiseObjective(Objective):
     def losses(
         self, answers: Sequence[Tensor], samples: Sequence[Any], latents: Sequence[Tensor], draws: Sequence[Any]
     ) -> Tensor:
-        """Each sample's loss, float32 [n], for what the network answered."""
+        """Returns the loss of each sample, float32 [n], for the network outputs `answers`."""
 
     def weigh(self, samples: Sequence[Any]) -> float:
         """Returns the weight of a batch in its step."""

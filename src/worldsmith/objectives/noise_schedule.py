@@ -70,7 +70,7 @@ def sample_sigma(
 
 
 def draw_sigma(rng: np.random.Generator, distribution: str, shift: float) -> float:
-    """One draw, in [0, 1]."""
+    """Samples one noise level σ in [0, 1]."""
     if distribution == "ltx2":
         return ltx2(shift, z=rng.standard_normal(), choice=rng.random(), uniform=rng.random())
     if distribution == "logitnormal":

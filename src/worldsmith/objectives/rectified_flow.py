@@ -60,7 +60,7 @@ class RectifiedFlow(NoiseObjective):
         """Shift of noise levels towards noise: one number, a number per resolution bucket, or, under the key
         dynamic_shift_base_num_tokens_video (or _image), the latent size at which sqrt(size / base) is 1."""
         shift_image: Shift | None = None
-        """The same for images. None: images use `shift`."""
+        """Shift for images. None: `shift`."""
         loss_scale: PositiveFloat = 1.0
         """Factor of the loss."""
         image_loss_scale: PositiveFloat | None = None
@@ -138,7 +138,7 @@ class RectifiedFlow(NoiseObjective):
         latents: Sequence[Tensor],
         draws: Sequence[SigmaDraw],
     ) -> Tensor:
-        """Each sample's loss, float32 [n], for the velocities that the network answered."""
+        """Returns the loss of each sample, float32 [n], for the predicted velocities `answers`."""
         targets = [velocity_target(x0, draw.noise) for x0, draw in zip(latents, draws, strict=True)]
         clean = [sample.condition_frames for sample in samples]
         return per_sample_losses(answers, targets, clean, normalize_by_active=self.config.normalize_loss_by_active)

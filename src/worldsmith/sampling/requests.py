@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """One video to generate."""
+    """Request for one generated video."""
 
     prompt: str
     """A caption, or a structured caption as a JSON object, which is used as it stands."""

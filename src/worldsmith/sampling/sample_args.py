@@ -35,7 +35,7 @@ class SampleArgs:
     """Arguments of a generated sample as stored in `sample_args.json`, without the model."""
 
     name: str
-    """Its folder, below that of all samples."""
+    """Folder of the sample, relative to the output folder."""
     model_mode: str
     prompt: str
     negative_prompt: str | None

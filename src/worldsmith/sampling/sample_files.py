@@ -36,7 +36,7 @@ class Layer:
     """A sample's settings from one place."""
 
     source: str
-    """For people: a file with its line."""
+    """Source for messages: a file with a line number."""
     settings: SampleSettings
     folder: Path
     """Folder to which its paths are relative."""
@@ -49,7 +49,7 @@ class SampleEntry:
     name: str
     sample: Sample
     layers: list[Layer]
-    """Its settings, then those of its file of defaults, if it names one."""
+    """Settings of the sample, then those of its defaults file, if it names one."""
 
 
 @dataclass(frozen=True, slots=True)

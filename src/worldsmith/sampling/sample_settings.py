@@ -85,7 +85,7 @@ class SampleSettings(Config):
 
 
 class Sample(SampleSettings):
-    """One sample of a file."""
+    """One sample of a sample file."""
 
     name: str = ""
     """Name of the output folder; "": the file name with the sample's index."""

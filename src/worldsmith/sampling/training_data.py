@@ -45,7 +45,11 @@ def with_clip_size(
 
 
 def use_first_clip(defaults: GenerationDefaults, dataset: VideoDataset, grid: tuple[int, ...]) -> GenerationDefaults:
-    """The same of a data set that is read already. Raises DataError when the first few clips cannot be read."""
+    """Sets the size, length and fps of `defaults` from the first usable clip of a dataset.
+
+    Raises:
+        DataError: If none of the first clips is readable.
+    """
     part = first_part(dataset, LatentGrid(*grid))
     height, width = part.size
     return replace(defaults, height=height, width=width, num_frames=part.selection.count, fps=part.fps)

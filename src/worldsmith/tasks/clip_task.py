@@ -171,7 +171,8 @@ class ClipTask(Task):
         return cache
 
     def latents(self, batch: Sequence[VideoSample]) -> list[Tensor]:
-        """Every sample's latents; the ranks of a context-parallel group share the encoding and then have equal ones."""
+        """Returns the latents of all samples; the ranks of a context-parallel group divide the encoding and exchange
+        results."""
         from worldsmith.distributed.context_parallel import divide_work
 
         shapes = [(self.encoded_channels, *sample.latent_shape) for sample in batch]
@@ -238,7 +239,7 @@ class ClipTask(Task):
         return ((name, part) for name, part in parts if part is not None)
 
     def _say_encoding(self, done: int, count: int) -> None:
-        """Says every few seconds what keeps the first step."""
+        """Logs the progress of encoding every few seconds before the first step."""
         now = time.monotonic()
         if self.said_at is None:
             self.said_at = now

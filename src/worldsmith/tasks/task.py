@@ -90,10 +90,10 @@ class SampleEncoder(ABC):
         """Encodes a sample into the cache, as the loss of the task does. False: it was in the cache already."""
 
     def keep_all_samples(self) -> None:  # noqa: B027 (nothing by default)
-        """Makes the loader return every sample, also those that a run skips at random."""
+        """Makes the loader return every sample, including those that training skips at random."""
 
     def defer_captions(self) -> None:  # noqa: B027 (nothing by default)
-        """Makes `encode` leave captions to `encode_captions`, so that only one encoder is in memory."""
+        """Makes `encode` skip captions, which `encode_captions` encodes, so that only one encoder is in memory."""
 
     def encode_captions(self) -> None:  # noqa: B027 (nothing by default)
         """Encodes the captions that `encode` left, without the encoder of clips."""
@@ -108,9 +108,9 @@ class Preview:
     """Data report of a dry run."""
 
     samples: int
-    """In the first batch."""
+    """Number in the first batch."""
     tokens: int
-    """In the first batch."""
+    """Number in the first batch."""
     first: str
     """A value that was computed from the first batch."""
 

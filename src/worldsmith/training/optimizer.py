@@ -211,7 +211,10 @@ def parameter_state(config: AdamW.Config, bytes_per_element: int) -> ParameterSt
 
 
 def has_fused_kernel(device: torch.device, dtype: torch.dtype) -> bool:
-    """Takes one fused step of a single zero: torch refuses an unsupported device or type at the first step only."""
+    """Returns whether the fused optimizer kernel supports device and dtype.
+
+    Tries a step on one zero, since torch raises only in the first step.
+    """
     import torch
 
     probe = torch.zeros(1, device=device, dtype=dtype)
@@ -238,7 +241,7 @@ def no_match(where: str, pattern: str, names: list[str], frozen: list[str]) -> V
 
 
 def nearest_names(pattern: str, names: Iterable[str], count: int = 3) -> list[str]:
-    """One name for each of the parts, between dots, that look most like the pattern."""
+    """Returns one parameter name for each of the name components most similar to the pattern."""
     example: dict[str, str] = {}
     for name in names:
         for part in (*name.split("."), name):

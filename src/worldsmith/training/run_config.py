@@ -101,7 +101,7 @@ class RunConfig(Configurable.Config):
     """The root of a run's config. Files name it by its component, `Trainer`."""
 
     job: JobConfig = field(default_factory=JobConfig)
-    """Who the run is."""
+    """Identity of the run."""
     model: ModelSpec
     """Model to train."""
     objective: Objective.Config

@@ -61,7 +61,7 @@ class Launch:
     config_path: str | None = None
     overrides: Sequence[str] = ()
     origins: Mapping[str, Mapping[str, Any]] | None = None
-    """Who wrote each value of the config, as `worldsmith.config.write.annotate` has it; None: not known."""
+    """Origin of each config value, as in `worldsmith.config.write.annotate`; None: not known."""
     variables: Mapping[Keys, str] | None = None
     """Names of the environment variables that gave values of the config; None: not known."""
 

@@ -81,9 +81,10 @@ class MetadataUnpickler(pickle.Unpickler):
 
 
 def enum_member(kind: Any, name: Any) -> Enum:
-    """In the place of the `getattr` with which some Pythons, 3.11.2 for one, pickle members of enumerations.
+    """Safe replacement of `getattr`, with which some Python versions (such as 3.11.2) pickle enum members.
 
-    Raises TypeError for anything else: getattr reaches every method of a class.
+    Raises:
+        TypeError: For anything else, since getattr would reach every method of a class.
     """
     if isinstance(kind, EnumType) and name in kind.__members__:
         return kind.__members__[name]  # type: ignore[no-any-return]

@@ -141,9 +141,9 @@ def count_numbers(shapes: Mapping[str, Sequence[int]]) -> int:
 
 
 def add_to_card(folder: Path, measured: Mapping[str, float], frames: Path) -> bool:
-    """Puts what was measured, and a picture of generated frames, into the card of our export `folder`.
+    """Adds metrics and an image of generated frames to the model card of the export `folder`.
 
-    False for another folder, and for a card that somebody has edited; both are left as they are.
+    Returns False, without changes, if the folder is not an export or its card was edited.
     """
     file, card = folder / ABOUT, folder / "README.md"
     about = read_optional_json(file)
@@ -197,9 +197,10 @@ def state_versions(format: str, *packages: str) -> dict[str, Any]:
 def new_export(
     out: Path, about: dict[str, Any], card: Callable[[str, Mapping[str, Any]], str], *, force: bool
 ) -> Iterator[Path]:
-    """Gives a hidden folder to fill; when the block ends, writes its README and publishes it as `out`.
+    """Context manager: yields a temporary folder, then writes its README and publishes it as `out`.
 
-    Raises FileExistsError as `publish_export` does.
+    Raises:
+        FileExistsError: As `publish_export`.
     """
     with atomic.folder_aside(out) as aside:
         yield aside

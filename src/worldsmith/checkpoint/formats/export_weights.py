@@ -46,7 +46,7 @@ class WeightLayout:
     """Layout of an exported weights folder."""
 
     format: str
-    """Its name, which the folder states."""
+    """Name of the format, which the folder states."""
     key: Callable[[str], str]
     """Native name → name in the files."""
     config: Callable[[ModelSpec, Mapping[str, Any]], dict[str, Any]]
@@ -54,7 +54,7 @@ class WeightLayout:
     facts: Callable[[ModelSpec], dict[str, Any]] = lambda spec: {}
     """Returns the facts about the model for the model card."""
     prepare: Callable[[WeightSource, ModelSpec], WeightSource] = lambda source, spec: source
-    """Gives weights the form that they have in the files."""
+    """Converts weights to the layout of the files."""
     packages: tuple[str, ...] = ("torch", "safetensors")
     """Packages whose versions are recorded."""
 

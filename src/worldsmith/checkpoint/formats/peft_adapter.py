@@ -55,7 +55,7 @@ DIFFUSERS_HEADER = "lora_adapter_metadata"
 
 
 def diffusers_header(config: Mapping[str, Any], prefix: str = PREFIX) -> dict[str, str]:
-    """One entry of metadata: safetensors writes several in any order."""
+    """Returns the safetensors metadata as a single entry, since the order of several entries is not deterministic."""
     known = {f"{prefix}.{key}": config[key] for key in ("r", "lora_alpha", "target_modules")}
     return {DIFFUSERS_HEADER: json.dumps(known)}
 
@@ -322,9 +322,13 @@ def one_rank(adapters: Mapping[str, Tensor]) -> int:
 
 
 def load_adapter(layout: AdapterLayout, network: nn.Module, folder: str | Path) -> list[str]:
-    """Gives a network without adapters those of an adapter folder, in place; returns the adapted layers' paths.
+    """Adds the adapters of an adapter folder to a network in place and freezes all other parameters.
 
-    Everything else is frozen. Raises like `read_adapter`, and ValueError when names or shapes do not fit the network.
+    Returns:
+        Paths of the adapted layers.
+
+    Raises:
+        ValueError: If names or shapes do not match the network; other errors as in `read_adapter`.
     """
     stored = read_adapter(layout, folder)
     layers = sorted(

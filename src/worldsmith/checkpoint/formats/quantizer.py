@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from worldsmith.checkpoint.formats.stored_model import StoredModel
 
 Scheme = Literal["FP8_DYNAMIC", "FP8", "W8A8", "W8A16", "W4A16", "NVFP4", "NVFP4A16"]
-"""By the names of compressed-tensors: bits of weights and of activations."""
+"""Scheme names of compressed-tensors: bits of weights (W) and activations (A)."""
 
 Method = Literal["nearest", "gptq"]
 
@@ -31,7 +31,7 @@ class Sizes:
     quantized: int
     """Number of elements in quantized layers."""
     bytes_before: int
-    """All of them in bfloat16."""
+    """Size of all weights in bfloat16, in bytes."""
     bytes_after: int
 
     @property

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 FILE = "frozen_weights.json"
 LOAD_REPORT = "load_report.json"
-"""In the run folder: what the run's first start read, and from where."""
+"""File in the run folder: initial weights that the first start loaded, and their source."""
 
 
 def fingerprint(frozen: Mapping[str, Tensor | WeightSum], dtypes: Mapping[str, str] | None = None) -> str:

@@ -54,7 +54,7 @@ def empty_optimizer_state(network: nn.Module, optimizer: Optimizer, keys: Iterab
 
 
 def restore_optimizer_state(network: nn.Module, optimizer: Optimizer, state: Mapping[str, Tensor]) -> None:
-    """Puts loaded state into `optimizer`; what it had before is forgotten."""
+    """Replaces the state of `optimizer` by a loaded one."""
     parameters = _selected(network, optimizer)
     optimizer.state.clear()
     for key, value in state.items():

@@ -59,7 +59,7 @@ def rng_state() -> dict[str, Tensor]:
 
 
 def set_rng_state(state: dict[str, Tensor]) -> None:
-    """Puts back what `rng_state` returned."""
+    """Restores the RNG state that `rng_state` returned."""
     torch.set_rng_state(state["torch"])
     *keys, position, has_gauss = state["numpy"].tolist()
     np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), position, has_gauss, state["numpy_gauss"].item()))

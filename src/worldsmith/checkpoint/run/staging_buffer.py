@@ -92,7 +92,7 @@ class Stager:
 
 
 def lay_out(parts: Mapping[str, Mapping[str, Any]]) -> StagedLayout:
-    """One tensor behind the other, in the order of `parts`."""
+    """Lays out the tensors contiguously in a staging buffer, in the order of `parts`."""
     plans = {part: planner_of(state).create_local_plan() for part, state in parts.items()}
     starts: dict[str, dict[MetadataIndex, int]] = {part: {} for part in plans}
     end = 0

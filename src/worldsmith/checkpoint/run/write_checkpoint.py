@@ -89,7 +89,8 @@ def divide_files(aside: Path, shares: int) -> list[list[str]]:
 
 
 def make_visible(save: Save, shares: list[dict[str, list[int]]]) -> None:
-    """Gives a complete checkpoint its manifest, its name and the pointer, and removes older ones."""
+    """Publishes a complete checkpoint: writes its manifest, renames it, updates the pointer and deletes old
+    checkpoints."""
     aside, target = hidden(save.target), save.target
     manifest.write_manifest(aside, {name: entry for share in shares for name, entry in share.items()})
     atomic.publish_folder(aside, target)
@@ -157,7 +158,7 @@ def require_folder(aside: Path, made: os.stat_result, texts: Iterable[str]) -> N
 
 
 def write_texts(aside: Path, texts: Mapping[str, str]) -> os.stat_result:
-    """Makes the folder; returns what it is known by."""
+    """Creates the folder with its text files; returns its stat result as identity."""
     aside.mkdir()  # not with the folders above it: the run has made them, and may have lost them
     for name, text in texts.items():
         (aside / name).write_text(text, encoding="utf-8")
@@ -165,7 +166,7 @@ def write_texts(aside: Path, texts: Mapping[str, str]) -> os.stat_result:
 
 
 def write_positions(folder: Path, positions: list[tuple[int, str | None]]) -> None:
-    """One file for each data-parallel group; its members all have the same position."""
+    """Writes the data loader states: one file per data-parallel group, whose members have the same state."""
     folder.mkdir()
     for rank, position in positions:
         if position is not None:
@@ -247,7 +248,7 @@ class WriterProcess:
 
 
 class Memory(NamedTuple):
-    """Says that the file of so many bytes that comes next is the memory to write from."""
+    """Marker: the next file is the shared memory of this many bytes from which to write."""
 
     size: int
 

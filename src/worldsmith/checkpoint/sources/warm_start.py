@@ -48,7 +48,7 @@ class LoadReport:
     mismatched: list[str] = default(default_factory=list)
     """Tensors with another shape in the source; an error."""
     unexpected: list[str] = default(default_factory=list)
-    """In the source and not asked for."""
+    """Tensors in the source that the network does not have."""
     rules_without_effect: list[str] = default(default_factory=list)
     """Entries of keys_to_skip_loading that no tensor's name contains."""
     notes: list[str] = default(default_factory=list)

@@ -60,7 +60,7 @@ class WeightSource(ABC):
         """
 
     def read(self, name: str, *, average: bool = False) -> Tensor:
-        """One whole weight in main memory, in the dtype in which it is stored."""
+        """Reads one full weight to host RAM, in its stored dtype."""
         import torch
 
         shape = self.shape(name, average=average)
@@ -76,7 +76,7 @@ class WeightSource(ABC):
 
 
 class JoinedWeights(WeightSource):
-    """Each weight is one of another source, which may call it otherwise."""
+    """Combines several sources: each weight is read from one of them, possibly under another name."""
 
     def __init__(self, describe: str, places: Mapping[str, tuple[WeightSource, str]]) -> None:
         """`places`: name here → source, and name there."""

@@ -39,7 +39,7 @@ OPAQUE = "custom"
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(dataclasses.field,))
 class ConfigMeta(type):
-    """Makes every subclass of `Config` a keyword-only dataclass, without a decorator to repeat."""
+    """Metaclass that makes every subclass of `Config` a keyword-only dataclass."""
 
     def __new__(meta, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: Any) -> ConfigMeta:
         _check_class_body(namespace.get("__qualname__", name), namespace)
@@ -140,10 +140,13 @@ class Configurable:
         _owner: ClassVar[type[Configurable]]
 
         def build(self, **runtime: Any) -> Any:
-            """Makes the component. It gets a deep copy: nothing that it does changes the caller's tree.
+            """Builds the component from a deep copy of the config.
 
-            Raises TypeError for a runtime keyword that the constructor does not take or that it misses, and for a
-            reference that was not resolved.
+            Args:
+                **runtime: Further arguments of the component's constructor.
+
+            Raises:
+                TypeError: If a runtime argument is unexpected or missing, or a reference is not resolved.
             """
             owner = owner_of(type(self))
             if owner is None:
@@ -236,7 +239,7 @@ def children(node: Any) -> list[tuple[Any, Any]]:
 
 
 def walk(node: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Every value with its path, parents first."""
+    """Yields (path, value) for every value of a config, parents first."""
     yield path, node
     for name, child in children(node):
         yield from walk(child, (*path, name))

@@ -91,7 +91,7 @@ class Length:
 
 
 Count = Annotated[int, Range(ge=1)]
-"""At least one."""
+"""Integer ≥ 1."""
 LayerCount = Annotated[int, Range(ge=1, le=1000)]
 """Layers of a network. Each is built as modules of its own; the largest released networks have about 100."""
 NotNegative = Annotated[int, Range(ge=0)]

@@ -17,7 +17,7 @@ from worldsmith.config.declare.value_types import union_members
 from worldsmith.config.tree.paths import format_path, parse_path
 
 TIMES = "times "
-"""In a condition: what is drawn is a factor of the field that follows."""
+"""Prefix in a condition: the suggestion is a factor of the following field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Search(Mark):
     low: float | None = None
     high: float | None = None
     log: bool = False
-    """Every order of magnitude is as likely as another."""
+    """Sample on a logarithmic scale."""
     power_of_two: bool = False
     """Only powers of two from `low` to `high`."""
     choices: Sequence[Any] = ()
@@ -118,7 +118,7 @@ class Searched:
     """A field of a tree that may be searched."""
 
     path: str
-    """As an override names it."""
+    """Path as in an override."""
     marks: tuple[Search, ...]
     """Their `ratio_of` and `when` name fields from the root."""
     hint: Any

@@ -29,7 +29,8 @@ TASKS = ("vfm", "vlm")
 
 @dataclass(frozen=True, slots=True)
 class TomlField:
-    """One key. `type` is a hint as in a Config; `about` is its doc, or the Config class with a field of its name."""
+    """One TOML key. `type` is a type hint as in a Config; `about` is its docstring, or the Config class with this
+    field."""
 
     path: tuple[str, ...]
     type: Any
@@ -66,7 +67,7 @@ def toml_keys(section: str, config: type[Config], *names: str, at: str | None = 
 
 
 def toml_fields() -> list[TomlField]:
-    """All keys, by section, in the order in which files are written."""
+    """Returns all keys by section, in the order of written files."""
     entries = [*FIELDS, *_added().values()]
     sections = [entry.path[:-1] for entry in entries]
     roots = [*((name,) for name in SECTIONS), *(entry.path[:1] for entry in entries)]

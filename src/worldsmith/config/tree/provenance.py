@@ -23,7 +23,7 @@ COMMAND_LINE = ("override", "flag")
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Who wrote a value. `reference` is the text ``${…}`` that was written, `leads_to` what it was resolved with."""
+    """Origin of a value. `reference` is the written text ``${…}``, `leads_to` the origin to which it resolves."""
 
     kind: str
     """default, recipe, file, override or flag."""
@@ -96,7 +96,7 @@ def remember(places: dict[Path, Place], path: Path, place: Place, value: Any = N
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """One step of a tree's history: `below` it with its origins, what was written since, and who else writes."""
+    """One layer of a config's history: the config `below` it with its origins, and the values written on top."""
 
     below: Config | None
     origins: Mapping[Path, Origin]

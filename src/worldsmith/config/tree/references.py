@@ -89,7 +89,7 @@ def try_resolve(
 
 
 def unset_problems(unset: Mapping[str, list[Path]], variables: Callable[[], Mapping[str, str]]) -> list[Problem]:
-    """One problem for each environment variable that is not set, at the first value that refers to it."""
+    """Returns one problem per unset environment variable, at the first value that refers to it."""
     advice = variables() if unset else {}
     problems = []
     for name, paths in unset.items():

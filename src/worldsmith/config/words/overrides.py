@@ -82,7 +82,11 @@ def recipe_name(override: Override) -> str:
 
 
 def chosen_recipe(override: Override) -> Config:
-    """Its tree. Raises ConfigError, at the override, for one that there is not."""
+    """Returns the config of the recipe that an override selects.
+
+    Raises:
+        ConfigError: If the recipe does not exist, with the position of the override.
+    """
     try:
         return get_recipe(recipe_name(override))
     except ConfigError as error:

@@ -179,7 +179,7 @@ def _limited(schema: Schema, limits: Range | Length) -> Schema:
 
 
 def _any_of(schemas: list[Schema]) -> Schema:
-    """One of several schemas; types without more to say are named together."""
+    """Combines schemas into one `anyOf`; plain types are merged into a list of types."""
     flat = [part for schema in schemas for part in (schema["anyOf"] if list(schema) == ["anyOf"] else [schema])]
     if {} in flat:
         return {}

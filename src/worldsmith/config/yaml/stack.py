@@ -85,7 +85,7 @@ def merge_documents(documents: Sequence[Document]) -> Document:
 
 
 def _read(file: str, draft: Draft) -> Document | None:
-    """One file; None, with a problem, if it cannot be read or is no mapping."""
+    """Reads one file of a YAML stack; None, with a reported problem, if it is not readable or not a mapping."""
     try:
         if file.lower().endswith(".toml"):
             raise ConfigError([Problem("", "a stack is made of YAML files", hint=f"give {file} without --base")])

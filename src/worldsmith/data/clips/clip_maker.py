@@ -1,4 +1,4 @@
-"""Makes the sample of a clip for a stream position, in a loader process."""
+"""Builds the sample of a clip for a position of the data stream, in a data loader worker."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class ClipMaker(SampleMaker[VideoSample]):
         return Made(sample, notes)
 
     def _image(self, sample: VideoSample, window: Window, part: InspectedClip) -> VideoSample:
-        """Makes a sample of the first frame; with cached latents of the clip, only this frame is decoded again."""
+        """Builds the sample of the first frame; if the latents of the clip are cached, only this frame is decoded."""
         count = part.selection.count if self.first_frames.startswith("opening") else 1
         shape = part.latent_shape if count > 1 else (1, *part.latent_shape[1:])
         kept = [1] if count == 1 else [1, count]

@@ -29,7 +29,7 @@ WINDOW_NUMBERS = ("start_frame", "end_frame", "temporal_interval")
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """One captioned stretch of a clip."""
+    """A captioned window (range of frames) of a clip."""
 
     key: str
     path: str

@@ -120,7 +120,17 @@ class ChatProcessor(Configurable):
         return ChatPlan(ids, labels, types, media)
 
     def finish(self, plan: ChatPlan, *, key: str, position: int, read: bool = True) -> ChatSample:
-        """Makes the sample; decodes its images and videos if `read`. Raises SampleError."""
+        """Builds the sample of a planned conversation.
+
+        Args:
+            plan: Tokens and media plans of the conversation.
+            key: Key of the conversation.
+            position: Position in the data stream.
+            read: Decode images and videos; False: leave them out.
+
+        Raises:
+            SampleError: If media are not readable.
+        """
         import torch
 
         shown: dict[str, Tensor | None] = {}
@@ -209,7 +219,7 @@ class ChatPlan:
     labels: np.ndarray
     token_types: np.ndarray
     media: list[ImagePlan | VideoPlan]
-    """In the order of their placeholders."""
+    """Images and videos in the order of their placeholders."""
 
     def __len__(self) -> int:
         return len(self.input_ids)

@@ -41,7 +41,7 @@ BAD_HEADERS = ("InvalidHeaderError", "TruncatedHeaderError")
 
 
 class DamagedArchiveError(DataError):
-    """Nothing of an archive can be unpacked, since its bytes are wrong."""
+    """Raised if an archive is damaged and nothing can be extracted."""
 
 
 class CheckedMember(tarfile.TarInfo):

@@ -41,7 +41,7 @@ class Member(NamedTuple):
     mark: str
     """12 digits of a hash of its size and of its first and last bytes."""
     text: str | None
-    """All of it, for a text; None when it is none, too long, or no UTF-8."""
+    """Content of a text member; None if it is not a text, too long, or not UTF-8."""
 
 
 @dataclass(frozen=True, slots=True)

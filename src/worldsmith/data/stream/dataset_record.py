@@ -10,11 +10,11 @@ from worldsmith.files.lines import read_lines
 
 FILE = "dataset_windows.txt"
 VALIDATION = "dataset_windows_val.txt"
-"""The same of the validation data, whose changes are only said."""
+"""Record of the validation dataset, whose changes are only logged."""
 
 
 def record_text(dataset: StreamDataset) -> str:
-    """One line for each sample: 12 digits of a hash of its facts, then its key."""
+    """Returns one line per sample: 12 hex digits of a hash of its facts, then its key."""
     return "".join(f"{digest(facts)} {key}\n" for key, facts in dataset.listing())
 
 

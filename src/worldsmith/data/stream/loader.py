@@ -45,8 +45,8 @@ class PackingDataLoader(Configurable):
         max_samples_per_batch: Count | None = None
         """Samples per pack. Set exactly one of this and max_sequence_length."""
         packer: Literal["sequential", "pool", "padded", "alike"] = "sequential"
-        """In order; "pool" = the oldest and then what fills the pack best; "padded" = what needs the least padding;
-        "alike" = the oldest and others of its shape, for networks that take stacked samples."""
+        """"sequential": in order; "pool": the oldest sample, then those that fill the pack best; "padded": least
+        padding; "alike": the oldest sample and others of its shape, for networks that require stacked samples."""
         lookahead: Count = 10
         """Samples that may be set aside before a pack is closed; with the other packers those it is chosen from."""
         seed: int = 42

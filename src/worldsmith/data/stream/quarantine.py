@@ -82,7 +82,7 @@ class Quarantine:
         return True
 
     def tell(self, rejection: Rejection) -> None:
-        """Says the first ones of each reason, and lists what is not listed yet."""
+        """Logs the first rejections of each reason, and writes new ones to the quarantine file."""
         if self.counts[rejection.reason] <= LOGGED_PER_REASON:
             more = (
                 " (further ones of this kind are only listed)"

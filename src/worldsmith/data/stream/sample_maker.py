@@ -15,7 +15,7 @@ from worldsmith.data.stream.positions import sample_index
 from worldsmith.data.stream.quarantine import Rejection
 
 Features = Mapping[str, Sequence[float | str]]
-"""By name numbers, or words such as a size; of some there are several in a sample, or none."""
+"""Features of a sample by name: zero or more numbers or labels (such as a size) each."""
 
 
 class StreamSample(Protocol):
@@ -128,7 +128,11 @@ class SampleMaker(ABC, Generic[S]):
 
     @abstractmethod
     def make(self, position: int) -> Made[S]:
-        """Makes the complete sample. Raises SampleError if it cannot be used."""
+        """Builds the complete sample at a position of the data stream.
+
+        Raises:
+            SampleError: If the sample is not usable.
+        """
 
     @abstractmethod
     def reject(self, position: int, reason: str, detail: str) -> Rejection:

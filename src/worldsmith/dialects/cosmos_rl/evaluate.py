@@ -57,7 +57,7 @@ class DatasetTable(Config):
 
 
 class ModelTable(Config):
-    """Who is asked."""
+    """Model to evaluate."""
 
     model_name: Annotated[str, Example("results/train/safetensors/final"), Popular()]
     """Folder of a model, an export or an adapter, or a hub name, also as hf_model://ORG/NAME."""
@@ -138,9 +138,9 @@ class VisionTable(Config):
     nframes: Annotated[Count, Popular()] | None = None
     """Frames taken of every video."""
     min_frames: Count | None = None
-    """At least so many by fps."""
+    """Min sampled frames with fps."""
     max_frames: Count | None = None
-    """At most so many by fps."""
+    """Max sampled frames with fps."""
     video_start: Annotated[float, Range(ge=0)] | None = None
     """Second at which a clip begins."""
     video_end: Annotated[float, Range(gt=0)] | None = None
@@ -184,7 +184,7 @@ class MetricsTable(Config):
     bertscore_model: str = "microsoft/deberta-xlarge-mnli"
     """Folder or hub name of the model that compares texts."""
     bertscore_lang: str = "en"
-    """Its language."""
+    """Language of BERTScore."""
     bertscore_device: str = "cpu"
     """Device of BERTScore."""
     bertscore_batch_size: Count = 1
@@ -212,7 +212,7 @@ class EvaluateSpec(Config):
     data_dir: str = ""
     """Folder with benchmark/NAME of each benchmark in datasets."""
     model: ModelTable
-    """Who is asked."""
+    """Model to evaluate."""
     task: TaskTable = field(default_factory=TaskTable)
     """Task type of the answers."""
     evaluation: EvaluationTable = field(default_factory=EvaluationTable)

@@ -39,7 +39,7 @@ class CalibrationTable(Config):
     dataset_id: str = ""
     """A data set of the hub."""
     split: str = ""
-    """Its split."""
+    """Split of the dataset."""
     annotation_path: Annotated[str, Popular()] = ""
     """LLaVA annotations; "" = the training set of the run that made the model."""
     media_dir: Annotated[str, Popular()] = ""

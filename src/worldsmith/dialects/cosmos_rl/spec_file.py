@@ -190,7 +190,7 @@ def _apply(document: Document, form: SpecForm, override: Override, problems: lis
 
 
 def _move(document: Document, source: Path, target: Path, problems: list[Problem]) -> None:
-    """Takes a key with another name to where it belongs, and a section that is empty then away."""
+    """Moves an aliased key to its target path, and removes its section if it becomes empty."""
     above: Any = find(document.data, source[:-1])
     if not isinstance(above, dict) or source[-1] not in above:
         return
@@ -212,7 +212,7 @@ def _move(document: Document, source: Path, target: Path, problems: list[Problem
 
 
 def _take_open(document: Document, form: SpecForm) -> dict[str, Any]:
-    """Takes values that leave their keys open out of the data."""
+    """Removes values that mean "not set" from the data and returns them."""
     found = {}
     for key, value in form.left_open.items():
         path = parse_path(key)
@@ -224,7 +224,7 @@ def _take_open(document: Document, form: SpecForm) -> dict[str, Any]:
 
 
 def _take_outside(spec: Spec, document: Document) -> None:
-    """Takes known keys that are no fields out of the data."""
+    """Removes known keys that are not config fields from the data."""
     for rule in spec.form.rules:
         for key in rule.keys if rule.outside else ():
             path = parse_path(key)

@@ -1,6 +1,6 @@
-"""Every key of a SAT stack: its type, and the value that SAT uses where the files leave it out.
+"""All keys of a SAT stack with their types and SAT's defaults.
 
-A section of a component is its `target` and its `params`, as SAT writes it; lists of sections have a number.
+A component section has `target` and `params`, as in SAT; lists of sections use indices.
 """
 
 from __future__ import annotations

@@ -180,7 +180,7 @@ def _walk(data: Any, path: Path, *, create: bool) -> tuple[Any, Path]:
 
 
 def _follow_references(document: Document, stack: SatStack) -> None:
-    """Puts the value in place of a text that is ``${a.b}``, as OmegaConf does it after the merge."""
+    """Resolves references ``${a.b}``, as OmegaConf does after merging."""
     for path, value in list(walk(document.data)):
         if not isinstance(value, str) or "${" not in value:
             continue
@@ -197,7 +197,7 @@ def _follow_references(document: Document, stack: SatStack) -> None:
 
 
 def _collect(stack: SatStack, document: Document, path: Path, value: Any) -> None:
-    """Takes the known keys below a section; all others are mistakes."""
+    """Collects the known keys below a section; other keys are reported as mistakes."""
     if path in _PATHS:
         _take(stack, document, path, value)
     elif path not in _SECTION_PATHS:

@@ -38,7 +38,7 @@ OPEN = "_openended"
 SPATIAL = ("count", "distance", "left_right", "mcq")
 """Kinds of records in metropolis_sgd, each with the same weight."""
 DISTANCE = 0.1
-"""By which share a distance may be wrong."""
+"""Max relative error of a correct distance."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ def split_answer(text: str) -> tuple[str, str]:
 
 
 def normalize(text: str, *, articles: bool = False) -> str:
-    """In lower case, without punctuation and symbols, without a, an and the (unless `articles`), single blanks."""
+    """Normalizes a text: lowercase, no punctuation or symbols, no articles (unless `articles`), single spaces."""
     kept = "".join(sign for sign in text.lower() if unicodedata.category(sign)[0] not in "PS")
     return " ".join(word for word in kept.split() if articles or word not in ARTICLES)
 

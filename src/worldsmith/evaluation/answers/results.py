@@ -32,13 +32,13 @@ class Row:
     gt: str = ""
     """The true answer."""
     full_response: str = ""
-    """All that was said."""
+    """Full generated text."""
     task: str = ""
     status: Status = "prep_error"
     reason: str = ""
     """Reason for a status other than "ok"."""
     correct: bool | None = None
-    """None: there is no answer, or none can be right or wrong."""
+    """Whether the answer is correct; None without an answer or if the task is not graded."""
     media: list[str] = field(default_factory=list)
     """The files that are shown."""
     slice: dict[str, str] = field(default_factory=dict)

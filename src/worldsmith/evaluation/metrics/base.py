@@ -38,7 +38,7 @@ class Metric(Configurable, ABC):
     """
 
     outputs: ClassVar[Mapping[str, Output]]
-    """By the key in `compute` and in evaluation.json."""
+    """Outputs by their key in `compute` and evaluation.json."""
     weights: ClassVar[PretrainedWeights | None] = None
     """Pretrained weights that it cannot do without."""
     for_images: ClassVar[bool] = True

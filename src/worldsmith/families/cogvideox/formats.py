@@ -47,7 +47,7 @@ IN_SCHEDULERS = {
     "zero_terminal_snr": "rescale_betas_zero_snr",
     "timestep_spacing": "timestep_spacing",
 }
-"""The same, as a scheduler of diffusers names them."""
+"""Settings under their names in diffusers schedulers."""
 RELEASE = "release"
 """The name of an iteration's folder where nobody counted."""
 
@@ -232,7 +232,11 @@ def sat_tensors(
     *,
     average: bool = False,
 ) -> dict[str, Tensor]:
-    """All tensors of a network by SAT's names. Raises ValueError for weights that SAT has no place for."""
+    """Returns all tensors of a network by SAT's names.
+
+    Raises:
+        ValueError: If SAT has no name for a weight.
+    """
     import torch
 
     tensors = tables(network, dtype_of("patch_embed.proj.weight"))

@@ -43,7 +43,7 @@ class SamplingConfig(Config):
     scheduler: Literal["ddim", "dpm"] | None = None
     """The solver; None: dpm for a network with rotary positions, as for CogVideoX-5B, else ddim."""
     steps: Annotated[int, Range(ge=1, le=NOISE_LEVELS)] = 50
-    """Its steps."""
+    """Number of solver steps."""
     guidance: Factor = 6.0
     """Scale of classifier-free guidance; 1 turns it off."""
     dynamic_guidance: DynamicGuidance | None = None
@@ -134,7 +134,7 @@ class CogVideoXGenerator(PipelineModel):
 
         @property
         def latent_grid(self) -> tuple[int, ...]:
-            """As in `LatentGrid`."""
+            """Arguments of `LatentGrid`."""
             network = self.network
             return TEMPORAL_FACTOR, SPATIAL_FACTOR, network.patch_size, DECODED_FRAMES, network.patch_size_t or 1
 

@@ -132,7 +132,7 @@ def below(key: str) -> str:
 
 
 def every_key(blocks: int) -> list[str]:
-    """All names that a network of so many blocks may have in SAT, without prefix."""
+    """Returns all SAT names (without prefix) of a network with `blocks` blocks."""
     paths = list(ENDS)
     keys = [SAT_TABLE]
     for block in range(blocks):

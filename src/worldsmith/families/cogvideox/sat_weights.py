@@ -188,8 +188,9 @@ def find_states(root: Path) -> Path | None:
 
 
 def network_settings(source: SatWeights) -> dict[str, Any]:
-    """All settings of the network: what shapes show, and the sizes that a config.json of diffusers or our own record
-    beside the file states, else those of the published models.
+    """Returns the network settings: inferred from shapes, with the sizes in a config.json or `worldsmith.json`.
+
+    Without such a file, the sizes are those of the released models.
     """
     for place in source.live.file.parents[:2]:
         if (place / ABOUT).is_file():

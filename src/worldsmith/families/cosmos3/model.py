@@ -222,7 +222,7 @@ class Cosmos3Generator(Model):
         return self.vae.decode(latents)
 
     def pack(self, layouts: Sequence[SampleLayout]) -> PackedSequence:
-        """One packed sequence out of many samples, on the generator's device."""
+        """Packs several samples into one sequence on the generator's device."""
         from worldsmith.families.cosmos3.network.sequence import pack_samples
 
         return pack_samples(

@@ -46,7 +46,8 @@ class Cosmos3Encoder(ClipEncoder):
                 model.encode(self.black_clip(width, height))
 
     def black_clip(self, width: int, height: int) -> Tensor:
-        """As long as all clips of the run where that is fixed, else the first frame and two windows of the encoder."""
+        """Returns a black clip: of the fixed clip length of the run, else the first frame and two temporal tiles of the
+        encoder."""
         import torch
 
         task, frames = self.task, self.task.data.dataset.num_video_frames
@@ -115,7 +116,7 @@ class Cosmos3Task(ClipTask):
         yield "attention", describe_modes(self.model.network.attention)
 
     def preview(self, loader: VideoLoader) -> Preview:
-        """One pack that is really read and tokenised; the VAE encodes the first frames."""
+        """Reads and tokenizes one real pack; the VAE encodes its first frames."""
         pack = next(iter(loader))
         video = pack[0].video
         assert video is not None  # there is no cache whose latents would stand for it

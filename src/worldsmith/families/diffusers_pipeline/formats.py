@@ -159,7 +159,8 @@ class PipelineFormats(FamilyFormats):
         return {"diffusers": DIFFUSERS, "native": NATIVE, "adapter": peft_adapter.export_of(self.adapter_layout)}
 
     def stored_dtype(self, dtype: DType, config: Configurable.Config | None = None) -> Callable[[str], torch.dtype]:
-        """All weights in `dtype` but those which the network's class keeps in float32."""
+        """Returns the stored dtype by weight name: `dtype`, but float32 for weights that the network's class keeps in
+        float32."""
         import torch
 
         target, kept = getattr(torch, dtype), set(self.model.library_class()._keep_in_fp32_modules or ())

@@ -134,7 +134,7 @@ class PipelineTask(ClipTask):
 
     @cached_property
     def work(self) -> dict[tuple[int, ...], Any]:
-        """By kind of batch: what `predict` is given, without memory, and once it is counted how many operations."""
+        """By batch shape: arguments of `predict` on the meta device, replaced by the FLOPs once they are counted."""
         return {}
 
     @cached_property

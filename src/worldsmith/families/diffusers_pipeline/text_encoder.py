@@ -161,7 +161,7 @@ class T5TextEncoder(Configurable):
         return f"{fingerprint(self.encoder_folder)} {self.config.precision} masked={self.masked}"
 
     def release(self) -> bool:
-        """Gives the encoder's memory back, until it is needed again; False: it has none."""
+        """Frees the encoder's memory until it is needed again; returns False if it was not loaded."""
         held, self.encoder = self.encoder is not None, None
         return held
 
@@ -183,7 +183,7 @@ class UMT5TextEncoder(T5TextEncoder):
 
 
 def read_caption(tokenizer: Any, caption: str) -> list[int]:
-    """All ids of a caption with the end token."""
+    """Returns all token ids of a caption, including the end token."""
     return list(tokenizer(caption).input_ids)
 
 

@@ -63,8 +63,8 @@ def generate_tokens(
 
 
 class Drawn:
-    """Makes the likeliest token a drawn one: the largest of logits with Gumbel noise is a draw from their softmax
-    (Gumbel 1954). Each row has noise of its own, so that the rest of a batch changes nothing."""
+    """Logits processor that turns argmax into sampling: the argmax of logits plus Gumbel noise is a sample from their
+    softmax (Gumbel 1954). Each row has its own noise, so that samples do not depend on the rest of the batch."""
 
     def __init__(self, decoding: Decoding, seeds: Sequence[int]) -> None:
         from transformers import TopPLogitsWarper

@@ -148,7 +148,7 @@ class VisionLanguageModel(Model):
             logger.info("batches: %s", self.describe_batches())
 
     def cast(self, dtype: torch.dtype) -> None:
-        """As every model; buffers, which hold frequencies, stay as they are."""
+        """Casts the parameters; buffers, which contain rotary frequencies, keep their dtype."""
         buffers = [
             (module, name, buffer)
             for module in self.network.modules()
@@ -183,7 +183,7 @@ class VisionLanguageModel(Model):
         )
 
     def read(self, sample: Conversation, *, normalize: Callable[[Tensor, str], Tensor]) -> None:
-        """One pass over a conversation, for those who watch the layers."""
+        """Runs one forward pass over a conversation, for forward hooks on the layers."""
         from worldsmith.families.vision_language.inputs import make_inputs
         from worldsmith.families.vision_language.network.forward import hidden_states
 

@@ -84,7 +84,7 @@ def pre_exp012_llava_ov() -> Trainer.Config:
 
 @recipe("pre_exp012_llava_ov_mapstyle_dataloader", starts_from="pre_exp012_llava_ov")
 def pre_exp012_llava_ov_mapstyle_dataloader(config: Trainer.Config) -> Trainer.Config:
-    """The same on the first 4000 records, which are fetched before the run and shuffled in each epoch."""
+    """Variant on the first 4000 records, which are downloaded before the run and shuffled in each epoch."""
     config.job.name = "pre_exp012_llava_ov_mapstyle_dataloader"
     config.job.project = "cosmos_oss_alignment"
     loader = cast(ChatLoader.Config, config.dataloader_train)
@@ -138,7 +138,7 @@ def videophy2_sft_nano(config: Trainer.Config) -> Trainer.Config:
     variables=merged_reasoner("Super", "32B"),
 )
 def videophy2_sft_super(config: Trainer.Config) -> Trainer.Config:
-    """The same for Cosmos3-Super, on the visual tower of Qwen3-VL-32B."""
+    """Variant for Cosmos3-Super, with the vision tower of Qwen3-VL-32B."""
     config.job.name = "videophy2_sft_super"
     model = cast(VisionLanguageModel.Config, config.model.config)
     model.policy.backbone.model_name = "Qwen/Qwen3-VL-32B-Instruct"
@@ -150,7 +150,7 @@ def videophy2_sft_super(config: Trainer.Config) -> Trainer.Config:
 
 @recipe("videophy2_sft_edge", starts_from="videophy2_sft_nano", aliases=["videophy2_edge"])
 def videophy2_sft_edge(config: Trainer.Config) -> Trainer.Config:
-    """The same for Cosmos3-Edge. Its backbone is not trained here yet: a start says why."""
+    """Variant for Cosmos3-Edge. Its backbone is not supported yet; starting a run explains the reason."""
     config.job.name = "videophy2_sft_edge"
     model = cast(VisionLanguageModel.Config, config.model.config)
     model.policy.backbone = BackboneConfig(model_name="nvidia/Cosmos3-Edge")

@@ -84,7 +84,7 @@ class WanFormats(PipelineFormats):
         return arranged
 
     def finish(self, model: WanGenerator, folder: Path) -> None:
-        """Puts the other expert, or the image encoder, beside this network, file by file as it is."""
+        """Copies the files of the other expert, or of the image encoder, into the export."""
         index = read_json_object(folder / PIPELINE_INDEX)
         if model.config.expert is not None:
             (other,) = (where for name, where in EXPERTS.items() if name != model.config.expert)

@@ -197,14 +197,14 @@ def model_config(config: Trainer.Config) -> WanGenerator.Config:
 
 
 def with_expert(config: Trainer.Config, name: str, boundary: float) -> Trainer.Config:
-    """One of two networks, which starts as the pipeline has it."""
+    """Sets up the high-noise expert of a two-expert pipeline, starting from the pipeline's weights."""
     model, config.checkpoint.load_path = model_config(config), None
     model.expert, model.boundary_ratio, model.pipeline = "high_noise", boundary, PIPELINE
     return rename_run(config, name)
 
 
 def make_twin(config: Trainer.Config, name: str) -> Trainer.Config:
-    """On clips of 9 frames; the pipeline's VAE has 4 latent channels, and its text encoder 32."""
+    """Turns `config` into its tiny variant: 9 frames, a VAE with 4 latent channels, a text encoder with 32 channels."""
     make_tiny_pipeline(config, name, architecture.tiny(), frames=9)
     model_config(config).text_encoder.max_length, config.objective.shift = 16, 1
     config.dataloader_train.max_samples_per_batch = 4

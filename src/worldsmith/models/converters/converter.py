@@ -76,7 +76,11 @@ class Conversion:
     """Bytes of that form."""
 
     def describe(self, bytes_per_number: int) -> str:
-        """For people; `bytes_per_number` is what a weight takes otherwise."""
+        """Describes the conversion for messages.
+
+        Args:
+            bytes_per_number: Bytes per element of an unconverted weight.
+        """
         kinds = Counter(LEAF.search(path)[0] for path in self.paths)  # type: ignore[index]
         listing = ", ".join(f"{number} × {leaf}" for leaf, number in kinds.items())
         text = f"{self.converter}: {len(self.paths)} layer{'s' * (len(self.paths) != 1)} ({listing})"
@@ -169,7 +173,7 @@ def linear_layers(network: nn.Module, parts: NetworkParts, leave_out: Sequence[s
 
 
 def replace_modules(network: nn.Module, modules: Mapping[str, nn.Module]) -> list[str]:
-    """Puts modules in the places of others; the paths."""
+    """Replaces modules of the network by path; returns the paths."""
     for path, module in modules.items():
         parent, _, leaf = path.rpartition(".")
         setattr(network.get_submodule(parent), leaf, module)

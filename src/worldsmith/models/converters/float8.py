@@ -23,10 +23,10 @@ CAPABILITY = (8, 9)
 
 
 class Float8(Converter):
-    """Makes the products of linear layers, forward and backward, in 8-bit floats; weights stay as they are.
+    """Computes the matmuls of linear layers, forward and backward, in float8; weights keep their dtype.
 
-    - All linear layers of the repeated parts whose sizes are multiples of 16; under adapters that is their base.
-    - A pass is faster on GPUs that have such products and with large layers, and no faster without compile.enabled.
+    - Converts all linear layers in repeated layers whose sizes are multiples of 16; with adapters, their base layers.
+    - Faster on GPUs with float8 matmuls, for large layers, and only with compile.enabled.
     """
 
     class Config(Converter.Config):

@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
 
 class HoldsWeight(nn.Module, ABC):
-    """Its parameter `weight`, frozen, stays on the meta device: it says name and shape, as in the plain network."""
+    """A layer with a quantized base weight. The frozen parameter `weight` stays on the meta device, for its name and
+    shape."""
 
     weight: Tensor
     device = torch.device("cpu")
-    """On which it computes; the model sets it."""
+    """Device of the quantized weight; the model sets it."""
     taken: WeightSum | None = None
     """Checksum of the original weight, by which a checkpoint identifies it."""
     held_bytes: int
@@ -29,7 +30,7 @@ class HoldsWeight(nn.Module, ABC):
 
     @abstractmethod
     def hold(self, value: Tensor) -> None:
-        """Takes the weight, of the parameter's shape, from any device."""
+        """Quantizes and stores the weight `value`, which has the parameter's shape, on any device."""
 
 
 @contextmanager

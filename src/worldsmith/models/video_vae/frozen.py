@@ -71,7 +71,7 @@ class FrozenVAE(Configurable):
         return self.model
 
     def release(self) -> bool:
-        """Gives the weights' memory back, until they are needed again; False: there are none."""
+        """Frees the weights until they are needed again; returns False if they were not loaded."""
         return vars(self).pop("model", None) is not None
 
 

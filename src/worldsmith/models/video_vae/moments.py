@@ -36,7 +36,7 @@ class MomentsVAE(FrozenVAE):
 
     class Config(FrozenVAE.Config):
         class_name: ClassVar[str]
-        """In diffusers."""
+        """Class name in diffusers."""
         keeps_moments: ClassVar[bool] = True
 
         scaling_factor: PositiveFactor | None = None
@@ -89,7 +89,7 @@ class MomentsVAE(FrozenVAE):
 
     @property
     def library_model(self) -> Any:
-        """It says the scale that is used here."""
+        """Returns the diffusers VAE, with the scaling factor in use in its config."""
         self.model.register_to_config(scaling_factor=self.scaling_factor)
         return self.model
 

@@ -25,7 +25,7 @@ SHORTEST = 4
 MOST_COMPILED_SHAPES = 64
 
 Caches = tuple[Any, ...]
-"""One entry per causal convolution: its last input frames, or None before the first window."""
+"""Cache of the last input frames per causal convolution; None before the first temporal tile."""
 EncodeWindow = Callable[[nn.Module, Tensor, Caches], tuple[Tensor, Caches]]
 
 
@@ -42,7 +42,7 @@ def window_bounds(frames: int, window: int) -> Iterator[tuple[int, int]]:
 
 
 def encode_window(encoder: nn.Module, frames: Tensor, caches: Caches) -> tuple[Tensor, Caches]:
-    """One window [1, C, T, H, W] through the encoder, and what the next one needs of it."""
+    """Encodes one temporal tile [1, C, T, H, W]; returns the result and the caches for the next tile."""
     kept = list(caches)
     return encoder(frames, feat_cache=kept, feat_idx=[0]), tuple(kept)
 

@@ -39,13 +39,18 @@ class Weight:
 
 
 Table = dict[str, Weight]
-"""By native name."""
+"""Weights by internal parameter name."""
 
 
 def weight_table(config: Model.Config, keys_to_select: Sequence[str] = ()) -> Table | None:
-    """By arithmetic. `keys_to_select`: those of the optimizer. None: something is known from the network alone.
+    """Computes the weight table from the config; None if that requires building the network.
 
-    Raises ValueError for patterns of the config that fit no parameter.
+    Args:
+        config: Config of the model.
+        keys_to_select: Patterns of trained parameters of the optimizer; empty: all.
+
+    Raises:
+        ValueError: If a pattern of the config matches no parameter.
     """
     shapes, held = config.shapes(), dict[str, int]()
     if shapes is None:

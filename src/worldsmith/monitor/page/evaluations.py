@@ -18,12 +18,12 @@ MOST_PARTS = 12
 """Parts of the data whose accuracy is shown, of one evaluation."""
 
 Rows = dict[str, list[str]]
-"""For each figure what each column has."""
+"""Cell texts of each metric, by metric name."""
 
 
 @dataclass(slots=True)
 class Evaluation:
-    """One folder of figures."""
+    """Results of one evaluation folder."""
 
     name: str
     """Folder in the run folder, or the run where several are compared."""

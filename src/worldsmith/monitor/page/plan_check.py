@@ -34,7 +34,7 @@ class Check:
     low: float
     high: float
     measured: float | None
-    """None: not known yet."""
+    """Measured value; None: not known yet."""
     about: str = ""
     is_judged: bool = True
 
@@ -146,13 +146,13 @@ def advice(run: RunFiles, checks: list[Check]) -> Iterator[str]:
 
 
 def checks_in_a_line(checks: list[Check]) -> str:
-    """For a log: what is judged, measured beside planned."""
+    """Formats the comparisons as one log line."""
     told = (f"{c.name[0].lower()}{c.name[1:]} {c.found}, planned {c.planned}" for c in checks if c.is_good is not None)
     return "; ".join(told).replace("\u202f", ",")
 
 
 def plan_in_a_line(plan: Mapping[str, Any]) -> str:
-    """For a log, before anything is measured."""
+    """Formats the plan as one log line, before anything is measured."""
     needed, there = (size(lookup_number(plan, f"memory.{name}_bytes")) for name in ("needed", "gpu"))
     verdict = lookup(plan, "memory.verdict")
     told = f"peak memory {size(planned_peak(plan))}, with margins {needed} of {there}: {verdict}"

@@ -36,7 +36,7 @@ class Section:
 
 @dataclass(slots=True)
 class Page:
-    """All that is shown, and what its script needs."""
+    """Content of the HTML report and the data for its script."""
 
     title: str
     sections: Sequence[Section]
@@ -81,7 +81,11 @@ def section(name: str, title: str, **values: Any) -> Section:
 
 
 def write_html(page: Page, out: Path) -> Path:
-    """Puts the page in place, whole. Raises OSError."""
+    """Writes the HTML report atomically.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
     text = page.html()
     with replacing(out, durable=False) as aside:
         aside.write_text(text, encoding="utf-8")

@@ -221,7 +221,7 @@ def dataset_names(run: RunFiles) -> list[str]:
 
 
 def fact(name: str, value: str, note: str = "") -> dict[str, str]:
-    """One entry of the head of the page."""
+    """Returns one entry of the report's header."""
     return {"name": name, "value": value, "note": note}
 
 

@@ -125,7 +125,7 @@ def read_picture(file: Path) -> tuple[str, bytes] | None:
 
 @dataclass(slots=True)
 class Shown:
-    """One sample: a video or an image, or an answer."""
+    """A generated sample: a video, an image or an answer."""
 
     caption: str
     source: str | None = None
@@ -193,7 +193,7 @@ def count_rows(run: RunFiles) -> int:
 
 
 def group_by_prompt(rows: Sequence[PromptSamples]) -> list[tuple[str, list[PromptSamples]]]:
-    """Each prompt with its rows, in the order of the prompts' first appearance."""
+    """Groups rows by prompt, in the order of first appearance."""
     found: dict[str, list[PromptSamples]] = {}
     for row in rows:
         found.setdefault(row.prompt, []).append(row)
@@ -268,7 +268,7 @@ def missing(run: RunFiles, file: str) -> str:
 
 
 def pick_evenly(steps: Sequence[int], most: int) -> set[int]:
-    """At most so many of the steps, evenly, with the first and the last."""
+    """Selects at most `most` evenly spaced steps, including the first and the last."""
     if len(steps) <= most:
         return set(steps)
     return {steps[round(i * (len(steps) - 1) / (most - 1))] for i in range(most)}

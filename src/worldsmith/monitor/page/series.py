@@ -47,9 +47,9 @@ class Bucket:
 
 @dataclass(slots=True)
 class Series:
-    """One figure over steps, in so many buckets at most that keep its least, greatest and mean values.
+    """A metric over steps, downsampled to a limited number of buckets with min, max and mean.
 
-    A bucket holds the values of `width` steps; there is one value in each until there are too many of them.
+    A bucket covers `width` steps; `width` is 1 until the limit is exceeded.
     """
 
     width: int = 1
@@ -106,7 +106,7 @@ class MetricsReader:
         self.inode = inode
         self.position = 0
         self.series: dict[str, Series] = {}
-        """By name; those within a mapping are `name/key`."""
+        """Series by metric name; entries of a mapping are `name/key`."""
         self.latest: dict[str, Any] = {}
         """The newest value of everything."""
         self.missing: Counter[str] = Counter()
@@ -115,7 +115,11 @@ class MetricsReader:
         self.step: int | None = None
 
     def read(self) -> None:
-        """Takes in the lines that are complete. Raises OSError; a file that is not there holds none."""
+        """Reads new complete lines of the metrics file; a missing file is treated as empty.
+
+        Raises:
+            OSError: If the file is not readable.
+        """
         try:
             require_regular(self.path)
             file = self.path.open("rb")

@@ -17,7 +17,7 @@ ABSENT = "–"
 
 @dataclass(frozen=True, slots=True)
 class ConfigValue:
-    """One value of the config."""
+    """A config value shown in the report."""
 
     path: str
     value: str

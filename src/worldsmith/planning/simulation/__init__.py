@@ -1,1 +1,1 @@
-"""One rank of a run, carried out without memory."""
+"""Simulates one rank of a run on fake tensors."""

@@ -108,7 +108,7 @@ class InspectedSample:
 
 
 class Inspector(SampleMaker[InspectedSample]):
-    """Makes samples with the maker of a run, in its worker processes, and drops their images and videos there."""
+    """Builds samples as a run does, in worker processes, and drops their images and videos there."""
 
     def __init__(self, maker: SampleMaker[Any]) -> None:
         self.maker, self.dataset = maker, maker.dataset

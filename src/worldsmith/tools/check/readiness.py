@@ -54,7 +54,7 @@ class Needs:
     hub: list[dict[str, Any]] = field(default_factory=list)
     """Components on the hub: the field, the repository, the state, and the bytes to download."""
     credentials: dict[str, bool] = field(default_factory=dict)
-    """By name: whether a credential that the run may need is set."""
+    """Credentials that the run may need, by name: whether they are set."""
     remarks: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 

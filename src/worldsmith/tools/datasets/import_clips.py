@@ -71,7 +71,7 @@ class ImportClips(Action):
         window_frames: Count | None = None
         """Length of a window; null: all of a clip, or of a scene."""
         window_seconds: PositiveFactor | None = None
-        """The same by time, at the frame rate of each clip."""
+        """Window length in seconds, at the frame rate of each clip."""
         overlap: Annotated[float, Range(ge=0, lt=1)] = 0.0
         """Part of a window that the next one repeats."""
         min_frames: Count = 1

@@ -59,7 +59,7 @@ class PreviewChats(Action):
         count: Count = 3
         """Number of conversations to show."""
         frames: Count = 8
-        """At most so many frames of a video are shown."""
+        """Max number of frames shown per video."""
         out: str | None = None
         """Folder for the frames as PNG files; null: they are shown in the terminal, if it has colours."""
 

@@ -326,7 +326,12 @@ def download(url: str, target: Path, *, attempts: int = 5, timeout: float = 60.0
 
 
 def fetch(url: str, target: Path, timeout: float) -> None:
-    """One attempt. Raises ConnectionError for a part of what was announced, ValueError for 0 bytes."""
+    """Downloads a file, without retries.
+
+    Raises:
+        ConnectionError: If the download is shorter than announced.
+        ValueError: If it has 0 bytes.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     with urllib.request.urlopen(url, timeout=timeout) as response, replacing(target) as aside:
         with open(aside, "wb") as out:

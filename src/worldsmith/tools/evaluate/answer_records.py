@@ -55,7 +55,7 @@ class Asked:
     """Records to evaluate."""
 
     rows: list[Row] = field(default_factory=list)
-    """One for each record, in the order of the data set."""
+    """One row per record, in dataset order."""
     turns: dict[str, Sequence[Turn]] = field(default_factory=dict)
     """The question, by the id of the row; those of records that cannot be used are not there."""
     kinds: dict[str, str] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Asked:
         return {row.id: row.gt for row in self.rows if row.id in self.turns}
 
     def share(self, number: int, count: int) -> list[tuple[str, Sequence[Turn]]]:
-        """Every `count`-th record from `number` on, of those that can be asked."""
+        """Returns every `count`-th answerable record, starting at `number`."""
         return [(row.id, self.turns[row.id]) for row in self.rows[number::count] if row.id in self.turns]
 
     def media(self) -> list[str]:

@@ -315,7 +315,7 @@ class Exam:
     dataset: ChatDataset
     asked: Asked
     tasks: Mapping[str, AnswerTask]
-    """By the id of the record."""
+    """Tasks by record id."""
     skipped_metrics: Mapping[str, str]
     """Metrics that cannot be computed, with the reason."""
 

@@ -43,7 +43,7 @@ class HeldOutLoss:
     """The training objective on each clip, with one draw of noise per clip that follows from the seed."""
 
     losses: dict[str, float | str] = field(default_factory=dict)
-    """By the key of the clip's window; text says why there is none."""
+    """Losses by window key; a text states why a loss is missing."""
     left_out: list[dict[str, Any]] = field(default_factory=list)
 
 

@@ -137,7 +137,7 @@ def read_known(file: Path, signature: str) -> dict[str, Any]:
 
 
 def draw(sheet: Path, samples: Mapping[str, Sequence[GeneratedVideo]]) -> None:
-    """Each model's videos, and the real ones where any is known."""
+    """Writes a contact sheet of each model's videos, and of the real ones if known."""
     import torch
 
     from worldsmith.sampling.video_writer import contact_sheet, few_frames
@@ -176,8 +176,8 @@ class Scores:
     """Values of one output of a metric for one model."""
 
     values: Mapping[str, float | str]
-    """By sample, group of samples, or clip; of all samples together under an empty name. Text states why there is no
-    number."""
+    """Values by sample, group of samples, or clip; the empty name is for all samples together. A text states why a
+    value is missing."""
     samples: int | None = None
     """Number of samples that were measured together; None: each value is of its own sample."""
 

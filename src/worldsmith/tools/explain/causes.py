@@ -55,7 +55,7 @@ class LogPosition(NamedTuple):
 
 @dataclass(slots=True)
 class Cause:
-    """One error of a log, wherever and however often it stands there."""
+    """An error in a log, with all its occurrences."""
 
     pattern: ErrorPattern
     text: str = ""
@@ -214,7 +214,7 @@ def last_error(streams: Sequence[Stream]) -> tuple[str, LogPosition] | None:
 
 @dataclass(frozen=True, slots=True)
 class ErrorPattern:
-    """One row of the table."""
+    """Pattern of a known error."""
 
     id: int
     name: str
@@ -226,11 +226,11 @@ class ErrorPattern:
     remedies: tuple[str, ...]
     """Fixes, most likely first, as templates of `explanation.render_remedy`."""
     needs: tuple[re.Pattern[str], ...] = ()
-    """One of them must be found somewhere in the log too, if there are any."""
+    """At least one of these must match elsewhere in the log; empty: no condition."""
     raised_in: tuple[re.Pattern[str], ...] = ()
     """If not empty, the traceback frame that raised the error must match one of these expressions."""
     less: tuple[str, ...] = ()
-    """Two named groups, if any: a line shows the error only if the first is the smaller number."""
+    """Two named groups or none: a line matches only if the number in the first group is smaller."""
     over: tuple[int, ...] = ()
     """Patterns that are not meant where this one is found: it says the same of less."""
     at_least: int = 1
@@ -271,7 +271,7 @@ def any_case(expressions: tuple[re.Pattern[str], ...]) -> tuple[re.Pattern[str],
 
 @functools.cache
 def patterns() -> Mapping[int, ErrorPattern]:
-    """All rows by number. Numbers up to 58 are errors of Cosmos-RL and TAO, those from 101 all others."""
+    """Returns all patterns by number: up to 58 errors of Cosmos-RL and TAO, from 101 all others."""
     files = sorted((Path(__file__).parent / "patterns").glob("*.toml"))
     rows = [row for file in files for row in tomllib.loads(file.read_text(encoding="utf-8"))["pattern"]]
     return {row["id"]: read(**row) for row in rows}

@@ -39,7 +39,7 @@ SPEC_KEYS = {
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """One sentence, and the override words in it."""
+    """A fix: one sentence, and the overrides in it."""
 
     text: str
     words: tuple[str, ...] = ()
@@ -209,7 +209,7 @@ def after_error(error: BaseException, run: Run) -> list[str]:
 
 
 def after_text(text: str, run: Run | None) -> list[str]:
-    """The same for the text of an error. A doubt is not said here: the error itself stands right above."""
+    """Explains the text of an error, without expressing uncertainty, since the error is printed directly above."""
     causes = [cause for cause in find_causes(split(text, "the error")) if not cause.pattern.fallback]
     if not causes:
         return []

@@ -26,7 +26,7 @@ OF_A_RANK = re.compile(r"rank_(\d+)\.log$|(?:^|/)(\d+)/std(?:err|out)\.log$")
 
 
 class Line(NamedTuple):
-    """One line of a file, without what stands before it for its rank."""
+    """A log line without the prefix of its rank."""
 
     number: int
     text: str

@@ -55,7 +55,7 @@ INDEX = {
 
 
 class Convert(Action):
-    """Makes a base checkpoint out of weights in another format."""
+    """Converts weights in another format into a base checkpoint."""
 
     places: ClassVar[tuple[str, ...]] = ("source",)
     aliases: ClassVar[dict[str, str]] = {"-o": "out", "--checkpoint-path": "source"}

@@ -26,7 +26,7 @@ FAILED = ("prep_error", "gen_error")
 
 
 class AnswerRow(NamedTuple):
-    """One answer of an evaluation: the file, the number of the row in it, from 0, and the row."""
+    """An answer of an evaluation: its file, 0-based row index, and row."""
 
     file: str
     number: int
@@ -55,7 +55,7 @@ class EvaluationResults:
 
     @cached_property
     def answers(self) -> list[AnswerRow]:
-        """All answers. An id that several rows of a file have is removed from them."""
+        """Returns all answers; ids that occur more than once in a file are removed from the rows."""
         found = []
         for file in self.files:
             rows = read_rows(file)

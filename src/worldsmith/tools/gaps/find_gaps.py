@@ -223,7 +223,7 @@ def count_gaps(answers: Sequence[AnswerRow], gaps: Sequence[Mapping[str, Any]]) 
 
 
 def are_there(media: Sequence[str]) -> bool | None:
-    """Whether all files are there; None for no files, and where a place cannot be reached."""
+    """Returns whether all files exist; None without files, or if a storage location is not reachable."""
     try:
         return all(map(exists, media)) if media else None
     except UserError:

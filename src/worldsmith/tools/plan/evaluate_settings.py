@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 REFUSED = (UserError, ValueError, NotImplementedError)
 """Exceptions of settings that the run does not allow."""
 MOST_KEPT = 22.0
-"""At most so much processor time is kept for carrying out the best setting with all layers."""
+"""Max CPU seconds reserved for simulating the best setting with all layers."""
 
 
 class Clock:
@@ -89,7 +89,7 @@ class Fitting:
         """The most processor time of one that was carried out with all layers."""
 
     def with_clips(self, clips: Learned) -> Fitting:
-        """The same search with other clips, whose settings take about as much time."""
+        """Returns the search for other clip sizes, with the same time statistics."""
         other = Fitting(self.read, ranks=self.ranks, gpu=self.gpu, told=self.told, clock=self.clock, clips=clips)
         other.seconds, other.longest_of_all = self.seconds, self.longest_of_all
         return other
@@ -211,7 +211,7 @@ class Fitting:
         return work
 
     def with_ranks(self, ranks: int) -> Fitting:
-        """The same search on another number of GPUs, with the same samples on each of them."""
+        """Returns the search for another number of GPUs, with the same samples per GPU."""
         other = Fitting(self.read, ranks=ranks, gpu=self.gpu, batches=self.data.batches, told=self.told)
         other.encodings, other.lists, other.weighs_samples = self.encodings, self.lists, self.weighs_samples
         return other

@@ -31,7 +31,7 @@ class Enough:
     """A number of GPUs with which a setting fits."""
 
     gpus: int | None
-    """None: no number is enough; 0: not known, since each setting was refused."""
+    """Number of GPUs that is enough; None: no number is; 0: not known, since all settings were rejected."""
     tried: Tried | None = None
     """The setting that fits."""
 
@@ -43,7 +43,7 @@ class Fits:
     now: Tried | None
     """The run as it is; None where its degrees are not for so many GPUs, or where it was not tried."""
     best: Sequence[Tried]
-    """At most three."""
+    """Best settings, at most three."""
     others: Mapping[str, Sequence[Tried]]
     """Settings that differ from the best one in a single option, by that option."""
     nearest: Tried | None
@@ -294,7 +294,7 @@ def row(about: str, text: str, *, first: int = FIRST) -> Iterator[str]:
 
 
 def fit_facts(fits: Fits) -> dict[str, Any]:
-    """The same as plain data: bytes and seconds."""
+    """Returns the result as JSON data, in bytes and seconds."""
     return {
         "as_it_is": None if fits.now is None else facts(fits.now),
         "best": [facts(tried) for tried in fits.best],

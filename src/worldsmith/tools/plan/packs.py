@@ -1,4 +1,4 @@
-"""The same samples of a step in more and smaller packs, or in fewer and larger ones."""
+"""Repacks the samples of a step into more, smaller packs or fewer, larger ones."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def merge(batches: Sequence[Sequence[Any]], times: int, limits: PackLimits) -> P
 
 
 def split(batches: Sequence[Sequence[Any]], times: int, limits: PackLimits) -> Packing | None:
-    """Each pack as so many; None where it cannot be divided evenly enough for smaller limits to do the same."""
+    """Splits each pack into `times` packs; None if no smaller limits would produce the same split."""
     parts = [part for pack in batches for part in balanced(pack, times)]
     if not all(parts):
         return None

@@ -121,7 +121,7 @@ class PlanRun(RunAction):
         return Result(lines, fit_facts(fits), INTERRUPTED if fits.stopped == "interrupted" else 0 if fits.best else 1)
 
     def facts(self) -> dict[str, Any]:
-        """The same for programs; of a quick plan the keys that are known."""
+        """Returns the plan as JSON data; a quick plan has only the known keys."""
         if not self.config.quick:
             return self.exact.to_json()
         known = {"run": self.name, "family": self.tree.model.name, "gpus": self.ranks, "degrees": asdict(self.degrees)}
@@ -176,8 +176,7 @@ def launch_words(ranks: int, per_machine: int) -> list[str]:
 
 
 class Progress:
-    """Says on stderr what is being tried: on a line of the terminal that the next one replaces; through a pipe a line
-    every few seconds."""
+    """Shows progress on stderr: a status line in a terminal, or one line every few seconds in a pipe."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock, self.said_at = clock, -EVERY

@@ -27,14 +27,14 @@ class Tried:
 
     setting: Setting
     memory: MemoryVerdict | None = None
-    """None: it was refused."""
+    """Memory verdict; None: the setting was rejected."""
     work: StepWork | None = None
-    """None: what lasts from step to step is too large already."""
+    """Simulated work; None: the training state already exceeds the memory."""
     seconds: EstimateRange | None = None
     """Estimated seconds per step."""
     refused: str = ""
     whole: bool = False
-    """Whether all layers were carried out, and all phases."""
+    """Whether all layers and phases were simulated."""
 
     @property
     def fits(self) -> bool:

@@ -37,7 +37,7 @@ class Learned:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Setting:
-    """One choice for each knob. `words` are what it changes of the run."""
+    """A choice for each option. `words` are its overrides of the run."""
 
     learned: Learned
     words: tuple[str, ...]
@@ -283,7 +283,7 @@ def changed_words(words: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def degree_words(config: Trainer.Config, ranks: int, replicas: int, context: int) -> dict[str, str]:
-    """So that the weights are cut among all ranks of a replica."""
+    """Returns overrides that shard the weights over all ranks of a replica."""
     asked = config.model.config.parallelism
     shard = ranks // replicas // context
     wanted = (shard, replicas, context)

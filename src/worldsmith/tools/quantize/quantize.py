@@ -291,7 +291,7 @@ def conversations(dataset: ChatDataset, count: int) -> Asked:
 
 
 def spread_indices(dataset: ChatDataset, count: int) -> list[int]:
-    """At most so many indices, evenly over the data set."""
+    """Returns at most `count` evenly spaced indices of the dataset."""
     count = min(count, len(dataset))
     return [index * len(dataset) // count for index in range(count)]
 
@@ -324,7 +324,7 @@ def reasons(left_out: Mapping[str, int]) -> str:
 
 
 def summarize_quantization(facts: dict[str, Any], place: Path) -> list[str]:
-    """For people; the last line says whether the result may be used."""
+    """Formats the result; the last line states whether the quantized model is usable."""
     size = facts["size"]
     lines = [
         f"quantized    {place} ({facts['scheme']}): {size['quantized'] / size['numbers']:.0%} of the numbers",

@@ -39,9 +39,9 @@ class Exports:
 
     findings: list[Finding] = field(default_factory=list)
     written: dict[str, str] = field(default_factory=dict)
-    """By format, in words."""
+    """Description by written format."""
     refused: dict[str, str] = field(default_factory=dict)
-    """By format: why it is not for this model."""
+    """Reasons by format that does not support this model."""
 
 
 class ShapesOnly(WeightSource):
@@ -104,7 +104,7 @@ class TrainedModel(StoredModel):
 
 
 def rehearse_exports(config: Trainer.Config) -> Exports:
-    """Every format of the family, of the network at its full size."""
+    """Checks every export format of the model family for the network at its full size."""
     network = config.model.config.build(device="meta").network
     model, done = TrainedModel.of(config, network), Exports()
     formats = formats_of(model.spec.name)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.planner import SavePlan
 
 OWN = "rng_state_"
-"""Each rank has its own of these, with its number after it."""
+"""Name prefix of tensors that differ per rank; the rank index follows."""
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 """First corner and size of a piece of a tensor."""
 
@@ -62,9 +62,10 @@ def compare_weights(records: Sequence[RankRecord], shares: int) -> Iterator[Find
 
 
 def compare_traces(records: Sequence[RankRecord]) -> list[Finding]:
-    """Whether all ranks call the same collectives in the same order: else a run hangs, or mixes up what it is sent.
+    """Finds ranks that call other collectives, or in another order, than the other ranks of their groups.
 
-    Compares each rank with the first one with which it shares a group, in the groups that both belong to.
+    Such a run would hang or exchange wrong tensors. Each rank is compared with the first one with which it shares a
+    group.
     """
     found: dict[int, Finding] = {}
     firsts: dict[tuple[int, ...], RankRecord] = {}
@@ -163,7 +164,7 @@ def check_save(records: Sequence[RankRecord], *, shares: int, all_ranks: bool) -
 
 
 def pieces_by_name(plans: Mapping[int, SavePlan]) -> dict[str, list[TensorShard]]:
-    """Who wants to write what of each tensor."""
+    """Returns the shards that ranks would write, by tensor name."""
     found: dict[str, list[TensorShard]] = defaultdict(list)
     for rank, plan in plans.items():
         for item in plan.items:

@@ -1,4 +1,4 @@
-"""One rank of a rehearsed run: built, stepped once, and asked what it would save and what it would read again."""
+"""Simulates one rank of a rehearsal: build, one step, the plan of a save, and a resume."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ class RankWeight:
 
 @dataclass(frozen=True, slots=True)
 class RankRecord:
-    """One rank's building, first step and save."""
+    """Record of one rank: build, first step and save."""
 
     rank: int
     data_rank: int
     weights: Mapping[str, RankWeight] = field(default_factory=dict)
-    """By native name."""
+    """Weights by internal parameter name."""
     trace: Sequence[Sent] = ()
     """Collectives of the first step, in their order."""
     plans: Mapping[str, SavePlan] = field(default_factory=dict)
@@ -179,7 +179,7 @@ def is_sharded(tensor: torch.Tensor) -> bool:
 
 
 class LayoutKeeper:
-    """In the place of a `Checkpointer`: keeps what is saved, and compares what is read with the layout alone."""
+    """Replaces `Checkpointer`: records saves, and checks loads against the layout of a checkpoint."""
 
     def __init__(self, world: Any, folder: Path) -> None:
         self.world, self.folder = world, folder
@@ -227,7 +227,7 @@ def require_filled(state: Mapping[str, Any], items: Sequence[Any]) -> None:
 
 
 class NoLoader(SimpleNamespace):
-    """In the place of a loader whose data are not there."""
+    """Replaces the data loader if the dataset is not available."""
 
     def __init__(self, world_size: int) -> None:
         super().__init__(world_size=world_size)

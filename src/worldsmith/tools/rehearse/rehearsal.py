@@ -72,7 +72,7 @@ class Rehearsal:
         return len(self.rehearsed) == self.ranks
 
     def lines(self) -> Iterator[str]:
-        """For people: what is wrong, else what was seen."""
+        """Yields the output lines: the findings, or a summary if there are none."""
         if self.findings:
             yield f"{len(self.findings)} thing{'s' * (len(self.findings) > 1)} would go wrong on {self.ranks} ranks:"
             for finding in self.findings:
@@ -165,7 +165,7 @@ def rehearse_resume(cast: Cast, done: Rehearsal) -> Iterator[Finding]:
 
 
 def any_degrees(config: Trainer.Config) -> Trainer.Config:
-    """The same run with degrees that another number of ranks can have."""
+    """Returns the config with parallelism degrees that fit other numbers of ranks."""
     config = deepcopy(config)
     parallelism = config.model.config.parallelism
     parallelism.data_parallel_shard_degree, parallelism.data_parallel_replicate_degree = -1, 1
@@ -180,7 +180,8 @@ def usual_ranks(config: Trainer.Config) -> int:
 
 
 def chosen_ranks(ranks: int, degrees: Degrees) -> list[int]:
-    """All of few ranks; of many the first and the last, and those at the borders of their groups."""
+    """Selects the ranks to simulate: all of them, or for many ranks the first, the last and those at group
+    boundaries."""
     if ranks <= MOST:
         return list(range(ranks))
     borders = {0, 1, ranks - 2, ranks - 1}

@@ -114,7 +114,7 @@ def comparison(runs: Sequence[RunFiles], place: PageBudget) -> Page:
 
 
 def names_of(runs: Sequence[RunFiles]) -> list[str]:
-    """As much of the end of each path as tells the runs apart."""
+    """Returns the shortest path suffixes that distinguish the runs."""
     ends = [[str(Path(*run.folder.resolve().parts[-length:])) for length in range(1, 99)] for run in runs]
     counted = [Counter(names[length] for names in ends) for length in range(98)]
     return [next((n for n, count in zip(names, counted, strict=True) if count[n] == 1), names[-1]) for names in ends]

@@ -68,7 +68,7 @@ class PageServer(ThreadingHTTPServer):
             self.free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Says nothing of a connection that its browser has closed or left."""
+        """Ignores connections that the browser closed."""
         if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):
             super().handle_error(request, client_address)
 
@@ -150,7 +150,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Says nothing of each request."""
+        """Disables the log of requests."""
 
 
 def span(first: str, last: str, size: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""One way to draw the values of a field, as Optuna knows it."""
+"""Search dimension: maps suggestions of Optuna to values of a field."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DIGITS = 4
 
 @dataclass(frozen=True)
 class Dimension:
-    """One way to draw one field: what Optuna knows under `name`."""
+    """Search dimension of one field, under the name `name` in Optuna."""
 
     name: str
     path: str

@@ -80,9 +80,9 @@ class FinalData:
                 )
 
     def validated(self, settings: Sequence[str], run: Path, folder: Path) -> dict[str, float]:
-        """All figures of a run's best weights, where it keeps them, or else of its last ones.
+        """Returns the validation metrics of a run's best weights, or of the last ones if it does not keep the best.
 
-        As a new run in one process would find them, which starts from these weights and validates before any step.
+        They are computed by a new run in one process that starts from these weights and validates before any step.
         """
         start = {
             "load_path": str((read_best(run / "checkpoints") or run).absolute()),
@@ -100,7 +100,7 @@ class FinalData:
             trainer.lock.release()
 
     def evaluated(self, run: Path, folder: Path) -> dict[str, float | None]:
-        """All numbers of `worldsmith evaluate`."""
+        """Returns all metrics of `worldsmith evaluate`."""
         words = ["evaluate", str(run), "-o", str(folder), "--json", "--", *self.evaluate, *self.data]
         folder.mkdir(exist_ok=True)
         again = TrialRun(folder, [], self.metric, after=words)

@@ -18,7 +18,7 @@ from worldsmith.tools.tune.record import LEAST
 from worldsmith.tools.tune.space import Space
 
 TICKS = 4
-"""On an axis of numbers, about."""
+"""Approximate number of ticks on a numeric axis."""
 FEWEST = 2
 """Complete trials that a chart needs."""
 Lines = Sequence[Mapping[str, Any]]

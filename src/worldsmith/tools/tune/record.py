@@ -75,7 +75,7 @@ class Record:
         return min(found, key=lambda trial: (sign * value_of(trial), trial.number), default=None)
 
     def lines(self) -> list[dict[str, Any]]:
-        """All trials that have ended, as plain data."""
+        """Returns all ended trials as plain data."""
         return [line_of(trial, self.path(trial.number)) for trial in self.finished]
 
     def write_lines(self) -> None:

@@ -68,7 +68,11 @@ class Source:
     """A run or a result whose weights the run starts from; a spec may name it, too."""
 
     def with_parent_found(self) -> Source:
-        """The same run, with the parent's weights and model in words. Raises UserError for a parent that cannot be."""
+        """Returns the source with overrides for the parent's weights and model.
+
+        Raises:
+            UserError: If the parent is not usable.
+        """
         of_spec, of_run = self.split()
         parent = self.parent
         if of_spec is not None:
@@ -96,7 +100,11 @@ class Source:
         return launched(["train", *source, *parent, *(["--", *of_run] if of_run else [])], processes)
 
     def as_new_run(self) -> Source:
-        """The same run, without resuming an earlier one. Raises ConfigError."""
+        """Returns the source with resuming disabled.
+
+        Raises:
+            ConfigError: If the config is invalid.
+        """
         if not self.resumes():
             return self
         kept = [word for word in self.words if key_of_word(word) not in RESUMES or not is_true(word)]

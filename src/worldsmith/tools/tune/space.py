@@ -109,9 +109,10 @@ class Space:
         return list(dict.fromkeys(dimension.path for dimension in self.dimensions))
 
     def leave_out(self, chosen: dict[str, Any], given: Mapping[str, str]) -> None:
-        """Takes marked fields out that no number can stand for, and keys of a spec that a field of the run replaces.
+        """Removes fields without a searchable value, and spec keys that a field of the run replaces, from `chosen`.
 
-        Raises UserError for such a key that was asked for.
+        Raises:
+            UserError: If the user requested such a key.
         """
         searched = [parse_path(path) for path in given if self.spec and self.spec.key(path) is None]
         for path in list(chosen):
@@ -260,7 +261,11 @@ class Space:
 
 
 def ordered(fields: Mapping[str, tuple[Sequence[Search], Any]]) -> dict[str, tuple[Sequence[Search], Any]]:
-    """Each field after those of its marks' conditions and ratios. Raises UserError where they go in a circle."""
+    """Sorts fields so that each one follows those in its conditions and ratios.
+
+    Raises:
+        UserError: If the dependencies are circular.
+    """
     found: dict[str, tuple[Sequence[Search], Any]] = {}
 
     def visit(path: str, above: tuple[str, ...]) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SAMPLERS = Literal["tpe", "random"]
 Direction = Literal["minimize", "maximize"]
-"""As Optuna calls it."""
+"""Direction of the objective, as named by Optuna."""
 PRUNERS = Literal["none", "asha", "hyperband", "median"]
 TRIES = 100
 """Draws in a row that cannot run, or ran before, until nothing more is tried. The second half is drawn at random."""
@@ -62,7 +62,7 @@ class TrialPlan:
         return cls(said["trial"], said["settings"], said["drawn"], kinds, said["refused"])
 
     def at_work(self) -> FrozenTrial:
-        """As Optuna knows a trial that has no result yet."""
+        """Returns the Optuna trial of a running trial."""
         from optuna.trial import TrialState, create_trial
 
         return create_trial(state=TrialState.RUNNING, params=self.drawn, distributions=self.distributions)

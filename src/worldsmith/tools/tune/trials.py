@@ -45,7 +45,7 @@ class AtWork:
 
 @dataclass(slots=True)
 class Trials:
-    """Gives slots to trials and keeps what becomes of them."""
+    """Assigns trials to slots and records their results."""
 
     record: Record
     setup: StudySetup
@@ -57,7 +57,7 @@ class Trials:
     told: set[int] = field(default_factory=set)
     """Trials of which it was said that they wait."""
     failed: int = 0
-    """In a row, of this command."""
+    """Number of consecutive failed trials in this command."""
 
     def work(self, asked: Callable[[], str | None], deadline: float = math.inf) -> str | None:
         """Returns why it ended early, if it did: "stopped", "time" or "exhausted". Raises UserError."""
@@ -97,7 +97,11 @@ class Trials:
         )
 
     def start(self) -> None:
-        """Gives a slot to the next trial. Raises ExhaustedError or UserError when there is none."""
+        """Starts the next trial in a free slot.
+
+        Raises:
+            ExhaustedError: If all settings were tried (UserError if none can run).
+        """
         number = self.next
         tried = {n: plan.settings for n in range(number) if (plan := self.plan(n))}
         known = self.known(number)

@@ -64,7 +64,7 @@ class Tune(Action):
         trials: Annotated[int, Range(ge=2)] = 20
         """Trials in all, with the run as it is; a greater number goes on."""
         hours: PositiveFactor | None = None
-        """No trial starts after so long a time of this command; null: no limit."""
+        """Time limit of this command in hours, after which no trial starts; null: no limit."""
         parallel: Count = 1
         """Trials at work at once: each has a GPU for each of its processes, or its part of the processors."""
         metric: str = "val/loss"
@@ -83,9 +83,9 @@ class Tune(Action):
         pruner: PRUNERS = "none"
         """Pruner of Optuna, which ends trials with worse validations than others."""
         reduction: Annotated[int, Range(ge=2)] = 3
-        """One of so many goes on at each rung of asha and hyperband."""
+        """Reduction factor of asha and hyperband: one of this many trials continues at each rung."""
         least_validations: Count = 1
-        """No trial ends before so many validations."""
+        """Min number of validations before a trial can be pruned."""
         seed: Seed = 0
         """Seed of what is drawn; the runs have their own."""
         request: str = ""
@@ -195,7 +195,7 @@ class Results:
     """The figures on the final data, `best` and `as_it_is`."""
 
     def changed(self) -> None:
-        """Says how a trial has ended, and brings the files up to date."""
+        """Prints the result of a trial and updates the files."""
         record, best = self.record, self.record.best
         trial = record.finished[-1]
         line = line_of(trial, record.path(trial.number))
@@ -230,7 +230,7 @@ class Results:
         return facts
 
     def write_record(self) -> None:
-        """Says what the best settings were found with: what the run of the best trial says of itself."""
+        """Writes the lineage record of the best settings, from the record of the best trial's run."""
         record, best = self.record, self.record.best
         run = record.path(best.number) if best else None
         if run is None or (known := record_of(run)) is None:

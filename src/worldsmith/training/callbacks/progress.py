@@ -57,10 +57,10 @@ class IterSpeed(Callback):
 
 
 class HeartBeat(Callback):
-    """Says in `status.json`, in the run folder, where the run stands: state, step, what it does, time left.
+    """Writes `status.json` in the run folder: state, step, current activity and remaining time.
 
-    `state` is `starting` until the first batch is read, then `running`, and at the end `finished`, `stopped` (it can be
-    resumed) or `failed`, with a `reason`. A run that died without a word has an old `updated` and nobody at its lock.
+    `state` is `starting` until the first batch is read, then `running`, and at the end `finished`, `stopped` (can be
+    resumed) or `failed`, with a `reason`. A run that was killed has an old `updated` and an unlocked folder.
     """
 
     class Config(Callback.Config):

@@ -46,7 +46,7 @@ class ChatDataset(Configurable, StreamDataset):
         return {}
 
     def in_order(self) -> Iterator[int | Rejection]:
-        """Every record of the data set: the index of its conversation, or why it has none."""
+        """Yields each record of the dataset: the index of its conversation, or the rejection."""
         yield from self.rejections
         yield from range(len(self))
 

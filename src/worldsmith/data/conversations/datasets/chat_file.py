@@ -41,7 +41,7 @@ class Entry:
     number: int
     """Which record of the file it is, from 0."""
     files: tuple[str, ...]
-    """Its images and videos, as far as they are files."""
+    """Files of its images and videos."""
     shows_video: bool
 
     @property

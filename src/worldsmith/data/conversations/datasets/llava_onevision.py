@@ -31,7 +31,7 @@ class LlavaOneVision(ChatDataset):
         streaming: bool = False
         """Read from the hub while training. The loader then needs shuffle = false."""
         limit: NotNegative = 0
-        """At most so many records, from the first on; 0 = all."""
+        """Max number of records, from the first; 0: all."""
 
     def __init__(self, config: Config) -> None:
         """Raises DataError when the library is not installed or the data set cannot be loaded."""

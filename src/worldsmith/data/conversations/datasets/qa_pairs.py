@@ -37,7 +37,7 @@ class QaPairsDataset(ChatFile):
         return (path / f"{path.name}{SUFFIX}").is_file() or (path.is_file() and path.name.endswith(SUFFIX))
 
     def read_records(self) -> Iterator[tuple[int, int | None, Any]]:
-        """Each question with its video; a record without any is one that cannot be used."""
+        """Yields each question with its video; a record without questions is rejected."""
         number = 0
         for record in read_list(self.file):
             pairs = record.get("qa_pairs") if isinstance(record, dict) else None

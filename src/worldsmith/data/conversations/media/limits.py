@@ -40,7 +40,7 @@ class VideoStyle:
 
 QWEN3_VL = VideoStyle()
 STYLES = {"qwen2_5_vl": VideoStyle(times_as_text=False, per_frame=True, without_file=True)}
-"""By the `model_type` of config.json; all others are shown videos as Qwen3-VL."""
+"""Video styles by `model_type` of config.json; other models use that of Qwen3-VL."""
 CAPPED_SHARE, LEAST_GROWTH = 0.9, 1.05
 """Max fraction of `max_video_tokens` for one video; and min factor of the pixels of a capped frame over the min
 pixels."""
@@ -69,7 +69,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class VideoLimits(Limits):
-    """The same for videos, and how many frames are taken of one."""
+    """Limits on videos, including the number of sampled frames."""
 
     fps: float
     min_frames: int
@@ -146,7 +146,7 @@ def warn_of_defaults(folder: Path) -> None:
 
 
 def find_style(folder: Path) -> VideoStyle:
-    """By the folder's config.json; a folder without one is shown videos as Qwen3-VL."""
+    """Returns the video style from the folder's config.json; that of Qwen3-VL if it does not exist."""
     return STYLES.get(str(read_optional_json(folder / CONFIG_FILE).get("model_type")), QWEN3_VL)
 
 

@@ -72,9 +72,9 @@ class MediaProcessor(Configurable):
         nframes: Annotated[Count, Search(low=4, high=32, power_of_two=True, when="fps=null"), Popular()] | None = None
         """Frames taken of every video; a shorter one gives all it has."""
         min_frames: Count | None = None
-        """At least so many by fps, while the video has them; unset = as the model folder says (4)."""
+        """Min sampled frames with fps, if the video has them; unset: as in the model folder (4)."""
         max_frames: Count | None = None
-        """At most so many by fps; unset = as the model folder says (768)."""
+        """Max sampled frames with fps; unset: as in the model folder (768)."""
         min_pixels: Count | None = None
         """Least pixels of an image or of a frame; unset = as the model folder says."""
         max_pixels: Count | None = None

@@ -238,7 +238,7 @@ def put_caps(t: SpecTranslation, loader: str, samples: int, source: str) -> None
 
 
 def hold_out(t: SpecTranslation) -> None:
-    """Takes the first of the training records for validation: so many, or a fraction of all, and 1 at least."""
+    """Holds out the first training records for validation: a number or a fraction, at least 1."""
     size, train = t.get(TEST_SIZE), t.data.get("dataloader_train", {}).get("dataset", {})
     ways = f"{VAL}.annotation_path=FILE, or validation.enable=false"
     if size is not None and size == 0:

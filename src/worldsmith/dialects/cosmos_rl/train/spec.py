@@ -29,13 +29,13 @@ class Parallelism(Config):
     pp_size: Count = 1
     """Pipeline parallelism."""
     pp_dynamic_shape: bool = False
-    """For pipelines."""
+    """Pipeline parallelism only."""
     pp_micro_batch_size: Count = 1
-    """For pipelines."""
+    """Pipeline parallelism only."""
     pp_schedule: Literal["1F1B", "GPipe", "Interleaved1F1B"] = "Interleaved1F1B"
-    """For pipelines."""
+    """Pipeline parallelism only."""
     pp_layers_per_stage: Count = 2
-    """For pipelines."""
+    """Pipeline parallelism only."""
 
 
 class Lora(Config):
@@ -106,9 +106,9 @@ class ValidationTable(Config):
     val_before_train: bool = False
     """Also before the first step."""
     freq: Count = 20
-    """Every this many steps."""
+    """Interval in steps."""
     freq_in_epoch: NotNegative = 0
-    """Every this many passes; above 0 it takes the place of freq."""
+    """Interval in epochs; replaces freq if above 0."""
     batch_size: Count | None = None
     """Samples at once."""
     dataset: DatasetNames = field(default_factory=DatasetNames)
@@ -141,7 +141,7 @@ class Logging(Config):
     wandb_run_id: str | None = None
     """Run of the tracker to go on with."""
     wandb_run_name: str | None = None
-    """Its name there."""
+    """Name of the run in Weights & Biases."""
     wandb_resume: Literal["allow", "must", "never", "auto"] | None = "allow"
     """Whether it may or must exist."""
 
@@ -171,7 +171,7 @@ class ProfilerTable(Config):
     enable_profiler: bool = False
     """Record what the steps spend their time on."""
     enable_nsys: bool = False
-    """The same by Nsight."""
+    """Profile with Nsight."""
     sub_profiler_config: SubProfiler = field(default_factory=SubProfiler)
     """Settings of the profiler."""
 
@@ -182,11 +182,11 @@ class DataFiles(Config):
     media_path: Annotated[str, Popular()] = ""
     """Folder to which images and videos are relative, or its archive; "": that of the annotations."""
     media_root: str = ""
-    """The same under its newer name."""
+    """Newer name of the media folder."""
     path: str = ""
-    """In place of annotations: a folder that `save_to_disk` of the library datasets wrote."""
+    """Instead of annotations: a folder written by `save_to_disk` of the datasets library."""
     dataset_root: str = ""
-    """In place of annotations: a folder with a manifest."""
+    """Instead of annotations: a folder with a manifest."""
     meta_file: str = "meta.json"
     """The manifest in dataset_root."""
     system_prompt: str | None = None
@@ -201,9 +201,9 @@ class Vision(Config):
     nframes: Annotated[Count, Search(choices=(4, 8, 16), when="fps=null"), Popular()] | None = None
     """Frames of every video."""
     min_frames: Count | None = None
-    """At least so many by fps."""
+    """Min sampled frames with fps."""
     max_frames: Count | None = None
-    """At most so many by fps."""
+    """Max sampled frames with fps."""
     video_start: float | None = None
     """Second at which a clip begins."""
     video_end: float | None = None
@@ -259,6 +259,6 @@ class TrainSpec(Config):
     eth_ips: str = ""
     """Addresses of the machines."""
     mode: Literal["disaggregated", "colocated", "colocated_separated"] = "disaggregated"
-    """For reinforcement learning."""
+    """Reinforcement learning only."""
     controller_execution_id: str | None = None
     """Number of the attempt."""

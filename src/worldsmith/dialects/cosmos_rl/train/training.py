@@ -172,7 +172,7 @@ class Training(Config):
     ema_enable: bool = False
     """Keep an average of the weights."""
     ema_decay: Share = 0.9999
-    """Its decay."""
+    """EMA decay."""
     ema_update_step_interval: NotNegative = 0
     """Steps between its updates."""
     master_dtype: Dtype = "float32"
@@ -182,9 +182,9 @@ class Training(Config):
     fsdp_reduce_dtype: Dtype = "float32"
     """Number format in which gradients are added up."""
     logprob_dtype: Dtype = "float32"
-    """For reinforcement learning."""
+    """Reinforcement learning only."""
     transfer_dtype: Dtype | None = None
-    """For reinforcement learning."""
+    """Reinforcement learning only."""
     fsdp_offload: bool = False
     """Keep weights in main memory."""
     fsdp_reshard_after_forward: Literal["default", "always", "never", "true", "false"] | bool = "default"
@@ -210,7 +210,7 @@ class Training(Config):
     ckpt: Ckpt = field(default_factory=Ckpt)
     """Checkpoints."""
     local_dataset: bool | None = True
-    """Each process reads for itself."""
+    """Each process reads the dataset itself."""
     force_use_hf: bool | None = False
     """Take the model class of transformers."""
     non_text: bool = False
@@ -220,12 +220,12 @@ class Training(Config):
     signal_to_handle: list[str] = field(default_factory=lambda: ["SIGUSR1"])
     """Signals that ask so."""
     sync_weight_interval: Count = 1
-    """For reinforcement learning."""
+    """Reinforcement learning only."""
     prefetch_payloads: bool = False
-    """For reinforcement learning."""
+    """Reinforcement learning only."""
     p2p_sync_pack_tensors: bool = False
-    """For reinforcement learning."""
+    """Reinforcement learning only."""
     p2r_sync_groups_per_round: NotNegative = 0
-    """For reinforcement learning."""
+    """Reinforcement learning only."""
     coalesce_weight_sync: bool = False
-    """For reinforcement learning."""
+    """Reinforcement learning only."""

@@ -140,7 +140,8 @@ def _pointer(root: Schema, key: str) -> str:
 
 
 def _require_one_name(root: Schema, form: SpecForm) -> list[Schema]:
-    """Takes required keys that may be given in several ways out of their tables; returns a choice of ways for each."""
+    """Makes required keys with several spellings optional; returns for each a schema that requires one of the
+    spellings."""
     choices = []
     for path in list(_required(root)):
         key = ".".join(path)

@@ -120,11 +120,11 @@ class NattenSegment:
     """One sample of a `NattenPlan`."""
 
     latents: slice
-    """Its rows in the latent stream."""
+    """Rows of the sample in the latent stream."""
     text: slice
-    """Its rows in the text stream."""
+    """Rows of the sample in the text stream."""
     grid: tuple[int, ...]
-    """Its latent tokens along each axis longer than 1."""
+    """Number of latent tokens along each axis longer than 1."""
     windows: tuple[AxisWindow, ...]
     """The neighbourhood along those axes; empty: every latent sees all."""
 
@@ -160,7 +160,10 @@ def run_natten(q: Tensor, k: Tensor, v: Tensor, text_k: Tensor, text_v: Tensor, 
 
 
 def sample_attention(q: Tensor, k: Tensor, v: Tensor, text_k: Tensor, text_v: Tensor, segment: NattenSegment) -> Tensor:
-    """One sample: q, k, v [tokens, heads, d], text_k, text_v [text tokens, heads, d]; like q."""
+    """Computes attention of one sample; returns [tokens, heads, d].
+
+    Shapes: q, k, v [tokens, heads, d]; text_k, text_v [text tokens, heads, d].
+    """
     if not segment.windows:
         q, k, v = (x.transpose(0, 1)[None] for x in (q, torch.cat((text_k, k)), torch.cat((text_v, v))))
         return F.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1)

@@ -35,15 +35,15 @@ class NeighborhoodConfig(Config):
     window_size: list[Annotated[int, Range(ge=2, also=-1)]] = field(default_factory=list)
     """Tokens seen along each axis; -1: the whole axis."""
     window_size_float: list[Annotated[float, Range(gt=0, le=1)]] = field(default_factory=list)
-    """The same as a share of the axis; at least 2 tokens."""
+    """Window size as a fraction of the axis; at least 2 tokens."""
     stride: list[Count] = field(default_factory=list)
     """Consecutive tokens that share one window, per axis, at most the window; empty: each has its own."""
     stride_float: list[Share] = field(default_factory=list)
-    """The same as a share of the window; 0: each token has its own."""
+    """Stride as a fraction of the window; 0: stride 1."""
     dilation: list[Count] = field(default_factory=list)
     """Step between the tokens of a window, per axis; empty: 1."""
     dilation_float: list[Share] = field(default_factory=list)
-    """The same as a share of the largest step that fits; 0: 1."""
+    """Dilation as a fraction of the largest one that fits; 0: dilation 1."""
     is_causal: list[bool] = field(default_factory=list)
     """Per axis: see no later token. Empty: false."""
 
@@ -139,7 +139,7 @@ class AttentionModes:
 
     @property
     def is_dense(self) -> bool:
-        """Whether all latents of a sample see each other in every layer."""
+        """Whether attention between the latents of a sample is dense in every layer."""
         return not any(pattern.temporal_causal or pattern.profiles for pattern in self.patterns)
 
 
@@ -221,7 +221,7 @@ def fit_axis(profile: NeighborhoodConfig, index: int, length: int) -> AxisWindow
 
 
 def describe_modes(modes: AttentionModes) -> str:
-    """One line for the log: which layers see less than everything."""
+    """Returns a log line on the layers with restricted attention."""
     if modes.implementation != "three_way":
         return f"{modes.implementation}: every layer dense"
     if modes.patterns[0].temporal_causal:

@@ -62,7 +62,7 @@ class SegmentPlan:
     """Whether a query of a segment may not see all of its keys, beside causality."""
 
     def to(self, dtype: torch.dtype) -> SegmentPlan:
-        """The same with masks of this dtype, made once: attention would make and keep its own copy in every layer."""
+        """Returns the plan with masks of this dtype; otherwise every layer would create and keep its own copy."""
         if not self.masked:
             return self
         made: dict[int, Tensor] = {}

@@ -35,9 +35,16 @@ def plan_latents(
     text_lengths: Sequence[int],
     device: torch.device | str | None = None,
 ) -> tuple[LatentPlan, ...]:
-    """One plan per pattern of `modes`, for samples of these latent grids and text lengths.
+    """Builds one attention plan per pattern of `modes`.
 
-    Raises UserError for a neighbourhood that does not fit a grid.
+    Args:
+        modes: Attention patterns of the network.
+        grids: Latent grid of each sample.
+        text_lengths: Text tokens of each sample.
+        device: Device of the plans; None: the default device.
+
+    Raises:
+        UserError: If a neighborhood does not fit a grid.
     """
     device = torch.get_default_device() if device is None else torch.device(device)
     plans: list[LatentPlan] = []
@@ -81,7 +88,7 @@ def plan_dense(
 
 
 def plan_natten(windows: Sequence[Windows | None], grids: Sequence[Grid], text_lengths: Sequence[int]) -> NattenPlan:
-    """One NATTEN call per sample, on its grid without axes of length 1."""
+    """Plans one NATTEN call per sample, on its grid without axes of length 1."""
     segments = []
     for own, grid, latents, text in zip(windows, grids, *stream_rows(grids, text_lengths), strict=True):
         long = [axis for axis in range(3) if grid[axis] > 1]
@@ -124,7 +131,7 @@ def plan_masked(
 
 
 def stream_rows(grids: Sequence[Grid], text_lengths: Sequence[int]) -> tuple[list[slice], list[slice]]:
-    """Each sample's rows in the latent stream and in the text stream."""
+    """Returns the rows of each sample in the latent stream and in the text stream."""
     lengths = [frames * rows * columns for frames, rows, columns in grids], text_lengths
     latents, text = (
         [slice(end - length, end) for end, length in zip(accumulate(own), own, strict=True)] for own in lengths

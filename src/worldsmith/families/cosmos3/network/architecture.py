@@ -21,7 +21,7 @@ Positive = Annotated[float, Range(gt=0, finite=True)]
 
 
 class NetworkConfig(Config):
-    """Every number that fixes the tensors and the arithmetic of `Cosmos3Network`. Defaults are the Nano backbone."""
+    """Hyperparameters of `Cosmos3Network`. Defaults are those of the Nano backbone."""
 
     vocab_size: Count = 151936
     """Rows of the token embedding and of the (unused) language head."""
@@ -183,7 +183,7 @@ def unreached(config: NetworkConfig) -> list[str]:
 
 
 def _layer(config: NetworkConfig) -> Shapes:
-    """One decoder layer: projections, norms and MLPs of both towers."""
+    """Returns the parameter shapes of one decoder layer: projections, norms and MLPs of both towers."""
     hidden, head, inside = config.hidden_size, config.head_dim, config.intermediate_size
     queries, keys = config.num_attention_heads * head, config.num_key_value_heads * head
     shapes, towers = Shapes(), ("", "_moe_gen")

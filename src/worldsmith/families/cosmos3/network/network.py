@@ -41,7 +41,7 @@ class Cosmos3Network(nn.Module):
         self.config = config
         self.attention = attention or attention_modes("two_way", config.num_hidden_layers)
         self.share_tokens: Callable[[int], TokenShare] = hold_all
-        """Makes this rank's share of a stream of so many tokens; context parallelism puts its own here."""
+        """Function from a number of tokens to this rank's shard of the stream; context parallelism replaces it."""
         hidden, patch_dim = config.hidden_size, config.patch_dim
         self.language_model = LanguageModel(config, self.attention.layers)
         self.vae2llm = nn.Linear(patch_dim, hidden)

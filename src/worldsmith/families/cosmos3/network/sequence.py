@@ -82,7 +82,7 @@ class Geometry:
     gen_share: TokenShare = field(default_factory=AllTokens)
 
     def to(self, dtype: torch.dtype) -> Geometry:
-        """The same with rotary tables and masks of another dtype."""
+        """Returns a copy with rotary tables and masks of another dtype."""
         return replace(
             self,
             und_rotary=self.und_rotary.to(dtype),
@@ -91,7 +91,7 @@ class Geometry:
         )
 
     def shared(self, und_share: TokenShare, gen_share: TokenShare) -> Geometry:
-        """The same for a rank that holds a share of the tokens. The attention plans stay those of all tokens."""
+        """Returns a copy for a rank that holds a shard of the tokens. Attention plans still cover all tokens."""
         return replace(
             self,
             und_rotary=Rotary(*map(und_share.shard, self.und_rotary)),

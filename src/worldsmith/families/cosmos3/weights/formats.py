@@ -152,7 +152,8 @@ class Cosmos3Formats(FamilyFormats):
         return {"diffusers": DIFFUSERS, "native": NATIVE, "adapter": peft_adapter.export_of(ADAPTER_LAYOUT)}
 
     def stored_dtype(self, dtype: DType, config: Configurable.Config | None = None) -> Callable[[str], torch.dtype]:
-        """All weights in `dtype` but the time embedder's, which every reader of such networks keeps in float32."""
+        """Returns the stored dtype by weight name: `dtype`, but float32 for the time embedder, as all libraries keep
+        it."""
         import torch
 
         target: torch.dtype = getattr(torch, dtype)

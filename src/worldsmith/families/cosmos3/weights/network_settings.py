@@ -35,7 +35,7 @@ CHOICES = ("base_fps", "enable_fps_modulation", "unified_3d_mrope_reset_spatial_
 
 
 def network_difference(stored: Mapping[str, Any], network: NetworkConfig) -> NetworkDifference:
-    """Every field that both sides state and that differs: `rope_theta is 5e+06 there and 1e+08 here`."""
+    """Describes the fields that both sides state with different values: `rope_theta is 5e+06 there and 1e+08 here`."""
 
     def among(names: tuple[str, ...]) -> list[str]:
         return [

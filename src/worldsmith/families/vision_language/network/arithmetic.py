@@ -11,7 +11,7 @@ from worldsmith.models.weights.step_flops import ProductCounter, StepFlops
 
 DENSE = ("llama", "mistral", "qwen2", "qwen2_5_vl", "qwen3", "qwen3_vl")
 MIXTURES = ("qwen3_moe", "qwen3_vl_moe")
-"""Each token passes through some of the experts of a layer."""
+"""Model types with mixture-of-experts layers."""
 TABLES = ("embed_tokens", "pos_embed", "mlp.gate")
 """Matrices that are no linear layers: embeddings, and what chooses experts."""
 HEAD = "lm_head.weight"
@@ -160,7 +160,7 @@ class VisionLanguageStepCounter(ProductCounter):
         return self.linear(f"{path}.down_proj", tokens, inner)
 
     def experts(self, path: str, stream: bool) -> bool:
-        """Each token goes through some of the experts."""
+        """Counts the FLOPs of a mixture-of-experts layer."""
         tokens, some = sum(self.lengths), self.text.num_experts_per_tok
         routed = self.product(f"{path}.gate.weight", tokens, stream)
         count = self.shapes[f"{path}.experts.gate_up_proj"][0]

@@ -187,9 +187,10 @@ def owning_model(network: Any, path: str) -> Any:
 
 @torch.no_grad()
 def compute_buffers(network: Any) -> None:
-    """Gives the buffers that no checkpoint holds, such as rotary frequencies, their values.
+    """Computes the buffers that checkpoints do not contain, such as rotary frequencies.
 
-    Memory that was only allocated holds garbage. Raises RuntimeError for a buffer that transformers does not compute.
+    Raises:
+        RuntimeError: If transformers does not compute a buffer, which would stay uninitialized.
     """
     for path, owner in network.named_modules():
         buffers = dict(owner.named_buffers(recurse=False))

@@ -38,7 +38,7 @@ HALF = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """One batch on the device."""
+    """Inputs of a forward pass, on the device."""
 
     input_ids: Tensor
     """[rows, length]."""

@@ -173,7 +173,7 @@ def describe_assembly(
 
 
 def origins(joined: JoinedWeights) -> dict[str, Any]:
-    """By place: name of each tensor → its name there."""
+    """Returns, by source: name of each tensor → its name in the source."""
     found: dict[str, dict[str, str]] = {}
     for name, (source, there) in sorted(joined.places.items()):
         found.setdefault(source.describe, {})[name] = there

@@ -124,7 +124,8 @@ class VisionLanguageFormats(FamilyFormats):
         return {"hf": FOLDER, "adapter": peft_adapter.export_of(ADAPTER_LAYOUT)}
 
     def stored_dtype(self, dtype: DType, config: Configurable.Config | None = None) -> Callable[[str], torch.dtype]:
-        """All in `dtype` but what the model's class in transformers keeps in float32, such as a router's balance."""
+        """Returns the stored dtype by weight name: `dtype`, but float32 for weights that the transformers class keeps
+        in float32."""
         import torch
 
         target: torch.dtype = getattr(torch, dtype)

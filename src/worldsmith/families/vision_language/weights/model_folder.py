@@ -26,7 +26,7 @@ FILES = (CONFIG, "*.json", "*.jinja", "*.txt", "*.model")
 """Config, tokenizer, chat template, and the preprocessors' settings."""
 WEIGHT_INDEX = "*.index.json"
 ORIGINS = "tensor_origins.json"
-"""In an assembled folder: where each of its tensors comes from."""
+"""File in an assembled folder that records the source of each tensor."""
 OTHERS = (CONFIG, WEIGHT_INDEX, ORIGINS, ABOUT, MANIFEST, "adapter_config.json", f"*{LINEAGE}", "quantization.json")
 """Files that belong to the weights, not to what surrounds them."""
 INCIDENTAL = ("max_position_embeddings", "initializer_range", "use_cache", "name_or_path", "attn_implementation")

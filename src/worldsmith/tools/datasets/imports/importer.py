@@ -34,7 +34,7 @@ class Import:
     """Result of an import: records to write, skipped clips and remarks."""
 
     records: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """By split."""
+    """Records by split."""
     left_out: list[Rejection] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     files: dict[str, VideoInfo] = field(default_factory=dict)

@@ -37,12 +37,12 @@ class Clip:
     path: Path
     """Absolute."""
     captions: dict[str, Any]
-    """By the keys of a window: `caption`, `caption_json`; empty where there is none."""
+    """Captions by window key: `caption`, `caption_json`; empty without captions."""
     split: str = "train"
     key: str = ""
-    """Its own name; "" = the path of the file in the source."""
+    """Name of the clip; "": the relative path of the file."""
     frames: range | None = None
-    """None: all of the file."""
+    """Frame range; None: all frames of the file."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Further keys of the record."""
     linked: dict[str, Path] = field(default_factory=dict)
@@ -68,7 +68,7 @@ def split_of(relative: Path) -> str:
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """All files, by their paths in the folder, in a fixed order; none that is hidden, no folder twice."""
+    """Yields the relative paths of all files in a fixed order, without hidden files; each folder is visited once."""
     seen: set[str] = set()
     for root, folders, names in os.walk(folder, followlinks=True):
         if (real := os.path.realpath(root)) in seen:

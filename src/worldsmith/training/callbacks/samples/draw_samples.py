@@ -140,7 +140,7 @@ class DrawSamples(Callback):
     preparing = 0.0
     """Seconds of this drawing in `prepare`."""
     peers: SideGroup | None = None
-    """All ranks of the run, in a group of its own: a rank that fails may not disturb the collectives of the others."""
+    """Separate process group of all ranks, so that a failing rank does not disturb other collectives."""
     failed = 0
     """Drawings of which something is missing."""
 
