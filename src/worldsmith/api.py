@@ -244,7 +244,7 @@ def _run(name: str, kind: type[Action], settings: Mapping[str, Any]) -> Result:
 
 
 def _to_plain(value: Any) -> Any:
-    """An argument as plain data: paths as text, tuples as lists, configs with their class."""
+    """Returns an argument as plain data: paths as text, tuples as lists, configs with their class."""
     if isinstance(value, (list, tuple)):
         return [_to_plain(item) for item in value]
     return fspath(value) if isinstance(value, PathLike) else to_plain(value)

@@ -81,7 +81,7 @@ def plan_run(
     resume_changed: bool = False,
     variables: Mapping[Keys, str] | None = None,
 ) -> Iterator[str]:
-    """The lines of the plan, as they become known. Raises what the run itself would raise before its first step.
+    """Yields the lines of the plan, as they become known. Raises what the run itself would raise before its first step.
 
     Only reads: also a run that is training at this moment may be planned. A disk that is too small is told at the end:
     the machine that plans a run is often not the one that trains it.
@@ -137,7 +137,7 @@ def plan_run(
 
 
 def find_gpu_of_plan(word: str | None) -> Gpu | None:
-    """The GPU that is named, or the one that is here, if any. Raises UserError for a word that names none."""
+    """Returns the GPU that is named, or the one that is here, if any. Raises UserError for a word that names none."""
     device = present_device()
     if word is None and device.startswith("cuda"):
         word = word_of_device(device)

@@ -110,7 +110,7 @@ class AnswerAction(ModelAction):
         return self.with_dtype(use_adapter(model, config.adapter))
 
     def with_dtype(self, model: StoredModel) -> StoredModel:
-        """The model, computing in the number format that is asked for."""
+        """Returns the model, computing in the number format that is asked for."""
         if self.config.dtype == "auto":
             return model
         config = replace(model.config, precision=self.config.dtype)
@@ -131,7 +131,7 @@ class AnswerAction(ModelAction):
         return asked
 
     def how(self, model: StoredModel) -> dict[str, Any]:
-        """Settings that determine the answers, in addition to the model's weights."""
+        """Returns the settings that determine the answers, in addition to the model's weights."""
         return {
             "dtype": model.config.precision,
             "processor": to_dict(self.settings(model)),
@@ -140,7 +140,7 @@ class AnswerAction(ModelAction):
         }
 
     def answerer(self, model: StoredModel, *, device: str | None = None, merged: str | None = None) -> Answerer:
-        """The model with its weights, those of the folder `merged` if there is one, ready to be asked."""
+        """Returns the model with its weights, those of the folder `merged` if there is one, ready to be asked."""
         from worldsmith.sampling.answers import Answerer
 
         stored = model if merged is None else self.with_dtype(find_model(merged))
@@ -155,7 +155,7 @@ class AnswerAction(ModelAction):
 
 
 def find_device(name: str | None) -> str:
-    """The device asked for, or else cuda if there is one. Raises UserError for one that is not there."""
+    """Returns the device asked for, or else cuda if there is one. Raises UserError for one that is not there."""
     import torch
 
     devices = torch.cuda.device_count()

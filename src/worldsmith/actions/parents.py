@@ -60,7 +60,8 @@ class Parent:
 
 
 def find_parent(name: str) -> Parent:
-    """The model that `name` stands for: a path, a run's name below the output root, or the id of a record there.
+    """Returns the model that `name` stands for: a path, a run's name below the output root, or the id of a record
+    there.
 
     `:best`, `:last` and `:iter=N` choose one of a run's checkpoints. Without them it is the last one of a run that is
     finished and does not know another as its best. A result that is a model stands for itself, another one for the
@@ -75,7 +76,7 @@ def find_parent(name: str) -> Parent:
 
 
 def start_of(name: str) -> tuple[str, str]:
-    """The weights that a training with this parent starts from, and the model that a spec of it names.
+    """Returns the weights that a training with this parent starts from, and the model that a spec of it names.
 
     Raises UserError for adapters alone, and as `find_parent`.
     """
@@ -90,7 +91,7 @@ def start_of(name: str) -> tuple[str, str]:
 
 
 def backbone_of(run: Path) -> str | None:
-    """The name of the model that a run of a reasoner trains; None for another folder."""
+    """Returns the name of the model that a run of a reasoner trains; None for another folder."""
     found: Any = read_tree(run / RUN_CONFIG) if (run / RUN_CONFIG).is_file() else {}
     for name in ("model", "config", "policy", "backbone", "model_name"):
         found = found.get(name) if isinstance(found, dict) else None
@@ -98,7 +99,7 @@ def backbone_of(run: Path) -> str | None:
 
 
 def find_place(name: str, label: str = PARENT) -> Path:
-    """The folder, or file with a record, that a name without a choice of a checkpoint stands for.
+    """Returns the folder, or file with a record, that a name without a choice of a checkpoint stands for.
 
     `label` is what the name was given for. Raises UserError for none, and for several.
     """
@@ -133,13 +134,13 @@ def folders_below(root: Path, depth: int | None = None) -> Iterator[Path]:
 
 
 def records_below(root: Path) -> Iterator[Path]:
-    """The records of runs and results below a folder."""
+    """Yields the records of runs and results below a folder."""
     for folder in [root, *folders_below(root)] if root.is_dir() else []:
         yield from (file for file in sorted(folder.iterdir()) if is_record(file.name) and file.is_file())
 
 
 def place_of(record: Lineage) -> Path:
-    """The folder or file that a record tells of."""
+    """Returns the folder or file that a record tells of."""
     return record.folder if record.file.name == LINEAGE else record.file
 
 
@@ -151,7 +152,7 @@ def one_of(found: list[Path], what: str, advice: str) -> Path:
 
 
 def follow(folder: Path, choice: str, name: str, seen: tuple[Path, ...] = ()) -> Parent:
-    """The model that a folder stands for."""
+    """Returns the model that a folder stands for."""
     if folder.resolve() in seen:
         raise UserError(f"{PARENT} {name}: the records of {folder} lead back to it; give the model's own folder")
     seen = (*seen, folder.resolve())
@@ -191,7 +192,7 @@ def is_model(folder: Path) -> bool:
 
 
 def choose(run: Path, choice: str, name: str) -> Path:
-    """The checkpoint of a run that is meant."""
+    """Returns the checkpoint of a run that is meant."""
     parent = run / "checkpoints"
     found = [folder for folder in checkpoint_folders(parent) if (folder / MANIFEST).is_file()]
     if not found:
@@ -227,7 +228,7 @@ def remark(folder: Path, best: Path | None, last: Path) -> str:
 
 
 def is_finished(run: Path, last: Path) -> bool:
-    """Whether a run has ended by itself: by its status, or by its steps."""
+    """Returns whether a run has ended by itself: by its status, or by its steps."""
     status = run / "status.json"
     if status.is_file() and read_json_object(status).get("state") == "finished":
         return True
@@ -236,7 +237,10 @@ def is_finished(run: Path, last: Path) -> bool:
 
 
 def of_checkpoint(folder: Path) -> Parent:
-    """A run's checkpoint. The base of one that holds trained weights only is where its config says, unless it moved."""
+    """Returns a run's checkpoint.
+
+    The base of one that holds trained weights only is where its config says, unless it moved.
+    """
     if not is_partial(folder) or (file := record_of(folder.resolve())) is None:
         return Parent(folder)
     record = read_lineage(file)
@@ -245,7 +249,7 @@ def of_checkpoint(folder: Path) -> Parent:
 
 
 def of_result(record: Lineage, choice: str, name: str, seen: tuple[Path, ...]) -> Parent:
-    """The model that a result is, else that it has made, else that it was made with."""
+    """Returns the model that a result is, else that it has made, else that it was made with."""
     folder, made = record.folder, []
     for entry in record.outputs:
         place = folder / entry["path"]
@@ -283,7 +287,10 @@ def of_adapter(folder: Path, record: Lineage | None) -> Parent:
 
 
 def of_role(record: Lineage, role: str) -> list[Path]:
-    """The inputs of a record in this role, where they are now. Raises UserError for one that is not what it was."""
+    """Returns the inputs of a record in this role, where they are now.
+
+    Raises UserError for one that is not what it was.
+    """
     places = []
     for entry in record.inputs:
         if entry["role"] == role:
@@ -333,7 +340,7 @@ def read_tree(file: Path) -> dict[str, Any]:
 
 
 def as_words(parent: Parent, fields: Collection[str]) -> dict[str, str]:
-    """The settings that a parent stands for, of those that an action has, as the texts of its flags."""
+    """Returns the settings that a parent stands for, of those that an action has, as the texts of its flags."""
     words = {"model": str(parent.model)}
     if parent.is_adapter and "adapter" in fields:
         words = {"model": str(parent.base), "adapter": str(parent.model)}
@@ -345,7 +352,8 @@ def as_words(parent: Parent, fields: Collection[str]) -> dict[str, str]:
 
 
 def flatten_to_text(tree: Mapping[str, Any]) -> dict[str, str]:
-    """The values of a tree of plain data by their dotted names, as text; without classes, and what is left open."""
+    """Returns the values of a tree of plain data by their dotted names, as text; without classes, and what is left
+    open."""
     return {
         name: value if isinstance(value, str) else json.dumps(value)
         for name, value in flatten(dict(tree)).items()

@@ -46,7 +46,7 @@ def commands() -> dict[str, Command]:
 
 
 def kinds_of(name: str) -> dict[str, type[Action]]:
-    """The classes of an action, by what chooses among them; those of other packages last."""
+    """Returns the classes of an action, by what chooses among them; those of other packages last."""
     from importlib.metadata import entry_points
 
     paths = {f"{name} {kind}": path for kind, path in commands()[name].kinds.items()} | demo_classes()
@@ -63,19 +63,22 @@ def kinds_of(name: str) -> dict[str, type[Action]]:
 
 
 def demo_classes() -> dict[str, str]:
-    """The classes of commands that `worldsmith/demo/` has."""
+    """Returns the classes of commands that `worldsmith/demo/` has."""
     found: dict[str, str] = importlib.import_module(worldsmith.DEMO).CLASSES
     return found
 
 
 def kind_for_flag(name: str, flag: str) -> type[Action]:
-    """The class that does the action instead of the usual one when this flag is given."""
+    """Returns the class that does the action instead of the usual one when this flag is given."""
     kind: type[Action] = pkgutil.resolve_name(demo_classes()[f"{name} {flag}"])
     return kind
 
 
 def kind_for_model(name: str, model: str, *, base: str | None = None) -> type[Action]:
-    """The class that does the action for the model at `model`. Raises UserError for none; else as `identify` does."""
+    """Returns the class that does the action for the model at `model`.
+
+    Raises UserError for none; else as `identify` does.
+    """
     from worldsmith.checkpoint.formats.find_model import identify
     from worldsmith.config.errors import UserError
 
@@ -90,7 +93,7 @@ def kind_for_model(name: str, model: str, *, base: str | None = None) -> type[Ac
 
 
 def kind_for_word(name: str, word: str) -> type[Action]:
-    """The class that a command's first word names. Raises UserError for another word."""
+    """Returns the class that a command's first word names. Raises UserError for another word."""
     from worldsmith.config.errors import UserError
     from worldsmith.config.tree.suggest import did_you_mean
 

@@ -113,12 +113,12 @@ def load_settings(prefix: str, kind: type[Action], words: Words, tail: list[str]
 
 
 def is_first() -> bool:
-    """Whether this is the process of its launch that speaks for all."""
+    """Returns whether this is the process of its launch that speaks for all."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def choose_action(name: str, head: list[str]) -> tuple[str, list[type[Action]], Words]:
-    """The command so far, the classes that may do it, of which the first is meant, and the sorted words."""
+    """Returns the command so far, the classes that may do it, of which the first is meant, and the sorted words."""
     prefix, kinds = f"worldsmith {name}", list(kinds_of(name).values())
     if commands()[name].by == "word":
         prefix, kinds, head = f"{prefix} {head[0]}", [kind_for_word(name, head[0])], head[1:]
@@ -148,7 +148,7 @@ def sort_action_words(head: list[str], kinds: list[type[Action]]) -> Words:
 
 
 def named_place(words: Words, field: str, loose: Sequence[str] = ()) -> str | None:
-    """The model, or its base, that the words, or else the settings file, name."""
+    """Returns the model, or its base, that the words, or else the settings file, name."""
     given: list[Any] = [
         *loose[:1],
         *(flag.values[0] for flag in words.flags if flag.name == field and flag.values),
@@ -184,7 +184,7 @@ def join_lines(text: str) -> str:
 
 
 def options_of(name: str, kind: type[Action]) -> dict[str, str]:
-    """The options of the front door that mean something for an action of a command."""
+    """Returns the options of the front door that mean something for an action of a command."""
     meant = {SPEC: reads_specs(name) or name in ("tune", "generate"), PARENT: reads_model(kind)}
     return {option: text for option, text in OPTIONS.items() if meant.get(option.partition(" ")[0], True)}
 

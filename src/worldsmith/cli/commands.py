@@ -46,7 +46,7 @@ def read_command(name: str, words: list[str]) -> tuple[Any, argparse.Namespace]:
 
 
 def find_command(name: str) -> Any:
-    """The module or object of a command; see `COMMANDS`."""
+    """Returns the module or object of a command; see `COMMANDS`."""
     if name in commands():
         from worldsmith.cli.run_command import RunCommand
 

@@ -29,7 +29,8 @@ TYPES = {int: "INT", float: "NUMBER", str: "TEXT", bool: "true|false", type(None
 
 
 def flag_help(draft: Draft, topic: str | None = None, options: Mapping[str, str] = MappingProxyType({})) -> str:
-    """The text for the tree of a draft and for the command's own options, for one section, or for what a word finds.
+    """Returns the text for the tree of a draft and for the command's own options, for one section, or for what a word
+    finds.
 
     A word that names no section is looked for in names and docs. Raises UserError if it is in none.
     """
@@ -65,7 +66,7 @@ def flag_help(draft: Draft, topic: str | None = None, options: Mapping[str, str]
 
 
 def action_help(usage: str, draft: Draft, options: Mapping[str, str], topic: str = "") -> str:
-    """The text for a command whose settings are one section; with `topic` only flags that mention the word."""
+    """Returns the text for a command whose settings are one section; with `topic` only flags that mention the word."""
     docs = {name: " ".join(doc.split()) for name, doc in field_docs(type(draft.tree)).items()}
     origins = trace(draft.tree, [], draft.places, {})
     fields = [
@@ -127,7 +128,8 @@ def type_name(hint: Any) -> str:
 
 
 def _choices(hint: Any, current: str) -> str:
-    """The classes that may stand in a section: those without subclasses, and the current one (alone: no choice)."""
+    """Returns the classes that may stand in a section: those without subclasses, and the current one (alone: no
+    choice)."""
     names = class_choices(hint)
     roots = {(owner_of(cls) or cls).__name__ for cls in nested_config_classes(hint) if cls.__subclasses__()}
     leaves = [name for name in names if name not in roots or name == current]
@@ -160,13 +162,13 @@ def _shown(value: Any) -> str:
 
 
 def _section_path(tree: Config, topic: str) -> Path | None:
-    """The value or section that a word names, if it names one."""
+    """Returns the value or section that a word names, if it names one."""
     known = topic.replace("-", "_").removeprefix("__")
     return next((path for path in all_paths(tree) if format_path(path) == known), None)
 
 
 def _mentions(text: str, topic: str) -> bool:
-    """Whether a flag has the word in its name, or in its doc at the start of one."""
+    """Returns whether a flag has the word in its name, or in its doc at the start of one."""
     name, _, doc = text.lower().replace("-", "_").partition(" = ")
     word = topic.lower().replace("-", "_")
     return word in name or re.search(rf"\b{re.escape(word)}", doc) is not None

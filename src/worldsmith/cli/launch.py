@@ -251,7 +251,7 @@ def without_traceback(record: logging.LogRecord) -> bool:
 
 
 def is_of_a_failure(record: logging.LogRecord) -> bool:
-    """A process that was asked to stop has not failed, though torchrun says so."""
+    """Returns whether a log record is about a failure: torchrun also reports processes that were asked to stop."""
     return not (isinstance(record.args, tuple) and record.args[:1] == (PREEMPTED,))
 
 
@@ -326,7 +326,7 @@ def count_processes(args: Namespace) -> tuple[int, int]:
 
 
 def failure_code(error: ChildFailedError, asked: set[int]) -> int:
-    """The exit code for processes of which at least one did not end with 0.
+    """Returns the exit code for processes of which at least one did not end with 0.
 
     The first one counts: torchrun has ended the others, with SIGTERM. A mistake of the user explains the others'
     failures too, and a signal those of partners that noticed before torchrun did.

@@ -14,7 +14,7 @@ from worldsmith.monitor.process_log import copy_output
 
 
 def launched() -> int:
-    """The exit code for torchrun, which ends all other processes when it is not 0."""
+    """Returns the exit code for torchrun, which ends all other processes when it is not 0."""
     gc.set_threshold(*COLLECTED)
     follow_launcher()
     copy_output()

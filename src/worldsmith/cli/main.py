@@ -141,7 +141,8 @@ def leave_interrupted() -> None:
 
 
 def take_packages(words: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
-    """The words without ``--import MODULE`` and ``--trust PACKAGE``, which every command takes, and these in order.
+    """Returns the words without ``--import MODULE`` and ``--trust PACKAGE``, which every command takes, and these in
+    order.
 
     They may stand anywhere before ``--``.
     """
@@ -181,7 +182,7 @@ def import_packages(packages: Sequence[tuple[str, str]]) -> None:
 
 
 def overview() -> str:
-    """The text of `worldsmith --help`."""
+    """Returns the text of `worldsmith --help`."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()]
     return "\n".join(

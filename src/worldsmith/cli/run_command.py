@@ -60,7 +60,7 @@ class RunCommand:
         parser.epilog = f"{self.epilog} {ABOUT_RUNS}".lstrip()
 
     def action(self, args: Namespace) -> Any:
-        """The component with the settings of its flags. Raises ConfigError or UserError."""
+        """Returns the component with the settings of its flags. Raises ConfigError or UserError."""
         given = {name: value for name, value in vars(args).items() if name in field_hints(self.kind.Config)}
         flags = [TypedFlag(name, () if value is True else (str(value),)) for name, value in given.items()]
         words = Words(flags, own={SETTINGS: args.settings} if args.settings else {})

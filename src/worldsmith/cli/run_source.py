@@ -89,7 +89,7 @@ def read_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> argpars
 
 
 def without_search(spec: str, words: list[str], parent: str | None = None) -> tuple[list[str], Policy | None]:
-    """The words of a spec without its policy, and the policy: off, or None. Raises UserError for auto."""
+    """Returns the words of a spec without its policy, and the policy: off, or None. Raises UserError for auto."""
     policy, rest = take_policy(words)
     if policy is None:
         return rest, None
@@ -102,7 +102,7 @@ def without_search(spec: str, words: list[str], parent: str | None = None) -> tu
 
 
 def search_command(spec: str, words: Sequence[str], parent: str | None = None) -> str:
-    """The command that searches for settings of the training that a spec, its words and its parent describe."""
+    """Returns the command that searches for settings of the training that a spec, its words and its parent describe."""
     start = ["--parent", parent] if parent else []
     return f"worldsmith tune {shlex.join(['--spec', spec, *words, *start])} -o DIR"
 
@@ -124,13 +124,16 @@ def print_help(parser: argparse.ArgumentParser, args: argparse.Namespace, topic:
 
 
 def load_run(args: argparse.Namespace, *, keep_unset: Kept = False) -> tuple[Loaded, list[str]]:
-    """The resolved tree, and the override words that flags and tail amount to. Raises ConfigError or UserError."""
+    """Returns the resolved tree, and the override words that flags and tail amount to.
+
+    Raises ConfigError or UserError.
+    """
     draft, words, overrides = draft_run(args)
     return finish(draft, overrides, keep_unset=keep_unset), words
 
 
 def draft_run(args: argparse.Namespace) -> tuple[Draft, list[str], list[Override]]:
-    """The tree before flags and words, these as words, and as overrides that are left to apply."""
+    """Returns the tree before flags and words, these as words, and as overrides that are left to apply."""
     problems: list[Problem] = []
     tail = parse_overrides(args.overrides, problems)
     choosing, flags = take_recipe_flags(args.flags)
@@ -148,7 +151,7 @@ def sources(args: argparse.Namespace) -> list[Any]:
 
 
 def source_name(args: argparse.Namespace) -> str:
-    """The one file or recipe that the words name. Raises UserError if there is none, or more than one."""
+    """Returns the one file or recipe that the words name. Raises UserError if there is none, or more than one."""
     if sum(value is not None for value in sources(args)) != 1:
         ways = "a recipe's name, `--sft-toml FILE`, `--base FILE …`, `--spec FILE` or `--module M --config NAME`"
         raise UserError(f"name one recipe or file: {ways}; `worldsmith recipes` lists the recipes")
@@ -190,7 +193,7 @@ def names_source(word: str) -> bool:
 
 
 def started_as() -> list[str]:
-    """The command of this process and its arguments, without secrets."""
+    """Returns the command of this process and its arguments, without secrets."""
     program, *arguments = sys.argv
     if Path(program).name in MODULES:
         first = [sys.executable, "-m", "worldsmith"]

@@ -109,7 +109,7 @@ def write_all(folder: str | None, style: str) -> int:
 
 
 def schema_text(what: str, recipe: str | None = None, *, style: str = "json-schema") -> str:
-    """The text that the command prints: a schema, or the reference page."""
+    """Returns the text that the command prints: a schema, or the reference page."""
     from worldsmith.dialects.cosmos_rl.write.spec_folder import STYLES, as_text
 
     if what not in DESCRIBED:
@@ -127,7 +127,7 @@ def schema_text(what: str, recipe: str | None = None, *, style: str = "json-sche
 
 
 def find_form(name: str) -> SpecForm:
-    """The spec form of an action; raises KeyError for an action without specs."""
+    """Returns the spec form of an action; raises KeyError for an action without specs."""
     if name != _TUNE:
         return form_of(name)
     (action,) = kinds_of(_TUNE).values()
@@ -135,12 +135,13 @@ def find_form(name: str) -> SpecForm:
 
 
 def all_forms() -> Mapping[str, Callable[[], SpecForm]]:
-    """The spec forms of all actions, each built when it is called."""
+    """Returns the spec forms of all actions, each built when it is called."""
     return {name: functools.partial(find_form, name) for name in SPEC_ACTIONS if name not in COMMANDS}
 
 
 def reference_page(trees: Mapping[str, Config]) -> str:
-    """The reference page in Markdown; `trees` are the unresolved trees of the recipes whose classes are described."""
+    """Returns the reference page in Markdown; `trees` are the unresolved trees of the recipes whose classes are
+    described."""
     return "\n".join([_HEAD, *_toml_part(trees), *_TreePart(trees).lines])
 
 
@@ -222,7 +223,7 @@ class _TreePart:
             self.section(path, cls, hint)
 
     def used(self, path: Path) -> Iterable[type[Config]]:
-        """The classes that the recipes use at a path that accepts any component."""
+        """Returns the classes that the recipes use at a path that accepts any component."""
         found = (find(tree, path) for tree in self.trees.values())
         return dict.fromkeys(type(node) for node in found if isinstance(node, Config))
 

@@ -121,7 +121,10 @@ def script(args: argparse.Namespace, parser: argparse.ArgumentParser, head: Sequ
 
 
 def directive(option: str) -> str:
-    """The line of a further option of sbatch. Raises UserError for one that is not written as `--name=value`."""
+    """Returns the line of a further option of sbatch.
+
+    Raises UserError for one that is not written as `--name=value`.
+    """
     found = OPTION.fullmatch(option)
     if found is None or not option.isprintable():
         raise refused("sbatch", "--name or --name=value of printable characters", option)
@@ -130,7 +133,7 @@ def directive(option: str) -> str:
 
 
 def whole_number(name: str, text: str, most: int, *, least: int = 0) -> int:
-    """The number that an option gives. Raises UserError for one outside the range."""
+    """Returns the number that an option gives. Raises UserError for one outside the range."""
     number = int(text) if re.fullmatch("[0-9]{1,9}", text) else -1
     if not least <= number <= most:
         raise refused(name, f"a whole number from {least} to {most}", text)

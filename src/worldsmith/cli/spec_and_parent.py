@@ -108,7 +108,7 @@ def read_stack_words(words: Words, *, settings: str) -> None:
 
 
 def reads_specs(name: str) -> bool:
-    """Whether a command supports specs."""
+    """Returns whether a command supports specs."""
     return COMMANDS.get(name, name) in MODULES
 
 
@@ -201,7 +201,8 @@ def take_parent_of_spec(args: argparse.Namespace) -> bool:
 
 
 def spec_of_run(args: argparse.Namespace) -> Spec | None:
-    """The training spec of a command, with the changes of its arguments; `None` if the command names another source."""
+    """Returns the training spec of a command, with the changes of its arguments; `None` if the command names another
+    source."""
     from worldsmith.dialects.cosmos_rl.train.draft import is_train_spec
     from worldsmith.dialects.cosmos_rl.train.form import FORM
 
@@ -211,7 +212,8 @@ def spec_of_run(args: argparse.Namespace) -> Spec | None:
 
 
 def start_of_resumed_run(args: argparse.Namespace) -> tuple[str | None, str | None]:
-    """The initial weights and the model of the run of these arguments, if its folder has checkpoints; else `None`."""
+    """Returns the initial weights and the model of the run of these arguments, if its folder has checkpoints; else
+    `None`."""
     from worldsmith.actions.parents import backbone_of, is_run, read_tree
     from worldsmith.checkpoint.run.find_checkpoint import checkpoint_folders
     from worldsmith.cli.run_source import load_run
@@ -226,7 +228,7 @@ def start_of_resumed_run(args: argparse.Namespace) -> tuple[str | None, str | No
 
 
 def key_of_word(form: SpecForm, word: str) -> str:
-    """The key that a dotted argument sets, without aliases."""
+    """Returns the key that a dotted argument sets, without aliases."""
     key = word.removeprefix("+").partition("=")[0]
     key = key.removeprefix(f"{form.wrapper}.") if form.wrapper else key
     return form.aliases.get(key, key)

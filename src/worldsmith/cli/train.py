@@ -220,7 +220,7 @@ def next_lines(folder: Path) -> list[str]:
 
 
 def resume_command(name: str) -> str:
-    """The command that resumes the run: the one that started it, of its launcher where it has one, for a shell.
+    """Returns the command that resumes the run: the one that started it, of its launcher where it has one, for a shell.
 
     Args:
         name: The name of a run that its command does not name, without which the command would start another one.

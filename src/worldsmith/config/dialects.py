@@ -60,13 +60,13 @@ class RunDialect:
     """Whether the file of ``--spec`` is always read by this dialect, which then reports what is wrong with it."""
 
     def claims_files(self, files: Sequence[str]) -> bool:
-        """Whether files are its own."""
+        """Returns whether files are its own."""
         if not all(file.lower().endswith(self.suffixes) for file in files):
             return False
         return bool(_load(self.claims)(files))
 
     def read_files(self, files: Sequence[str], words: Sequence[str]) -> Draft:
-        """The draft of the run that files describe, changed by `words`. Raises ConfigError."""
+        """Returns the draft of the run that files describe, changed by `words`. Raises ConfigError."""
         draft: Draft = _load(self.read)(files, words)
         return draft
 
@@ -113,7 +113,7 @@ class StackTranslation(Translation):
     known: set[Path] = field(default_factory=set)
 
     def get(self, path: str, default: Any = None) -> Any:
-        """The value at a path of the source, which counts as read; `default` if the files leave it out."""
+        """Returns the value at a path of the source, which counts as read; `default` if the files leave it out."""
         parts = parse_path(path)
         self.known.add(parts)
         found = find(self.source.data, parts, ABSENT)
@@ -207,7 +207,7 @@ def shipped_dialects() -> list[RunDialect]:
 
 
 def find_run_dialect(files: Sequence[str], *, is_spec: bool = False) -> RunDialect | None:
-    """The first dialect that claims files; None if they are of no such dialect.
+    """Returns the first dialect that claims files; None if they are of no such dialect.
 
     Args:
         files: Paths of config files.
@@ -218,7 +218,7 @@ def find_run_dialect(files: Sequence[str], *, is_spec: bool = False) -> RunDiale
 
 
 def detect_dialect(data: dict[str, Any], chosen: Any = None) -> Dialect:
-    """The dialect of merged files: the chosen one, else the only one that claims them. Raises ConfigError."""
+    """Returns the dialect of merged files: the chosen one, else the only one that claims them. Raises ConfigError."""
     names = dialect_names()
     if chosen is not None:
         if chosen in names:
@@ -239,7 +239,7 @@ def detect_dialect(data: dict[str, Any], chosen: Any = None) -> Dialect:
 
 
 def translate_stack(chosen: Dialect, source: Document) -> StackTranslation:
-    """The source in terms of our tree. Mistakes are in `problems` of the result."""
+    """Returns the source in terms of our tree. Mistakes are in `problems` of the result."""
     translation = StackTranslation(source)
     if chosen.read is not None:
         chosen.read(translation)

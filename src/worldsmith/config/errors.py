@@ -66,7 +66,7 @@ class Problem:
         return self if place is None or self.place is not None else replace(self, place=place)
 
     def render(self) -> str:
-        """The lines that the user reads: place, path and message, the source line with a caret, the advice."""
+        """Returns the lines that the user reads: place, path and message, the source line with a caret, the advice."""
         place, lines = self.place, []
         where = ""
         if place:
@@ -110,7 +110,7 @@ class WrongValueError(ValueError):
 
 
 def wrong(section: Any, *names: str, allowed: str = "", why: str = "", remedy: str = "") -> WrongValueError:
-    """The error that says what is wrong with values of a section; what they are is read from it."""
+    """Returns the error that says what is wrong with values of a section; what they are is read from it."""
     found = {}
     for name in names:
         node: Any = section
@@ -172,7 +172,8 @@ def find_place(path: str, places: Mapping[Path, Place]) -> Place | None:
 
 
 def blamed_line(error: BaseException) -> Place | None:
-    """The line of a recipe's or a component's own code that an error comes from: the last one that is not ours."""
+    """Returns the line of a recipe's or a component's own code that an error comes from: the last one that is not
+    ours."""
     if isinstance(error, SyntaxError) and error.filename:
         return Place(error.filename, error.lineno)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
@@ -217,7 +218,7 @@ def _shown(value: Any) -> str:
 
 
 def _caret(place: Place) -> list[str]:
-    """The source line and a caret under the place; long lines are cut to a window around it."""
+    """Returns the source line and a caret under the place; long lines are cut to a window around it."""
     source = values.printable((place.source or "").rstrip("\r\n").replace("\t", " "))
     column = place.column or 1
     start = max(0, column - 60) if len(source) > 110 else 0

@@ -37,7 +37,7 @@ def load(
     keep_unset: Kept = False,
     spec_words: Sequence[str] | None = None,
 ) -> Loaded:
-    """The resolved tree of a TOML, YAML or JSON file, a run folder, a recipe name or a stack, changed by words.
+    """Returns the resolved tree of a TOML, YAML or JSON file, a run folder, a recipe name or a stack, changed by words.
 
     With `spec_words` the file is a nested spec, or files are a SAT stack, which these dotted words change before it is
     translated. `keep_unset`: see `Kept`. Raises ConfigError with every mistake.
@@ -74,7 +74,7 @@ def read_draft(
 
 
 def is_spec(source: str) -> bool:
-    """Whether a file is a nested training spec, as ``--spec`` takes it."""
+    """Returns whether a file is a nested training spec, as ``--spec`` takes it."""
     dialect = find_run_dialect([source])
     return dialect is not None and dialect.is_spec
 
@@ -129,7 +129,7 @@ def _read_yaml(file: str, overrides: Sequence[Override]) -> tuple[Draft, list[Ov
 
 
 def _lineage(name: str) -> Recipes:
-    """The recipes that a tree says it comes from; none if there is no such recipe here."""
+    """Returns the recipes that a tree says it comes from; none if there is no such recipe here."""
     return list(lineage(name)) if isinstance(name, str) and name and is_recipe(name) else []
 
 

@@ -62,7 +62,7 @@ class JobConfig(Config):
 
 
 def has_wandb_login() -> bool:
-    """Whether `wandb login` has left a key for the server of this environment in the user's netrc file."""
+    """Returns whether `wandb login` has left a key for the server of this environment in the user's netrc file."""
     host = urllib.parse.urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname
     try:
         return bool(host and netrc.netrc(os.environ.get("NETRC")).authenticators(host))

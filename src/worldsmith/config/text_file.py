@@ -19,7 +19,7 @@ _TOKEN = re.compile(
 
 
 def read_config_text(path: str | os.PathLike[str]) -> str:
-    """The text of a config file, without a byte-order mark and with ``\\n`` line ends.
+    """Returns the text of a config file, without a byte-order mark and with ``\n`` line ends.
 
     Raises ConfigError for a file that is missing, a folder, unreadable, too large, or not UTF-8 (with the line).
     """

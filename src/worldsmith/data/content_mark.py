@@ -38,7 +38,7 @@ def content_mark(path: str | Path) -> str:
 
 
 def content_marks(paths: Iterable[str]) -> dict[str, str]:
-    """The marks of the first `MOST` different files."""
+    """Returns the marks of the first `MOST` different files."""
     chosen = list(islice(dict.fromkeys(paths), MOST))
     with ThreadPoolExecutor(READERS) as pool:
         return dict(zip(chosen, pool.map(content_mark, chosen)))

@@ -53,7 +53,7 @@ def read_noting_repeats(text: bytes) -> tuple[Any, dict[int, SampleError]]:
 
 
 def repeat_in(value: Any, faults: Mapping[int, SampleError]) -> SampleError | None:
-    """The first fault of an object in a value; None where there is none."""
+    """Returns the first fault of an object in a value; None where there is none."""
     if not faults or not isinstance(value, (dict, list)):
         return None
     if fault := faults.get(id(value)):
@@ -63,7 +63,7 @@ def repeat_in(value: Any, faults: Mapping[int, SampleError]) -> SampleError | No
 
 
 def first_record(file: Path) -> Any:
-    """The first record of a file of lines that can be read; None where there is none."""
+    """Returns the first record of a file of lines that can be read; None where there is none."""
     if ".jsonl" not in file.name:
         return None
     for _, line in read_lines(file):
@@ -83,8 +83,8 @@ def no_unicode(value: Any) -> SampleError | None:
 
 
 def read_list(file: Path, *, wrappers: Sequence[str] = (), single: str = "") -> list[Any]:
-    """The records of a file that is one JSON list; in place of one that is no Unicode or gives a key twice, what is
-    wrong with it.
+    """Returns the records of a file that is one JSON list; in place of one that is no Unicode or gives a key twice,
+    what is wrong with it.
 
     An object will do that has the list under one of `wrappers`, or one that has the key `single` and so is a record.
     Raises DataError for anything else.
@@ -107,7 +107,7 @@ def read_list(file: Path, *, wrappers: Sequence[str] = (), single: str = "") -> 
 
 
 def records_in(value: Any, wrappers: Sequence[str] = (), single: str = "") -> list[Any]:
-    """The list of records that a JSON value is or holds, itself; see `read_list`. Raises DataError."""
+    """Returns the list of records that a JSON value is or holds, itself; see `read_list`. Raises DataError."""
     if isinstance(value, list):
         return value
     expected = "a list of records"

@@ -130,7 +130,7 @@ def count_frames(path: str) -> int:
 
 
 def pick(path: str, info: VideoInfo, indices: Sequence[int]) -> Iterator[VideoFrame]:
-    """The decoded frames `indices`, which ascend.
+    """Yields the decoded frames `indices`, which ascend.
 
     Decodes from the start, one frame after the other: exact for every stream, also those with a variable rate.
     Raises SampleError: truncated when the file ends or breaks before the last frame.
@@ -171,7 +171,7 @@ def pick_few(path: str, info: VideoInfo, indices: Sequence[int]) -> Iterator[Vid
 
 
 def frame_stamps(container: InputContainer, stream: VideoStream) -> list[int]:
-    """The time stamps of all frames that are shown, in order; reads the whole stream and decodes nothing."""
+    """Returns the time stamps of all frames that are shown, in order; reads the whole stream and decodes nothing."""
     return sorted(p.pts for p in container.demux(stream) if p.size and p.pts is not None and not p.is_discard)
 
 

@@ -315,7 +315,7 @@ def overlap(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def read_direction(piece: np.ndarray, indices: np.ndarray, measurements: dict[str, float]) -> tuple[str | None, str]:
-    """The way of the straight line through the centre's track, if the centre really follows it."""
+    """Returns the way of the straight line through the centre's track, if the centre really follows it."""
     height, width = piece.shape[1:]
     centres = np.array([[np.nonzero(m)[1].mean() / width, np.nonzero(m)[0].mean() / height] for m in piece])
     if len(indices) < 3:

@@ -132,7 +132,8 @@ class FallingScene:
 
 
 def sample_scene(rng: np.random.Generator, broken: frozenset[str], colour: str, shape: str, left: bool) -> FallingScene:
-    """A random scene of this object in one half of the picture that breaks the laws in `broken` and no others."""
+    """Returns a random scene of this object in one half of the picture that breaks the laws in `broken` and no
+    others."""
     side = rng.uniform(14.0, 18.0)
     # Measured along the fall, from the side where the object starts.
     start = EDGE + side / 2 + rng.uniform(0.0, 2.0)
@@ -178,7 +179,7 @@ def path(scene: FallingScene, num_frames: int) -> np.ndarray:
 
 
 def render_falling_object(scene: FallingScene, *, size: int = 64, num_frames: int = 16) -> np.ndarray:
-    """The clip of a scene with anti-aliased edges: uint8 [T, H, W, 3]."""
+    """Returns the clip of a scene with anti-aliased edges: uint8 [T, H, W, 3]."""
     scale = size / CANVAS
     grid = ((np.arange(size) + 0.5) / scale).astype(np.float32)
     times = np.linspace(0.0, 1.0, num_frames)
@@ -210,13 +211,13 @@ class Question:
 
 
 def ask(scene: FallingScene) -> list[Question]:
-    """The questions of all topics. Each is answered with yes for half of the scenes of a round."""
+    """Returns the questions of all topics. Each is answered with yes for half of the scenes of a round."""
     facts = {law: law in scene.broken for law in VIOLATIONS} | {"left": scene.left, "red": scene.colour == "red"}
     return [Question(topic, text, "yes" if facts[topic] else "no") for topic, text in QUESTIONS.items()]
 
 
 def describe_scene(scene: FallingScene) -> str:
-    """One sentence that describes the object and answers all questions."""
+    """Returns one sentence that describes the object and answers all questions."""
     broken = scene.broken
     side, way = "left" if scene.left else "right", "upwards" if "rises" in broken else "downwards"
     parts = [
@@ -234,7 +235,7 @@ def all_sentences() -> list[str]:
 
 
 def draw_scenes(dataset: FallingObjects, split: str) -> list[FallingScene]:
-    """The scenes of a split: a pure function of the seed and the split; more clips begin with the same ones.
+    """Returns the scenes of a split: a pure function of the seed and the split; more clips begin with the same ones.
 
     They come in rounds of 60, in which each score comes 12 times, and each broken law, each shape, each half of the
     picture and red objects 30 times.
@@ -258,7 +259,7 @@ def score_conversation(scene: FallingScene) -> dict[str, Any]:
 
 
 def llava_records(dataset: FallingObjects, split: str, scenes: list[FallingScene]) -> Iterator[dict[str, Any]]:
-    """The LLaVA-style records of a split."""
+    """Yields the LLaVA-style records of a split."""
     rng = np.random.default_rng([dataset.seed, SPLITS[split], 2])
     for index, scene in enumerate(scenes):
         questions = [question for question in ask(scene) if question.topic in dataset.topics]

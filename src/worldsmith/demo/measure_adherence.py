@@ -176,7 +176,7 @@ def video_name(index: int, prompt: ShapePrompt) -> str:
 
 
 def summarize_adherence(out: Path, figures: Mapping[str, Any]) -> list[str]:
-    """Lines that name the files of the results, the scores by group, and the adherence."""
+    """Returns the lines that name the files of the results, the scores by group, and the adherence."""
     trained, untrained = figures["trained"], figures.get("untrained")
     apart = [f"{name} {value:.2f}" for name, value in trained["by_attribute"].items()]
     apart += [f"{name} {group['adherence']:.2f} of {group['prompts']}" for name, group in trained["by_novelty"].items()]

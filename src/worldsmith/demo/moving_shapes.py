@@ -141,7 +141,7 @@ def sample_scene(
     travels: tuple[float, float] = (24.0, 28.0),
     wander: float = 0.25,
 ) -> Scene:
-    """A random scene that shows `attributes`: the shape crosses the picture, and its whole path lies inside it.
+    """Returns a random scene that shows `attributes`: the shape crosses the picture, and its whole path lies inside it.
 
     `sides` bounds the shape's side, `travels` the length of its path; `tones` are the grey levels around which the
     background lies; `wander` is how much of the room around a centred path is used, 0 to 1.
@@ -170,7 +170,7 @@ def sample_scene(
 def render_moving_shape(
     scene: Scene, *, size: int = 64, num_frames: int = 17, frames: slice = slice(None)
 ) -> np.ndarray:
-    """The clip of a scene with anti-aliased edges, or some of its frames: uint8 [T, H, W, 3]."""
+    """Returns the clip of a scene with anti-aliased edges, or some of its frames: uint8 [T, H, W, 3]."""
     scale = size / CANVAS
     grid = ((np.arange(size) + 0.5) / scale).astype(np.float32)
     dx, dy = STEP[scene.attributes.direction]
@@ -227,7 +227,7 @@ def all_captions() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def draw_clip(dataset: MovingShapes, split: str, index: int) -> tuple[Scene, Wording]:
-    """The scene and the wording of one clip: a pure function of the seed, the split and the index.
+    """Returns the scene and the wording of one clip: a pure function of the seed, the split and the index.
 
     Combinations come round by round, each round in a random order, so that all are equally frequent.
     """
@@ -241,7 +241,7 @@ def draw_clip(dataset: MovingShapes, split: str, index: int) -> tuple[Scene, Wor
 
 
 def clip_record(dataset: MovingShapes, split: str, index: int, scene: Scene, wording: Wording) -> dict[str, Any]:
-    """The dataset line of one clip: one window over all of it, with a structured and a dense caption."""
+    """Returns the dataset line of one clip: one window over all of it, with a structured and a dense caption."""
     uuid = f"moving-shapes-{split}-{index:05d}"
     return {
         "uuid": uuid,

@@ -77,7 +77,7 @@ class SpecForm:
     """Sections that accept further keys, unless one looks like a typo of a known key."""
 
     def rule_of(self, key: str) -> KeyRule | None:
-        """The rule of a dotted key: its own, else that of the nearest section above it."""
+        """Returns the rule of a dotted key: its own, else that of the nearest section above it."""
         by_key = {known: rule for rule in self.rules for known in rule.keys}
         parts = key.split(".")
         above = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
@@ -103,26 +103,26 @@ class ForeignSpec(ABC):
 
     @abstractmethod
     def get(self, key: str) -> Any:
-        """The value of a key; its default if the key is left out."""
+        """Returns the value of a key; its default if the key is left out."""
 
     @abstractmethod
     def default(self, key: str) -> Any:
-        """The value that the other system uses for an omitted key; None for a required key."""
+        """Returns the value that the other system uses for an omitted key; None for a required key."""
 
     @abstractmethod
     def is_stated(self, key: str) -> bool:
-        """Whether the files or the command line state the key, or one below it."""
+        """Returns whether the files or the command line state the key, or one below it."""
 
     @abstractmethod
     def is_broken(self, key: str) -> bool:
-        """Whether its value, or one above or below it, is known to be wrong."""
+        """Returns whether its value, or one above or below it, is known to be wrong."""
 
     @abstractmethod
     def place(self, key: str) -> Place:
         """Returns the source position of a key; for an omitted key, its name instead of a line."""
 
     def is_word(self, key: str) -> bool:
-        """Whether the command line states the key, or one below it."""
+        """Returns whether the command line states the key, or one below it."""
         return self.is_stated(key) and self.place(key).file == "override"
 
 
@@ -149,7 +149,7 @@ class SpecTranslation(Translation):
     lines: list[ReportLine] = field(default_factory=list)
 
     def get(self, key: str) -> Any:
-        """The value of a key, which is the old system's default where the spec leaves it out.
+        """Returns the value of a key, which is the old system's default where the spec leaves it out.
 
         Raises UnusableError for a value that is known to be wrong, which ends the rule.
         """
@@ -211,7 +211,7 @@ class SpecTranslation(Translation):
         self.problems.append(Problem(key, message, hint=fix, place=self.spec.place(key)))
 
     def get_warnings(self) -> list[str]:
-        """The lines of keys that do not have the effect that the spec asks for."""
+        """Returns the lines of keys that do not have the effect that the spec asks for."""
         changed = ("approximated", "dead")
         lines = [line for line in self.lines if line.warn or (line.stated and line.outcome in changed)]
         return [f"{_where(self.spec.place(line.key))}{line.key} is {line.outcome}: {line.text}" for line in lines]
@@ -259,7 +259,8 @@ def require_translated(spec: ForeignSpec) -> SpecTranslation:
 
 
 def format_report(translation: SpecTranslation, *, defaults: bool = True) -> str:
-    """The report as text: the keys that the spec states, then the old system's defaults of those that it leaves out."""
+    """Returns the report as text: the keys that the spec states, then the old system's defaults of those that it
+    leaves out."""
     stated = [line for line in translation.lines if line.stated]
     counts = Counter(line.outcome for line in stated)
     summary = ", ".join(f"{number} {outcome}" for outcome, number in counts.items())
@@ -271,7 +272,7 @@ def format_report(translation: SpecTranslation, *, defaults: bool = True) -> str
 
 
 def read_key_rules(dialect: str, *sections: str) -> tuple[KeyRule, ...]:
-    """The rules in the table of a dialect, in the order of its file.
+    """Returns the rules in the table of a dialect, in the order of its file.
 
     Args:
         dialect: The folder of the dialect, which has a `key_rules.toml`.
@@ -291,7 +292,7 @@ def _read_rule_file(dialect: str) -> dict[str, Any]:
 
 
 def _rules_of_group(*, keys: Sequence[str], under: Sequence[str] = (), **columns: Any) -> Iterator[KeyRule]:
-    """A rule for each key; with `under`, for each key in each of these sections."""
+    """Yields a rule for each key; with `under`, for each key in each of these sections."""
     for section in under or [""]:
         for name in keys:
             yield without_effect(f"{section}.{name}" if section else name, **columns)
@@ -307,7 +308,7 @@ def without_effect(
     accepts_default: bool = True,
     outside: bool = False,
 ) -> KeyRule:
-    """A key that sets nothing here. Its values are approximated, refused, or of no interest (unneeded, dead).
+    """Returns the rule of a key that sets nothing: its values are approximated, refused, or irrelevant (unneeded, dead).
 
     Args:
         key: The dotted key.
@@ -336,7 +337,10 @@ def without_effect(
 
 
 def renamed(key: str, to: str, convert: Callable[[Any], Any] | None = None, *, why: str = "") -> KeyRule:
-    """The value sets `to`; a ValueError of `convert` is a mistake. None is left out. `why`: it is only approximated."""
+    """Returns the rule of a renamed key: its value sets `to`; a ValueError of `convert` is a mistake.
+
+    None is left out. `why`: it is only approximated.
+    """
     outcome: Outcome = "approximated" if why else "kept" if key == to else "renamed"
     return KeyRule((key,), outcome, lambda t: t.move(key, to, outcome, convert=convert, why=why), why or to)
 
@@ -347,7 +351,7 @@ def computed(*keys: str) -> Callable[[Callable[[SpecTranslation], None]], KeyRul
 
 
 def is_one_of(value: Any, others: Sequence[Any]) -> bool:
-    """Whether a value equals one of `others` and has its type (``True == 1``)."""
+    """Returns whether a value equals one of `others` and has its type (``True == 1``)."""
     return any(value == other and type(value) is type(other) for other in others)
 
 
@@ -380,7 +384,7 @@ def name_class(table: Any, hint: Any, below: Any) -> None:
 
 
 def format_value(value: Any) -> str:
-    """A value in a line of the report."""
+    """Returns a value in a line of the report."""
     return write(value, SHOWN)
 
 

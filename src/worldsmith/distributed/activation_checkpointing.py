@@ -125,7 +125,7 @@ class SavedOps:
         self.reported = False
 
     def __call__(self, context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        """The policy that PyTorch asks for each op."""
+        """Returns the policy that PyTorch asks for each op."""
         name = str(op)
         if name not in self.seen:
             label = f"{name} fmha" if FUSED_ATTENTION.search(name) else name
@@ -159,7 +159,7 @@ class SavedOps:
 
 
 def writes(op: Any) -> bool:
-    """Whether an op changes its arguments; the higher-order ones, which have no schema, do not."""
+    """Returns whether an op changes its arguments; the higher-order ones, which have no schema, do not."""
     schema = getattr(op, "_schema", None)
     return schema is not None and bool(schema.is_mutable)
 

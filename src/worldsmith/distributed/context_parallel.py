@@ -64,7 +64,7 @@ class SharedStream:
         return tensor.unflatten(1, (self.ranks, -1))
 
     def padded(self, tokens: Tensor, fill: float = 0) -> Tensor:
-        """The stream filled up to a multiple of the ranks."""
+        """Returns the stream filled up to a multiple of the ranks."""
         missing = self.ranks * self.own_length - self.length
         return F.pad(tokens, (0, 0) * (tokens.ndim - 1) + (0, missing), value=fill) if missing else tokens
 

@@ -73,7 +73,7 @@ def launch_warnings(parallelism: ParallelismConfig) -> Iterator[str]:
 
 
 def launched_processes() -> int | None:
-    """The number of processes in WORLD_SIZE; None if it is not set, or is no such number."""
+    """Returns the number of processes in WORLD_SIZE; None if it is not set, or is no such number."""
     text = os.environ.get("WORLD_SIZE", "")
     return int(text) if text.isascii() and text.isdigit() and 0 < len(text) < 10 and int(text) > 0 else None
 

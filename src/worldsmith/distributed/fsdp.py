@@ -99,7 +99,7 @@ def forget_failed_forward(network: nn.Module) -> None:
 
 
 def count_collectives(network: nn.Module, world: World) -> int:
-    """Number of collectives that this process has started, in all groups that take part in forward passes.
+    """Returns the number of collectives that this process has started, in all groups that take part in forward passes.
 
     After a failure, ranks with other numbers cannot go on: their next collectives would not be the same ones.
     """

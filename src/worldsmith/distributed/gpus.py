@@ -70,7 +70,7 @@ ALSO |= {"rtx-4090-24": "rtx-4090", "rtx-5090-32": "rtx-5090", "rtx-3090-24": "r
 
 
 def find_gpu(word: str) -> Gpu:
-    """The GPU of that name, or one of which the memory alone is known for a size such as 24GB or 22.5GiB.
+    """Returns the GPU of that name, or one of which the memory alone is known for a size such as 24GB or 22.5GiB.
 
     Raises UserError for another word.
     """
@@ -93,7 +93,7 @@ def find_gpu(word: str) -> Gpu:
 
 
 def gpu_of_device(device: str) -> Gpu | None:
-    """The GPU that a driver calls so, such as "NVIDIA H100 80GB HBM3"; None for one that is not known."""
+    """Returns the GPU that a driver calls so, such as "NVIDIA H100 80GB HBM3"; None for one that is not known."""
     parts = [(part, gpu) for gpu in GPUS.values() for part in gpu.driver_names]
     found = [(len(part), gpu) for part, gpu in parts if re.search(rf"\b{part}\b", device)]
     return max(found, key=lambda match: match[0])[1] if found else None

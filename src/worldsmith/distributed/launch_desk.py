@@ -62,7 +62,7 @@ class LaunchDesk:
 
 
 def launcher_pid() -> int | None:
-    """The process that has started this one by `worldsmith launch`; None: nobody has."""
+    """Returns the process that has started this one by `worldsmith launch`; None: nobody has."""
     known = os.environ.get(LAUNCHER)
     return int(known.split()[0]) if known else None
 
@@ -73,12 +73,12 @@ def tell_end(exit_code: int) -> None:
 
 
 def is_said(message: str) -> bool:
-    """Whether another process of this launch, on this machine, says the same; who asks first is to say it."""
+    """Returns whether another process of this launch, on this machine, says the same; who asks first is to say it."""
     return _visit("say", hashlib.sha256(message.encode(errors="surrogatepass")).hexdigest()) == "said"
 
 
 def _visit(*words: Any) -> str | None:
-    """The desk's answer; None without a launcher, also when it has been killed: nobody asks then."""
+    """Returns the desk's answer; None without a launcher, also when it has been killed: nobody asks then."""
     known = os.environ.get(LAUNCHER)
     if not known:
         return None

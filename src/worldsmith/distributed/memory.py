@@ -11,7 +11,7 @@ LIMITS = (("memory.max", "memory.current", "inactive_file"),
 
 
 def held_memory(device: str) -> int:
-    """Bytes that this process holds now: of tensors on "cuda:0", of everything on "cpu"."""
+    """Returns the bytes that this process holds now: of tensors on "cuda:0", of everything on "cpu"."""
     if device.startswith("cuda"):
         import torch
 
@@ -22,7 +22,8 @@ def held_memory(device: str) -> int:
 
 
 def free_memory(device: str, *, group: Path = CGROUP) -> int:
-    """Bytes that can still be allocated on "cpu" or "cuda:0": of main memory the smaller of machine and container."""
+    """Returns the bytes that can still be allocated on "cpu" or "cuda:0": of main memory the smaller of machine and
+    container."""
     if device.startswith("cuda"):
         import torch
 

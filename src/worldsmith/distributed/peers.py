@@ -129,7 +129,7 @@ class SideGroup(Peers):
 
 
 def portable(error: Exception | None) -> Exception | None:
-    """The error in a form that can be sent to other processes, which loses the errors behind it.
+    """Returns the error in a form that can be sent to other processes, which loses the errors behind it.
 
     Of those the file system's is the one that matters. Others take their traceback along.
     """
@@ -153,7 +153,7 @@ def portable(error: Exception | None) -> Exception | None:
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and everything behind it: other ranks' errors and chained ones."""
+    """Yields the error and everything behind it: other ranks' errors and chained ones."""
     waiting, seen = [error], set()
     while waiting:
         cause = waiting.pop(0)

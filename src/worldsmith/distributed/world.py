@@ -78,7 +78,7 @@ class World:
         return values
 
     def gather_context(self, value: Any) -> list[Any]:
-        """The `value` of every rank of the context-parallel group, on each of them."""
+        """Returns the `value` of every rank of the context-parallel group, on each of them."""
         if self.context_group is None:
             return [value]
         import torch.distributed as dist
@@ -88,7 +88,7 @@ class World:
         return values
 
     def sum(self, *values: float) -> list[float]:
-        """The sums over all ranks, in float64."""
+        """Returns the sums over all ranks, in float64."""
         if self.size == 1:
             return [float(value) for value in values]
         import torch
@@ -186,7 +186,7 @@ def take_device(local_rank: int) -> str:
 
 
 def present_device() -> str:
-    """The device that a process alone on this machine would take."""
+    """Returns the device that a process alone on this machine would take."""
     import torch
 
     return "cuda:0" if torch.cuda.is_available() else "cpu"

@@ -43,7 +43,7 @@ class GeneratedVideo:
         return replace(self)
 
     def as_real(self) -> GeneratedVideo | None:
-        """The real video as a sample of its own; None if it is not known or cannot be compared."""
+        """Returns the real video as a sample of its own; None if it is not known or cannot be compared."""
         sample = replace(self, is_real=True)
         return None if isinstance(sample.real, str) else sample
 
@@ -75,7 +75,8 @@ class GeneratedVideo:
 
 
 def find_real(sample: SampleArgs, folder: Path) -> Path | None:
-    """The real video: `extra.real`, relative to `folder`, or else the video that a sample goes on from the start of.
+    """Returns the real video: `extra.real`, relative to `folder`, or else the video that a sample goes on from the
+    start of.
 
     Raises UserError for a file that is not there.
     """

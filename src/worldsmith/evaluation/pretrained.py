@@ -37,7 +37,7 @@ class PretrainedWeights:
         return f"add {self.flag} FOLDER; `hf download {self.repository} --local-dir FOLDER` downloads such weights"
 
     def folder(self, config: Any) -> str | None:
-        """The folder that a Config names."""
+        """Returns the folder that a Config names."""
         found: str | None = getattr(config, self.option)
         return found
 
@@ -62,7 +62,7 @@ class PretrainedWeights:
 
 
 def load_network(kind: Any, folder: Path, device: str) -> Any:
-    """The network in float32. Raises UserError for a folder that lacks some of its weights."""
+    """Returns the network in float32. Raises UserError for a folder that lacks some of its weights."""
     model, report = load_from_folder(kind, folder, output_loading_info=True)
     differing = sorted({*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])})
     if differing:
@@ -74,5 +74,5 @@ def load_network(kind: Any, folder: Path, device: str) -> Any:
 
 
 def pictures_of(video: Tensor) -> list[np.ndarray]:
-    """The frames, uint8 [H, W, 3]."""
+    """Returns the frames, uint8 [H, W, 3]."""
     return [frame.permute(1, 2, 0).cpu().numpy() for frame in video.unbind(1)]

@@ -117,7 +117,7 @@ def claim_folder(aside: Path) -> int | None:
 
 
 def is_open_as(handle: int, path: Path) -> bool:
-    """Whether what is at `path` now is the file or folder that is open."""
+    """Returns whether what is at `path` now is the file or folder that is open."""
     try:
         return os.path.samestat(os.fstat(handle), path.stat())
     except FileNotFoundError:
@@ -125,7 +125,8 @@ def is_open_as(handle: int, path: Path) -> bool:
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Whether a full disk, or quota, is behind an error; libraries that are not Python have only words for it."""
+    """Returns whether a full disk, or quota, is behind an error; libraries that are not Python have only words for
+    it."""
     full = (errno.ENOSPC, errno.EDQUOT)
     while error is not None:
         if (isinstance(error, OSError) and error.errno in full) or any(os.strerror(n) in str(error) for n in full):

@@ -52,7 +52,7 @@ def fingerprint(path: str | Path) -> str:
 
 
 def names_in(folder: Path) -> list[str]:
-    """The files below a folder that count, by their paths in it."""
+    """Returns the files below a folder that count, by their paths in it."""
     names = []
     for root, folders, files in os.walk(folder, onerror=fail):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -61,7 +61,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 def is_record(name: str) -> bool:
-    """Whether a file tells what others were made from: `lineage.json`, or `NAME.lineage.json`."""
+    """Returns whether a file tells what others were made from: `lineage.json`, or `NAME.lineage.json`."""
     return name == LINEAGE or name.endswith(f".{LINEAGE}")
 
 
@@ -70,7 +70,7 @@ def fail(error: OSError) -> None:
 
 
 def listed_files(folder: Path) -> set[str]:
-    """The files that the folder's own manifest lists; none for other programs' files of that name."""
+    """Returns the files that the folder's own manifest lists; none for other programs' files of that name."""
     if not (folder / MANIFEST).is_file():
         return set()
     files = read_json_object(folder / MANIFEST).get("files")

@@ -16,7 +16,7 @@ KINDS = {dict: "an object", list: "a list", str: "text", bool: "true or false", 
 
 
 def read_json_object(file: Path) -> dict[str, Any]:
-    """The object that a file holds. Raises UserError, with the file and the place in it, for anything else."""
+    """Returns the object that a file holds. Raises UserError, with the file and the place in it, for anything else."""
     require_regular(file)
     try:
         data = json.loads(file.read_bytes())
@@ -30,12 +30,16 @@ def read_json_object(file: Path) -> dict[str, Any]:
 
 
 def read_optional_json(file: Path) -> dict[str, Any]:
-    """The object that a file holds; empty if there is no such file. Raises UserError as `read_json_object` does."""
+    """Returns the object that a file holds; empty if there is no such file.
+
+    Raises UserError as `read_json_object` does.
+    """
     return read_json_object(file) if file.is_file() else {}
 
 
 def object_of(pairs: Sequence[tuple[str, Any]], repeated: Callable[[dict[str, Any], str], None]) -> dict[str, Any]:
-    """An `object_pairs_hook` of `json.loads`; calls `repeated` with the object and each key that is given again.
+    """Returns an `object_pairs_hook` of `json.loads`; calls `repeated` with the object and each key that is given
+    again.
 
     Python's reader takes the last of the values without a word.
     """
@@ -50,7 +54,7 @@ def object_of(pairs: Sequence[tuple[str, Any]], repeated: Callable[[dict[str, An
 
 
 def section(data: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The object under a key; empty where there is none. Raises ValueError for a value of another kind."""
+    """Returns the object under a key; empty where there is none. Raises ValueError for a value of another kind."""
     value = data.get(name)
     if value is None:
         return {}
@@ -60,7 +64,7 @@ def section(data: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def are_numbers(values: Any, *, above: float = -LARGEST) -> bool:
-    """Whether a value is a list of numbers that float32 can hold, all greater than `above`."""
+    """Returns whether a value is a list of numbers that float32 can hold, all greater than `above`."""
     return isinstance(values, list) and all(type(value) in (int, float) and above < value < LARGEST for value in values)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a UTF-8 text file, without a byte order mark.
+    """Returns the lines of a UTF-8 text file, without a byte order mark.
 
     Only line feeds end one, with or without a return before them: other separators may stand in a text. Raises
     ValueError, naming the file, for bytes that are no UTF-8.

@@ -16,7 +16,7 @@ LOCK_FILE = ".lock"
 
 
 def lock(path: Path) -> int | None:
-    """A handle that keeps a file or folder locked until it is closed; None while another process has it locked.
+    """Returns a handle that keeps a file or folder locked until it is closed; None while another process has it locked.
 
     A file system without locks keeps nobody away. Raises OSError for what cannot be opened.
     """
@@ -62,7 +62,7 @@ def release_leases() -> None:
 
 
 def take_unleased(file: Path) -> int | None:
-    """A handle that keeps new readers away until it is closed; None while somebody has a lease.
+    """Returns a handle that keeps new readers away until it is closed; None while somebody has a lease.
 
     Where there is no such file, or a file system knows no locks, nobody is kept away. Raises OSError for a file that
     cannot be opened.

@@ -115,7 +115,7 @@ def find_damage(checkpoint: Path, *, only: tuple[str, ...] = ("",), rank: int = 
 
 
 def find_change(checkpoint: Path, name: str, expected: list[int]) -> str | None:
-    """Whether a file is still what the manifest says, in words; None when it is."""
+    """Returns how a file differs from the manifest; None if it is unchanged."""
     try:
         return None if summarize_file(checkpoint / name) == expected else f"the content of {name} has changed (CRC-32)"
     except OSError as error:

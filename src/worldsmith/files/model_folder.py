@@ -80,7 +80,10 @@ def attention_settings(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def listed_files(index: Path) -> set[str]:
-    """Names of the weight files that an index lists; empty for another JSON file. Raises like `read_weight_map`."""
+    """Returns the names of the weight files that an index lists; empty for another JSON file.
+
+    Raises like `read_weight_map`.
+    """
     return set(read_weight_map(index).values()) if "weight_map" in read_json_object(index) else set()
 
 
@@ -105,19 +108,20 @@ def read_weight_map(index: Path) -> dict[str, str]:
 
 
 def is_inside(name: str) -> bool:
-    """Whether a relative path stays in its folder, on every system; links are followed, as the Hugging Face cache has
-    them."""
+    """Returns whether a relative path stays in its folder, on every system; links are followed, as the Hugging Face
+    cache has them."""
     paths = PurePosixPath(name), PureWindowsPath(name)
     return bool(paths[0].parts) and "\0" not in name and not any(path.anchor or ".." in path.parts for path in paths)
 
 
 def is_adapter_folder(folder: str | Path) -> bool:
-    """Whether a local folder holds adapters in PEFT's format."""
+    """Returns whether a local folder holds adapters in PEFT's format."""
     return (Path(folder) / ADAPTER_CONFIG).is_file()
 
 
 def base_of_adapter(folder: str | Path) -> str:
-    """The base model that the adapters' own files name, as `org/name[@revision]` or a path; "" = they name none."""
+    """Returns the base model that the adapters' own files name, as `org/name[@revision]` or a path; "" = they name
+    none."""
     try:
         stated = read_json_object(Path(folder) / ADAPTER_CONFIG)
     except (OSError, UserError):

@@ -15,7 +15,7 @@ SHOWN = 5
 
 
 def nearest_folder(path: Path) -> Path:
-    """The path itself or the first of those above it that is there."""
+    """Returns the path itself or the first of those above it that is there."""
     return next(place for place in (path, *path.absolute().parents) if place.exists())
 
 

@@ -47,7 +47,7 @@ class Family:
 
 @cache
 def shipped_families() -> dict[str, Family]:
-    """The families of the package by name, sorted. Imports none of their parts."""
+    """Returns the families of the package by name, sorted. Imports none of their parts."""
     package = importlib.import_module(worldsmith.FAMILIES)
     names = sorted(module.name for module in pkgutil.iter_modules(package.__path__) if module.ispkg)
     modules = [importlib.import_module(f"{worldsmith.FAMILIES}.{name}") for name in names]
@@ -56,7 +56,7 @@ def shipped_families() -> dict[str, Family]:
 
 
 def find_family(name: str) -> Family | None:
-    """The family of that name; None if neither this package nor an installed one has it."""
+    """Returns the family of that name; None if neither this package nor an installed one has it."""
     if name in shipped_families():
         return shipped_families()[name]
     point = next((point for point in entry_points(group=GROUP) if point.name == name), None)
@@ -64,12 +64,12 @@ def find_family(name: str) -> Family | None:
 
 
 def family_names() -> list[str]:
-    """The names of all families, sorted."""
+    """Returns the names of all families, sorted."""
     return sorted({*shipped_families(), *(point.name for point in entry_points(group=GROUP))})
 
 
 def find_released(short_name: str) -> str | None:
-    """The repository on the hub of a released model; None if no family has that short name."""
+    """Returns the repository on the hub of a released model; None if no family has that short name."""
     families = filter(None, map(find_family, family_names()))
     return next((family.short_names[short_name] for family in families if short_name in family.short_names), None)
 
@@ -93,7 +93,8 @@ class FamilyRegistry(Generic[T]):
         self._registered.pop(family, None)
 
     def find(self, name: str) -> T | None:
-        """The part of the family of that name; None if there is no such family, or if it does not have that part."""
+        """Returns the part of the family of that name; None if there is no such family, or if it does not have that
+        part."""
         if name not in self._registered:
             family = find_family(name)
             part = self._load(family) if family is not None else None
@@ -103,9 +104,9 @@ class FamilyRegistry(Generic[T]):
         return self._registered[name]
 
     def names(self) -> list[str]:
-        """The names of all families, also of those without that part, sorted."""
+        """Returns the names of all families, also of those without that part, sorted."""
         return sorted({*family_names(), *self._registered})
 
     def all(self) -> list[T]:
-        """The parts of all families that have it, sorted by the families' names."""
+        """Returns the parts of all families that have it, sorted by the families' names."""
         return [part for name in self.names() if (part := self.find(name)) is not None]

@@ -27,7 +27,7 @@ def chosen(parameters: Mapping[str, Parameter], names: Collection[str] | None) -
 
 
 def seed_of(seed: int, name: str) -> int:
-    """The seed of one parameter's values."""
+    """Returns the seed of one parameter's values."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:8], "little") >> 1
 
 

@@ -62,7 +62,7 @@ def ask_hub(hub: HubName, file_patterns: Sequence[str]) -> Offer:
 
 
 def wanted(hub: HubName, file_patterns: Sequence[str]) -> list[str]:
-    """The patterns from the repository's root; the inner name may be that of a file."""
+    """Returns the patterns from the repository's root; the inner name may be that of a file."""
     return [*(f"{hub.inner}/{pattern}" for pattern in file_patterns), hub.inner] if hub.inner else list(file_patterns)
 
 
@@ -71,7 +71,7 @@ def matches_pattern(file: str, file_patterns: Sequence[str]) -> bool:
 
 
 def has_token() -> bool:
-    """Whether a token would be sent: from the environment, or stored by `hf auth login`."""
+    """Returns whether a token would be sent: from the environment, or stored by `hf auth login`."""
     from huggingface_hub import constants, get_token
 
     return not constants.HF_HUB_DISABLE_IMPLICIT_TOKEN and get_token() is not None

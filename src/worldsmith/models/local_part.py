@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def local_part(tensor: Any) -> Tensor:
-    """The local shard of a DTensor, which shares its memory and is part of no graph; any other tensor as it is.
+    """Returns the local shard of a DTensor, which shares its memory and is part of no graph; any other tensor as it is.
 
     It is found by no operation, which the simulation of a plan would note as one of the run's.
     """

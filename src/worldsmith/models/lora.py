@@ -45,7 +45,10 @@ def match_targets(target_modules: str, layers: Iterable[str]) -> dict[str, list[
 
 
 def read_targets(target_modules: str) -> list[str]:
-    """The comma-separated targets. Raises WrongValueError for none at all and for a target that is there twice."""
+    """Returns the comma-separated targets.
+
+    Raises WrongValueError for none at all and for a target that is there twice.
+    """
     targets, given = [target.strip() for target in target_modules.split(",")], {"lora_target_modules": target_modules}
     if not any(targets):
         remedy = "name the layers that get an adapter, such as q_proj"
@@ -123,7 +126,7 @@ def adapted_layers(network: nn.Module) -> dict[str, Any]:
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a native parameter name is that of an adapter's matrix."""
+    """Returns whether a native parameter name is that of an adapter's matrix."""
     return name.endswith(MATRICES)
 
 
@@ -137,7 +140,7 @@ def draw_adapter(value: Tensor, name: str, generator: torch.Generator | None = N
 
 
 def adapter_state(network: nn.Module) -> dict[str, Tensor]:
-    """The adapters' matrices (not copies) by native name."""
+    """Returns the adapters' matrices (not copies) by native name."""
     return {name: p.detach() for name, p in native_parameters(network).items() if is_adapter(name)}
 
 

@@ -144,11 +144,12 @@ class Model(Configurable, ABC):
             """Raises UserError for a device ("cuda:0") on which this cannot be trained."""
 
         def shapes(self) -> Shapes | None:
-            """Names and shapes of the parameters of the network without adapters, by arithmetic; None: not known."""
+            """Returns the names and shapes of the parameters of the network without adapters, by arithmetic; None: not
+            known."""
             return None
 
         def linear_layers(self, shapes: Shapes) -> Sequence[str]:
-            """Paths of the linear layers of a network with these parameters."""
+            """Returns the paths of the linear layers of a network with these parameters."""
             return matrices(shapes)
 
         def frozen(self, names: Sequence[str]) -> Collection[str]:
@@ -160,7 +161,7 @@ class Model(Configurable, ABC):
             return ()
 
         def adaptable_layers(self) -> Sequence[str] | None:
-            """Paths of the linear layers that an adapter can be trained for, known without making a tensor.
+            """Returns the paths of the linear layers that an adapter can be trained for, known without making a tensor.
 
             None: they are known when the network is made, which then checks the targets.
             """
@@ -168,7 +169,8 @@ class Model(Configurable, ABC):
             return () if shapes is None else self.linear_layers(shapes)
 
         def own_weights(self) -> tuple[str, str] | None:
-            """The field that names a run's first weights where load_path does not, and the place; None: none does."""
+            """Returns the field that names a run's first weights where load_path does not, and the place; None: none
+            does."""
             return None
 
         def named_folders(self) -> Iterable[tuple[str, str, Sequence[str]]]:
@@ -176,7 +178,10 @@ class Model(Configurable, ABC):
             return ()
 
         def match_adapters(self) -> Mapping[str, Sequence[str]] | None:
-            """The layers that each target names; None: not known yet. Raises ValueError for one that names none."""
+            """Returns the layers that each target names; None: not known yet.
+
+            Raises ValueError for one that names none.
+            """
             layers = self.adaptable_layers()
             if layers is None:
                 read_targets(self.lora_target_modules)
@@ -225,7 +230,7 @@ class Model(Configurable, ABC):
 
     @abstractmethod
     def make_network(self) -> nn.Module:
-        """The network without adapters; called where tensors have no memory."""
+        """Returns the network without adapters; called where tensors have no memory."""
 
     def choose_trained(self) -> None:
         """Freezes what the config says is not trained, before the network has memory; never unfreezes anything."""
@@ -288,7 +293,7 @@ class Model(Configurable, ABC):
 
 
 def changed_lora_settings(config: Model.Config) -> dict[str, Any]:
-    """The defaults of those settings of adapters that say something else; references are left alone."""
+    """Returns the defaults of those settings of adapters that say something else; references are left alone."""
     defaults = {field.name: field.default for field in fields(config) if field.name.startswith("lora_")}
     changed = {name: getattr(config, name) for name, default in defaults.items() if getattr(config, name) != default}
     return {name: defaults[name] for name, value in changed.items() if not is_reference(value)}

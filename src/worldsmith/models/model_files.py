@@ -29,7 +29,7 @@ _HUB_NAME = re.compile(
 
 
 def local_folder(name: str, *, file_patterns: Sequence[str] = ("*",), field: str = "model") -> Path:
-    """The local path of what `name` names. Existing local paths come first, then the cache, then the hub.
+    """Returns the local path of what `name` names. Existing local paths come first, then the cache, then the hub.
 
     Args:
         name: a path, `org/name`, `org/name@revision`, or `hf://org/name[@revision][/folder or file]`, which is never
@@ -79,7 +79,10 @@ def look_for_layout(name: str, layouts: Sequence[Sequence[str]], *, field: str) 
 
 
 def find_local(name: str, *, file_patterns: Sequence[str], field: str) -> Path | HubName:
-    """The path on this machine, else the name on the hub. Raises FileNotFoundError for what can only be a path."""
+    """Returns the path on this machine, else the name on the hub.
+
+    Raises FileNotFoundError for what can only be a path.
+    """
     name = re.sub(r"^hf:/+", SCHEME, name)  # pathlib makes one slash of two
     hub = hub_name(name)
     path = local_path(name)
@@ -98,12 +101,13 @@ def find_local(name: str, *, file_patterns: Sequence[str], field: str) -> Path |
 
 
 def lasting_name(name: str) -> str:
-    """A name that means the same from every directory: a local path made absolute, a name of the hub as it is."""
+    """Returns a name that means the same from every directory: a local path made absolute, a name of the hub as it
+    is."""
     return os.path.abspath(local_path(name)) if is_local(name) else name
 
 
 def is_local(name: str) -> bool:
-    """Whether a name is that of an existing file or folder, which comes before the hub."""
+    """Returns whether a name is that of an existing file or folder, which comes before the hub."""
     return not name.startswith(SCHEME) and local_path(name).exists()
 
 
@@ -122,7 +126,7 @@ def hub_name(name: str) -> HubName | None:
 
 
 def cached(hub: HubName, file_patterns: Sequence[str]) -> Path | None:
-    """The path in the Hugging Face cache when the files that are needed are there; never uses the network."""
+    """Returns the path in the Hugging Face cache when the files that are needed are there; never uses the network."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -137,7 +141,7 @@ def cached(hub: HubName, file_patterns: Sequence[str]) -> Path | None:
 
 
 def is_complete(folder: Path, file_patterns: Sequence[str]) -> bool:
-    """Whether a file of the first pattern is there, and every file that a weight index of any pattern lists."""
+    """Returns whether a file of the first pattern is there, and every file that a weight index of any pattern lists."""
     files = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
     if not any(fnmatchcase(file, file_patterns[0]) for file in files):
         return False
@@ -228,7 +232,7 @@ class PublishedPart:
 
 
 def tokenizer_files(asset: str, folder: str = "") -> Contents:
-    """A shipped tokenizer, whose ids are those of a small vocabulary: a plan does not read them."""
+    """Returns a shipped tokenizer, whose ids are those of a small vocabulary: a plan does not read them."""
     home = asset_path(asset)
     names = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
     return {f"{folder}/{name}" if folder else name: home / name for name in names if (home / name).is_file()}

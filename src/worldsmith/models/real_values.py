@@ -31,7 +31,8 @@ def real_values() -> Iterator[None]:
 
 
 def in_simulation() -> bool:
-    """Whether tensors have neither memory nor values: what would read weights makes them from a config alone."""
+    """Returns whether tensors have neither memory nor values: what would read weights makes them from a config
+    alone."""
     fake, modes = sys.modules.get("torch._subclasses.fake_tensor"), sys.modules.get("torch.utils._python_dispatch")
     if fake is None or modes is None:
         return False
@@ -39,7 +40,7 @@ def in_simulation() -> bool:
 
 
 def without_values(make: Callable[[], R], dtype: torch.dtype, device: str | torch.device) -> R:
-    """A module out of `make`, whose weights are of that type and on that device from the start.
+    """Returns a module out of `make`, whose weights are of that type and on that device from the start.
 
     In a simulation a module cannot be moved: whoever watches its tensors would lose them.
     """
@@ -55,7 +56,7 @@ def without_values(make: Callable[[], R], dtype: torch.dtype, device: str | torc
 
 
 def with_real_values(function: Callable[P, R]) -> Callable[P, R]:
-    """A function that runs in `real_values`."""
+    """Returns a function that runs in `real_values`."""
 
     @functools.wraps(function)
     def run(*arguments: P.args, **settings: P.kwargs) -> R:

@@ -98,11 +98,11 @@ class GenerationDefaults:
         return True
 
     def image_defaults(self) -> GenerationDefaults:
-        """The defaults for a single image."""
+        """Returns the defaults for a single image."""
         return self
 
     def sampling(self, **said: Any) -> Sampling:
-        """The settings that are said; those that are None, or not said, are the model's.
+        """Returns the settings that are said; those that are None, or not said, are the model's.
 
         Raises ValueError for one that the family does not have.
         """
@@ -128,7 +128,7 @@ class Solver(Protocol):
     """Moves one sample from noise level to noise level."""
 
     def step(self, answer: Tensor, state: Tensor) -> Tensor:
-        """The next state out of the network's answer, guided, to the last one."""
+        """Returns the next state out of the network's answer, guided, to the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,13 +179,13 @@ class VideoSampler(ABC):
 
     @abstractmethod
     def predictor(self, samples: Sequence[Beginning], branches: Sequence[int]) -> Predict:
-        """The network on these samples in these branches (0 conditional, 1 unconditional), one after the other.
+        """Returns the network on these samples in these branches (0 conditional, 1 unconditional), one after the other.
 
         What does not change from step to step, such as the texts, is computed once, here.
         """
 
     def finish(self, sample: Beginning, state: Tensor) -> Tensor:
-        """The latents [C, t, h, w] that are decoded, out of the last state."""
+        """Returns the latents [C, t, h, w] that are decoded, out of the last state."""
         return state
 
 

@@ -27,7 +27,8 @@ class WeightSum:
 
 
 def bit_sum(tensor: Tensor) -> int:
-    """The float32 bit patterns of all entries, each multiplied by a number of its own bits, added modulo 2^64."""
+    """Returns the float32 bit patterns of all entries, each multiplied by a number of its own bits, added modulo
+    2^64."""
     import torch
     from torch.distributed.tensor import DTensor, Partial, Replicate
 

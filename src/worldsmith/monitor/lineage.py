@@ -125,7 +125,7 @@ def write_lineage(
 
 
 def record_file(place: Path, action: str) -> Path:
-    """The file of a result's record."""
+    """Returns the file of a result's record."""
     if place.is_file():
         return place.with_name(f"{place.name}.{LINEAGE}")
     file = place / LINEAGE
@@ -156,7 +156,7 @@ def describe_output(folder: Path, name: str) -> dict[str, Any]:
 
 
 def record_of(path: Path) -> Path | None:
-    """The record that tells of a file, a folder, or a run's checkpoint; None where there is none."""
+    """Returns the record that tells of a file, a folder, or a run's checkpoint; None where there is none."""
     if path.parent.name == "checkpoints":
         path = path.parent.parent
     if path.is_dir():
@@ -173,7 +173,10 @@ def lists_output(record: Path, name: str) -> bool:
 
 
 def read_lineage(place: str | Path) -> Lineage:
-    """The record in a folder, or in a file. Raises FileNotFoundError for none, UserError for what is no record."""
+    """Returns the record in a folder, or in a file.
+
+    Raises FileNotFoundError for none, UserError for what is no record.
+    """
     place = Path(place)
     file = place / LINEAGE if place.is_dir() else place
     if not file.is_file():

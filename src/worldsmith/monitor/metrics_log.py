@@ -95,7 +95,7 @@ def records(path: Path) -> list[tuple[bytes, dict[str, Any] | None]]:
 
 
 def to_json_value(key: str, value: Any) -> Any:
-    """The value as JSON has it: scalars of numeric libraries as numbers, non-finite numbers as null."""
+    """Returns the value as JSON has it: scalars of numeric libraries as numbers, non-finite numbers as null."""
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
         value = value.item()
     if isinstance(value, float):

@@ -40,7 +40,7 @@ def is_kept(name: str) -> bool:
 
 
 def redact_arguments(arguments: Sequence[str]) -> list[str]:
-    """A command line without the values of options such as `--hf-token x` and `client.api_key=x`."""
+    """Returns a command line without the values of options such as `--hf-token x` and `client.api_key=x`."""
     redacted: list[str] = []
     hide_next = False
     for argument in arguments:
@@ -62,5 +62,5 @@ def redact_urls(text: str) -> str:
 
 
 def redact_setting(path: str, text: str) -> str:
-    """The value of a setting such as `client.api_key`, without what is secret in it."""
+    """Returns the value of a setting such as `client.api_key`, without what is secret in it."""
     return REDACTED if text and SECRET_OPTION.search(path) else redact_urls(text)

@@ -84,7 +84,7 @@ def describe_environment(*, world_size: int, seed: int | None, environment: Mapp
 
 
 def package_versions() -> dict[str, str]:
-    """The installed versions of the packages that can change a run's numbers."""
+    """Returns the installed versions of the packages that can change a run's numbers."""
     versions = {}
     for name in PACKAGES:
         try:
@@ -123,7 +123,7 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 
 
 def git(folder: Path, *arguments: str) -> str | None:
-    """The output of a git command; None when git or a repository is missing."""
+    """Returns the output of a git command; None when git or a repository is missing."""
     try:
         done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -132,7 +132,7 @@ def git(folder: Path, *arguments: str) -> str | None:
 
 
 def earlier_launches(path: Path) -> list[dict[str, Any]]:
-    """The launches that a file records already, oldest first."""
+    """Returns the launches that a file records already, oldest first."""
     if not path.exists():
         return []
     try:

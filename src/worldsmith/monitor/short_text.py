@@ -13,7 +13,7 @@ FEW_SAMPLES = 10
 
 
 def format_duration(seconds: float, *, spaced: bool = False) -> str:
-    """The two largest units: 45s, 3m05s, 2h07m, 3d04h; `spaced`: 45 s, 3 min 5 s, 2 h 7 min, 3 d 4 h."""
+    """Returns the two largest units: 45s, 3m05s, 2h07m, 3d04h; `spaced`: 45 s, 3 min 5 s, 2 h 7 min, 3 d 4 h."""
     left = max(0, round(seconds))
     first = next((place for place, (_, _, size) in enumerate(TIMES) if left >= size), len(TIMES) - 1)
     parts: list[str] = []

@@ -80,7 +80,7 @@ class Sinks:
 
 
 def numbers(metrics: Mapping[str, Any], prefix: str = "") -> list[tuple[str, float]]:
-    """The numeric metrics with their full names: nested mappings give `outer/inner`."""
+    """Returns the numeric metrics with their full names: nested mappings give `outer/inner`."""
     found: list[tuple[str, float]] = []
     for key, value in metrics.items():
         if isinstance(value, Mapping):
@@ -138,7 +138,7 @@ class TensorBoardLog:
 
 
 def file_stamps(folder: Path) -> list[int]:
-    """The numbers in the names of the files that are there, which readers take in the order of their names.
+    """Returns the numbers in the names of the files that are there, which readers take in the order of their names.
 
     TensorBoard's own writer puts the second there, and then host, process and a counter as text: what two runs wrote
     within a second, or by clocks that differ, is read in any order. So a new file here has a greater number than all.
@@ -193,7 +193,7 @@ class WandbLog:
 
 
 def stable_id(path: Path) -> str:
-    """The id that the file holds; a new one is written to it."""
+    """Returns the id that the file holds; a new one is written to it."""
     if not path.exists():
         write_text(path, f"{secrets.token_hex(4)}\n")
     return path.read_text(encoding="utf-8").strip()

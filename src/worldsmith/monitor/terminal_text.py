@@ -38,7 +38,7 @@ def terminal_width(stream: TextIO) -> int | None:
 
 
 def _stated_width() -> int | None:
-    """The value of the variable COLUMNS; None where it is not set or not a number above 0."""
+    """Returns the value of the variable COLUMNS; None where it is not set or not a number above 0."""
     columns = os.environ.get("COLUMNS", "")
     return int(columns) or None if columns.isdecimal() and len(columns) < 6 else None
 
@@ -49,7 +49,7 @@ def text_width() -> int:
 
 
 def fit_width(text: str, width: int | None) -> str:
-    """The text with all lines wrapped that are wider than `width`, between words; None: as it is.
+    """Returns the text with all lines wrapped that are wider than `width`, between words; None: as it is.
 
     The text of a second column stays in it. Words that are wider, lines of files and commands are not broken. A word
     that does not fit its column is indented by `NARROW`, or not at all.
@@ -86,7 +86,7 @@ def _wrap(line: str, width: int) -> list[str]:
 
 
 def _fit_word(line: str, width: int) -> str:
-    """The line; one that is too wide, which is a single word such as a path, is indented by 4 or not at all."""
+    """Returns the line; one that is too wide, which is a single word such as a path, is indented by 4 or not at all."""
     word = line.strip()
     if len(line) <= width or len(line) - len(word) <= NARROW:
         return line
@@ -131,7 +131,7 @@ def format_last_resort() -> None:
 
 
 def terminal_handler() -> logging.Handler:
-    """A handler that writes messages to standard error."""
+    """Returns a handler that writes messages to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(TerminalFormatter("%(message)s"))
     return handler

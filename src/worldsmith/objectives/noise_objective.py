@@ -36,7 +36,7 @@ class NoiseObjective(Objective):
     def inputs(
         self, samples: Sequence[Any], latents: Sequence[Tensor], draws: Sequence[Any]
     ) -> tuple[list[Tensor], Tensor]:
-        """The noisy latents of each sample, float32, and the network's timesteps [n]."""
+        """Returns the noisy latents of each sample, float32, and the network's timesteps [n]."""
 
     @abstractmethod
     def losses(
@@ -50,7 +50,7 @@ class NoiseObjective(Objective):
 
     @abstractmethod
     def add_up(self, losses: Tensor, samples: Sequence[Any], draws: Sequence[Any], *, tokens: int) -> LossSum:
-        """The batch's part of the step's loss."""
+        """Returns the batch's part of the step's loss."""
 
 
 def stacked(tensors: Sequence[Tensor]) -> Tensor:

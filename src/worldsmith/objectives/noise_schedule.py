@@ -31,7 +31,7 @@ LTX2_UNIFORM_SHARE = 0.1
 
 
 def random_stream(seed: int, position: int, stream: int) -> np.random.Generator:
-    """An independent generator for each (seed, position, stream).
+    """Returns an independent generator for each (seed, position, stream).
 
     Philox is a counter-based generator whose bits are the same on every processor; NumPy's normal variates are made
     from them by table lookup, whereas torch takes different vector paths on different processors.
@@ -54,7 +54,7 @@ def random_noise(shape: Sequence[int], *, seed: int, position: int, stream: int)
 def sample_sigma(
     distribution: str, shift: float, *, seed: int, position: int, within: tuple[float, float] = (0.0, 1.0)
 ) -> float:
-    """The noise level σ of the sample at `position`: the first draw that is not outside of `within`.
+    """Returns the noise level σ of the sample at `position`: the first draw that is not outside of `within`.
 
     That is from its first on, and below its second where that is not 1. Raises ValueError when draws are hardly there.
     """
@@ -95,7 +95,7 @@ def shift_sigma(time: float, shift: float) -> float:
 
 
 def ltx2(shift: float, *, z: float, choice: float, uniform: float) -> float:
-    """A logit-normal of mean ln(shift), stretched between two of its quantiles, with a share of uniform draws.
+    """Returns a logit-normal of mean ln(shift), stretched between two of its quantiles, with a share of uniform draws.
 
     Takes a standard normal `z` and two uniforms: the shift is the mean already and is not applied again.
     """

@@ -98,7 +98,7 @@ class RectifiedFlow(NoiseObjective):
         ]
 
     def sigma(self, sample: FlowSample, *, seed: int) -> float:
-        """The noise level of one sample."""
+        """Returns the noise level of one sample."""
         from worldsmith.objectives.noise_schedule import sample_sigma
 
         distribution = self.config.image_distribution if is_image(sample) else self.config.video_distribution
@@ -106,7 +106,7 @@ class RectifiedFlow(NoiseObjective):
         return sample_sigma(distribution, shift, seed=seed, position=sample.position, within=self.within)
 
     def shift_of(self, sample: FlowSample) -> float:
-        """The shift of one sample, by its kind, tier and latent size. Raises ValueError for an unknown tier."""
+        """Returns the shift of one sample, by its kind, tier and latent size. Raises ValueError for an unknown tier."""
         image = is_image(sample)
         own = image and self.config.shift_image is not None
         name, shift = ("shift_image", self.config.shift_image) if own else ("shift", self.config.shift)
@@ -151,7 +151,8 @@ class RectifiedFlow(NoiseObjective):
     def add_up(
         self, losses: Tensor, samples: Sequence[FlowSample], draws: Sequence[SigmaDraw], *, tokens: int
     ) -> LossSum:
-        """The pack's part of the step's loss. In float64: a weight then reaches the gradient with a single rounding.
+        """Returns the pack's part of the step's loss. In float64: a weight then reaches the gradient with a single
+        rounding.
 
         The figure "loss" is the mean without the scales of the loss, and "loss_by_noise" that by tenths of σ.
         """
@@ -182,7 +183,7 @@ def noisy_input(latents: Tensor, noise: Tensor, sigma: float, condition_frames: 
 
 
 def velocity_target(latents: Tensor, noise: Tensor) -> Tensor:
-    """The velocity ε - x0 in float32."""
+    """Returns the velocity ε - x0 in float32."""
     return noise - latents.float()
 
 
@@ -253,7 +254,7 @@ def is_image(sample: FlowSample) -> bool:
 
 
 def tier_shift(name: str, table: dict[str, int | float], tier: str) -> float:
-    """The shift of a resolution tier in the table `name`. Raises ValueError when it has none."""
+    """Returns the shift of a resolution tier in the table `name`. Raises ValueError when it has none."""
     if tier not in table:
         raise WrongValueError(
             {f"objective.{name}": table},

@@ -98,7 +98,7 @@ class VPrediction(NoiseObjective):
         ]
 
     def timestep(self, position: int, *, seed: int) -> int:
-        """The row of the table for the sample at `position`, equally likely all of them."""
+        """Returns the row of the table for the sample at `position`, equally likely all of them."""
         from worldsmith.objectives.noise_schedule import random_stream
 
         share, parts = random_stream(seed, position, TIMESTEP_STREAM).random(), self.config.timestep_strata
@@ -155,7 +155,7 @@ class VPrediction(NoiseObjective):
     def add_up(
         self, losses: Tensor, samples: Sequence[PositionedSample], draws: Sequence[TimestepDraw], *, tokens: int
     ) -> LossSum:
-        """The batch's part of the step's loss, with the figure "loss_by_noise" by tenths of the table."""
+        """Returns the batch's part of the step's loss, with the figure "loss_by_noise" by tenths of the table."""
         exact = losses.double()
         bins = [draw.timestep * NOISE_BINS // self.config.num_timesteps for draw in draws]
         return LossSum(sum=exact.sum(), samples=len(draws), tokens=tokens, figures=sum_by_noise(exact.detach(), bins))

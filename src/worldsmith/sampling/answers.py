@@ -70,7 +70,7 @@ class Answerer:
         decoding: Decoding = GREEDY,
         forgiving: bool = False,
     ) -> Iterator[Answer]:
-        """An answer to each (key, turns before it), in order, as batches are done.
+        """Yields an answer to each (key, turns before it), in order, as batches are done.
 
         With `forgiving`, a batch that the model fails at, as where memory does not suffice, is asked one by one, and
         what fails then is an answer with that error.

@@ -106,7 +106,7 @@ def generate_pack(
 def sampling_steps(
     sampler: VideoSampler, samples: Sequence[Beginning], share: BranchShare | None = None
 ) -> Iterator[list[Tensor]]:
-    """The states of all samples of one pack after each step, the last of which are clean latents."""
+    """Yields the states of all samples of one pack after each step, the last of which are clean latents."""
     guided = is_guided(sampler)
     branches = [0] if not guided else [0, 1] if share is None else [share.branch]
     predict = sampler.predictor(samples, branches)
@@ -122,12 +122,13 @@ def sampling_steps(
 
 
 def is_guided(sampler: VideoSampler) -> bool:
-    """Whether there is an unconditional branch."""
+    """Returns whether there is an unconditional branch."""
     return any(scale != 1 for scale in sampler.scales)
 
 
 def gather_branches(answers: list[Tensor], share: BranchShare) -> list[Tensor]:
-    """The answers of the conditional branch, then those of the unconditional one, of which this process has one."""
+    """Returns the answers of the conditional branch, then those of the unconditional one, of which this process has
+    one."""
     flat = torch.cat([answer.flatten() for answer in answers])
     sizes = [answer.numel() for answer in answers]
     return [part.view_as(answer) for branch in share.gather(flat) for part, answer in zip(branch.split(sizes), answers)]

@@ -129,7 +129,7 @@ def read_request(sampler: VideoSampler, request: GenerationRequest) -> ReadReque
 
 
 def begin(sampler: VideoSampler, known: ReadRequest) -> Beginning:
-    """The start of sampling."""
+    """Returns the start of sampling."""
     request = known.request
     condition = request.condition
     if condition is not None:
@@ -141,7 +141,7 @@ def begin(sampler: VideoSampler, known: ReadRequest) -> Beginning:
 
 
 def text_ids(sampler: VideoSampler, text: str, *, dropped: bool) -> Sequence[int]:
-    """The ids of a text. Raises ValueError for more than training ever showed: cut, it would lack its end."""
+    """Returns the ids of a text. Raises ValueError for more than training ever showed: cut, it would lack its end."""
     ids, most = sampler.text_ids(text, dropped=dropped), sampler.model.defaults.max_caption_tokens
     if most is not None and len(ids) > most:
         raise ValueError(
@@ -181,7 +181,7 @@ def check_condition(condition: Tensor, needed: int, where: str) -> None:
 
 
 def conditional_text(request: GenerationRequest, defaults: GenerationDefaults) -> str:
-    """The prompt as training would have written it."""
+    """Returns the prompt as training would have written it."""
     wanted = request.structured_metadata
     if (defaults.structured_metadata if wanted is None else wanted) and is_structured(request.prompt):
         return filled(request)
@@ -191,7 +191,7 @@ def conditional_text(request: GenerationRequest, defaults: GenerationDefaults) -
 
 
 def unconditional_text(request: GenerationRequest, defaults: GenerationDefaults) -> str:
-    """The negative prompt, or else what training showed for a dropped caption.
+    """Returns the negative prompt, or else what training showed for a dropped caption.
 
     Raises ValueError when it is to get sentences of metadata that the model does not know.
     """
@@ -218,7 +218,7 @@ def unconditional_text(request: GenerationRequest, defaults: GenerationDefaults)
 
 
 def filled(request: GenerationRequest) -> str:
-    """A structured prompt with the metadata of what is generated, as published sampling writes it.
+    """Returns a structured prompt with the metadata of what is generated, as published sampling writes it.
 
     Keys that are there keep their place, new ones go last; an image has no duration and no frame rate. Letters beyond
     ASCII are escaped.
@@ -249,7 +249,7 @@ def training_text(request: GenerationRequest, defaults: GenerationDefaults, *, d
 
 
 def is_structured(prompt: str) -> bool:
-    """Whether a prompt is a JSON object. Raises ValueError for one that is nested too deep to be read."""
+    """Returns whether a prompt is a JSON object. Raises ValueError for one that is nested too deep to be read."""
     if not prompt.lstrip().startswith("{"):
         return False
     try:

@@ -117,11 +117,11 @@ class Chooser:
         self.sources: dict[str, str] = {}
 
     def find(self, *names: str) -> Layer | None:
-        """The first layer that says any of these."""
+        """Returns the first layer that says any of these."""
         return next((one for one in self.layers if any(getattr(one.settings, n) is not None for n in names)), None)
 
     def pick(self, name: str, *below: tuple[Any, str]) -> Any:
-        """The value, or else the first of `below` (value, source) that is one; None for none."""
+        """Returns the value, or else the first of `below` (value, source) that is one; None for none."""
         layer = self.find(name)
         said = [] if layer is None else [(getattr(layer.settings, name), layer.source)]
         value, source = next((pair for pair in (*said, *below) if pair[0] is not None), (None, ""))
@@ -130,7 +130,7 @@ class Chooser:
         return value
 
     def path(self, name: str) -> str | None:
-        """A file, as its layer means it."""
+        """Returns a file, as its layer means it."""
         layer = self.find(name)
         if layer is None:
             return None
@@ -146,7 +146,7 @@ def decide(
     told_by: str,
     modes: Sequence[Mode] = MODES,
 ) -> list[SampleArgs]:
-    """The samples of an entry (several with num_outputs), flags above files above what the model says.
+    """Returns the samples of an entry (several with num_outputs), flags above files above what the model says.
 
     `told_by` names, for people, who told the model's defaults; `modes` are what the model makes out of what. Raises
     UserError, naming the sample, for values that contradict each other, that nobody gives or that the model has not.
@@ -266,7 +266,7 @@ def choose_size(
 
 
 def choose_frames(chooser: Chooser, vision: str | None) -> tuple[list[int], str | None]:
-    """The latent frames that are kept, and from which end. Raises ValueError where there are none."""
+    """Returns the latent frames that are kept, and from which end. Raises ValueError where there are none."""
     names = "condition_frame_indexes_vision", "condition_video_keep"
     asked = {name: chooser.pick(name) for name in names}
     if vision is None:
@@ -295,7 +295,7 @@ def choose_strength(chooser: Chooser, mode: str, defaults: GenerationDefaults) -
 
 
 def choose_negative(chooser: Chooser) -> tuple[str | None, str | None]:
-    """The negative prompt, and the sentences after it."""
+    """Returns the negative prompt, and the sentences after it."""
     text = chooser.pick("negative_prompt")
     layer = chooser.find("negative_prompt", "negative_prompt_file")
     if layer is not None and layer.settings.negative_prompt_file is not None:

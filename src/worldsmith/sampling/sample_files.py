@@ -64,7 +64,7 @@ class FilePart:
 
 
 def read_files(patterns: Sequence[str]) -> list[SampleEntry]:
-    """The samples of files and of patterns of files such as ``"inputs/*.json"``, in the order given.
+    """Returns the samples of files and of patterns of files such as ``"inputs/*.json"``, in the order given.
 
     Raises ConfigError with every mistake of all files.
     """
@@ -93,13 +93,13 @@ def read_files(patterns: Sequence[str]) -> list[SampleEntry]:
 
 
 def parse_line(line: str) -> dict[str, str]:
-    """The sample of a line of text: a prompt, or prompt@@image, as CogVideo's SAT has it."""
+    """Returns the sample of a line of text: a prompt, or prompt@@image, as CogVideo's SAT has it."""
     prompt, mark, image = line.strip().rpartition("@@")
     return {"prompt": prompt.strip(), "vision_path": image.strip()} if mark else {"prompt": line.strip()}
 
 
 def find_files(patterns: Sequence[str], problems: list[Problem]) -> list[Path]:
-    """The files that are meant, each once."""
+    """Returns the files that are meant, each once."""
     found: dict[Path, None] = {}
     for pattern in patterns:
         is_pattern = glob.has_magic(pattern) and not Path(pattern).exists()
@@ -117,7 +117,7 @@ def find_files(patterns: Sequence[str], problems: list[Problem]) -> list[Path]:
 
 
 def read_parts(file: Path, problems: list[Problem]) -> Iterator[FilePart]:
-    """The samples of a file; lines that are no JSON go to `problems`.
+    """Yields the samples of a file; lines that are no JSON go to `problems`.
 
     Raises ConfigError, ValueError or OSError for a file that cannot be read at all.
     """
@@ -155,12 +155,12 @@ def read_parts(file: Path, problems: list[Problem]) -> Iterator[FilePart]:
 
 
 def on_line(place: Place | None, number: int, file: Path) -> Place:
-    """The place in a line of its own as a place in the whole file."""
+    """Returns the place in a line of its own as a place in the whole file."""
     return Place(str(file), number) if place is None else replace(place, line=number)
 
 
 def read_entry(file: Path, part: FilePart, problems: list[Problem]) -> SampleEntry | None:
-    """A sample and its defaults; its mistakes go to `problems`."""
+    """Returns a sample and its defaults; its mistakes go to `problems`."""
     sample = read_sample_settings(part, file, Sample, problems)
     if sample is None:
         return None
@@ -182,7 +182,7 @@ def read_entry(file: Path, part: FilePart, problems: list[Problem]) -> SampleEnt
 
 
 def read_sample_settings(part: FilePart, file: Path, cls: type[_Settings], problems: list[Problem]) -> _Settings | None:
-    """The settings of plain data; None, with problems, for what is none."""
+    """Returns the settings of plain data; None, with problems, for what is none."""
     mistakes: list[Problem] = []
     places: dict[paths.Path, Place] = {}
     here = Place(str(file), part.line)
@@ -201,7 +201,7 @@ def read_sample_settings(part: FilePart, file: Path, cls: type[_Settings], probl
 
 
 def drop_unused_fields(part: FilePart, mistakes: list[Problem]) -> dict[str, Any]:
-    """The data without published fields that ask for nothing; those that ask for what is not here are mistakes.
+    """Returns the data without published fields that ask for nothing; those that ask for what is not here are mistakes.
 
     Structured captions become text, as training writes them, and a tier may be a number.
     """
@@ -227,7 +227,8 @@ def is_image_file(path: str) -> bool:
 
 
 def read_condition(path: str, frames: int, *, last: bool = False) -> Tensor:
-    """The picture, or the first (or last) `frames` of the video, uint8 [3, T, H, W], upright and of its own size.
+    """Returns the picture, or the first (or last) `frames` of the video, uint8 [3, T, H, W], upright and of its own
+    size.
 
     Raises ValueError, naming the file, for what cannot be read.
     """

@@ -29,7 +29,7 @@ CLIPS_TO_TRY = 8
 def with_clip_size(
     defaults: GenerationDefaults, run_tree: Mapping[str, Any] | None, grid: tuple[int, ...]
 ) -> GenerationDefaults:
-    """The defaults with height, width, frames and frame rate of the run's first usable training clip.
+    """Returns the defaults with height, width, frames and frame rate of the run's first usable training clip.
 
     `run_tree`: the run's config as plain data; None for an exported pipeline, whose defaults are complete. `grid` is
     the model's `latent_grid`. When the data are gone, a warning says so and the defaults stay open.
@@ -56,7 +56,10 @@ def use_first_clip(defaults: GenerationDefaults, dataset: VideoDataset, grid: tu
 
 
 def first_windows(dataset: VideoDataset, count: int) -> dict[str, Window]:
-    """The first so many different captions, in the order of the windows, and these. Raises DataError for none."""
+    """Returns the first so many different captions, in the order of the windows, and these.
+
+    Raises DataError for none.
+    """
     found: dict[str, Window] = {}
     for window in dataset.windows:
         if caption := choose_caption(window.captions, dataset.config.caption_keys, random.Random(0)):
@@ -69,7 +72,10 @@ def first_windows(dataset: VideoDataset, count: int) -> dict[str, Window]:
 
 
 def read_first_frame(window: Window, dataset: VideoDataset, grid: tuple[int, ...]) -> Tensor:
-    """The first frame of a window that training uses, uint8 [3, 1, H, W]. Raises SampleError when it cannot be read."""
+    """Returns the first frame of a window that training uses, uint8 [3, 1, H, W].
+
+    Raises SampleError when it cannot be read.
+    """
     import torch
 
     from worldsmith.data.clips.inspect_clips import inspect_window

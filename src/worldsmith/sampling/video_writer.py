@@ -51,7 +51,7 @@ def few_frames(path: Path, count: int = 4) -> Tensor:
 
 
 def read_image(path: str | Path) -> Tensor:
-    """A picture as uint8 [3, H, W], turned as its metadata say. Raises ValueError for what is no picture."""
+    """Returns a picture as uint8 [3, H, W], turned as its metadata say. Raises ValueError for what is no picture."""
     try:
         image = ImageOps.exif_transpose(Image.open(path))
     except UnidentifiedImageError as error:

@@ -58,7 +58,7 @@ class ClipEncoder(SampleEncoder):
         return bool(missing)
 
     def is_cached(self, part: VideoSample) -> bool:
-        """Whether another process encoded a part meanwhile."""
+        """Returns whether another process encoded a part meanwhile."""
         cache, key = self.task.latent_cache, part.cache_key
         return cache is not None and key is not None and cache.path_for(key).exists()
 
@@ -234,7 +234,7 @@ class ClipTask(Task):
                 torch.cuda.empty_cache()
 
     def frozen_parts(self) -> Iterator[tuple[str, Any]]:
-        """The VAE and the text encoder, as far as the model has built them, by the names of `FROZEN`."""
+        """Returns the VAE and the text encoder, as far as the model has built them, by the names of `FROZEN`."""
         parts = ((name, vars(self.model).get(name)) for name in FROZEN)
         return ((name, part) for name, part in parts if part is not None)
 

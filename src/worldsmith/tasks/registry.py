@@ -9,7 +9,7 @@ TASKS: FamilyRegistry[type[Task]] = FamilyRegistry(lambda family: family.load(fa
 
 
 def task_of(family: str) -> type[Task]:
-    """The task of a family. Raises ValueError for a family that has none."""
+    """Returns the task of a family. Raises ValueError for a family that has none."""
     task = TASKS.find(family)
     if task is None:
         raise ValueError(

@@ -48,7 +48,7 @@ class DummyData:
         return sample
 
     def sample_bytes(self, sample: Any) -> tuple[int, int]:
-        """Bytes of a sample in host RAM, as its loader returns it, and on disk, in the cache."""
+        """Returns the bytes of a sample in host RAM, as its loader returns it, and on disk, in the cache."""
         return 0, 0
 
     def assume_cached(self) -> None:
@@ -58,7 +58,7 @@ class DummyData:
         """Reverts `assume_cached`."""
 
     def encoder_size(self, sample: Any) -> Any:
-        """A value that is equal for samples with the same encoding cost."""
+        """Returns a value that is equal for samples with the same encoding cost."""
         return sample.position
 
     def encoder_tensors(self) -> Iterable[Any]:
@@ -66,7 +66,7 @@ class DummyData:
         return ()
 
     def caption_tensors(self) -> Iterable[Any]:
-        """The `encoder_tensors` of the text encoder."""
+        """Returns the `encoder_tensors` of the text encoder."""
         return ()
 
 
@@ -207,7 +207,7 @@ class Task(ABC):
         """
 
     def identify(self, batch: Any) -> Any:
-        """A value whose `repr` must be equal on all ranks that share the batch."""
+        """Returns a value whose `repr` must be equal on all ranks that share the batch."""
         return self.name_samples(batch)
 
     def name_samples(self, batch: Any) -> list[Any]:
@@ -215,11 +215,11 @@ class Task(ABC):
         return [[sample.key, sample.position] for sample in batch]
 
     def size(self, batch: Any) -> tuple[int, int]:
-        """Number of samples and of tokens of a batch."""
+        """Returns the number of samples and of tokens of a batch."""
         return len(batch), sum(sample.num_tokens for sample in batch)
 
     def padding(self, batch: Any) -> int:
-        """Number of padding tokens of a batch."""
+        """Returns the number of padding tokens of a batch."""
         return 0
 
     def count_flops(self, batch: Any) -> int | None:
@@ -227,7 +227,8 @@ class Task(ABC):
         return None
 
     def fills_cache(self, batch: Any) -> bool:
-        """Whether `loss` fills a cache with this batch, so that its time does not predict that of later epochs."""
+        """Returns whether `loss` fills a cache with this batch, so that its time does not predict that of later
+        epochs."""
         return False
 
     def counts(self) -> Mapping[str, int]:
@@ -258,7 +259,7 @@ class Task(ABC):
         return Preview(*self.size(batch), first=f"{batch[0].key} is its first")
 
     def describe_weights(self, run: Any, rates: Mapping[str, float]) -> Iterable[tuple[str, str]]:
-        """Lines for a start and a dry run, each with a label of up to 12 letters.
+        """Returns the lines for a start and a dry run, each with a label of up to 12 letters.
 
         They describe the components of the network, and the results to expect where the family can do better.
 
@@ -269,5 +270,5 @@ class Task(ABC):
         return ()
 
     def remarks(self) -> Iterable[tuple[str, str]]:
-        """Lines about the model for a dry run, each with a label of up to 12 letters."""
+        """Returns lines about the model for a dry run, each with a label of up to 12 letters."""
         return ()

@@ -171,7 +171,7 @@ def factors_by_name(names: list[str], multipliers: dict[str, float], frozen: lis
 
 
 def build_adamw(groups: list[dict[str, Any]], config: AdamW.Config) -> Any:
-    """The torch optimizer; falls back from the fused kernel, with a warning, where a device has none."""
+    """Returns the torch optimizer; falls back from the fused kernel, with a warning, where a device has none."""
     import torch
 
     options: dict[str, Any] = {
@@ -227,7 +227,7 @@ def has_fused_kernel(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def no_match(where: str, pattern: str, names: list[str], frozen: list[str]) -> ValueError:
-    """The error for a pattern that reaches no trained parameter; names those that come closest."""
+    """Returns the error for a pattern that reaches no trained parameter; names those that come closest."""
     stopped = [name for name in frozen if pattern in name]
     if stopped:
         why = ": with model.config.lora_enabled only adapters are trained" if any(map(is_adapter, names)) else ""

@@ -130,7 +130,7 @@ def compile_layers(model: Model, world: World) -> None:
 
 
 def is_sharded(model: Model.Config, processes: int) -> bool:
-    """Whether FSDP has the network: that of one process too, where it computes in another format than it keeps.
+    """Returns whether FSDP has the network: that of one process too, where it computes in another format than it keeps.
 
     FSDP over the process itself is then what casts the weights for the forward and backward pass.
     """

@@ -90,7 +90,7 @@ def check_files(
 
 
 def name_variable(message: str, config: RunConfig, section: Keys, variables: Mapping[Keys, str]) -> str:
-    """The message about a section, with the environment variable that gave the value in the message."""
+    """Returns the message about a section, with the environment variable that gave the value in the message."""
     for path, name in variables.items():
         value = find(config, path) if path[: len(section)] == section else None
         if isinstance(value, str) and value and value in message:
@@ -99,7 +99,7 @@ def name_variable(message: str, config: RunConfig, section: Keys, variables: Map
 
 
 def lacks_text(config: RunConfig, section: Keys, wrong: Sequence[Keys]) -> bool:
-    """Whether a text of a section, perhaps the name of a file, is not known because of a mistake."""
+    """Returns whether a text of a section, perhaps the name of a file, is not known because of a mistake."""
     return any(path[:-1] == section and isinstance(find(config, path), (str, NoneType)) for path in wrong)
 
 
@@ -154,7 +154,7 @@ def rate_remarks(config: RunConfig) -> Iterator[str]:
 
 
 def run_states(config: RunConfig, model: Model, processes: int) -> StateBytes:
-    """Bytes that each process holds from step to step. What is trained must have been chosen."""
+    """Returns the bytes that each process holds from step to step. What is trained must have been chosen."""
     return state_bytes(table_of(model), config, plan_degrees(model.config.parallelism, processes))
 
 
@@ -164,7 +164,7 @@ def checkpoint_size(config: RunConfig, model: Model, processes: int) -> int:
 
 
 def kept_checkpoints(config: RunConfig) -> int:
-    """The most checkpoints of the run that are on the disk at once, the one that is being written included."""
+    """Returns the most checkpoints of the run that are on the disk at once, the one that is being written included."""
     saves = -(-config.trainer.max_iter // config.checkpoint.save_iter)
     keep, every, best = config.checkpoint.keep_latest_k, config.checkpoint.keep_every, config.checkpoint.keep_best
     if best is not None:

@@ -34,7 +34,7 @@ from worldsmith.training.scheduler import AnySchedule, LambdaLinear, schedule_wa
 
 
 def default_callbacks() -> dict[str, Callback.Config]:
-    """The callbacks that every run has unless it says otherwise."""
+    """Returns the callbacks that every run has unless it says otherwise."""
     return {
         "grad_clip": GradClip.Config(),
         "compile_tokenizer": CompileTokenizer.Config(),
@@ -91,7 +91,7 @@ class LoopConfig(Config):
     """Callbacks by name; each one has a folder of that name in the run folder."""
 
     def validates_after(self, steps: int) -> bool:
-        """Whether the weights after so many steps are validated."""
+        """Returns whether the weights after so many steps are validated."""
         if not self.run_validation or not steps:
             return self.run_validation and self.run_validation_on_start
         return steps % self.validation_iter == 0 or steps == self.max_iter
@@ -125,7 +125,7 @@ class RunConfig(Configurable.Config):
     _root: ClassVar[bool] = True
 
     def initial_weights(self) -> FirstWeights | None:
-        """The weights that a new run starts from; None: random ones."""
+        """Returns the weights that a new run starts from; None: random ones."""
         return first_weights(self.checkpoint.load_path, self.checkpoint.init, self.model.config)
 
     def check(self) -> None:

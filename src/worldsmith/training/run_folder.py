@@ -67,12 +67,18 @@ class Launch:
 
 
 def output_root() -> Path:
-    """The folder above all runs, from the environment or `outputs/train`. UserError when two variables disagree."""
+    """Returns the folder above all runs, from the environment or `outputs/train`.
+
+    UserError when two variables disagree.
+    """
     return given_root() or Path(DEFAULT_ROOT)
 
 
 def given_root() -> Path | None:
-    """The output root of the environment; None if no variable gives it. UserError when two variables disagree."""
+    """Returns the output root of the environment; None if no variable gives it.
+
+    UserError when two variables disagree.
+    """
     given = {name: os.environ[name] for name in ROOT_VARIABLES if os.environ.get(name)}
     if len(set(given.values())) > 1:
         both = ", ".join(f"{name}={value}" for name, value in given.items())
@@ -81,7 +87,7 @@ def given_root() -> Path | None:
 
 
 def run_path(job: JobConfig) -> Path:
-    """The run folder of a job. UserError as `output_root`.
+    """Returns the run folder of a job. UserError as `output_root`.
 
     For a job without a name: with `resume_newest` the run that was saved last, else a new one, named by the launcher
     or after the time.
@@ -101,7 +107,7 @@ def run_path(job: JobConfig) -> Path:
 
 
 def name_run(job: JobConfig, folder: Path, world: World) -> Path:
-    """Names a job without a name after the folder that rank 0 has found for it, and returns this folder."""
+    """Returns names a job without a name after the folder that rank 0 has found for it, and returns this folder."""
     folder = world.broadcast(folder)
     if world.is_main and not (folder / "checkpoints").exists():
         why = f"{folder.parent} has no run with a checkpoint to resume" if job.resume_newest else "job.name is empty"
@@ -111,12 +117,12 @@ def name_run(job: JobConfig, folder: Path, world: World) -> Path:
 
 
 def start_time() -> str:
-    """The present time as part of a folder's name."""
+    """Returns the present time as part of a folder's name."""
     return datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
 
 
 def newest_run(group: Path) -> Path | None:
-    """The run below `group` whose last checkpoint is the newest; None if no run has one."""
+    """Returns the run below `group` whose last checkpoint is the newest; None if no run has one."""
     pointers = list(group.glob(f"*/checkpoints/{POINTER}"))
     return max(pointers, key=lambda file: file.stat().st_mtime_ns).parents[1] if pointers else None
 
@@ -180,7 +186,7 @@ def write_on_main(world: World, folder: Path, write: Callable[[], object]) -> No
 
 
 def initial_weight_inputs(folder: Path, config: RunConfig) -> list[Input | dict[str, Any]]:
-    """The weights that the first start of the run has read, also when it resumes; empty for random weights."""
+    """Returns the weights that the first start of the run has read, also when it resumes; empty for random weights."""
     if (folder / LINEAGE).is_file() and checkpoint_folders(folder / "checkpoints"):
         return [entry for entry in read_lineage(folder).inputs if entry["role"] == "base"]
     if config.initial_weights() is None:
@@ -189,7 +195,7 @@ def initial_weight_inputs(folder: Path, config: RunConfig) -> list[Input | dict[
 
 
 def dataset_inputs(split: str, dataset: Any) -> Iterator[Input]:
-    """The files of a data set, one entry for each member of a mixture."""
+    """Yields the files of a data set, one entry for each member of a mixture."""
     for member in getattr(dataset, "members", {"": dataset}).values():
         yield Input("dataset", member.name, {"split": split, "records": member.num_records, "samples": len(member)})
 
@@ -242,7 +248,8 @@ class MessageLog(logging.Handler):
             self.waiting.append(message)
 
     def _is_alone(self) -> bool:
-        """Whether records of `worldsmith` reach no other handler, which Python would answer with its last resort."""
+        """Returns whether records of `worldsmith` reach no other handler, which Python would answer with its last
+        resort."""
         logger: logging.Logger | None = logging.getLogger("worldsmith")
         while logger is not None:
             if any(handler is not self for handler in logger.handlers):

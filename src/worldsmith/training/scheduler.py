@@ -64,7 +64,7 @@ class LambdaSchedule(Configurable):
 
     @staticmethod
     def decay(progress: float) -> float:
-        """The way down, from 1 at progress 0 to 0 at progress 1; each schedule has its own."""
+        """Returns the way down, from 1 at progress 0 to 0 at progress 1; each schedule has its own."""
         raise TypeError("LambdaSchedule has no way down of its own; use LambdaLinear, LambdaCosine or LambdaSqrt")
 
     def step(self) -> None:

@@ -154,7 +154,7 @@ def require_same_data(
 
 
 def require_training_state(report: LoadReport, config: RunConfig) -> Path:
-    """The checkpoint whose training state a new run takes over (`checkpoint.load_training_state`).
+    """Returns the checkpoint whose training state a new run takes over (`checkpoint.load_training_state`).
 
     `report` is of the weights from the same place. Raises UserError when it holds nothing else, or when no step is left
     to do after it.
@@ -174,7 +174,7 @@ def require_training_state(report: LoadReport, config: RunConfig) -> Path:
 
 
 def steps_done(checkpoint: Path) -> int:
-    """Number of steps after which a checkpoint was saved, whatever the name of its folder is."""
+    """Returns the number of steps after which a checkpoint was saved, whatever the name of its folder is."""
     import torch
 
     from worldsmith.checkpoint.dcp.reader import load_part
@@ -185,7 +185,7 @@ def steps_done(checkpoint: Path) -> int:
 
 
 def wanted_moments(checkpoint: Path, skipped: Sequence[str] = ()) -> list[str]:
-    """The optimizer state that is taken from a checkpoint: all but that of `skipped` weights (`net.<name>`)."""
+    """Returns the optimizer state that is taken from a checkpoint: all but that of `skipped` weights (`net.<name>`)."""
     from worldsmith.checkpoint.dcp.reader import stored_shapes
 
     fresh = tuple(f"state.{name.removeprefix(LIVE)}." for name in skipped if name.startswith(LIVE))
@@ -193,7 +193,7 @@ def wanted_moments(checkpoint: Path, skipped: Sequence[str] = ()) -> list[str]:
 
 
 def state_shapes(network: nn.Module, average: PowerEMA.Config) -> dict[str, list[int]]:
-    """Names and shapes of a whole checkpoint's weights: `net.*` and, where there is an average, `net_ema.*`."""
+    """Returns the names and shapes of a complete checkpoint's weights: `net.*` and, with EMA weights, `net_ema.*`."""
     parameters = native_parameters(network)
     shapes = {LIVE + name: list(parameter.shape) for name, parameter in parameters.items()}
     if average.enabled:
@@ -248,7 +248,10 @@ def completion(folder: Path, config: RunConfig) -> str | None:
 
 
 def changed_settings(folder: Path, config: RunConfig) -> list[str]:
-    """The settings that differ from the saved config of the run and matter. UserError if that cannot be read."""
+    """Returns the settings that differ from the saved config of the run and matter.
+
+    UserError if that cannot be read.
+    """
     path = folder / "config.yaml"
     if not path.exists():
         raise UserError(f"{folder} has checkpoints but no config.yaml, so the run cannot be continued safely")
@@ -266,7 +269,8 @@ def changed_settings(folder: Path, config: RunConfig) -> list[str]:
 
 
 def changed_data(folder: Path, config: RunConfig) -> list[str]:
-    """The samples of the data set that have changed since the run was trained; for a missing one it only warns."""
+    """Returns the samples of the data set that have changed since the run was trained; for a missing one it only
+    warns."""
     from worldsmith.data.stream.dataset_record import FILE, changed_samples
     from worldsmith.data.stream.errors import DataError
 
@@ -284,7 +288,7 @@ def indented(lines: Sequence[str]) -> str:
 
 
 def changed_values(before: dict[str, object], after: dict[str, object]) -> list[str]:
-    """One line `path: old -> new` for every value that differs and matters."""
+    """Returns one line `path: old -> new` for every value that differs and matters."""
     paths = [path for path in [*before, *(p for p in after if p not in before)] if not is_free(path)]
     if not before.get(ADAPTERS) and not after.get(ADAPTERS):  # their settings have no effect
         paths = [path for path in paths if not path.startswith(ADAPTERS.removesuffix("enabled"))]
@@ -296,7 +300,7 @@ def changed_values(before: dict[str, object], after: dict[str, object]) -> list[
 
 
 def is_same_setting(before: object, after: object) -> bool:
-    """Whether two values are equal, or paths of the same shipped asset in two installations of the package."""
+    """Returns whether two values are equal, or paths of the same shipped asset in two installations of the package."""
     if isinstance(before, str) and isinstance(after, str) and (name := asset_name(before)):
         return name == asset_name(after)
     return before == after

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 def start_lines(run: TrainingRun, batch: Any) -> Iterator[str]:
-    """The lines of the start itself, as they become known. `batch` is the first of this rank."""
+    """Yields the lines of the start itself, as they become known. `batch` is the first of this rank."""
     config, task, loader = run.config, run.task, run.state.loader
     yield f"run folder   {run.run_folder}{describe_start(config, run.resumed)}"
     for callback in run.callbacks.values():
@@ -90,7 +90,8 @@ def state_lines(config: RunConfig, model: Model, processes: int, place: Path) ->
 
 
 def folder_lines(config: RunConfig, run_folder: Path, checkpoint: Path | None, changes: Sequence[str]) -> Iterator[str]:
-    """The run folder, the checkpoint that the run resumes from, what has changed since, and who uses the folder."""
+    """Yields the run folder, the checkpoint that the run resumes from, what has changed since, and who uses the
+    folder."""
     yield f"run folder   {run_folder}{describe_start(config, checkpoint)}"
     yield from (f"changed      {line}" for line in changes)
     lost = None if checkpoint is None else gone_back(checkpoint, config.checkpoint.keep_latest_k)
@@ -127,7 +128,7 @@ def bytes_per_weight(config: RunConfig) -> int:
 
 
 def base_rates(network: nn.Module, optimizer: Optimizer) -> dict[str, float]:
-    """The learning rate of each trained parameter, by native name, before the schedule."""
+    """Returns the learning rate of each trained parameter, by native name, before the schedule."""
     rates = {id(p): group.get("initial_lr", group["lr"]) for group in optimizer.param_groups for p in group["params"]}
     return {name: rates[id(p)] for name, p in native_parameters(network).items() if id(p) in rates}
 

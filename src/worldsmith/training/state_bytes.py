@@ -184,7 +184,7 @@ def checkpoint_bytes(
 
 
 def chunks(weight: Weight, shares: int) -> int:
-    """The pieces of a weight in a checkpoint; all empty chunks are one."""
+    """Returns the pieces of a weight in a checkpoint; all empty chunks are one."""
     rows = weight.shape[0]
     filled = -(-rows // -(-rows // shares))
     return filled + (filled < shares)

@@ -159,7 +159,7 @@ class Trainer(Configurable):
         return Outcome.FINISHED
 
     def training_step(self, batches: Iterator[Any]) -> StepResult:
-        """One optimizer step over `grad_accum_iter` batches."""
+        """Returns one optimizer step over `grad_accum_iter` batches."""
         from worldsmith.training.step import forward_backward, read_batches
 
         start, state = time.perf_counter(), self.state
@@ -261,7 +261,7 @@ class Trainer(Configurable):
         begin_log(folder, rank=world.rank, size=world.size)
 
     def _begin(self) -> Iterator[Any]:
-        """The stream of batches, of which the first has been read. Says what the run is about to do."""
+        """Returns the stream of batches, of which the first has been read. Says what the run is about to do."""
         from worldsmith.training.start_lines import start_lines
 
         first = next(stream := iter(self.state.loader))

@@ -126,7 +126,7 @@ class Validator:
         return reduce_metrics(self.task, sums, weights)
 
     def batches(self, asked: Callable[[], bool]) -> Iterator[ValidationBatch | None]:
-        """The batches of this rank, as many on each rank; None ends them early.
+        """Yields the batches of this rank, as many on each rank; None ends them early.
 
         A sharded network is gathered by all ranks together: one that has no batch left takes part with its last one, or
         with that of another, which counts nothing there.
@@ -161,7 +161,7 @@ def evaluating(network: nn.Module) -> Iterator[None]:
 
 
 def zero_loss_like(loss: LossSum) -> LossSum:
-    """A loss with the same metrics over no samples."""
+    """Returns a loss with the same metrics over no samples."""
     nothing = loss.sum.new_zeros(())
     return replace(loss, sum=nothing, samples=0, tokens=0, figures={name: (nothing, 0.0) for name in loss.figures})
 
@@ -189,7 +189,8 @@ class BestSoFar:
         """Number of validations since the best one."""
 
     def judge(self, step: int, figures: Mapping[str, float]) -> bool:
-        """Whether the weights after `step` steps are the best so far; False for a validation that was counted before.
+        """Returns whether the weights after `step` steps are the best so far; False for a validation that was counted
+        before.
 
         Raises UserError if the validation has no such metric.
         """

@@ -75,5 +75,5 @@ def save_part(
 
 
 def whole_checkpoint(folder: Path) -> Path:
-    """The checkpoint that a folder of tensors is the model of; any other folder itself."""
+    """Returns the checkpoint that a folder of tensors is the model of; any other folder itself."""
     return folder.parent if folder.name == "model" and (folder / METADATA).is_file() else folder

@@ -92,7 +92,7 @@ def enum_member(kind: Any, name: Any) -> Enum:
 
 
 def is_tensor(name: Any, entry: Any) -> bool:
-    """Whether an entry describes a tensor. Raises TypeError for one that is marked so and is none."""
+    """Returns whether an entry describes a tensor. Raises TypeError for one that is marked so and is none."""
     if not isinstance(entry, TensorStorageMetadata):
         return False
     well_formed = isinstance(name, str) and isinstance(entry.properties.dtype, torch.dtype)

@@ -180,7 +180,7 @@ def find_export_damage(out: Path, about: Mapping[str, Any]) -> str | None:
 
 
 def is_whole(out: Path, about: Mapping[str, Any]) -> bool:
-    """Whether every file of an export is there and unchanged."""
+    """Returns whether every file of an export is there and unchanged."""
     return find_export_damage(out, about) is None
 
 

@@ -114,7 +114,10 @@ def named_tensors(layout: WeightLayout, model: StoredModel, options: ExportOptio
 
 
 def tower_of(model: StoredModel, place: str) -> WeightSource:
-    """The vision tower at `place`, or with OWN that which the model came with. Raises UserError when there is none."""
+    """Returns the vision tower at `place`, or with OWN that which the model came with.
+
+    Raises UserError when there is none.
+    """
     if place != OWN:
         source = open_weights(place, field="--vision-tower")
     elif model.tree is None:
@@ -130,7 +133,7 @@ def tower_of(model: StoredModel, place: str) -> WeightSource:
 
 
 def with_tower(source: WeightSource, tower: WeightSource, prefix: str) -> WeightSource:
-    """The weights of both, the tower's names after `prefix`."""
+    """Returns the weights of both, the tower's names after `prefix`."""
     places = {name: (source, name) for name in source.shapes}
     places |= {prefix + name: (tower, name) for name in tower.shapes}
     return JoinedWeights(f"{source.describe} with {tower.describe}", places)
@@ -192,7 +195,7 @@ def export_weights(
 
 
 def native_config(spec: ModelSpec, about: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of config.json: the model type that readers look for, and the model's whole config."""
+    """Returns the content of config.json: the model type that readers look for, and the model's whole config."""
     return {
         "model_type": formats_of(spec.name).native_type or spec.name,
         "dtype": about["dtype"],
@@ -216,7 +219,7 @@ NATIVE = ExportFormat(
 
 
 def exports_of(family: str) -> dict[str, ExportFormat]:
-    """The export formats of a family, by name; only the native one if it has none of its own."""
+    """Returns the export formats of a family, by name; only the native one if it has none of its own."""
     return formats_of(family).exports() or {"native": NATIVE}
 
 

@@ -77,18 +77,18 @@ class FamilyFormats(WeightFormats):
     """`model_type` in the config.json of a native export; empty: the family's name."""
 
     def library_network(self, config: Configurable.Config) -> nn.Module | None:
-        """The model's network as a class of the library that exports are for, on the meta device.
+        """Returns the model's network as a class of the library that exports are for, on the meta device.
 
         None without such a library.
         """
         return None
 
     def exports(self) -> dict[str, ExportFormat]:
-        """The family's own export formats, by name; empty: only the native one (see `exports_of`)."""
+        """Returns the family's own export formats, by name; empty: only the native one (see `exports_of`)."""
         return {}
 
     def stored_dtype(self, dtype: DType, config: Configurable.Config | None = None) -> Callable[[str], torch.dtype]:
-        """The dtype of each weight in an export in `dtype`, by its name there; `config` is the model's."""
+        """Returns the dtype of each weight in an export in `dtype`, by its name there; `config` is the model's."""
         import torch
 
         target: torch.dtype = getattr(torch, dtype)
@@ -101,7 +101,7 @@ class FamilyFormats(WeightFormats):
         """
 
     def exported_config(self, spec: ModelSpec) -> dict[str, Any]:
-        """A model's config as plain data, as a native export states it."""
+        """Returns a model's config as plain data, as a native export states it."""
         return to_dict(spec)
 
     def left_out(self, format: str, config: Configurable.Config) -> list[str]:
@@ -109,7 +109,7 @@ class FamilyFormats(WeightFormats):
         return []
 
     def card(self, name: str, about: Mapping[str, Any]) -> str:
-        """The README.md of an exported folder of this name; `about` is its description."""
+        """Returns the README.md of an exported folder of this name; `about` is its description."""
         return (
             f"# {name}\n\nThe weights of a {self.family} model under their native names (`{NATIVE_PREFIX}…`), in "
             f"{about['dtype']}, exported by Worldsmith {about['worldsmith']}. To train from it: "
@@ -154,7 +154,7 @@ class LoadsPipelineAdapters(Protocol):
     """Names of the adapters in files for the pipeline."""
 
     def adapts(self, layers: Sequence[str]) -> bool:
-        """Whether adapters of these layers fit a pipeline of this family."""
+        """Returns whether adapters of these layers fit a pipeline of this family."""
 
 
 @runtime_checkable
@@ -182,20 +182,20 @@ class HasLanguageModel(Protocol):
     """Formats of a family whose networks contain the language model of a Qwen3-VL (`convert --to vlm`)."""
 
     def language_weights(self, source: WeightSource, config: Mapping[str, Any]) -> dict[str, str]:
-        """Names in a Qwen3-VL folder with this config.json → internal names of the same weights.
+        """Returns the names in a Qwen3-VL folder with this config.json → internal names of the same weights.
 
         Raises UserError if the language model of the source is not that of the folder.
         """
 
 
 def formats_of(family: str) -> FamilyFormats:
-    """The formats of a family; those of the base class if it has none of its own."""
+    """Returns the formats of a family; those of the base class if it has none of its own."""
     found = FORMATS.find(family)
     return found if isinstance(found, FamilyFormats) else FamilyFormats(family)
 
 
 def assembling(word: str) -> AssemblesModels:
-    """The formats of the family that `convert --to` this word makes. Raises LookupError if no family does."""
+    """Returns the formats of the family that `convert --to` this word makes. Raises LookupError if no family does."""
     for formats in FORMATS.all():
         if isinstance(formats, AssemblesModels) and formats.assembled_as == word:
             return formats

@@ -40,7 +40,7 @@ FILES = ("*.safetensors", "*.json", "*.txt", "*.jinja", "*.model")
 def load_model(
     path: str | Path, *, weights: Weights = "auto", device: str | torch.device = "cpu", base: str | None = None
 ) -> Any:
-    """The model that is stored at `path`, ready for use; see `find_model`."""
+    """Returns the model that is stored at `path`, ready for use; see `find_model`."""
     return find_model(path, weights=weights, base=base).load(device)
 
 
@@ -74,12 +74,13 @@ def find_model(path: str | Path, *, weights: Weights = "auto", base: str | None 
 
 
 def find_family(path: str | Path, *, base: str | None = None) -> str:
-    """The family of the model at `path`, from its config alone; raises like `find_model`."""
+    """Returns the family of the model at `path`, from its config alone; raises like `find_model`."""
     return identify(path, base)[0].spec.name
 
 
 def identify(path: str | Path, base: str | None = None) -> tuple[StoredModel, Path | None]:
-    """The model at `path` before its weights are chosen, and the iter folder if `path` is one; nothing is verified.
+    """Returns the model at `path` before its weights are chosen, and the iter folder if `path` is one; nothing is
+    verified.
 
     Of adapters it is their base, `base` or what their own files name, with the adapters on it.
     """
@@ -123,7 +124,7 @@ def identify(path: str | Path, base: str | None = None) -> tuple[StoredModel, Pa
 
 
 def read_run(config_file: Path, path: Path) -> StoredModel:
-    """The model of a run as it began."""
+    """Returns the model of a run as it began."""
     if not config_file.is_file():
         raise FileNotFoundError(f"{path}: {config_file} is missing, which says what model this is")
     tree = read_yaml(read_config_text(config_file), str(config_file)).data
@@ -145,7 +146,7 @@ def read_run(config_file: Path, path: Path) -> StoredModel:
 
 
 def choose_of_run(model: StoredModel, checkpoint: Path | None, weights: Weights) -> StoredModel:
-    """The model with the weights that are asked for; `checkpoint` None means the run's newest complete one."""
+    """Returns the model with the weights that are asked for; `checkpoint` None means the run's newest complete one."""
     if weights == "untrained":
         if model.base is not None and model.start is None:
             raise needs_no_base(model.folder, "it began with random weights")
@@ -166,7 +167,7 @@ def choose_of_run(model: StoredModel, checkpoint: Path | None, weights: Weights)
 
 
 def read_export(folder: Path, spec: ModelSpec, about: Mapping[str, Any]) -> StoredModel:
-    """The model in a folder that holds all its weights: our export, or a pipeline of another library."""
+    """Returns the model in a folder that holds all its weights: our export, or a pipeline of another library."""
     formats = weight_formats(spec.name)
     formats.place_components(spec.config, folder)
     source = section(about, "source")
@@ -186,7 +187,7 @@ def read_export(folder: Path, spec: ModelSpec, about: Mapping[str, Any]) -> Stor
 
 
 def read_generation(formats: Any, about: Mapping[str, Any], folder: Path) -> Any:
-    """The defaults for generating that an export keeps. Raises UserError for others than its family has."""
+    """Returns the defaults for generating that an export keeps. Raises UserError for others than its family has."""
     generation = section(about, "generation")
     defaults = formats.read_defaults({})
     hints = {} if defaults is None else get_type_hints(type(defaults))
@@ -200,7 +201,7 @@ def read_generation(formats: Any, about: Mapping[str, Any], folder: Path) -> Any
 
 
 def choose_of_export(model: StoredModel, _: Path | None, weights: Weights) -> StoredModel:
-    """The model, if it has the weights that are asked for."""
+    """Returns the model, if it has the weights that are asked for."""
     if model.base is not None:
         raise needs_no_base(model.folder, "an exported folder holds all weights")
     if weights not in ("auto", model.weights):

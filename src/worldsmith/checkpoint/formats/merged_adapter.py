@@ -49,7 +49,7 @@ class Merged:
 
 
 def use_adapter(model: StoredModel, adapter: str | None) -> StoredModel:
-    """The model with the adapter of `--adapter`, if there is one.
+    """Returns the model with the adapter of `--adapter`, if there is one.
 
     Raises UserError for a model that has adapters already, and for another base than the adapter's record states.
     """
@@ -110,7 +110,7 @@ def check_base(model: StoredModel, adapter: Path, *, is_given: bool = False) -> 
 
 
 def base_folders(model: StoredModel) -> list[Path]:
-    """The folders that may be recorded as the base when a run starts from a model."""
+    """Returns the folders that may be recorded as the base when a run starts from a model."""
     if model.weights == "untrained":
         start = model.base or (model.start.path if model.start is not None else str(model.folder))
         return [Path(start) if is_local(start) else model.folder]
@@ -127,7 +127,7 @@ def inputs_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def is_called(folder: Path, name: str) -> bool:
-    """Whether a folder, or one of the folders that it lies in, has a name that an adapter gives to its base."""
+    """Returns whether a folder, or one of the folders that it lies in, has a name that an adapter gives to its base."""
     if is_local(name):
         return folder.resolve().is_relative_to(Path(name).resolve())
     repository = name.removeprefix("hf://").partition("@")[0].rstrip("/")

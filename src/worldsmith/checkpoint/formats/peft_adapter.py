@@ -61,7 +61,7 @@ def diffusers_header(config: Mapping[str, Any], prefix: str = PREFIX) -> dict[st
 
 
 def export_of(layout: AdapterLayout) -> ExportFormat:
-    """The family's export format of adapters."""
+    """Returns the family's export format of adapters."""
     return ExportFormat(
         "export_adapter",
         CONFIG,
@@ -174,7 +174,7 @@ def require_effect(adapters: Mapping[str, Tensor]) -> None:
 
 
 def named_adapters(layout: AdapterLayout, adapters: Mapping[str, Tensor], dtype: DType) -> dict[str, Tensor]:
-    """The matrices under PEFT's names."""
+    """Returns the matrices under PEFT's names."""
     import torch
 
     target = getattr(torch, dtype)
@@ -184,7 +184,7 @@ def named_adapters(layout: AdapterLayout, adapters: Mapping[str, Tensor], dtype:
 def adapter_config(
     layout: AdapterLayout, adapters: Mapping[str, Tensor], alpha: float, base_model: str, dropout: float = 0.0
 ) -> dict[str, Any]:
-    """The content of `adapter_config.json`; the layers are listed by their whole path in the library."""
+    """Returns the content of `adapter_config.json`; the layers are listed by their whole path in the library."""
     layers = [name.removesuffix(MATRICES[0]) for name in adapters if name.endswith(MATRICES[0])]
     return {
         "peft_type": "LORA",
@@ -199,7 +199,8 @@ def adapter_config(
 
 
 def base_in_peft(base_model: str) -> dict[str, Any]:
-    """The base in PEFT's words: a repository of the hub and its revision, or the absolute path of a local folder."""
+    """Returns the base in PEFT's words: a repository of the hub and its revision, or the absolute path of a local
+    folder."""
     hub = None if is_local(base_model) else hub_name(base_model)
     if hub is None:
         return {"base_model_name_or_path": lasting_name(base_model) if base_model else None}
@@ -255,12 +256,13 @@ def read_adapter(layout: AdapterLayout, folder: str | Path) -> StoredAdapter:
 
 
 def is_scale(alpha: Any) -> bool:
-    """Whether a value can be the `lora_alpha` of adapters."""
+    """Returns whether a value can be the `lora_alpha` of adapters."""
     return are_numbers([alpha], above=0)
 
 
 def pipeline_file(path: Path) -> Path | None:
-    """The file for `load_lora_weights` that a path is, or that its folder holds alone; None for anything else."""
+    """Returns the file for `load_lora_weights` that a path is, or that its folder holds alone; None for anything
+    else."""
     if path.is_file():
         return path if path.suffix == ".safetensors" else None
     file = path / PIPELINE_WEIGHTS

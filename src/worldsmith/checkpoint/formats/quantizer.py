@@ -67,7 +67,7 @@ class QuantizesModels(Protocol):
 
 
 def quantizing(family: str) -> QuantizesModels:
-    """The formats of a family that quantize its models. Raises UserError if they cannot."""
+    """Returns the formats of a family that quantize its models. Raises UserError if they cannot."""
     formats = weight_formats(family)
     if not isinstance(formats, QuantizesModels):
         raise UserError(f"models of the family '{family}' are not quantized")

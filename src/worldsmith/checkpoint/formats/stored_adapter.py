@@ -85,7 +85,7 @@ class AdapterLayout:
         raise ValueError(f"'{name}' is not the name of an adapter's matrix")
 
     def layer_name(self, path: str) -> str:
-        """The path of an adapted layer, in the library."""
+        """Returns the path of an adapted layer, in the library."""
         return self.outward(f"{path}.weight").removesuffix(".weight")
 
     def native_adapter_name(self, name: str) -> str:

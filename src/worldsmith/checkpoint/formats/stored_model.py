@@ -106,7 +106,7 @@ class StoredModel:
         return self.weights == "ema"
 
     def open(self, *, merge: bool = True) -> WeightSource:
-        """The weights, to be read one by one; those of a LoRA run with their adapters merged, if `merge`.
+        """Returns the weights, to be read one by one; those of a LoRA run with their adapters merged, if `merge`.
 
         Raises FileNotFoundError or UserError when they, or what they build on, cannot be read.
         """
@@ -154,7 +154,8 @@ class StoredModel:
     def load(
         self, device: str | torch.device = "cpu", *, full_precision: bool = False, keep_adapters: bool = False
     ) -> Any:
-        """The model with its weights in its own precision, or float32 with `full_precision`; never takes more memory.
+        """Returns the model with its weights in its own precision, or float32 with `full_precision`; never takes more
+        memory.
 
         A LoRA run's adapters are merged into the weights unless `keep_adapters`. Raises UserError when the weights do
         not fit the config.

@@ -89,7 +89,7 @@ class WeightFormats:
         self.family = family
 
     def find_naming(self, keys: Sequence[str], config: Mapping[str, Any]) -> Naming | None:
-        """The naming scheme of tensors with these names and this config.json; None for another family's.
+        """Returns the naming scheme of tensors with these names and this config.json; None for another family's.
 
         Raises ValueError if two names are the same tensor.
         """
@@ -97,11 +97,14 @@ class WeightFormats:
         return Naming(self.family, "native export", own, self.native_settings) if own else None
 
     def native_settings(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """The network settings in the config.json of a native export."""
+        """Returns the network settings in the config.json of a native export."""
         return self.settings_of(section(section(config, "model"), "config"))
 
     def settings_of(self, model_config: Mapping[str, Any]) -> dict[str, Any]:
-        """The network settings in a model config as plain data. Raises ValueError for unknown or invalid ones."""
+        """Returns the network settings in a model config as plain data.
+
+        Raises ValueError for unknown or invalid ones.
+        """
         return {}
 
     def difference(self, settings: Mapping[str, Any], config: Configurable.Config) -> NetworkDifference:
@@ -109,11 +112,14 @@ class WeightFormats:
         return NetworkDifference()
 
     def model_of(self, source: WeightSource, heads: Sequence[str] = ()) -> ModelSpec:
-        """The model that weights belong to, with the requested heads. Raises UserError if they do not state enough."""
+        """Returns the model that weights belong to, with the requested heads.
+
+        Raises UserError if they do not state enough.
+        """
         raise UserError(f"{source.describe}: weights of the family '{self.family}' are not converted")
 
     def read_pipeline(self, folder: Path) -> ModelSpec | None:
-        """The model in a folder that another library has written; None if it is not of this family."""
+        """Returns the model in a folder that another library has written; None if it is not of this family."""
         return None
 
     def place_components(self, config: Configurable.Config, folder: Path) -> None:
@@ -170,7 +176,7 @@ class QuantizedFolders(Protocol):
     """Formats of a family with exported folders of quantized weights: they are used as they are, and not converted."""
 
     def is_quantized(self, folder: Path) -> bool:
-        """Whether the weights in an exported folder are quantized."""
+        """Returns whether the weights in an exported folder are quantized."""
 
     def load_quantized(self, folder: Path, device: str | torch.device) -> Any:
         """Loads the model of a folder for which `is_quantized` is true."""
@@ -181,7 +187,8 @@ class SeveralNetworks(Protocol):
     """Formats of a family whose released folders hold several networks, of which a model is one."""
 
     def weights_folder(self, config: Configurable.Config, folder: Path) -> Path:
-        """The folder with the weights of this model, in an exported folder or one that `read_pipeline` reads."""
+        """Returns the folder with the weights of this model, in an exported folder or one that `read_pipeline`
+        reads."""
 
 
 @runtime_checkable
@@ -189,7 +196,8 @@ class EarlierRuns(Protocol):
     """Formats of a family that reads the model config of runs of earlier versions, whose classes do not exist now."""
 
     def network_of_run(self, model: Mapping[str, Any]) -> ModelSpec:
-        """A model with the network that the `model` section of a run's config states; other settings may differ."""
+        """Returns a model with the network that the `model` section of a run's config states; other settings may
+        differ."""
 
 
 FORMATS: FamilyRegistry[WeightFormats] = FamilyRegistry(
@@ -199,12 +207,12 @@ FORMATS: FamilyRegistry[WeightFormats] = FamilyRegistry(
 
 
 def weight_formats(family: str) -> WeightFormats:
-    """The formats of a family; those of the base class if it has none of its own."""
+    """Returns the formats of a family; those of the base class if it has none of its own."""
     return FORMATS.find(family) or WeightFormats(family)
 
 
 def find_naming(keys: Iterable[str], config: Mapping[str, Any], *, wanted: str = "") -> Naming | None:
-    """The naming scheme of a folder's tensors and its config.json; None if no family knows it.
+    """Returns the naming scheme of a folder's tensors and its config.json; None if no family knows it.
 
     The config of a native export states the family. `wanted` is the preferred family if several can read a folder.
     """
@@ -223,18 +231,18 @@ def find_source(root: Path) -> Callable[[], WeightSource] | None:
 
 
 def run_network(model: Mapping[str, Any]) -> ModelSpec:
-    """The model that the `model` section of a run's config states."""
+    """Returns the model that the `model` section of a run's config states."""
     formats = weight_formats(model["name"])
     return formats.network_of_run(model) if isinstance(formats, EarlierRuns) else from_dict(dict(model), ModelSpec)
 
 
 def describe_readable() -> str:
-    """The formats of other programs that are read, for messages."""
+    """Returns the formats of other programs that are read, for messages."""
     return "; ".join(formats.reads for formats in FORMATS.all() if formats.reads)
 
 
 def full_name(name: str) -> str:
-    """The hub name of a released model's short name, and the folder of a run's best checkpoint.
+    """Returns the hub name of a released model's short name, and the folder of a run's best checkpoint.
 
     Any other name is returned unchanged.
     """

@@ -165,7 +165,7 @@ class Checkpointer(Configurable):
         return saving.result()
 
     def latest(self) -> Path | None:
-        """The checkpoint to resume from, None without any; see `find_latest`. Says what that lets go."""
+        """Returns the checkpoint to resume from, None without any; see `find_latest`. Says what that lets go."""
         found = find_latest(self.folder, self.world, own=True)
         lost = gone_back(found, self.config.keep_latest_k) if found and self.world.is_main else None
         if lost is not None:
@@ -233,14 +233,15 @@ class Checkpointer(Configurable):
 
 
 def load_positions(checkpoint: Path) -> list[dict[str, Any]]:
-    """The saved data positions, one for each data-parallel group of the run that saved."""
+    """Returns the saved data positions, one for each data-parallel group of the run that saved."""
     files = (checkpoint / "dataloader").glob("rank_*.json")
     ordered = sorted(files, key=lambda path: int(path.stem.removeprefix("rank_")))
     return [json.loads(path.read_text(encoding="utf-8")) for path in ordered]
 
 
 def start_writer(config: Checkpointer.Config) -> WriterProcess | None:
-    """The process that will write saves in the background, if there are to be any; to be forked as early as can be.
+    """Returns the process that will write saves in the background, if there are to be any; to be forked as early as can
+    be.
 
     Before the network is there, a process group, or a CUDA context, all of which it would inherit. None where processes
     do not survive a fork, that is elsewhere than on Linux: a thread writes.
@@ -257,7 +258,7 @@ def state_bytes(parts: Mapping[str, Mapping[str, Tensor]]) -> int:
 
 
 def free_space(folder: Path) -> int | None:
-    """Bytes that are left on the disk; None when it cannot be asked."""
+    """Returns the bytes that are left on the disk; None when it cannot be asked."""
     try:
         return shutil.disk_usage(folder).free
     except OSError:

@@ -23,7 +23,7 @@ def clip_defaults(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sample_guidance(tree: Mapping[str, Any]) -> dict[str, float]:
-    """The guidance scale of the samples that a run generates while it trains.
+    """Returns the guidance scale of the samples that a run generates while it trains.
 
     Empty if the run generates no samples, or at several scales: then the default of the model family applies.
     """
@@ -32,7 +32,8 @@ def sample_guidance(tree: Mapping[str, Any]) -> dict[str, float]:
 
 
 def shift_of(tree: Mapping[str, Any]) -> float | None:
-    """The shift of the noise of a run's videos; None where it depends on each clip's size: a table without its tier."""
+    """Returns the shift of the noise of a run's videos; None where it depends on each clip's size: a table without
+    its tier."""
     shift = tree["objective"]["shift"]
     if isinstance(shift, dict):
         shift = shift.get(tree["dataloader_train"]["dataset"]["resolution"])

@@ -35,13 +35,16 @@ def folder_iteration(folder: Path) -> int:
 
 
 def checkpoint_folders(parent: Path) -> list[Path]:
-    """The checkpoints in `parent`, the newest first. Folders of other names, such as a user's copies, are none."""
+    """Returns the checkpoints in `parent`, the newest first.
+
+    Folders of other names, such as a user's copies, are none.
+    """
     found = [path for path in parent.glob("iter_*") if NAME.fullmatch(path.name) and path.is_dir()]
     return sorted(found, key=folder_iteration, reverse=True)
 
 
 def read_best(parent: Path) -> Path | None:
-    """The best checkpoint in `parent`; None when none is named."""
+    """Returns the best checkpoint in `parent`; None when none is named."""
     try:
         name = (parent / BEST_POINTER).read_text(encoding="utf-8").strip()
     except (OSError, ValueError):
@@ -115,7 +118,8 @@ def list_candidates(parent: Path) -> ResumeCandidates:
 
 
 def find_latest(parent: Path, world: World, *, weights_only: bool = False, own: bool = False) -> Path | None:
-    """The checkpoint to resume from: the first complete one of `list_candidates`. All ranks read a share of the files.
+    """Returns the checkpoint to resume from: the first complete one of `list_candidates`. All ranks read a share of the
+    files.
 
     With `weights_only` it is the one to take weights from; see `damage`. Unless the run is the caller's `own`, another
     process may train in it: what is returned is leased, so that it stays until this process has read it.

@@ -27,7 +27,8 @@ LOAD_REPORT = "load_report.json"
 
 
 def fingerprint(frozen: Mapping[str, Tensor | WeightSum], dtypes: Mapping[str, str] | None = None) -> str:
-    """A hash over native names, shapes and bits, each tensor rounded to the dtype that `dtypes` has for it, if any.
+    """Returns a hash over native names, shapes and bits, each tensor rounded to the dtype that `dtypes` has for it, if
+    any.
 
     It is the same for any sharding. All ranks call it together.
     """
@@ -44,7 +45,7 @@ def fingerprint(frozen: Mapping[str, Tensor | WeightSum], dtypes: Mapping[str, s
 
 
 def describe_frozen_weights(frozen: Mapping[str, Tensor | WeightSum], *, source: str) -> str:
-    """The content of the file; `source` says in words where the frozen weights come from."""
+    """Returns the content of the file; `source` says in words where the frozen weights come from."""
     tensors = {name: tensor for name, tensor in frozen.items() if not isinstance(tensor, WeightSum)}
     dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items()}
     dtypes = {name: dtype for name, dtype in dtypes.items() if dtype != "float32"}
@@ -80,5 +81,5 @@ def advice(report: Path) -> str:
 
 
 def is_partial(checkpoint: Path) -> bool:
-    """Whether a checkpoint lacks the frozen weights."""
+    """Returns whether a checkpoint lacks the frozen weights."""
     return (checkpoint / FILE).is_file()

@@ -41,7 +41,8 @@ def seeded_rng(seed: int) -> Iterator[None]:
 
 
 def rng_state() -> dict[str, Tensor]:
-    """The generators' state: torch uint8 [N], numpy int64 [626], python int64 [627], and one per CUDA device."""
+    """Returns the generators' state: torch uint8 [N], numpy int64 [626], python int64 [627], and one per CUDA
+    device."""
     legacy = np.random.get_state(legacy=False)
     version, numbers, gauss_next = random.getstate()
     state = {

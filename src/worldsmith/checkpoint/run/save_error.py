@@ -13,18 +13,18 @@ class SaveError(CodedError):
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether the disk, or a quota on it, was full."""
+    """Returns whether the disk, or a quota on it, was full."""
     full = (errno.ENOSPC, errno.EDQUOT)
     return any(isinstance(cause, OSError) and cause.errno in full for cause in causes(error))
 
 
 def is_expected(error: BaseException) -> bool:
-    """Whether the file system is to blame or a process that has ended, and not the program."""
+    """Returns whether the file system is to blame or a process that has ended, and not the program."""
     return any(isinstance(cause, OSError) for cause in causes(error)) or lost_partner(error) is not None
 
 
 def describe_causes(error: BaseException) -> str:
-    """The innermost causes in one line."""
+    """Returns the innermost causes in one line."""
     if lost := lost_partner(error):
         return lost
     found = [cause for cause in causes(error) if isinstance(cause, OSError)] or list(causes(error))[-1:]

@@ -41,7 +41,10 @@ class StagedLayout:
         return {part: staged_planner(plan, partial(self.view, buffer, part)) for part, plan in self.plans.items()}
 
     def view(self, buffer: Tensor, part: str, item: WriteItem) -> Tensor:
-        """The tensor, in `buffer`. It looks whole: of one that is a part of a larger storage DCP makes another copy."""
+        """Returns the tensor, in `buffer`.
+
+        It looks whole: of one that is a part of a larger storage DCP makes another copy.
+        """
         import torch
 
         shape, dtype = shape_and_dtype(item)
@@ -112,7 +115,7 @@ def shape_and_dtype(item: WriteItem) -> tuple[torch.Size, torch.dtype]:
 
 
 def staged_planner(plan: SavePlan, find: Callable[[WriteItem], Tensor]) -> SavePlanner:
-    """A planner that proposes a plan made before, whose tensors `find` finds."""
+    """Returns a planner that proposes a plan made before, whose tensors `find` finds."""
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
     class StagedPlanner(DefaultSavePlanner):

@@ -78,7 +78,7 @@ def write_checkpoint(save: Save, planners: Mapping[str, SavePlanner], peers: Pee
 
 
 def hidden(target: Path) -> Path:
-    """The folder in which a checkpoint is written."""
+    """Returns the folder in which a checkpoint is written."""
     return target.with_name(f"{atomic.SAVING}{target.name}")
 
 
@@ -324,7 +324,7 @@ def outcome(job: Job, layout: StagedLayout, memory: Tensor, connection: Connecti
 
 
 def mapped(handle: int, size: int) -> Tensor:
-    """The bytes of a file as a tensor; whoever maps the same file sees the same bytes."""
+    """Returns the bytes of a file as a tensor; whoever maps the same file sees the same bytes."""
     import torch
 
     return torch.frombuffer(mmap.mmap(handle, size), dtype=torch.uint8)

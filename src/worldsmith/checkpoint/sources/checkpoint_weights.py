@@ -101,7 +101,10 @@ class ReadOnAccess(Mapping[str, "Tensor"]):
 
 
 def read_model(model: Any, place: Path) -> tuple[str, dict[str, Any]]:
-    """The family and the network's settings that a `model` section states. Raises UserError, naming the place."""
+    """Returns the family and the network's settings that a `model` section states.
+
+    Raises UserError, naming the place.
+    """
     try:
         config = section(section({"model": model}, "model"), "config")
         family = str((model or {}).get("name", "")) if config else ""

@@ -39,7 +39,7 @@ OURS = (
 def open_weights(
     path: str | Path, *, field: str = LOAD_PATH, family: str = "", world: World | None = None
 ) -> WeightSource:
-    """The weights at a local path, in the Hugging Face cache or on the hub (see `local_folder`).
+    """Returns the weights at a local path, in the Hugging Face cache or on the hub (see `local_folder`).
 
     A folder that several families can read is taken as one of `family`. Files with checksums are read once and
     verified; the ranks of `world`, which call this together, share that.
@@ -141,7 +141,8 @@ def open_checkpoint(
     base: str | None = None,
     world: World | None = None,
 ) -> CheckpointWeights:
-    """The weights in a model folder; the run's config says what network they belong to and where the rest of them is.
+    """Returns the weights in a model folder; the run's config says what network they belong to and where the rest of
+    them is.
 
     `tree` is that config as plain data; None: the one that is kept with the checkpoint. `base` is where the rest is
     now; None: where the config says. Raises UserError when a checkpoint of trained weights only cannot find the others.
@@ -163,7 +164,8 @@ def open_checkpoint(
 
 
 def run_tree(model_folder: Path) -> dict[str, Any] | None:
-    """The config of the run that wrote a model folder: kept with the checkpoint, else that of the run folder."""
+    """Returns the config of the run that wrote a model folder: kept with the checkpoint, else that of the run
+    folder."""
     for file in (model_folder.parent / RUN_CONFIG, *(p / RUN_CONFIG for p in model_folder.parents[2:3])):
         if file.is_file():
             tree = read_yaml(read_config_text(file), str(file)).data
@@ -229,7 +231,10 @@ class StartWeights(WeightSource):
 
 
 def start_of_run(tree: Mapping[str, Any], *, base: str | None = None, world: World | None = None) -> StartWeights:
-    """The start of the run with this config, as plain data. `base` is where the weights of its load_path are now."""
+    """Returns the start of the run with this config, as plain data.
+
+    `base` is where the weights of its load_path are now.
+    """
     section = tree["checkpoint"]
     spec = run_network(tree["model"])
     spec.config = spec.config.as_used()

@@ -77,7 +77,7 @@ class SafetensorsWeights(WeightSource):
         return dtype
 
     def _join(self, joined: Joined) -> Tensor:
-        """The whole of a weight that lies in parts."""
+        """Returns the whole of a weight that lies in parts."""
         return joined.make({key: self._slice(key)[...] for key in joined.keys})
 
     def _slice(self, key: str) -> Any:
@@ -106,12 +106,12 @@ class SafetensorsWeights(WeightSource):
 
 
 def has_safetensors(root: Path) -> bool:
-    """Whether there are weights that `open_safetensors` would look at."""
+    """Returns whether there are weights that `open_safetensors` would look at."""
     return weight_folder(root) is not None
 
 
 def open_safetensors(root: Path, family: str = "") -> SafetensorsWeights:
-    """The weights of a folder, of `family` where several can read it.
+    """Returns the weights of a folder, of `family` where several can read it.
 
     Raises FileNotFoundError for a missing file, UserError for a layout nobody knows.
     """
@@ -140,7 +140,10 @@ def open_safetensors(root: Path, family: str = "") -> SafetensorsWeights:
 
 
 def unwrapped(files: Iterable[str]) -> dict[str, str]:
-    """The names of tensors without those of wrappers → the names in the file. Raises ValueError for two of the same."""
+    """Returns the names of tensors without those of wrappers → the names in the file.
+
+    Raises ValueError for two of the same.
+    """
     keys: dict[str, str] = {}
     for key in files:
         plain = native_name(key).removeprefix(REPLICATED)
@@ -151,7 +154,7 @@ def unwrapped(files: Iterable[str]) -> dict[str, str]:
 
 
 def wrappers_in(keys: Iterable[str]) -> list[str]:
-    """The wrappers whose names are part of these."""
+    """Returns the wrappers whose names are part of these."""
     keys = list(keys)
     found = [wrapper for wrapper in WRAPPERS if any(wrapper in key for key in keys)]
     return found + [REPLICATED] * any(native_name(key).startswith(REPLICATED) for key in keys)
@@ -169,7 +172,7 @@ INDEX = ".safetensors.index.json"
 
 
 def tensor_files(folder: Path) -> dict[str, Path]:
-    """The file of every tensor, from the index or from the one file."""
+    """Returns the file of every tensor, from the index or from the one file."""
     for stem in STEMS:
         index = folder / f"{stem}{INDEX}"
         if index.is_file():
@@ -188,7 +191,7 @@ def tensor_files(folder: Path) -> dict[str, Path]:
 
 
 def open_file(file: Path) -> Any:
-    """An opened safetensors file. Raises OSError when it cannot be read, UserError when it is none."""
+    """Returns an opened safetensors file. Raises OSError when it cannot be read, UserError when it is none."""
     from safetensors import SafetensorError, safe_open
 
     file.open("rb").close()  # safetensors says of every file that it cannot open that it is not there
@@ -199,7 +202,10 @@ def open_file(file: Path) -> Any:
 
 
 def read_network_settings(folder: Path, naming: Naming) -> dict[str, Any]:
-    """The network fields that the config beside the weights states. Raises UserError for a config that contradicts."""
+    """Returns the network fields that the config beside the weights states.
+
+    Raises UserError for a config that contradicts.
+    """
     for file in (folder / "config.json", folder / TRANSFORMER / "config.json"):
         if file.is_file():
             config = read_json_object(file)

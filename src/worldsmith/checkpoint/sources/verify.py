@@ -19,7 +19,8 @@ WEIGHTS = ("model/", "config.yaml", "frozen_weights.json")
 
 
 def has_checksums(folder: Path) -> bool:
-    """Whether a folder has a manifest of ours, whole or damaged; other programs have files of that name, too."""
+    """Returns whether a folder has a manifest of ours, whole or damaged; other programs have files of that name,
+    too."""
     try:
         require_regular(folder / MANIFEST)
         manifest = json.loads((folder / MANIFEST).read_bytes())

@@ -26,7 +26,7 @@ INSIDE = re.compile(r"(?:(?:model\.)?net\.)?(?:language_model\.|model\.)?visual\
 
 
 def find_tower(source: WeightSource) -> WeightSource | None:
-    """The tower that belongs to these weights: among them, or in the folder `vision_encoder/` beside them.
+    """Returns the tower that belongs to these weights: among them, or in the folder `vision_encoder/` beside them.
 
     Raises UserError when something says that there is one, and it is not there.
     """
@@ -61,7 +61,10 @@ def tower_in(folder: Path, files: Mapping[str, Path], keys: Mapping[str, str]) -
 
 
 def tower_names(keys: Iterable[str], *, beside: bool = False, bare: bool = False) -> dict[str, str]:
-    """The tower's own names → these keys. `beside`: also under the prefix of its folder; `bare`: without any prefix."""
+    """Returns the tower's own names → these keys.
+
+    `beside`: also under the prefix of its folder; `bare`: without any prefix.
+    """
     found = {}
     for key in keys:
         rest = key.removeprefix(f"{ENCODER}.") if beside else key

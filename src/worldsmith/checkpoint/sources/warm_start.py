@@ -60,7 +60,7 @@ class LoadReport:
         return [name for name in (*self.skipped, *self.initialised) if name.startswith(LIVE)]
 
     def lines(self) -> list[str]:
-        """The report for people, one line per kind."""
+        """Returns the report for people, one line per kind."""
         text = [f"weights from {self.source}: {len(self.loaded)} tensors loaded"]
         if self.copied:
             pairs = [f"{name} from {source}" for name, source in self.copied.items()]
@@ -83,7 +83,7 @@ class LoadReport:
         return text
 
     def to_json(self) -> dict[str, Any]:
-        """The whole report as plain data."""
+        """Returns the whole report as plain data."""
         return asdict(self)
 
 

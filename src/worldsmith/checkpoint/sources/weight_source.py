@@ -43,11 +43,11 @@ class WeightSource(ABC):
     """Tensors that are in the folder and no part of such a network, such as a vision encoder's."""
 
     def lacks_by_nature(self, name: str) -> bool:
-        """Whether a source of this kind never has this weight, which then starts from its initial value."""
+        """Returns whether a source of this kind never has this weight, which then starts from its initial value."""
         return is_adapter(name) and not any(is_adapter(other) for other in self.shapes)
 
     def shape(self, name: str, *, average: bool = False) -> list[int] | None:
-        """The stored shape; None when the source has no such weight."""
+        """Returns the stored shape; None when the source has no such weight."""
         own = self.average_shapes.get(name) if average else None
         return own if own is not None else self.shapes.get(name)
 
@@ -72,7 +72,7 @@ class WeightSource(ABC):
 
     @abstractmethod
     def dtype(self, name: str, *, average: bool = False) -> torch.dtype:
-        """The dtype in which a weight is stored."""
+        """Returns the dtype in which a weight is stored."""
 
 
 class JoinedWeights(WeightSource):
@@ -130,7 +130,7 @@ class MergedWeights(WeightSource):
         return self.source.dtype(name, average=average)
 
     def changes_something(self, *, average: bool = False) -> bool:
-        """Whether any B is not zero."""
+        """Returns whether any B is not zero."""
         bases = (name.removesuffix(".weight") for name in sorted(self.adapted))
         return any(bool(self._matrix(base + MATRICES[1], average).any()) for base in bases)
 

@@ -40,7 +40,7 @@ def trusted_packages() -> list[str]:
 
 
 def tag_of(cls: type) -> str:
-    """The dotted name of a Config class's component, or of the Config class itself if it has none.
+    """Returns the dotted name of a Config class's component, or of the Config class itself if it has none.
 
     Raises TypeError for a class that is defined inside a function, since text cannot name it.
     """
@@ -53,7 +53,7 @@ def tag_of(cls: type) -> str:
 
 
 def class_of(tag: Any) -> type[Config]:
-    """The Config class that a tag names, also by the name that an earlier version wrote for it.
+    """Returns the Config class that a tag names, also by the name that an earlier version wrote for it.
 
     Raises ValueError for a tag that names none, with the reason.
     """
@@ -67,7 +67,7 @@ def class_of(tag: Any) -> type[Config]:
 
 
 def _new_names() -> dict[str, str]:
-    """Names of classes in files of earlier versions, and where these classes are now."""
+    """Returns the names of classes in files of earlier versions, and where these classes are now."""
     names: dict[str, str] = importlib.import_module(f"{worldsmith.FAMILIES}.earlier_names").NEW_NAMES
     return names
 
@@ -99,7 +99,7 @@ def _named(tag: str) -> Any:
 
 
 def _import(name: str, tag: str) -> Any:
-    """The module, or None if there is none of that name."""
+    """Returns the module, or None if there is none of that name."""
     if name in sys.modules:
         return sys.modules[name]
     try:

@@ -194,7 +194,7 @@ class Configurable:
 
 
 def owner_of(config_class: type) -> type[Configurable] | None:
-    """The component class that a Config class builds; None for a section without one."""
+    """Returns the component class that a Config class builds; None for a section without one."""
     return config_class.__dict__.get("_owner")
 
 
@@ -203,7 +203,10 @@ _NAMES: dict[type, tuple[str, ...]] = {}
 
 
 def field_hints(cls: type) -> dict[str, Any]:
-    """The type of every field of a Config class, in order. Raises TypeError for a type that a config cannot hold."""
+    """Returns the type of every field of a Config class, in order.
+
+    Raises TypeError for a type that a config cannot hold.
+    """
     if cls not in _HINTS:
         hints = resolved_hints(cls)
         fields = {name: hints[name] for name in field_names(cls)}
@@ -214,21 +217,21 @@ def field_hints(cls: type) -> dict[str, Any]:
 
 
 def field_names(cls: type) -> tuple[str, ...]:
-    """The names of a Config class's fields, in order."""
+    """Returns the names of a Config class's fields, in order."""
     if cls not in _NAMES:
         _NAMES[cls] = tuple(field.name for field in dataclasses.fields(cls))
     return _NAMES[cls]
 
 
 def unknown_field(cls: type, name: str) -> str:
-    """The message for a field that does not exist."""
+    """Returns the message for a field that does not exist."""
     names = field_names(cls)
     advice = did_you_mean(name, names) or f"it has: {', '.join(names) or 'none'}"
     return f"{cls.__qualname__} has no field '{name}'; {advice}"
 
 
 def children(node: Any) -> list[tuple[Any, Any]]:
-    """The named values directly below a section, table or list; nothing for a leaf. Opaque data is left out."""
+    """Returns the named values directly below a section, table or list; nothing for a leaf. Opaque data is left out."""
     if isinstance(node, Config):
         return [(name, getattr(node, name)) for name in field_names(type(node)) if name != OPAQUE]
     if isinstance(node, dict):
@@ -246,7 +249,7 @@ def walk(node: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def find(node: Any, path: Path, default: Any = None) -> Any:
-    """The value at a path below `node`; `default` if the path does not exist."""
+    """Returns the value at a path below `node`; `default` if the path does not exist."""
     for part in path:
         if isinstance(node, Config):
             known = part != OPAQUE and part in field_names(type(node))
@@ -263,14 +266,14 @@ def find(node: Any, path: Path, default: Any = None) -> Any:
 
 
 def child_hint(node: Any, part: str | int, hint: Any) -> Any:
-    """The type of the value `part` directly below a `node` of type `hint`."""
+    """Returns the type of the value `part` directly below a `node` of type `hint`."""
     if isinstance(node, Config):
         return field_hints(type(node)).get(str(part), Any)
     return item_hint(hint, type(node))
 
 
 def all_paths(tree: Config) -> list[Path]:
-    """The paths of all fields and table keys of a tree, without list items."""
+    """Returns the paths of all fields and table keys of a tree, without list items."""
     return [path for path, _ in walk(tree) if path and not isinstance(path[-1], int)]
 
 

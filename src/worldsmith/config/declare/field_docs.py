@@ -9,7 +9,7 @@ import sys
 
 
 def field_docs(cls: type) -> dict[str, str]:
-    """The doc of every field that has one, parents' fields included. The source is read once, on first use."""
+    """Returns the doc of every field that has one, parents' fields included. The source is read once, on first use."""
     docs: dict[str, str] = {}
     for parent in reversed(cls.__mro__):
         if getattr(parent, "__is_worldsmith_config__", False):

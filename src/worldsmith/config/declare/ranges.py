@@ -41,7 +41,7 @@ class Range:
     why: str = ""
 
     def allows(self, value: Any) -> bool:
-        """Whether a value is in the range; values that are no numbers are."""
+        """Returns whether a value is in the range; values that are no numbers are."""
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value == self.also:
             return True
         return (
@@ -59,7 +59,7 @@ class Range:
         return text if self.also is None else f"{text}, or {self.also}"
 
     def json_schema(self) -> dict[str, Any]:
-        """The keywords of JSON Schema that say the same."""
+        """Returns the keywords of JSON Schema that say the same."""
         keywords = {"minimum": self.ge, "exclusiveMinimum": self.gt, "maximum": self.le, "exclusiveMaximum": self.lt}
         if self.finite and self.le is None and self.lt is None:
             keywords["maximum"] = sys.float_info.max  # JSON has no infinity, and this keyword needs a number
@@ -84,7 +84,7 @@ class Length:
         return f"of length {self.least} or more" if self.most is None else f"of length {self.least} to {self.most}"
 
     def json_schema(self, kind: str) -> dict[str, Any]:
-        """The keywords of JSON Schema for an "array" or a "string"."""
+        """Returns the keywords of JSON Schema for an "array" or a "string"."""
         suffix = "Items" if kind == "array" else "Length"
         keywords = {f"min{suffix}": self.least, f"max{suffix}": self.most}
         return {name: limit for name, limit in keywords.items() if limit}
@@ -109,7 +109,7 @@ Share = Annotated[float, Range(ge=0, le=1)]
 
 @functools.cache
 def annotated_hints(cls: type) -> dict[str, Any]:
-    """The type of every field of a Config class, with what is declared about it."""
+    """Returns the type of every field of a Config class, with what is declared about it."""
     hints = typing.get_type_hints(cls, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
@@ -122,7 +122,7 @@ def check_ranges(section: Any) -> None:
 
 
 def ranges_first(check: Callable[[Any], None]) -> Callable[[Any], None]:
-    """A section's `check` with the declared ranges in front of it."""
+    """Returns a section's `check` with the declared ranges in front of it."""
 
     @functools.wraps(check)
     def both(self: Any) -> None:

@@ -89,13 +89,13 @@ class Search(Mark):
         return list(dict.fromkeys(path for path in (self.ratio_of, self.condition[0]) if path))
 
     def candidates(self) -> list[Any]:
-        """The values, where they can be counted: choices or powers of two; otherwise none."""
+        """Returns the values, where they can be counted: choices or powers of two; otherwise none."""
         if not (self.power_of_two and self.low and self.high):
             return list(self.choices)
         return [2**n for n in range(int(self.low).bit_length() - 1, int(self.high).bit_length())]
 
     def applies(self, tree: Config) -> bool:
-        """Whether the condition holds in a tree."""
+        """Returns whether the condition holds in a tree."""
         path, wanted = self.condition
         value = find(tree, parse_path(path)) if path else ""
         return (value if isinstance(value, str) else json.dumps(value)) == wanted
@@ -125,12 +125,12 @@ class Searched:
     """The field's type with everything that is declared about it."""
 
     def mark(self, tree: Config) -> Search | None:
-        """The mark that counts in a tree; None: the field is not searched there."""
+        """Returns the mark that counts in a tree; None: the field is not searched there."""
         return next((mark for mark in self.marks if mark.applies(tree)), None)
 
 
 def search_space(tree: Config) -> Iterator[Searched]:
-    """The marked fields of a tree in its order."""
+    """Yields the marked fields of a tree in its order."""
     for path, section in walk(tree):
         if not isinstance(section, Config):
             continue
@@ -142,7 +142,7 @@ def search_space(tree: Config) -> Iterator[Searched]:
 
 
 def marks_of(hint: Any) -> list[Mark]:
-    """The marks of a field's type, also of one that may be null."""
+    """Returns the marks of a field's type, also of one that may be null."""
     found: list[Mark] = []
     for member in (hint,) if get_origin(hint) is Annotated else union_members(hint):
         if get_origin(member) is Annotated:
@@ -152,7 +152,7 @@ def marks_of(hint: Any) -> list[Mark]:
 
 
 def marks_schema(hint: Any) -> dict[str, Any]:
-    """The ``x-`` keywords that say the marks of a field's type."""
+    """Returns the ``x-`` keywords that say the marks of a field's type."""
     marks = marks_of(hint)
     searches = [mark for mark in marks if isinstance(mark, Search)]
     needed = list(dict.fromkeys(path for mark in searches for path in mark.depends_on))

@@ -22,12 +22,12 @@ NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or f
 
 
 def is_reference(value: Any) -> bool:
-    """Whether a value is text that is resolved at the root of the tree, such as ``${trainer.max_iter}``."""
+    """Returns whether a value is text that is resolved at the root of the tree, such as ``${trainer.max_iter}``."""
     return isinstance(value, str) and "${" in value
 
 
 def ref(path: str) -> Any:
-    """A reference to another value of the tree, for Python recipes: ``ref("trainer.max_iter")``."""
+    """Returns a reference to another value of the tree, for Python recipes: ``ref("trainer.max_iter")``."""
     return f"${{{path}}}"
 
 
@@ -36,7 +36,10 @@ def is_config_class(hint: Any) -> bool:
 
 
 def union_members(hint: Any) -> tuple[Any, ...]:
-    """The alternatives of a hint; one that is no union is its only alternative. A section has its marks taken off."""
+    """Returns the alternatives of a hint; one that is no union is its only alternative.
+
+    A section has its marks taken off.
+    """
     if get_origin(hint) is Annotated and is_config_class(get_args(hint)[0]):
         return get_args(hint)[:1]
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
@@ -64,7 +67,7 @@ def check_hint(hint: Any, where: str) -> None:
 
 
 def fit(value: Any, hint: Any, path: Path, problems: list[Problem], *, references: bool = True) -> Any:
-    """The value as `hint` wants it (containers are copied); what does not fit is added to `problems`."""
+    """Returns the value as `hint` wants it (containers are copied); what does not fit is added to `problems`."""
     if references and is_reference(value):
         return value
     members = union_members(hint)
@@ -105,7 +108,7 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 def misfit(path: Path, hint: Any, value: Any) -> Problem:
-    """The problem of a value that does not fit, with what was probably meant."""
+    """Returns the problem of a value that does not fit, with what was probably meant."""
     return replace(mismatch(path, describe_hint(hint), value), hint=_meant(value, union_members(hint)))
 
 
@@ -137,7 +140,7 @@ def describe_hint(hint: Any, *, null: bool = True) -> str:
 
 
 def describe_value(value: Any) -> str:
-    """A value in words, with its kind where that is the mistake: ``'3' (text)``."""
+    """Returns a value in words, with its kind where that is the mistake: ``'3' (text)``."""
     if is_config_class(type(value)):
         return f"a {type(value).__qualname__} section"
     if isinstance(value, bool):
@@ -158,17 +161,17 @@ def describe_value(value: Any) -> str:
 
 
 def item_hint(hint: Any, container: type) -> Any:
-    """The type of the items of a list, or of the values of a dict, among the alternatives of a hint."""
+    """Returns the type of the items of a list, or of the values of a dict, among the alternatives of a hint."""
     return next((get_args(m)[-1] for m in union_members(hint) if get_origin(m) is container), Any)
 
 
 def nested_config_classes(hint: Any) -> list[type]:
-    """The Config classes among the alternatives of a hint."""
+    """Returns the Config classes among the alternatives of a hint."""
     return [member for member in union_members(hint) if is_config_class(member)]
 
 
 def holds_sections(hint: Any) -> bool:
-    """Whether a hint is of a list of sections."""
+    """Returns whether a hint is of a list of sections."""
     return bool(nested_config_classes(item_hint(hint, list)))
 
 

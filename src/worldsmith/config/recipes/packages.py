@@ -45,7 +45,7 @@ class Recipe:
 
 
 def registered() -> dict[str, Recipe]:
-    """The live table of registered recipes, by name."""
+    """Returns the live table of registered recipes, by name."""
     return _RECIPES
 
 

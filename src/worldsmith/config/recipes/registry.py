@@ -81,20 +81,24 @@ def not_available(why: str, *names: str) -> None:
 
 
 def recipe_names() -> list[str]:
-    """The names of all recipes, sorted: the shipped ones, those of installed packages and those imported so far."""
+    """Returns the names of all recipes, sorted: the shipped ones, those of installed packages and those imported so
+    far."""
     import_shipped()
     load_installed()
     return sorted(registered())
 
 
 def is_recipe(name: str) -> bool:
-    """Whether there is a recipe of that name or alias. Installed packages are imported only for other names."""
+    """Returns whether there is a recipe of that name or alias. Installed packages are imported only for other names."""
     import_shipped()
     return bool(_registered(name)) or name in recipe_names()
 
 
 def find_recipe(name: str) -> Recipe:
-    """The registration of a recipe, also by an alias. Raises ConfigError, with the nearest name, for other names."""
+    """Returns the registration of a recipe, also by an alias.
+
+    Raises ConfigError, with the nearest name, for other names.
+    """
     if is_recipe(name) and (found := _registered(name)):
         return found
     if name in _UNAVAILABLE:
@@ -108,7 +112,8 @@ def find_recipe(name: str) -> Recipe:
 
 
 def get_recipe(name: str) -> Config:
-    """A fresh tree of a recipe, with its references unresolved. The packages of its classes are trusted from then on.
+    """Returns a fresh tree of a recipe, with its references unresolved. The packages of its classes are trusted from
+    then on.
 
     Raises ConfigError for an unknown name, and for a function that fails or returns no config.
     """
@@ -148,7 +153,7 @@ def variables_of(names: Iterable[str]) -> dict[str, str]:
 
 
 def lineage(name: str) -> list[tuple[str, Config]]:
-    """A recipe and those that it starts from, oldest first, each with the tree that its function returns."""
+    """Returns a recipe and those that it starts from, oldest first, each with the tree that its function returns."""
     chain: list[tuple[str, Config]] = []
     current: str | None = name
     while current is not None:
@@ -159,7 +164,7 @@ def lineage(name: str) -> list[tuple[str, Config]]:
 
 
 def recipe_task(tree: Any) -> str | None:
-    """The task of a tree, which decides how TOML paths are translated; `None` if the tree states no task."""
+    """Returns the task of a tree, which decides how TOML paths are translated; `None` if the tree states no task."""
     task = getattr(find(tree, ("job",)), "task", None)
     return task if isinstance(task, str) else None
 
@@ -170,7 +175,8 @@ def import_shipped() -> None:
 
 
 def adopt_function(module: ModuleType, name: str) -> str:
-    """The recipe's name for ``--module M --config NAME``: a recipe of M, or a function of M, registered as ``M:NAME``.
+    """Returns the recipe's name for ``--module M --config NAME``: a recipe of M, or a function of M, registered as
+    ``M:NAME``.
 
     Raises ConfigError that lists what M has, for a name that is neither.
     """
@@ -226,7 +232,7 @@ def _register(function: Callable[..., Config], module: ModuleType, name: str) ->
 
 
 def _returns_config(value: object, module: ModuleType) -> bool:
-    """Whether a function of the module says that it returns a config."""
+    """Returns whether a function of the module says that it returns a config."""
     if getattr(value, "__module__", None) != module.__name__:
         return False
     result = getattr(value, "__annotations__", {}).get("return")

@@ -293,7 +293,7 @@ class _Check:
         return Problem(format_path(path), message, hint=advice)
 
     def words(self, path: Path, value: Any) -> list[str]:
-        """The overrides that set a key of the tree that is not a key of the file."""
+        """Returns the overrides that set a key of the tree that is not a key of the file."""
         leaves = flatten(value) if isinstance(value, dict) else [((), value)]
         words = []
         for rest, leaf in leaves:
@@ -305,7 +305,7 @@ class _Check:
 
 
 def _other_system_problem(table: dict[str, Any]) -> Problem | None:
-    """The problem of a TOML that was written for torchtitan; `None` for every other file."""
+    """Returns the problem of a TOML that was written for torchtitan; `None` for every other file."""
     model, training = table.get("model"), table.get("training")
     if not (isinstance(model, dict) and isinstance(training, dict) and {"name", "flavor"} <= model.keys()):
         return None

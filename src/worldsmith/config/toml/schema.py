@@ -93,12 +93,12 @@ EXCLUDED: dict[Path, str] = {
 
 
 def _reachable(section: str, config: type[Config]) -> list[str]:
-    """Names of the fields that are keys of a section which has all fields of a class."""
+    """Returns the names of the fields that are keys of a section which has all fields of a class."""
     return [name for name in field_hints(config) if (*section.split("."), name) not in EXCLUDED]
 
 
 def _fields(section: str, config: type[Config], **defaults: Any) -> list[TomlField]:
-    """The fields of a class, with the defaults that they have in a file where these are others."""
+    """Returns the fields of a class, with the defaults that they have in a file where these are others."""
     defaults, hints = {**class_defaults(config), **defaults}, field_hints(config)
     names = _reachable(section, config)
     return [TomlField((*section.split("."), name), hints[name], defaults[name], config) for name in names]
@@ -224,7 +224,7 @@ PUBLISHED_PATHS: dict[Path, Path] = {
 
 
 def published_path(path: Path) -> Path | None:
-    """The tree path here of a tree path of the published framework; None where it has no other name here."""
+    """Returns the tree path here of a tree path of the published framework; None where it has no other name here."""
     for length in range(len(path), 0, -1):
         if path[:length] in PUBLISHED_PATHS:
             return (*PUBLISHED_PATHS[path[:length]], *path[length:])
@@ -232,7 +232,8 @@ def published_path(path: Path) -> Path | None:
 
 
 def remap(path: Path, task: str) -> Path | None:
-    """The tree path of a TOML path (longest matching prefix wins), or None if the key has no effect for the task."""
+    """Returns the tree path of a TOML path (longest matching prefix wins), or None if the key has no effect for the
+    task."""
     rules, added = REMAPS[task], _added()
     for length in range(len(path), 0, -1):
         if rules.get(path[:length], path) is None:

@@ -164,7 +164,7 @@ class _Scanner:
         return False
 
     def key(self) -> tuple[list[str], int, int]:
-        """A dotted key: its names, and where it begins and ends."""
+        """Returns a dotted key: its names, and where it begins and ends."""
         names: list[str] = []
         begin = end = self.position
         while match := _KEY.match(self.text, self.position):

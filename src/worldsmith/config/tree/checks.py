@@ -49,7 +49,7 @@ def list_warnings(tree: Any) -> list[str]:
 
 
 def contradictions(tree: Any) -> list[Problem]:
-    """The problems of alternatives that are both set; `concerns` of each names the values."""
+    """Returns the problems of alternatives that are both set; `concerns` of each names the values."""
     problems = []
     for path, section, given in alternatives(tree):
         values = " and ".join(f"{name} = {getattr(section, name)}" for name in given)

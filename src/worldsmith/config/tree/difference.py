@@ -21,7 +21,8 @@ class Change:
 
 
 def find_changes(old: Config, new: Config, *, custom: bool = False) -> list[Change]:
-    """The steps from `old` to `new`: fields that are set, and table keys that go away or are added, in that order.
+    """Returns the steps from `old` to `new`: fields that are set, and table keys that go away or are added, in that
+    order.
 
     A section of another class is one step, and so is a list, a table of plain values, and a table whose keys change
     their order. With `custom`, the opaque data is compared too, as one value.
@@ -32,7 +33,10 @@ def find_changes(old: Config, new: Config, *, custom: bool = False) -> list[Chan
 
 
 def find_differences(old: Config, new: Config, *, custom: bool = False) -> list[Change]:
-    """The changes value by value, as plain data. A list is a value; a section of another class differs in `type`."""
+    """Returns the changes value by value, as plain data.
+
+    A list is a value; a section of another class differs in `type`.
+    """
     return [leaf for change in find_changes(old, new, custom=custom) for leaf in _leaves(change)]
 
 

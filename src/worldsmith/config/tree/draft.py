@@ -141,7 +141,8 @@ def finish(draft: Draft, overrides: Sequence[Override] = (), *, keep_unset: Kept
 
 
 def _derived(problem: Problem, places: dict[Path, Place], sources: dict[Path, list[str | Path]]) -> Problem:
-    """A problem of a value that a reference gave, at the place where the value that it refers to was written."""
+    """Returns a problem of a value that a reference gave, at the place where the value that it refers to was
+    written."""
     for concern in map(parse_path, problem.concerns):
         if problem.place or any(starts_with(path, concern) for path in places):
             break
@@ -172,5 +173,5 @@ def give_way(draft: Draft) -> None:
 
 
 def _layer(place: Place | None) -> int:
-    """The rank of what wrote a value: 0 recipe, 1 file, 2 flag, 3 override word."""
+    """Returns the rank of what wrote a value: 0 recipe, 1 file, 2 flag, 3 override word."""
     return 0 if place is None else {"flag": 2, "override": 3}.get(place.file, 1)

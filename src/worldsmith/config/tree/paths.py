@@ -12,7 +12,7 @@ _SEGMENT = re.compile(r"""\.?(?:"((?:[^"\\]|\\.)*)"|'([^']*)'|([^\s.\[\]"'=:{}$,
 
 
 def format_path(path: Path) -> str:
-    """The text of a path; `parse_path` reads it back. Names that hold a dot are quoted."""
+    """Returns the text of a path; `parse_path` reads it back. Names that hold a dot are quoted."""
     text = ""
     for part in path:
         if isinstance(part, int):

@@ -26,7 +26,7 @@ def to_dict(config: Config, *, custom: bool = False) -> dict[str, Any]:
 
 
 def class_defaults(cls: type[Config]) -> dict[str, Any]:
-    """The default of every field that has one."""
+    """Returns the default of every field that has one."""
     found: dict[str, Any] = {}
     for field in dataclasses.fields(cls):
         if field.default is not dataclasses.MISSING:
@@ -37,20 +37,20 @@ def class_defaults(cls: type[Config]) -> dict[str, Any]:
 
 
 def required_fields(cls: type[Config]) -> list[str]:
-    """The fields that have no default."""
+    """Returns the fields that have no default."""
     absent = dataclasses.MISSING
     return [f.name for f in dataclasses.fields(cls) if f.default is absent and f.default_factory is absent]
 
 
 def to_yaml(config: Config, *, custom: bool = False) -> str:
-    """The tree as YAML text; `from_yaml` reads it back."""
+    """Returns the tree as YAML text; `from_yaml` reads it back."""
     from worldsmith.config.yaml.text import dump_yaml
 
     return dump_yaml(to_dict(config, custom=custom))
 
 
 def to_plain(value: Any) -> Any:
-    """A value of a tree as plain data, with the class of every section."""
+    """Returns a value of a tree as plain data, with the class of every section."""
     return _to_plain(value, Any, custom=True)
 
 

@@ -52,7 +52,7 @@ def trace(
     places: Mapping[Path, Place],
     sources: Mapping[Path, Sequence[str | Path]],
 ) -> dict[Path, Origin]:
-    """The origin of every section, table, list and leaf of an unresolved tree.
+    """Returns the origin of every section, table, list and leaf of an unresolved tree.
 
     `recipes` are the recipes below it, oldest first, each as it left its function; `places` says where the values
     were written on the way from the last one to `tree`; `sources` what each reference was resolved with. A value that
@@ -72,7 +72,8 @@ def trace(
 
 
 def origin_of(provenance: Provenance, path: Path) -> Origin:
-    """The origin of a path, or of the nearest thing above it (below a reference to a section nothing is known)."""
+    """Returns the origin of a path, or of the nearest thing above it (below a reference to a section nothing is
+    known)."""
     for length in range(len(path), 0, -1):
         if path[:length] in provenance:
             return provenance[path[:length]]
@@ -139,7 +140,7 @@ class _Layer:
 
 
 def from_place(place: Place) -> Origin:
-    """The origin that a place in a file or on the command line stands for."""
+    """Returns the origin that a place in a file or on the command line stands for."""
     if place.file in COMMAND_LINE:
         return Origin(place.file, place.source or "")
     return Origin("file", place.file, place.line)
@@ -152,7 +153,7 @@ def _with_references(origins: dict[Path, Origin], sources: Mapping[Path, Sequenc
 
 
 def _led(origin: Origin, steps: Iterable[str | Path], origins: Mapping[Path, Origin]) -> Origin:
-    """The origin with what its references led to: the environment, or another value and who wrote that."""
+    """Returns the origin with what its references led to: the environment, or another value and who wrote that."""
     told, written = [], ""
     for step in steps:
         if isinstance(step, tuple):

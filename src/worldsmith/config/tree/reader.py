@@ -47,7 +47,7 @@ _INVALID: Any = object()
 
 
 def from_dict(data: Any, cls: type[_Tree] | None = None) -> Any:
-    """The tree of `data`. `cls` is the root's class where the data does not name one.
+    """Returns the tree of `data`. `cls` is the root's class where the data does not name one.
 
     Raises ConfigError with every mistake: unknown keys, missing ones, wrong types, class names that cannot be used.
     """
@@ -65,7 +65,8 @@ def read_tree(data: Any, cls: type[_Tree] | None, problems: list[Problem]) -> An
 
 
 def require_set(tree: Config, problems: list[Problem], hint: str | None = None) -> Config | None:
-    """The tree, with a problem for each required field that holds nothing; None if there is such a one at its top."""
+    """Returns the tree, with a problem for each required field that holds nothing; None if there is such a one at
+    its top."""
     broken = [problem.keys for problem in problems if problem.path]
     for path, section in unset_fields(tree):
         if not any(starts_with(bad, path) for bad in broken):
@@ -74,7 +75,7 @@ def require_set(tree: Config, problems: list[Problem], hint: str | None = None) 
 
 
 def from_yaml(text: str, cls: type[_Tree] | None = None, *, file: str = "<yaml>") -> Any:
-    """The tree of a YAML text. Raises ConfigError, with lines and columns, for every mistake in it."""
+    """Returns the tree of a YAML text. Raises ConfigError, with lines and columns, for every mistake in it."""
     document = read_yaml(text, file)
     try:
         return from_dict(document.data, cls)
@@ -83,7 +84,7 @@ def from_yaml(text: str, cls: type[_Tree] | None = None, *, file: str = "<yaml>"
 
 
 def unset_fields(node: Any, path: Path = ()) -> Iterator[tuple[Path, type[Config]]]:
-    """The required fields below a node that hold nothing, with their sections' classes."""
+    """Yields the required fields below a node that hold nothing, with their sections' classes."""
     for where, section in walk(node, path):
         for name, value in children(section) if isinstance(section, Config) else ():
             if value == UNSET:
@@ -91,7 +92,8 @@ def unset_fields(node: Any, path: Path = ()) -> Iterator[tuple[Path, type[Config
 
 
 def untagged_class(classes: Iterable[Any]) -> type[Config] | None:
-    """The class of a section that names none: the only one, unless it is the root of a family, which is not built."""
+    """Returns the class of a section that names none: the only one, unless it is the root of a family, which is not
+    built."""
     concrete = [cls for cls in classes if is_config_class(cls) and cls is not Configurable.Config]
     if len(concrete) != 1:
         return None
@@ -101,7 +103,7 @@ def untagged_class(classes: Iterable[Any]) -> type[Config] | None:
 
 
 def change_class(old: Config, cls: type[Config]) -> tuple[Config, list[str]]:
-    """A section of class `cls` in the place of `old`, and what of `old` is lost in it.
+    """Returns a section of class `cls` in the place of `old`, and what of `old` is lost in it.
 
     The one rule for every front door: fields that both classes inherit from the nearest class keep their values, as far
     as the new class takes these (nested sections by the same rule); all else starts from the new class's defaults.
@@ -127,7 +129,7 @@ def change_class(old: Config, cls: type[Config]) -> tuple[Config, list[str]]:
 
 
 def unset_tree(cls: type[Config]) -> Config:
-    """A section of defaults in which required fields hold nothing."""
+    """Returns a section of defaults in which required fields hold nothing."""
     return _made(cls, {})
 
 
@@ -164,7 +166,7 @@ class Reader:
         self.whole = whole
 
     def section(self, classes: list[type], below: Any, above: Any, path: Path = (), source: Path = ()) -> Any:
-        """A section from a dict. `classes` are those that stand there, `source` is its path in the file."""
+        """Returns a section from a dict. `classes` are those that stand there, `source` is its path in the file."""
         if not isinstance(above, dict):
             return self.refuse(mismatch(path, "a section (a table of its fields)", above), source)
         old = type(below) if isinstance(below, Config) else None
@@ -193,7 +195,7 @@ class Reader:
         return _made(cls, values)
 
     def value(self, hint: Any, below: Any, above: Any, path: Path, source: Path) -> Any:
-        """The value that fits `hint`; _INVALID, with a problem, for one that does not."""
+        """Returns the value that fits `hint`; _INVALID, with a problem, for one that does not."""
         if self.merge and above == MISSING and hint is not Any:
             return _INVALID
         opaque = path == (OPAQUE,)
@@ -272,7 +274,8 @@ class Reader:
     def choose_class(
         self, entries: Mapping[str, tuple[Any, Path]], classes: list[type], old: type[Config] | None, path: Path
     ) -> type[Config] | None:
-        """The class that ``type`` names, else that of the section below, else the only one that the field has."""
+        """Returns the class that ``type`` names, else that of the section below, else the only one that the field
+        has."""
         where = format_path((*path, TAG))
         wanted = " or ".join(tag_of(cls) for cls in classes) or None
         if TAG not in entries:

@@ -46,7 +46,7 @@ $NAME, which is a mistake if the field is not a text."""
 
 
 def resolve(tree: _Tree, *, now: datetime | None = None, keep_unset: Kept = False) -> _Tree:
-    """A copy of the tree without references, every value type-checked and every section's `check()` run.
+    """Returns a copy of the tree without references, every value type-checked and every section's `check()` run.
 
     Raises ConfigError with every mistake: cycles, dangling references, missing environment variables, contradictions.
     """
@@ -178,7 +178,7 @@ class _Resolver:
         return copied
 
     def text(self, raw: str, hint: Any) -> Any:
-        """The value of text that holds references."""
+        """Returns the value of text that holds references."""
         if raw.count("${") > MAX_DEPTH:
             return self.fail(f"more than {MAX_DEPTH} references in one text")
         pieces: list[Any] = []
@@ -265,7 +265,7 @@ class _Resolver:
             return self.fail(str(error))
 
     def tree_value(self, text: str) -> Any:
-        """The resolved value of a path in the tree."""
+        """Returns the resolved value of a path in the tree."""
         try:
             path = parse_path(text)
         except ValueError as error:
@@ -299,7 +299,7 @@ class _Resolver:
 
 
 def _closing(text: str, start: int) -> int | None:
-    """The index of the brace that closes the ``${`` at `start`."""
+    """Returns the index of the brace that closes the ``${`` at `start`."""
     depth = 0
     for index in range(start, len(text)):
         if text.startswith("${", index):

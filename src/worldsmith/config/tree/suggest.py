@@ -27,7 +27,7 @@ def distance(a: str, b: str) -> int:
 
 
 def nearest(name: str, candidates: Iterable[str], limit: int = 3) -> list[str]:
-    """The candidates that look like `name`, best first; empty if none does."""
+    """Returns the candidates that look like `name`, best first; empty if none does."""
     scored = []
     for candidate in dict.fromkeys(candidates):
         edits = distance(_plain(name), _plain(candidate))
@@ -37,7 +37,8 @@ def nearest(name: str, candidates: Iterable[str], limit: int = 3) -> list[str]:
 
 
 def nearest_path(path: Path, candidates: Iterable[Path]) -> Path | None:
-    """The valid path that `path` was probably meant to be: a sibling, the same key elsewhere, or a misspelt section."""
+    """Returns the valid path that `path` was probably meant to be: a sibling, the same key elsewhere, or a misspelt
+    section."""
     name, section = str(path[-1]), format_path(path[:-1])
     best: tuple[float, float, Path] | None = None
     for candidate in candidates:

@@ -15,7 +15,8 @@ from worldsmith.config.tree.suggest import did_you_mean
 
 
 def class_choices(hint: Any) -> dict[str, list[str]]:
-    """The classes that fit a section and can be built: short name -> dotted names (several where modules share it)."""
+    """Returns the classes that fit a section and can be built: short name -> dotted names (several where modules
+    share it)."""
     found: dict[str, list[str]] = {}
     todo = list(nested_config_classes(hint))
     while todo:
@@ -30,7 +31,7 @@ def class_choices(hint: Any) -> dict[str, list[str]]:
 
 
 def named_class(name: str, hint: Any, path: Path) -> str | Problem:
-    """The dotted name of the class that `name` stands for at a path of type `hint`."""
+    """Returns the dotted name of the class that `name` stands for at a path of type `hint`."""
     if "." in name:
         return name
     choices = class_choices(hint)

@@ -70,7 +70,7 @@ def sort_words(
 def draft_settings(
     source: str, cls: type[Config], words: Words, places: Sequence[str], file: str | None, tail: Sequence[str]
 ) -> tuple[Draft, list[Override]]:
-    """The settings of class `cls` before flags and words, and these as overrides that are left to apply.
+    """Returns the settings of class `cls` before flags and words, and these as overrides that are left to apply.
 
     `places` are the fields that loose words fill, of which the last may be a list, `tail` the override words. Mistakes
     are in the draft. Raises ConfigError for a file that cannot be read at all.
@@ -119,7 +119,7 @@ def _place(loose: Sequence[str], places: Sequence[str], *, takes_rest: bool) -> 
 
 
 def read_settings_file(file: str) -> Document:
-    """A TOML, YAML or JSON file of settings. Raises ConfigError for text that is none."""
+    """Returns a TOML, YAML or JSON file of settings. Raises ConfigError for text that is none."""
     text, kind = read_config_text(file), file.lower().rpartition(".")[2]
     if kind == "toml":
         return Document(parse_toml(text, file), find_positions(text, file))

@@ -30,7 +30,7 @@ Literal = Scalar | list[Any] | dict[str, Any]
 
 
 def read_text(text: str, hint: Any) -> Any:
-    """The value of a whole word for a field of type `hint`. Raises ValueError if the word is malformed."""
+    """Returns the value of a whole word for a field of type `hint`. Raises ValueError if the word is malformed."""
     stripped = text.strip()
     if stripped[:1] in ("'", '"'):
         try:
@@ -45,7 +45,7 @@ def read_text(text: str, hint: Any) -> Any:
 
 
 def fit_literal(literal: Literal, hint: Any) -> Any:
-    """A literal as the value that fits `hint`; if none fits, the value that it looks like."""
+    """Returns a literal as the value that fits `hint`; if none fits, the value that it looks like."""
     if isinstance(literal, Scalar):
         if literal.quoted:
             return literal.text

@@ -71,13 +71,13 @@ def parse_overrides(words: Sequence[str], problems: list[Problem]) -> list[Overr
 
 
 def take_recipe(overrides: Sequence[Override]) -> tuple[Override | None, list[Override]]:
-    """The last override that chooses the recipe, and those that change its tree."""
+    """Returns the last override that chooses the recipe, and those that change its tree."""
     chosen = [override for override in overrides if override.path in RECIPE_WORDS and override.action != "~"]
     return (chosen[-1] if chosen else None), [override for override in overrides if override not in chosen]
 
 
 def recipe_name(override: Override) -> str:
-    """The recipe that an override chooses."""
+    """Returns the recipe that an override chooses."""
     return override.given.strip("'\" ") if isinstance(override.given, str) else ""
 
 
@@ -94,7 +94,7 @@ def chosen_recipe(override: Override) -> Config:
 
 
 def whole_tree_problem(override: Override, name: str) -> Problem:
-    """The problem of choosing a recipe for a file that holds a whole tree already."""
+    """Returns the problem of choosing a recipe for a file that holds a whole tree already."""
     message = f"the file is a whole tree, made from the recipe '{name}': no other can take its place"
     return Problem("job.experiment", message, hint="name the recipe in place of the file", place=override.place)
 
@@ -140,7 +140,8 @@ def apply_overrides(
 
 
 def to_tree_path(tree: Config, path: Path, task: str | None) -> Path | None:
-    """The tree path that a path of an override means: itself if the tree has it, else its published or TOML meaning."""
+    """Returns the tree path that a path of an override means: itself if the tree has it, else its published or TOML
+    meaning."""
     if task not in TASKS or find(tree, path, ABSENT) is not ABSENT:
         return path
     if published := published_path(path):
@@ -193,7 +194,7 @@ def set_value(
 
 
 def find_parent(tree: Config, path: Path, problems: list[Problem]) -> tuple[Any, Any] | None:
-    """The section, table or list that holds a path, and the type of the value there."""
+    """Returns the section, table or list that holds a path, and the type of the value there."""
     node: Any = tree
     hint: Any = type(tree)
     for depth, part in enumerate(path[:-1]):
@@ -213,7 +214,7 @@ def find_parent(tree: Config, path: Path, problems: list[Problem]) -> tuple[Any,
 
 
 def no_such_key(tree: Config, path: Path, depth: int | None = None) -> Problem:
-    """The problem of a path that the tree does not have, with the nearest one that it has."""
+    """Returns the problem of a path that the tree does not have, with the nearest one that it has."""
     missing = path if depth is None else path[: depth + 1]
     near = did_you_mean_path(path, all_paths(tree)) or did_you_mean_path(missing, all_paths(tree))
     parent = find(tree, missing[:-1])
@@ -224,7 +225,7 @@ def no_such_key(tree: Config, path: Path, depth: int | None = None) -> Problem:
 
 
 def is_missing(tree: Config, path: Path) -> bool:
-    """Whether nothing in the tree could take a value at `path`. Tables of plain values take new keys."""
+    """Returns whether nothing in the tree could take a value at `path`. Tables of plain values take new keys."""
     parent = find(tree, path[:-1])
     if isinstance(parent, dict) and not any(isinstance(value, Config) for value in parent.values()):
         return False
@@ -232,7 +233,7 @@ def is_missing(tree: Config, path: Path) -> bool:
 
 
 def _with_indexes(tree: Config, path: Path) -> Path:
-    """The path with numbers for the items of lists: ``betas.0`` means ``betas[0]``."""
+    """Returns the path with numbers for the items of lists: ``betas.0`` means ``betas[0]``."""
     found: Path = ()
     for part in path:
         in_list = isinstance(part, str) and part.isascii() and part.isdigit() and isinstance(find(tree, found), list)

@@ -69,7 +69,7 @@ def read_flags(
 
 
 def flag_kind(tree: Config, name: str) -> FlagKind | None:
-    """The arguments of the flag of this name; `None` if the tree has no such flag."""
+    """Returns the arguments of the flag of this name; `None` if the tree has no such flag."""
     reader = _FlagReader(tree, [], ())
     parts = reader.parts(TypedFlag(name))
     target, negated = reader.find(parts) if parts else (None, False)
@@ -173,7 +173,7 @@ class _FlagReader:
             return None
 
     def find(self, parts: Path) -> tuple[_Target | None, bool]:
-        """The target of the flag, and whether the flag negates it."""
+        """Returns the target of the flag, and whether the flag negates it."""
         target = self.walk(parts)
         if target:
             return target, False
@@ -218,7 +218,8 @@ class _FlagReader:
         return _Target(path, hint, node)
 
     def given(self, flag: TypedFlag, target: _Target, negated: bool) -> str | Literal | None:
-        """The value of the flag: text to be parsed by the type, a boolean, or a list; `None` if it has a mistake."""
+        """Returns the value of the flag: text to be parsed by the type, a boolean, or a list; `None` if it has a
+        mistake."""
         members, values = _members(target.hint), flag.values
         kinds = [get_origin(member) or member for member in members]
         if negated:
@@ -247,7 +248,7 @@ class _FlagReader:
         return self.problem(flag, f"this flag takes one value; what is '{extra}'?", hint="quote text that holds spaces")
 
     def section(self, flag: TypedFlag, target: _Target) -> list[Override]:
-        """The override that replaces a section by one of another class, or by a literal."""
+        """Returns the override that replaces a section by one of another class, or by a literal."""
         if len(flag.values) != 1:
             name, names = format_path(target.path), ", ".join(class_choices(target.hint))
             hint = f"name its class ({names}) or set a field, such as --{name}.…"
@@ -256,7 +257,8 @@ class _FlagReader:
         return self.chosen(flag, target, flag.values[0])
 
     def chosen(self, flag: TypedFlag, target: _Target, given: str | Literal) -> list[Override]:
-        """The override of a flag that makes sections; it is applied to the tree, so that their fields become flags."""
+        """Returns the override of a flag that makes sections; it is applied to the tree, so that their fields become
+        flags."""
         made = Override("++" if target.new else "", target.path, given, flag.place)
         mistakes: list[Problem] = []
         apply_overrides(self.tree, [made], mistakes, [])
@@ -286,7 +288,7 @@ def _same_name(part: str, names: Collection[str]) -> str:
 
 
 def _without_no(parts: Path) -> list[Path]:
-    """The path of the flag that ``--no-a.b`` or ``--a.no-b`` turns off."""
+    """Returns the path of the flag that ``--no-a.b`` or ``--a.no-b`` turns off."""
     found: list[Path] = []
     for index in {0, len(parts) - 1}:
         part = parts[index]

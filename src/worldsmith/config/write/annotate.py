@@ -56,7 +56,7 @@ def describe_origins(loaded: Loaded) -> dict[str, dict[str, Any]]:
 
 
 def comment(loaded: Loaded, path: Path, value: Any) -> str:
-    """The origin of a leaf; all origins for a list whose items have different ones."""
+    """Returns the origin of a leaf; all origins for a list whose items have different ones."""
     if path[-1] == TAG:
         return str(origin_of(loaded.provenance, path[:-1])) if len(path) > 1 else ""
     found = [str(origin_of(loaded.provenance, path))]
@@ -89,7 +89,7 @@ def annotate(text: str, comments: dict[Path, str]) -> str:
 
 
 def plain_leaves(data: Any, path: Path = ()) -> list[tuple[Path, Any]]:
-    """The single values, plain lists and empty tables of nested data, with their paths."""
+    """Returns the single values, plain lists and empty tables of nested data, with their paths."""
     if isinstance(data, dict) and data:
         return [leaf for key, child in data.items() for leaf in plain_leaves(child, (*path, key))]
     if isinstance(data, list) and any(isinstance(item, (dict, list)) for item in data):
@@ -98,7 +98,7 @@ def plain_leaves(data: Any, path: Path = ()) -> list[tuple[Path, Any]]:
 
 
 def _only(data: Any, paths: set[Path], path: Path) -> Any:
-    """The part of nested dicts that is at or above one of `paths`; None for nothing."""
+    """Returns the part of nested dicts that is at or above one of `paths`; None for nothing."""
     if path in paths or not isinstance(data, dict):
         return data if path in paths else None
     found = {key: part for key, child in data.items() if (part := _only(child, paths, (*path, key))) is not None}

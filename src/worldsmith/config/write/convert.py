@@ -125,7 +125,7 @@ def write_new(file: str, text: str, force: bool) -> None:
 
 
 def _word(change: Change) -> str:
-    """The override of a change; raises ValueError for text that a command line cannot hold."""
+    """Returns the override of a change; raises ValueError for text that a command line cannot hold."""
     path = format_path(change.path)
     if change.new is ABSENT:
         return f"~{path}"
@@ -139,7 +139,7 @@ def _free_name(loaded: Loaded) -> str:
 
 
 def _table(tree: Config, name: str, base: Config) -> dict[str, Any]:
-    """The keys of the recipe TOML whose values differ from the recipe."""
+    """Returns the keys of the recipe TOML whose values differ from the recipe."""
     table: dict[str, Any] = {"job": {"task": recipe_task(base) or TASKS[0], "experiment": name}}
     for entry, target in keys_of(base):
         if is_missing(tree, target):
@@ -157,7 +157,8 @@ def _table(tree: Config, name: str, base: Config) -> dict[str, Any]:
 
 
 def _stated(value: Any, before: Any, entry: TomlField) -> Any:
-    """The value of a key for the file; `None` if TOML has no form for it: null, the text "???", removed keys."""
+    """Returns the value of a key for the file; `None` if TOML has no form for it: null, the text "???", removed
+    keys."""
     if isinstance(value, dict) and isinstance(before, dict):
         value = {key: item for key, item in value.items() if key not in before or not same_value(item, before[key])}
     if holds_sections(entry.type):
@@ -189,7 +190,7 @@ def _require_form(data: dict[str, Any], syntax: Syntax) -> None:
 
 
 def _write_module(tree: Config, name: str, *, base: tuple[str, Config] | None, origin: str, needs: str = "") -> str:
-    """The text of a module whose recipe `name` builds `tree`.
+    """Returns the text of a module whose recipe `name` builds `tree`.
 
     `base` is the recipe that it starts from, with its tree; without one, or with a tree of another class, the whole
     tree is written. `needs` is a module that registers the base. Raises ValueError for a class inside a function.
@@ -229,7 +230,10 @@ class PythonWriter:
         return [*(["import datetime", ""] if self._uses_datetime else []), *found]
 
     def name_of(self, cls: type) -> str:
-        """The expression for a Config class, such as ``Trainer.Config``. Raises ValueError for one without a name."""
+        """Returns the expression for a Config class, such as ``Trainer.Config``.
+
+        Raises ValueError for one without a name.
+        """
         if "<locals>" in cls.__qualname__:
             raise ValueError(f"{cls.__qualname__} is defined inside a function and cannot be imported")
         outer, dot, rest = cls.__qualname__.partition(".")
@@ -242,7 +246,7 @@ class PythonWriter:
         return f"{self._names[key]}{dot}{rest}"
 
     def changes(self, old: Config, new: Config) -> list[str]:
-        """The statements that turn the tree ``config`` from `old` into `new`."""
+        """Returns the statements that turn the tree ``config`` from `old` into `new`."""
         lines: list[str] = []
         for change in find_changes(old, new, custom=True):
             place = _place(change.path, old)
@@ -257,7 +261,7 @@ class PythonWriter:
         return [start + lines[0], *lines[1:]]
 
     def expression(self, value: Any) -> list[str]:
-        """The lines of an expression: one if it fits, else one per item."""
+        """Returns the lines of an expression: one if it fits, else one per item."""
         parts: list[tuple[str, Any]]
         if isinstance(value, Config):
             defaults = class_defaults(type(value))

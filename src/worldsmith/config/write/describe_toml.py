@@ -30,7 +30,7 @@ TASK, EXPERIMENT = ("job", "task"), ("job", "experiment")
 
 
 def toml_schema(recipes: Mapping[str, Config]) -> Schema:
-    """The schema of recipe TOMLs, with the narrower types of the given recipes (their unresolved trees)."""
+    """Returns the schema of recipe TOMLs, with the narrower types of the given recipes (their unresolved trees)."""
     root = _table()
     for entry in toml_fields():
         _put(root, entry.path, _described(entry))
@@ -143,7 +143,8 @@ def _narrow(tree: Config) -> Schema:
 
 
 def keys_of(tree: Config) -> Iterator[tuple[TomlField, Path]]:
-    """The keys of the recipe TOML that have a place in a recipe's tree, and which; without those that choose it."""
+    """Yields the keys of the recipe TOML that have a place in a recipe's tree, and which; without those that choose
+    it."""
     task = recipe_task(tree) or TASKS[0]
     for entry in toml_fields():
         target = remap(entry.path, task)
@@ -174,7 +175,7 @@ def _put(root: Schema, path: tuple[str, ...], schema: Schema) -> None:
 
 
 def _key_comment(entry: TomlField, tree: Config, target: tuple[Any, ...]) -> str:
-    """The description of a key: of the field that it sets, otherwise of the recipe TOML."""
+    """Returns the description of a key: of the field that it sets, otherwise of the recipe TOML."""
     hint = hint_at(tree, target)
     doc = " ".join(field_docs(type(find(tree, target[:-1]))).get(str(target[-1]), entry.doc).split())
     default = "" if entry.default in (None, MISSING, "") else f" Default: {write(entry.default, TOML)}."

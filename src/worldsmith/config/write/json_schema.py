@@ -34,7 +34,7 @@ Schema = dict[str, Any]
 
 
 def tree_schema(trees: Mapping[str, Config]) -> Schema:
-    """The schema of the trees of some recipes. That of a single recipe has its values as defaults."""
+    """Returns the schema of the trees of some recipes. That of a single recipe has its values as defaults."""
     writer = TreeSchema()
     roots = list(dict.fromkeys(type(tree) for tree in trees.values()))
     if len(trees) == 1:
@@ -47,12 +47,15 @@ def tree_schema(trees: Mapping[str, Config]) -> Schema:
 
 
 def value_schema(hint: Any) -> Schema:
-    """The schema of the values that fit a type without sections. At the outermost level references are left out."""
+    """Returns the schema of the values that fit a type without sections.
+
+    At the outermost level references are left out.
+    """
     return _Types().value(hint)
 
 
 def with_reference(schema: Schema) -> Schema:
-    """The schema that accepts a reference too; plain text accepts one already."""
+    """Returns the schema that accepts a reference too; plain text accepts one already."""
     if schema == {} or schema == {"type": "string"}:
         return schema
     return {"anyOf": [*(schema["anyOf"] if list(schema) == ["anyOf"] else [schema]), REF]}
@@ -86,7 +89,7 @@ class _Types:
         return self.sections(hint, instance)
 
     def field(self, hint: Any, instance: Any = None) -> Schema:
-        """A type, or a reference to a value of that type."""
+        """Returns a type, or a reference to a value of that type."""
         return with_reference(self.value(hint, instance))
 
     def sections(self, hint: Any, instance: Any) -> Schema:
@@ -100,7 +103,7 @@ class TreeSchema(_Types):
         self.defs: dict[str, Schema] = {}
 
     def sections(self, hint: Any, instance: Any) -> Schema:
-        """A section: the class that is meant without a tag, or any other that fits, named by its tag."""
+        """Returns a section: the class that is meant without a tag, or any other that fits, named by its tag."""
         entries: list[Schema] = []
         for cls in loadable_classes(hint):
             entry = self.section(cls, instance) if type(instance) is cls else self.ref(cls)
@@ -116,7 +119,7 @@ class TreeSchema(_Types):
         return {"$ref": f"#/$defs/{name}"}
 
     def section(self, cls: type[Config], instance: Config | None = None) -> Schema:
-        """A table with the fields of a class; the defaults are those of `instance` or else of the class."""
+        """Returns a table with the fields of a class; the defaults are those of `instance` or else of the class."""
         docs, defaults = field_docs(cls), class_defaults(cls)
         properties: dict[str, Schema] = {TAG: {"const": tag_of(cls)}}
         for name, hint in annotated_hints(cls).items():
@@ -144,7 +147,8 @@ def has_sections(hint: Any) -> bool:
 
 
 def loadable_classes(hint: Any) -> list[type[Config]]:
-    """The classes that fit a section and that text can name: of trusted packages, in modules, sorted below each."""
+    """Returns the classes that fit a section and that text can name: of trusted packages, in modules, sorted below
+    each."""
     packages = trusted_packages()
     found: list[type[Config]] = []
 

@@ -94,7 +94,7 @@ def toml_pair(key: str, value: Any) -> str:
 
 
 def python_text(text: str) -> str:
-    """A Python string literal in double quotes."""
+    """Returns a Python string literal in double quotes."""
     body = repr(text)
     return body if body[0] == '"' else '"' + body[1:-1].replace("\\'", "'").replace('"', '\\"') + '"'
 
@@ -111,7 +111,7 @@ def _write_table(table: dict[str, Any], path: tuple[str, ...], blocks: list[str]
 
 
 def _toml_text(text: str) -> str:
-    """A basic TOML string; characters that do not print are escaped."""
+    """Returns a basic TOML string; characters that do not print are escaped."""
     return f'"{"".join(map(_toml_letter, _whole(text)))}"'
 
 
@@ -165,7 +165,7 @@ def escape_odd(text: str) -> str:
 
 
 def _whole(text: str) -> str:
-    """The text. Raises ValueError for half a surrogate pair, which no file can hold."""
+    """Returns the text. Raises ValueError for half a surrogate pair, which no file can hold."""
     if half := next((letter for letter in text if "\ud800" <= letter <= "\udfff"), None):
         raise ValueError(f"half of a surrogate pair (U+{ord(half):04X}) is no character")
     return text

@@ -101,7 +101,7 @@ def _read(file: str, draft: Draft) -> Document | None:
 
 
 def _start(draft: Draft, layers: list[Document], word: Override | None) -> Config | type[Config]:
-    """The tree below all layers, or the root's class. ConfigError for an unknown recipe."""
+    """Returns the tree below all layers, or the root's class. ConfigError for an unknown recipe."""
     names = [(layer.data[RECIPE], layer.spans.get((RECIPE,))) for layer in layers if RECIPE in layer.data]
     whole = any(TAG in layer.data for layer in layers)
     experiments = [] if whole else [found for layer in layers if (found := _experiment(layer))]
@@ -143,7 +143,7 @@ def _start(draft: Draft, layers: list[Document], word: Override | None) -> Confi
 
 
 def _experiment(layer: Document) -> tuple[Any, Span | None] | None:
-    """The recipe that the job section of a file names, which means the same as `recipe`."""
+    """Returns the recipe that the job section of a file names, which means the same as `recipe`."""
     name = find(layer.data, ("job", "experiment"))
     return (name, layer.spans.get(("job", "experiment"))) if name not in (None, "", MISSING) else None
 

@@ -170,7 +170,7 @@ class _Reader:
 
     @staticmethod
     def split(text: str) -> list[str]:
-        """The lines as YAML counts them."""
+        """Returns the lines as YAML counts them."""
         return re.split("\r\n|[\r\n\x85\u2028\u2029]", text)
 
     def place(self, line: int, column: int, length: int = 1) -> Place:

@@ -41,7 +41,7 @@ def choose_caption(captions: dict[str, Any], keys: list[str], rng: random.Random
 
 
 def read_caption(captions: dict[str, Any], key: str) -> Caption | None:
-    """The caption under `key`; None when it is absent, empty, or neither text nor an object."""
+    """Returns the caption under `key`; None when it is absent, empty, or neither text nor an object."""
     value, structured = captions.get(key), key == "caption_json"
     if isinstance(value, dict) and value:
         return Caption(key, json.dumps(value, ensure_ascii=False), structured=True)
@@ -63,7 +63,7 @@ def render_caption(
     size: tuple[int, int],
     rng: random.Random,
 ) -> str:
-    """The text of a training sample. White space around caption and suffix does not count.
+    """Returns the text of a training sample. White space around caption and suffix does not count.
 
     A plain caption loses the periods at its end and gets one, then come the suffix and the metadata sentences; `size`
     is (H, W). One frame is an image, which has no duration. Dropout (for classifier-free guidance) empties the whole
@@ -84,7 +84,7 @@ def render_caption(
 def metadata_sentences(
     duration_fps: bool, resolution: bool, *, num_frames: int, fps: float, size: tuple[int, int], inverse: bool = False
 ) -> list[str]:
-    """The sentences on duration and frame rate, and on (H, W); `inverse` says that it is not so."""
+    """Returns the sentences on duration and frame rate, and on (H, W); `inverse` says that it is not so."""
     is_image, is_ = num_frames == 1, "is not" if inverse else "is"
     sentences = []
     if duration_fps and not is_image:

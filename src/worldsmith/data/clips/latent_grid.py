@@ -26,7 +26,8 @@ class LatentGrid:
         return self.frames * self.decoded
 
     def usable_frames(self, num_frames: int) -> int:
-        """The largest k·step + 1 that is not above `num_frames`: what a causal video VAE encodes and decodes."""
+        """Returns the largest k·step + 1 that is not above `num_frames`: what a causal video VAE encodes and
+        decodes."""
         return (num_frames - 1) // self.step * self.step + 1
 
     def latent_frames(self, num_frames: int) -> int:

@@ -181,7 +181,7 @@ class VideoDataset(Configurable, StreamDataset):
         return content_marks(window.path for window in self.windows if not window.mark)
 
     def _windows(self, record: ClipRecord) -> Iterator[Window]:
-        """The usable windows of one clip; everything else goes to `rejections`."""
+        """Yields the usable windows of one clip; everything else goes to `rejections`."""
         facts, path, line = record.facts, record.path, record.line
         try:
             self._check_clip(facts)

@@ -301,7 +301,7 @@ class ChatTemplate:
         self._learn(folder)
 
     def render(self, turns: Sequence[Turn], *, generation_prompt: bool = False) -> str:
-        """The text of a conversation, with one placeholder an image or video. Raises SampleError."""
+        """Returns the text of a conversation, with one placeholder an image or video. Raises SampleError."""
         from jinja2.exceptions import TemplateError
 
         check_text("".join(turn.text for turn in turns), "the conversation")
@@ -363,7 +363,7 @@ def after(text: str, part: str) -> int:
 
 
 def separate_template(folder: Path) -> str:
-    """The template of a file that tokenizers do not read by themselves. Raises DataError when there is none."""
+    """Returns the template of a file that tokenizers do not read by themselves. Raises DataError when there is none."""
     file = folder / "chat_template.json"
     try:
         return str(json.loads(file.read_text(encoding="utf-8"))["chat_template"])

@@ -47,7 +47,7 @@ class Turn:
 
 
 def say(role: Role, *parts: str | Part) -> Turn:
-    """A turn; plain text becomes a part."""
+    """Returns a turn; plain text becomes a part."""
     return Turn(role, tuple(Part("text", part) if isinstance(part, str) else part for part in parts))
 
 
@@ -59,7 +59,7 @@ def role_of(name: object) -> Role:
 
 
 def check_turns(turns: Sequence[Turn]) -> tuple[Turn, ...]:
-    """The turns, when they can be trained on. Raises SampleError: no_answer, bad_record."""
+    """Returns the turns, when they can be trained on. Raises SampleError: no_answer, bad_record."""
     answers = [turn for turn in turns if turn.role == "assistant"]
     if not answers or any(not turn.text.strip() for turn in answers):
         raise SampleError("no_answer", f"{len(turns)} turns, of which {len(answers)} of the assistant; each needs text")

@@ -69,12 +69,12 @@ def is_archive(path: str | Path) -> bool:
 
 
 def archives_in(folder: Path) -> list[Path]:
-    """The archives of media in the folder of a data set."""
+    """Returns the archives of media in the folder of a data set."""
     return [folder / name for name in USUAL if (folder / name).is_file()]
 
 
 def unpacked(archive: Path) -> Path:
-    """The folder with the files of an archive, which is unpacked when it is not there yet.
+    """Returns the folder with the files of an archive, which is unpacked when it is not there yet.
 
     Members that are damaged are left out, listed in `DAMAGE` of the folder, and reported at each call.
 
@@ -119,7 +119,7 @@ def report_damage(archive: Path, folder: Path) -> None:
 
 
 def home_of(archive: Path) -> Path:
-    """The folder in which the archive is unpacked."""
+    """Returns the folder in which the archive is unpacked."""
     parent = archive.absolute().parent
     if os.access(parent, os.W_OK):
         return parent
@@ -191,7 +191,8 @@ def unpack_tar(archive: Path, folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def is_damage(error: Exception) -> bool:
-    """Whether an error is about the bytes of an archive, and not about this machine or members outside the folder."""
+    """Returns whether an error is about the bytes of an archive, and not about this machine or members outside the
+    folder."""
     if isinstance(error, OSError):
         return error.errno is None
     return isinstance(error, DAMAGED) and not isinstance(error, tarfile.FilterError)
@@ -206,13 +207,14 @@ def count_files(folder: Path) -> int:
 
 
 def escapes_folder(name: str) -> bool:
-    """Whether the name of a member leads out of the folder that it is written into."""
+    """Returns whether the name of a member leads out of the folder that it is written into."""
     parts = name.replace("\\", "/").split("/")
     return name.startswith(("/", "\\")) or ".." in parts or ":" in parts[0]
 
 
 def media_folders(root: Path) -> Sequence[Path]:
-    """The folders of the archives that `root` is or holds, unpacked, except for those of which nothing can be read.
+    """Returns the folders of the archives that `root` is or holds, unpacked, except for those of which nothing can be
+    read.
 
     Raises DataError, for damage only if it is in all of them.
     """

@@ -154,7 +154,7 @@ def member_of(raw: BinaryIO, header: tarfile.TarInfo) -> Member:
 
 
 def printable(name: str) -> str:
-    """Bytes of a name that are no UTF-8 are spelled out."""
+    """Escapes the bytes of a name that are not UTF-8."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 

@@ -24,7 +24,8 @@ class SampleError(ValueError):
 
 
 def read_error(error: OSError) -> SampleError:
-    """The error of a sample that has a file which the operating system cannot read: missing_file or unreadable."""
+    """Returns the error of a sample that has a file which the operating system cannot read: missing_file or
+    unreadable."""
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
         return SampleError("missing_file", "the file does not exist")
     return SampleError("unreadable", str(error))

@@ -124,7 +124,7 @@ class PackingDataLoader(Configurable):
 
     @classmethod
     def dataset_at(cls, path: str) -> Configurable.Config | None:
-        """The settings of the data set that is there, if this loader reads such ones."""
+        """Returns the settings of the data set that is there, if this loader reads such ones."""
         return None
 
     def describe(self) -> str:
@@ -231,7 +231,7 @@ class PackingDataLoader(Configurable):
         )
 
     def _samples(self, cursor: Cursor, stop: int | None = None) -> Iterator[Any]:
-        """The samples of this rank in order; those that cannot be used are quarantined here."""
+        """Yields the samples of this rank in order; those that cannot be used are quarantined here."""
         unusable: set[str] = set()
         rejected_in_a_row = 0
         # Far more than chance can explain, also for a rank that sees a small part of each epoch.

@@ -123,7 +123,8 @@ class PoolPacker(Packer[T]):
         return pack
 
     def _has_room(self, room: float) -> bool:
-        """Whether the next oldest sample is added without a choice: a pool below twice the room leaves few choices."""
+        """Returns whether the next oldest sample is added without a choice: a pool below twice the room leaves few
+        choices."""
         lengths = [self.num_tokens(sample) for sample in self.buffer]
         return lengths[0] <= room and sum(lengths) <= 2 * room
 

@@ -133,7 +133,7 @@ class Quarantine:
 
 
 def read_keys(file: Path) -> set[str]:
-    """Keys already listed in `file`. A last line that was cut by a crash is skipped."""
+    """Returns keys already listed in `file`. A last line that was cut by a crash is skipped."""
     keys = set()
     if file.exists():
         for line in file.read_text(encoding="utf-8", errors="replace").splitlines():

@@ -69,11 +69,11 @@ class StreamDataset(ABC):
         return self.listing()
 
     def traces(self) -> Iterable[str]:
-        """A value for each sample that is equal for the same sample in another dataset, to find overlaps."""
+        """Returns a value for each sample that is equal for the same sample in another dataset, to find overlaps."""
         return (digest(facts) for _, facts in self.listing())
 
     def count_overlap(self, other: StreamDataset) -> int:
-        """Number of samples that are also in `other`."""
+        """Returns the number of samples that are also in `other`."""
         seen = set(other.traces())
         return sum(trace in seen for trace in self.traces())
 

@@ -19,6 +19,6 @@ COMMANDS = {"infer": "inference"}
 
 
 def form_of(action: str) -> SpecForm:
-    """The form of an action's specs, or of a command's. Raises KeyError for an action without one."""
+    """Returns the form of an action's specs, or of a command's. Raises KeyError for an action without one."""
     form: SpecForm = importlib.import_module(MODULES[COMMANDS.get(action, action)]).FORM
     return form

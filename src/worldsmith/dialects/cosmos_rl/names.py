@@ -19,28 +19,28 @@ _INNER = re.compile(rf"\b({'|'.join(RESERVED)})_\b")
 
 
 def field_of(key: str) -> str:
-    """The field of a key."""
+    """Returns the field of a key."""
     return f"{key}_" if key in RESERVED else key
 
 
 def key_of(field: str) -> str:
-    """The key of a field."""
+    """Returns the key of a field."""
     return field[:-1] if field.endswith("_") and field[:-1] in RESERVED else field
 
 
 def fields_of(key: str) -> Path:
-    """The path of fields of a dotted key: ``train.train_policy.type`` is at train, train_policy, type_."""
+    """Returns the path of fields of a dotted key: ``train.train_policy.type`` is at train, train_policy, type_."""
     return tuple(field_of(part) if isinstance(part, str) else part for part in parse_path(key))
 
 
 def keys_of(path: Path) -> str:
-    """The dotted key of a path of fields."""
+    """Returns the dotted key of a path of fields."""
     return format_path(tuple(key_of(part) if isinstance(part, str) else part for part in path))
 
 
 @functools.cache
 def leaf_keys(cls: type[Config], path: Path = ()) -> tuple[str, ...]:
-    """The dotted keys of all values of a spec class, in the order of its fields; a table of values is one."""
+    """Returns the dotted keys of all values of a spec class, in the order of its fields; a table of values is one."""
     found: tuple[str, ...] = ()
     for name, hint in field_hints(cls).items():
         sections = nested_config_classes(hint)
@@ -59,7 +59,7 @@ def hint_at(cls: type[Config], path: Path) -> Any:
 
 
 def default_at(cls: type[Config], path: Path) -> Any:
-    """The default of the field at a path; None if the field is required."""
+    """Returns the default of the field at a path; None if the field is required."""
     *above, name = path
     section = cls
     for part in above:
@@ -68,7 +68,7 @@ def default_at(cls: type[Config], path: Path) -> Any:
 
 
 def in_keys(problem: Problem) -> Problem:
-    """The problem as the user of a spec reads it: with keys in place of fields."""
+    """Returns the problem as the user of a spec reads it: with keys in place of fields."""
     path = keys_of(problem.keys) if problem.path else ""
     hint = _INNER.sub(r"\1", problem.hint) if problem.hint else problem.hint
     return replace(problem, path=path, message=_INNER.sub(r"\1", problem.message), hint=hint)

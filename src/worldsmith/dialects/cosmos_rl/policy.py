@@ -48,7 +48,7 @@ class Route:
 
 
 def choose_policy(explicit: str | None, request: str = "") -> Policy:
-    """The policy of one request: the explicit value, else what its text asks for, else auto.
+    """Returns the policy of one request: the explicit value, else what its text asks for, else auto.
 
     Of several phrases the last counts, and a negated one asks for nothing. Raises UserError for another value.
     """
@@ -66,7 +66,7 @@ def choose_policy(explicit: str | None, request: str = "") -> Policy:
 
 
 def take_policy(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The value of ``automl_policy=…`` among override words, the last if several, and the other words."""
+    """Returns the value of ``automl_policy=…`` among override words, the last if several, and the other words."""
     given = [word.partition("=")[2].strip("\"'") for word in words if word.partition("=")[0] == KEY]
     return (given[-1] if given else None), [word for word in words if word.partition("=")[0] != KEY]
 
@@ -113,7 +113,7 @@ def _obstacle(folder: Path, action: str) -> str:
 
 
 def _read(file: Path) -> tuple[dict[str, Any], str]:
-    """The table in a JSON or YAML file, or why there is none."""
+    """Returns the table in a JSON or YAML file, or why there is none."""
     try:
         text = file.read_text(encoding="utf-8")
         data = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)

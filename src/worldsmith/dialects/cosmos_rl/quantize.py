@@ -77,7 +77,7 @@ class QuantizeSpec(Config):
 
 
 def is_measured(t: SpecTranslation) -> bool:
-    """Whether the model reads records before it is quantized."""
+    """Returns whether the model reads records before it is quantized."""
     return bool(t.get(f"{CALIBRATION}annotation_path")) or t.get("quantization_method.scheme") in STATIC
 
 

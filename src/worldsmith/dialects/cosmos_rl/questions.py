@@ -118,6 +118,7 @@ def read_table(t: SpecTranslation, name: str, table: Any) -> dict[str, Any] | No
 
 
 def rates(t: SpecTranslation, table: dict[str, Any]) -> dict[str, Any]:
-    """The setting of the rates of one data set: that of its table, else that of `dataset`; empty if neither has one."""
+    """Returns the setting of the rates of one data set: that of its table, else that of `dataset`; empty if neither
+    has one."""
     value = table.get(RATES) or (t.get(f"{ONE}.{RATES}") if t.is_stated(f"{ONE}.{RATES}") else None)
     return {RATES: value} if value else {}

@@ -73,7 +73,7 @@ def move_if_any(t: SpecTranslation, key: str, to: str, otherwise: str) -> None:
 
 
 def model_rule(model: str) -> KeyRule:
-    """The rule of the key of a model, and of `enable_lora` and `base_model_path` in the same section."""
+    """Returns the rule of the key of a model, and of `enable_lora` and `base_model_path` in the same section."""
     section = model[: model.rfind(".") + 1]
     lora, base = f"{section}enable_lora", f"{section}base_model_path"
     return computed(model, lora, base)(lambda t: put_model(t, model, lora, base))

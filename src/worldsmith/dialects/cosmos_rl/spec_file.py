@@ -50,20 +50,20 @@ class Spec(ForeignSpec):
         return leaf_keys(self.form.spec)
 
     def is_broken(self, key: str) -> bool:
-        """Whether its value, or one above or below it, is known to be wrong."""
+        """Returns whether its value, or one above or below it, is known to be wrong."""
         path = fields_of(key)
         return any(starts_with(bad, path) or starts_with(path, bad) for bad in self.broken)
 
     def get(self, key: str) -> Any:
-        """The value of a dotted key; None below a section that is not there."""
+        """Returns the value of a dotted key; None below a section that is not there."""
         return find(self.root, fields_of(key))
 
     def default(self, key: str) -> Any:
-        """The default of the class for a dotted key."""
+        """Returns the default of the class for a dotted key."""
         return default_at(self.form.spec, fields_of(key))
 
     def is_stated(self, key: str) -> bool:
-        """Whether the file or a word gives the key, or one below it."""
+        """Returns whether the file or a word gives the key, or one below it."""
         path = fields_of(key)
         return any(starts_with(known, path) for known in self.places)
 
@@ -75,7 +75,7 @@ class Spec(ForeignSpec):
 
 
 def read_spec(form: SpecForm, file: str, words: Sequence[str] = ()) -> Spec:
-    """The spec with its mistakes. Raises ConfigError for a file that cannot be read at all."""
+    """Returns the spec with its mistakes. Raises ConfigError for a file that cannot be read at all."""
     problems: list[Problem] = []
     document = read_document(file)
     if form.wrapper:
@@ -111,7 +111,8 @@ def read_spec(form: SpecForm, file: str, words: Sequence[str] = ()) -> Spec:
 
 
 def _missing(root: Config, problems: Sequence[Problem]) -> list[Problem]:
-    """A problem for each value that must be given and is not; of a section that is not there, for each such value."""
+    """Returns a problem for each value that must be given and is not; of a section that is not there, for each such
+    value."""
     broken = [problem.keys for problem in problems if problem.path]
     found = []
     for path, _ in unset_fields(root):
@@ -283,7 +284,7 @@ def _rename(
 
 
 def _is_table_of_aliases(form: SpecForm, path: Path) -> bool:
-    """Whether other names of keys have this table, which is none of ours."""
+    """Returns whether other names of keys have this table, which is none of ours."""
     return any(starts_with(parse_path(alias), path) and parse_path(alias) != path for alias in form.aliases)
 
 

@@ -162,12 +162,13 @@ def move_path(t: SpecTranslation, key: str, to: str, expected: str = "PATH") -> 
 
 
 def is_missing(place: str) -> bool:
-    """Whether a path does not exist and is not the name of a repository on the hub."""
+    """Returns whether a path does not exist and is not the name of a repository on the hub."""
     return not os.path.exists(place) and not (HUB.fullmatch(place) and not place.startswith("."))
 
 
 def count_clips(path: str) -> int:
-    """Number of clip windows in the usable records of a data set; 0 if its list is not found or cannot be read."""
+    """Returns the number of clip windows in the usable records of a data set; 0 if its list is not found or cannot be
+    read."""
     try:
         records = line_records(find_file(path))
         return sum(len(record.facts["t2w_windows"]) for record in records if isinstance(record, ClipRecord))

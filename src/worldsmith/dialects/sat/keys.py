@@ -48,7 +48,7 @@ class Key:
 
 
 def _under(prefix: str, **keys: tuple[Any, Any]) -> dict[str, Key]:
-    """The keys of a section: those with a type, then those that only the table of the rules has."""
+    """Returns the keys of a section: those with a type, then those that only the table of the rules has."""
     typed = {f"{prefix}{name}": Key(*key) for name, key in keys.items()}
     others = [key for key in _KEYS_WITHOUT_EFFECT if key.rpartition(".")[0] == prefix.rstrip(".")]
     return {**typed, **{key: Key(*_ANY) for key in others if key not in typed}}

@@ -13,7 +13,7 @@ from worldsmith.config.yaml.text import read_yaml
 
 
 def is_sat_stack(files: Sequence[str]) -> bool:
-    """Whether YAML files are SAT's: one of them has a model of targets, or the sections of its training."""
+    """Returns whether YAML files are SAT's: one of them has a model of targets, or the sections of its training."""
     return all(file.lower().endswith((".yaml", ".yml")) for file in files) and any(map(_is_sat_file, files))
 
 
@@ -53,5 +53,5 @@ def take_words(words: Sequence[str], flags: Sequence[TypedFlag]) -> tuple[list[s
 
 
 def is_change(word: str) -> bool:
-    """Whether a word is `key=value` or `~key`, and names no file."""
+    """Returns whether a word is `key=value` or `~key`, and names no file."""
     return (word.startswith("~") or "=" in word) and not os.path.exists(word)

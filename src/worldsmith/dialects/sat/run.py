@@ -59,7 +59,7 @@ def steps(t: SpecTranslation) -> None:
 
 
 def steps_of_epochs(t: SpecTranslation) -> int:
-    """Number of steps: epochs x clips / clips of a step; 0, with a mistake, if they cannot be counted."""
+    """Returns the number of steps: epochs x clips / clips of a step; 0, with a mistake, if they cannot be counted."""
     micro, accumulated, whole = batch_of(t)
     clips, size = sum(count_clips(path) for path in t.get(f"{ARGS}train_data")), whole or micro * accumulated
     total: int = t.get(EPOCHS) * clips // size
@@ -292,7 +292,7 @@ RULES: tuple[KeyRule, ...] = (
 
 
 def read_sat_draft(files: Sequence[str], words: Sequence[str] = ()) -> Draft:
-    """The draft of a stack that words change; it has no tree if the stack has mistakes.
+    """Returns the draft of a stack that words change; it has no tree if the stack has mistakes.
 
     Raises ConfigError for a file that cannot be read.
     """

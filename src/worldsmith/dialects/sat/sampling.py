@@ -183,7 +183,10 @@ RULES: tuple[KeyRule, ...] = (
 
 
 def translate_sampling(files: Sequence[str], words: Sequence[str] = ()) -> tuple[SpecTranslation, SatModel]:
-    """The settings of `worldsmith generate`, and the model. Raises ConfigError with every mistake of the stack."""
+    """Returns the settings of `worldsmith generate`, and the model.
+
+    Raises ConfigError with every mistake of the stack.
+    """
     t = translate(read_stack(files, words, RULES, sections=("model", "args")))
     settings = t.data.pop(OURS.rstrip("."), {})
     tree: Any = t.apply_to(get_recipe(RECIPE), {})

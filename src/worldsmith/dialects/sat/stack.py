@@ -48,13 +48,14 @@ class SatStack(ForeignSpec):
         return tuple(KEYS)
 
     def get(self, key: str) -> Any:
-        """The value of a key, or SAT's default; None for one that is missing, True for a section that is stated."""
+        """Returns the value of a key, or SAT's default; None for one that is missing, True for a section that is
+        stated."""
         if key not in KEYS:
             return self.is_stated(key) or None
         return self.values.get(key, self.default(key))
 
     def default(self, key: str) -> Any:
-        """The value that SAT uses for an omitted key; None for one that is required."""
+        """Returns the value that SAT uses for an omitted key; None for one that is required."""
         default = KEYS[key].default
         return None if default is REQUIRED else copy.deepcopy(default)
 
@@ -89,7 +90,7 @@ def read_stack(
 def read_sat(
     source: str, merged: Document, words: Sequence[str], rules: tuple[KeyRule, ...], sections: Sequence[str] = SECTIONS
 ) -> SatStack:
-    """The stack with its mistakes. A word sets a key of SAT, also with the number of a list's item in its path.
+    """Returns the stack with its mistakes. A word sets a key of SAT, also with the number of a list's item in its path.
 
     `sections` are those that it must have.
     """
@@ -116,7 +117,8 @@ def read_sat(
 
 
 def same_kind(documents: Sequence[Document]) -> list[Problem]:
-    """A problem where a later file puts a table in place of a list, or the reverse: OmegaConf refuses that too."""
+    """Returns a problem where a later file puts a table in place of a list, or the reverse: OmegaConf refuses that
+    too."""
     problems = []
     for later in range(1, len(documents)):
         for path, value in _containers(documents[later].data, ()):

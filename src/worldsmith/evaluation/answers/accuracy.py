@@ -81,7 +81,7 @@ def measure_label(name: str, place: int, tables: np.ndarray) -> np.ndarray:
 
 
 def balanced_accuracy(places: Sequence[int], tables: np.ndarray) -> np.ndarray:
-    """The mean recall of some labels in tables [..., true, said]."""
+    """Returns the mean recall of some labels in tables [..., true, said]."""
     import numpy as np
 
     return np.mean([measure_label("recall", place, tables) for place in places], axis=0)

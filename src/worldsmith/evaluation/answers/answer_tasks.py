@@ -63,7 +63,7 @@ class AnswerTask:
 
 
 def strip_reasoning(truth: str) -> str:
-    """A true answer without its reasoning and tags."""
+    """Returns a true answer without its reasoning and tags."""
     return split_answer(truth)[1]
 
 
@@ -108,7 +108,8 @@ class AnswerTasks:
         )
 
     def choose(self, name: str, truths: Mapping[str, str], kinds: Mapping[str, str]) -> dict[str, AnswerTask]:
-        """The task of each record, by its id. `truths` are the true answers, `kinds` what the records call their tasks.
+        """Returns the task of each record, by its id. `truths` are the true answers, `kinds` what the records call
+        their tasks.
 
         Raises UserError for a kind that is not known, and for a true answer that cannot be read.
         """

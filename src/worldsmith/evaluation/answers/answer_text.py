@@ -45,6 +45,6 @@ def token_f1(answer: str, truth: str) -> float:
 
 
 def parse_number(text: str) -> float | None:
-    """The first number, such as "1,200.5"."""
+    """Returns the first number, such as "1,200.5"."""
     found = NUMBER.search(text)
     return float(found[0].replace(",", "")) if found else None

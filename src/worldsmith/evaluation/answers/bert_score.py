@@ -70,7 +70,7 @@ class BertScore(Configurable):
         self.config = config
 
     def find_folder(self) -> Path | None:
-        """The folder of the encoder; None if the default one is not on this machine.
+        """Returns the folder of the encoder; None if the default one is not on this machine.
 
         Raises UserError for another one that is not here, and for a layer that is not known or that it does not have.
         """
@@ -96,7 +96,7 @@ class BertScore(Configurable):
         return self.config.layers or LAYERS.get(self.config.model.rstrip("/").rpartition("/")[2])
 
     def compare(self, answers: Sequence[str], truths: Sequence[str]) -> list[BertScores]:
-        """The scores of each answer against its ground truth; 0 where one of them is empty."""
+        """Returns the scores of each answer against its ground truth; 0 where one of them is empty."""
         texts = sorted({text.strip() for text in (*answers, *truths)}, key=len, reverse=True)
         size = self.config.batch_size
         states: dict[str, tuple[Tensor, Tensor]] = {}
@@ -133,7 +133,7 @@ class BertScore(Configurable):
 
 
 def score(said: Tensor, said_weights: Tensor, true: Tensor, true_weights: Tensor) -> BertScores:
-    """The greedy match of two texts; 0 if one of them has no token but special ones."""
+    """Returns the greedy match of two texts; 0 if one of them has no token but special ones."""
     if not said_weights.any() or not true_weights.any():
         return BertScores(0.0, 0.0, 0.0)
     similar = said @ true.T

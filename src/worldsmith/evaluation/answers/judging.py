@@ -71,7 +71,7 @@ def measure_task(rows: Sequence[Row], task: AnswerTask) -> dict[str, Any]:
 
 
 def measure_slices(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
-    """The accuracy in each part of the data; of many parts the smallest ones are one."""
+    """Returns the accuracy in each part of the data; of many parts the smallest ones are one."""
     judged = [row for row in rows if row.correct is not None]
     found: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys(name for row in judged for name in row.slice):
@@ -124,7 +124,7 @@ def compare_accuracy(
 
 
 def mcnemar(gained: int, lost: int) -> float:
-    """The two-sided exact p-value: how likely a division at least as uneven is when both are as good."""
+    """Returns the two-sided exact p-value: how likely a division at least as uneven is when both are as good."""
     differing = gained + lost
     tail = sum(math.comb(differing, count) for count in range(min(gained, lost) + 1))
     return min(1.0, 2 * tail / 2**differing)

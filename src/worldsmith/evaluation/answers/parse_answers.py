@@ -48,8 +48,9 @@ LONE_RATING = re.compile(r"\b([1-5])\b")
 
 
 def parse_letter(text: str, letters: str = LETTERS) -> str | None:
-    """The option that a text chooses, in upper case: the one in the last ``\\boxed{}``, else the last one that the
-    text calls its answer, else the one that it begins with. None for several at once and for an echo of the options."""
+    """Returns the option that a text chooses, in upper case: the one in the last ``\boxed{}``, else the last one that
+    the text calls its answer, else the one that it begins with. None for several at once and for an echo of the
+    options."""
     text = MARKUP.sub("", text)
     if boxed := BOXED.findall(text):
         text = boxed[-1]
@@ -64,12 +65,13 @@ def parse_letter(text: str, letters: str = LETTERS) -> str | None:
 
 
 def _is_echo(text: str) -> bool:
-    """Whether the options of the question are repeated: two of them in lines of their own, or three in a row."""
+    """Returns whether the options of the question are repeated: two of them in lines of their own, or three in a
+    row."""
     return len(set(LISTED.findall(text))) > 1 or len(set(map("".join, INLINE.findall(text)))) > 2
 
 
 def parse_direction(text: str) -> str | None:
-    """The first of straight, right and left that is anywhere in the text, in this order."""
+    """Returns the first of straight, right and left that is anywhere in the text, in this order."""
     said = text.lower()
     return next((label for label in DIRECTIONS if label.rpartition(" ")[2] in said), None)
 
@@ -81,7 +83,7 @@ def parse_side(text: str) -> str | None:
 
 
 def parse_rating(text: str) -> int | None:
-    """The first digit from 1 to 5 that stands alone: "2.5" is 2, "4/5" is 4, "10" is None."""
+    """Returns the first digit from 1 to 5 that stands alone: "2.5" is 2, "4/5" is 4, "10" is None."""
     found = LONE_RATING.search(text)
     return int(found[1]) if found else None
 

@@ -59,8 +59,8 @@ def write_results(folder: Path, rows: Sequence[Row]) -> None:
 
 
 def read_results(place: str | Path) -> list[Mapping[str, Any]]:
-    """The rows of a results.json, or of the one in a folder, also as the evaluator of TAO writes it, without `id` and
-    `status`. Raises UserError for anything else."""
+    """Returns the rows of a results.json, or of the one in a folder, also as the evaluator of TAO writes it, without
+    `id` and `status`. Raises UserError for anything else."""
     file = Path(place)
     file = file / RESULTS if file.is_dir() else file
     try:

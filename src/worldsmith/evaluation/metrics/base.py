@@ -71,7 +71,7 @@ class Metric(Configurable, ABC):
 
     @abstractmethod
     def compute(self) -> dict[str, float]:
-        """The outputs over all videos since `reset`."""
+        """Returns the outputs over all videos since `reset`."""
 
     def unit(self, output: str) -> str:
         """Unit of an output after `compute`."""
@@ -108,7 +108,7 @@ class SampleMetric(Metric):
 
     @abstractmethod
     def measure(self, sample: GeneratedVideo) -> Values:
-        """The outputs for one sample."""
+        """Returns the outputs for one sample."""
 
     def update(self, batch: Sequence[GeneratedVideo]) -> None:
         self.by_sample |= {sample.name: self.measure(sample) for sample in batch}

@@ -129,7 +129,7 @@ class Diversity(Metric):
 
 
 def groups_of_seeds(args: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Names of the samples that differ only in their seed."""
+    """Returns the names of the samples that differ only in their seed."""
     groups: dict[str, dict[int, str]] = {}
     for one in args:
         key = json.dumps({name: value for name, value in one.items() if name not in DIFFERENT}, sort_keys=True)

@@ -44,7 +44,7 @@ else:
 
 
 def metrics_table() -> Iterator[str]:
-    """The Markdown table of `docs/evaluate.md`."""
+    """Yields the Markdown table of `docs/evaluate.md`."""
     yield from ("| evaluator | metric | what it is |", "|---|---|---|")
     yield f"| `{LOSS}` | `{LOSS}` | held-out loss, with `--dataset` |"
     for name, kind in METRICS.items():

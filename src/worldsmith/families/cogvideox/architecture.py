@@ -221,7 +221,8 @@ def cogvideox1_5_5b_i2v() -> NetworkConfig:
 
 
 def tiny() -> NetworkConfig:
-    """A network for a CPU (38 thousand parameters): clips of 64 pixels and 9 frames, the shipped VAE and encoder."""
+    """Returns a network for a CPU (38 thousand parameters): clips of 64 pixels and 9 frames, the shipped VAE and
+    encoder."""
     return NetworkConfig(
         num_attention_heads=2, attention_head_dim=16, in_channels=8, out_channels=8, num_layers=2, time_embed_dim=8,
         text_embed_dim=64, max_text_seq_length=16, sample_width=8, sample_height=8, sample_frames=9,

@@ -269,7 +269,7 @@ def write_vae(folder: Path, name: str) -> int:
 
 
 def tables(network: NetworkConfig, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The fixed tensors of positions that SAT keeps with the weights; CogVideoX 1.5 has none."""
+    """Returns the fixed tensors of positions that SAT keeps with the weights; CogVideoX 1.5 has none."""
     if network.patch_size_t is not None:
         return {}
     return {key: table.to(dtype) for key, table in position_tables(network).items()}

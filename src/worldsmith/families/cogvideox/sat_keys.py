@@ -57,7 +57,7 @@ class SatLocation:
     """Number of equal chunks in the SAT tensor."""
 
     def cut(self, stored: Tensor) -> Tensor:
-        """The tensor out of SAT's; a view where it is one part."""
+        """Returns the tensor out of SAT's; a view where it is one part."""
         import torch
 
         parts = [stored.chunk(self.of)[part] for part in self.parts]

@@ -124,7 +124,8 @@ def excluded_component(key: str) -> str:
 
 
 def is_sine_table(own: Mapping[str, Tensor]) -> bool:
-    """Whether the table of positions is the fixed one of CogVideoX-2B, which is computed, and no learned one."""
+    """Returns whether the table of positions is the fixed one of CogVideoX-2B, which is computed, and no learned
+    one."""
     return SAT_TABLE in own and not any(name in own for name in FREQUENCIES) and not _takes_an_image(own)
 
 
@@ -166,7 +167,7 @@ def settings_from_shapes(own: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def find_states(root: Path) -> Path | None:
-    """The file of weights that a folder, or `root` itself, stands for; None for what SAT has not written.
+    """Returns the file of weights that a folder, or `root` itself, stands for; None for what SAT has not written.
 
     Raises UserError when `latest` names what is not there, and for weights that are cut among several files.
     """

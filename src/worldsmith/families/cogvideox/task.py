@@ -85,7 +85,7 @@ class CogVideoXTask(PipelineTask):
 
 
 def noised(sample: VideoSample, config: ImageConfig, *, seed: int) -> VideoSample:
-    """The first frame of a clip with its noise. Raises ValueError for a sample without one."""
+    """Returns the first frame of a clip with its noise. Raises ValueError for a sample without one."""
     from worldsmith.objectives.noise_schedule import random_noise, random_stream
 
     image = sample.image

@@ -142,7 +142,7 @@ class StepCounter(ProductCounter):
         self.text_lengths, self.latent_lengths = list(text_lengths), list(latent_lengths)
 
     def count(self) -> StepFlops:
-        """The operations of the whole step; call once."""
+        """Counts the FLOPs of a complete step; call once."""
         config, tokens, samples = self.config, sum(self.latent_lengths), len(self.latent_lengths)
         text = self.is_trained("language_model.model.embed_tokens")
         time = self.linear("time_embedder.mlp.0", samples, False)
@@ -155,7 +155,7 @@ class StepCounter(ProductCounter):
         return self.flops
 
     def read(self, layer: str, stream: bool, *, last: bool) -> tuple[bool, tuple[bool, bool]]:
-        """The text half. Whether its stream, and the keys and values that latents see, carry gradients."""
+        """Counts the text half. Returns whether its stream, and the keys and values for latents, carry gradients."""
         tokens, attention = sum(self.text_lengths), f"{layer}self_attn."
         normed = stream | self.is_trained(f"{layer}input_layernorm")
         k = self.linear(f"{attention}k_proj", tokens, normed) | self.is_trained(f"{attention}k_norm")
@@ -170,7 +170,7 @@ class StepCounter(ProductCounter):
         return self.mlp(f"{layer}mlp", f"{layer}post_attention_layernorm", tokens, stream), seen
 
     def write(self, layer: str, stream: bool, seen: tuple[bool, bool]) -> bool:
-        """The latent half. Whether its stream carries gradients."""
+        """Counts the latent half. Returns whether its stream carries gradients."""
         tokens, attention = sum(self.latent_lengths), f"{layer}self_attn."
         normed = stream | self.is_trained(f"{layer}input_layernorm_moe_gen")
         q = self.linear(f"{attention}q_proj_moe_gen", tokens, normed) | self.is_trained(f"{attention}q_norm_moe_gen")
@@ -193,7 +193,7 @@ class StepCounter(ProductCounter):
 
 
 def shorten_caption(caption: str) -> str:
-    """The caption as the model gets it, shortened for people."""
+    """Returns the caption as the model gets it, shortened for people."""
     return (
         f'its caption is "{textwrap.shorten(caption, 80, placeholder=" …")}"' if caption else "its caption is emptied"
     )

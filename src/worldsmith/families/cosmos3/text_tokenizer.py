@@ -31,7 +31,7 @@ class TextTokenizer(Configurable):
         """Folder with tokenizer.json, tokenizer_config.json and the chat template, or a hub repository's org/name."""
 
         def published(self) -> PublishedPart:
-            """A small tokenizer that stands for the released one, for plans."""
+            """Returns a small tokenizer that stands for the released one, for plans."""
             return PublishedPart("path", "a shipped tokenizer", PLACES, tokenizer_files("tiny_tokenizer"))
 
         def check_files(self) -> None:
@@ -91,7 +91,7 @@ class TextTokenizer(Configurable):
 
 
 def find_tokenizer(name: str) -> Path:
-    """The folder of the tokenizer that `text_tokenizer.path` names. Raises FileNotFoundError."""
+    """Returns the folder of the tokenizer that `text_tokenizer.path` names. Raises FileNotFoundError."""
     return inside(find_layout(name, PLACES, field="text_tokenizer.path"))
 
 

@@ -65,14 +65,15 @@ class PipelineFormats(FamilyFormats):
 
     @abstractmethod
     def pipeline_class(self, config: Any) -> str:
-        """The pipeline for such a model, by its name in diffusers."""
+        """Returns the pipeline for such a model, by its name in diffusers."""
 
     def scheduler(self, model: Any) -> Any:
-        """The scheduler that the pipeline samples with."""
+        """Returns the scheduler that the pipeline samples with."""
         return model.defaults.make_scheduler(model.defaults.shift)
 
     def arrange(self, model: Any, parts: dict[str, Any], dtype: DType) -> dict[str, Any]:
-        """The pipeline's arguments beside the scheduler, out of transformer, vae, text_encoder and tokenizer."""
+        """Returns the pipeline's arguments beside the scheduler, out of transformer, vae, text_encoder and
+        tokenizer."""
         return parts
 
     def check_exportable(self, config: Any) -> None:
@@ -93,7 +94,7 @@ class PipelineFormats(FamilyFormats):
         return self.stated(section(model_config, "network"))
 
     def stated(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """The network fields that a file states. Raises ValueError for a value of another type."""
+        """Returns the network fields that a file states. Raises ValueError for a value of another type."""
         known = {field.name for field in fields(self.network_config)}
         given = {name: value for name, value in settings.items() if name in known and name != TAG}
         try:
@@ -128,7 +129,7 @@ class PipelineFormats(FamilyFormats):
         return self.spec_of(self.stated(transformer)) if is_own else None
 
     def spec_of(self, settings: Mapping[str, Any]) -> ModelSpec:
-        """The model whose network has these settings."""
+        """Returns the model whose network has these settings."""
         config = self.new_config()
         config.network = self.network_config(**settings)
         return ModelSpec(name=self.family, config=config)

@@ -68,7 +68,7 @@ class PipelineModel(Model):
 
     @classmethod
     def library_class(cls) -> Any:
-        """The network's class."""
+        """Returns the network's class."""
         import diffusers
 
         return getattr(diffusers, cls.network_class)
@@ -140,7 +140,8 @@ class PipelineModel(Model):
 
     @abstractmethod
     def predict(self, noisy: Tensor, timesteps: Tensor, text: Tensor, **extra_inputs: Any) -> Tensor:
-        """The network's answer [n, C, t, h, w] to noisy latents of one shape, timesteps [n] and texts [n, text, d].
+        """Returns the network's answer [n, C, t, h, w] to noisy latents of one shape, timesteps [n] and texts [n, text,
+        d].
 
         `extra_inputs`: what else a task gives it (`PipelineTask.extra_inputs`).
         """

@@ -240,5 +240,5 @@ def count_step_flops(model: PipelineModel, arguments: Sequence[Any], extra_input
 
 
 def shape_of(batch: Sequence[VideoSample]) -> tuple[int, ...]:
-    """The kind of a batch: its samples have one shape."""
+    """Returns the kind of a batch: its samples have one shape."""
     return len(batch), *batch[0].latent_shape

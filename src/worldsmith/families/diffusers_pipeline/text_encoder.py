@@ -31,7 +31,7 @@ FIELD = "model.config.text_encoder.path"
 
 
 def in_pipeline(*parts: tuple[str, str]) -> tuple[str, ...]:
-    """The files of encoders and their tokenizers in those subfolders of a pipeline."""
+    """Returns the files of encoders and their tokenizers in those subfolders of a pipeline."""
     files = ((f"{encoder}/{file}" for file in WEIGHTS) for encoder, _ in parts)
     others = ((f"{tokenizer}/{file}" for file in TOKENIZER_FILES) for _, tokenizer in parts)
     return tuple(chain(*files, *others))
@@ -68,7 +68,7 @@ class T5TextEncoder(Configurable):
             return self.max_length
 
         def published(self) -> PublishedPart:
-            """The released encoder, for plans."""
+            """Returns the released encoder, for plans."""
             contents = {f"{ENCODER}/config.json": T5_XXL, **tokenizer_files("tiny_t5", TOKENIZER)}
             return PublishedPart("path", "the encoder of T5 v1.1 XXL", PLACES, contents)
 
@@ -199,7 +199,7 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def load_encoder(folder: Path, precision: str, device: str | torch.device) -> Any:
-    """The frozen encoder in a folder. Raises UserError for weights that are not finite."""
+    """Returns the frozen encoder in a folder. Raises UserError for weights that are not finite."""
     import torch
     from transformers import AutoConfig, AutoModelForTextEncoding
 
@@ -215,7 +215,7 @@ def load_encoder(folder: Path, precision: str, device: str | torch.device) -> An
 
 
 def inside(path: Path, encoder: str = ENCODER, tokenizer: str = TOKENIZER) -> tuple[Path, Path]:
-    """The folders of an encoder and of its tokenizer. Raises FileNotFoundError when one is not there."""
+    """Returns the folders of an encoder and of its tokenizer. Raises FileNotFoundError when one is not there."""
     folders = (path / encoder, path / tokenizer) if (path / encoder).is_dir() else (path, path)
     for folder, file in zip(folders, ("config.json", TOKENIZER_FILES[0]), strict=True):
         if not (folder / file).is_file():

@@ -99,7 +99,7 @@ def flux_schnell() -> NetworkConfig:
 
 
 def tiny() -> NetworkConfig:
-    """A network for a CPU (81 thousand parameters): the shipped VAE and encoders."""
+    """Returns a network for a CPU (81 thousand parameters): the shipped VAE and encoders."""
     return NetworkConfig(
         in_channels=16, num_layers=1, num_single_layers=1, attention_head_dim=16, num_attention_heads=2,
         joint_attention_dim=64, pooled_projection_dim=64, axes_dims_rope=[4, 6, 6],

@@ -23,7 +23,7 @@ class LTXVideoFormats(PipelineFormats):
         return LTXVideoDefaults(captions_as_given=False, **clip_defaults(tree))
 
     def published_defaults(self, config: Any, folder: Path) -> LTXVideoDefaults:
-        """The size that diffusers' pipeline generates by default, and the schedule of the folder."""
+        """Returns the size that diffusers' pipeline generates by default, and the schedule of the folder."""
         size: Any = {"height": 512, "width": 704, "num_frames": 161, "fps": FPS}
         return LTXVideoDefaults(**size, max_caption_tokens=config.text_encoder.max_length, **read_schedule(folder))
 

@@ -60,7 +60,7 @@ class NetworkConfig(Config):
             raise wrong(self, "cross_attention_dim", why=why, remedy=f"write {self.inner_dim}")
 
     def shapes(self) -> Shapes:
-        """Names and shapes of the parameters, by arithmetic."""
+        """Returns the names and shapes of the parameters, by arithmetic."""
         d, block = self.inner_dim, Shapes()
         for attention in ("attn1", "attn2"):
             block |= norm(f"{attention}.norm_q", d) | norm(f"{attention}.norm_k", d)
@@ -89,7 +89,7 @@ class LTXVideoVAE(MomentsVAE):
         class_name: ClassVar[str] = "AutoencoderKLLTXVideo"
 
         def published(self) -> PublishedPart:
-            """The released VAE, for plans."""
+            """Returns the released VAE, for plans."""
             return vae_part("LTX-Video", {"_class_name": self.class_name})
 
     statistics: tuple[Tensor, Tensor]

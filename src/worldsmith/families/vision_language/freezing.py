@@ -18,7 +18,7 @@ FLAGS = {"vision": "freeze_vision_encoder", "projector": "freeze_mm_projector", 
 
 
 def backbone_part(name: str) -> str:
-    """The part of the backbone that a parameter belongs to."""
+    """Returns the part of the backbone that a parameter belongs to."""
     if not name.startswith(VISUAL):
         return LANGUAGE
     return "projector" if name.removeprefix(VISUAL).startswith(PROJECTOR) else "vision"
@@ -71,7 +71,7 @@ def tied_names(network: Any) -> dict[str, list[str]]:
 
 
 def describe_parts(network: Any, rates: Mapping[str, float]) -> Iterable[tuple[str, str]]:
-    """A line for each part: how much of it is trained, and at which learning rates. `rates`: by native name."""
+    """Yields a line for each part: how much of it is trained, and at which learning rates. `rates`: by native name."""
     parameters = native_parameters(network)
     for part in PARTS:
         own = {name: parameter for name, parameter in parameters.items() if backbone_part(name) == part}

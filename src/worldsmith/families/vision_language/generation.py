@@ -29,7 +29,7 @@ def generate_tokens(
     decoding: Decoding = GREEDY,
     seeds: Sequence[int] = (),
 ) -> list[list[int]]:
-    """The tokens that follow each prompt, with the one that ends the answer; `seeds`, where they are drawn.
+    """Returns the tokens that follow each prompt, with the one that ends the answer; `seeds`, where they are drawn.
 
     Rows are padded on the left. `normalize` turns uint8 patches of an "image" or a "video" into the encoder's float32.
     """

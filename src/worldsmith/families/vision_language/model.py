@@ -71,7 +71,8 @@ class VisionLanguageModel(Model):
             return None if found is None else parameter_shapes(found)
 
         def describe_network(self) -> str:
-            """The network of the backbone: a model folder, a repository in the Hugging Face cache, or a released model.
+            """Returns the network of the backbone: a model folder, a repository in the Hugging Face cache, or a
+            released model.
 
             Raises ValueError for one that cannot be trained, and for a config.json that cannot be read.
             """
@@ -168,7 +169,7 @@ class VisionLanguageModel(Model):
         decoding: Decoding = GREEDY,
         seeds: Sequence[int] = (),
     ) -> list[list[int]]:
-        """The tokens that follow each prompt; see `generation.generate`."""
+        """Returns the tokens that follow each prompt; see `generation.generate`."""
         from worldsmith.families.vision_language.generation import generate_tokens
 
         return generate_tokens(

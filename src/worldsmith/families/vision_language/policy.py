@@ -27,7 +27,7 @@ class BackboneConfig(Config):
     """Hub name or folder of the weights, unless `checkpoint.load_path` names others. Empty: those of model_name."""
 
     def published(self) -> PublishedPart | None:
-        """The model of that name as it was published, for plans; None for one that is not known here."""
+        """Returns the model of that name as it was published, for plans; None for one that is not known here."""
         settings = published_config(self.model_name) if self.model_name else None
         if settings is None:
             return None

@@ -125,7 +125,7 @@ def wan21_i2v_14b() -> NetworkConfig:
 
 
 def wan22_i2v_14b() -> NetworkConfig:
-    """An expert of Wan 2.2 A14B for images."""
+    """Returns an expert of Wan 2.2 A14B for images."""
     return NetworkConfig(in_channels=36)
 
 
@@ -135,7 +135,7 @@ def wan22_5b() -> NetworkConfig:
 
 
 def tiny() -> NetworkConfig:
-    """A network for a CPU: clips of 64 pixels."""
+    """Returns a network for a CPU: clips of 64 pixels."""
     return NetworkConfig(
         num_attention_heads=2, attention_head_dim=12, in_channels=4, out_channels=4, text_dim=32, freq_dim=16,
         ffn_dim=48, num_layers=2, rope_max_seq_len=32,

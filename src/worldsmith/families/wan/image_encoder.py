@@ -34,7 +34,7 @@ class WanImageEncoder(Configurable):
         """Type of weights and arithmetic."""
 
         def published(self) -> PublishedPart:
-            """The released encoder, for plans."""
+            """Returns the released encoder, for plans."""
             contents = {f"{ENCODER}/config.json": CLIP_H_VISION, f"{PROCESSOR}/preprocessor_config.json": CLIP_PICTURES}
             return PublishedPart("path", "the image encoder of CLIP ViT-H/14", PLACES, contents)
 

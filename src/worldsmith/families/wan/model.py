@@ -222,7 +222,7 @@ class WanGenerator(PipelineModel):
         return answers
 
     def network_at(self, timestep: float) -> Any:
-        """The expert for this timestep."""
+        """Returns the expert for this timestep."""
         config = self.config
         if config.boundary_ratio is None:
             return self.network
@@ -248,7 +248,7 @@ class WanGenerator(PipelineModel):
 
 
 def pipeline_part_name(pipeline: str, part: str) -> str:
-    """The name of a pipeline's subfolder: a path, or a folder of a repository of the hub."""
+    """Returns the name of a pipeline's subfolder: a path, or a folder of a repository of the hub."""
     hub = None if is_local(pipeline) else hub_name(pipeline)
     return f"{pipeline.rstrip('/')}/{part}" if hub is None else f"{SCHEME}{hub}/{part}"
 

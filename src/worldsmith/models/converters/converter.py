@@ -46,7 +46,7 @@ class Converter(Configurable, ABC):
             """Raises UserError for a device ("cuda:0") on which this cannot be trained."""
 
         def held_bytes(self, layers: Mapping[str, tuple[int, ...]]) -> Mapping[str, int] | None:
-            """Bytes of the other form in which it holds weights of these linear layers, by name; {}: it holds none.
+            """Returns the bytes of the quantized weights of these linear layers, by name; {} if it quantizes none.
 
             `layers`: path and shape of those in the repeated parts, without those of full precision. None: not known.
             """
@@ -127,7 +127,8 @@ def convert_network(
 
 
 def lasting(model: Any) -> list[str]:
-    """The classes of converters that go on with a model, out of the section `model` as plain data; unknown ones do."""
+    """Returns the classes of converters that go on with a model, out of the section `model` as plain data; unknown
+    ones do."""
     config = model.get("config") if isinstance(model, Mapping) else None
     listed = config.get("converters") if isinstance(config, Mapping) else None
     found = []
@@ -146,7 +147,7 @@ def shapes_of(network: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def held_weights(network: nn.Module) -> dict[str, HoldsWeight]:
-    """The layers that hold their weight in another form than as a parameter, by its native name."""
+    """Returns the layers that hold their weight in another form than as a parameter, by its native name."""
     from worldsmith.models.converters.held_weight import HoldsWeight
 
     modules = network.named_modules()
@@ -154,7 +155,7 @@ def held_weights(network: nn.Module) -> dict[str, HoldsWeight]:
 
 
 def linear_layers(network: nn.Module, parts: NetworkParts, leave_out: Sequence[str]) -> dict[str, nn.Linear]:
-    """The linear layers within the network's repeated parts that nothing has changed yet, by path.
+    """Returns the linear layers within the network's repeated parts that nothing has changed yet, by path.
 
     Those of full precision are no part of it, nor those whose path contains one of `leave_out`. Raises ValueError for
     an entry that is in no path.

@@ -81,5 +81,5 @@ class Float8(Converter):
 
 
 def fits(layer: nn.Linear) -> bool:
-    """Whether a layer's sizes allow products in 8-bit floats."""
+    """Returns whether a layer's sizes allow products in 8-bit floats."""
     return layer.in_features % MULTIPLE == 0 and layer.out_features % MULTIPLE == 0

@@ -54,7 +54,7 @@ class QuantizedLinear(nn.Linear, HoldsWeight):
             self.packed = pack_to_int32(whole, self.bits)
 
     def dense(self, dtype: torch.dtype) -> Tensor:
-        """The rounded weight [out, in]: what the library's `dequantize` gives, which cannot be compiled."""
+        """Returns the rounded weight [out, in]: what the library's `dequantize` gives, which cannot be compiled."""
         shape = torch.Size((len(self.packed), self.block))
         whole = self.packed if self.bits == 8 else unpack_from_int32(self.packed, self.bits, shape)
         blocks = (whole.float() - self.zero.float()) * self.scale.float()

@@ -42,7 +42,7 @@ class CogVideoXVAE(MomentsVAE):
         class_name: ClassVar[str] = "AutoencoderKLCogVideoX"
 
         def sat_file(self) -> Path | None:
-            """The file of SAT's that `vae_path` names; None for a name of anything else."""
+            """Returns the file of SAT's that `vae_path` names; None for a name of anything else."""
             is_file = self.vae_path.endswith(FILE_ENDINGS) and not self.vae_path.startswith(SCHEME)
             return local_path(self.vae_path) if is_file else None
 
@@ -64,7 +64,7 @@ class CogVideoXVAE(MomentsVAE):
             return file
 
         def published(self) -> PublishedPart:
-            """The released VAE, for plans."""
+            """Returns the released VAE, for plans."""
             return vae_part("CogVideoX", COGVIDEOX)
 
     config: Config
@@ -133,7 +133,7 @@ def read_sat_config(file: Path) -> dict[str, Any]:
 
 
 def read_pt(file: Path) -> dict[str, Tensor]:
-    """The tensors of the file under diffusers' names, mapped from disk; those of its loss are left.
+    """Returns the tensors of the file under diffusers' names, mapped from disk; those of its loss are left.
 
     Raises ValueError for a file that is damaged, holds code, or is no such VAE.
     """

@@ -51,7 +51,7 @@ class FrozenVAE(Configurable):
 
     @abstractmethod
     def load(self) -> Any:
-        """The VAE of diffusers on the device, in `dtype`."""
+        """Returns the VAE of diffusers on the device, in `dtype`."""
 
     @cached_property
     def model(self) -> Any:

@@ -117,7 +117,8 @@ class MomentsVAE(FrozenVAE):
         return pixels.float().add(1.0).mul(127.5).round().clamp(0, 255).to(torch.uint8)
 
     def latents(self, moments: Tensor, noise: Tensor) -> Tensor:
-        """A draw from the posterior, scaled: [C, t, h, w] of moments [2C, t, h, w] and standard normal noise."""
+        """Returns a draw from the posterior, scaled: [C, t, h, w] of moments [2C, t, h, w] and standard normal
+        noise."""
         mean, log_variance = moments.chunk(2)
         # The bounds are those of diffusers' DiagonalGaussianDistribution.
         drawn = mean + (0.5 * log_variance.clamp(-30.0, 20.0)).exp() * noise
@@ -155,5 +156,5 @@ class ImageVAE(MomentsVAE):
         class_name: ClassVar[str] = "AutoencoderKL"
 
         def published(self) -> PublishedPart:
-            """The released VAE of FLUX.1, for plans."""
+            """Returns the released VAE of FLUX.1, for plans."""
             return vae_part("FLUX.1", FLUX)

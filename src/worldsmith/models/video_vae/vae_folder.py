@@ -69,7 +69,7 @@ FLUX: dict[str, Any] = {
 
 
 def holds_vae(folder: Path, class_name: str) -> bool:
-    """Whether the folder's config.json is that of this class."""
+    """Returns whether the folder's config.json is that of this class."""
     config = folder / "config.json"
     return config.is_file() and read_json_object(config).get("_class_name") == class_name
 

@@ -72,7 +72,7 @@ class WanVAE(FrozenVAE):
             return SPATIAL_FACTOR
 
         def published(self) -> PublishedPart:
-            """The released VAE of such a cell, for plans."""
+            """Returns the released VAE of such a cell, for plans."""
             version, settings = ("2.2", RELEASED) if self.cell == SPATIAL_FACTOR else ("2.1", WAN21)
             return vae_part(f"Wan {version}", settings, places=PLACES)
 

@@ -91,7 +91,8 @@ def vae_within(path: Path) -> Path:
 
 
 def read_vae_config(source: Path, cell: int = SPATIAL_FACTOR) -> dict[str, Any]:
-    """The VAE's config, checked before anything heavy is loaded: of a folder, of a `.pth` file, or the released one.
+    """Returns the VAE's config, checked before anything heavy is loaded: of a folder, of a `.pth` file, or the released
+    one.
 
     `cell`: the pixels of a latent cell that it must have.
     """
@@ -191,7 +192,7 @@ def _middle_module(inner: str) -> str | None:
 
 
 def read_pth(path: Path) -> dict[str, Tensor]:
-    """The tensors of the file under diffusers' names, mapped from disk rather than read.
+    """Returns the tensors of the file under diffusers' names, mapped from disk rather than read.
 
     Raises FileNotFoundError for a missing file, ValueError for one that holds anything but tensors under the names of
     the Wan 2.2 VAE, or is damaged.

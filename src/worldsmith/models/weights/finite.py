@@ -16,7 +16,7 @@ LISTED = 3
 
 
 def non_finite(tensors: Mapping[str, Tensor]) -> list[str]:
-    """The names of the tensors that hold NaN or infinity; of a sharded one (DTensor) this rank's shard is read.
+    """Returns the names of the tensors that hold NaN or infinity; of a sharded one (DTensor) this rank's shard is read.
 
     Integers, 8-bit floats and tensors without values (meta, fake) are not read. The cost is one pass over the memory
     and none of it is allocated: minimum and maximum are NaN or infinite exactly if a value is.
@@ -25,7 +25,7 @@ def non_finite(tensors: Mapping[str, Tensor]) -> list[str]:
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether a tensor holds neither NaN nor infinity; see `non_finite`."""
+    """Returns whether a tensor holds neither NaN nor infinity; see `non_finite`."""
     local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     if local.is_meta or not local.numel() or not local.is_floating_point() or local.dtype.itemsize < 2:
         return True

@@ -24,6 +24,6 @@ def repeat_shapes(path: str, count: int, shapes: Mapping[str, tuple[int, ...]]) 
 
 
 def matrices(shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """Paths of the layers whose weight is a matrix."""
+    """Returns the paths of the layers whose weight is a matrix."""
     weights = (name for name, shape in shapes.items() if len(shape) == 2 and name.endswith(".weight"))
     return [name.removesuffix(".weight") for name in weights]

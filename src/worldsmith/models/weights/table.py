@@ -115,5 +115,5 @@ def table_of(model: Model) -> Table:
 
 
 def counts(table: Mapping[str, Weight]) -> tuple[int, int]:
-    """Numbers in all parameters and in the trained ones."""
+    """Returns the numbers in all parameters and in the trained ones."""
     return sum(w.numbers for w in table.values()), sum(w.numbers for w in table.values() if w.trained)

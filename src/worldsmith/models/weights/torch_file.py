@@ -16,7 +16,7 @@ CONTAINERS = ("module", "model", "state_dict")
 
 
 def read_torch_file(path: Path, *, field: str, advice: str) -> dict[str, Tensor]:
-    """The tensors of a file by name, mapped from disk; those of the first container that is found in another.
+    """Returns the tensors of a file by name, mapped from disk; those of the first container that is found in another.
 
     `field` begins every message, `advice` ends the one about a file that holds code. Raises FileNotFoundError for a
     missing file, ValueError for one that is damaged or holds no table of tensors.

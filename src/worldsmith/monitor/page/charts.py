@@ -70,7 +70,8 @@ CHARTS = {
 
 
 def charts(runs: Sequence[tuple[str, Mapping[str, Series]]]) -> list[dict[str, Any]]:
-    """The charts of the series of (named) runs, in the order in which they are shown; empty ones are left out."""
+    """Returns the charts of the series of (named) runs, in the order in which they are shown; empty ones are left
+    out."""
     found: dict[str, dict[str, Any]] = {}
     for index, (run, series) in enumerate(runs):
         for metric, values in series.items():
@@ -100,7 +101,7 @@ def label_of(metric: str) -> str:
 
 
 def by_number(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Lines that are named by numbers in the order of these, others as they come."""
+    """Returns the lines that are named by numbers in the order of these, others as they come."""
     try:
         return sorted(lines, key=lambda line: (line["run"], float(line["label"])))
     except ValueError:
@@ -108,7 +109,7 @@ def by_number(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def chart_of(metric: str) -> str:
-    """The chart in which a metric is drawn."""
+    """Returns the chart in which a metric is drawn."""
     for name, chart in CHARTS.items():
         if re.fullmatch(chart.figures, metric):
             return name
@@ -116,7 +117,7 @@ def chart_of(metric: str) -> str:
 
 
 def line(series: Series, about: Chart) -> dict[str, Any]:
-    """The points of one curve; with the least and greatest values around each where it stands for several."""
+    """Returns the points of one curve; with the least and greatest values around each where it stands for several."""
     buckets, factor = series.buckets, about.factor
     values = [factor * bucket.total / bucket.count for bucket in buckets]
     data: dict[str, Any] = {
@@ -135,7 +136,7 @@ def line(series: Series, about: Chart) -> dict[str, Any]:
 
 
 def is_noisy(values: Sequence[float]) -> bool:
-    """Whether a curve goes up and down so often that its trend is hard to see."""
+    """Returns whether a curve goes up and down so often that its trend is hard to see."""
     extent = max(values) - min(values)
     return extent > 0 and sum(abs(b - a) for a, b in itertools.pairwise(values)) > NOISY * extent
 
@@ -158,7 +159,7 @@ def drop_single_values(charts: list[dict[str, Any]]) -> tuple[list[dict[str, Any
 
 
 def name_of(line: Mapping[str, Any]) -> str:
-    """The run, if several are compared, and the label of a line."""
+    """Returns the run, if several are compared, and the label of a line."""
     return " · ".join(filter(None, (line["name"], line["label"])))
 
 

@@ -129,7 +129,7 @@ def describe_evaluation(facts: Mapping[str, Any]) -> str:
 
 
 def told(value: Any, interval: Any = None) -> str:
-    """A figure with its interval."""
+    """Returns a figure with its interval."""
     if not is_number(value):
         return "–"
     bounds = (

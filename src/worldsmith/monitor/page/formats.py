@@ -20,12 +20,13 @@ def format_count(value: Any) -> str:
 
 
 def plural(number: float, noun: str) -> str:
-    """The number with its noun: 1 clip, 24 clips."""
+    """Returns the number with its noun: 1 clip, 24 clips."""
     return f"{format_count(number)} {noun}{'' if number == 1 else 's'}"
 
 
 def format_float(value: float | None, digits: int = 4) -> str:
-    """A number with `digits` significant digits: 0.01234, 1,570; only very large or small ones with an exponent."""
+    """Returns a number with `digits` significant digits: 0.01234, 1,570; only very large or small ones with an
+    exponent."""
     if value is None:
         return "–"
     text = f"{value:.{digits}g}"
@@ -53,7 +54,7 @@ def words(name: str) -> str:
 
 
 def breakable(path: str) -> Markup:
-    """A path that may go on in the next line after a dot."""
+    """Returns a path that may go on in the next line after a dot."""
     return Markup("<wbr>").join(f"{part}." for part in path.split("."))[:-1]
 
 

@@ -137,7 +137,8 @@ def full_precision(run: RunFiles) -> tuple[str, ...]:
 
 
 def trained_prompt(run: RunFiles) -> str | None:
-    """A sampled caption that the run was trained on, else a sampled prompt of the config; None if there is none.
+    """Returns a sampled caption that the run was trained on, else a sampled prompt of the config; None if there is
+    none.
 
     Samples without a label are of prompts in the config, or of an earlier version, which took held-out captions if the
     run validated.
@@ -166,7 +167,7 @@ def resume_command(run: RunFiles) -> str | None:
 
 
 def command(name: str, *words: object, of: RunFiles | None = None, here: bool = False) -> str:
-    """A command, and where it needs what the settings of a run lead to, from where that was started.
+    """Returns a command, and where it needs what the settings of a run lead to, from where that was started.
 
     With `here` it starts in the current folder, and paths in that folder are relative.
     """
@@ -184,7 +185,7 @@ def from_its_place(run: RunFiles) -> str:
 
 
 def packages(run: RunFiles) -> list[str]:
-    """The `--import` and `--trust` words of the start."""
+    """Returns the `--import` and `--trust` words of the start."""
     try:
         words = shlex.split(str(run.launch.get("cmd") or ""))
     except ValueError:
@@ -201,7 +202,7 @@ def prompts_file(run: RunFiles) -> Path | None:
 
 
 def validation_clips(run: RunFiles) -> Path | None:
-    """The data set that the run validates on, or a folder `val` in its training data or next to them."""
+    """Returns the data set that the run validates on, or a folder `val` in its training data or next to them."""
     path = lookup(run.config, "dataloader_val.dataset.path")
     folders = [working_directory(run) / path] if isinstance(path, str) and path and "$" not in path else []
     folders += [folder / "val" for folder in data_folders(run)]
@@ -209,7 +210,7 @@ def validation_clips(run: RunFiles) -> Path | None:
 
 
 def data_folders(run: RunFiles) -> list[Path]:
-    """The folder of the training data and the one above it; empty if the config names no path."""
+    """Returns the folder of the training data and the one above it; empty if the config names no path."""
     data = lookup(run.config, "dataloader_train.dataset.path")
     folder = working_directory(run) / str(data)
     return [folder, folder.parent] if data else []

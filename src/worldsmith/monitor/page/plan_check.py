@@ -161,12 +161,12 @@ def plan_in_a_line(plan: Mapping[str, Any]) -> str:
 
 
 def planned_peak(plan: Mapping[str, Any]) -> float:
-    """Bytes of tensors at the worst moment, with encoders that are beside it."""
+    """Returns the bytes of tensors at the worst moment, with encoders that are beside it."""
     return lookup_number(plan, "memory.peak_bytes") + lookup_number(plan, "memory.encoders_bytes")
 
 
 def phases(plan: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """The most memory of each planned phase, the worst first, and what is assumed to be needed in all."""
+    """Yields the most memory of each planned phase, the worst first, and what is assumed to be needed in all."""
     found = [phase for phase in lookup(plan, "step.work.phases", []) if isinstance(phase, Mapping)]
     for phase in sorted(found, key=lambda phase: -lookup_number(phase, "peak")):
         yield str(phase.get("name")), int(lookup_number(phase, "peak"))
@@ -174,7 +174,7 @@ def phases(plan: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
 
 
 def devices(run: RunFiles) -> list[str]:
-    """The GPUs of the machine that the run was started on."""
+    """Returns the GPUs of the machine that the run was started on."""
     found = lookup(run.environment, "torch.devices", [])
     return [str(name) for name in found] if isinstance(found, list) else []
 
@@ -206,6 +206,6 @@ def checkpoint_bytes(run: RunFiles) -> int | None:
 
 
 def lookup_number(data: Mapping[str, Any], path: str) -> float:
-    """The number at `a.b.c`; 0 for what is none."""
+    """Returns the number at `a.b.c`; 0 for what is none."""
     value = lookup(data, path)
     return value if isinstance(value, (int, float)) and not isinstance(value, bool) else 0.0

@@ -55,11 +55,11 @@ class Page:
         return {**about, "written": self.written.isoformat(), "hashes": hashes}
 
     def update(self) -> str:
-        """The data with the sections, as JSON: what a page that is open asks for."""
+        """Returns the data with the sections, as JSON: what a page that is open asks for."""
         return json.dumps({**self.data(), "sections": {s.name: s.html for s in self.sections}}, allow_nan=False)
 
     def html(self) -> str:
-        """The whole file."""
+        """Returns the whole file."""
         css, script = ((LOOK / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
         return (
             templates()
@@ -76,7 +76,7 @@ class Page:
 
 
 def section(name: str, title: str, **values: Any) -> Section:
-    """A part of a page from the template of its name. What values hold is escaped."""
+    """Returns a part of a page from the template of its name. What values hold is escaped."""
     return Section(name, title, Markup(templates().get_template(f"{name}.html").render(**values)))
 
 
@@ -104,7 +104,7 @@ def templates() -> jinja2.Environment:
 
 @functools.cache
 def charting_script() -> str:
-    """The library that draws, from its package, which need not be imported for it."""
+    """Returns the library that draws, from its package, which need not be imported for it."""
     found = importlib.util.find_spec("bokeh")
     (place,) = (found and found.submodule_search_locations) or ["bokeh"]
     texts = [Path(place, "server/static/js", name).read_text(encoding="utf-8") for name in CHARTING]

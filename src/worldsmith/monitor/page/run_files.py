@@ -64,7 +64,8 @@ class RunFiles:
     """Names of pictures and videos that lie outside the run folder, which the page does not show."""
 
     def find_media(self, name: str) -> Path | None:
-        """The picture or video of that path in the run folder; `None` if it is missing, or outside, which is noted."""
+        """Returns the picture or video of that path in the run folder; `None` if it is missing, or outside, which is
+        noted."""
         file = resolve_file(self.folder / name)
         if file is not None and not file.is_relative_to(self.folder.resolve()):
             if name not in self.outside:
@@ -116,7 +117,7 @@ def read_run(folder: Path, metrics: MetricsReader | None = None) -> RunFiles:
 
 
 def require_run(folder: Path) -> Path:
-    """The folder, if it is a run's. Raises UserError for another one."""
+    """Returns the folder, if it is a run's. Raises UserError for another one."""
     if not folder.is_dir():
         raise UserError(f"{folder}: there is no such run folder{did_you_mean_folder(folder)}")
     if not any((folder / name).exists() for name in ("config.yaml", "metrics.jsonl", "status.json")):
@@ -141,7 +142,7 @@ class reported:  # noqa: N801 (reads as a statement)
 
 
 def resolve_file(path: Path) -> Path | None:
-    """The path of a file with all links resolved; None where it does not lead to a file."""
+    """Returns the path of a file with all links resolved; None where it does not lead to a file."""
     try:
         file = path.resolve()
         return file if file.is_file() else None
@@ -150,7 +151,7 @@ def resolve_file(path: Path) -> Path | None:
 
 
 def read_run_table(run: RunFiles, name: str) -> dict[str, Any]:
-    """A YAML or JSON file that holds a table; empty where it is not there."""
+    """Returns a YAML or JSON file that holds a table; empty where it is not there."""
     path, found = run.folder / name, None
     if not path.exists():
         return {}
@@ -164,7 +165,7 @@ def read_run_table(run: RunFiles, name: str) -> dict[str, Any]:
 
 
 def entries(run: RunFiles, name: str) -> Iterator[dict[str, Any]]:
-    """The objects of a file that has one a line; a last one that is being written is left out."""
+    """Yields the objects of a file that has one a line; a last one that is being written is left out."""
     path, lines = run.folder / name, []
     if not path.exists():
         return
@@ -185,7 +186,7 @@ def entries(run: RunFiles, name: str) -> Iterator[dict[str, Any]]:
 
 
 def lookup(data: Mapping[str, Any], path: str, default: Any = None) -> Any:
-    """The value at `a.b.c` of nested tables."""
+    """Returns the value at `a.b.c` of nested tables."""
     node: Any = data
     for key in path.split("."):
         if not isinstance(node, Mapping) or key not in node:

@@ -77,7 +77,7 @@ def refresh_page(below: Path) -> None:
 
 
 def live_page(folder: Path, metrics: MetricsReader) -> Page:
-    """The page as it is served: nothing is put into it that can be asked for."""
+    """Returns the page as it is served: nothing is put into it that can be asked for."""
     page = page_of(read_run(folder, metrics), PageBudget(folder, room=0))
     page.live = True
     return page
@@ -93,7 +93,8 @@ def page_of(run: RunFiles, place: PageBudget, *, known: Mapping[str, Any] | None
 
 
 def sections_of(run: RunFiles, status: Status, place: PageBudget, curves: Section) -> Iterator[Section]:
-    """The parts of the page in their order; what to do next comes early when the run has not ended as it should."""
+    """Yields the parts of the page in their order; what to do next comes early when the run has not ended as it
+    should."""
     job = [lookup(run.config, f"job.{name}") for name in ("project", "group")]
     found, measured = rows(run, place), evaluations(run, place)
     run.report_outside()
@@ -173,7 +174,7 @@ def facts_of(run: RunFiles, status: Status) -> Iterator[dict[str, str]]:
 
 
 def training_loss(loss: Series) -> dict[str, str]:
-    """The loss at the end, and its first value."""
+    """Returns the loss at the end, and its first value."""
     mean, count = loss.mean_of_newest()
     first = f"first {format_float(loss.buckets[0].total / loss.buckets[0].count)}"
     note = f"mean of the last {count} logged steps; {first}" if count > 1 else first
@@ -212,7 +213,7 @@ def setup_facts(run: RunFiles) -> Iterator[dict[str, str]]:
 
 
 def dataset_names(run: RunFiles) -> list[str]:
-    """The last parts of the paths of the training data, without repetitions."""
+    """Returns the last parts of the paths of the training data, without repetitions."""
     dataset = lookup(run.config, "dataloader_train.dataset")
     parts = lookup(dataset, "datasets") if isinstance(dataset, Mapping) else None
     found = [dataset, *(parts.values() if isinstance(parts, Mapping) else [])]
@@ -250,7 +251,7 @@ def data_section(run: RunFiles) -> Section:
 
 
 def named_counts(report: Mapping[str, Any]) -> dict[str, Any]:
-    """A data report with names that say what each count is."""
+    """Returns a data report with names that say what each count is."""
     return {REPORT.get(name, name): value for name, value in report.items()}
 
 

@@ -66,7 +66,8 @@ class PageBudget:
             self.picture_room = EMBEDDED_PICTURES if self.room else 0
 
     def source(self, run: RunFiles, name: str) -> str | None:
-        """The `src` of a file in a run folder: its content when it is small, else its path as seen from the page.
+        """Returns the `src` of a file in a run folder: its content when it is small, else its path as seen from the
+        page.
 
         None where there is no such file in the folder.
         """
@@ -81,7 +82,8 @@ class PageBudget:
         return self._link(file)
 
     def picture(self, run: RunFiles, name: str) -> str | None:
-        """The `src` of a picture of an evaluation: its content, scaled down if it is large; else as `source`."""
+        """Returns the `src` of a picture of an evaluation: its content, scaled down if it is large; else as
+        `source`."""
         file, room = run.find_media(name), self.picture_room or 0
         if file is None or not room:
             return self.source(run, name)
@@ -173,7 +175,8 @@ class PromptSamples:
 
 
 def rows(run: RunFiles, place: PageBudget, *, prefix: str = "", index: int | None = None) -> list[PromptSamples]:
-    """The samples of a run by prompt and by the file that a question is about; one prompt's rows follow each other.
+    """Returns the samples of a run by prompt and by the file that a question is about; one prompt's rows follow each
+    other.
 
     Prompts keep the order of their first appearance. `prefix` stands before each caption; `index` is that of the run
     in a comparison.
@@ -188,7 +191,7 @@ def rows(run: RunFiles, place: PageBudget, *, prefix: str = "", index: int | Non
 
 
 def count_rows(run: RunFiles) -> int:
-    """Number of rows without the limit of `rows`."""
+    """Returns the number of rows without the limit of `rows`."""
     return len({(str(s.get("prompt", "")), about(s)) for s in run.samples if isinstance(s.get("step"), int)})
 
 
@@ -236,7 +239,7 @@ def about(sample: dict[str, Any]) -> str:
 
 
 def caption(sample: dict[str, Any], prefix: str, varied: Sequence[str]) -> str:
-    """The step, and of weights and guidance scale what differs between the samples of the prompt."""
+    """Returns the step, and of weights and guidance scale what differs between the samples of the prompt."""
     told = [prefix, f"step {sample['step']}"]
     if "weights" in varied:
         weights = str(sample.get("weights") or "")
@@ -255,7 +258,7 @@ def show(run: RunFiles, sample: dict[str, Any], place: PageBudget, caption: str)
 
 
 def media(run: RunFiles, file: str, place: PageBudget, caption: str) -> Shown:
-    """A video or an image of the run folder, or why it is not shown."""
+    """Returns a video or an image of the run folder, or why it is not shown."""
     source = place.source(run, file)
     return Shown(caption, source=source, is_video=is_video(file), missing=None if source else missing(run, file))
 

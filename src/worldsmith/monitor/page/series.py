@@ -161,7 +161,7 @@ def is_curve(figure: str) -> bool:
 
 
 def numbers(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float | None]]:
-    """The numbers of a line by name, those of nested mappings too; None for what JSON has no number for."""
+    """Yields the numbers of a line by name, those of nested mappings too; None for what JSON has no number for."""
     for key, value in record.items():
         if isinstance(value, dict):
             yield from numbers(value, f"{prefix}{key}/")

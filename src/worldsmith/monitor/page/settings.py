@@ -39,7 +39,7 @@ def settings(run: RunFiles) -> list[ConfigValue]:
 
 
 def differences(runs: Sequence[RunFiles]) -> list[tuple[str, list[str]]]:
-    """The settings that are not the same in all runs, with the value in each."""
+    """Returns the settings that are not the same in all runs, with the value in each."""
     tables = [{path: format_setting(path, value) for path, value in values_of(run)} for run in runs]
     paths = dict.fromkeys(path for table in tables for path in table)
     found = [(path, [table.get(path, ABSENT) for table in tables]) for path in paths]
@@ -47,11 +47,11 @@ def differences(runs: Sequence[RunFiles]) -> list[tuple[str, list[str]]]:
 
 
 def values_of(run: RunFiles) -> list[tuple[str, Any]]:
-    """The single values and plain lists of a config, by path."""
+    """Returns the single values and plain lists of a config, by path."""
     return [(format_path(path), value) for path, value in plain_leaves(run.config) if path]
 
 
 def format_setting(path: str, value: Any) -> str:
-    """A value as it is shown, without secrets."""
+    """Returns a value as it is shown, without secrets."""
     text = value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False, default=str)
     return redact_setting(path, text)

@@ -110,14 +110,14 @@ def find_status(run: RunFiles, known: Mapping[str, Any] | None = None) -> Status
 
 
 def guess(run: RunFiles, step: int | None, max_iter: int | None) -> str:
-    """The state of a run that has not written it down."""
+    """Returns the state of a run that has not written it down."""
     if in_use(run.folder) is not None:
         return "running"
     return "finished" if step is not None and max_iter is not None and step >= max_iter else "ended"
 
 
 def estimate(run: RunFiles, steps: int) -> float | None:
-    """Seconds for so many steps, at the pace of the last ones."""
+    """Returns the seconds for so many steps, at the pace of the last ones."""
     series = run.metrics.series.get("step_seconds")
     recent = series.buckets[-20:] if series else []
     paces = sorted(bucket.total / bucket.count for bucket in recent)
@@ -139,7 +139,7 @@ def last_change(run: RunFiles) -> datetime | None:
 
 
 def when(text: Any) -> datetime | None:
-    """A time as ISO has it; None for anything else."""
+    """Returns a time as ISO has it; None for anything else."""
     try:
         time = datetime.fromisoformat(str(text))
     except ValueError:
@@ -148,5 +148,5 @@ def when(text: Any) -> datetime | None:
 
 
 def find_first_integer(*values: Any) -> int | None:
-    """The first that is a whole number."""
+    """Returns the first that is a whole number."""
     return next((value for value in values if isinstance(value, int) and not isinstance(value, bool)), None)

@@ -301,5 +301,5 @@ def cap_field(loaded: Loaded, split: str) -> str:
 
 
 def is_of_the_run(place: Place, section: str) -> bool:
-    """Whether a flag or an override of the run sets a value, not a spec or the arguments that follow a spec."""
+    """Returns whether a flag or an override of the run sets a value, not a spec or the arguments that follow a spec."""
     return place.file == "flag" or (place.file == "override" and (place.source or "").lstrip("+").startswith(section))

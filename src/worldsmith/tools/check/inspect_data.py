@@ -242,7 +242,7 @@ def find_duplicates(contents: Iterable[tuple[str, Any]]) -> list[list[str]]:
 
 
 def report_lines(report: DataReport, *, width: int, workers: int) -> Iterator[str]:
-    """Yields lines of at most `width` columns, except for file names. `workers`: loader workers of the run."""
+    """Yields the lines of at most `width` columns, except for file names. `workers`: loader workers of the run."""
     yield titled("data", report.dataset)
     looked = "all of them" if report.looked_at >= report.positions else f"{report.looked_at} of them, evenly spaced,"
     how = "were read as in training" if report.decoded else "were inspected by their headers only"

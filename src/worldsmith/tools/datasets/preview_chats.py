@@ -199,7 +199,7 @@ def contact_sheet(frames: np.ndarray, most: int) -> Image.Image:
 
 
 def terminal_lines(picture: Image.Image, columns: int) -> Iterator[str]:
-    """Yields lines for a terminal with 24-bit colors; each character shows two pixels, one above the other."""
+    """Yields the lines for a terminal with 24-bit colors; each character shows two pixels, one above the other."""
     width = min(columns, picture.width)
     height = max(2, round(picture.height * width / picture.width / 2) * 2)
     pixels = np.asarray(picture.resize((width, height), Image.Resampling.BOX))

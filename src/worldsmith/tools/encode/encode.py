@@ -87,7 +87,7 @@ class Encode(RunAction):
             require_writable(encoder.require_cache(), what="the latent cache ")
 
     def total(self, rank: int = 0, size: int = 1) -> int:
-        """Number of samples that one of `size` processes encodes."""
+        """Returns the number of samples that one of `size` processes encodes."""
         loaders = [encoder.task.loader(dry=True) for encoder in self.encoders(World()).values()]
         return sum(len(range(rank, self.config.passes * len(loader.dataset), size)) for loader in loaders)
 

@@ -71,7 +71,7 @@ class Asked:
         return [(row.id, self.turns[row.id]) for row in self.rows[number::count] if row.id in self.turns]
 
     def media(self) -> list[str]:
-        """The files that are shown, each once."""
+        """Returns the files that are shown, each once."""
         return list(dict.fromkeys(name for row in self.rows for name in row.media))
 
 
@@ -122,14 +122,14 @@ def part_of(name: str, row: Row, parts: Sequence[Part], fields: Mapping[str, Any
 
 
 def template(text: str) -> str:
-    """A question without its numbers and quotations, which differ from record to record."""
+    """Returns a question without its numbers and quotations, which differ from record to record."""
     text = re.sub(r"\"[^\"]*\"|“[^”]*”", "…", text)
     words = re.sub(r"\d+(?:\.\d+)?", "#", " ".join(text.split()))
     return words if len(words) <= LETTERS else f"{words[: LETTERS - 1]}…"
 
 
 def duration(video: str) -> str:
-    """The part by the duration of a video file; "" = there is none."""
+    """Returns the part by the duration of a video file; "" = there is none."""
     if not video:
         return "no video"
     try:
@@ -168,7 +168,7 @@ def record_key(turns: Sequence[Turn], answer: str, *, quick: bool = False) -> st
 
 
 def size_of(part: Part) -> int:
-    """Bytes of a medium; -1 of a file that cannot be read."""
+    """Returns the bytes of a medium; -1 of a file that cannot be read."""
     if not is_file(part):
         return len(part.source)
     try:
@@ -178,12 +178,12 @@ def size_of(part: Part) -> int:
 
 
 def find_repeated(asked: Asked) -> int:
-    """The number of records that show and say the same as an earlier one."""
+    """Returns the number of records that show and say the same as an earlier one."""
     return len(asked.turns) - len({record_key(turns, asked.truths[key]) for key, turns in asked.turns.items()})
 
 
 def find_trained_on(asked: Asked, trained: ChatDataset) -> int:
-    """The number of records that are in the training data too; only media of the same size are read."""
+    """Returns the number of records that are in the training data too; only media of the same size are read."""
     truths = asked.truths
     likely = {record_key(turns, truths[key], quick=True) for key, turns in asked.turns.items()}
     found = set[str]()
@@ -264,8 +264,8 @@ class SavedAnswers:
         append_line(self.folder / f"{number}_of_{count}.jsonl", json.dumps(line, ensure_ascii=False))
 
     def read(self) -> dict[tuple[str, str], dict[str, str]]:
-        """The lines by id and mark of the question. A later one counts, but no failure replaces an answer; a line that
-        was cut off is none."""
+        """Returns the lines by id and mark of the question. A later one counts, but no failure replaces an answer; a
+        line that was cut off is none."""
         found: dict[tuple[str, str], dict[str, str]] = {}
         for file in sorted(self.folder.glob("*_of_*.jsonl")):
             for text in file.read_bytes().split(b"\n"):
@@ -316,7 +316,7 @@ def write_outcome(out: Path, rows: Sequence[Row], facts: Mapping[str, Any], sett
 
 
 def format_outcome(facts: Mapping[str, Any]) -> Iterator[str]:
-    """The figures for people; the last line has the one that counts."""
+    """Yields the figures for people; the last line has the one that counts."""
     counts = ", ".join(f"{name} {count}" for name, count in facts["status"].items())
     yield f"records       {facts['num_records']}: {counts}"
     if facts["reasons"]:
@@ -390,6 +390,6 @@ def write_items(folder: Path, rows: Sequence[Row], dataset: str) -> None:
 
 
 def file_name(key: str) -> str:
-    """A key as a file name, each its own."""
+    """Returns a key as a file name, each its own."""
     plain = re.sub(r"[^\w.-]+", "_", key)[:80]
     return plain if plain == key else f"{plain}-{hashlib.sha256(key.encode()).hexdigest()[:8]}"

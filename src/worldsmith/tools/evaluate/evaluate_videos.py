@@ -197,7 +197,7 @@ class EvaluateVideos(VideoAction):
         return self.measure(orders, samples, losses, facts, clips.left_out_lines())
 
     def held_out_clips(self, dataset: str, models: Mapping[str, StoredModel]) -> HeldOutClips:
-        """The data set; from now on it is known what videos are generated from.
+        """Returns the data set; from now on it is known what videos are generated from.
 
         Raises UserError for an --out in the folder of a model, and when nothing can be measured.
         """
@@ -209,7 +209,7 @@ class EvaluateVideos(VideoAction):
         return HeldOutClips(dataset, models["trained"])
 
     def find_trained_on(self, clips: HeldOutClips) -> tuple[int | None, list[str]]:
-        """The number of windows that the model was trained on, None if it is not known; and what to warn of."""
+        """Returns the number of windows that the model was trained on, None if it is not known; and what to warn of."""
         try:
             count = clips.count_trained_on()
         except (UserError, DataError, ValueError, OSError) as error:
@@ -271,7 +271,7 @@ class EvaluateVideos(VideoAction):
         return Result([*format_measurements(facts["figures"]), *notes, *last], facts)
 
     def on_prompts(self) -> Action:
-        """The action that measures with `prompts`, and its settings."""
+        """Returns the action that measures with `prompts`, and its settings."""
         kind = kind_for_flag("evaluate", "--prompts")
         settings = {name: getattr(self.config, name) for name in field_names(kind.Config)}
         action: Action = kind.Config(**settings).build()
@@ -291,7 +291,7 @@ class EvaluateVideos(VideoAction):
         return replace(found, chosen=chosen)
 
     def models(self) -> dict[str, StoredModel]:
-        """The models that are measured."""
+        """Returns the models that are measured."""
         config = self.config
         found = {"trained": find_model(config.model, weights=config.weights, base=config.base)}
         if config.baseline is not None:

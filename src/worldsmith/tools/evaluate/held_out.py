@@ -80,11 +80,12 @@ class HeldOutClips:
         return UserError(f"{self.dataset.name} has no clip that can be used: {'; '.join(self.left_out_lines())}")
 
     def left_out_lines(self) -> list[str]:
-        """Names the clips that are left out, each with its reason."""
+        """Lists the skipped clips, each with its reason."""
         return left_out_lines(f"{one['key']}: {one['reason']}: {one['detail']}" for one in self.left_out.values())
 
     def count_trained_on(self) -> int | None:
-        """The number of windows whose clip is in the training data too, by path or content; None: these are not known.
+        """Returns the number of windows whose clip is in the training data too, by path or content; None: these are not
+        known.
 
         Raises DataError when the training data cannot be read.
         """
@@ -96,8 +97,8 @@ class HeldOutClips:
         return sum(bool(seen & trace) for trace in map(set, traces_by_window(self.dataset)))
 
     def measure_loss(self, order: Order, progress: Callable[[int, int], None], *, anew: bool) -> HeldOutLoss:
-        """The loss of a model, which may be another one than that of these settings; an unchanged one is not measured
-        again. Its file is in the folder of the order."""
+        """Returns the loss of a model, which may be another one than that of these settings; an unchanged one is not
+        measured again. Its file is in the folder of the order."""
         tree = training_tree(order.model)
         if reason := self.why_not_comparable(order.model, tree):
             return HeldOutLoss({"": reason})
@@ -142,12 +143,13 @@ class HeldOutClips:
 
 
 def training_tree(model: StoredModel) -> Mapping[str, Any] | None:
-    """The config of the run that trained a model, as plain data; None where it is not known."""
+    """Returns the config of the run that trained a model, as plain data; None where it is not known."""
     return model.tree or training_tree_of(model.adapter or model.folder)
 
 
 def data_settings(model: StoredModel, tree: Mapping[str, Any] | None, path: str) -> VideoLoader.Config:
-    """The run's settings of validation data, else of training data, for the data set at `path`, with every caption.
+    """Returns the run's settings of validation data, else of training data, for the data set at `path`, with every
+    caption.
 
     Without a run the clips have the size, length and rate that the model states. Raises UserError if it states none.
     """
@@ -186,7 +188,8 @@ def compute_losses(
     tally: Tally,
     progress: Callable[[int, int], None],
 ) -> dict[str, float | str]:
-    """The loss of each clip by itself, as a validation computes it: in eval mode, with noise by seed and position."""
+    """Returns the loss of each clip by itself, as a validation computes it: in eval mode, with noise by seed and
+    position."""
     import torch
 
     from worldsmith.checkpoint.run.rng_state import untouched_rng

@@ -78,12 +78,12 @@ class Evaluators:
         self.require_active()
 
     def build(self, device: str) -> list[Metric]:
-        """The active metrics, in the order of results, with their weights."""
+        """Returns the active metrics, in the order of results, with their weights."""
         return [self.configs[name].build(device=device) for name in METRICS if name in self.active]
 
 
 def metric_configs(settings: Config) -> dict[str, Metric.Config]:
-    """The Config of each metric, from a Config that has the fields of all of them (`MetricOptions`)."""
+    """Returns the Config of each metric, from a Config that has the fields of all of them (`MetricOptions`)."""
     return {
         name: kind.Config(**{field: getattr(settings, field) for field in field_names(kind.Config)})
         for name, kind in METRICS.items()
@@ -161,7 +161,7 @@ def values_of(scores: Mapping[str, Scores]) -> dict[str, Values]:
 
 
 def record(sample: GeneratedVideo, values: Values, out: Path) -> dict[str, Any]:
-    """A sample in evaluation.json."""
+    """Returns a sample in evaluation.json."""
     return {
         **{name: sample.args[name] for name in ("name", "seed", "model_mode", "prompt")},
         "file": str(sample.file.relative_to(out)),

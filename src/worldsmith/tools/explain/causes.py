@@ -139,12 +139,12 @@ def hits_in(stream: Stream, seen: dict[str, list[tuple[int, Mapping[str, str]]]]
 
 
 def without_code(lines: Iterable[Line]) -> Iterator[Line]:
-    """The lines but for those of programs that a traceback shows: a message there has not been raised."""
+    """Returns the lines but for those of programs that a traceback shows: a message there has not been raised."""
     return (line for line, _ in with_frames(lines))
 
 
 def with_frames(lines: Iterable[Line]) -> Iterator[tuple[Line, str]]:
-    """The lines as `without_code` gives them, each with the last frame before it, empty if there is none."""
+    """Yields the lines as `without_code` gives them, each with the last frame before it, empty if there is none."""
     code, in_box, last = None, False, ""
     for line in lines:
         if in_box and IN_BOX.match(line.text):
@@ -186,7 +186,7 @@ def shown_by(text: str) -> Iterator[tuple[int, Mapping[str, str]]]:
 
 
 def is_meant(cause: Cause, streams: Sequence[Stream]) -> bool:
-    """Whether the rest of the log agrees."""
+    """Returns whether the rest of the log agrees."""
     pattern = cause.pattern
     if len(cause.places) < pattern.at_least:
         return False
@@ -195,7 +195,8 @@ def is_meant(cause: Cause, streams: Sequence[Stream]) -> bool:
 
 
 def last_error(streams: Sequence[Stream]) -> tuple[str, LogPosition] | None:
-    """The root of the last chain of exceptions, or the last error without one: what it says and where, if any."""
+    """Returns the root of the last chain of exceptions, or the last error without one: what it says and where, if
+    any."""
     found, alone = None, None
     for stream in streams:
         inside, linked = False, False
@@ -254,18 +255,18 @@ class ErrorPattern:
         return None
 
     def is_raised_in(self, frame: str) -> bool:
-        """Whether the frame that raised the error, empty if it is not known, is one that shows this row."""
+        """Returns whether the frame that raised the error, empty if it is not known, is one that shows this row."""
         return not self.raised_in or any(regex.search(frame) for regex in self.raised_in)
 
     def is_less(self, groups: Mapping[str, str]) -> bool:
-        """Whether the numbers of a line are as `less` asks."""
+        """Returns whether the numbers of a line are as `less` asks."""
         numbers = [int(groups[name]) for name in self.less if name in groups]
         return len(numbers) < 2 or numbers[0] < numbers[1]
 
 
 @functools.cache
 def any_case(expressions: tuple[re.Pattern[str], ...]) -> tuple[re.Pattern[str], ...]:
-    """The expressions, regardless of upper and lower case."""
+    """Returns the expressions, regardless of upper and lower case."""
     return tuple(re.compile(regex.pattern, re.IGNORECASE) for regex in expressions)
 
 
@@ -279,7 +280,8 @@ def patterns() -> Mapping[int, ErrorPattern]:
 
 @functools.cache
 def rows_by_gram() -> tuple[Mapping[str, Sequence[int]], Sequence[int]]:
-    """The rows by one piece of each fixed text, the rarest one; the rows with an expression that has no such piece."""
+    """Returns the rows by one piece of each fixed text, the rarest one; the rows with an expression that has no such
+    piece."""
     grams_of = {part: grams(part) for pattern in patterns().values() for part in pattern.parts}
     count = Counter(gram for of_part in grams_of.values() for gram in of_part)
     index: dict[str, list[int]] = {}
@@ -298,7 +300,8 @@ def grams(text: str) -> set[str]:
 
 
 def candidates(text: str) -> Iterable[ErrorPattern]:
-    """The rows that a line can show, in the order of the table: most of them need a text that it does not have."""
+    """Returns the rows that a line can show, in the order of the table: most of them need a text that it does not
+    have."""
     if is_lower_case(text):
         return patterns().values()
     index, always = rows_by_gram()
@@ -307,12 +310,15 @@ def candidates(text: str) -> Iterable[ErrorPattern]:
 
 
 def is_lower_case(text: str) -> bool:
-    """Whether it is an error that somebody wrote down in lower case, such as the title of a thread."""
+    """Returns whether it is an error that somebody wrote down in lower case, such as the title of a thread."""
     return LOWER_CASE.match(text) is not None and text == text.lower()
 
 
 def read(*, match: Sequence[str], **row: Any) -> ErrorPattern:
-    """A row of a file; its keys `with` and `try` cannot be names in Python. Raises TypeError for an unknown key."""
+    """Returns a row of a file; its keys `with` and `try` cannot be names in Python.
+
+    Raises TypeError for an unknown key.
+    """
     row |= {"match": match, "parts": map(fixed_part, match), "remedies": row.pop("try"), "needs": row.pop("with", ())}
     for name in ("match", "needs", "raised_in"):
         row[name] = map(re.compile, row.get(name, ()))
@@ -323,7 +329,7 @@ def read(*, match: Sequence[str], **row: Any) -> ErrorPattern:
 
 
 def fixed_part(expression: str) -> str:
-    """The longest text that stands in every match of a regular expression; empty if none is sure."""
+    """Returns the longest text that stands in every match of a regular expression; empty if none is sure."""
     runs, depth, i = [""], 0, 0
     if "(?i" in expression:
         return ""

@@ -58,7 +58,7 @@ class Explain(Action):
         return Result(list(in_full(cause, run)), {"causes": [as_data(cause, run)], "error": None, "lines": 0})
 
     def read(self) -> tuple[list[Stream], Run | None]:
-        """The log and the run that it is of. Raises UserError for what is neither, OSError."""
+        """Returns the log and the run that it is of. Raises UserError for what is neither, OSError."""
         log = self.config.log
         run = run_in(Path(self.config.run)) if self.config.run is not None else None
         if log == "-":

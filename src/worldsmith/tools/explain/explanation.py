@@ -50,7 +50,7 @@ class NotHereError(Exception):
 
 
 def render_remedy(sentence: str, run: Run | None, groups: Mapping[str, str]) -> Remedy | None:
-    """The sentence for a run, or for any (None); None where it does not apply to the run."""
+    """Returns the sentence for a run, or for any (None); None where it does not apply to the run."""
     for start, task in KINDS.items():
         if run is not None and run.task is not None and sentence.startswith(start):
             if run.task != task:
@@ -103,18 +103,19 @@ def value_for(operation: str, path: str, run: Run | None, groups: Mapping[str, s
 
 
 def has_sample_cap(run: Run) -> bool:
-    """Whether the run limits each sample by a setting of its own, next to the limit of a pack."""
+    """Returns whether the run limits each sample by a setting of its own, next to the limit of a pack."""
     return all(isinstance(run.value(path), int) for path in (SAMPLE_CAP, PACK_CAP))
 
 
 def pack_for(run: Run, word: str) -> int:
-    """The limit of a pack that has room for as many of the longest samples as now, with the sample limit of `word`."""
+    """Returns the limit of a pack that has room for as many of the longest samples as now, with the sample limit of
+    `word`."""
     cap, pack = run.value(SAMPLE_CAP), run.value(PACK_CAP)
     return max(1, pack // cap) * int(word.partition("=")[2]) + 1
 
 
 def changed(operation: str, now: Any, groups: Mapping[str, str]) -> Any:
-    """The number that is advised. Raises NotHereError where there is none."""
+    """Returns the number that is advised. Raises NotHereError where there is none."""
     if isinstance(now, bool) or not isinstance(now, (int, float)):
         raise NotHereError
     if operation == "fit":
@@ -128,7 +129,7 @@ def changed(operation: str, now: Any, groups: Mapping[str, str]) -> Any:
 
 
 def fitting(now: float, groups: Mapping[str, str]) -> int:
-    """The least cap for a sample whose tokens, or those that were cut off, a message counts."""
+    """Returns the least cap for a sample whose tokens, or those that were cut off, a message counts."""
     if "need" in groups:
         need = int(groups["need"]) + 1  # the cap is exclusive
     elif "tokens" in groups and "features" in groups:
@@ -141,7 +142,7 @@ def fitting(now: float, groups: Mapping[str, str]) -> int:
 
 
 def shown(value: Any) -> str:
-    """A value as an override word has it."""
+    """Returns a value as an override word has it."""
     return write(value, WORD)
 
 
@@ -204,7 +205,7 @@ def cut(text: str) -> str:
 
 
 def after_error(error: BaseException, run: Run) -> list[str]:
-    """The few lines to print after an error that has ended a run; none where it is not known."""
+    """Returns the few lines to print after an error that has ended a run; none where it is not known."""
     return after_text("".join(traceback.format_exception(error)), run)
 
 

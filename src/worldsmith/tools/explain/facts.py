@@ -37,7 +37,7 @@ class Run:
 
 
 def run_in(folder: Path) -> Run:
-    """The run of a folder. Raises UserError for a folder that is no run's."""
+    """Returns the run of a folder. Raises UserError for a folder that is no run's."""
     files = read_run(folder)
     processes = lookup(files.environment, "world_size", 1)
     return Run(files.config, folder, processes if isinstance(processes, int) else 1)

@@ -42,14 +42,14 @@ class Stream:
 
 
 def read_log(path: Path) -> list[Stream]:
-    """The streams of a log file, of each the last start only. Raises OSError."""
+    """Returns the streams of a log file, of each the last start only. Raises OSError."""
     found = OF_A_RANK.search(path.as_posix())
     rank = int(found[1] or found[2]) if found else None
     return split(path.read_bytes().decode(errors="replace"), str(path), rank)
 
 
 def split(text: str, source: str, rank: int | None = None) -> list[Stream]:
-    """The streams of a text; `rank` is that of lines that do not say it."""
+    """Returns the streams of a text; `rank` is that of lines that do not say it."""
     lines = [
         TERMINAL_CODES.sub("", line.rstrip("\r").rpartition("\r")[2]) for line in text.removesuffix("\n").split("\n")
     ]
@@ -78,7 +78,7 @@ def read_logs_of(folder: Path) -> list[Stream]:
 
 
 def messages_of(run: RunFiles) -> Iterator[Stream]:
-    """The warnings and errors of the last start, where no log has them with more around them."""
+    """Yields the warnings and errors of the last start, where no log has them with more around them."""
     started, place = when(run.launch.get("started_at")), run.folder / "messages.jsonl"
     stream = Stream(str(place), 0)
     for number, text in enumerate(place.read_text(errors="replace").splitlines() if place.exists() else [], 1):

@@ -230,7 +230,7 @@ def convert(
 
 
 def find_spec(source: WeightSource, heads: Sequence[str]) -> ModelSpec:
-    """The model that the weights belong to. Raises UserError when they do not say enough about it."""
+    """Returns the model that the weights belong to. Raises UserError when they do not say enough about it."""
     if source.family:
         return formats_of(source.family).model_of(source, heads)
     complaint = UserError(f"{source.describe}: nothing says what model this is")
@@ -243,7 +243,8 @@ def find_spec(source: WeightSource, heads: Sequence[str]) -> ModelSpec:
 
 
 def with_merged_adapters(source: WeightSource, alpha: float | None) -> WeightSource:
-    """The weights with the source's adapters in them; as they are without adapters, or without a known alpha."""
+    """Returns the weights with the source's adapters in them; as they are without adapters, or without a known
+    alpha."""
     ranks = {shape[0] for name, shape in source.shapes.items() if name.endswith(MATRICES[0])}
     alpha = alpha or source.adapter_alpha
     if not ranks or alpha is None:
@@ -254,7 +255,7 @@ def with_merged_adapters(source: WeightSource, alpha: float | None) -> WeightSou
 
 
 def with_adapters(weights: WeightSource, source: WeightSource) -> WeightSource:
-    """The weights, and the source's adapters beside them."""
+    """Returns the weights, and the source's adapters beside them."""
     places: dict[str, tuple[WeightSource, str]] = {name: (weights, name) for name in weights.shapes}
     return JoinedWeights(source.describe, places | {name: (source, name) for name in source.shapes if is_adapter(name)})
 

@@ -45,7 +45,7 @@ class PreparedExport:
 
 
 def caption_of(folder: Path) -> str:
-    """A caption that the run in a folder was trained on; "…" if none is known."""
+    """Returns a caption that the run in a folder was trained on; "…" if none is known."""
     from worldsmith.monitor.page.next_steps import trained_prompt
     from worldsmith.monitor.page.run_files import read_run
 
@@ -165,7 +165,8 @@ class Export(WritingAction):
 
 
 def bases_of(model: StoredModel) -> list[Input | dict[str, Any]]:
-    """The weights that adapters belong to: as given, else as the record of their run has them, else its config."""
+    """Returns the weights that adapters belong to: as given, else as the record of their run has them, else its
+    config."""
     if not model.has_adapters or model.tree is None:
         return []
     if model.base is not None:

@@ -119,7 +119,7 @@ class Annotations:
             self.by_name.setdefault(name, []).append(key)
 
     def key_of(self, row: Mapping[str, Any]) -> str | None:
-        """The record that a row answers; None where there is none.
+        """Returns the record that a row answers; None where there is none.
 
         One that shares its name with others is found by the row's own id, else by its question. Raises ValueError where
         that leaves several that show something else.
@@ -135,13 +135,13 @@ class Annotations:
         return keys[0] if keys else None
 
     def media(self, key: str) -> list[str]:
-        """The files that a record shows, below the media root."""
+        """Returns the files that a record shows, below the media root."""
         record = self.by_key[key]
         listed = [path for kind in KINDS for path in as_list(record.get(kind))]
         return [join(self.media_root, path) for path in listed if isinstance(path, str)]
 
     def with_places(self, key: str) -> dict[str, Any]:
-        """A record that is complete wherever it is put: its files are named by their whole paths."""
+        """Returns a record that is complete wherever it is put: its files are named by their whole paths."""
         record = dict(self.by_key[key])
         for kind in KINDS:
             value = record.get(kind)
@@ -157,7 +157,7 @@ def as_list(value: Any) -> list[Any]:
 
 
 def same_question(record: Mapping[str, Any], question: str) -> bool:
-    """Whether a user's turn of a record asks this, placeholders of media apart."""
+    """Returns whether a user's turn of a record asks this, placeholders of media apart."""
     turns = record.get("conversations")
     texts = [str(turn.get("value", "")) for turn in as_list(turns) if isinstance(turn, Mapping)]
     return bare(question) in map(bare, texts)
@@ -239,7 +239,7 @@ READ: Mapping[str, Callable[[str], str | None]] = {
 
 
 def find_gap(row: Mapping[str, Any], mode: Mode) -> Gap | None:
-    """The gap of a row of results; None where its answer is the true one in this mode.
+    """Returns the gap of a row of results; None where its answer is the true one in this mode.
 
     Raises ValueError for an answer whose true one the mode cannot read.
     """
@@ -270,5 +270,5 @@ def kind_of(said: str, true: str) -> ErrorType:
 
 
 def text_of(value: Any) -> str:
-    """The text of an answer; numbers and truth values as JSON writes them, None as nothing."""
+    """Returns the text of an answer; numbers and truth values as JSON writes them, None as nothing."""
     return value if isinstance(value, str) else "" if value is None else json.dumps(value)

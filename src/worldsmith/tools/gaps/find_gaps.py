@@ -231,7 +231,7 @@ def are_there(media: Sequence[str]) -> bool | None:
 
 
 def parts_of(row: Mapping[str, Any]) -> list[str]:
-    """The parts of the data that a row belongs to, by what divides them."""
+    """Returns the parts of the data that a row belongs to, by what divides them."""
     slices = row.get("slice")
     parts = [f"{name}: {value}" for name, value in slices.items()] if isinstance(slices, Mapping) else []
     return [*([f"task: {row['task']}"] if row.get("task") else []), *parts]

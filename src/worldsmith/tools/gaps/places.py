@@ -61,7 +61,7 @@ def exists(place: str) -> bool:
 
 
 def find(root: str, name: str) -> list[str]:
-    """The files called `name` anywhere below a folder, or `root` itself if it is a file; sorted."""
+    """Returns the files called `name` anywhere below a folder, or `root` itself if it is a file; sorted."""
     with explained(root):
         if not is_remote(root):
             place = local(root)

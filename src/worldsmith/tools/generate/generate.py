@@ -102,7 +102,7 @@ class GenerateVideos(WritingAction):
             stop_world()
 
     def prepare(self) -> Order:
-        """The model and the samples, after all checks that need no weights."""
+        """Returns the model and the samples, after all checks that need no weights."""
         from worldsmith.sampling.sample_args import decide
 
         config, out = self.config, Path(self.config.out)
@@ -143,7 +143,7 @@ class GenerateVideos(WritingAction):
 
 
 def model_of_stack(stack: Sequence[str]) -> StoredModel:
-    """The model that a stack of SAT's describes, with the weights that it names. Raises ConfigError."""
+    """Returns the model that a stack of SAT's describes, with the weights that it names. Raises ConfigError."""
     files, words = [word for word in stack if not is_change(word)], [word for word in stack if is_change(word)]
     _, found = translate_sampling(files, words)
     spec, objective = resolve(found.tree.model), resolve(found.tree.objective)
@@ -182,19 +182,19 @@ def require_described_adapters(model: StoredModel) -> None:
 
 
 def of_prompt(index: int, text: str) -> SampleEntry:
-    """The sample of a --prompt."""
+    """Returns the sample of a --prompt."""
     sample = Sample(prompt=text)
     return SampleEntry(f"{index:03d}_{slug(text)}", sample, [Layer("--prompt", sample, Path())])
 
 
 def leaves_size_open(layers: Sequence[Layer]) -> bool:
-    """Whether size, length or rate are left to the model."""
+    """Returns whether size, length or rate are left to the model."""
     said = {name for name in SIZES for layer in layers if getattr(layer.settings, name) is not None}
     return not said >= {"num_frames", "fps"} or not ("resolution" in said or said >= {"height", "width"})
 
 
 def load_generator(model: StoredModel, adapter: str | None, device: str) -> VideoModel:
-    """The generator, with the adapter merged into its weights if there is one."""
+    """Returns the generator, with the adapter merged into its weights if there is one."""
     if adapter is None:
         generator: Any = model.load(device)
         return generator
@@ -210,5 +210,5 @@ def load_generator(model: StoredModel, adapter: str | None, device: str) -> Vide
 
 
 def slug(prompt: str) -> str:
-    """The prompt's first words as part of a file name."""
+    """Returns the prompt's first words as part of a file name."""
     return "_".join(re.findall(r"[a-z0-9]+", prompt.lower())[:6])[:48] or "video"

@@ -74,7 +74,7 @@ class Order:
         return mark_of(file for folder in folders for kind in kinds for file in sorted(folder.rglob(kind)))
 
     def made(self) -> list[str]:
-        """Names of the samples that are complete, with these arguments."""
+        """Returns the names of the samples that are complete, with these arguments."""
         known = [(sample, read_sample(self.out / sample.name)) for sample in self.samples]
         return [s.name for s, made in known if made is not None and not changed_arguments(made, self.arguments(s))]
 
@@ -142,7 +142,7 @@ class Order:
     def packs(
         self, generator: VideoModel, grid: LatentGrid, most: int, max_tokens: int | None, *, shared: bool
     ) -> list[list[SampleArgs]]:
-        """The samples cut into packs of the same settings."""
+        """Returns the samples cut into packs of the same settings."""
         from worldsmith.sampling.generate import make_packs
         from worldsmith.sampling.requests import read_request
 
@@ -179,7 +179,7 @@ class Order:
         return Result([*map(str, files), done], {"folder": str(self.out), "samples": facts})
 
     def earlier_samples(self) -> Iterator[MadeSample]:
-        """The complete samples of earlier commands in the folder that were made with the same model."""
+        """Yields the complete samples of earlier commands in the folder that were made with the same model."""
         own = {sample.name for sample in self.samples}
         for folder in sorted(self.out.iterdir()):
             if folder.name in own or not folder.is_dir():
@@ -206,7 +206,7 @@ def branch_share(world: World) -> BranchShare | None:
 
 
 def order_of(model: StoredModel, device: str, samples: list[SampleArgs], out: Path) -> Order:
-    """An order whose model comes without its adapter, which is merged where it is loaded."""
+    """Returns an order whose model comes without its adapter, which is merged where it is loaded."""
     adapter = None if model.adapter is None else str(model.adapter)
     return Order(replace(model, adapter=None), device, samples, out, adapter)
 
@@ -235,21 +235,24 @@ class MadeSample:
 
 
 def find_samples(root: Path) -> Iterator[MadeSample]:
-    """The complete samples below a folder that `worldsmith generate` has written, by name."""
+    """Yields the complete samples below a folder that `worldsmith generate` has written, by name."""
     for outcome in sorted(root.rglob(OUTPUTS)):
         if found := read_sample(outcome.parent):
             yield found
 
 
 def read_sample(folder: Path) -> MadeSample | None:
-    """The sample of a folder; None where there is no complete one. Raises UserError for files that are damaged."""
+    """Returns the sample of a folder; None where there is no complete one.
+
+    Raises UserError for files that are damaged.
+    """
     if not (folder / OUTPUTS).is_file() or not any((folder / name).is_file() for name in FILES):
         return None
     return MadeSample(folder, read_json_object(folder / ARGS))
 
 
 def changed_arguments(made: MadeSample, args: Mapping[str, Any]) -> list[str]:
-    """The arguments in which a sample differs from what is asked for, wherever they came from."""
+    """Returns the arguments in which a sample differs from what is asked for, wherever they came from."""
     wanted = json.loads(json.dumps(args))
     names = sorted({*made.args, *wanted} - {SOURCES})
     return [name for name in names if made.args.get(name) != wanted.get(name)]

@@ -130,7 +130,7 @@ class Infer(AnswerAction):
         }
 
     def shown(self) -> list[list[Part]]:
-        """The images and videos of each question. Raises UserError for a file that is not there."""
+        """Returns the images and videos of each question. Raises UserError for a file that is not there."""
         config = self.config
         if config.media is not None:
             return [[Part(kind, source=str(file))] for file, kind in media_of(Path(config.media), config.kind)]
@@ -142,7 +142,10 @@ class Infer(AnswerAction):
 
 
 def media_of(place: Path, kind: str) -> list[tuple[Path, Kind]]:
-    """The images and videos at a place, by name, or anywhere in an archive. Raises UserError when there are none."""
+    """Returns the images and videos at a place, by name, or anywhere in an archive.
+
+    Raises UserError when there are none.
+    """
     if place.is_file() and is_archive(place):
         files = sorted(unpacked(place).rglob("*"))
     else:
@@ -156,7 +159,7 @@ def media_of(place: Path, kind: str) -> list[tuple[Path, Kind]]:
 
 
 def describe_answer(answer: Answer, turns: Sequence[Turn], processor: ChatProcessor) -> Mapping[str, Any]:
-    """An answer, and what the model was shown."""
+    """Returns an answer, and what the model was shown."""
     media = [str(part.source) for turn in turns for part in turn.parts if part.kind != "text"]
     if answer.error:
         status = "gen_error" if answer.was_asked else "prep_error"

@@ -53,7 +53,7 @@ class ShowLineage(Action):
 
 
 def chain(record: Lineage, look: Look, depth: int = 0) -> dict[str, Any]:
-    """A record with those of its inputs below them, and what has become of each input and output.
+    """Returns a record with those of its inputs below them, and what has become of each input and output.
 
     `look` gives the fingerprint of what is there now.
     """
@@ -82,7 +82,7 @@ def look_at(record: Lineage, entry: Mapping[str, Any], place: Path, look: Look) 
 
 
 def made_by(record: Lineage, entry: Mapping[str, Any], look: Look, depth: int) -> dict[str, Any] | None:
-    """The chain behind an input; None where none is recorded, or its record is gone."""
+    """Returns the chain behind an input; None where none is recorded, or its record is gone."""
     found = record_of(record.locate(entry).resolve()) if depth < DEEPEST else None
     return None if found is None else chain(read_lineage(found), look, depth + 1)
 
@@ -93,7 +93,7 @@ def all_changes(facts: Mapping[str, Any]) -> list[str]:
 
 
 def draw(facts: Mapping[str, Any]) -> list[str]:
-    """The tree as lines of text, as wide as they are."""
+    """Returns the tree as lines of text, as wide as they are."""
     from rich.console import Console
 
     text = io.StringIO()

@@ -98,7 +98,10 @@ class Fitting:
         return SettingSearch(settings, self.evaluate, self.has_time, least=self.least)
 
     def has_time(self, whole: bool) -> bool:
-        """Whether a further setting can be tried. Time is kept for carrying out the best one with all layers."""
+        """Returns whether a further setting can be tried.
+
+        Time is kept for carrying out the best one with all layers.
+        """
         if not self.lists:
             return self.clock.left > self.seconds
         return self.clock.left > min(self.seconds_of_all, MOST_KEPT) + (0 if whole else self.seconds)
@@ -237,7 +240,7 @@ class Fitting:
         return min(known, key=lambda item: item[0], default=(0, None))[1]
 
     def states(self, setting: Setting) -> MemoryVerdict | None:
-        """Whether what lasts from step to step fits, by arithmetic; None where the setting is refused."""
+        """Returns whether what lasts from step to step fits, by arithmetic; None where the setting is refused."""
         try:
             return self.states_of(self.read(setting.words).tree)
         except REFUSED:
@@ -248,7 +251,8 @@ class Fitting:
 
 
 def least_of(settings: Sequence[Setting], first: Callable[[Setting], int]) -> dict[str, Setting]:
-    """The setting with the fewest replicas, then most of `first`, then the slowest, for each change of learning."""
+    """Returns the setting with the fewest replicas, then most of `first`, then the slowest, for each change of
+    learning."""
     found: dict[str, Setting] = {}
     for setting in sorted(settings, key=lambda setting: (-setting.replicas, first(setting), sum(setting.slower))):
         found[setting.learned.says] = setting

@@ -140,7 +140,7 @@ def find_neighbors(fitting: Fitting, search: SettingSearch, best: Setting) -> di
 
 
 def find_enough(fitting: Fitting) -> Enough:
-    """The fewest GPUs, doubled again and again, with which a setting fits. Raises OutOfTime."""
+    """Returns the fewest GPUs, doubled again and again, with which a setting fits. Raises OutOfTime."""
     most = fitting.with_ranks(MOST_RANKS)
     possible = {change for change, setting in most.smallest.items() if states_fit(most, setting)}
     known, sharing, ranks = bool(most.smallest.keys() - possible), set[str](), fitting.ranks
@@ -168,13 +168,13 @@ def find_enough(fitting: Fitting) -> Enough:
 
 
 def states_fit(fitting: Fitting, setting: Setting) -> bool:
-    """Whether what lasts from step to step fits."""
+    """Returns whether what lasts from step to step fits."""
     states = fitting.states(setting)
     return states is not None and states.spare >= 0
 
 
 def lacks_always(fitting: Fitting, tried: Tried) -> bool:
-    """Whether a setting does not fit either without what lasts from step to step, which more GPUs share."""
+    """Returns whether a setting does not fit either without what lasts from step to step, which more GPUs share."""
     states = fitting.states(tried.setting)
     if tried.memory is None or tried.work is None or states is None:
         return False
@@ -182,7 +182,7 @@ def lacks_always(fitting: Fitting, tried: Tried) -> bool:
 
 
 def of_largest_pack(setting: Setting) -> Setting:
-    """The setting with its largest pack instead of each: the memory of a step is that of this pack."""
+    """Returns the setting with its largest pack instead of each: the memory of a step is that of this pack."""
     packs = setting.packs.batches
     largest = max(packs, key=tokens_of)
     return replace(setting, packs=replace(setting.packs, batches=[largest] * len(packs)))

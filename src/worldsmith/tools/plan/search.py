@@ -94,11 +94,15 @@ class SettingSearch:
             self.try_(chosen[0].setting, whole=True)
 
     def best_if_least_fits(self) -> list[Tried]:
-        """The best, if the setting that needs least memory fits: else it is not looked for. Raises OutOfTime."""
+        """Returns the best, if the setting that needs least memory fits: else it is not looked for.
+
+        Raises OutOfTime.
+        """
         return self.best() if self.least is not None and self.try_in_time(self.least).fits else []
 
     def best(self, wanted: int = 3) -> list[Tried]:
-        """The best, and then the best of those that are not merely a slower form of one before them, then slower forms.
+        """Returns the best, and then the best of those that are not merely a slower form of one before them, then
+        slower forms.
 
         Where something fits, nothing is tried that changes more of what is learned, and where even `least` is far from
         fitting, nothing that changes anything. Raises OutOfTime before something was found; after that the time ends
@@ -126,7 +130,8 @@ class SettingSearch:
         return self.best_so_far
 
     def is_hopeless(self) -> bool:
-        """Whether even `least` is far from fitting: it is tried after a milder change was carried out and is, too."""
+        """Returns whether even `least` is far from fitting: it is tried after a milder change was carried out and
+        is, too."""
         if self.least is None:
             return False
         if self.least not in self.known:
@@ -137,7 +142,7 @@ class SettingSearch:
         return lacks(self.known[self.least], FAR)
 
     def next_best(self, here: Sequence[Setting], chosen: set[Setting], *, without_slower_forms: bool) -> Tried | None:
-        """The best that fits beside those that were chosen."""
+        """Returns the best that fits beside those that were chosen."""
         while True:
             ignored = set() if without_slower_forms else chosen
             open_ = self.undecided(here, ignored)
@@ -158,7 +163,7 @@ class SettingSearch:
                 return self.known[best.setting]
 
     def undecided(self, here: Iterable[Setting], ignored: set[Setting]) -> list[Setting]:
-        """Returns settings that may fit and be faster than the fitting ones, from the largest memory to the
+        """Returns the settings that may fit and be faster than the fitting ones, from the largest memory to the
         smallest."""
         fitting = [tried.setting for tried in self.known.values() if tried.fits and tried.setting not in ignored]
         lacking = [tried.setting for tried in self.known.values() if lacks(tried, SURELY)]
@@ -172,7 +177,7 @@ class SettingSearch:
         return sorted(left, key=lambda setting: sum(setting.slower))
 
     def untried(self) -> list[Setting]:
-        """Returns settings that may be better than the selected ones and were not tried."""
+        """Returns the settings that may be better than the selected ones and were not tried."""
         most = min((tried.setting.learned.level for tried in self.best_so_far), default=math.inf)
         return self.undecided([setting for setting in self.settings if setting.learned.level <= most], set())
 
@@ -191,7 +196,7 @@ class SettingSearch:
         return self.known[setting]
 
     def nearest(self) -> Tried | None:
-        """The setting that needs least memory of those that do not fit; None where everything was refused.
+        """Returns the setting that needs least memory of those that do not fit; None where everything was refused.
 
         Where only the states are known, which are the same in many settings, it is the one that saves most besides.
         """
@@ -214,13 +219,13 @@ class SettingSearch:
 
 
 def needed(tried: Tried) -> int:
-    """Bytes that a setting needs of a GPU, where they are known."""
+    """Returns the bytes that a setting needs of a GPU, where they are known."""
     assert tried.memory is not None
     return tried.memory.needed
 
 
 def is_slower(setting: Setting, other: Setting) -> bool:
-    """Whether it is a slower form of the other."""
+    """Returns whether it is a slower form of the other."""
     return setting != other and other.as_fast_as(setting)
 
 
@@ -230,6 +235,6 @@ def by_need(tried: Tried) -> tuple[int, int]:
 
 
 def lacks(tried: Tried, fraction: float) -> bool:
-    """Whether more memory is lacking than this fraction of the tensors' peak."""
+    """Returns whether more memory is lacking than this fraction of the tensors' peak."""
     memory = tried.memory
     return memory is not None and -memory.spare > fraction * memory.peak

@@ -57,12 +57,12 @@ class Setting:
         return not self.slower[-1] and len(self.packs.batches) > 1
 
     def as_fast_as(self, other: Setting) -> bool:
-        """Whether it does all that the other does, and nothing more."""
+        """Returns whether it does all that the other does, and nothing more."""
         same = self.learned == other.learned and self.replicas == other.replicas
         return same and all(mine <= its for mine, its in zip(self.slower, other.slower))
 
     def as_large_as(self, other: Setting) -> bool:
-        """Whether it keeps all that the other keeps."""
+        """Returns whether it keeps all that the other keeps."""
         kept = all(mine <= its for mine, its in zip(self.slower[:-1], other.slower[:-1]))
         same = self.learned == other.learned and self.replicas >= other.replicas
         return same and kept and self.keeps_sums >= other.keeps_sums
@@ -77,7 +77,8 @@ def settings(
     additive: bool = True,
     per_machine: int = 8,
 ) -> list[Setting]:
-    """All that may be tried. `batches`: what a rank works on in a step; each setting has the same samples in a step.
+    """Returns all that may be tried. `batches`: what a rank works on in a step; each setting has the same samples in a
+    step.
 
     `additive`: whether samples weigh the same in packs of any size.
     """
@@ -93,7 +94,7 @@ def settings(
 def as_it_is(
     config: Trainer.Config, *, ranks: int, batches: Sequence[Sequence[Any]], limits: PackLimits
 ) -> Setting | None:
-    """The setting that changes no word; None where the run's degrees are not for so many ranks."""
+    """Returns the setting that changes no word; None where the run's degrees are not for so many ranks."""
     now = degrees_now(config, ranks)
     plain = Learned(0, "nothing")
     same = arranged(config, plain, ranks, now.replicate, now.context, batches, limits, additive=False)
@@ -127,7 +128,7 @@ def arranged(
     *,
     additive: bool,
 ) -> Iterator[Setting]:
-    """Settings with these degrees."""
+    """Yields the settings with these degrees."""
     model, now = config.model.config, degrees_now(config, ranks)
     if len(batches) * context % now.context:
         return
@@ -228,7 +229,8 @@ def without_average(config: Trainer.Config) -> dict[str, str]:
 
 
 def usual_targets(config: Trainer.Config) -> str | None:
-    """Names of the attention's layers; None where no layers have the usual names, or where these layers are frozen."""
+    """Returns the names of the attention's layers; None where no layers have the usual names, or where these layers are
+    frozen."""
     model = config.model.config
     layers, shapes = model.adaptable_layers(), model.shapes()
     if layers is None:  # the family checks targets when the network is built
@@ -260,7 +262,7 @@ def smaller_clips(config: Trainer.Config) -> Iterator[Learned]:
 
 
 def smaller_resolution(resolution: str) -> str:
-    """The next smaller tier, or half of an exact size; "" where there is none."""
+    """Returns the next smaller tier, or half of an exact size; "" where there is none."""
     exact = exact_size(resolution)
     if exact is not None:
         height, width = (side // 2 // 32 * 32 for side in exact)
@@ -270,7 +272,7 @@ def smaller_resolution(resolution: str) -> str:
 
 
 def with_clips(setting: Setting, clips: Learned) -> Setting:
-    """The setting of a run with these clips."""
+    """Returns the setting of a run with these clips."""
     learned = setting.learned
     says = clips.says if not learned.level else f"{clips.says}; {learned.says}"
     learned = Learned(clips.level + learned.level, says, {**clips.words, **learned.words})
@@ -299,7 +301,7 @@ def degree_words(config: Trainer.Config, ranks: int, replicas: int, context: int
 
 
 def can_share(config: Trainer.Config, context: int) -> bool:
-    """Whether so many ranks can share the tokens of a pack."""
+    """Returns whether so many ranks can share the tokens of a pack."""
     try:
         config.model.config.check_context(context)
     except ValueError:

@@ -264,7 +264,10 @@ class Quantize(AnswerAction, WritingAction):
 def dataset_of(
     model: StoredModel, given: ChatDataset.Config | None, flag: str, loader: str, purpose: str
 ) -> ChatDataset:
-    """The data set that is given, or that of the model's run. Raises UserError when there is neither, DataError."""
+    """Returns the data set that is given, or that of the model's run.
+
+    Raises UserError when there is neither, DataError.
+    """
     stated = ((model.tree or {}).get(loader) or {}).get("dataset")
     if given is None and stated is None:
         raise UserError(f"{model.folder} names no data to {purpose}; give --{flag} KIND --{flag}.path PATH")

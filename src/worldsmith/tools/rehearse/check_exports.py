@@ -90,7 +90,7 @@ class TrainedModel(StoredModel):
         return self.shapes
 
     def load(self, device: str | torch.device = "cpu", **options: Any) -> Any:
-        """The model in float32 without adapters, in tensors without memory."""
+        """Returns the model in float32 without adapters, in tensors without memory."""
         defaults = {} if self.defaults is None else {"defaults": self.defaults}
         with real_values():
             model: Any = self.merged_spec.config.build(device="meta", **defaults)
@@ -166,7 +166,7 @@ def wanted_by(
 
 
 def adapted_shapes(network: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Sequence[int]]:
-    """The matrices that PEFT makes for the layers that are named, around the library's network."""
+    """Returns the matrices that PEFT makes for the layers that are named, around the library's network."""
     from peft import LoraConfig, inject_adapter_in_model
 
     low, network = MATRICES[0], copy.deepcopy(network)
@@ -179,7 +179,7 @@ def adapted_shapes(network: nn.Module, tensors: Mapping[str, Tensor]) -> dict[st
 
 
 def compare_tensors(format: str, tensors: Mapping[str, Tensor], wanted: ExpectedTensors | None) -> Iterator[Finding]:
-    """Names that are missing or unknown, and shapes that differ."""
+    """Yields the names that are missing or unknown, and shapes that differ."""
     if wanted is None:
         return
     missing = [name for name in wanted.shapes if name not in tensors and name not in wanted.spare]

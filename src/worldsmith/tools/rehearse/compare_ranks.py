@@ -83,7 +83,7 @@ def compare_traces(records: Sequence[RankRecord]) -> list[Finding]:
 
 
 def compare_two(first: RankRecord, other: RankRecord) -> Finding | None:
-    """The first difference in the groups that both ranks belong to."""
+    """Returns the first difference in the groups that both ranks belong to."""
     expected, called = ([s for s in r.trace if {first.rank, other.rank} <= set(s.ranks)] for r in (first, other))
     if expected == called:
         return None
@@ -176,7 +176,7 @@ def pieces_by_name(plans: Mapping[int, SavePlan]) -> dict[str, list[TensorShard]
 
 
 def check_keys(part: str, pieces: Mapping[str, Sequence[TensorShard]], ranks: Sequence[int]) -> Iterator[Finding]:
-    """Keys that some of the ranks have and others do not."""
+    """Yields the keys that some of the ranks have and others do not."""
     partly: dict[tuple[int, ...], list[str]] = defaultdict(list)
     for name, held in sorted(pieces.items()):
         having = tuple(dict.fromkeys(piece.rank for piece in held))
@@ -193,7 +193,7 @@ def check_keys(part: str, pieces: Mapping[str, Sequence[TensorShard]], ranks: Se
 
 
 def find_fault(held: Sequence[TensorShard], *, all_ranks: bool) -> str:
-    """Whether the pieces of a tensor are of different kinds, overlap, or leave a hole; "" where all is right."""
+    """Returns the problem if shards of a tensor differ in form, overlap, or leave a hole; else ""."""
     forms, boxes, same = dict[str, int](), dict[Box, int](), list[tuple[int, TensorShard]]()
     for piece in held:
         forms.setdefault(form(piece.size, piece.dtype), piece.rank)
@@ -218,7 +218,8 @@ def find_fault(held: Sequence[TensorShard], *, all_ranks: bool) -> str:
 
 
 def find_foreign_rows(held: Sequence[TensorShard], shares: int) -> str:
-    """A rank that writes other rows of a sharded tensor than its own, which are dealt as by `torch.chunk`; "": none."""
+    """Returns a rank that writes other rows of a sharded tensor than its own, which are dealt as by `torch.chunk`;
+    "": none."""
     for rank, size, _, box in held:
         if not size:
             return ""

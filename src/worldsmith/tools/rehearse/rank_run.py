@@ -161,7 +161,7 @@ def make_batches(run: TrackedRun) -> list[Any]:
 
 
 def weights_of(run: TrackedRun) -> dict[str, RankWeight]:
-    """The network as this rank holds it."""
+    """Returns the network as this rank holds it."""
     trained, held = {id(parameter) for parameter in run.state.parameters}, run.model.held
     return {
         name: RankWeight(
@@ -243,7 +243,7 @@ class NoLoader(SimpleNamespace):
 
 
 def write_layout(folder: Path, metadata: Mapping[str, Any], texts: Mapping[str, str], shares: int) -> Path:
-    """A checkpoint of one step without its tensors; returns its folder."""
+    """Returns a checkpoint of one step without its tensors; returns its folder."""
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
     checkpoint = folder / f"checkpoints/iter_{STEP_DONE:09d}"

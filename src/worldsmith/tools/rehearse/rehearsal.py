@@ -147,7 +147,7 @@ def errors_of(records: Sequence[RankRecord]) -> list[Finding]:
 
 
 def rehearse_resume(cast: Cast, done: Rehearsal) -> Iterator[Finding]:
-    """The layout of the checkpoint, read by as many ranks, by half as many and by one."""
+    """Yields the layout of the checkpoint, read by as many ranks, by half as many and by one."""
     try:
         metadata = join_plans(done.records, all_ranks=done.is_whole)
     except (ValueError, AssertionError) as error:
@@ -173,7 +173,8 @@ def any_degrees(config: Trainer.Config) -> Trainer.Config:
 
 
 def usual_ranks(config: Trainer.Config) -> int:
-    """The number of ranks that the degrees of a run ask for; where they leave it open, 8 or the next that fits."""
+    """Returns the number of ranks that the degrees of a run ask for; where they leave it open, 8 or the next that
+    fits."""
     asked, least = config.model.config.parallelism, least_ranks(config)
     is_open = min(asked.data_parallel_shard_degree, asked.data_parallel_replicate_degree) <= 0
     return least * -(-USUAL // least) if is_open else least
@@ -215,7 +216,7 @@ def reduce_layers(config: Trainer.Config, layers: int, folder: Path) -> Trainer.
 
 
 def with_fewer(described: dict[str, Any], layers: int) -> dict[str, Any]:
-    """A config of transformers with fewer layers."""
+    """Returns a config of transformers with fewer layers."""
     layers = max(layers, len((described.get("vision_config") or {}).get(SELECTED) or ()))
 
     def cut(name: str, value: Any) -> Any:
@@ -233,7 +234,7 @@ def with_fewer(described: dict[str, Any], layers: int) -> dict[str, Any]:
 
 
 def copied(source: Path, target: Path, described: dict[str, Any]) -> Path:
-    """The small files of a model folder, beside another config."""
+    """Returns the small files of a model folder, beside another config."""
     target.mkdir()
     for file in source.iterdir():
         if file.is_file() and file.suffix in (".json", ".jinja", ".txt", ".model") and file.name != CONFIG:

@@ -121,7 +121,7 @@ def names_of(runs: Sequence[RunFiles]) -> list[str]:
 
 
 def side_by_side(runs: Sequence[RunFiles], names: Sequence[str], place: PageBudget) -> list[PromptSamples]:
-    """The newest samples of each run, by prompt, first the prompts that most runs have."""
+    """Returns the newest samples of each run, by prompt, first the prompts that most runs have."""
     found: dict[tuple[str, str], PromptSamples] = {}
     shares: Counter[tuple[str, str]] = Counter()
     for index, (run, name) in enumerate(zip(runs, names, strict=True)):

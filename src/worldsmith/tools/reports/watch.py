@@ -77,7 +77,7 @@ class PageServer(ThreadingHTTPServer):
         return f"http://{HOST}:{self.server_port}/"
 
     def page(self) -> Page:
-        """The page as it is now, or was a moment ago."""
+        """Returns the page as it is now, or was a moment ago."""
         with self.making:
             if self.made is None or time.monotonic() > self.good_until:
                 begun = time.monotonic()

@@ -67,7 +67,7 @@ class Dimension:
         return drawn if self.mark.choices else min(max(float(f"{drawn:.{DIGITS}g}"), kind.low), kind.high)
 
     def value(self, drawn: Any, base: Any) -> Any:
-        """The field's value; `base` is that of the field which the mark is a ratio of."""
+        """Returns the field's value; `base` is that of the field which the mark is a ratio of."""
         mark = self.mark
         if mark.choices:
             found = mark.choices[share_index(mark.weights, drawn) if mark.weights else self.labels.index(drawn)]

@@ -46,7 +46,7 @@ class FinalData:
             in_own_process(self.require_unseen)
 
     def measure(self, record: Record, best: FrozenTrial) -> dict[str, Any]:
-        """The figure of the best trial, and that of the run as it is; None: not finite. Raises UserError."""
+        """Returns the figure of the best trial, and that of the run as it is; None: not finite. Raises UserError."""
         both: dict[str, float | None] = {}
         for name, trial in (("best", best), ("as_it_is", record.finished[0])):
             if trial.number == best.number and both:

@@ -52,7 +52,7 @@ def setting_axis(path: str, lines: Lines, space: Space) -> SettingAxis:
 
 
 def study_charts(lines: Lines, space: Space, metric: str, direction: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """The charts that have values, and one sentence for each reason to omit others."""
+    """Returns the charts that have values, and one sentence for each reason to omit others."""
     complete = [line for line in lines if line["state"] == "complete"]
     titles = {path: f"{metric} over {path}" for path in space.paths}
     history_title = f"{metric} by trial"
@@ -79,7 +79,7 @@ def study_charts(lines: Lines, space: Space, metric: str, direction: str) -> tup
 
 
 def history(lines: Lines, direction: str) -> list[dict[str, Any]]:
-    """The curves of values by trial, and of the best value so far."""
+    """Returns the curves of values by trial, and of the best value so far."""
     complete, pruned = (
         [(line["trial"], line["value"]) for line in lines if line["state"] == state] for state in ("complete", "pruned")
     )
@@ -94,7 +94,8 @@ def history(lines: Lines, direction: str) -> list[dict[str, Any]]:
 def parallel_coordinates(
     complete: Lines, settings: Sequence[SettingAxis], metric: str, direction: str
 ) -> dict[str, Any]:
-    """The chart of all settings: an axis for each one, the last for the value, and a line for each complete trial."""
+    """Returns the chart of all settings: an axis for each one, the last for the value, and a line for each complete
+    trial."""
     values = [line["value"] for line in complete]
     axes, heights = [], []
     for setting in settings:
@@ -178,7 +179,7 @@ def chart(name: str, title: str, lines: list[dict[str, Any]], **about: Any) -> d
 
 
 def curve(label: str, pairs: Sequence[tuple[float, float]], *, points: bool = False) -> dict[str, Any]:
-    """A line, or points, as `look/page.js` draws them."""
+    """Returns a line, or points, as `look/page.js` draws them."""
     ends = {"last": pairs[-1], "least": min(pairs, key=lambda p: p[1]), "greatest": max(pairs, key=lambda p: p[1])}
     return {
         "label": label,
@@ -244,7 +245,7 @@ def write_page(
 
 
 def head(facts: Mapping[str, Any], lines: Lines) -> list[dict[str, str]]:
-    """The figures at the head of the page."""
+    """Returns the figures at the head of the page."""
 
     def fact(name: str, value: str, note: str = "") -> dict[str, str]:
         return {"name": name, "value": value, "note": note}
@@ -274,5 +275,5 @@ def count_trials(lines: Lines, state: str) -> int:
 
 
 def report(out: Path, line: Mapping[str, Any]) -> str:
-    """The page of a trial's run, beside that of the study."""
+    """Returns the page of a trial's run, beside that of the study."""
     return f"{line['run']}/report.html" if (out.parent / line["run"] / "report.html").exists() else ""

@@ -51,7 +51,7 @@ class Record:
         self.finished: list[FrozenTrial] = self.study.trials
 
     def path(self, number: int, suffix: str = "") -> Path:
-        """The run folder of a trial; with a suffix the file beside it."""
+        """Returns the run folder of a trial; with a suffix the file beside it."""
         return self.runs / f"{number:04d}{suffix}"
 
     def plan(self, number: int) -> TrialPlan | None:
@@ -102,7 +102,7 @@ STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
 
 
 def line_of(trial: FrozenTrial, run: Path) -> dict[str, Any]:
-    """A trial as plain data."""
+    """Returns a trial as plain data."""
     about = trial.user_attrs
     return {
         "trial": trial.number,
@@ -133,7 +133,10 @@ def ended(
     reason: str | None = None,
     seconds: float = 0.0,
 ) -> FrozenTrial:
-    """A trial that has ended as a value of `STATES`. `heard` are its validations, `notes` those of the pruner."""
+    """Returns a trial that has ended as a value of `STATES`.
+
+    `heard` are its validations, `notes` those of the pruner.
+    """
     from optuna.trial import TrialState, create_trial
 
     (name,) = (name for name, said in STATES.items() if said == state)
@@ -193,6 +196,6 @@ def require_same_study(folder: Path, about: Mapping[str, Any]) -> None:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """A line for each name that has different values in two tables."""
+    """Returns a line for each name that has different values in two tables."""
     names = dict.fromkeys([*before, *now])
     return [f"  {n}: {before.get(n)!r} there, {now.get(n)!r} now" for n in names if before.get(n) != now.get(n)]

@@ -114,7 +114,7 @@ class StudySetup:
         return FinalData(self.source, config.final_data, config.metric, config.evaluate)
 
     def refusal(self, settings: Mapping[str, Any]) -> str | None:
-        """The first mistake in the config of the run with these settings; None if it has none."""
+        """Returns the first mistake in the config of the run with these settings; None if it has none."""
         try:
             self.source.load(as_words(settings))
         except ConfigError as error:

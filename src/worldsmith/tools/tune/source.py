@@ -39,18 +39,18 @@ class SpecFields:
     """Fields of the run that words set, whatever the spec says."""
 
     def key(self, path: str) -> str | None:
-        """The full key of a name; None for the name of a field of the run."""
+        """Returns the full key of a name; None for the name of a field of the run."""
         key = self.spec.form.aliases.get(path, path)
         return None if first_part(key) in SECTIONS else key
 
     def search_space(self) -> Iterator[Searched]:
-        """The marked fields under their keys, also in conditions and ratios."""
+        """Yields the marked fields under their keys, also in conditions and ratios."""
         for found in search_space(self.spec.root):
             marks = tuple(in_keys(mark) for mark in found.marks)
             yield replace(found, path=keys_of(parse_path(found.path)), marks=marks)
 
     def replaced_by(self, key: str, paths: Sequence[Path]) -> Path | None:
-        """The first of some fields of the run that sets what `key` sets; None if none does."""
+        """Returns the first of some fields of the run that sets what `key` sets; None if none does."""
         targets = self.targets.get(key, ())
         return next((path for path in paths for to in targets if starts_with(to, path) or starts_with(path, to)), None)
 
@@ -88,12 +88,12 @@ class Source:
         return Source(self.name, [*given, *of_run, word_of(LOAD_PATH, start)])
 
     def load(self, words: Sequence[str] = (), *, keep_unset: bool = False) -> Loaded:
-        """The run with further words. Raises ConfigError."""
+        """Returns the run with further words. Raises ConfigError."""
         of_spec, of_run = self.split(words)
         return load(self.name, of_run, keep_unset=keep_unset, spec_words=of_spec)
 
     def command(self, words: Sequence[str] = (), *, processes: int = 1) -> list[str]:
-        """The words of the `worldsmith` command that trains it, in so many processes of this machine."""
+        """Returns the words of the `worldsmith` command that trains it, in so many processes of this machine."""
         of_spec, of_run = self.split(words)
         source = [self.name] if of_spec is None else ["--spec", self.name, *of_spec]
         parent = [PARENT, self.parent] if self.parent else []
@@ -112,11 +112,11 @@ class Source:
         return replace(found, words=[*kept, f"{RESUMES[not self.is_spec]}=false"]) if found.resumes() else found
 
     def resumes(self) -> bool:
-        """Whether the run resumes the run of its folder that was saved last."""
+        """Returns whether the run resumes the run of its folder that was saved last."""
         return bool(self.load().tree.job.resume_newest)
 
     def split(self, words: Sequence[str] = ()) -> tuple[list[str] | None, list[str]]:
-        """The words of a spec, None without one, and those of the run; `words` come after its own."""
+        """Returns the words of a spec, None without one, and those of the run; `words` come after its own."""
         every = [*self.words, *words]
         if not self.is_spec:
             return None, every
@@ -140,7 +140,7 @@ class Source:
         return SpecFields(spec, targets, [parse_path(key_of_word(word)) for word in of_run])
 
     def output_folder(self) -> str | None:
-        """The folder that a spec names for its results; None where nothing names one."""
+        """Returns the folder that a spec names for its results; None where nothing names one."""
         named = (self.spec.spec.get(key) for key in FOLDERS if self.spec.spec.is_stated(key)) if self.spec else ()
         return next((folder.removeprefix("file://") for folder in named if folder), None)
 
@@ -152,30 +152,30 @@ FOLDERS = ("results_dir", "train.output_dir")
 
 
 def launched(words: Sequence[str], processes: int) -> list[str]:
-    """The words of a `worldsmith` command that does a command in so many processes of this machine."""
+    """Returns the words of a `worldsmith` command that does a command in so many processes of this machine."""
     return [*(["launch", "--nproc-per-node", str(processes)] if processes > 1 else []), *words]
 
 
 def processes_of(tree: Trainer.Config) -> int:
-    """The number of processes that a run asks for by its parallel degrees; a degree of -1 asks for one."""
+    """Returns the number of processes that a run asks for by its parallel degrees; a degree of -1 asks for one."""
     degrees = tree.model.config.parallelism
     return math.prod(max(1, getattr(degrees, name)) for name in NAMES)
 
 
 def in_keys(mark: Search) -> Search:
-    """A mark that names keys of a spec instead of fields of its classes."""
+    """Returns a mark that names keys of a spec instead of fields of its classes."""
     path, value = mark.condition
     when = f"{keys_of(parse_path(path))}={value}" if mark.when else ""
     return replace(mark, ratio_of=keys_of(parse_path(mark.ratio_of)) if mark.ratio_of else "", when=when)
 
 
 def key_of_word(word: str) -> str:
-    """The name that an override word changes or removes."""
+    """Returns the name that an override word changes or removes."""
     return word.lstrip("+~").partition("=")[0]
 
 
 def word_of(key: str, text: str) -> str:
-    """The override word that sets a key to a text, quoted only where it would be read as something else."""
+    """Returns the override word that sets a key to a text, quoted only where it would be read as something else."""
     return f"{key}={text if read_text(text, str | None) == text else write(text, WORD)}"
 
 

@@ -131,7 +131,10 @@ class Space:
             del chosen[path]
 
     def read(self, word: str) -> tuple[str, Search | None]:
-        """The path of a `--search` word, and what it says; None: what the field's mark says. Raises UserError."""
+        """Returns the path of a `--search` word, and what it says; None: what the field's mark says.
+
+        Raises UserError.
+        """
         match = _WORD_FORM.fullmatch(word.strip())
         if match is None:
             raise UserError(f"--search {word}: expected PATH=RANGE, where RANGE is {FORMS}")
@@ -185,7 +188,10 @@ class Space:
         return Search(choices=choices, weights=() if alike else weights, ratio_of=self.full(ratio[1]) if ratio else "")
 
     def choice(self, text: str, hint: Any) -> Any:
-        """A value of a field; of a section the name of a class. Raises ValueError for one that it does not take."""
+        """Returns a value of a field; of a section the name of a class.
+
+        Raises ValueError for one that it does not take.
+        """
         if nested_config_classes(hint):
             found = named_class(text, hint, ())
             if isinstance(found, Problem):
@@ -197,7 +203,10 @@ class Space:
         return value
 
     def hint(self, path: str, word: str = "", *, declared: bool = False) -> Any:
-        """The type of a field of the run, perhaps with what is declared about it. UserError if there is none."""
+        """Returns the type of a field of the run, perhaps with what is declared about it.
+
+        UserError if there is none.
+        """
         problems: list[Problem] = []
         try:
             root, keys = self.locate(path)
@@ -211,24 +220,24 @@ class Space:
         return annotated_hints(type(parent))[str(keys[-1])] if declared and isinstance(parent, Config) else hint
 
     def full(self, name: str) -> str:
-        """The name of a field without abbreviation."""
+        """Returns the name of a field without abbreviation."""
         return (self.spec and self.spec.key(name)) or name
 
     def locate(self, path: str) -> tuple[Config, Path]:
-        """The tree that has a field, that of the spec or of the run, and the path there. Raises ValueError."""
+        """Returns the tree that has a field, that of the spec or of the run, and the path there. Raises ValueError."""
         if self.spec is not None and self.spec.key(path) is not None:
             return self.spec.spec.root, fields_of(path)
         return self.tree, parse_path(path)
 
     def suggest(self, trial: Trial) -> dict[str, Any]:
-        """The settings of a trial: values by path. What of them cannot be together is not looked at."""
+        """Returns the settings of a trial: values by path. What of them cannot be together is not looked at."""
         settings: dict[str, Any] = {}
         for dimension in self.active(settings):
             settings[dimension.path] = dimension.value(dimension.suggest(trial), self.base(dimension, settings))
         return settings
 
     def active(self, settings: Mapping[str, Any]) -> Iterator[Dimension]:
-        """The dimensions whose condition holds; `settings` may be filled meanwhile."""
+        """Yields the dimensions whose condition holds; `settings` may be filled meanwhile."""
         taken: set[str] = set()
         for dimension in self.dimensions:
             if dimension.path not in taken and self.holds(dimension.mark, settings):
@@ -246,7 +255,7 @@ class Space:
         return drawn, distributions
 
     def holds(self, mark: Search, settings: Mapping[str, Any]) -> bool:
-        """Whether the condition of a mark holds in the run with these settings."""
+        """Returns whether the condition of a mark holds in the run with these settings."""
         path, wanted = mark.condition
         value = self.value(path, settings) if path else ""
         return (value if isinstance(value, str) else write(value, WORD)) == wanted
@@ -292,7 +301,7 @@ def refuse_outside(word: str, mark: Search, hint: Any) -> None:
 
 
 def limits_of(hint: Any) -> Iterator[Any]:
-    """The declared limits of a field's type."""
+    """Yields the declared limits of a field's type."""
     if hasattr(hint, "__metadata__"):
         yield from (limit for limit in hint.__metadata__ if not isinstance(limit, Mark))
         yield from limits_of(get_args(hint)[0])
@@ -303,7 +312,7 @@ def limits_of(hint: Any) -> Iterator[Any]:
 
 
 def as_words(settings: Mapping[str, Any]) -> list[str]:
-    """Settings as override words."""
+    """Returns settings as override words."""
     return [f"{path}={write(value, WORD)}" for path, value in settings.items()]
 
 

@@ -180,7 +180,7 @@ class Judge:
         self.has_hope = True
 
     def hear(self, value: float | None) -> bool:
-        """Whether the trial is worth going on after its next validation."""
+        """Returns whether the trial is worth going on after its next validation."""
         self.heard.append(math.nan if value is None else value)
         self.trial.report(self.heard[-1], len(self.heard))
         self.has_hope = len(self.heard) >= self.most or not self.trial.should_prune()

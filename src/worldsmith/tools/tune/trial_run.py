@@ -84,11 +84,11 @@ class TrialRun:
         return True
 
     def facts(self) -> dict[str, float | None]:
-        """The numbers that the second command has found, by name. Raises UserError."""
+        """Returns the numbers that the second command has found, by name. Raises UserError."""
         return dict(numbers(read_json_object(self.measured)))
 
     def code(self) -> int | None:
-        """The exit code, negative for a signal; None while the process works."""
+        """Returns the exit code, negative for a signal; None while the process works."""
         assert self.process is not None
         code = self.process.poll()
         if code is not None and self._since:
@@ -107,7 +107,7 @@ class TrialRun:
             self.process.wait()
 
     def values(self) -> list[float | None]:
-        """The metric after each validation so far; None for one that was not finite."""
+        """Returns the metric after each validation so far; None for one that was not finite."""
         self.validations.read()
         return self.validations.values
 
@@ -125,7 +125,7 @@ class TrialRun:
 
 
 def said_why(lines: Sequence[str]) -> str:
-    """The last line of a log that names an error, with what belongs to it; else the last line at all."""
+    """Returns the last line of a log that names an error, with what belongs to it; else the last line at all."""
     for index in range(len(lines) - 1, -1, -1):
         if match := REASON.match(lines[index].strip()):
             rest = [line.strip() for line in lines[index + 1 : index + 6] if line.strip()]
@@ -134,7 +134,7 @@ def said_why(lines: Sequence[str]) -> str:
 
 
 def program(words: Sequence[str]) -> list[str]:
-    """A `worldsmith` command that knows the recipes and classes of other packages that this process knows."""
+    """Returns a `worldsmith` command that knows the recipes and classes of other packages that this process knows."""
     modules = dict.fromkeys(found.module for found in registered().values())
     packages = [
         *(word for module in modules if not is_ours(module) for word in ("--import", module)),
@@ -183,7 +183,7 @@ def environment_of(slot: int, parallel: int, root: Path, devices: Sequence[str],
 
 
 def visible_devices() -> list[str]:
-    """The names by which CUDA_VISIBLE_DEVICES calls the GPUs that this process could use."""
+    """Returns the names by which CUDA_VISIBLE_DEVICES calls the GPUs that this process could use."""
     import torch
 
     count = torch.cuda.device_count()

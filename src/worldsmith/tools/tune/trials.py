@@ -216,7 +216,7 @@ class Trials:
                 shutil.rmtree(checkpoints, ignore_errors=True)
 
     def make_run(self, plan: TrialPlan, slot: int) -> TrialRun:
-        """The run of a plan in a slot."""
+        """Returns the run of a plan in a slot."""
         config, source, folder = self.setup.config, self.setup.source, self.record.path(plan.number)
         words = as_words(plan.settings)
         processes = processes_of(source.load(words).tree) if words else self.setup.processes
@@ -227,13 +227,13 @@ class Trials:
         return TrialRun(folder, command, config.metric, slot=slot, after=after if config.evaluate else ())
 
     def environment(self, slot: int) -> dict[str, str]:
-        """The environment of the processes in a slot."""
+        """Returns the environment of the processes in a slot."""
         parallel, root = self.setup.config.parallel, self.record.folder.absolute().parent
         devices = visible_devices() if parallel > 1 else []
         return environment_of(slot, parallel, root, devices, self.setup.processes)
 
     def score(self, run: TrialRun) -> float | None:
-        """The value of a run that has ended well; None if it is not finite.
+        """Returns the value of a run that has ended well; None if it is not finite.
 
         Of several validations the last counts, or the best if the run keeps the weights of the best one. Raises
         UserError for a metric that the run does not have.
@@ -249,6 +249,6 @@ class Trials:
 
 
 def last_or_best(values: Sequence[float | None], *, best: Callable[..., float] | None) -> float | None:
-    """The value of a run's validations: the last, or the best where the run keeps that one's weights."""
+    """Returns the value of a run's validations: the last, or the best where the run keeps that one's weights."""
     finite = [value for value in values if value is not None]
     return best(finite) if best and finite else values[-1]

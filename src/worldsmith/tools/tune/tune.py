@@ -165,7 +165,7 @@ class Tune(Action):
             tried[number] = plan.settings
 
     def preflight(self) -> list[str]:
-        """The dry run of the run as it is. Raises UserError for what would stop it before its first step."""
+        """Returns the dry run of the run as it is. Raises UserError for what would stop it before its first step."""
         tree, folder, processes = self.setup.base.tree, self.setup.folder / RUNS / "0000", self.setup.processes
 
         def lines() -> list[str]:

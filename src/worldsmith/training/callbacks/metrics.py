@@ -306,7 +306,7 @@ class NormMonitor(Callback):
         return {"norms": {kind: total_norm(norms) for kind, norms in found.items()}} if found else {}
 
     def norms(self, tensors: Sequence[Tensor | None]) -> dict[str, float]:
-        """The norm of each part, over all ranks."""
+        """Returns the norm of each part, over all ranks."""
         squares: dict[str, float] = defaultdict(float)
         for part, square in zip(self.parts, square_sums(tensors), strict=True):
             squares[part] += square
@@ -361,7 +361,7 @@ class ParamCount(Callback):
 
 
 def module_path(name: str) -> str:
-    """The part of a network to which a parameter belongs: its path up to the first number, else its module.
+    """Returns the part of a network to which a parameter belongs: its path up to the first number, else its module.
 
     `model.layers.3.mlp.up_proj.weight` → `model.layers.3`; `vae2llm.bias` → `vae2llm`.
     """

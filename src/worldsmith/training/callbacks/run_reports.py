@@ -208,7 +208,7 @@ class RunPlan(Callback):
 
 
 def plan_command(run_folder: Path, processes: int, device: str) -> list[str]:
-    """The command that plans the run in the folder on GPUs like that of this process."""
+    """Returns the command that plans the run in the folder on GPUs like that of this process."""
     trusted = [word for name in trusted_packages() if name != "worldsmith" for word in ("--trust", name)]
     plan = ["plan", str(run_folder / "config.yaml"), "--gpus", str(processes), "--gpu", plan_gpu_name(device), "--json"]
     return [sys.executable, "-m", "worldsmith", *trusted, *plan]

@@ -66,13 +66,13 @@ def record_name(record: Any) -> str:
 
 
 def unique(key: str, seen: dict[str, int]) -> str:
-    """The key, with a number from its second use on: many sets ask several questions under one id."""
+    """Returns the key, with a number from its second use on: many sets ask several questions under one id."""
     seen[key] = seen.get(key, 0) + 1
     return key if seen[key] == 1 else unique(f"{key}#{seen[key]}", seen)
 
 
 def with_system(turns: Iterable[Turn], prompt: str) -> list[Turn]:
-    """The turns, opened by the system prompt when there is one and they have none."""
+    """Returns the turns, opened by the system prompt when there is one and they have none."""
     turns = list(turns)
     return [say("system", prompt), *turns] if prompt and turns[0].role != "system" else turns
 

@@ -108,7 +108,7 @@ class ChatFile(ChatDataset):
                 self.entries.append(Entry(key, record, line, number, files_of(turns), shows))
 
     def find(self) -> Path:
-        """The file of the records. Raises DataError."""
+        """Returns the file of the records. Raises DataError."""
         return find_file(self.config.path, self.file_name)
 
     def open_media(self) -> None:
@@ -137,7 +137,7 @@ class ChatFile(ChatDataset):
 
     @classmethod
     def is_at(cls, path: Path) -> bool:
-        """Whether a folder or a file holds such a data set."""
+        """Returns whether a folder or a file holds such a data set."""
         return (path / cls.file_name).is_file() if path.is_dir() else path.name == cls.file_name and path.is_file()
 
     @abstractmethod
@@ -182,7 +182,7 @@ class ChatFile(ChatDataset):
             yield entry.key, [[turn.role, len(turn.parts)] for turn in turns] + parts
 
     def traces(self) -> Iterable[str]:
-        """The files of the images and videos of each conversation; its turns if it has none."""
+        """Returns the files of the images and videos of each conversation; its turns if it has none."""
         return (trace_of(self.turns(index)) for index in range(len(self)))
 
     def _mark(self, source: str | bytes) -> str:
@@ -199,7 +199,7 @@ class ChatFile(ChatDataset):
         return content_marks(file for entry in self.entries for file in entry.files)
 
     def medium(self, kind: Literal["image", "video"], path: Any, stated_fps: Any = None) -> Part:
-        """An image or a video of a record. Raises SampleError: bad_record, remote_path, no_video_fps."""
+        """Returns an image or a video of a record. Raises SampleError: bad_record, remote_path, no_video_fps."""
         if not isinstance(path, str) or not path or "\0" in path:
             raise SampleError("bad_record", f"the path of the {kind} must be text without NUL, found {path!r}")
         if kind == "image" and path.startswith("data:"):
@@ -237,7 +237,7 @@ def choose_media_root(folder: Path, names: Sequence[str]) -> Path:
 
 
 def find_file(path: str, name: str) -> Path:
-    """The file at `path`, or `name` in the folder `path`. Raises DataError."""
+    """Returns the file at `path`, or `name` in the folder `path`. Raises DataError."""
     if not path:
         raise DataError(f"dataset.path is empty: expected a file, or a folder with {name}")
     given = Path(path)

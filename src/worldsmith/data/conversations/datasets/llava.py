@@ -51,7 +51,7 @@ class LlavaDataset(ChatFile):
 
 
 def has(file: Path, name: str) -> bool:
-    """Whether the first record of a file has such a key."""
+    """Returns whether the first record of a file has such a key."""
     try:
         records = read_list(file, wrappers=WRAPPERS, single=TURNS)
     except DataError:
@@ -76,7 +76,10 @@ def tagged_turns(conversations: Any, images: Sequence[Part], videos: Sequence[Pa
 
 
 def show_first(turns: list[Turn], media: Sequence[Part]) -> list[Turn]:
-    """The turns with the media before the first text of the user. Raises SampleError when the user says nothing."""
+    """Returns the turns with the media before the first text of the user.
+
+    Raises SampleError when the user says nothing.
+    """
     first = next((number for number, turn in enumerate(turns) if turn.role == "user"), None)
     if first is None:
         raise SampleError("bad_record", "no turn of the user shows the record's images or videos")

@@ -36,7 +36,7 @@ class ManifestDataset(ChatFile):
                 yield number, None, error
 
     def _complete(self, record: Any) -> dict[str, Any]:
-        """The record with its conversation in place of the file's name."""
+        """Returns the record with its conversation in place of the file's name."""
         if isinstance(record, SampleError):
             raise record
         if not isinstance(record, dict):

@@ -82,7 +82,7 @@ class VideoLimits(Limits):
 
 
 def has_limits(folder: Path) -> bool:
-    """Whether the folder states any; that of a model for text alone has none."""
+    """Returns whether the folder states any; that of a model for text alone has none."""
     return any((folder / name).is_file() for name in (IMAGE_FILE, VIDEO_FILE, JOINT_FILE))
 
 
@@ -173,7 +173,10 @@ def read_section(folder: Path, name: str, joint_name: str) -> tuple[dict[str, An
 
 
 def common_limits(settings: dict[str, Any], where: str) -> dict[str, Any]:
-    """The fields of `Limits`. Raises DataError, naming the place, for settings that are missing or not known here."""
+    """Returns the fields of `Limits`.
+
+    Raises DataError, naming the place, for settings that are missing or not known here.
+    """
     size = settings.get("size") or {}
     found: dict[str, Any] = {
         "size.shortest_edge": size.get("shortest_edge") or settings.get("min_pixels"),

@@ -198,7 +198,10 @@ class MediaProcessor(Configurable):
         return min(stated if config.min_pixels is None else config.min_pixels * frames, most), most
 
     def frame_times(self, path: str, info: VideoInfo, indices: list[int], fps: float | None) -> list[float]:
-        """Seconds from the first frame; the container's where frames are unevenly spaced. Raises SampleError."""
+        """Returns seconds from the first frame; the container's where frames are unevenly spaced.
+
+        Raises SampleError.
+        """
         from worldsmith.data.stream.errors import SampleError
         from worldsmith.data.video_file import frame_times
 

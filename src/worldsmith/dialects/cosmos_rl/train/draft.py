@@ -23,7 +23,7 @@ OUR_KEYS = {"job", "model", "recipe", "type", "dialect", "trainer", "optimizer"}
 
 
 def read_train_spec(files: Sequence[str], words: Sequence[str] = ()) -> Draft:
-    """The draft of a spec, a single file, that dotted words change; it has no tree if the spec has mistakes.
+    """Returns the draft of a spec, a single file, that dotted words change; it has no tree if the spec has mistakes.
 
     Raises ConfigError for a file that cannot be read.
     """
@@ -48,7 +48,7 @@ def read_train_spec(files: Sequence[str], words: Sequence[str] = ()) -> Draft:
 
 
 def parent_of_spec(file: str, words: Sequence[str], parent: str | None) -> tuple[str | None, list[str]]:
-    """The parent of a training spec, given or named by it, and the words without the parent; None: it has none.
+    """Returns the parent of a training spec, given or named by it, and the words without the parent; None: it has none.
 
     The parent's model replaces the model that the file of the spec names. Raises UserError if a word names one, and for
     two parents.
@@ -86,7 +86,7 @@ def find_other_training(spec: Spec) -> Problem | None:
 
 
 def is_train_spec(files: Sequence[str]) -> bool:
-    """Whether files are a single one that has the tables of a training spec and none of ours."""
+    """Returns whether files are a single one that has the tables of a training spec and none of ours."""
     if len(files) != 1 or not files[0].lower().endswith(SUFFIXES):
         return False
     try:
@@ -97,13 +97,13 @@ def is_train_spec(files: Sequence[str]) -> bool:
 
 
 def is_generator_rl(data: Mapping[str, Any]) -> bool:
-    """Whether a file is a config of Cosmos-RL for reinforcement learning of Cosmos-Predict2.5."""
+    """Returns whether a file is a config of Cosmos-RL for reinforcement learning of Cosmos-Predict2.5."""
     model = data.get("model")
     return {"model_parallel", "trainer"} <= data.keys() and isinstance(model, dict) and "conditioner" in model
 
 
 def has_spec_keys(data: Mapping[str, Any]) -> bool:
-    """A table `train` or `policy` with a key of a spec's: other systems have such tables too."""
+    """Returns whether the table `train` or `policy` has a key of a spec; other systems have such tables too."""
     known = [
         (name, table) for name, table in (("train", Training), ("policy", Policy)) if isinstance(data.get(name), dict)
     ]

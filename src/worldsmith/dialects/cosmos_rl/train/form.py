@@ -215,7 +215,7 @@ def default_frames(t: SpecTranslation) -> tuple[str, dict[str, Any]]:
 
 
 def is_reason2(name: str) -> bool:
-    """Whether a model is a Cosmos-Reason2, or a Qwen3-VL, as far as its name or its folder tells."""
+    """Returns whether a model is a Cosmos-Reason2, or a Qwen3-VL, as far as its name or its folder tells."""
     with suppress(OSError, ValueError, AttributeError):
         config = json.loads((Path(name) / "config.json").read_text(encoding="utf-8"))
         return str(config.get("model_type")).startswith("qwen3_vl")

@@ -133,7 +133,7 @@ def put_media(t: SpecTranslation, key: str, to: str) -> bool:
 
 
 def holds_media(folder: str) -> bool:
-    """Whether a folder holds annotations.json and something else than JSON: it is the root of the media too."""
+    """Returns whether a folder holds annotations.json and something else than JSON: it is the root of the media too."""
     path = Path(folder.removeprefix("file://"))
     if not (path / "annotations.json").is_file():
         return False

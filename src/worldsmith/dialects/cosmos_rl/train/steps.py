@@ -33,7 +33,8 @@ class Steps:
     per_epoch: int | None
 
     def of_epochs(self, t: SpecTranslation, key: str, epochs: int) -> int | None:
-        """Number of steps of `epochs` epochs; None if it is unknown, which is reported as a mistake in `key`."""
+        """Returns the number of steps of `epochs` epochs; None if it is unknown, which is reported as a mistake in
+        `key`."""
         if self.per_epoch is None:
             t.refuse(key, "epochs cannot be converted to steps: the samples cannot be counted", "give steps instead")
             return None
@@ -41,7 +42,7 @@ class Steps:
 
 
 def steps_per_epoch(samples: int, ranks: int, batch: int, *, drop_last: bool) -> int:
-    """Number of steps of one epoch as Cosmos-RL counts them, from the batch of each rank.
+    """Returns the number of steps of one epoch as Cosmos-RL counts them, from the batch of each rank.
 
     Every rank gets the same number of samples; the last ones are padded with samples that the epoch has already.
     """
@@ -170,7 +171,7 @@ def put_schedule(t: SpecTranslation, steps: Steps) -> None:
 
 
 def warm_up_steps(t: SpecTranslation, total: int) -> int:
-    """Number of warm-up steps, at most `total`.
+    """Returns the number of warm-up steps, at most `total`.
 
     Epochs of warm-up are counted as in TAO's fork: total // epochs steps each, and up to 1.0 with a decimal point a
     fraction of the run.

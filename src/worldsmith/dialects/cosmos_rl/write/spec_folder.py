@@ -99,7 +99,7 @@ def tao_schema(form: SpecForm) -> Schema:
 
 
 def popular(schema: Schema) -> dict[str, Any]:
-    """The popular keys with their defaults, nested."""
+    """Returns the popular keys with their defaults, nested."""
     found: dict[str, Any] = {}
     for key, field in _live(schema):
         if "properties" in field:
@@ -111,7 +111,7 @@ def popular(schema: Schema) -> dict[str, Any]:
 
 
 def searched_keys(schema: Schema) -> tuple[list[str], list[str]]:
-    """The dotted keys that are searched by default, and all others; sections are among those."""
+    """Returns the dotted keys that are searched by default, and all others; sections are among those."""
     keys: tuple[list[str], list[str]] = ([], [])
     for key, field in _fields(schema):
         keys[not field.get("x-automl", {}).get("enabled")].append(key)
@@ -119,7 +119,7 @@ def searched_keys(schema: Schema) -> tuple[list[str], list[str]]:
 
 
 def _live(schema: Schema) -> Iterator[tuple[str, Schema]]:
-    """The keys of a section that have an effect, each without the choice of null."""
+    """Yields the keys of a section that have an effect, each without the choice of null."""
     for key, field in schema["properties"].items():
         if not field.get("deprecated"):
             options = [option for option in field.get("anyOf", []) if option != {"type": "null"}]
@@ -161,7 +161,7 @@ def _property(key: str, field: Schema) -> Schema:
 
 
 def _ranges(cases: list[Schema]) -> str:
-    """The ranges of a search with their conditions, as text: the format has a place for one range only."""
+    """Returns the ranges of a search with their conditions, as text: the format has a place for one range only."""
     texts = []
     for case in cases:
         ends = "one of {choices}" if "choices" in case else "{minimum} to {maximum}"

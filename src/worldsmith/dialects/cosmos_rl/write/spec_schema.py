@@ -27,7 +27,8 @@ NOTES = ("description", "default", "examples")
 
 
 def spec_schema(form: SpecForm) -> Schema:
-    """The schema of a form's specs, with all names of their keys and the values by which templates leave keys open."""
+    """Returns the schema of a form's specs, with all names of their keys and the values by which templates leave
+    keys open."""
     root = key_schema(form)
     for key, value in form.left_open.items():
         _leave_open(_place(root, key), key.rpartition(".")[2], value)
@@ -44,7 +45,7 @@ def spec_schema(form: SpecForm) -> Schema:
 
 
 def key_schema(form: SpecForm) -> Schema:
-    """The schema of specs that have each key by its own name."""
+    """Returns the schema of specs that have each key by its own name."""
     root = _SpecTypes(form).section(form.spec, ())
     for rule in form.rules:
         for key in rule.keys if rule.outside else ():
@@ -55,7 +56,7 @@ def key_schema(form: SpecForm) -> Schema:
 
 
 def defaults(cls: type[Config], *, examples: bool = False) -> dict[str, Any]:
-    """The defaults of a spec class as a file would have them, without what is null or has none.
+    """Returns the defaults of a spec class as a file would have them, without what is null or has none.
 
     `examples`: with the example of each key that must be given; then it is a whole spec. Raises TypeError for a value
     without default and example.
@@ -129,7 +130,7 @@ def _leave_open(properties: dict[str, Schema], key: str, value: Any) -> None:
 
 
 def _pointer(root: Schema, key: str) -> str:
-    """The JSON pointer of a dotted key."""
+    """Returns the JSON pointer of a dotted key."""
     node, pointer = root, "#"
     for part in key.split("."):
         for number, option in enumerate(node.get("anyOf", [])):
@@ -163,7 +164,7 @@ def _require_one_name(root: Schema, form: SpecForm) -> list[Schema]:
 
 
 def _required(schema: Schema, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The paths of the values that must be given."""
+    """Yields the paths of the values that must be given."""
     for name in schema.get("required", []):
         field = schema["properties"][name]
         if "required" in field:
@@ -173,13 +174,14 @@ def _required(schema: Schema, path: tuple[str, ...] = ()) -> Iterator[tuple[str,
 
 
 def _needs(path: tuple[str, ...]) -> Schema:
-    """The schema of a table that has a value at a path."""
+    """Returns the schema of a table that has a value at a path."""
     name, *rest = path
     return {"required": [name], **({"properties": {name: _needs(tuple(rest))}} if rest else {})}
 
 
 def _place(root: Schema, key: str, description: str = "") -> dict[str, Any]:
-    """The properties that a dotted key is among; a table that does not exist yet is added, with a description."""
+    """Returns the properties that a dotted key is among; a table that does not exist yet is added, with a
+    description."""
     node = root
     for part in key.split(".")[:-1]:
         described = {"description": description} if description else {}

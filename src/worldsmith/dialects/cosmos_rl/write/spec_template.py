@@ -32,7 +32,10 @@ WAYS = (
 
 
 def spec_template(form: SpecForm, file: str) -> str:
-    """The text of a template in the language that the file's name asks for. Raises UserError for another name."""
+    """Returns the text of a template in the language that the file's name asks for.
+
+    Raises UserError for another name.
+    """
     values, name = defaults(form.spec, examples=True), file.lower()
     if name.endswith(".json"):
         return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
@@ -48,7 +51,7 @@ def spec_template(form: SpecForm, file: str) -> str:
 
 
 def _yaml(cls: type[Config], values: dict[str, Any] | None, indent: str) -> list[str]:
-    """The lines of a section; without values all of it is behind #."""
+    """Returns the lines of a section; without values all of it is behind #."""
     lines: list[str] = []
     off = "" if values is not None else "#"
     for key, doc, section in _fields(cls):
@@ -65,7 +68,7 @@ def _yaml(cls: type[Config], values: dict[str, Any] | None, indent: str) -> list
 
 
 def _toml(cls: type[Config], values: dict[str, Any] | None, path: tuple[str, ...]) -> list[str]:
-    """The lines of a section: single values first, as TOML asks for."""
+    """Returns the lines of a section: single values first, as TOML asks for."""
     lines: list[str] = []
     fields = _fields(cls)
     for key, doc, section in fields:

@@ -97,7 +97,10 @@ class AttentionPattern:
     """Path of the setting."""
 
     def windows(self, grid: Grid) -> Windows | None:
-        """The neighbourhood in a grid; None where every latent sees all. Raises UserError when it does not fit."""
+        """Returns the neighbourhood in a grid; None where every latent sees all.
+
+        Raises UserError when it does not fit.
+        """
         if self.temporal_causal:
             frames, rows, columns = grid
             return None if frames == 1 else (AxisWindow(frames, causal=True), AxisWindow(rows), AxisWindow(columns))
@@ -208,7 +211,7 @@ def read_profiles(entry: Mapping[str, NeighborhoodConfig], where: str) -> dict[i
 
 
 def fit_axis(profile: NeighborhoodConfig, index: int, length: int) -> AxisWindow:
-    """A neighbourhood along an axis of `length` tokens, whose settings are the index-th ones."""
+    """Returns a neighbourhood along an axis of `length` tokens, whose settings are the index-th ones."""
     causal = _item(profile.is_causal, index, False)
     if profile.window_size:
         size = profile.window_size[index]

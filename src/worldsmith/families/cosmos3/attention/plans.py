@@ -63,7 +63,7 @@ def plan_latents(
 
 @functools.cache
 def natten_chosen(device: torch.device) -> bool:
-    """Whether neighbourhoods run on NATTEN's kernels on this device; said once."""
+    """Returns whether neighbourhoods run on NATTEN's kernels on this device; said once."""
     if natten_available(device):
         logger.info("attention: neighbourhoods run on NATTEN's kernels")
         return True

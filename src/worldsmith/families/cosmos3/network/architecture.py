@@ -131,7 +131,7 @@ def super_() -> NetworkConfig:
 
 
 def tiny(*, vocab_size: int = 4096, edge_style: bool = False) -> NetworkConfig:
-    """A network for a CPU: the same code path as the released tiers at about 12 M parameters."""
+    """Returns a network for a CPU: the same code path as the released tiers at about 12 M parameters."""
     network = NetworkConfig(
         vocab_size=vocab_size, hidden_size=256, intermediate_size=768, num_hidden_layers=6, num_attention_heads=4,
         num_key_value_heads=2, head_dim=64, mrope_section=[12, 10, 10],
@@ -143,7 +143,7 @@ def tiny(*, vocab_size: int = 4096, edge_style: bool = False) -> NetworkConfig:
 
 
 def parameter_shapes(config: NetworkConfig) -> Shapes:
-    """Returns names and shapes of the parameters of `Cosmos3Network`: both towers and the configured heads."""
+    """Returns the names and shapes of the parameters of `Cosmos3Network`: both towers and the configured heads."""
     hidden, words = config.hidden_size, (config.vocab_size, config.hidden_size)
     action, domains = config.max_action_dim, config.num_embodiment_domains
     model, shapes = "language_model.model", Shapes()

@@ -135,7 +135,7 @@ class MoTDecoderLayer(nn.Module):
         return und, self.write(gen, memory, geometry)
 
     def read(self, und: Tensor, geometry: Geometry) -> tuple[Tensor, TextMemory]:
-        """The understanding half: the next text stream, and what the latents see of this one."""
+        """Runs the understanding half: the next text stream, and what the latents see of this one."""
         q, k, v, *seen = geometry.und_share.to_heads(*self.text_in(und, geometry.und_rotary))
         out = geometry.und_share.to_tokens(text_attention(q, k, v, geometry.und_segments))
         return self.text_out(und, out), (seen[0] if seen else k, v)
@@ -151,7 +151,7 @@ class MoTDecoderLayer(nn.Module):
         return seen[0] if seen else k, v
 
     def write(self, gen: Tensor, memory: TextMemory, geometry: Geometry) -> Tensor:
-        """The generation half."""
+        """Runs the generation half."""
         q, k, v = geometry.gen_share.to_heads(*self.latent_in(gen, geometry.gen_rotary))
         out = latent_attention(q, k, v, *memory, geometry.gen_plans[self.pattern])
         return self.latent_out(gen, geometry.gen_share.to_tokens(out))
@@ -164,7 +164,7 @@ class MoTDecoderLayer(nn.Module):
         return self.self_attn.text_queries(normed, rotary), *self.self_attn.text_keys(normed, rotary)
 
     def text_out(self, und: Tensor, attended: Tensor) -> Tensor:
-        """The next text stream. attended [N_und, heads, d]."""
+        """Returns the next text stream. attended [N_und, heads, d]."""
         und = und + self.self_attn.o_proj(attended.flatten(1))
         return und + self.mlp(self.post_attention_layernorm(und))
 
@@ -173,7 +173,7 @@ class MoTDecoderLayer(nn.Module):
         return self.self_attn.latent_heads(self.input_layernorm_moe_gen(gen), rotary)
 
     def latent_out(self, gen: Tensor, attended: Tensor) -> Tensor:
-        """The next latent stream. attended [N_gen, heads, d]."""
+        """Returns the next latent stream. attended [N_gen, heads, d]."""
         gen = gen + self.self_attn.o_proj_moe_gen(attended.flatten(1))
         return gen + self.mlp_moe_gen(self.post_attention_layernorm_moe_gen(gen))
 

@@ -277,7 +277,7 @@ def init_weights(network: Cosmos3Network, seed: int, names: Collection[str] | No
 
 
 def initial_value(network: Cosmos3Network, name: str, shape: torch.Size, base: int) -> Tensor:
-    """The float32 value of one parameter that is not a copy of another."""
+    """Returns the float32 value of one parameter that is not a copy of another."""
     owner, _, leaf = name.rpartition(".")
     value = torch.empty(shape, dtype=torch.float32)
     stream = torch.Generator().manual_seed(seed_of(base, name))

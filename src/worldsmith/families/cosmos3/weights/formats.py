@@ -283,7 +283,8 @@ def require_exportable(config: Cosmos3Generator.Config, defaults: GenerationDefa
 
 
 def exported_weights(generator: Cosmos3Generator, dtype: DType) -> dict[str, Tensor]:
-    """The network's tensors under their diffusers names; the time embedder stays float32, as diffusers keeps it."""
+    """Returns the network's tensors under their diffusers names; the time embedder stays float32, as diffusers keeps
+    it."""
     dtype_of = formats_of(FAMILY).stored_dtype(dtype)
     return {
         native_to_diffusers(name): parameter.detach().cpu().to(dtype_of(name))
@@ -292,7 +293,10 @@ def exported_weights(generator: Cosmos3Generator, dtype: DType) -> dict[str, Ten
 
 
 def build_pipeline(generator: Cosmos3Generator, weights: dict[str, Tensor], dtype: DType) -> Any:
-    """The pipeline object. Its noise levels are those of `Cosmos3Sampler`; its prompts have no system prompt."""
+    """Returns the pipeline object.
+
+    Its noise levels are those of `Cosmos3Sampler`; its prompts have no system prompt.
+    """
     import diffusers
 
     shift = generator.defaults.shift
@@ -313,7 +317,7 @@ def build_pipeline(generator: Cosmos3Generator, weights: dict[str, Tensor], dtyp
 
 
 def make_transformer(config: Cosmos3Generator.Config) -> Any:
-    """The network as diffusers has it, on the meta device."""
+    """Returns the network as diffusers has it, on the meta device."""
     import diffusers
     import torch
 

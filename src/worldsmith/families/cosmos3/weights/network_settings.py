@@ -48,7 +48,7 @@ def network_difference(stored: Mapping[str, Any], network: NetworkConfig) -> Net
 
 
 def stated(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The network fields that a file states, in their own types.
+    """Returns the network fields that a file states, in their own types.
 
     Raises ValueError for an unknown field and for a value of another type.
     """
@@ -61,7 +61,7 @@ def stated(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def network_of(source: WeightSource, heads: Sequence[str] = ()) -> NetworkConfig:
-    """The config of the network that the weights belong to, with the heads that are asked for besides.
+    """Returns the config of the network that the weights belong to, with the heads that are asked for besides.
 
     Raises UserError when the source does not say enough about it.
     """
@@ -88,7 +88,8 @@ def network_of(source: WeightSource, heads: Sequence[str] = ()) -> NetworkConfig
 
 
 def released_tier(shapes: Mapping[str, list[int]]) -> NetworkConfig | None:
-    """The released network (Edge, Nano, Super) whose towers have exactly these shapes; heads are not compared."""
+    """Returns the released network (Edge, Nano, Super) whose towers have exactly these shapes; heads are not
+    compared."""
     import torch
 
     from worldsmith.families.cosmos3.network.network import Cosmos3Network
@@ -103,7 +104,7 @@ def released_tier(shapes: Mapping[str, list[int]]) -> NetworkConfig | None:
 
 
 def head_names(source: WeightSource, heads: Sequence[str]) -> list[str]:
-    """The names that start the heads which are asked for and which the source lacks."""
+    """Returns the names that start the heads which are asked for and which the source lacks."""
     return [
         name
         for kind in heads

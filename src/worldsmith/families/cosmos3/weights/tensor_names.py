@@ -36,7 +36,7 @@ QWEN_STACK, QWEN_HEAD = "model.language_model.", "lm_head.weight"
 
 
 def find_naming(keys: Sequence[str], formats: FamilyFormats) -> Naming | None:
-    """The naming scheme of a folder's tensors; None for one that is not of this family."""
+    """Returns the naming scheme of a folder's tensors; None for one that is not of this family."""
     prefix = next((prefix for prefix in (NATIVE_PREFIX, "net.") if any(key.startswith(prefix) for key in keys)), None)
     if prefix is not None:
         own = {key.removeprefix(prefix): key for key in keys if key.startswith(prefix)}
@@ -96,7 +96,8 @@ def read_network_settings(
 def naming_with_copies(
     family: str, describe: str, names: Mapping[str, str], read_config: Callable[[Mapping[str, Any]], dict[str, Any]]
 ) -> Naming:
-    """A naming scheme with what a reasoner stands for beyond its own tensors: generation tower and tied language head.
+    """Returns a naming scheme with what a reasoner stands for beyond its own tensors: generation tower and tied
+    language head.
 
     The generation tower starts as a copy of the understanding tower, and a reasoner has neither heads nor norms that
     have no twin there.
@@ -111,17 +112,18 @@ def naming_with_copies(
 
 
 def is_reasoner(names: Iterable[str]) -> bool:
-    """Whether there is the understanding tower only."""
+    """Returns whether there is the understanding tower only."""
     return not any(TOWER in name for name in names)
 
 
 def is_generation(name: str) -> bool:
-    """Whether a weight belongs to what a reasoner's checkpoint has nothing of."""
+    """Returns whether a weight belongs to what a reasoner's checkpoint has nothing of."""
     return name.startswith(HEADS) or TOWER in name or "k_norm_und_for_gen" in name
 
 
 def copies_of_understanding(names: Iterable[str]) -> dict[str, str]:
-    """The generation tower that a reasoner lacks: every weight of it that has a twin in the understanding tower."""
+    """Returns the generation tower that a reasoner lacks: every weight of it that has a twin in the understanding
+    tower."""
     return {generation_name(name): name for name in names if name.startswith((f"{STACK}layers.", f"{STACK}norm."))}
 
 
@@ -244,7 +246,7 @@ BLOCKS = {"*": "attention", "-": "mlp", "full_attention": "attention", "M": "mam
 
 
 def same_fields(text: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that have the same name here."""
+    """Returns the fields that have the same name here."""
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
              "initializer_range")  # fmt: skip
     return {name: text[name] for name in names if text.get(name) is not None}

@@ -46,12 +46,12 @@ def parameter_shapes(config: Mapping[str, Any]) -> Shapes | None:
 
 
 def is_tied(config: Mapping[str, Any]) -> bool:
-    """Whether the head's weight is the embedding's."""
+    """Returns whether the head's weight is the embedding's."""
     return bool(config.get("tie_word_embeddings"))
 
 
 def linear_layers(shapes: Shapes) -> list[str]:
-    """Paths of the linear layers. A tied head is one, too, and has no weight of its own here."""
+    """Returns the paths of the linear layers. A tied head is one, too, and has no weight of its own here."""
     return [path for path in matrices(shapes) if not path.endswith(TABLES)]
 
 
@@ -90,7 +90,7 @@ class VisionLanguageStepCounter(ProductCounter):
         self.patches = sum(rows * columns for rows, columns in frames)
 
     def count(self) -> StepFlops:
-        """The operations of the whole step; call once."""
+        """Counts the FLOPs of a complete step; call once."""
         levels = self.look() if self.frames else [False]
         stream = self.is_trained(f"{self.root}.embed_tokens") | levels[0]
         for index in range(self.text.num_hidden_layers):
@@ -100,7 +100,10 @@ class VisionLanguageStepCounter(ProductCounter):
         return self.flops
 
     def look(self) -> list[bool]:
-        """The vision encoder. Whether its output carries gradients, and what the first layers of the text add."""
+        """Counts the vision encoder.
+
+        Returns whether its output carries gradients, and what the first text layers add.
+        """
         config, path, tokens = self.vision, "model.visual", self.patches
         stream = self.linear(f"{path}.patch_embed.proj", tokens, False) | self.is_trained(f"{path}.pos_embed")
         whole = sum((rows * columns) ** 2 for rows, columns in self.frames)
@@ -135,14 +138,14 @@ class VisionLanguageStepCounter(ProductCounter):
         return self.two_layers(f"{path}.mlp" if f"{path}.mlp.0.weight" in self.shapes else path, tokens, normed)
 
     def two_layers(self, path: str, tokens: int, stream: bool) -> bool:
-        """A feed-forward layer, gated or not, by the names of its matrices."""
+        """Counts a feed-forward layer, gated or not, by the names of its matrices."""
         if f"{path}.gate_proj.weight" in self.shapes:
             return self.gated(path, tokens, stream)
         first, second = ("0", "2") if f"{path}.0.weight" in self.shapes else ("linear_fc1", "linear_fc2")
         return self.linear(f"{path}.{second}", tokens, self.linear(f"{path}.{first}", tokens, stream))
 
     def think(self, layer: str, stream: bool) -> bool:
-        """A decoder layer. Whether its stream carries gradients."""
+        """Counts a decoder layer. Returns whether its stream carries gradients."""
         tokens, path = sum(self.lengths), f"{layer}.self_attn"
         normed = stream | self.is_trained(f"{layer}.input_layernorm")
         q, k, v = (self.linear(f"{path}.{name}", tokens, normed) for name in PROJECTIONS)
@@ -200,13 +203,13 @@ def _gated(path: str, hidden: int, inside: int, *, bias: bool) -> Shapes:
 
 
 def is_mixture(text: Mapping[str, Any], index: int) -> bool:
-    """Whether a layer of a network of experts has some."""
+    """Returns whether a layer of a network of experts has some."""
     alone = index in (text.get("mlp_only_layers") or ())
     return not alone and (index + 1) % text.get("decoder_sparse_step", 1) == 0
 
 
 def _visual(vision: Mapping[str, Any]) -> Shapes:
-    """The vision encoder of Qwen3-VL with its mergers."""
+    """Returns the vision encoder of Qwen3-VL with its mergers."""
     d, inside = vision["hidden_size"], vision["intermediate_size"]
     frames, patch, merged = vision["temporal_patch_size"], vision["patch_size"], d * vision["spatial_merge_size"] ** 2
     shapes: Shapes = {"patch_embed.proj.weight": (d, vision["in_channels"], frames, patch, patch)}
@@ -223,7 +226,7 @@ def _visual(vision: Mapping[str, Any]) -> Shapes:
 
 
 def _windowed(vision: Mapping[str, Any]) -> Shapes:
-    """The vision encoder of Qwen2.5-VL with its merger."""
+    """Returns the vision encoder of Qwen2.5-VL with its merger."""
     d, frames, patch = vision["hidden_size"], vision.get("temporal_patch_size", 2), vision["patch_size"]
     merged, channels = d * vision["spatial_merge_size"] ** 2, vision.get("in_channels", vision.get("in_chans", 3))
     block = norm("norm1", d) | norm("norm2", d) | linear("attn.qkv", d, 3 * d) | linear("attn.proj", d, d)

@@ -34,7 +34,7 @@ DONE = "_is_hf_initialized"
 
 
 def make_network(folder: Path, attention: str, *, packed_attention: str = "") -> PreTrainedModel:
-    """The network that config.json describes, in float32; persistent buffers become frozen parameters.
+    """Returns the network that config.json describes, in float32; persistent buffers become frozen parameters.
 
     `packed_attention`: name of the attention of samples that share a row, where the network uses sdpa and can pack.
 
@@ -127,12 +127,12 @@ def class_name(module: nn.Module) -> str:
 
 
 def visual_of(network: Any) -> Any:
-    """The vision encoder with its mergers; None for a text decoder."""
+    """Returns the vision encoder with its mergers; None for a text decoder."""
     return network.model.visual if network.config.model_type in VISUAL else None
 
 
 def decoder_of(network: Any) -> Any:
-    """The language model, without its head."""
+    """Returns the language model, without its head."""
     return network.model.language_model if network.config.model_type in VISUAL else network.model
 
 
@@ -155,7 +155,7 @@ def initialize_backbone(network: Any, seed: int, names: Collection[str] | None =
 
 
 def initial_backbone_value(network: Any, name: str, place: str, seed: int) -> Tensor:
-    """The float32 value of one parameter. Raises ValueError for one that transformers gives no first value."""
+    """Returns the float32 value of one parameter. Raises ValueError for one that transformers gives no first value."""
     path, _, leaf = place.rpartition(".")
     owner = network.get_submodule(path)
     fresh = nn.Parameter(torch.full(network.get_parameter(place).shape, torch.nan))
@@ -179,7 +179,8 @@ def initial_backbone_value(network: Any, name: str, place: str, seed: int) -> Te
 
 
 def owning_model(network: Any, path: str) -> Any:
-    """The model of transformers that gives the module at this path its first values: the innermost around it."""
+    """Returns the model of transformers that gives the module at this path its first values: the innermost around
+    it."""
     while path and not isinstance(network.get_submodule(path), PreTrainedModel):
         path = path.rpartition(".")[0]
     return network.get_submodule(path)

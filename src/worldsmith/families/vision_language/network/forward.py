@@ -93,7 +93,8 @@ def hidden_states(network: Any, inputs: Inputs) -> Tensor:
 
 
 def visual_features(network: Any, inputs: Inputs) -> dict[str, BaseModelOutputWithPooling]:
-    """The encoder's output for images and for videos, from one call for both: sharded ranks make as many calls."""
+    """Returns the encoder's output for images and for videos, from one call for both: sharded ranks make as many
+    calls."""
     encoded = network.model.visual(inputs.patches, grid_thw=inputs.grids, return_dict=True, **inputs.vision)
     features: dict[str, BaseModelOutputWithPooling] = {}
     start = 0

@@ -96,7 +96,10 @@ def assemble(
 
 
 def stock_of(source: WeightSource) -> str:
-    """The released model whose tower belongs to a language model of this width. Raises UserError for another width."""
+    """Returns the released model whose tower belongs to a language model of this width.
+
+    Raises UserError for another width.
+    """
     width = source.settings.get("hidden_size")
     if width not in STOCK:
         raise UserError(

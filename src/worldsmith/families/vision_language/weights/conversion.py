@@ -81,7 +81,7 @@ class WeightConversion:
     def make(
         self, name: str, first: str, patterns: Mapping[str, str], converter: Any, parts: Mapping[str, Tensor]
     ) -> Tensor:
-        """The weight `name` of those that stored ones become together, of which `first` is the first."""
+        """Returns the weight `name` of those that stored ones become together, of which `first` is the first."""
         step = deepcopy(converter)
         for key, pattern in patterns.items():
             step.add_tensor(first, key, pattern, parts[key])
@@ -105,7 +105,7 @@ def conversion_of(text: str) -> WeightConversion:
 
 
 def find_conversion(config: Mapping[str, Any]) -> WeightConversion:
-    """The conversion for folders with this config.json."""
+    """Returns the conversion for folders with this config.json."""
     return conversion_of(json.dumps(config, sort_keys=True))
 
 

@@ -58,7 +58,7 @@ CAPPED_SHARE = 0.9
 
 
 def find_folder(name: str, *, field: str) -> Path:
-    """The local model folder of a name. Raises FileNotFoundError when it is nowhere."""
+    """Returns the local model folder of a name. Raises FileNotFoundError when it is nowhere."""
     return local_folder(name, file_patterns=FILES, field=field)
 
 
@@ -80,7 +80,7 @@ def copy_companions(source: Path, target: Path) -> list[str]:
 
 
 def with_dtype(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
-    """The config.json of the same model with weights in `dtype`; everything else is as its makers wrote it."""
+    """Returns the config.json of the same model with weights in `dtype`; everything else is as its makers wrote it."""
     changed = dict(config)
     for name in ROOM:
         if isinstance(changed.get(name), dict):
@@ -90,7 +90,8 @@ def with_dtype(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that decide what weights compute, flat: `text_config.rope_parameters.rope_theta` → its value.
+    """Returns the settings that decide what weights compute, flat: `text_config.rope_parameters.rope_theta` → its
+    value.
 
     Older spellings are read as transformers reads them. Raises ValueError for a config that is not of transformers.
     """
@@ -147,7 +148,7 @@ def model_kind(config: Mapping[str, Any]) -> str | None:
 
 
 def is_quantized(folder: Path) -> bool:
-    """Whether config.json says that the weights beside it are quantized."""
+    """Returns whether config.json says that the weights beside it are quantized."""
     file = folder / CONFIG
     return file.is_file() and "quantization_config" in read_json_object(file)
 
@@ -162,7 +163,7 @@ def unexpected_patterns(folder: Path) -> list[str]:
 
 
 def model_class(config: Any) -> Any:
-    """The class of transformers for a parsed config."""
+    """Returns the class of transformers for a parsed config."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     visual = model_kind({"model_type": config.model_type}) == "image-text-to-text"

@@ -102,7 +102,7 @@ class Quantization:
     def compress(
         self, weight: Tensor, largest: Tensor, largest_input: Tensor | None, moments: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """A layer's tensors in the folder, by their names in the layer.
+        """Returns a layer's tensors in the folder, by their names in the layer.
 
         Args:
             weight: [outputs, inputs].
@@ -137,7 +137,7 @@ class Quantization:
         return packed
 
     def round_columns(self, state: Mapping[str, Tensor], moments: Tensor) -> Tensor:
-        """The weight of `state`, rounded by GPTQ with its scales, where the moments are."""
+        """Returns the weight of `state`, rounded by GPTQ with its scales, where the moments are."""
         from compressed_tensors.quantization.lifecycle.forward import fake_quantize
 
         each = self.weights.model_copy(update={"strategy": "channel", "group_size": None})
@@ -151,7 +151,7 @@ class Quantization:
         return round_columns(state["weight"].to(moments.device), moments, nearest).cpu()
 
     def tops(self, weight: Tensor) -> Tensor:
-        """The largest absolute weight of each part that has a scale of its own."""
+        """Returns the largest absolute weight of each part that has a scale of its own."""
         if self.weights.strategy == "tensor":
             return weight.abs().amax().reshape(1)
         if self.weights.strategy == "channel":
@@ -222,7 +222,7 @@ class QuantizedWeights(WeightSource):
         return self.source.read(f"{layer}.weight", average=self.average).float()
 
     def largest_together(self, layer: str) -> Tensor:
-        """The largest absolute weight of all layers that share a global scale with this one."""
+        """Returns the largest absolute weight of all layers that share a global scale with this one."""
         if not self.quantization.has_global_scale:
             return torch.ones(1)
         near = together(layer, self.quantization.layers)
@@ -233,7 +233,7 @@ class QuantizedWeights(WeightSource):
 
 
 def together(layer: str, layers: Collection[str]) -> list[str]:
-    """The layers with the same input as this one, and it."""
+    """Returns the layers with the same input as this one, and it."""
     before, _, name = layer.rpartition(".")
     group = next((names for names in TOGETHER if name in names), (name,))
     return [path for path in (f"{before}.{other}" for other in group) if path in layers]

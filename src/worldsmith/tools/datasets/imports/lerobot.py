@@ -64,7 +64,7 @@ class Dataset:
     tasks: dict[int, str]
 
     def file(self, template: str, episode: dict[str, Any], prefix: str, **names: str) -> Path:
-        """A file of an episode; in v3 the columns that begin with `prefix` say which."""
+        """Returns a file of an episode; in v3 the columns that begin with `prefix` say which."""
         index = episode["episode_index"]
         if self.is_v3:
             places = {name: episode[f"{prefix}/{name}"] for name in ("chunk_index", "file_index")}
@@ -130,13 +130,13 @@ def json_lines(file: Path) -> list[dict[str, Any]]:
 
 
 def is_depth(feature: dict[str, Any]) -> bool:
-    """Whether a video holds distances, as either of two places and either of two names says."""
+    """Returns whether a video holds distances, as either of two places and either of two names says."""
     about = {**(feature.get("video_info") or {}), **(feature.get("info") or {})}
     return bool(about.get("is_depth_map") or about.get("video.is_depth_map"))
 
 
 def clips_of(dataset: Dataset, episode: dict[str, Any]) -> Iterator[Clip | Rejection]:
-    """A clip for each camera and each task of an episode; most episodes have one task."""
+    """Yields a clip for each camera and each task of an episode; most episodes have one task."""
     index, features = episode["episode_index"], dataset.info["features"]
     kept = [name for name, f in features.items() if f["dtype"] not in ("video", "image") and name not in BOOKKEEPING]
     data = dataset.file("data_path", episode, "data")
@@ -223,7 +223,10 @@ def stretches(tasks: list[str]) -> Iterator[tuple[str, range]]:
 
 
 def table_rows(file: Path, *columns: str) -> list[dict[str, Any]]:
-    """The rows of a parquet file, of all columns but the statistics, or of these. Raises UserError without pyarrow."""
+    """Returns the rows of a parquet file, of all columns but the statistics, or of these.
+
+    Raises UserError without pyarrow.
+    """
     try:
         from pyarrow import ArrowInvalid, parquet
     except ImportError:

@@ -63,7 +63,7 @@ Found = Clip | Rejection | str
 
 
 def split_of(relative: Path) -> str:
-    """The split that the first folder of a path names; else train."""
+    """Returns the split that the first folder of a path names; else train."""
     return SPLITS.get(relative.parts[0].lower(), "train") if len(relative.parts) > 1 else "train"
 
 
@@ -84,7 +84,7 @@ def is_media(path: Path) -> bool:
 
 
 def caption_of(value: Any) -> dict[str, Any]:
-    """A text, an object with `caption_json` or a text under a known key, or a structured caption itself.
+    """Returns a text, an object with `caption_json` or a text under a known key, or a structured caption itself.
 
     Raises SampleError: bad_caption for anything else.
     """
@@ -116,7 +116,7 @@ def is_blank(value: Any) -> bool:
 
 
 def media_path(folder: Path, text: Any) -> Path:
-    """The file that a list names, seen from the list's folder. Raises SampleError: no_path, remote_path."""
+    """Returns the file that a list names, seen from the list's folder. Raises SampleError: no_path, remote_path."""
     if not isinstance(text, str) or not text.strip() or "\0" in text:
         raise SampleError("no_path", f"expected the path of a file, found {text!r}")
     if "://" in text:
@@ -125,6 +125,7 @@ def media_path(folder: Path, text: Any) -> Path:
 
 
 def split_within(source: Path, media: Path, listed_in: Path) -> str:
-    """The split of a listed file: as its own path in the source says, or that of the list where it lies elsewhere."""
+    """Returns the split of a listed file: as its own path in the source says, or that of the list where it lies
+    elsewhere."""
     path = Path(os.path.normpath(media))
     return split_of((path if path.is_relative_to(source) else listed_in).relative_to(source))

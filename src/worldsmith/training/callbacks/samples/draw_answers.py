@@ -147,20 +147,20 @@ def choose_questions(dataset: ChatDataset, count: int, answerer: Answerer) -> li
 
 
 def is_streamed(dataset: Any) -> bool:
-    """Whether the data set with this config is read as a stream."""
+    """Returns whether the data set with this config is read as a stream."""
     return bool(getattr(dataset, "streaming", False))
 
 
 def media_of(turns: Sequence[Turn]) -> str | None:
-    """The file of the last image or video that the question shows."""
+    """Returns the file of the last image or video that the question shows."""
     parts = [part for turn in question(turns) for part in turn.parts if part.kind != "text"]
     files = [part.source for part in parts if isinstance(part.source, str) and os.path.isfile(part.source)]
     return files[-1] if files else None
 
 
 def copy_media(source: str, folder: Path) -> Path:
-    """The copy of an image or video below `folder`, made if it is missing, for the page, which shows files of the run
-    folder only. A file larger than `LARGEST` is not copied: its own path is returned."""
+    """Returns the copy of an image or video below `folder`, made if it is missing, for the page, which shows files of
+    the run folder only. A file larger than `LARGEST` is not copied: its own path is returned."""
     file = Path(source).resolve()
     copy = folder / MEDIA / hashlib.blake2b(os.fsencode(file), digest_size=4).hexdigest() / Path(source).name
     if not copy.exists():

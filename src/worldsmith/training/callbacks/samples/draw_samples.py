@@ -224,7 +224,7 @@ class DrawSamples(Callback):
             logger.warning("%d drawings of samples have failed", self.failed)
 
     def is_due(self, trainer: TrainingRun) -> bool:
-        """Whether to draw at this step whatever it costs."""
+        """Returns whether to draw at this step whatever it costs."""
         done, every = trainer.iteration, self.config.every
         if every is None or not done:
             return not done and (every is None or self.config.on_start)
@@ -236,7 +236,7 @@ class DrawSamples(Callback):
         return self.config.samples if self.size is None else self.size.prompts
 
     def kinds(self, trainer: TrainingRun) -> list[Weights]:
-        """The weights to draw with that the run keeps."""
+        """Returns the weights to draw with that the run keeps."""
         has_ema = trainer.state.ema is not None
         wanted: list[Weights] = self.config.weights or (["ema"] if has_ema else ["live"])
         return [weights for weights in wanted if weights == "live" or has_ema]
@@ -267,7 +267,7 @@ class DrawSamples(Callback):
         )
 
     def _has_time_between(self, trainer: TrainingRun) -> bool:
-        """Whether by estimate a sample at the start, one in between and one at the end fit into the time."""
+        """Returns whether by estimate a sample at the start, one in between and one at the end fit into the time."""
         steps = trainer.config.trainer.max_iter - trainer.iteration
         cost = self._make_budget(trainer, self._fit(trainer)).steps_per_prompt
         return (2 if trainer.iteration else 3) * cost <= self.config.max_time_fraction * steps
@@ -314,7 +314,7 @@ class DrawSamples(Callback):
         trainer.pace.leave_out(seconds)
 
     def _draw(self, trainer: TrainingRun) -> dict[Weights, list[DrawnSample]] | None:
-        """The samples of each kind of weights; None, on all ranks, when the drawing has failed."""
+        """Returns the samples of each kind of weights; None, on all ranks, when the drawing has failed."""
         import torch
 
         from worldsmith.distributed.fsdp import forget_failed_forward

@@ -310,7 +310,7 @@ def of_data(captions: Mapping[str, ClipCaption], model: Any) -> list[dict[str, A
 
 
 def read_requests(files: Sequence[str], defaults: GenerationDefaults, model: Any) -> list[GenerationRequest]:
-    """The samples of files, for a model with this config.
+    """Returns the samples of files, for a model with this config.
 
     Raises UserError or ValueError for one that cannot be made like all the others.
     """

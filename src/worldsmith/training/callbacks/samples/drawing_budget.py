@@ -71,7 +71,7 @@ class DrawingBudget:
         self.last_drawing = step
 
     def decide(self, step: int, prompts: int) -> Decision:
-        """Whether to draw after `step` steps, where a complete drawing has `prompts` prompts."""
+        """Returns whether to draw after `step` steps, where a complete drawing has `prompts` prompts."""
         elapsed = self.clock() - self.start
         per_step = (elapsed - self.spent) / max(1, step - self.first_step)
         cost = self.seconds_per_prompt
@@ -102,7 +102,7 @@ class DrawingBudget:
         return Decision(0, min(self.last_step, step + wait))
 
     def affordable(self, cost: float, prompts: int, elapsed: float) -> int:
-        """Number of prompts after the last step, at most `prompts`."""
+        """Returns the number of prompts after the last step, at most `prompts`."""
         room = (self.fraction * elapsed - self.spent) / (1 - self.fraction) if self.fraction < 1 else math.inf
         if self.first_step:
             room = max(room, SMALL_DRAWING)
@@ -113,7 +113,7 @@ class DrawingBudget:
 
 
 def first_drawing_between(first_step: int, last_step: int) -> int:
-    """The step after which the first drawing between the ends is made at the latest.
+    """Returns the step after which the first drawing between the ends is made at the latest.
 
     Args:
         first_step: steps that were done before this process started.
