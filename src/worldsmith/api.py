@@ -198,7 +198,7 @@ def evaluate(
     Args:
         model: A run folder, a checkpoint, an export, or a released model by its hub name.
         out: Folder of the results.
-        dataset: For a generator, a data set of clips that it was not trained on. For a reasoner, the config of a data
+        dataset: For a generator, a dataset of clips that it was not trained on. For a reasoner, the config of a data
             set of conversations, such as ``LlavaDataset.Config(path="questions.json")``.
         device: ``"cpu"`` or ``"cuda"``; None: cuda if it is available.
         force: Whether existing results are replaced.

@@ -239,7 +239,7 @@ def largest_piece(mask: np.ndarray) -> np.ndarray:
 
 
 def box_sum(values: np.ndarray, reach: int) -> np.ndarray:
-    """Sum over the (2·reach+1)² neighbourhood in the last two axes, zeros outside."""
+    """Sum over the (2·reach+1)² neighborhood in the last two axes, zeros outside."""
     for axis in (1, 2):
         pad = [(0, 0)] * 3
         pad[axis] = (reach + 1, reach)

@@ -308,7 +308,7 @@ def without_effect(
     accepts_default: bool = True,
     outside: bool = False,
 ) -> KeyRule:
-    """Returns the rule of a key that sets nothing: its values are approximated, refused, or irrelevant (unneeded, dead).
+    """Returns the rule of a key without effect: its values are approximated, refused, or irrelevant (unneeded, dead).
 
     Args:
         key: The dotted key.

@@ -26,7 +26,7 @@ class Gpu:
     bandwidth: float = 0.0
     """Memory bandwidth in bytes per second."""
     link: float = 0.0
-    """To a neighbour in the machine, bytes a second one way."""
+    """To a neighbor in the machine, bytes a second one way."""
     network: float = 0.0
     """Assumed network bandwidth between machines per GPU, one way, in bytes per second (not in data sheets)."""
     driver_names: tuple[str, ...] = ()

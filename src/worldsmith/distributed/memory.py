@@ -22,7 +22,7 @@ def held_memory(device: str) -> int:
 
 
 def free_memory(device: str, *, group: Path = CGROUP) -> int:
-    """Returns the bytes that can still be allocated on "cpu" or "cuda:0": of main memory the smaller of machine and
+    """Returns the bytes that can still be allocated on "cpu" or "cuda:0": of host RAM the smaller of machine and
     container."""
     if device.startswith("cuda"):
         import torch

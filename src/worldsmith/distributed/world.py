@@ -30,7 +30,7 @@ class World:
     local_rank: int = 0
     device: str = "cpu"
     context_group: ProcessGroup | None = field(default=None, compare=False)
-    """The neighbouring ranks that work on the same packs, this one included; None: each works on its own."""
+    """The neighboring ranks that work on the same packs, this one included; None: each works on its own."""
 
     @property
     def is_main(self) -> bool:
@@ -120,7 +120,7 @@ def launched_as() -> tuple[int, int, int]:
 def start_world(*, context_parallel: int = 1) -> World:
     """Reads the place of this process from the environment that torchrun sets, and joins the process group.
 
-    Every `context_parallel` neighbours form a group, whose size must divide the number of processes. Without that
+    Every `context_parallel` neighbors form a group, whose size must divide the number of processes. Without that
     environment the run is one process. Raises ValueError when the environment is incomplete, or has no GPU for this
     process while others have one.
     """

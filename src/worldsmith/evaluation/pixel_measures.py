@@ -62,7 +62,7 @@ def blur(pictures: Tensor) -> Tensor:
 
 
 def sharpness(video: Tensor) -> float:
-    """Variance of the brightness's Laplacian, mean over frames (Pech-Pacheco et al. 2000, LAP4: 4 neighbours)."""
+    """Variance of the brightness's Laplacian, mean over frames (Pech-Pacheco et al. 2000, LAP4: 4 neighbors)."""
     frames = luma(video)
     inner = frames[:, 1:-1, 1:-1]
     laplacian = frames[:, :-2, 1:-1] + frames[:, 2:, 1:-1] + frames[:, 1:-1, :-2] + frames[:, 1:-1, 2:] - 4 * inner

@@ -180,7 +180,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def discard(path: Path) -> bool:
-    """Removes a file, a link or a folder; False when that cannot be, which is said."""
+    """Removes a file, a link or a folder; False when that cannot be, which is logged."""
     try:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

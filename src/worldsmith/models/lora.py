@@ -1,6 +1,6 @@
 """Low-rank adapters (LoRA) with PEFT's layers: y = W x + (alpha / rank) · B A x, where only A and B are trained.
 
-An adapted layer's parameters have the native names `<path>.weight`, `<path>.lora_A.weight` [rank, in] and
+An adapted layer's parameters have the internal parameter names `<path>.weight`, `<path>.lora_A.weight` [rank, in] and
 `<path>.lora_B.weight` [out, rank]. PEFT is imported only when there is something to adapt: its import costs seconds.
 """
 
@@ -126,7 +126,7 @@ def adapted_layers(network: nn.Module) -> dict[str, Any]:
 
 
 def is_adapter(name: str) -> bool:
-    """Returns whether a native parameter name is that of an adapter's matrix."""
+    """Returns whether a internal parameter name is that of an adapter's matrix."""
     return name.endswith(MATRICES)
 
 
@@ -140,7 +140,7 @@ def draw_adapter(value: Tensor, name: str, generator: torch.Generator | None = N
 
 
 def adapter_state(network: nn.Module) -> dict[str, Tensor]:
-    """Returns the adapters' matrices (not copies) by native name."""
+    """Returns the adapters' matrices (not copies) by internal parameter name."""
     return {name: p.detach() for name, p in native_parameters(network).items() if is_adapter(name)}
 
 

@@ -153,7 +153,7 @@ class Model(Configurable, ABC):
             return matrices(shapes)
 
         def frozen(self, names: Sequence[str]) -> Collection[str]:
-            """Which of the parameters with these native names `choose_trained` freezes."""
+            """Which of the parameters with these internal parameter names `choose_trained` freezes."""
             return ()
 
         def unreached(self) -> Sequence[str]:
@@ -241,7 +241,7 @@ class Model(Configurable, ABC):
 
     @abstractmethod
     def init_weights(self, seed: int, names: Collection[str] | None = None) -> None:
-        """Fills the parameters with these native names (None: all) in place, sharded or not.
+        """Fills the parameters with these internal parameter names (None: all) in place, sharded or not.
 
         A value may depend on the seed and the parameter's name alone. Raises ValueError for an unknown name.
         """

@@ -23,5 +23,5 @@ def native_name(name: str) -> str:
 
 
 def native_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
-    """Returns the network's parameters by native name, in the order in which it registers them."""
+    """Returns the network's parameters by internal parameter name, in the order in which it registers them."""
     return {native_name(name): parameter for name, parameter in network.named_parameters()}

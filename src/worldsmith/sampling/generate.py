@@ -53,7 +53,7 @@ def generate_latents(
     share: BranchShare | None = None,
     **settings: Any,
 ) -> list[Tensor]:
-    """Normalised latents [C, t, h, w] of each request; a request's result does not depend on its neighbours.
+    """Normalised latents [C, t, h, w] of each request; a request's result does not depend on its neighbors.
 
     Args:
         max_tokens: most tokens of one forward pass. None: the model's own limit.

@@ -133,7 +133,7 @@ class Task(ABC):
     dummy_data_class: ClassVar[type[DummyData]] = DummyData
     """Class of `dummy_data`."""
     small_recipe: ClassVar[str] = ""
-    """Recipe whose limits apply to a data set without a run; "": none."""
+    """Recipe whose limits apply to a dataset without a run; "": none."""
     terms: ClassVar[str] = ""
     """Explains to users what a record and a sample of its data are."""
 

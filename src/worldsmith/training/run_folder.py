@@ -195,7 +195,7 @@ def initial_weight_inputs(folder: Path, config: RunConfig) -> list[Input | dict[
 
 
 def dataset_inputs(split: str, dataset: Any) -> Iterator[Input]:
-    """Yields the files of a data set, one entry for each member of a mixture."""
+    """Yields the files of a dataset, one entry for each member of a mixture."""
     for member in getattr(dataset, "members", {"": dataset}).values():
         yield Input("dataset", member.name, {"split": split, "records": member.num_records, "samples": len(member)})
 

@@ -136,7 +136,7 @@ class RunState:
 
         On as many ranks as it was saved with, bit for bit; on others the tensors are sharded anew, and so is the data.
         `changes` are the settings that have changed since. Raises UserError when the network does not fit, when frozen
-        weights are no longer what they were, or when the data set has changed and `resume_changed` is not set.
+        weights are no longer what they were, or when the dataset has changed and `resume_changed` is not set.
         """
         require_same_shapes(checkpoint, self.network, self.model.config.ema, changes=changes)
         only_trained = frozen_weights.is_partial(checkpoint)

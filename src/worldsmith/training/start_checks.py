@@ -83,7 +83,7 @@ def require_same_config(world: World, config: RunConfig) -> None:
 
 
 def require_same_dataset(world: World, dataset: StreamDataset) -> None:
-    """Raises UserError on all ranks if their data sets differ."""
+    """Raises UserError on all ranks if their datasets differ."""
     found = world.gather((dataset.fingerprint, f"{len(dataset)} samples in {Path(dataset.name).absolute()}"))
     lines = [f"  process {rank}: {what}" for rank, (mark, what) in enumerate(found) if mark != found[0][0]]
     if lines:
@@ -97,7 +97,7 @@ def require_same_shapes(
     """Compares names and shapes of a checkpoint with those of the network that resumes from it.
 
     Raises UserError when something is missing, has another shape, or would be dropped; `changes` are the settings that
-    have changed, which explain it. An average that the run no longer keeps may be dropped, which is said.
+    have changed, which explain it. An average that the run no longer keeps may be dropped, which is logged.
     """
     from worldsmith.checkpoint.dcp.reader import stored_shapes
 
@@ -223,7 +223,7 @@ def require_same_run(folder: Path, config: RunConfig, *, resume_changed: bool) -
 def completion(folder: Path, config: RunConfig) -> str | None:
     """Message about a run whose steps are all done, without building anything; None if steps are left.
 
-    Raises UserError if the config or the data set differs from that of the run, since no step is left that it could
+    Raises UserError if the config or the dataset differs from that of the run, since no step is left that it could
     change.
     """
     from worldsmith.checkpoint.run.find_checkpoint import folder_iteration, read_pointer
@@ -269,7 +269,7 @@ def changed_settings(folder: Path, config: RunConfig) -> list[str]:
 
 
 def changed_data(folder: Path, config: RunConfig) -> list[str]:
-    """Returns the samples of the data set that have changed since the run was trained; for a missing one it only
+    """Returns the samples of the dataset that have changed since the run was trained; for a missing one it only
     warns."""
     from worldsmith.data.stream.dataset_record import FILE, changed_samples
     from worldsmith.data.stream.errors import DataError

@@ -128,7 +128,7 @@ def bytes_per_weight(config: RunConfig) -> int:
 
 
 def base_rates(network: nn.Module, optimizer: Optimizer) -> dict[str, float]:
-    """Returns the learning rate of each trained parameter, by native name, before the schedule."""
+    """Returns the learning rate of each trained parameter, by internal parameter name, before the schedule."""
     rates = {id(p): group.get("initial_lr", group["lr"]) for group in optimizer.param_groups for p in group["params"]}
     return {name: rates[id(p)] for name, p in native_parameters(network).items() if id(p) in rates}
 

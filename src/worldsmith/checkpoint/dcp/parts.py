@@ -41,7 +41,7 @@ def save_part(
     """Writes the tensors of a planner, which is set up, to a DCP folder; every file is synced to disk.
 
     The steps of `torch.distributed.checkpoint.save`, with `peers` instead of a process group, so that they can be taken
-    where there is none. `peers` None: this process is alone. `staged`: the tensors are in main memory, and CUDA is not
+    where there is none. `peers` None: this process is alone. `staged`: the tensors are in host RAM, and CUDA is not
     to be used, as in a process that was forked. Raises FileNotFoundError when rank 0 does not see what another wrote.
     """
     from torch.distributed.checkpoint.filesystem import FileSystemWriter

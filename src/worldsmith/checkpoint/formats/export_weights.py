@@ -236,9 +236,9 @@ def write_safetensors(
     """Writes `stem.safetensors`, or `stem-00001-of-0000N.safetensors` and an index when one file would be too large.
 
     Args:
-        keys: native name → name in the files.
-        dtype_of: the dtype in which the tensor of a native name is stored.
-        average: take the averaged weights where the source has them.
+        keys: internal parameter name → name in the files.
+        dtype_of: the dtype in which the tensor of an internal parameter name is stored.
+        average: take the EMA weights where the source has them.
         max_shard_size: bytes of a file; a tensor that is larger by itself gets its own file.
 
     Returns the digest of all tensors (see `weights_digest`). Raises UserError for a tensor that is not finite.

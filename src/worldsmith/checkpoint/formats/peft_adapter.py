@@ -129,7 +129,7 @@ def export_adapter(
     dtype: DType = "float32",
     force: bool = False,
 ) -> bool:
-    """Writes adapters, by native name, as the folder `out`; False when the same export is there already.
+    """Writes adapters, by internal parameter name, as the folder `out`; False when the same export is there already.
 
     `base_model` names the weights that they belong to, also in `adapter_config.json`; `average_of_base`: its EMA
     weights. The folder appears when it is complete. Raises ValueError when there are no adapters or when they change

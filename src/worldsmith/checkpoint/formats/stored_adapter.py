@@ -27,7 +27,7 @@ class StoredAdapter:
     rank: int
     alpha: float
     weights: Mapping[str, Tensor]
-    """Matrices by native name."""
+    """Matrices by internal parameter name."""
 
     def __post_init__(self) -> None:
         """Raises UserError for a matrix that is not finite."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def optimizer_state(network: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-    """Returns the state tensors of `optimizer`, by the native names of the parameters."""
+    """Returns the state tensors of `optimizer`, by internal parameter name."""
     state = {}
     for name, parameter in _selected(network, optimizer).items():
         for quantity, value in optimizer.state.get(parameter, {}).items():

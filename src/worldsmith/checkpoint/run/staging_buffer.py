@@ -54,7 +54,7 @@ class StagedLayout:
 
 
 class Stager:
-    """Copies tensors, also sharded ones, into one buffer in main memory that is used again as long as shapes stay.
+    """Copies tensors, also sharded ones, into one buffer in host RAM that is used again as long as shapes stay.
 
     `allocate` makes the buffer: so many bytes, uint8. For tensors of a GPU it is pinned.
     """
@@ -141,7 +141,7 @@ def private_memory(size: int) -> Tensor:
 
 
 def pin(buffer: Tensor) -> bool:
-    """Lets a GPU copy into main memory directly; False when that cannot be, which is said: copies are then slower."""
+    """Lets a GPU copy into host RAM directly; False when that cannot be, which is logged: copies are then slower."""
     import torch
 
     code = int(torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), buffer.numel(), 0))

@@ -42,7 +42,7 @@ class LoadReport:
     initialised: list[str] = default(default_factory=list)
     """Tensors that sources of this kind never contain; they keep their initial values."""
     started_live: list[str] = default(default_factory=list)
-    """Averages that start from the live weights: skipped ones, and all where the source has no averages."""
+    """Averages that start from the raw weights: skipped ones, and all where the source has no averages."""
     missing: list[str] = default(default_factory=list)
     """Not in the source: an error."""
     mismatched: list[str] = default(default_factory=list)
@@ -105,10 +105,10 @@ def load_weights(
     Args:
         path: what `open_weights` takes.
         keys_to_skip: tensors whose name contains one of these are left as they are; a skipped average starts from the
-            live weights.
+            raw weights.
         spec: the model that gets the weights, whose network is compared with the source's.
         allow_initialised: tensors whose name contains one of these may be absent from the source.
-        average_as_live: take the averaged weights where the source has them; the average starts from them, too.
+        average_as_live: take the EMA weights where the source has them; the average starts from them, too.
         prepare: is called with the report before anything is read; it may still refuse, and fills what is `left`.
         field: the setting that names the path.
         held: layers that take their weight one by one, by its native name, instead of the tensor in `model`.

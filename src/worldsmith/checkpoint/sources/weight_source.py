@@ -32,9 +32,9 @@ class WeightSource(ABC):
     converters: Sequence[str] = ()
     """The classes of converters that its network was trained with, and that go on with it."""
     shapes: dict[str, list[int]]
-    """The live weights, those included that are copies of others (`copies`)."""
+    """The raw weights, those included that are copies of others (`copies`)."""
     average_shapes: dict[str, list[int]]
-    """The averaged (EMA) weights. Where only trained weights are averaged, the live ones stand in for the others."""
+    """The averaged (EMA) weights. Where only trained weights are averaged, the raw ones stand in for the others."""
     copies: dict[str, str]
     """Weights that the format does not hold, and which one they are made equal to."""
     adapter_alpha: float | None = None
@@ -101,7 +101,7 @@ class JoinedWeights(WeightSource):
 class MergedWeights(WeightSource):
     """`merged_weight` for every weight of `source` that has an adapter; the others as they are.
 
-    The adapters are those that the source holds, or `adapters`, by native name.
+    The adapters are those that the source holds, or `adapters`, by internal parameter name.
     """
 
     def __init__(self, source: WeightSource, scale: float, adapters: Mapping[str, Tensor] | None = None) -> None:

@@ -15,7 +15,7 @@ LEGACY_STYLES = {
     for source in ("qwen3_235b", "qwen3_32b", "qwen3p5_397b")
     for style, weight in (("short", 0.1), ("descriptive", 0.2), ("dense", 0.7), ("temporal", 0.0))
 }
-"""Keys of older data sets: one of those present is drawn by these weights."""
+"""Keys of older datasets: one of those present is drawn by these weights."""
 
 EMPTY_JSON = ("{}", "[]", '""', "null")
 

@@ -122,11 +122,11 @@ class VideoDataset(Configurable, StreamDataset):
                 raise wrong(self, *names, why="SAT begins at the first frame that is not skipped")
 
         def check_files(self) -> None:
-            """Raises DataError when there is no data set file or it cannot be read; opens no video."""
+            """Raises DataError when there is no dataset file or it cannot be read; opens no video."""
             self.build()
 
     def __init__(self, config: Config) -> None:
-        """Raises DataError when there is no data set file, or it or a shard cannot be read."""
+        """Raises DataError when there is no dataset file, or it or a shard cannot be read."""
         self.config = config
         self.limits = f"min_frames is {config.min_frames}, max_duration {config.max_duration} s."
         pattern = None if has_file(config.path) else shard_pattern(config.path)

@@ -17,7 +17,7 @@ ROLES: dict[str, Role] = {
     "gpt": "assistant",
     "label": "assistant",
 }
-"""The names that data sets give to the roles."""
+"""The names that datasets give to the roles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,9 @@ class Part:
     source: str | bytes = ""
     """File of an image or video; for an image also its bytes or a data URI."""
     fps: float | None = None
-    """Frames per second of a video that the data set states; None = as the file says."""
+    """Frames per second of a video that the dataset states; None = as the file says."""
     resized: tuple[int, int] | None = None
-    """(height, width) in pixels that the data set asks for, before rounding; None = as the loader's settings say."""
+    """(height, width) in pixels that the dataset asks for, before rounding; None = as the loader's settings say."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,7 @@ def is_archive(path: str | Path) -> bool:
 
 
 def archives_in(folder: Path) -> list[Path]:
-    """Returns the archives of media in the folder of a data set."""
+    """Returns the archives of media in the folder of a dataset."""
     return [folder / name for name in USUAL if (folder / name).is_file()]
 
 

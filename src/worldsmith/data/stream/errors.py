@@ -38,4 +38,4 @@ def check_text(text: str, what: str) -> None:
 
 
 class DataError(CodedError, RuntimeError):
-    """The data set cannot carry a run. The text says what was found, where, and what to do."""
+    """The dataset cannot carry a run. The text says what was found, where, and what to do."""

@@ -97,7 +97,7 @@ class PackingDataLoader(Configurable):
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        """Raises DataError when the maker's data set has nothing that can be used."""
+        """Raises DataError when the maker's dataset has nothing that can be used."""
         config.check()
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} is not one of {world_size} ranks")
@@ -124,7 +124,7 @@ class PackingDataLoader(Configurable):
 
     @classmethod
     def dataset_at(cls, path: str) -> Configurable.Config | None:
-        """Returns the settings of the data set that is there, if this loader reads such ones."""
+        """Returns the settings of the dataset that is there, if this loader reads such ones."""
         return None
 
     def describe(self) -> str:

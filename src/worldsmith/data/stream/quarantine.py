@@ -21,7 +21,7 @@ FILTER_REASONS = frozenset({"too_short", "too_long", "too_small", "other_shape",
 
 @dataclass(slots=True, frozen=True)
 class Rejection:
-    """A sample, or a line of the data set file, that is left out."""
+    """A sample, or a line of the dataset file, that is left out."""
 
     key: str
     """Key of the sample; "<file name>:<line>" when the line names none."""
@@ -30,7 +30,7 @@ class Rejection:
     detail: str
     path: str
     line: int | None = None
-    """Line number in the data set file, if it has lines."""
+    """Line number in the dataset file, if it has lines."""
     index: int | None = None
     """Number of the record in a file that has no lines, from 0."""
 

@@ -44,7 +44,7 @@ def questions(t: SpecTranslation) -> None:
 
 
 def put_several(t: SpecTranslation) -> None:
-    """Each table is a LLaVA data set; several are asked as one, their names before the keys of their records."""
+    """Each table is a LLaVA dataset; several are asked as one, their names before the keys of their records."""
     tables: Any = t.get(SEVERAL)
     if t.get(f"{ONE}.annotation_path"):
         t.refuse(SEVERAL, f"{ONE} names data too", f"~{SEVERAL} or ~{ONE}")
@@ -94,7 +94,7 @@ def put_benchmarks(t: SpecTranslation, names: list[str]) -> None:
 
 
 def read_table(t: SpecTranslation, name: str, table: Any) -> dict[str, Any] | None:
-    """Our settings of one data set; None, with mistakes, for a table that cannot be read."""
+    """Our settings of one dataset; None, with mistakes, for a table that cannot be read."""
     where, before = f"{SEVERAL}.{name}", len(t.problems)
     if not isinstance(table, dict):
         t.refuse(where, f"expected a table of {', '.join(FIELDS)}, found {format_value(table)}", f"{where}={{…}}")
@@ -118,7 +118,7 @@ def read_table(t: SpecTranslation, name: str, table: Any) -> dict[str, Any] | No
 
 
 def rates(t: SpecTranslation, table: dict[str, Any]) -> dict[str, Any]:
-    """Returns the setting of the rates of one data set: that of its table, else that of `dataset`; empty if neither
+    """Returns the setting of the rates of one dataset: that of its table, else that of `dataset`; empty if neither
     has one."""
     value = table.get(RATES) or (t.get(f"{ONE}.{RATES}") if t.is_stated(f"{ONE}.{RATES}") else None)
     return {RATES: value} if value else {}

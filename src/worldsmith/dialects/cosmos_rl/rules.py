@@ -21,7 +21,7 @@ COPYING = {
 RESIZED, PIXELS = ("resized_height", "resized_width"), ("min_pixels", "max_pixels", "total_pixels")
 BOUNDS = ("min_frames", "max_frames")
 LLAVA = "LlavaDataset"
-"""Short class name of the data set of LLaVA annotations."""
+"""Short class name of the dataset of LLaVA annotations."""
 
 
 def model_place(text: str) -> str:

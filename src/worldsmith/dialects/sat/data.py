@@ -1,4 +1,4 @@
-"""Rules of the data: clips and their frames, sizes and rates, data sets, the VAE and the text encoder."""
+"""Rules of the data: clips and their frames, sizes and rates, datasets, the VAE and the text encoder."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def clips(t: SpecTranslation) -> None:
 
 
 def put_rate(t: SpecTranslation, folder: bool) -> None:
-    """Sets which frames of a clip are used; SAT's two data sets have different rules."""
+    """Sets which frames of a clip are used; SAT's two datasets have different rules."""
     rate, skipped = t.get(RATE), t.get(SKIPPED)
     t.put(f"{DATASET}target_fps", float(rate), source=RATE)
     t.put(f"{DATASET}temporal_interval_mode", "sat" if folder else "target_fps", source=f"{DATA}target")
@@ -167,7 +167,7 @@ def is_missing(place: str) -> bool:
 
 
 def count_clips(path: str) -> int:
-    """Returns the number of clip windows in the usable records of a data set; 0 if its list is not found or cannot be
+    """Returns the number of clip windows in the usable records of a dataset; 0 if its list is not found or cannot be
     read."""
     try:
         records = line_records(find_file(path))

@@ -83,7 +83,7 @@ class PipelineModel(Model):
         return NetworkParts(layers=layers, full_precision=[m for m in found if next(m.parameters(), None) is not None])
 
     def init_weights(self, seed: int, names: Collection[str] | None = None) -> None:
-        """Fills the parameters with these native names (None: all) in place, sharded or not.
+        """Fills the parameters with these internal parameter names (None: all) in place, sharded or not.
 
         A value depends only on the seed and the parameter's name. Raises ValueError for an unknown name.
         """
@@ -182,7 +182,7 @@ def draw_parameter(name: str, shape: torch.Size, weight: torch.Size, seed: int) 
     with ones and zeros, an adapter's B with zeros. Tables are normal with standard deviation 1/sqrt(channels).
 
     Args:
-        name: native name of the parameter.
+        name: internal parameter name of the parameter.
         shape: shape of the parameter.
         weight: shape of the weight of the parameter's layer.
         seed: seed of the run; together with `name` it decides the value.

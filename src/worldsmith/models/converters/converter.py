@@ -147,7 +147,7 @@ def shapes_of(network: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def held_weights(network: nn.Module) -> dict[str, HoldsWeight]:
-    """Returns the layers that hold their weight in another form than as a parameter, by its native name."""
+    """Returns the layers that hold their weight in another form than as a parameter, by its internal parameter name."""
     from worldsmith.models.converters.held_weight import HoldsWeight
 
     modules = network.named_modules()

@@ -202,7 +202,7 @@ def prompts_file(run: RunFiles) -> Path | None:
 
 
 def validation_clips(run: RunFiles) -> Path | None:
-    """Returns the data set that the run validates on, or a folder `val` in its training data or next to them."""
+    """Returns the dataset that the run validates on, or a folder `val` in its training data or next to them."""
     path = lookup(run.config, "dataloader_val.dataset.path")
     folders = [working_directory(run) / path] if isinstance(path, str) and path and "$" not in path else []
     folders += [folder / "val" for folder in data_folders(run)]

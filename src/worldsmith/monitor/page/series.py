@@ -25,7 +25,7 @@ NO_CURVE = re.compile(
 
 @dataclass(slots=True)
 class Bucket:
-    """Neighbouring values of a series."""
+    """Neighboring values of a series."""
 
     index: int
     count: int

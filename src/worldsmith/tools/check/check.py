@@ -1,4 +1,4 @@
-"""`worldsmith check`: reads the data of a run, or a data set, as a run would.
+"""`worldsmith check`: reads the data of a run, or a dataset, as a run would.
 
 Exit codes: 0 the run could start, 2 it could not, or a mistake of the user.
 """
@@ -66,7 +66,7 @@ class CheckData(RunAction):
     """Read the data of a run once, by the run's own code: what is kept and left out, with the reasons and counts of
     training; tokens, packs, sizes, duplicates, steps of an epoch, free disk. Nothing is written.
 
-    In place of FILE_OR_RECIPE, a data set will do: a folder or a file of one of our layouts.
+    In place of FILE_OR_RECIPE, a dataset will do: a folder or a file of one of our layouts.
     """
 
     metavars: ClassVar[Mapping[str, str]] = {"recipe": "NAME"}
@@ -272,7 +272,7 @@ def too_few_steps(report: DataReport, packs_a_step: int) -> str:
 def find_dataset(source: str, recipe: str | None) -> tuple[Any, str] | None:
     """Returns the settings of a dataset and the recipe that gives the limits; None if `source` names no file.
 
-    Raises UserError for a folder that is no data set.
+    Raises UserError for a folder that is no dataset.
     """
     if not os.path.exists(source) and not source.endswith(".tar"):  # shards may be a pattern or lie afar
         return None

@@ -1,4 +1,4 @@
-"""`worldsmith dataset import SOURCE -o OUT`: clips and captions as people have them become a data set."""
+"""`worldsmith dataset import SOURCE -o OUT`: clips and captions as people have them become a dataset."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SHOWN = 3
 
 
 class ImportClips(Action):
-    """Turns clips and captions into a data set that training reads, and leaves the clips where they are.
+    """Turns clips and captions into a dataset that training reads, and leaves the clips where they are.
 
     Layouts of SOURCE:
       sidecar     videos or images, each with a .txt or .json of the same name

@@ -1,4 +1,4 @@
-"""Records of an evaluation of answers: the questions of a data set, the saved answers, and the results.
+"""Records of an evaluation of answers: the questions of a dataset, the saved answers, and the results.
 
 Each answer is saved as it comes, so that an evaluation that was stopped can be resumed.
 """

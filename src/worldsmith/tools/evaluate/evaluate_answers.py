@@ -1,4 +1,4 @@
-"""`worldsmith evaluate` for reasoners: answers to the questions of a data set, compared with its own."""
+"""`worldsmith evaluate` for reasoners: answers to the questions of a dataset, compared with its own."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ FIELDS = {"by_record": "task", "metropolis_sgd": "category"}
 
 
 class EvaluateAnswers(AnswerAction, WritingAction):
-    """Asks a reasoner the questions of a data set and compares its answers with the data set's last ones.
+    """Asks a reasoner the questions of a dataset and compares its answers with the dataset's last ones.
 
     results.json has a row for each record, metrics.json the figures. --dataset names the kind: ManifestDataset
     (VideoPhy-2), LlavaDataset, MessagesDataset or LlavaOneVision; --dataset.path its file or folder. Answers are

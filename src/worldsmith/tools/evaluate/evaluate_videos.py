@@ -58,7 +58,7 @@ SAME_FORM = ("height", "width", "num_frames", "fps")
 class EvaluateVideos(VideoAction):
     """Measures what a generator has learned, on clips of one's own, samples of one's own or a moving-shapes dataset.
 
-    --dataset DIR takes a data set of clips that was not trained on: the loss on them is measured, videos are generated
+    --dataset DIR takes a dataset of clips that was not trained on: the loss on them is measured, videos are generated
     of their captions and compared with the clips. -i FILE takes files of samples as `worldsmith generate` does. Videos
     are made of each model, complete ones are left alone, and evaluation.json, a table and a contact sheet say what is
     measured of them. --prompts takes the prompts of a moving-shapes dataset and counts the videos that show what they
@@ -160,7 +160,7 @@ class EvaluateVideos(VideoAction):
         return self.measure({name: order for name, (order, _) in orders.items()}, samples)
 
     def run_on_clips(self, dataset: str) -> Result:
-        """Measures the loss on a data set of clips, and generates and measures videos of its captions."""
+        """Measures the loss on a dataset of clips, and generates and measures videos of its captions."""
         models, out = self.models(), Path(self.config.out)
         clips = self.held_out_clips(dataset, models)
         require_writable(out)
@@ -175,7 +175,7 @@ class EvaluateVideos(VideoAction):
             losses[name] = clips.measure_loss(order, progress, anew=self.config.force)
         samples: dict[str, list[GeneratedVideo]] = {name: [] for name in orders}
         if self.evaluators.generates:
-            assert self.mode is not None  # since the data set was read
+            assert self.mode is not None  # since the dataset was read
             write_samples(clips, out, self.config.max_videos, self.mode, anew=self.config.force)
             found = self.orders()
             samples = {name: self.samples(order) for name, (order, _) in found.items()}
@@ -197,7 +197,7 @@ class EvaluateVideos(VideoAction):
         return self.measure(orders, samples, losses, facts, clips.left_out_lines())
 
     def held_out_clips(self, dataset: str, models: Mapping[str, StoredModel]) -> HeldOutClips:
-        """Returns the data set; from now on it is known what videos are generated from.
+        """Returns the dataset; from now on it is known what videos are generated from.
 
         Raises UserError for an --out in the folder of a model, and when nothing can be measured.
         """
@@ -302,7 +302,7 @@ class EvaluateVideos(VideoAction):
 
     @property
     def files(self) -> list[str]:
-        """The files of samples; those of a data set are written here."""
+        """The files of samples; those of a dataset are written here."""
         return self.config.input_files or [str(Path(self.config.out) / SAMPLES)]
 
     def orders(self) -> dict[str, tuple[Order, GenerateVideos]]:

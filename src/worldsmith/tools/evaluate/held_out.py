@@ -1,4 +1,4 @@
-"""A data set of clips that a video model is evaluated on: the held-out loss, and samples of captions with clips."""
+"""A dataset of clips that a video model is evaluated on: the held-out loss, and samples of captions with clips."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class HeldOutLoss:
 
 
 class HeldOutClips:
-    """A data set, read with the data settings of the run that trained a model."""
+    """A dataset, read with the data settings of the run that trained a model."""
 
     def __init__(self, path: str, model: StoredModel) -> None:
-        """Opens no clip. Raises DataError for a data set that cannot be read, UserError for a model that states no
+        """Opens no clip. Raises DataError for a dataset that cannot be read, UserError for a model that states no
         size of its clips."""
         self.model = model
         self.tree = training_tree(model)
@@ -148,7 +148,7 @@ def training_tree(model: StoredModel) -> Mapping[str, Any] | None:
 
 
 def data_settings(model: StoredModel, tree: Mapping[str, Any] | None, path: str) -> VideoLoader.Config:
-    """Returns the run's settings of validation data, else of training data, for the data set at `path`, with every
+    """Returns the run's settings of validation data, else of training data, for the dataset at `path`, with every
     caption.
 
     Without a run the clips have the size, length and rate that the model states. Raises UserError if it states none.
@@ -270,7 +270,7 @@ def write_sample(
 
     part = inspect_window(window, config, grid, random.Random(0))
     caption = choose_caption(window.captions, config.caption_keys, random.Random(0))
-    assert caption is not None  # the data set leaves such windows out
+    assert caption is not None  # the dataset leaves such windows out
     (height, width), frames, name = part.size, part.selection.count, file_name(window.key)
     still, video = f"{REAL_FOLDER}/{name}.png", f"{REAL_FOLDER}/{name}.mp4"
     mode = "text2image" if frames == 1 else mode

@@ -86,7 +86,7 @@ class Fitting:
         self.seconds = 0.0
         """Processor time of the last setting that was carried out with few layers."""
         self.longest_of_all = 0.0
-        """The most processor time of one that was carried out with all layers."""
+        """The most CPU time of one that was carried out with all layers."""
 
     def with_clips(self, clips: Learned) -> Fitting:
         """Returns the search for other clip sizes, with the same time statistics."""
@@ -108,7 +108,7 @@ class Fitting:
 
     @property
     def seconds_of_all(self) -> float:
-        """About the processor time of a setting with all layers."""
+        """About the CPU time of a setting with all layers."""
         if self.longest_of_all:
             return self.longest_of_all
         layers = sum(self.lists.values())

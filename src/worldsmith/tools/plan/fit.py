@@ -62,7 +62,7 @@ class Fits:
     stopped: Literal["", "time", "interrupted"] = ""
     """Reason for which the search ended early; "" if it did not."""
     spent: float = 0.0
-    """Seconds of processor time."""
+    """Seconds of CPU time."""
 
 
 def find_fits(fitting: Fitting) -> Fits:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from worldsmith.tools.plan.evaluate_settings import Clock
 
 BUDGET = 55.0
-"""Seconds of processor time that a search may take: with starting the command about a minute."""
+"""Seconds of CPU time that a search may take: with starting the command about a minute."""
 EVERY = 5.0
 """Seconds between two lines of progress through a pipe."""
 INTERRUPTED = 130

@@ -264,7 +264,7 @@ class Quantize(AnswerAction, WritingAction):
 def dataset_of(
     model: StoredModel, given: ChatDataset.Config | None, flag: str, loader: str, purpose: str
 ) -> ChatDataset:
-    """Returns the data set that is given, or that of the model's run.
+    """Returns the dataset that is given, or that of the model's run.
 
     Raises UserError when there is neither, DataError.
     """

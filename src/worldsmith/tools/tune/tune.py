@@ -40,7 +40,7 @@ class Tune(Action):
 
     SOURCE is a recipe's name, a recipe TOML, a YAML tree, a nested spec or a run folder, and WORDS change it, as those
     of `worldsmith train`. What is searched: the fields that are marked for it, and those of --search, such as
-    optimizer.lr=log:1e-6..1e-3. The same command goes on with a study that was stopped or killed.
+    optimizer.lr=log:1e-6..1e-3. The same command continues with a study that was stopped or killed.
     """
 
     places: ClassVar[tuple[str, ...]] = ("source", "words")

@@ -72,7 +72,7 @@ class FirstStepWatchdog(Callback):
 class BadBatches(Callback):
     """Writes `step_<n>_rank_<r>.json` for a skipped step: loss, gradient norm, and the samples of each batch.
 
-    Every rank writes its own. Later skips than the first `most` of this start are not written, which is said.
+    Every rank writes its own. Later skips than the first `most` of this start are not written, which is logged.
     """
 
     class Config(Callback.Config):

@@ -1,4 +1,4 @@
-"""`ChatDataset`: what every kind of chat data set has."""
+"""`ChatDataset`: what every kind of chat dataset has."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ChatDataset(Configurable, StreamDataset):
         """Opens every conversation that has no system turn of its own; "" = none."""
 
         def check_files(self) -> None:
-            """Raises DataError when the data set cannot be read; opens no image or video."""
+            """Raises DataError when the dataset cannot be read; opens no image or video."""
             self.build()
 
         def with_optional_rates(self) -> Self:
@@ -78,7 +78,7 @@ def with_system(turns: Iterable[Turn], prompt: str) -> list[Turn]:
 
 
 def import_datasets(path: str) -> Any:
-    """Imports the library `datasets`, which is to read the data set at `path`. Raises DataError without it."""
+    """Imports the library `datasets`, which is to read the dataset at `path`. Raises DataError without it."""
     try:
         import datasets
     except ImportError:

@@ -1,4 +1,4 @@
-"""`ChatFile`: chat data sets that are files of records, and what their records show before any medium is opened."""
+"""`ChatFile`: chat datasets that are files of records, and what their records show before any medium is opened."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Entry:
 
 
 class ChatFile(ChatDataset):
-    """A data set that is a file of records, each known and checked before the run. The file is never written."""
+    """A dataset that is a file of records, each known and checked before the run. The file is never written."""
 
     class Config(ChatDataset.Config):
         path: str = ""
@@ -137,7 +137,7 @@ class ChatFile(ChatDataset):
 
     @classmethod
     def is_at(cls, path: Path) -> bool:
-        """Returns whether a folder or a file holds such a data set."""
+        """Returns whether a folder or a file holds such a dataset."""
         return (path / cls.file_name).is_file() if path.is_dir() else path.name == cls.file_name and path.is_file()
 
     @abstractmethod

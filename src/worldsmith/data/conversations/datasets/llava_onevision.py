@@ -1,4 +1,4 @@
-"""LLaVA-OneVision and data sets like it, read with the `datasets` library: from the hub, streamed, or local files."""
+"""LLaVA-OneVision and datasets like it, read with the `datasets` library: from the hub, streamed, or local files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from worldsmith.data.stream.errors import DataError, SampleError
 class LlavaOneVision(ChatDataset):
     """Records `{"id", "image", "conversations": [{"from", "value"}]}`, an image or none in each.
 
-    Streamed, a record is found by reading on to it, so that the order must be that of the data set and a run that goes
+    Streamed, a record is found by reading on to it, so that the order must be that of the dataset and a run that goes
     on reads up to its place first. Otherwise all is fetched before the run.
     """
 
@@ -34,7 +34,7 @@ class LlavaOneVision(ChatDataset):
         """Max number of records, from the first; 0: all."""
 
     def __init__(self, config: Config) -> None:
-        """Raises DataError when the library is not installed or the data set cannot be loaded."""
+        """Raises DataError when the library is not installed or the dataset cannot be loaded."""
         self.config = config
         self.name = f"{config.path} {config.subset}".strip()
         self.rejections = []

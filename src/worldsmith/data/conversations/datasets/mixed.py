@@ -1,4 +1,4 @@
-"""Several chat data sets as one."""
+"""Several chat datasets as one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class MixedDataset(ChatDataset):
     config: Config
 
     def __init__(self, config: Config) -> None:
-        """Raises DataError when one of the data sets cannot be read."""
+        """Raises DataError when one of the datasets cannot be read."""
         config.check()
         self.config = config
         self.members = {name: config.datasets[name].build() for name in sorted(config.datasets)}
@@ -54,7 +54,7 @@ class MixedDataset(ChatDataset):
         return self.starts[-1]
 
     def member(self, index: int) -> tuple[str, ChatDataset, int]:
-        """(name, data set, index in it) of a conversation."""
+        """(name, dataset, index in it) of a conversation."""
         number = bisect_right(self.starts, index) - 1
         name = list(self.members)[number]
         return name, self.members[name], index - self.starts[number]

@@ -20,7 +20,7 @@ MARKS = ("dataset_dict.json", "state.json")
 FILES = (".parquet", ".arrow", ".jsonl", ".json", ".csv")
 """Files that the library loads records from."""
 STORED = "stored"
-"""Key of what stands in a record for a medium whose bytes are in the data set."""
+"""Key of what stands in a record for a medium whose bytes are in the dataset."""
 MEDIA = ("image", "images", "video", "videos")
 
 

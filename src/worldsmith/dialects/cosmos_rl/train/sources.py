@@ -25,7 +25,7 @@ HELD_OUT = 0.1
 SAVED = "SavedDataset"
 MANIFEST = "ManifestDataset"
 FORMS = ("annotation_path", "path", "dataset_root")
-"""Keys of a table of files, one for each layout: LLaVA annotations, a saved data set, a folder with a manifest."""
+"""Keys of a table of files, one for each layout: LLaVA annotations, a saved dataset, a folder with a manifest."""
 MEDIA = ("media_path", "media_root")
 """The two names of the media folder."""
 FIELDS = ("name", "subset", "revision", "split", "test_size", "local_dir")
@@ -59,7 +59,7 @@ def is_named(t: SpecTranslation, key: str) -> bool:
 
 
 def put_files(t: SpecTranslation, key: str, loader: str) -> None:
-    """Sets the data set that a table of files names, in one of three layouts."""
+    """Sets the dataset that a table of files names, in one of three layouts."""
     forms = [form for form in FORMS if t.get(f"{key}.{form}")]
     if len(forms) > 1:
         t.refuse(f"{key}.{forms[1]}", f"{key}.{forms[0]} names other data", f"~{key}.{forms[1]} or ~{key}.{forms[0]}")
@@ -158,7 +158,7 @@ def put_column(t: SpecTranslation, form: str) -> None:
 
 
 def put_named(t: SpecTranslation, key: str, loader: str) -> None:
-    """Sets a data set by its name, which must be a folder of this machine."""
+    """Sets a dataset by its name, which must be a folder of this machine."""
     source = f"{key}.local_dir" if t.get(f"{key}.local_dir") else f"{key}.name"
     folder, to = t.get(source), f"{loader}.dataset"
     if refuse_remote(t, source):
@@ -191,7 +191,7 @@ def report_unused_names(t: SpecTranslation, key: str, why: str) -> None:
 
 
 def put_prompt(t: SpecTranslation, key: str, to: str) -> None:
-    """Sets the system prompt: the first of the data set's own, that of `custom`, and that of the policy."""
+    """Sets the system prompt: the first of the dataset's own, that of `custom`, and that of the policy."""
     keys = (*([f"{key}.system_prompt"] if key else []), *PROMPTS)
     given = [name for name in keys if t.is_stated(name) and t.get(name) is not None]
     for number, name in enumerate(given):
@@ -268,10 +268,10 @@ def hold_out(t: SpecTranslation) -> None:
 
 
 def count_records(dataset: dict[str, Any]) -> tuple[int, int]:
-    """Counts the records of a data set: (all, usable ones as far as the annotations tell; `video_fps` is not required).
+    """Counts the records of a dataset: (all, usable ones as far as the annotations tell; `video_fps` is not required).
 
     Args:
-        dataset: The settings of the data set as plain data.
+        dataset: The settings of the dataset as plain data.
 
     Raises:
         ValueError: The settings or the file are wrong, or no record can be used.

@@ -126,7 +126,7 @@ class NattenSegment:
     grid: tuple[int, ...]
     """Number of latent tokens along each axis longer than 1."""
     windows: tuple[AxisWindow, ...]
-    """The neighbourhood along those axes; empty: every latent sees all."""
+    """The neighborhood along those axes; empty: every latent sees all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Which latents a latent token sees, layer by layer: the settings of `joint_attn_implementation`, without torch.
 
 - two_way: all latents of its sample, and the sample's text.
-- three_way: the same, where a layer may restrict the latents to neighbourhoods in their (time, height, width) grid.
+- three_way: the same, where a layer may restrict the latents to neighborhoods in their (time, height, width) grid.
 - flex: as two_way, computed by FlexAttention.
 
 Text sees the earlier text of its own sample in every mode.
@@ -72,7 +72,7 @@ class NeighborhoodConfig(Config):
 
 @dataclass(frozen=True, slots=True)
 class AxisWindow:
-    """A neighbourhood along one axis, in tokens."""
+    """A neighborhood along one axis, in tokens."""
 
     window: int
     stride: int = 1
@@ -81,7 +81,7 @@ class AxisWindow:
 
 
 Windows = tuple[AxisWindow, AxisWindow, AxisWindow]
-"""A neighbourhood along time, height and width."""
+"""A neighborhood along time, height and width."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +90,14 @@ class AttentionPattern:
     causal in time."""
 
     profiles: Mapping[int, NeighborhoodConfig]
-    """Rank -> neighbourhood; a rank without one is dense."""
+    """Rank -> neighborhood; a rank without one is dense."""
     temporal_causal: bool = False
     """See the own and earlier frames, whole."""
     where: str = ""
     """Path of the setting."""
 
     def windows(self, grid: Grid) -> Windows | None:
-        """Returns the neighbourhood in a grid; None where every latent sees all.
+        """Returns the neighborhood in a grid; None where every latent sees all.
 
         Raises UserError when it does not fit.
         """
@@ -117,7 +117,7 @@ class AttentionPattern:
         return axes[0], axes[1], axes[2]
 
     def check_fit(self, own: AxisWindow, axis: int, grid: Grid) -> None:
-        """Raises UserError for a neighbourhood that is larger than the grid."""
+        """Raises UserError for a neighborhood that is larger than the grid."""
         length, needed = grid[axis], own.window * own.dilation
         if needed > length:
             raise UserError(
@@ -156,7 +156,7 @@ def attention_modes(
 
     Args:
         implementation: "two_way", "three_way" or "flex".
-        natten_parameter_list: per layer, profile ("1d", "2d", "3d") -> neighbourhood; empty: all layers dense.
+        natten_parameter_list: per layer, profile ("1d", "2d", "3d") -> neighborhood; empty: all layers dense.
         video_temporal_causal: latents see no later frame, in any layer.
     """
     settings = {"natten_parameter_list": natten_parameter_list, "video_temporal_causal": video_temporal_causal}
@@ -195,7 +195,7 @@ def attention_modes(
 
 
 def read_profiles(entry: Mapping[str, NeighborhoodConfig], where: str) -> dict[int, NeighborhoodConfig]:
-    """Rank -> neighbourhood of a layer, without the dense ones. Raises ValueError for a profile that fits no grid."""
+    """Rank -> neighborhood of a layer, without the dense ones. Raises ValueError for a profile that fits no grid."""
     profiles = {}
     for name, profile in entry.items():
         if name not in PROFILES:
@@ -211,7 +211,7 @@ def read_profiles(entry: Mapping[str, NeighborhoodConfig], where: str) -> dict[i
 
 
 def fit_axis(profile: NeighborhoodConfig, index: int, length: int) -> AxisWindow:
-    """Returns a neighbourhood along an axis of `length` tokens, whose settings are the index-th ones."""
+    """Returns a neighborhood along an axis of `length` tokens, whose settings are the index-th ones."""
     causal = _item(profile.is_causal, index, False)
     if profile.window_size:
         size = profile.window_size[index]

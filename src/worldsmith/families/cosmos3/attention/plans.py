@@ -1,7 +1,7 @@
-"""Plans `latent_attention` for a pack: dense, restricted to neighbourhoods, or by FlexAttention.
+"""Plans `latent_attention` for a pack: dense, restricted to neighborhoods, or by FlexAttention.
 
-Neighbourhoods run on NATTEN's kernels where these are, else as exact masked attention. The masked form uses that a
-neighbourhood is independent along each axis: frames that see the same frames make one segment with only those frames
+Neighborhoods run on NATTEN's kernels where these are, else as exact masked attention. The masked form uses that a
+neighborhood is independent along each axis: frames that see the same frames make one segment with only those frames
 as keys, so a window in time costs less than dense attention, and the mask of a segment covers height and width, one
 for all segments of the same shape.
 
@@ -63,7 +63,7 @@ def plan_latents(
 
 @functools.cache
 def natten_chosen(device: torch.device) -> bool:
-    """Returns whether neighbourhoods run on NATTEN's kernels on this device; said once."""
+    """Returns whether neighborhoods run on NATTEN's kernels on this device; said once."""
     if natten_available(device):
         logger.info("attention: neighbourhoods run on NATTEN's kernels")
         return True

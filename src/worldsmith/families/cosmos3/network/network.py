@@ -257,7 +257,7 @@ class DomainAwareLinear(nn.Module):
 
 @torch.no_grad()
 def init_weights(network: Cosmos3Network, seed: int, names: Collection[str] | None = None) -> None:
-    """Fills the parameters with these native names (None: all) in place.
+    """Fills the parameters with these internal parameter names (None: all) in place.
 
     Understanding tower: normal(0, initializer_range), norms one. Generation tower: a copy of the understanding tower
     where that has the parameter, else (norms) one. Heads and the time embedder: normal with standard deviation
@@ -265,7 +265,7 @@ def init_weights(network: Cosmos3Network, seed: int, names: Collection[str] | No
     ±1/sqrt(fan_in), B zero.
 
     A value depends on the seed and the parameter's name alone: neither other parameters nor sharding change a bit of
-    it. One whole tensor exists at a time, in main memory; a sharded parameter keeps its shard of it.
+    it. One whole tensor exists at a time, in host RAM; a sharded parameter keeps its shard of it.
     Raises ValueError for a name that the network does not have.
     """
     parameters = native_parameters(network)

@@ -148,7 +148,7 @@ def pack_samples(
     """Packs samples into two streams, for a network with this attention (None: two_way).
 
     Positions restart with every sample. Raises ValueError for an empty pack and for a layout that does not fit the
-    network, naming the sample; UserError for a neighbourhood that does not fit a sample.
+    network, naming the sample; UserError for a neighborhood that does not fit a sample.
     """
     if not layouts:
         raise ValueError("cannot pack an empty list of samples")

@@ -57,7 +57,7 @@ def find_naming(keys: Sequence[str], formats: FamilyFormats) -> Naming | None:
 
 
 def language_weights(source: WeightSource, config: Mapping[str, Any]) -> dict[str, str]:
-    """Maps names of the language model's weights in a Qwen3-VL folder to their native names.
+    """Maps names of the language model's weights in a Qwen3-VL folder to their internal parameter names.
 
     Args:
         source: weights of a generator.

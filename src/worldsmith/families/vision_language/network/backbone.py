@@ -144,9 +144,9 @@ def why_not_packed(network: Any) -> str | None:
 
 @torch.no_grad()
 def initialize_backbone(network: Any, seed: int, names: Collection[str] | None = None) -> None:
-    """Fills the parameters with these native names (None: all) in place, sharded or not.
+    """Fills the parameters with these internal parameter names (None: all) in place, sharded or not.
 
-    A value depends on the seed and the parameter's name alone. One whole tensor exists at a time, in main memory.
+    A value depends on the seed and the parameter's name alone. One whole tensor exists at a time, in host RAM.
     Raises ValueError for an unknown name.
     """
     places = {native_name(place): place for place, _ in network.named_parameters()}

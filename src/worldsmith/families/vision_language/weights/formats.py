@@ -48,7 +48,7 @@ FIELD = "model.config.policy.backbone.model_name"
 TABLES = re.compile(r"(.*\.)?(embed_tokens|lm_head|wte|embed_in)\.weight|(transformer\.)?word_embeddings\.weight")
 """Names of embedding tables and heads, by which a language model of transformers is recognized."""
 ADAPTER_LAYOUT = AdapterLayout("vision_language", str, str, "transformers")
-"""LoRA adapters in PEFT's format; transformers has the native names."""
+"""LoRA adapters in PEFT's format; transformers has the internal parameter names."""
 
 
 class VisionLanguageFormats(FamilyFormats):

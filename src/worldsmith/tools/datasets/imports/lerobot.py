@@ -214,7 +214,7 @@ def data_rows(data: Path, mtime_ns: int) -> dict[int, tuple[int, list[int]]]:
 
 
 def stretches(tasks: list[str]) -> Iterator[tuple[str, range]]:
-    """Neighbouring frames of the same task."""
+    """Neighboring frames of the same task."""
     start = 0
     for task, group in groupby(tasks):
         stop = start + sum(1 for _ in group)

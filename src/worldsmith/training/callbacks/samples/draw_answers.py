@@ -127,7 +127,7 @@ class DrawAnswers(DrawSamples):
 
 
 def choose_questions(dataset: ChatDataset, count: int, answerer: Answerer) -> list[tuple[str, tuple[Turn, ...]]]:
-    """Conversations by key, evenly over the data set; of one that is streamed the first ones. DataError for none."""
+    """Conversations by key, evenly over the dataset; of one that is streamed the first ones. DataError for none."""
     distance = 1 if is_streamed(getattr(dataset, "config", None)) else max(1, len(dataset) // count)
     found: list[tuple[str, tuple[Turn, ...]]] = []
     for index in range(0, len(dataset), distance):
@@ -147,7 +147,7 @@ def choose_questions(dataset: ChatDataset, count: int, answerer: Answerer) -> li
 
 
 def is_streamed(dataset: Any) -> bool:
-    """Returns whether the data set with this config is read as a stream."""
+    """Returns whether the dataset with this config is read as a stream."""
     return bool(getattr(dataset, "streaming", False))
 
 

@@ -43,9 +43,9 @@ GOOD_STEPS, LEAST_STEPS = 8, 2
 DECODING = 8
 """Assumed cost of decoding and writing a sample in forward passes of a training sample."""
 REAL = "real"
-"""Subfolder with the data set's own clips."""
+"""Subfolder with the dataset's own clips."""
 REAL_BYTES = 64_000
-"""Max size of a file with a clip of the data set, unless it has it at the lowest quality: a page embeds it."""
+"""Max size of a file with a clip of the dataset, unless it has it at the lowest quality: a page embeds it."""
 
 
 @dataclass(frozen=True, slots=True)
