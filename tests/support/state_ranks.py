@@ -104,7 +104,7 @@ def gradients(network: Any) -> list[torch.Tensor]:
 def measure(config: Trainer.Config, folder: Path) -> dict[str, Any]:
     """Bytes that this process holds in a step, and those of the checkpoint after it."""
     trainer, found = Trainer(config, run_folder=folder), dict[str, Any]()
-    network, advance, backward = trainer.model.network, trainer.state.advance, steps.backward
+    network, advance, backward = trainer.model.network, trainer.state.advance, steps.forward_backward_batch
 
     def backward_and_look(*arguments: Any, **settings: Any) -> Any:
         found.setdefault("accumulated", held(gradients(network)))
@@ -116,11 +116,11 @@ def measure(config: Trainer.Config, folder: Path) -> dict[str, Any]:
         found["gradients"] = held(gradients(network))
         advance(**settings)
 
-    steps.backward, trainer.state.advance = backward_and_look, look_and_advance  # type: ignore[method-assign]
+    steps.forward_backward_batch, trainer.state.advance = backward_and_look, look_and_advance  # type: ignore[method-assign]
     try:
         trainer.train()
     finally:
-        steps.backward = backward
+        steps.forward_backward_batch = backward
     states = [value for state in trainer.state.optimizer.state.values() for value in state.values()]
     found["parameters"], found["moments"] = held(native_parameters(network).values()), held(states)
     found["average"] = 0 if trainer.state.ema is None else held(trainer.state.ema.ema_weights.values())
