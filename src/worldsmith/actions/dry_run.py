@@ -145,9 +145,9 @@ def find_gpu_of_plan(word: str | None) -> Gpu | None:
 
 
 def step_plan_lines(config: Trainer.Config, ranks: int, gpu: Gpu | None) -> Iterator[str]:
-    """Memory, what makes it, seconds and hours, from a step without memory, which takes seconds to a minute.
+    """Yields memory and time estimates from a simulated step, which takes seconds to a minute.
 
-    What goes wrong in it does not keep a run from starting.
+    Errors of the simulation are reported and do not prevent a run from starting.
     """
     if gpu is None:
         yield "plan         with --gpu h100-80, or another: memory at its worst, whether that fits, seconds and hours"

@@ -125,7 +125,8 @@ def find_place(name: str, label: str = PARENT) -> Path:
 
 
 def folders_below(root: Path, depth: int | None = None) -> Iterator[Path]:
-    """Folders below `root`, at most `depth` levels deep; without hidden ones and those of a run that hold no result."""
+    """Yields folders below `root`, at most `depth` levels deep, without hidden folders and run folders without
+    results."""
     for folder, folders, _ in os.walk(root):
         folders[:] = sorted(name for name in folders if name not in UNSEARCHED and not name.startswith("."))
         yield from (Path(folder, name) for name in folders)
@@ -277,7 +278,7 @@ def of_result(record: Lineage, choice: str, name: str, seen: tuple[Path, ...]) -
 
 
 def of_adapter(folder: Path, record: Lineage | None) -> Parent:
-    """Adapters with the weights that they belong to, as the record says, else the folder itself."""
+    """Returns the parent for adapters with their base weights, as recorded or as the folder states."""
     bases = [] if record is None else of_role(record, "base")
     about = read_json_object(folder / ABOUT) if (folder / ABOUT).is_file() else {}
     base = str(bases[0]) if bases else about.get("base_model") or base_of_adapter(folder)

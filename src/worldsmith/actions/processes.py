@@ -72,7 +72,7 @@ def collect_results(pipes: list[Connection], processes: list[Any], shown: Callab
 
 
 def run_worker(work: Callable[..., Any], number: int, count: int, pipe: Connection, parent: int) -> None:
-    """Main function of a process; it ends at once on SIGINT or SIGTERM, or when its parent ends."""
+    """Runs the work of a process; exits immediately on SIGINT or SIGTERM, or when its parent ends."""
     for asked in (signal.SIGINT, signal.SIGTERM):
         signal.signal(asked, signal.SIG_DFL)
     signal_at_parents_end(signal.SIGTERM, parent)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def asset_path(name: str) -> Path:
-    """The folder of a shipped asset, such as ``tiny_vae``. Raises FileNotFoundError with the names that exist."""
+    """Returns the folder of a shipped asset, such as ``tiny_vae``; raises FileNotFoundError with the existing names."""
     root = Path(__file__).parent
     folder = root / name
     if not folder.is_dir():
@@ -16,11 +16,11 @@ def asset_path(name: str) -> Path:
 
 
 def asset_name(path: str | Path) -> str | None:
-    """The name of the shipped asset at a path, also of another installation of the package; None for other paths."""
+    """Returns the name of the shipped asset at a path, also in another installation of the package; else None."""
     *folders, name = Path(path).parts or [""]
     return name if folders[-2:] == ["worldsmith", "assets"] else None
 
 
 def is_shipped(path: str | Path) -> bool:
-    """Whether a file or folder is one of the shipped assets, or in one."""
+    """Returns whether a file or folder is a shipped asset, or inside one."""
     return Path(__file__).parent in Path(path).resolve().parents

@@ -82,7 +82,7 @@ def action_help(usage: str, draft: Draft, options: Mapping[str, str], topic: str
 
 
 def _entries(path: Path, hint: Any, value: Any, doc: str, origins: Provenance) -> Iterator[tuple[Path, str]]:
-    """The lines of a value and of what is below it, each with the path that it is about."""
+    """Yields the help lines of a value and its children, each with its path."""
     if isinstance(value, Config):
         named = (owner_of(type(value)) or type(value)).__name__
         if owner_of(type(value)):  # a component: another class may take its place

@@ -268,10 +268,12 @@ def meeting_place(args: Namespace) -> str:
 
 
 def read_launch_words(words: Sequence[str]) -> tuple[Namespace, ArgumentParser]:
-    """torchrun's arguments, so that it starts our `command`; training_script_args are the words after it. With
-    ``--slurm`` among the options these may be SLURM's too. And who has read them.
+    """Parses the arguments of `launch` with torchrun's parser (with ``--slurm`` also SLURM's); returns both.
 
-    Raises UserError for what cannot work here.
+    training_script_args are the arguments after our `command`.
+
+    Raises:
+        UserError: If an option is not supported.
     """
     from torch.distributed.run import get_args_parser
 

@@ -32,7 +32,7 @@ MODULES = ("__main__.py", "main.py")
 
 
 def add_source_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments that name what a run starts from."""
+    """Adds the arguments that select the source of a run config."""
     parser.add_argument("source", nargs="?", metavar="FILE_OR_RECIPE", help="recipe TOML, YAML tree, or recipe's name")
     parser.add_argument("--sft-toml", metavar="FILE", help="recipe TOML (the same as giving it as FILE_OR_RECIPE)")
     parser.add_argument(
@@ -108,7 +108,7 @@ def search_command(spec: str, words: Sequence[str], parent: str | None = None) -
 
 
 def print_help(parser: argparse.ArgumentParser, args: argparse.Namespace, topic: str | None) -> None:
-    """The command's own help, or that of every flag of the recipe or file that the words name."""
+    """Prints the help of the command, or of all flags of the given recipe or file."""
     if not any(sources(args)):
         parser.print_help()
         return
@@ -146,7 +146,7 @@ def draft_run(args: argparse.Namespace) -> tuple[Draft, list[str], list[Override
 
 
 def sources(args: argparse.Namespace) -> list[Any]:
-    """The ways to name what a run starts from, of which one is given."""
+    """Returns the values of all arguments that select the source of a run; one of them is set."""
     return [args.source, args.sft_toml, args.base, args.spec, args.module]
 
 

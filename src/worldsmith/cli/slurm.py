@@ -53,7 +53,7 @@ exit "$code"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """SLURM's options, beside torchrun's."""
+    """Adds SLURM's options to torchrun's."""
     group = parser.add_argument_group("SLURM")
     group.add_argument("--slurm", action="store_true")
     group.add_argument("--print", action="store_true", dest="print_script")

@@ -233,7 +233,7 @@ def resume_command(name: str) -> str:
 
 
 def say_what_it_means(error: Exception, tree: Trainer.Config, trainer: Trainer | None) -> None:
-    """A few lines on an error that is known, after it; one process of a machine says them."""
+    """Prints an explanation after a known error, from one process per machine."""
     with suppress(Exception):  # whatever happens here, it is the error that counts
         from worldsmith.tools.explain.explanation import after_error
         from worldsmith.tools.explain.facts import Run

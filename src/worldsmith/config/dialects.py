@@ -140,14 +140,14 @@ class StackTranslation(Translation):
             self.refuse(source, str(error))
 
     def ignore(self, path: str, reason: str) -> None:
-        """A key that has no meaning here: a warning if the files have it."""
+        """Declares a key without meaning here; if the files set it, a warning is added."""
         if self.get(path, ABSENT) is not ABSENT:
             span = self.source.spans.get(parse_path(path))
             where = f"{span.key.file}:{span.key.line}: " if span else ""
             self.warnings.append(f"{where}{path} has no effect: {reason}")
 
     def refuse(self, path: str, reason: str) -> None:
-        """A key that cannot work here: a mistake if the files have it."""
+        """Declares an unsupported key; if the files set it, a mistake is added."""
         if self.get(path, ABSENT) is not ABSENT:
             self.problem(path, reason)
 
@@ -248,9 +248,9 @@ def translate_stack(chosen: Dialect, source: Document) -> StackTranslation:
 
 
 def _is_ours(data: dict[str, Any]) -> bool:
-    """Files that name a recipe or the root's class, or hold sections of our tree.
+    """Returns whether files are in our format: they name a recipe or the root class, or have sections of our config.
 
-    Other systems have a `model` section too: ours holds a name and a config.
+    Other systems have a `model` section too; ours contains a name and a config.
     """
     own = [key for key in data if key in _own_keys()]
     if own == ["model"]:

@@ -82,7 +82,7 @@ def is_spec(source: str) -> bool:
 def _over_one_recipe(
     dialect: RunDialect, files: Sequence[str], words: Sequence[str], overrides: Sequence[Override]
 ) -> tuple[Draft, list[Override]]:
-    """Files of another system start from one recipe; no word can choose another."""
+    """Reads files of another system, which start from a fixed recipe; an override that selects another is a mistake."""
     draft = dialect.read_files(files, words)
     chosen, rest = take_recipe(overrides)
     if chosen:

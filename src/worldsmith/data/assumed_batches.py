@@ -51,7 +51,7 @@ class AssumedTexts(TextCache):
     """A text cache for plans that contains every caption and has no folder."""
 
     def __init__(self, shape: tuple[int, int], precision: str) -> None:
-        """`shape`: (tokens, channels) of the hidden states of a caption."""
+        """Sets the shape (tokens, channels) and precision of the hidden states of a caption."""
         self.shape, self.precision = shape, precision
         self.fingerprint, self.unwritten = "", 0
 
@@ -61,7 +61,7 @@ class AssumedTexts(TextCache):
         return torch.zeros(self.shape, dtype=getattr(torch, self.precision))
 
     def put(self, key: str, encoded: Tensor) -> None:
-        """Stores nothing: every caption is in the cache."""
+        """Does nothing: every caption counts as cached."""
 
 
 def assumed_clips(

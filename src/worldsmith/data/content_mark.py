@@ -18,7 +18,7 @@ READERS = 8
 
 
 def content_mark(path: str | Path) -> str:
-    """12 digits of a hash of a file's size and of three pieces of it; "" for what is no file or cannot be read."""
+    """Returns 12 hex digits of a hash of a file's size and three pieces of its content; "" if it is not readable."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for a writer
     except (OSError, ValueError):

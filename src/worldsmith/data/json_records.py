@@ -19,7 +19,7 @@ MAYBE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
 
 
 def read_lines(file: Path) -> Iterator[tuple[int, bytes]]:
-    """(line number from 1, text) of every line that is not blank; plain or gzip, told from the first bytes."""
+    """Yields (1-based line number, text) of every non-blank line; detects gzip from the first bytes."""
     try:
         with open(file, "rb") as raw:
             zipped = raw.read(2) == b"\x1f\x8b"
@@ -43,7 +43,7 @@ def parse_json(text: bytes) -> Any:
 
 
 def read_noting_repeats(text: bytes) -> tuple[Any, dict[int, SampleError]]:
-    """(value, what is wrong with its objects that give a key twice, by their `id`). Raises like `json.loads`."""
+    """Parses JSON; returns (value, errors of objects with duplicate keys, by their `id`). Raises like `json.loads`."""
     faults: dict[int, SampleError] = {}
 
     def repeated(found: dict[str, Any], key: str) -> None:

@@ -48,7 +48,8 @@ class EncodedCache:
     """Name of the encoded input, for messages."""
 
     def __init__(self, folder: Path, fingerprint: str) -> None:
-        """`fingerprint`: checksum of the encoder's weights, config and precision."""
+        """Opens the cache in `folder` for an encoder with this `fingerprint` (checksum of weights, config and
+        precision)."""
         self.folder = Path(folder)
         self.fingerprint = fingerprint
         self.corrupt = 0

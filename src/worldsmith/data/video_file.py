@@ -76,7 +76,7 @@ class FileStatus(NamedTuple):
 
 
 def examine(path: str) -> tuple[FileStatus, VideoInfo]:
-    """Size and time of the file, and what is in it. Raises SampleError."""
+    """Returns status (size, times) and video info of a file. Raises SampleError."""
     if is_part(path):
         status = FileStatus(len(read_part(path)), 0)
     else:
@@ -86,7 +86,8 @@ def examine(path: str) -> tuple[FileStatus, VideoInfo]:
 
 
 def file_status(path: str, other_reason: str) -> os.stat_result:
-    """Size and times of a regular file. Raises SampleError; `other_reason` when it is a FIFO, a folder or a device."""
+    """Returns size and times of a regular file. Raises SampleError, with `other_reason` for a FIFO, folder or
+    device."""
     try:
         status = os.stat(path)
     except OSError as error:
@@ -176,7 +177,7 @@ def frame_stamps(container: InputContainer, stream: VideoStream) -> list[int]:
 
 
 def frame_times(path: str) -> list[float]:
-    """When each frame is shown, in seconds after the first, from the container; decodes nothing. Raises SampleError."""
+    """Returns the time of each frame, in seconds after the first, without decoding. Raises SampleError."""
     with opened(path) as (container, stream):
         base = stream.time_base or Fraction(1)
         stamps = frame_stamps(container, stream)
@@ -208,7 +209,7 @@ def decode(
 
 @contextmanager
 def opened(path: str) -> Iterator[tuple[InputContainer, VideoStream]]:
-    """The container and its video stream. Raises SampleError with the reason why a file is not a readable video."""
+    """Context manager: yields the container and its video stream. Raises SampleError if the video is not readable."""
     try:
         with av.open(source_of(path), "r", options=OPTIONS, **TEXTS) as container:
             # A cover picture of a song is a video stream, too, but not one to train on.
@@ -247,7 +248,7 @@ def source_of(path: str) -> str | io.BytesIO:
 
 
 def why_unreadable(path: str, reason: str, detail: str) -> tuple[str, str]:
-    """(reason, detail): a closer look at a file that could not be read; the given ones when there is nothing to add."""
+    """Returns a more precise (reason, detail) for an unreadable file; the given ones if there is none."""
     try:
         with io.BytesIO(read_part(path)) if is_part(path) else open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -262,7 +263,7 @@ def why_unreadable(path: str, reason: str, detail: str) -> tuple[str, str]:
 
 
 def is_cut_mp4(file: BinaryIO, size: int) -> bool:
-    """True for an MP4/MOV file that ends too early, seen from its top-level boxes (ISO/IEC 14496-12)."""
+    """Returns whether an MP4/MOV file is truncated, from its top-level boxes (ISO/IEC 14496-12)."""
     position, names = 0, []
     while position < size:
         file.seek(position)
@@ -282,10 +283,12 @@ def is_cut_mp4(file: BinaryIO, size: int) -> bool:
 
 
 def frame_rate(stream: VideoStream) -> tuple[float, bool]:
-    """(frames per second, whether they are unevenly spaced): the base rate (ffprobe's r_frame_rate), or the average.
+    """Returns (fps, whether frames are unevenly spaced): the base rate (ffprobe's r_frame_rate), or the average.
 
-    The base rate of unevenly spaced frames is only a clock that all their times fit, often several times too fast.
-    Raises SampleError when neither rate is usable.
+    The base rate of unevenly spaced frames is only a clock that fits all times, often several times too fast.
+
+    Raises:
+        SampleError: If neither rate is usable.
     """
     base, average = usable(stream.base_rate), usable(stream.average_rate or stream.guessed_rate)
     if base and (average is None or abs(average - base) <= VARIABLE_RATE * base):

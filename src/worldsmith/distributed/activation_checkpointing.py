@@ -64,7 +64,7 @@ def recompute_methods(
 def recomputed(
     function: Callable[..., Any], config: ActivationCheckpointingConfig, saved: SavedOps | None
 ) -> Callable[..., Any]:
-    """`function`, run again in the backward pass."""
+    """Wraps `function` in activation checkpointing."""
     compare = config.determinism_check == "match"
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -165,7 +165,7 @@ def writes(op: Any) -> bool:
 
 
 def checksum(result: Any) -> Tensor:
-    """Sum and sum of magnitudes of all floating-point tensors in a nest of tuples, float64."""
+    """Returns sum and sum of magnitudes (float64) of all floating-point tensors in nested tuples."""
     if isinstance(result, Tensor):
         values = result.detach().double()
         return torch.stack((values.sum(), values.abs().sum())).nan_to_num()

@@ -58,7 +58,7 @@ class SharedStream:
         return Gather.apply(tokens, self.group)[: self.length]
 
     def head_shares(self, tensor: Tensor) -> Tensor:
-        """[n, heads, d] to [n, ranks, share, d]."""
+        """Reshapes [n, heads, d] to [n, ranks, heads per rank, d]."""
         if tensor.shape[1] < self.ranks:
             tensor = tensor.repeat_interleave(self.ranks // tensor.shape[1], dim=1)
         return tensor.unflatten(1, (self.ranks, -1))
@@ -112,7 +112,8 @@ def all_to_all(blocks: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def divide_work(world: World, shapes: Sequence[Sequence[int]], make: Callable[[int], Tensor]) -> list[Tensor]:
-    """`make(i)`, float32 of shapes[i], for every i; in a context-parallel group one rank makes it for all."""
+    """Returns `make(i)` (float32 of shapes[i]) for every i; in a context-parallel group each is computed by one
+    rank."""
     if world.context_group is None:
         return [make(i) for i in range(len(shapes))]
     place, ranks = world.context_group.rank(), world.context_group.size()

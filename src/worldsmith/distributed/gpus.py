@@ -37,7 +37,7 @@ class Gpu:
 
 
 def _gpu(name: str, gib: float, tera: float, bandwidth: float, link: float, gigabits: int, *known_as: str) -> Gpu:
-    """`tera` operations, and bytes of bandwidth, a second; `gigabits` of the network."""
+    """Builds a GPU entry. `tera`: TFLOP/s; `bandwidth`: TB/s; `gigabits`: network rate in Gbit/s."""
     reached = 0.88 if name.startswith("a100") else 0.8
     return Gpu(name, int(gib * GIB), tera * 1e12, bandwidth * 1e12, link, gigabits * 1e9 / 8, known_as, reached=reached)
 

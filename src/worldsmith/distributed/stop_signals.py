@@ -32,7 +32,7 @@ class StopSignals:
     """
 
     def __init__(self, file: Path | None = None, *, notice: str = "") -> None:
-        """`notice` is printed as soon as the first SIGINT arrives."""
+        """Prepares the stop request. `file`: stop file; `notice`: text printed at the first SIGINT."""
         self.file = file
         self.notice = notice
         self.received: str | None = None
@@ -80,9 +80,9 @@ class StopSignals:
 
 @contextmanager
 def exit_when_asked() -> Iterator[None]:
-    """Around the part of a run that has nothing to save: a signal ends the process at once, with PREEMPTED.
+    """Context manager for the part of a run without anything to save: a signal exits at once, with PREEMPTED.
 
-    Without any clean-up, since that waits for ranks that may have left, and does not survive a half-done import.
+    No clean-up runs, since it would wait for ranks that may have exited, and could crash during an import.
     """
 
     with acting_at_once(leave):

@@ -58,7 +58,7 @@ class World:
             dist.barrier()
 
     def broadcast(self, value: Any) -> Any:
-        """Rank 0's `value`, on every rank."""
+        """Returns rank 0's `value` on every rank. Collective."""
         if self.size == 1:
             return value
         import torch.distributed as dist
@@ -99,11 +99,11 @@ class World:
         return totals.tolist()
 
     def data_sum(self, *values: float) -> list[float]:
-        """The sums over the shares of the data, in float64: what a context-parallel group agrees on counts once."""
+        """Returns the sums over data-parallel ranks, in float64; a context-parallel group counts once. Collective."""
         return [total / self.context_parallel for total in self.sum(*values)]
 
     def any(self, flag: bool) -> bool:
-        """True when the flag is set on at least one rank."""
+        """Returns whether the flag is set on at least one rank. Collective."""
         return self.sum(float(flag))[0] > 0
 
 
@@ -113,7 +113,7 @@ def world_size() -> int:
 
 
 def launched_as() -> tuple[int, int, int]:
-    """(rank, processes, rank on this machine) by torchrun's environment, for work that needs no process group."""
+    """Returns (rank, number of processes, local rank) from torchrun's environment, without a process group."""
     return _environment_int("RANK", 0), world_size(), _environment_int("LOCAL_RANK", 0)
 
 
@@ -166,16 +166,15 @@ def join_process_group(device: str, size: int) -> None:
 
 
 def backends(device: str) -> str:
-    """Tensors on a GPU travel by NCCL. All else goes over gloo, without a GPU: objects, barriers, plans of checkpoints.
+    """Returns the process group backends: NCCL for CUDA tensors, gloo for objects, barriers and checkpoint plans.
 
-    Both wait patiently: a rank may have to read or check far more than the others before it meets them, also in the
-    first step.
+    Timeouts are long, since a rank may have to read or check far more than others before a collective.
     """
     return "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
 
 
 def take_device(local_rank: int) -> str:
-    """This process's device, which becomes the current one. Raises ValueError when the GPUs do not suffice."""
+    """Selects this process's device as the current one. Raises ValueError if there are too few GPUs."""
     import torch
 
     if not torch.cuda.is_available():

@@ -22,7 +22,7 @@ COPY_AHEAD = 10_000_000
 
 
 def planner_of(state: Mapping[str, Any]) -> SavePlanner:
-    """DCP's own plan for saving tensors: each shard once, and a whole tensor by one rank."""
+    """Returns DCP's default planner for saving tensors: each shard once, and each plain tensor on one rank."""
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
     planner = DefaultSavePlanner()

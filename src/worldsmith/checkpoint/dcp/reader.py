@@ -102,7 +102,7 @@ def is_tensor(name: Any, entry: Any) -> bool:
 
 
 def read_entries(folder: Path) -> dict[str, TensorStorageMetadata]:
-    """Shape, type and place of every tensor in a DCP folder, by name."""
+    """Reads shape, dtype and location of every tensor in a DCP folder, by name."""
     return TensorReader(folder).read_metadata().state_dict_metadata  # type: ignore[return-value]
 
 
@@ -122,5 +122,5 @@ def load_part(folder: Path, state: dict[str, Any], *, no_dist: bool) -> None:
 
 
 def stored_shapes(folder: Path) -> dict[str, list[int]]:
-    """Name and shape of every tensor in a DCP folder. Raises UserError for a folder that cannot be read."""
+    """Returns name and shape of every tensor in a DCP folder. Raises UserError if the folder is not readable."""
     return {name: list(entry.size) for name, entry in read_entries(folder).items()}

@@ -65,9 +65,16 @@ def require_place(out: Path, index: str) -> None:
 
 
 def may_write(out: Path, about: Mapping[str, Any], force: bool, *, index: str) -> bool:
-    """False when `out` is this very export, complete. Raises FileExistsError when it may not be replaced.
+    """Returns whether an export must be written to `out`: False if the same complete export is already there.
 
-    `index` is the file that every export of this kind has.
+    Args:
+        out: Target folder.
+        about: Description of the new export.
+        force: Whether an older export may be replaced.
+        index: File that every export of this format has.
+
+    Raises:
+        FileExistsError: If `out` must not be replaced.
     """
     present = read_about(out, index)
     if present is None:
@@ -164,10 +171,10 @@ def add_to_card(folder: Path, measured: Mapping[str, float], frames: Path) -> bo
 
 
 def find_export_damage(out: Path, about: Mapping[str, Any]) -> str | None:
-    """Which file of an export is missing or changed, in words; None if all files have their sizes and checksums.
+    """Returns a description of a missing or changed file of an export; None if all sizes and checksums match.
 
-    The manifest has the checksums of weight files, `about` those of the others; an export of an earlier version has
-    only the sizes of these.
+    The manifest has the checksums of weight files, `about` those of other files; exports of earlier versions have only
+    the sizes of the latter.
     """
     for name, size in about["files"].items():
         if not (out / name).is_file():
@@ -189,7 +196,7 @@ def same_export(present: Mapping[str, Any], about: Mapping[str, Any]) -> bool:
 
 
 def state_versions(format: str, *packages: str) -> dict[str, Any]:
-    """First entries of what an export states about itself: its format, and the versions of the software."""
+    """Returns the first entries of an export's description: its format, and the software versions."""
     return {"worldsmith": __version__, "versions": {name: version(name) for name in packages}, "format": format}
 
 
@@ -227,7 +234,7 @@ def publish_export(aside: Path, out: Path, about: dict[str, Any], *, force: bool
 
 
 def weights_digest(weights: Mapping[str, Tensor]) -> str:
-    """SHA-256 over names, dtypes, shapes and bytes of all tensors."""
+    """Computes the SHA-256 over names, dtypes, shapes and bytes of all tensors."""
     digest = hashlib.sha256()
     for name in sorted(weights):
         add_tensor(digest, name, weights[name])

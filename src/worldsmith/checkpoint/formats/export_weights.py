@@ -78,7 +78,7 @@ class ExportedModel:
 
 
 def export_stored_weights(layout: WeightLayout, model: StoredModel, out: Path, options: ExportOptions) -> bool:
-    """`export_weights` of a model on disk."""
+    """Exports a stored model; see `export_weights`."""
     if options.merge:
         model.require_effect()
     source, card = model.open(merge=options.merge), facts_of(model)
@@ -102,7 +102,8 @@ def export_stored_weights(layout: WeightLayout, model: StoredModel, out: Path, o
 
 
 def named_tensors(layout: WeightLayout, model: StoredModel, options: ExportOptions) -> dict[str, Tensor]:
-    """`ExportFormat.tensors` of such a layout: all tensors at once; `export_stored_weights` reads them one by one."""
+    """Returns all tensors of an export at once (`ExportFormat.tensors`); `export_stored_weights` reads them one by
+    one."""
     import torch
 
     spec = model.merged_spec if options.merge else model.spec
@@ -269,7 +270,7 @@ def write_safetensors(
 def plan_shards(
     source: WeightSource, keys: Mapping[str, str], dtype_of: Callable[[str], torch.dtype], max_shard_size: int
 ) -> list[list[str]]:
-    """Native names by file, in the order of their keys."""
+    """Splits parameter names into files of at most `max_shard_size` bytes, sorted by key."""
     shards: list[list[str]] = [[]]
     size = 0
     for name in sorted(keys, key=lambda name: keys[name]):

@@ -105,7 +105,7 @@ class FamilyFormats(WeightFormats):
         return to_dict(spec)
 
     def left_out(self, format: str, config: Configurable.Config) -> list[str]:
-        """Parts of the model that an export in `format` omits, for messages."""
+        """Returns the components that an export in `format` omits, for messages."""
         return []
 
     def card(self, name: str, about: Mapping[str, Any]) -> str:
@@ -117,11 +117,11 @@ class FamilyFormats(WeightFormats):
         )
 
     def foreign_keys(self, format: str) -> tuple[str, Callable[[str], str]]:
-        """For `convert --to FORMAT`: the stem of the weight files, and internal name → name in them."""
+        """Returns, for `convert --to FORMAT`, the base name of the weight files, and internal name → name in them."""
         raise self.not_converted(format)
 
     def foreign_config(self, format: str, spec: ModelSpec) -> dict[str, Any]:
-        """For `convert --to FORMAT`: the content of config.json."""
+        """Returns, for `convert --to FORMAT`, the content of config.json."""
         raise self.not_converted(format)
 
     def not_converted(self, format: str) -> UserError:
@@ -135,7 +135,7 @@ class AddsHeads(Protocol):
     """Formats of a family whose networks can get heads that the weights lack (`convert --heads`)."""
 
     def head_names(self, source: WeightSource, heads: Sequence[str]) -> list[str]:
-        """Prefixes of the weights of the requested heads that the source lacks."""
+        """Returns the weight name prefixes of the requested heads that the source lacks."""
 
 
 @runtime_checkable
@@ -143,7 +143,7 @@ class NamesLibraryShapes(Protocol):
     """Formats of a family whose library reads other tensors than those of its network's state dict."""
 
     def library_shapes(self, config: Configurable.Config) -> Mapping[str, Sequence[int]]:
-        """Name and shape of every tensor that the library's class reads from a folder of weights."""
+        """Returns name and shape of every tensor that the library's class reads from a weights folder."""
 
 
 @runtime_checkable
@@ -203,7 +203,7 @@ def assembling(word: str) -> AssemblesModels:
 
 
 def language_weights(family: str, source: WeightSource, config: Mapping[str, Any]) -> dict[str, str]:
-    """`HasLanguageModel.language_weights` of a family. Raises UserError for a family without such a model."""
+    """Returns `HasLanguageModel.language_weights` of a family. Raises UserError if it has no language model."""
     formats = formats_of(family)
     if not isinstance(formats, HasLanguageModel):
         raise formats.not_converted("vlm")

@@ -74,9 +74,10 @@ def export_of(layout: AdapterLayout) -> ExportFormat:
 
 
 def export_stored_adapter(layout: AdapterLayout, model: StoredModel, out: Path, options: ExportOptions) -> bool:
-    """`export_adapter` for a LoRA run on disk; only the adapters are read.
+    """Exports the adapters of a stored LoRA run (`export_adapter`); reads only the adapters.
 
-    Raises ValueError for a model that was not trained with LoRA.
+    Raises:
+        ValueError: If the model was not trained with LoRA.
     """
     require_adapters(model)
     return export_adapter(
@@ -104,7 +105,7 @@ def require_adapters(model: StoredModel) -> None:
 
 
 def stored_tensors(layout: AdapterLayout, model: StoredModel, options: ExportOptions) -> dict[str, Tensor]:
-    """`named_adapters` of a LoRA run on disk."""
+    """Returns the adapters of a stored LoRA run under PEFT's names (`named_adapters`)."""
     return named_adapters(layout, read_adapters(model), options.dtype)
 
 
@@ -270,9 +271,15 @@ def pipeline_file(path: Path) -> Path | None:
 
 
 def read_pipeline_file(layout: AdapterLayout, file: Path, alpha: float | None = None) -> StoredAdapter:
-    """Adapters out of a file for `load_lora_weights`; `alpha` is theirs where the file does not say it.
+    """Reads adapters from a file for `load_lora_weights`.
 
-    Raises UserError when nothing says it, ValueError like `read_adapter`.
+    Args:
+        layout: Adapter names of the model family.
+        file: The safetensors file.
+        alpha: LoRA alpha, if the file does not state it.
+
+    Raises:
+        UserError: If alpha is not known. ValueError as `read_adapter`.
     """
     with open_file(file) as opened:
         header = opened.metadata() or {}

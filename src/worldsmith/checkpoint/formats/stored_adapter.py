@@ -78,7 +78,7 @@ class AdapterLayout:
     """The part of a pipeline that is adapted, as `load_lora_weights` calls it; empty: no pipeline can load adapters."""
 
     def peft_name(self, name: str) -> str:
-        """`….q_proj.lora_A.weight` → `base_model.model.….to_q.lora_A.weight`."""
+        """Converts an adapter name to PEFT's: `….q_proj.lora_A.weight` → `base_model.model.….to_q.lora_A.weight`."""
         for matrix in MATRICES:
             if name.endswith(matrix):
                 return f"{PREFIX}.{self.layer_name(name.removesuffix(matrix))}{matrix}"
@@ -89,7 +89,7 @@ class AdapterLayout:
         return self.outward(f"{path}.weight").removesuffix(".weight")
 
     def native_adapter_name(self, name: str) -> str:
-        """Inverse of `peft_name`; raises ValueError for names of other things."""
+        """Converts a PEFT name to ours (inverse of `peft_name`); raises ValueError for other names."""
         for matrix in MATRICES:
             if name.endswith(matrix) and name.startswith(f"{PREFIX}."):
                 base = name.removeprefix(f"{PREFIX}.").removesuffix(matrix)

@@ -126,15 +126,15 @@ class WeightFormats:
         """Sets the paths of a model config to the components in an exported folder."""
 
     def defaults_of_run(self, tree: Mapping[str, Any]) -> Any:
-        """Generation defaults in a run's config; None for a family without such defaults."""
+        """Returns the generation defaults in a run's config; None if the family has none."""
         return None
 
     def read_defaults(self, data: Mapping[str, Any]) -> Any:
-        """Generation defaults in an export's description."""
+        """Returns the generation defaults in an export's description."""
         return None
 
     def published_defaults(self, config: Configurable.Config, folder: Path) -> Any:
-        """Generation defaults for a folder of another library: those that it states, and else the released ones."""
+        """Returns the generation defaults for a folder of another library: as stated there, else the released ones."""
         return self.read_defaults({})
 
     def read_adapter(self, folder: Path) -> StoredAdapter:

@@ -100,7 +100,14 @@ class Checkpointer(Configurable):
     def __init__(
         self, config: Config, *, folder: Path, world: World | None = None, process: WriterProcess | None = None
     ) -> None:
-        """`process` writes the saves in the background; None: one is started now, if there is to be one."""
+        """Prepares saving to `folder`.
+
+        Args:
+            config: Checkpoint settings.
+            folder: Folder of the checkpoints.
+            world: Ranks of the run; None: one process.
+            process: Process for background saves; None: started here if the config requires it.
+        """
         self.config = config
         self.folder = folder
         self.world = world or World()
@@ -200,7 +207,7 @@ class Checkpointer(Configurable):
         return save.target
 
     def _write(self, save: Save, planners: Callable[[], Mapping[str, SavePlanner]], *, staged: bool) -> None:
-        """The save in this process, in whatever thread. What goes wrong on one rank alone, too, is told to all."""
+        """Writes a checkpoint in this process. An error on one rank is raised on all ranks."""
         error = None
         try:
             write_checkpoint(save, planners(), self._peers, staged=staged)
@@ -252,7 +259,7 @@ def start_writer(config: Checkpointer.Config) -> WriterProcess | None:
 
 
 def state_bytes(parts: Mapping[str, Mapping[str, Tensor]]) -> int:
-    """About what a checkpoint of these tensors takes on disk, over all ranks: a sharded tensor knows its whole size."""
+    """Returns the estimated size on disk of a checkpoint of these tensors, over all ranks."""
     tensors = [tensor for state in parts.values() for tensor in state.values()]
     return sum(tensor.numel() * tensor.element_size() + BYTES_PER_TENSOR for tensor in tensors)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def clip_defaults(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of `GenerationDefaults` out of a run's config; sizes that only its data know are None."""
+    """Returns fields of `GenerationDefaults` from a run's config; sizes that depend on its data are None."""
     loader = tree["dataloader_train"]
     dataset = loader["dataset"]
     return {

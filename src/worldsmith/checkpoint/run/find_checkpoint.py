@@ -53,7 +53,11 @@ def read_best(parent: Path) -> Path | None:
 
 
 def best_of(path: str) -> str:
-    """`RUN/checkpoints/best` as the folder that it stands for; any other path as it is. Raises FileNotFoundError."""
+    """Resolves `RUN/checkpoints/best` to the best checkpoint; other paths are returned unchanged.
+
+    Raises:
+        FileNotFoundError: If the run has no best checkpoint.
+    """
     place = Path(path)
     if place.name != BEST or place.exists() or not checkpoint_folders(place.parent):
         return path
@@ -64,7 +68,8 @@ def best_of(path: str) -> str:
 
 
 def go_back_to_best(parent: Path, iteration: int, best: int) -> None:
-    """The run goes on after `iteration` steps: the best checkpoint of what it leaves behind is no longer its best."""
+    """Updates the best pointer of a run that resumes from `iteration`: a later best checkpoint is replaced by
+    `best`."""
     named = read_best(parent)
     if named is None or folder_iteration(named) <= iteration:
         return

@@ -29,9 +29,10 @@ def optimizer_state(network: nn.Module, optimizer: Optimizer) -> dict[str, Tenso
 
 
 def empty_optimizer_state(network: nn.Module, optimizer: Optimizer, keys: Iterable[str]) -> dict[str, Tensor]:
-    """Tensors to load `keys` into: a scalar for the step count, else like the parameter (also when it is sharded).
+    """Allocates tensors into which to load `keys`: a scalar for step counts, else like the (sharded) parameter.
 
-    Raises UserError when a key belongs to no parameter that the optimizer trains.
+    Raises:
+        UserError: If a key belongs to no parameter that the optimizer trains.
     """
     parameters = _selected(network, optimizer)
     step_on_device = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)

@@ -134,7 +134,7 @@ def sharding(tensor: Any) -> Any:
 
 
 def private_memory(size: int) -> Tensor:
-    """`size` bytes of this process."""
+    """Allocates `size` bytes in this process."""
     import torch
 
     return torch.empty(size, dtype=torch.uint8)

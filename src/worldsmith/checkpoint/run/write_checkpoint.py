@@ -83,7 +83,7 @@ def hidden(target: Path) -> Path:
 
 
 def divide_files(aside: Path, shares: int) -> list[list[str]]:
-    """The files of a checkpoint for so many processes to read: their paths below its folder."""
+    """Divides the files of a checkpoint (relative paths) into `shares` lists, for as many ranks."""
     names = [str(path.relative_to(aside)) for path in manifest.list_files(aside)]
     return [names[number::shares] for number in range(shares)]
 
@@ -193,10 +193,10 @@ class WriterProcess:
         return bool(self.close.alive)
 
     def allocate(self, size: int) -> Tensor:
-        """`size` bytes that the process sees too, uint8, from which `write` writes. The last ones count.
+        """Allocates `size` bytes (uint8) shared with the writer process, from which `write` writes.
 
-        They have no name and no limit but the machine's memory, unlike /dev/shm, which is tiny in many containers. When
-        the process has died they are there all the same.
+        Anonymous memory is limited only by the machine's RAM, unlike /dev/shm, which is tiny in many containers. It
+        stays valid if the process dies. A later call replaces the memory.
         """
         handle = os.memfd_create("worldsmith")
         try:
@@ -285,7 +285,7 @@ class Relay(Peers):
 
 
 def serve(connection: Connection, parent: int) -> None:
-    """The life of the process: saves until the other end is closed. Never returns."""
+    """Runs the writer process: writes saves until the other end of the connection is closed. Never returns."""
     import torch
 
     try:

@@ -30,7 +30,13 @@ class CheckpointWeights(WeightSource):
     """
 
     def __init__(self, folder: Path, model: Any = None, below: WeightSource | None = None) -> None:
-        """`model` is the section of that name in the config of the run; None where it is not known."""
+        """Opens the weights in a checkpoint.
+
+        Args:
+            folder: Model folder of the checkpoint.
+            model: Section `model` of the run's config; None: not known.
+            below: Base weights, for a checkpoint with trained weights only.
+        """
         from worldsmith.checkpoint.dcp.reader import read_entries
 
         self.path: Path = folder

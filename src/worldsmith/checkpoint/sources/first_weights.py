@@ -33,9 +33,9 @@ class FirstWeights:
 
 
 def first_weights(load_path: str | None, init: str, model: Model.Config) -> FirstWeights | None:
-    """`checkpoint.load_path`, else what the model's own config names; None for random weights.
+    """Returns the initial weights of a run: `checkpoint.load_path`, else those of the model's config; None if random.
 
-    With `init` = "scratch" what the model's config names is not read.
+    With `init` = "scratch" the weights of the model's config are ignored.
     """
     own = model.own_weights()
     if load_path is not None:
@@ -44,6 +44,6 @@ def first_weights(load_path: str | None, init: str, model: Model.Config) -> Firs
 
 
 def start_in(tree: Mapping[str, Any], model: Model.Config) -> FirstWeights | None:
-    """`first_weights` of a run whose config is plain data."""
+    """Returns the initial weights of a run whose config is plain data; see `first_weights`."""
     section = tree["checkpoint"]
     return first_weights(section.get("load_path") or None, section.get("init", ""), model)

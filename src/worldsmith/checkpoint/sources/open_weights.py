@@ -109,10 +109,10 @@ def require_same_kind(root: Path, world: World, *, field: str) -> None:
 
 
 def find_model_folder(root: Path, world: World) -> Path | None:
-    """The model folder to read from: `root`, that of an iter folder or base checkpoint, or of a run's newest whole one.
+    """Finds the model folder: `root`, that of an iter folder or base checkpoint, or of a run's newest complete one.
 
-    None when there is none of these. Checksums are verified, by all ranks together: a damaged checkpoint of a run is
-    passed over with a warning, any other is a UserError.
+    Returns None if none exists. Collective: all ranks verify checksums together. Damaged checkpoints of a run are
+    skipped with a warning; other damage raises UserError.
     """
     model = own_model_folder(root)
     if model is not None:
@@ -127,7 +127,7 @@ def find_model_folder(root: Path, world: World) -> Path | None:
 
 
 def own_model_folder(root: Path) -> Path | None:
-    """`root`, or the model folder in it: one that DCP has written, or of which checksums say so."""
+    """Returns `root` or the model folder in it, if DCP has written it or its checksums list it; else None."""
     for model in (root, root / "model"):
         if (model / METADATA).is_file() or (model.name == "model" and model.is_dir() and has_checksums(model.parent)):
             return model

@@ -161,7 +161,7 @@ def wrappers_in(keys: Iterable[str]) -> list[str]:
 
 
 def weight_folder(root: Path) -> Path | None:
-    """`root/transformer` of a pipeline, or `root`; None when neither has weights."""
+    """Returns `root/transformer` of a pipeline, or `root`; None if neither has weights."""
     for folder in (root / TRANSFORMER, root):
         if any((folder / f"{stem}{suffix}").is_file() for stem in STEMS for suffix in (".safetensors", INDEX)):
             return folder

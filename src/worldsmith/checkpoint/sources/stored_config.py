@@ -13,7 +13,7 @@ from worldsmith.config.tree.plain import TAG
 
 
 def with_classes_of(stored: Any, present: Any) -> Any:
-    """Plain data of a config with the class tags of another one, wherever a class has that name or no tag is stored."""
+    """Adds the class tags of another config to the plain data of a config that lacks them."""
     if not isinstance(stored, dict) or not isinstance(present, dict):
         return stored
     merged = {name: with_classes_of(value, present.get(name)) for name, value in stored.items()}

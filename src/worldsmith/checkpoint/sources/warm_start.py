@@ -261,7 +261,7 @@ def refuse(report: LoadReport, difference: NetworkDifference, keys_to_skip: Sequ
 
 
 def live_name(name: str) -> str:
-    """`net_ema.x` → `net.x`."""
+    """Converts an EMA weight name to that of the raw weight: `net_ema.x` → `net.x`."""
     return LIVE + name.removeprefix(AVERAGE)
 
 

@@ -79,7 +79,7 @@ class JoinedWeights(WeightSource):
     """Combines several sources: each weight is read from one of them, possibly under another name."""
 
     def __init__(self, describe: str, places: Mapping[str, tuple[WeightSource, str]]) -> None:
-        """`places`: name here → source, and name there."""
+        """Combines the sources in `places`: name → (source, name in the source)."""
         self.describe, self.places = describe, places
         self.path, self.settings = Path(), {}
         self.shapes = {name: source.shapes[there] for name, (source, there) in places.items()}

@@ -19,7 +19,7 @@ def field_docs(cls: type) -> dict[str, str]:
 
 @functools.cache
 def _docs_of_module(name: str) -> dict[str, dict[str, str]]:
-    """Qualified class name -> field -> doc, for every class of a module."""
+    """Returns the field docstrings of every class of a module: qualified class name → field → text."""
     try:
         source = inspect.getsource(sys.modules[name])
     except (OSError, KeyError, TypeError):  # a module without source, such as an interactive session

@@ -244,7 +244,7 @@ def _short_number(value: int) -> str:
 
 
 def resolved_hints(cls: type) -> dict[str, Any]:
-    """`typing.get_type_hints`, with an error that says how to mend a name that cannot be found."""
+    """Returns `typing.get_type_hints(cls)`; the error for an undefined name explains how to fix it."""
     try:
         return typing.get_type_hints(cls)
     except NameError as error:

@@ -147,7 +147,7 @@ def get_recipe(name: str) -> Config:
 
 
 def variables_of(names: Iterable[str]) -> dict[str, str]:
-    """Environment variables of recipes, a later recipe's advice in place of an earlier one's."""
+    """Returns the environment variables of recipes with advice; later recipes override earlier ones."""
     found = (_registered(name) for name in names)
     return {name: advice for entry in found if entry is not None for name, advice in entry.variables.items()}
 

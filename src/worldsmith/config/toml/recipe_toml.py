@@ -51,7 +51,7 @@ def read_recipe_toml(path: str | PathLike[str], overrides: Sequence[Override]) -
 
 
 def read_recipe_text(text: str, name: str, overrides: Sequence[Override]) -> tuple[Draft, list[Override]]:
-    """`read_recipe_toml` for text in memory; `name` stands for the file in error messages."""
+    """Reads a recipe TOML from text (`read_recipe_toml`); `name` is the file name in error messages."""
     table, spans = parse_toml(text, name), find_positions(text, name)
     for path, span in spans.items():
         if len(path) > MAX_DEPTH:  # of a header, a dotted key and a value together

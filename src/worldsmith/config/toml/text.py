@@ -58,7 +58,7 @@ def parse_toml(text: str, file: str) -> dict[str, Any]:
 
 
 def find_positions(text: str, file: str) -> dict[Path, Span]:
-    """Path -> place, for every key, table header and list item of a valid TOML text."""
+    """Returns path → source position for every key, table header and list item of a valid TOML text."""
     return _Scanner(text, file).scan()
 
 

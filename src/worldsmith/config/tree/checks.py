@@ -33,7 +33,8 @@ def check_sections(tree: Config, broken: Sequence[Path] = ()) -> list[Problem]:
 
 
 def alternatives(tree: Any) -> list[tuple[Path, Any, list[str]]]:
-    """Fields that are set although at most one may be (the class's ``_alternatives``), with their section."""
+    """Returns fields that are set although at most one is allowed (``_alternatives`` of the class), with their
+    section."""
     groups = [
         (path, section, [name for name in group if getattr(section, name) is not None])
         for path, section in walk(tree)

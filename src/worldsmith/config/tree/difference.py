@@ -41,7 +41,7 @@ def find_differences(old: Config, new: Config, *, custom: bool = False) -> list[
 
 
 def same_value(a: Any, b: Any) -> bool:
-    """Equality that tells 1 from 1.0 and true, and the order of table keys."""
+    """Returns whether two values are equal, distinguishing 1 from 1.0 and True, and the order of table keys."""
     if type(a) is not type(b):
         return False
     if isinstance(a, Config):

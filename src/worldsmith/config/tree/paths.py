@@ -52,7 +52,7 @@ def starts_with(path: Path, prefix: Path) -> bool:
 
 
 def flatten(table: dict[str, Any], prefix: Path = ()) -> list[tuple[Path, Any]]:
-    """The leaves of nested dicts, in order. An empty dict is a leaf."""
+    """Lists the leaves of nested dicts, in order. An empty dict is a leaf."""
     leaves: list[tuple[Path, Any]] = []
     for key, value in table.items():
         here = (*prefix, key)

@@ -20,7 +20,8 @@ MISSING = "???"
 
 
 def to_dict(config: Config, *, custom: bool = False) -> dict[str, Any]:
-    """Plain dicts, lists and scalars, with the root's class in ``type``. With `custom`, the opaque data too."""
+    """Converts a config to plain dicts, lists and scalars, with the root class in ``type``; `custom`: with opaque
+    data."""
     found: dict[str, Any] = _to_plain(config, Any, custom)
     return found
 
@@ -72,7 +73,7 @@ def _to_plain(value: Any, hint: Any, custom: bool) -> Any:
 
 
 def flatten(node: object, prefix: str = "") -> dict[str, object]:
-    """Nested dicts as one level of dotted paths; lists count as values."""
+    """Flattens nested dicts to one level of dotted paths; lists are values."""
     if not isinstance(node, dict):
         return {prefix: node}
     flat: dict[str, object] = {}

@@ -59,7 +59,7 @@ def from_dict(data: Any, cls: type[_Tree] | None = None) -> Any:
 
 
 def read_tree(data: Any, cls: type[_Tree] | None, problems: list[Problem]) -> Any:
-    """`from_dict`, with its mistakes as a list. What they leave of the tree is returned: None if it is nothing."""
+    """Reads plain data as `from_dict`, and adds mistakes to `problems`. Returns the config without them, or None."""
     tree = Reader(problems).section([cls] if cls else [], None, data)
     return require_set(tree, problems) if isinstance(tree, Config) else None
 
@@ -253,7 +253,8 @@ class Reader:
     def unfold(
         self, above: dict[str, Any], cls: type[Config] | None, path: Path, source: Path
     ) -> dict[str, tuple[Any, Path]] | None:
-        """Key -> value and where it stands. ``{target: X, params: {…}}`` is another spelling of ``{type: X, …}``."""
+        """Returns key → (value, position). ``{target: X, params: {…}}`` is an alternative spelling of ``{type: X,
+        …}``."""
         fields = field_hints(cls) if cls else {}
         node = [key for key in (TARGET, PARAMS) if key in above and key not in fields]
         if not node:
@@ -295,7 +296,7 @@ class Reader:
         return cls
 
     def changed(self, below: Config, cls: type[Config], path: Path, source: Path) -> Config:
-        """`change_class`, with a warning that names what is lost."""
+        """Changes the class of a section (`change_class`), with a warning that lists lost values."""
         made, lost = change_class(below, cls)
         if lost:
             place = self.place(source)

@@ -13,7 +13,7 @@ ANOTHER_SECTION = 1.2
 
 
 def distance(a: str, b: str) -> int:
-    """Edits that turn `a` into `b`; a swap of two neighbors is one edit (optimal string alignment)."""
+    """Computes the optimal string alignment distance: edits from `a` to `b`; a swap of two neighbors is one edit."""
     before: list[int] = []
     row = list(range(len(b) + 1))
     for i, left in enumerate(a, start=1):

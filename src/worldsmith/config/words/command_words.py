@@ -38,9 +38,9 @@ class Words:
 def sort_words(
     words: Sequence[str], trees: Sequence[Config], own: Mapping[str, bool], aliases: Mapping[str, str]
 ) -> Words:
-    """Which words are flags, which are their values, and which are neither, as the fields of `trees` tell.
+    """Sorts command-line arguments into flags, their values, and other words, by the fields of `trees`.
 
-    `own`: the command's own options, and whether they take a value (True: they need it). `aliases`: further flags.
+    `own`: the command's own options, and whether they accept a value (True: required). `aliases`: further flags.
     """
     found, pending = Words(), list(words)
     while pending:
@@ -108,7 +108,7 @@ def draft_settings(
 
 
 def _place(loose: Sequence[str], places: Sequence[str], *, takes_rest: bool) -> list[TypedFlag]:
-    """Loose words as the flags that they stand for; with `takes_rest` the last place is a list of all that are left."""
+    """Converts positional arguments to flags; with `takes_rest` the last one collects all remaining arguments."""
     last = len(places) - 1
     if takes_rest and len(loose) > last:
         return [

@@ -57,7 +57,7 @@ def fit_literal(literal: Literal, hint: Any) -> Any:
 
 
 def decode(text: str) -> Any:
-    """Unquoted text as the number, true/false or null that it looks like, else itself."""
+    """Parses unquoted text as a number, boolean or null; other text is returned unchanged."""
     plain = text.strip()
     if plain == "None":  # as in Python; a field that takes text and no null gets the text
         return None
@@ -71,7 +71,7 @@ def decode(text: str) -> Any:
 
 
 def literal_list(words: Sequence[str]) -> list[Literal]:
-    """Words as the items of a list; what looks like a nested literal or quoted text is one. Raises ValueError."""
+    """Parses arguments as the items of a list, including nested literals and quoted text. Raises ValueError."""
     return [parse_literal(word) if word[:1] in ("[", "{", "'", '"') else Scalar(word) for word in words]
 
 
@@ -177,7 +177,7 @@ class _Parser:
         return text
 
     def bare(self, stops: str) -> str:
-        """Unquoted text up to one of `stops`; a reference such as ${oc.env:A,b} is taken whole."""
+        """Reads unquoted text up to one of `stops`; a reference such as ${oc.env:A,b} is kept together."""
         start, depth = self.position, 0
         while letter := self.peek():
             if self.text.startswith("${", self.position):

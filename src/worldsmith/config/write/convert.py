@@ -286,7 +286,7 @@ class PythonWriter:
 
 
 def _place(path: Path, tree: Config) -> str:
-    """``config.trainer.callbacks["grad_clip"].clip_norm``: keys of tables in brackets."""
+    """Formats a path as Python code: ``config.trainer.callbacks["grad_clip"].clip_norm``."""
     text = "config"
     node: Any = tree
     for part in path:

@@ -118,7 +118,7 @@ def _optional(schema: Schema) -> Schema:
 
 
 def _without_null(hint: Any) -> Schema:
-    """TOML has no null."""
+    """Returns the schema of a type without null, which TOML does not have."""
     members = [member for member in union_members(hint) if member is not type(None)]
     schemas = [SECTIONS if holds_sections(member) else value_schema(member) for member in members]
     return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}

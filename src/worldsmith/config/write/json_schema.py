@@ -168,7 +168,7 @@ def loadable_classes(hint: Any) -> list[type[Config]]:
 
 
 def describe_class(cls: type[Config]) -> Schema:
-    """Title and description of a class: those of its component, else its own."""
+    """Returns title and description of a class: those of its component, else its own."""
     named = owner_of(cls) or cls
     doc = inspect.getdoc(named) if "__doc__" in vars(named) else None
     generated = doc is None or doc.startswith(f"{named.__name__}(")

@@ -19,7 +19,7 @@ _PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 
 
 def dump_json(data: Any) -> str:
-    """Indented JSON. Raises ValueError for a value that JSON has no form for."""
+    """Formats data as indented JSON. Raises ValueError for values that JSON does not support."""
     write(data, JSON)
     return escape_odd(json.dumps(data, indent=2, ensure_ascii=False)) + "\n"
 
@@ -55,7 +55,7 @@ def read_json(text: str, file: str) -> Document:
 
 
 def _spans(text: str, file: str) -> dict[Path, Span]:
-    """Nearly every JSON text is YAML too, whose reader knows the places. Where it is not, the file alone is named."""
+    """Returns source positions of JSON text by parsing it as YAML; only the file name if that fails."""
     text = _PAIR.sub(lambda match: "x" * len(match[0]), text.replace("\t", " "))  # which YAML does not know
     try:
         return read_yaml(text, file).spans

@@ -130,7 +130,7 @@ def _json_text(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Text on one line without control characters, for a terminal."""
+    """Replaces control characters in text, for one line of a terminal."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 

@@ -76,7 +76,7 @@ def _read_stack(paths: Sequence[str], chosen_by_word: Override | None) -> Draft:
 
 
 def merge_documents(documents: Sequence[Document]) -> Document:
-    """Several documents as one: mappings merged, all else replaced by the later one."""
+    """Merges documents: mappings are merged, other values replaced by later documents."""
     data: dict[str, Any] = {}
     spans: dict[Path, Span] = {}
     for document in documents:
@@ -149,7 +149,7 @@ def _experiment(layer: Document) -> tuple[Any, Span | None] | None:
 
 
 def _put(draft: Draft, layers: list[Document], start: Config | type[Config], complete: bool) -> None:
-    """The layers on top of the start, the later ones over the earlier ones."""
+    """Applies the layers to the start config in order."""
     root, tree = (type(start), start) if isinstance(start, Config) else (start, None)
     known = [(name,) for name in field_names(root)] if tree is None else all_paths(tree)
     places, whole = draft.places, not isinstance(start, Config)

@@ -119,7 +119,7 @@ def read_yaml(text: str, file: str) -> Document:
 
 @lru_cache(maxsize=8)
 def _read_once(text: str, file: str) -> Document:
-    """Whoever asks what kind of file this is has read it before it is read."""
+    """Parses YAML text once; the result is cached, since detecting the file type parses it too."""
     reader = _Reader(text, file)
     try:
         data = reader.read()

@@ -30,7 +30,7 @@ class Caption:
 
 
 def choose_caption(captions: dict[str, Any], keys: list[str], rng: random.Random) -> Caption | None:
-    """The caption to use, or None when the window has none."""
+    """Selects a caption of a window; None if it has none."""
     for key in keys:
         if caption := read_caption(captions, key):
             return caption

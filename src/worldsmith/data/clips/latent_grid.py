@@ -31,21 +31,22 @@ class LatentGrid:
         return (num_frames - 1) // self.step * self.step + 1
 
     def latent_frames(self, num_frames: int) -> int:
-        """Latent frames of a clip that covers `num_frames`."""
+        """Returns the number of latent frames of a clip with `num_frames` frames."""
         return 1 + -(-(num_frames - 1) // self.step) * self.decoded
 
     def pixel_frames(self, latent_frames: int) -> int:
         return 1 + (latent_frames - 1) * self.frames
 
     def latent_shape(self, num_frames: int, height: int, width: int) -> tuple[int, int, int]:
-        """(t, h, w) of the latents of a usable number of frames of [height, width] pixels."""
+        """Returns the latent shape (t, h, w) of a usable number of frames of [height, width] pixels."""
         return self.latent_frames(num_frames), height // self.pixels, width // self.pixels
 
     def vision_tokens(self, shape: tuple[int, int, int]) -> int:
-        """Tokens of latents (t, h, w); an odd side is padded up (ceil)."""
+        """Returns the number of tokens of latents (t, h, w); sides are padded to multiples of the patch size."""
         t, h, w = shape
         return -(-t // self.patch_frames) * -(-h // self.patch) * -(-w // self.patch)
 
     def sample_tokens(self, num_text_ids: int, shape: tuple[int, int, int]) -> int:
-        """Tokens that a loader counts: text + 1 + (vision + 2). It is one above the packed length, as published."""
+        """Returns the tokens that a loader counts: text + 1 + (vision + 2), one more than the packed length, as
+        released."""
         return num_text_ids + 1 + self.vision_tokens(shape) + 2

@@ -43,7 +43,7 @@ RESOLUTIONS: dict[str, dict[str, tuple[int, int]]] = {
 
 
 def encodable(tier: str) -> bool:
-    """True when every size of the tier is a multiple of the VAE's 16 pixels."""
+    """Returns whether every size of the resolution bucket is a multiple of the VAE's 16 pixels."""
     return all(side % SIDE == 0 for size in RESOLUTIONS[tier].values() for side in size)
 
 
@@ -63,7 +63,7 @@ def check_tier(tier: str, name: str = "resolution") -> None:
 
 
 def exact_size(resolution: str) -> tuple[int, int] | None:
-    """(width, height) of a text such as "720x480"; None for any other."""
+    """Parses "720x480" to (width, height); None for other texts."""
     found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", resolution)
     return (int(found[1]), int(found[2])) if found else None
 
@@ -89,5 +89,5 @@ def aspect_bucket(width: int, height: int) -> str:
 
 
 def target_size(resolution: str, width: int, height: int) -> tuple[int, int]:
-    """(width, height) to train at for a source of width x height."""
+    """Returns the training size (width, height) for a source of width x height."""
     return exact_size(resolution) or RESOLUTIONS[resolution][aspect_bucket(width, height)]

@@ -168,7 +168,7 @@ class VideoDataset(Configurable, StreamDataset):
             yield w.key, [*facts, w.mark or self._marks.get(w.path)]
 
     def contents(self) -> Iterator[tuple[str, list[Any]]]:
-        """Key, and what a window shows and says: the same in a copy of a clip under another name."""
+        """Yields key and content of each window; the content is equal for a copy of a clip under another name."""
         for w in self.windows:
             marked = w.mark or self._marks.get(w.path) or str(Path(w.path).resolve())
             yield w.key, [marked, w.start_frame, w.end_frame, w.temporal_interval, w.captions]

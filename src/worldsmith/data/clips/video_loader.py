@@ -48,10 +48,13 @@ class VideoLoader(PackingDataLoader):
         first_frames: FirstFrames = "none",
         only_shape: tuple[int, int, int] | None = None,
     ) -> None:
-        """`tokenizer` maps a caption to its chat-templated ids, in the workers; clips of another latent shape (t, h, w)
-        than `only_shape` are left out.
+        """Builds the loader.
 
-        Raises DataError when no window can be used.
+        `tokenizer` maps a caption to its token ids (with chat template), in the workers. Clips whose latent shape
+        (t, h, w) differs from `only_shape` are skipped.
+
+        Raises:
+            DataError: If no window is usable.
         """
         from worldsmith.data.clips.clip_maker import ClipMaker
 

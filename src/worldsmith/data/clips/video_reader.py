@@ -62,7 +62,7 @@ class Framing:
     """
 
     def __init__(self, size: tuple[int, int], resampling: Resampling) -> None:
-        """`size`: (width, height) in pixels."""
+        """Prepares resizing to `size`, (width, height) in pixels."""
         self.size = size
         self.resampling = resampling
         self._reformatter = VideoReformatter()

@@ -225,7 +225,7 @@ class ChatPlan:
         return len(self.input_ids)
 
     def __str__(self) -> str:
-        """Tokens of each image and video, and of the text."""
+        """Describes the tokens of each image and video, and of the text."""
         text = int((self.token_types == 0).sum())
         shown = [
             f"{'video' if isinstance(m, VideoPlan) else 'image'} {m.grid} of {m.tokens} tokens" for m in self.media
@@ -322,7 +322,7 @@ class ChatTemplate:
             raise SampleError("template", f"the chat template fails: {type(error).__name__}: {error}") from None
 
     def answers(self, text: str) -> list[tuple[int, int]]:
-        """(start, end) of every answer in a rendered text, with the token that ends its turn."""
+        """Returns (start, end) of every answer in a rendered text, including the token that ends its turn."""
         return [found.span(1) for found in self._answer.finditer(text)]
 
     def _learn(self, folder: Path) -> None:
@@ -347,7 +347,7 @@ class ChatTemplate:
 
 
 def content_of(turn: Turn) -> str | list[dict[str, str]]:
-    """Text as it is, which every template takes; typed parts where there is an image or a video."""
+    """Returns the content of a turn for chat templates: plain text, or typed parts if it has an image or a video."""
     if all(part.kind == "text" for part in turn.parts):
         return turn.text
     return [{"type": "text", "text": p.text} if p.kind == "text" else {"type": p.kind} for p in turn.parts]

@@ -173,7 +173,7 @@ def read_cached(path: Path, file: str) -> TarIndex | None:
 
 
 def keep(path: Path, index: TarIndex) -> None:
-    """If that is possible: without it the headers are read at each start."""
+    """Writes the index to the cache. Best effort: without it the headers are read at each start."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path, durable=False) as incoming:

@@ -128,11 +128,11 @@ class PackingDataLoader(Configurable):
         return None
 
     def describe(self) -> str:
-        """Line about the samples of the dataset and the skipped ones."""
+        """Returns a line on the samples of the dataset and the skipped ones."""
         return f"{len(self.dataset)} samples in {self.dataset.name}; {self.quarantine.describe()}"
 
     def report(self) -> DataReport:
-        """Report on the data at the start of a run, from what is cheap to read."""
+        """Returns the data report at the start of a run, from facts that are cheap to read."""
         report = DataReport.of_dataset(self.dataset, self.config.sample_cap)
         report.flags = list(self.dataset.flags())
         return report
@@ -152,20 +152,20 @@ class PackingDataLoader(Configurable):
             yield pack
 
     def first_pass(self) -> Iterator[list[Any]]:
-        """This rank's share of the first pass, from its start and each sample once; what is left makes a smaller pack.
+        """Yields the packs of this rank's shard of the first epoch: each sample once, and a smaller last pack.
 
-        The place in the endless stream stays where it is.
+        The state of the training stream does not change.
         """
         packer, samples = self._packer(), self.first_samples()
         while pack := packer.pack(samples):
             yield pack
 
     def first_samples(self, passes: int = 1) -> Iterator[Any]:
-        """This rank's share of the first passes in order, unpacked."""
+        """Yields the samples of this rank's shard of the first epochs in order, unpacked."""
         return self._samples(Cursor(deque(), self.rank), stop=passes * len(self.dataset))
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain JSON data. Samples that are prefetched, or read for a pack that is not handed out, are not in it."""
+        """Returns the state as JSON data. Prefetched samples and unfinished packs are not part of it."""
         return dict(self._state, set_aside=list(self._state["set_aside"]))
 
     def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:

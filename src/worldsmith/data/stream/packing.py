@@ -25,7 +25,7 @@ class Packer(ABC, Generic[T]):
         lookahead: int = 10,
         shape: Callable[[T], Any] | None = None,
     ) -> None:
-        """`shape`: what the samples of a stacked pack have in common; None: their number of tokens."""
+        """Builds a packer. `shape`: key that all samples of a stacked pack share; None: their number of tokens."""
         check_caps(max_sequence_length, max_samples_per_batch, lookahead)
         self.num_tokens = num_tokens
         self.max_sequence_length = max_sequence_length

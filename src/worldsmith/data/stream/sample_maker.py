@@ -49,7 +49,7 @@ class StreamDataset(ABC):
 
     @abstractmethod
     def listing(self) -> Iterable[tuple[str, Any]]:
-        """Key and content (as plain data) of each sample, in the order of the dataset."""
+        """Yields key and content (plain data) of each sample, in dataset order."""
 
     @cached_property
     def num_samples(self) -> int:
@@ -65,7 +65,7 @@ class StreamDataset(ABC):
         return found.hexdigest()
 
     def contents(self) -> Iterable[tuple[str, Any]]:
-        """Key and content of each sample, without the names of its files: samples of equal content are duplicates."""
+        """Yields key and content of each sample, without file names: samples of equal content are duplicates."""
         return self.listing()
 
     def traces(self) -> Iterable[str]:

@@ -74,7 +74,7 @@ def with_intervals(rows: list[list[int]], derived: dict[str, Callable[[Any], Any
 
 
 def measure_label(name: str, place: int, tables: np.ndarray) -> np.ndarray:
-    """Precision, recall or F1 of a label in tables [..., true, said]."""
+    """Computes precision, recall or F1 of a label in confusion tables [..., true, predicted]."""
     hits, said, true = tables[..., place, place], tables[..., place].sum(-1), tables[..., place, :].sum(-1)
     part, whole = {"precision": (hits, said), "recall": (hits, true), "f1": (2 * hits, said + true)}[name]
     return ratio(part, whole)
@@ -88,7 +88,7 @@ def balanced_accuracy(places: Sequence[int], tables: np.ndarray) -> np.ndarray:
 
 
 def ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """part / whole, 0 where whole is 0."""
+    """Returns part / whole; 0 where whole is 0."""
     import numpy as np
 
     return np.divide(part, whole, out=np.zeros_like(part, dtype=float), where=whole != 0)

@@ -189,9 +189,9 @@ def mcq(truths: Sequence[str]) -> AnswerTask:
 
 
 def detect(truths: Sequence[str]) -> str:
-    """binary, mcq or scores when all true answers are of that kind, and nothing else; else text.
+    """Detects the task type: binary, mcq or scores if all ground-truth answers fit it; else text.
 
-    Letters are options, even when A and B are the only ones.
+    Letters are options, even if A and B are the only ones.
     """
     words = [strip_reasoning(truth) for truth in truths]
     if all(map(plain_yes_no, words)):

@@ -14,10 +14,10 @@ NUMBER = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?|-?\d+(?:\.\d+)?")
 
 
 def split_answer(text: str) -> tuple[str, str]:
-    """(reasoning, answer). The answer is what the last `<answer>` holds, else what follows the reasoning.
+    """Splits text into (reasoning, answer): the content of the last `<answer>`, else the text after the reasoning.
 
-    Reasoning ends with `</think>`, whether or not the text opened it: a chat template may have done so. One that never
-    ends, because the tokens did, leaves no answer.
+    Reasoning ends with `</think>`, even if the text does not open it, since a chat template may have done so. If it was
+    cut off by the token limit, there is no answer.
     """
     reasoning, rest = "", text
     if closed := list(CLOSED.finditer(text)):
@@ -36,7 +36,7 @@ def normalize(text: str, *, articles: bool = False) -> str:
 
 
 def token_f1(answer: str, truth: str) -> float:
-    """2PR / (P + R) of the words that two normalized texts share (Rajpurkar et al. 2016)."""
+    """Computes the token F1 2PR / (P + R) of two normalized texts (Rajpurkar et al. 2016)."""
     said, true = Counter(normalize(answer).split()), Counter(normalize(truth).split())
     if not said or not true:
         return float(said == true)

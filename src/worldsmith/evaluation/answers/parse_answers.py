@@ -77,7 +77,7 @@ def parse_direction(text: str) -> str | None:
 
 
 def parse_side(text: str) -> str | None:
-    """ "left" or "right", when only one of the two words is there."""
+    """Returns "left" or "right" if only one of the two words occurs; else None."""
     words = set(re.findall(r"\b(left|right)\b", text.lower()))
     return str(words.pop()) if len(words) == 1 else None
 

@@ -35,7 +35,7 @@ class ChatDataset(Configurable, StreamDataset):
 
     @abstractmethod
     def place(self, index: int) -> tuple[str, str, int | None]:
-        """(key, path, line) of a conversation, to say which one it is."""
+        """Returns (key, path, line) of a conversation, for messages."""
 
     @abstractmethod
     def turns(self, index: int) -> tuple[Turn, ...]:
@@ -51,7 +51,7 @@ class ChatDataset(Configurable, StreamDataset):
         yield from range(len(self))
 
     def number(self, index: int) -> int:
-        """Which record of its file a conversation is, from 0."""
+        """Returns the 0-based index of a conversation's record in its file."""
         return index
 
     def require_rates(self) -> None:

@@ -142,7 +142,7 @@ class ChatFile(ChatDataset):
 
     @abstractmethod
     def read_records(self) -> Iterator[tuple[int, int | None, Any]]:
-        """(index, line number if the file has lines, record or what is wrong with it), in order."""
+        """Yields (index, line number or None, record or error), in order."""
 
     @abstractmethod
     def parse(self, record: Any) -> list[Turn]:
@@ -175,7 +175,7 @@ class ChatFile(ChatDataset):
         return flag_file(self)
 
     def contents(self) -> Iterable[tuple[str, Any]]:
-        """Key, and what a conversation shows and says, whatever it and its files are called."""
+        """Yields key and content of each conversation, independent of ids and file names."""
         for index, entry in enumerate(self.entries):
             turns = self.turns(index)
             parts = [[p.kind, p.text, self._mark(p.source), p.fps, p.resized] for turn in turns for p in turn.parts]

@@ -57,7 +57,7 @@ class LlavaOneVision(ChatDataset):
             raise SampleError(error.reason, f"{record_name(record) or index}: {error.detail}") from None
 
     def listing(self) -> Iterable[tuple[str, Any]]:
-        """Which record it is, not what it holds: that is not read before the run."""
+        """Yields the key and source of each record, without its content, which is not read before the run."""
         source = [self.config.path, self.config.subset, self.config.split, self.config.revision]
         return ((self.place(index)[0], source) for index in range(self.num_records))
 
@@ -81,7 +81,7 @@ class Streamed:
 
 
 def load_records(config: LlavaOneVision.Config) -> tuple[Any, int]:
-    """(records by their number, how many). Raises DataError."""
+    """Returns (function from index to record, number of records). Raises DataError."""
     datasets = import_datasets(config.path)
     try:
         found = datasets.load_dataset(

@@ -54,7 +54,7 @@ class MixedDataset(ChatDataset):
         return self.starts[-1]
 
     def member(self, index: int) -> tuple[str, ChatDataset, int]:
-        """(name, dataset, index in it) of a conversation."""
+        """Returns (name, dataset, index in it) of a conversation."""
         number = bisect_right(self.starts, index) - 1
         name = list(self.members)[number]
         return name, self.members[name], index - self.starts[number]

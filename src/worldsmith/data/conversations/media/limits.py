@@ -118,7 +118,7 @@ def read_limits(folder: Path, *, qwen_vl_utils: bool = False) -> tuple[Limits, V
 
 
 def cap_of(settings: Mapping[str, Any], stated: Mapping[str, Any], style: VideoStyle) -> dict[str, Any]:
-    """Most pixels of a video and of a frame, as transformers' processor of that style counts them."""
+    """Returns the max pixels of a video and of a frame, as transformers' processor of that style computes them."""
     tokens = settings.get("max_video_tokens") if settings.get("cap_pixels_per_frame") else 0
     area = (stated["patch"] * stated["merge"]) ** 2
     floor = int(stated["min_pixels"] * LEAST_GROWTH)
@@ -137,7 +137,7 @@ def cap_of(settings: Mapping[str, Any], stated: Mapping[str, Any], style: VideoS
 
 @cache
 def warn_of_defaults(folder: Path) -> None:
-    """Once for a folder."""
+    """Warns once per folder that default limits are used."""
     logger.warning(
         "%s has no %s: frames of videos are scaled as qwen-vl-utils scales them, to 128 to 768 tokens a frame and "
         "115,200 a video; transformers would take the limits of images for them",
@@ -156,7 +156,7 @@ def states_videos(folder: Path) -> bool:
 
 
 def read_section(folder: Path, name: str, joint_name: str) -> tuple[dict[str, Any], str]:
-    """(settings, the place they are from): a file of their own, or a section of the file that has them all."""
+    """Returns (settings, their source): from their own file, or from a section of the joint file."""
     try:
         if (folder / name).is_file():
             return read_json_object(folder / name), str(folder / name)

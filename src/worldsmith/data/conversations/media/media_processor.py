@@ -119,10 +119,14 @@ class MediaProcessor(Configurable):
         self.images, self.videos = read_limits(Path(folder), qwen_vl_utils=config.video_limits == "qwen_vl_utils")
 
     def plan_image(self, source: str | bytes, resized: Size | None = None) -> ImagePlan:
-        """Size and tokens of an image: a file, its bytes or a data URI. Raises SampleError.
+        """Plans size and tokens of an image.
 
         Args:
-            resized: (height, width) in pixels that the image asks for itself, before rounding.
+            source: A file, its bytes or a data URI.
+            resized: Requested (height, width) in pixels, before rounding.
+
+        Raises:
+            SampleError: If the image is not readable.
         """
         from worldsmith.data.conversations.media.pixels import image_shape
 
@@ -160,7 +164,7 @@ class MediaProcessor(Configurable):
         return VideoPlan(path, info, indices, times, size, grid, grid[1] * grid[2] // limits.merge**2, seconds, fps)
 
     def image_size(self, height: int, width: int, resized: Size | None = None) -> Size:
-        """(height, width) of an image as the model takes it. Raises SampleError."""
+        """Returns the resized (height, width) of an image. Raises SampleError."""
         from worldsmith.data.conversations.media.frames_and_sizes import fixed_size, image_size
 
         limits, config = self.images, self.config
@@ -170,7 +174,7 @@ class MediaProcessor(Configurable):
         return image_size(height, width, factor=limits.factor, least=least, most=most)
 
     def video_size(self, frames: int, height: int, width: int, resized: Size | None = None) -> Size:
-        """(height, width) of a video's frames as the model takes them. Raises SampleError."""
+        """Returns the resized (height, width) of a video's frames. Raises SampleError."""
         from worldsmith.data.conversations.media.frames_and_sizes import fixed_size, image_size, video_size
 
         limits = self.videos
@@ -187,7 +191,7 @@ class MediaProcessor(Configurable):
         return None if height is None or width is None else (height, width)
 
     def video_pixels(self, frames: int) -> tuple[int, int]:
-        """(least, most) pixels of a video of so many frames, over all of them."""
+        """Returns the (min, max) total pixels of a video with `frames` frames."""
         limits, config = self.videos, self.config
         most = config.total_pixels or limits.max_pixels
         if limits.frame_pixels is not None:
@@ -213,7 +217,7 @@ class MediaProcessor(Configurable):
         return [times[index] for index in indices]
 
     def read(self, plan: ImagePlan | VideoPlan) -> np.ndarray:
-        """uint8 [patches, values]: decodes what was planned. Raises SampleError."""
+        """Decodes a planned image or video to patches, uint8 [patches, values]. Raises SampleError."""
         import numpy as np
 
         from worldsmith.data.conversations.media.pixels import patchify, read_image, read_video
@@ -227,7 +231,8 @@ class MediaProcessor(Configurable):
         return patchify(frames, patch=limits.patch, merge=limits.merge, temporal=limits.temporal)
 
     def normalize(self, patches: Tensor, kind: str) -> Tensor:
-        """uint8 patches of an "image" or a "video" as the vision encoder takes them, float32 on their device."""
+        """Normalizes uint8 patches of an "image" or a "video" for the vision encoder; returns float32 on their
+        device."""
         from worldsmith.data.conversations.media.pixels import normalize
 
         limits = self.images if kind == "image" else self.videos
