@@ -13,7 +13,7 @@ DRAWS = 2000
 
 
 def share_interval(right: int, total: int) -> tuple[float, float] | None:
-    """Wilson's score interval of right / total (Wilson 1927); None without any."""
+    """Returns Wilson's score interval of right / total (Wilson 1927); None if total is 0."""
     if not total:
         return None
     share, spread = right / total, Z * Z / total

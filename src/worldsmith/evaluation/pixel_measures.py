@@ -27,16 +27,16 @@ def luma(video: Tensor) -> Tensor:
 
 
 def psnr(video: Tensor, real: Tensor) -> float | None:
-    """Peak signal-to-noise ratio in dB over all pixels and frames; None for equal videos, where it has no bound."""
+    """Computes the peak signal-to-noise ratio in dB over all pixels and frames; None (infinite) for equal videos."""
     squares = [(a.double() - b.double()).square().mean() for a, b in zip(video.unbind(1), real.unbind(1), strict=True)]
     error = torch.stack(squares).mean()
     return float(10 * torch.log10(255**2 / error)) if error > 0 else None
 
 
 def ssim(video: Tensor, real: Tensor) -> float | None:
-    """Structural similarity of the brightness, 1 for equal videos, mean over frames (Wang et al. 2004).
+    """Computes the structural similarity of the luma, averaged over frames; 1 for equal videos (Wang et al. 2004).
 
-    Their Gaussian window and constants, where the window lies within the frame. None for frames that are smaller.
+    Uses their Gaussian window and constants, without padding. None for frames smaller than the window.
     """
     if min(video.shape[-2:]) <= 2 * WINDOW_REACH:
         return None
@@ -54,7 +54,7 @@ def frame_ssim(a: Tensor, b: Tensor) -> Tensor:
 
 
 def blur(pictures: Tensor) -> Tensor:
-    """Weighted means [N, H - 2·WINDOW_REACH, W - 2·WINDOW_REACH] over SSIM's window."""
+    """Computes weighted means [N, H - 2·WINDOW_REACH, W - 2·WINDOW_REACH] over SSIM's window."""
     places = torch.arange(-WINDOW_REACH, WINDOW_REACH + 1, dtype=pictures.dtype, device=pictures.device)
     window = torch.exp(-0.5 * (places / SIGMA) ** 2)
     window = window / window.sum()
@@ -62,7 +62,7 @@ def blur(pictures: Tensor) -> Tensor:
 
 
 def sharpness(video: Tensor) -> float:
-    """Variance of the brightness's Laplacian, mean over frames (Pech-Pacheco et al. 2000, LAP4: 4 neighbors)."""
+    """Computes the variance of the luma's Laplacian, averaged over frames (Pech-Pacheco et al. 2000, LAP4)."""
     frames = luma(video)
     inner = frames[:, 1:-1, 1:-1]
     laplacian = frames[:, :-2, 1:-1] + frames[:, 2:, 1:-1] + frames[:, 1:-1, :-2] + frames[:, 1:-1, 2:] - 4 * inner
@@ -70,7 +70,7 @@ def sharpness(video: Tensor) -> float:
 
 
 def diversity(videos: Sequence[Tensor]) -> float | None:
-    """1 minus the mean similarity of all pairs, 0 for equal videos (Odena et al. 2017, with SSIM of one scale)."""
+    """Computes 1 minus the mean SSIM of all pairs, 0 for equal videos (Odena et al. 2017, with single-scale SSIM)."""
     pairs = [ssim(a, b) for a, b in combinations(videos, 2)]
     known = [similarity for similarity in pairs if similarity is not None]
     return 1 - sum(known) / len(known) if known else None
@@ -96,15 +96,15 @@ class Motion:
         return float(self.residual.mean())
 
     def error(self, real: Motion) -> float:
-        """Mean endpoint error (Baker et al. 2011) against the motion of a real video, pixels a frame."""
+        """Computes the mean endpoint error (Baker et al. 2011) to the motion of a real video, in pixels per frame."""
         return float((self.vectors - real.vectors).norm(dim=-1).mean())
 
 
 def measure_motion(video: Tensor) -> Motion | None:
-    """Full-search block matching of the brightness (Jain and Jain 1981), the shortest of equal matches.
+    """Computes block motion by full-search block matching of the luma (Jain and Jain 1981); ties: the shortest vector.
 
-    Blocks whose search stays within the frame are measured; matches are whole pixels. Frames of 512 pixels and more are
-    first shrunk by a whole factor. None for a single frame, and for frames without room for a block and its search.
+    Only blocks whose search range lies within the frame are used; vectors are whole pixels. Frames of 512 px and more
+    are first downscaled by an integer factor. None for a single frame, and for frames that are too small.
     """
     frames = luma(video)
     factor = max(1, min(frames.shape[1:]) // LARGEST)

@@ -13,7 +13,7 @@ WAN22_VAE = {
 
 
 def hub_repository(variable: str, repository: str) -> dict[str, str]:
-    """Advice for a variable that names a repository of the Hugging Face hub, or a folder with its files."""
+    """Returns advice for a variable that names a Hugging Face repository or a folder with its files."""
     return {
         variable: f"`export {variable}={repository}` downloads it when the run starts; or first "
         f"`hf download {repository} --local-dir DIR`, then `export {variable}=DIR`"
@@ -21,7 +21,7 @@ def hub_repository(variable: str, repository: str) -> dict[str, str]:
 
 
 def merged_reasoner(size: str, public: str) -> dict[str, str]:
-    """Advice for the weights of a reasoner: the language model of a generator on the vision encoder of Qwen3-VL."""
+    """Returns advice for reasoner weights: the language model of a generator with the vision encoder of Qwen3-VL."""
     return {
         "VLM_SAFETENSORS_PATH": f"`worldsmith convert --checkpoint-path nvidia/Cosmos3-{size} --to vlm -o DIR`, then "
         f"`export VLM_SAFETENSORS_PATH=DIR`; or Qwen/Qwen3-VL-{public}-Instruct, the public reasoner, or none, random "

@@ -44,10 +44,12 @@ def sync_tree(folder: Path) -> None:
 
 @contextmanager
 def replacing(path: Path, *, within: Path | None = None, durable: bool = True) -> Iterator[Path]:
-    """A path to write a file to, which takes the place of `path` when the block ends well and is removed otherwise.
+    """Context manager: yields a temporary path that atomically replaces `path` at the end; removed after an error.
 
-    A reader sees the old content or the new one, never a part. It is in the folder `within`, of the same file system
-    (None: beside `path`). What is not `durable` may be lost, or be empty, when the power goes. An OSError names `path`.
+    Args:
+        path: File to replace. An OSError names it.
+        within: Folder of the temporary file, on the same file system; None: that of `path`.
+        durable: Flush to disk; False: the file can be lost or empty after a power failure.
     """
     aside = (within or path.parent) / f"{SAVING}{path.name}.{uuid.uuid4().hex}"
     try:
@@ -72,10 +74,13 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def folder_aside(target: Path) -> Iterator[Path]:
-    """An empty folder beside `target` to write into, for `publish_folder`; what is left of it at the end is removed.
+    """Context manager: yields an empty temporary folder next to `target`, for `publish_folder`; removes it at the end.
 
-    What an interrupted process has left there is cleaned up first. Raises FileExistsError while another one writes, and
-    OSError (ENOSPC) for whatever a library raises when the disk is full.
+    Remains of interrupted processes are removed first.
+
+    Raises:
+        FileExistsError: If another process is writing to it.
+        OSError: With ENOSPC for any exception caused by a full disk.
     """
     aside = target.with_name(f"{SAVING}{target.name}")
     restore_name(target)

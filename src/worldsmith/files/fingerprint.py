@@ -80,7 +80,7 @@ def listed_files(folder: Path) -> set[str]:
 
 
 def mark(folder: Path, name: str, *, is_listed: bool) -> str:
-    """Size and content of a file, in the cheapest form that tells of a change."""
+    """Returns the size and the cheapest reliable checksum of a file."""
     file = folder / name
     if is_listed:
         if not file.is_file():
@@ -93,7 +93,7 @@ def mark(folder: Path, name: str, *, is_listed: bool) -> str:
 
 @read_once
 def content(file: Path) -> str:
-    """SHA-256 of a file, as hexadecimal digits."""
+    """Computes the SHA-256 of a file, as hexadecimal digits."""
     target = file.resolve() if file.is_symlink() else file
     if target.parent.name == "blobs" and re.fullmatch(r"[0-9a-f]{64}", target.name):
         return target.name

@@ -87,7 +87,7 @@ def in_use(folder: Path) -> str | None:
 
 
 def try_lock(handle: int, kind: int, path: Path) -> bool:
-    """False when another process has the lock. A file system without locks is pointed out, and counts as free."""
+    """Tries to lock; returns False if another process has the lock. Without lock support it warns and returns True."""
     try:
         fcntl.lockf(handle, kind | fcntl.LOCK_NB)
     except OSError as error:

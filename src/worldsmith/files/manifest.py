@@ -54,7 +54,7 @@ def list_files(folder: Path) -> list[Path]:
 
 
 def summarize_files(folder: Path, files: Iterable[Path]) -> dict[str, list[int]]:
-    """[size, CRC-32] of `files` by their path below `folder`; the sums are made by several threads."""
+    """Computes [size, CRC-32] of `files` by relative path, in several threads."""
     files = list(files)
     with ThreadPoolExecutor(THREADS) as pool:
         return dict(zip([str(path.relative_to(folder)) for path in files], pool.map(summarize_file, files)))
@@ -66,7 +66,7 @@ def write_manifest(folder: Path, entries: dict[str, list[int]]) -> None:
 
 @read_once
 def summarize_file(path: Path) -> list[int]:
-    """[size in bytes, CRC-32] of a file."""
+    """Computes [size in bytes, CRC-32] of a file."""
     size = crc = 0
     with open(path, "rb") as file:
         while block := file.read(1 << 22):

@@ -17,10 +17,12 @@ ADAPTER_CONFIG = "adapter_config.json"
 
 
 def load_from_folder(kind: Any, folder: Path, **options: Any) -> Any:
-    """`kind.from_pretrained` for a class of transformers or diffusers and a local folder.
+    """Calls `kind.from_pretrained` of a transformers or diffusers class on a local folder.
 
-    Raises UserError for a folder that needs code of its own, or names kernels or files outside; OSError and ValueError
-    like the library, and ValueError, with the folder, instead of the library's other exceptions about its files.
+    Raises:
+        UserError: If the folder requires its own code, or names kernels or files outside of it.
+        OSError: As the library.
+        ValueError: As the library, and instead of its other exceptions about files, with the folder.
     """
     require_safe(folder)
     try:
@@ -64,7 +66,7 @@ def require_known_attention(config: Mapping[str, Any], source: str) -> None:
 
 
 def attention_settings(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Path and value of every attention implementation that a config or a section of it names."""
+    """Yields path and value of every attention implementation in a config."""
     if isinstance(node, list):
         for index, item in enumerate(node):
             yield from attention_settings(item, f"{path}[{index}]")
@@ -88,7 +90,8 @@ def listed_files(index: Path) -> set[str]:
 
 
 def read_weight_map(index: Path) -> dict[str, str]:
-    """Tensor name → file name. Raises UserError for an index that does not state that, or names files outside."""
+    """Returns tensor name → file name. Raises UserError if the index is invalid or names files outside of its
+    folder."""
     data = read_json_object(index)
     try:
         weight_map = section(data, "weight_map")

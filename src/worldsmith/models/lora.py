@@ -117,7 +117,7 @@ def inject_adapters(
 
 
 def adapted_layers(network: nn.Module) -> dict[str, Any]:
-    """PEFT's layers by their native path; empty for a network without adapters, at no cost."""
+    """Returns PEFT's layers by module path; empty, at no cost, for a network without adapters."""
     if not any(is_adapter(name) for name in native_parameters(network)):
         return {}
     from peft.tuners.lora import LoraLayer
@@ -145,11 +145,16 @@ def adapter_state(network: nn.Module) -> dict[str, Tensor]:
 
 
 def merge_adapters(network: nn.Module) -> int:
-    """W ← W + (alpha / rank) · B A for every adapted layer, in float32; the adapters are removed, in place.
+    """Merges all adapters in place: W ← W + (alpha / rank) · B A, computed in float32; removes the adapters.
 
-    Weights keep their dtype and stay frozen. Returns the number of weights that changed. Raises ValueError, before
-    anything is changed, when there are no adapters or when all B are zero, and afterwards when the products were too
-    small to change a single number of the weights.
+    Weights keep their dtype and stay frozen.
+
+    Returns:
+        Number of weights that changed.
+
+    Raises:
+        ValueError: If there are no adapters or all B are zero (nothing is changed), or if the updates are too small to
+            change any element.
     """
     import torch
 
@@ -180,6 +185,6 @@ def merge_adapters(network: nn.Module) -> int:
 
 
 def merged_weight(weight: Tensor, low: Tensor, high: Tensor, scale: float) -> Tensor:
-    """W + scale · B A in float32; weight [out, in], low (A) [rank, in], high (B) [out, rank]."""
+    """Computes W + scale · B A in float32; weight [out, in], low (A) [rank, in], high (B) [out, rank]."""
     merged: Tensor = weight.float() + scale * (high.float() @ low.float())
     return merged

@@ -153,7 +153,7 @@ class Model(Configurable, ABC):
             return matrices(shapes)
 
         def frozen(self, names: Sequence[str]) -> Collection[str]:
-            """Which of the parameters with these internal parameter names `choose_trained` freezes."""
+            """Returns which of these parameters `choose_trained` freezes."""
             return ()
 
         def unreached(self) -> Sequence[str]:
@@ -174,7 +174,7 @@ class Model(Configurable, ABC):
             return None
 
         def named_folders(self) -> Iterable[tuple[str, str, Sequence[str]]]:
-            """Field, name and files of other parts of the model that may be repositories of the hub."""
+            """Returns (field, name, files) of other components that can be hub repositories."""
             return ()
 
         def match_adapters(self) -> Mapping[str, Sequence[str]] | None:
@@ -268,7 +268,7 @@ class Model(Configurable, ABC):
         return held_weights(self.network) if self.conversions else {}
 
     def draw_weights(self, seed: int, names: Collection[str] | None = None) -> None:
-        """`init_weights`, of held weights too: each has memory only until it is held."""
+        """Initializes all weights (`init_weights`); a weight to be quantized is allocated only until it is."""
         held = self.held
         if not held:
             self.init_weights(seed, names)

@@ -45,7 +45,7 @@ def local_folder(name: str, *, file_patterns: Sequence[str] = ("*",), field: str
 
 
 def look_for(name: str, *, file_patterns: Sequence[str] = ("*",), field: str = "model") -> Path | None:
-    """Like `local_folder`, but nothing is downloaded: None for what the hub says it has."""
+    """Finds files as `local_folder`, without a download: None if the hub has them."""
     found = find_local(name, file_patterns=file_patterns, field=field)
     if isinstance(found, Path):
         return found
@@ -55,7 +55,7 @@ def look_for(name: str, *, file_patterns: Sequence[str] = ("*",), field: str = "
 
 
 def find_layout(name: str, layouts: Sequence[Sequence[str]], *, field: str) -> Path:
-    """`local_folder` for files that a repository may hold in several layouts, those of its own folder last."""
+    """Finds files as `local_folder`, for repositories with several possible layouts, that of their root last."""
     hub = hub_name(name)
     if hub is None or hub.inner or is_local(name):
         layouts = layouts[-1:]
@@ -71,7 +71,7 @@ def find_layout(name: str, layouts: Sequence[Sequence[str]], *, field: str) -> P
 
 
 def look_for_layout(name: str, layouts: Sequence[Sequence[str]], *, field: str) -> Path | None:
-    """Like `find_layout`, but nothing is downloaded: None for what the hub says it has."""
+    """Finds files as `find_layout`, without a download: None if the hub has them."""
     hub = hub_name(name)
     if hub is None or is_local(name) or any(cached(hub, patterns) is not None for patterns in layouts):
         return find_layout(name, layouts, field=field)
@@ -112,7 +112,7 @@ def is_local(name: str) -> bool:
 
 
 def local_path(name: str) -> Path:
-    """`~` of a user that there is not is part of the name."""
+    """Expands `~` and removes `file://`; the `~` of an unknown user is kept."""
     return Path(os.path.expanduser(name.removeprefix("file://")))
 
 
@@ -188,7 +188,7 @@ MAX_SIZE = 2**31 - 1
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """config.json of a model folder. Raises UserError also for sizes that no network can have, before one is built."""
+    """Reads config.json of a model folder. Raises UserError for implausible sizes, before a network is built."""
     file = folder / "config.json"
     settings = read_json_object(file)
     model_type = settings.get("model_type")

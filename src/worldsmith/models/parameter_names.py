@@ -14,7 +14,8 @@ ADAPTER = "default"
 
 
 def native_name(name: str) -> str:
-    """`….q_proj.base_layer.weight` → `….q_proj.weight`; `….q_proj.lora_A.default.weight` → `….q_proj.lora_A.weight`."""
+    """Removes wrappers: `….q_proj.base_layer.weight` → `….q_proj.weight`, `….lora_A.default.weight` →
+    `….lora_A.weight`."""
     for wrapper in WRAPPERS:
         name = name.replace(wrapper, "")
     for matrix in ("lora_A", "lora_B"):

@@ -17,10 +17,9 @@ R = TypeVar("R")
 
 @contextlib.contextmanager
 def real_values() -> Iterator[None]:
-    """Within it tensors are made and read as they are, whatever dispatch mode is on (a fake mode, a counter, …).
+    """Context manager: disables all dispatch modes (fake mode, counters, …), so that tensors have real values.
 
-    For what decides sizes: the places of samples in a pack, tables of positions, masks. What comes out is small, and
-    real also in a simulation. Without a mode nothing happens.
+    For small tensors that determine sizes: sample offsets in a pack, position tables, masks. No effect without a mode.
     """
     modes = sys.modules.get("torch.utils._python_dispatch")
     if modes is None or not modes._get_current_dispatch_mode_stack():

@@ -175,7 +175,7 @@ class VideoSampler(ABC):
     def begin(
         self, conditional: SampleLayout, unconditional: SampleLayout, *, seed: int, condition: Tensor | None
     ) -> Beginning:
-        """Noise, by `seed` alone, and what is given of the video: `condition`, uint8 [3, T, H, W] of its size."""
+        """Returns the initial state: noise from `seed`, and the conditioning frames `condition`, uint8 [3, T, H, W]."""
 
     @abstractmethod
     def predictor(self, samples: Sequence[Beginning], branches: Sequence[int]) -> Predict:
@@ -206,4 +206,4 @@ class VideoModel(Protocol):
     def sampler(self, sampling: Sampling) -> VideoSampler: ...
 
     def decode(self, latents: Tensor) -> Tensor:
-        """Normalised latents [C, t, h, w] to a uint8 video [3, T, H, W]."""
+        """Decodes normalized latents [C, t, h, w] to a uint8 video [3, T, H, W]."""

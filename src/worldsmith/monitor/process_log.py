@@ -37,7 +37,7 @@ class ProcessLog:
         self._lock = threading.RLock()
 
     def begin(self, path: Path, head: str) -> None:
-        """The file for `head` and all lines, those that wait first."""
+        """Sets the log file; writes `head` and the waiting lines."""
         with self._lock:
             self.path = path
             lines = [head, *self._waiting]
@@ -94,8 +94,7 @@ def copy_output() -> None:
 
 
 def begin_log(run_folder: Path, *, rank: int, size: int) -> None:
-    """The run folder is this run's: its log has a line on this start, and then what is printed. Without `copy_output`
-    there is none."""
+    """Starts the log file in the run folder: a line on this start, then all output. No effect without `copy_output`."""
     if _log is None:
         return
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

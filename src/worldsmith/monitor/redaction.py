@@ -57,7 +57,7 @@ def redact_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def redact_urls(text: str) -> str:
-    """`https://user:word@host` becomes `https://<redacted>@host`."""
+    """Redacts credentials: `https://user:word@host` becomes `https://<redacted>@host`."""
     return URL_CREDENTIALS.sub(rf"\g<scheme>{REDACTED}@", text)
 
 

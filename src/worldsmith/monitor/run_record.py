@@ -67,7 +67,8 @@ def write_origins(path: Path, origins: Mapping[str, Mapping[str, Any]] | None) -
 
 
 def describe_environment(*, world_size: int, seed: int | None, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Host, processors, package versions, torch build and threads, git state, and the environment without secrets."""
+    """Describes host, CPUs, package versions, torch build and threads, git state, and the environment without
+    secrets."""
     return {
         "host": socket.gethostname(),
         "platform": platform.platform(),
@@ -109,7 +110,7 @@ def describe_torch() -> dict[str, Any]:
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
-    """Commit, branch, remote and changed files of the repository around `folder`; None when there is none."""
+    """Returns commit, branch, remote and changed files of the git repository around `folder`; None without one."""
     commit = git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None

@@ -24,7 +24,7 @@ def format_duration(seconds: float, *, spaced: bool = False) -> str:
 
 
 def format_bytes(count: float, *, gib: str = ".2f", mib: str = ".1f", gib_from: float = 2**30) -> str:
-    """4.56 GiB, 12.3 MiB, with the number formats `gib` and `mib`; GiB from `gib_from` bytes on."""
+    """Formats bytes as 4.56 GiB or 12.3 MiB, with the number formats `gib` and `mib`; GiB from `gib_from` bytes on."""
     return f"{count / 2**30:{gib}} GiB" if count >= gib_from else f"{count / 2**20:{mib}} MiB"
 
 
@@ -32,7 +32,7 @@ UNITS = ((1e3, "k"), (1e6, "M"), (1e9, "B"), (1e12, "T"))
 
 
 def short_number(value: float) -> str:
-    """812, 12.3k, 4.5M, 64.0B."""
+    """Formats a number as 812, 12.3k, 4.5M or 64.0B."""
     if abs(value) < 1e4:
         return f"{value:.0f}"
     return next((f"{value / unit:.1f}{letter}" for unit, letter in UNITS if abs(value) < 1000 * unit), f"{value:.3g}")

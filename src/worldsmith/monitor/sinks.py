@@ -31,7 +31,7 @@ class Sink(Protocol):
     """Receiver of metrics. Its exceptions do not end the run."""
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """The figures after `step` steps: numbers, texts, lists, and mappings of them."""
+        """Writes metrics after `step` steps: numbers, texts, lists, and mappings of them."""
 
     def close(self, *, failed: bool = False) -> None:
         """Closes the sink.
@@ -158,7 +158,7 @@ class WandbLog:
     """
 
     def __init__(self, folder: Path, job: JobConfig, tree: Mapping[str, Any]) -> None:
-        """`tree`: the run tree, which is shown beside the curves."""
+        """Starts a Weights & Biases run; `tree` is the config, shown next to the curves."""
         import wandb
 
         settings = wandb.Settings(

@@ -27,9 +27,11 @@ class Throughput:
         self.last: float | None = None
 
     def step(self, tokens: int, *, unusual: bool = False) -> None:
-        """Call after each optimizer step with the tokens of its packs, over all ranks.
+        """Records an optimizer step.
 
-        `unusual`: it also did what later steps will not do.
+        Args:
+            tokens: Tokens of the step over all ranks.
+            unusual: Whether the step included one-time work, such as compilation.
         """
         now = self.clock()
         if self.last is not None:
@@ -37,7 +39,7 @@ class Throughput:
         self.last = now
 
     def leave_out(self, seconds: float) -> None:
-        """These seconds, since the last step, were not the training's."""
+        """Excludes seconds since the last step that were not spent on training."""
         if self.last is not None:
             self.last += seconds
 

@@ -23,7 +23,7 @@ class NextToken(Objective):
         self.config = config
 
     def loss_sum(self, states: Tensor, targets: Tensor, head: Callable[[Tensor], Tensor]) -> Tensor:
-        """Σ -log p(target), float32 scalar.
+        """Computes Σ -log p(target), float32 scalar.
 
         Args:
             states: hidden states from which the tokens are predicted, [S, width].

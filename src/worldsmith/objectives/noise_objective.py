@@ -30,7 +30,7 @@ class NoiseObjective(Objective):
 
     @abstractmethod
     def draw(self, samples: Sequence[Any], latents: Sequence[Tensor], *, seed: int) -> list[Any]:
-        """Noise level and noise of each sample; the noise is float32, on the latents' device."""
+        """Samples noise level and noise of each sample; the noise is float32, on the latents' device."""
 
     @abstractmethod
     def inputs(
@@ -54,14 +54,14 @@ class NoiseObjective(Objective):
 
 
 def stacked(tensors: Sequence[Tensor]) -> Tensor:
-    """[n, …] of tensors of one shape."""
+    """Stacks tensors of equal shape to [n, …]."""
     import torch
 
     return tensors if isinstance(tensors, torch.Tensor) else torch.stack(list(tensors))
 
 
 def sum_by_noise(losses: Tensor, bins: Sequence[int]) -> dict[str, tuple[Tensor, float]]:
-    """Sum and count of the losses in each tenth of the noise levels: 0.0 stands for the levels from 0.0 to 0.1."""
+    """Returns sum and count of the losses per tenth of the noise levels: 0.0 is the range from 0.0 to 0.1."""
     import torch
 
     sums = losses.new_zeros(NOISE_BINS).index_add(0, torch.tensor(bins, device=losses.device), losses)

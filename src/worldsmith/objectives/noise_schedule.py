@@ -42,12 +42,12 @@ def random_stream(seed: int, position: int, stream: int) -> np.random.Generator:
 
 
 def sample_noise(shape: Sequence[int], *, seed: int, position: int) -> Tensor:
-    """Standard normal noise of the sample at `position`, float32, on the CPU."""
+    """Returns standard normal noise of the sample at `position`, float32, on the CPU."""
     return random_noise(shape, seed=seed, position=position, stream=NOISE_STREAM)
 
 
 def random_noise(shape: Sequence[int], *, seed: int, position: int, stream: int) -> Tensor:
-    """Standard normal noise of another stream of the sample at `position`, float32, on the CPU."""
+    """Returns standard normal noise of a given random stream of the sample at `position`, float32, on the CPU."""
     return torch.from_numpy(random_stream(seed, position, stream).standard_normal(tuple(shape), dtype=np.float32))
 
 
@@ -90,7 +90,7 @@ def waver(u: float) -> float:
 
 
 def shift_sigma(time: float, shift: float) -> float:
-    """s·t / (1 + (s-1)·t): moves mass towards noise for s > 1 and keeps the ends."""
+    """Computes s·t / (1 + (s-1)·t), which shifts t towards noise for s > 1 and keeps 0 and 1."""
     return shift * time / (1.0 + (shift - 1.0) * time)
 
 

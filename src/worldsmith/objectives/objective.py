@@ -31,4 +31,4 @@ class Objective(Configurable, ABC):
 
     @abstractmethod
     def __init__(self, config: Configurable.Config) -> None:
-        """An objective needs nothing but its config."""
+        """Builds the objective from its config."""

@@ -86,7 +86,8 @@ class RectifiedFlow(NoiseObjective):
         self.config = config
 
     def draw(self, samples: Sequence[FlowSample], latents: Sequence[Tensor], *, seed: int) -> list[SigmaDraw]:
-        """σ and noise of each sample, a pure function of (seed, sample.position); noise on the latents' device."""
+        """Samples σ and noise of each sample as a pure function of (seed, sample.position); noise is on the latents'
+        device."""
         from worldsmith.objectives.noise_schedule import sample_noise
 
         return [
@@ -172,7 +173,7 @@ class RectifiedFlow(NoiseObjective):
 
 
 def noisy_input(latents: Tensor, noise: Tensor, sigma: float, condition_frames: int = 0) -> Tensor:
-    """x_t in float32; the leading condition frames are exactly `latents`."""
+    """Computes x_t in float32; the leading condition frames equal `latents` exactly."""
     import torch
 
     clean = latents.float()
@@ -194,10 +195,10 @@ def per_sample_losses(
     *,
     normalize_by_active: bool = False,
 ) -> Tensor:
-    """Squared velocity error of each sample, float32 [n].
+    """Computes the squared velocity error of each sample, float32 [n].
 
-    By default the mean over all elements, condition frames counted as zero error; with `normalize_by_active` the mean
-    over the noisy frames alone. Samples of one shape are reduced together: a pack of many small clips is cheap.
+    By default it is the mean over all elements, with zero error for condition frames; with `normalize_by_active` the
+    mean over noisy frames only. Samples of equal shape are reduced together, for speed.
     """
     import torch
 

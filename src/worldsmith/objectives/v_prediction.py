@@ -91,7 +91,7 @@ class VPrediction(NoiseObjective):
         return alphas
 
     def draw(self, samples: Sequence[PositionedSample], latents: Sequence[Tensor], *, seed: int) -> list[TimestepDraw]:
-        """Timestep and noise of each sample; the noise is on the latents' device."""
+        """Samples timestep and noise of each sample; the noise is on the latents' device."""
         return [
             TimestepDraw(self.timestep(sample.position, seed=seed), self.noise(x0, sample.position, seed=seed))
             for sample, x0 in zip(samples, latents, strict=True)
@@ -119,7 +119,7 @@ class VPrediction(NoiseObjective):
     def inputs(
         self, samples: Sequence[PositionedSample], latents: Sequence[Tensor], draws: Sequence[TimestepDraw]
     ) -> tuple[list[Tensor], Tensor]:
-        """x_t of latents of one shape, float32, and the timesteps, int64 [n]."""
+        """Returns x_t of equally shaped latents, float32, and the timesteps, int64 [n]."""
         import torch
 
         clean = stacked(latents)
@@ -161,6 +161,6 @@ class VPrediction(NoiseObjective):
         return LossSum(sum=exact.sum(), samples=len(draws), tokens=tokens, figures=sum_by_noise(exact.detach(), bins))
 
     def _levels(self, draws: Sequence[TimestepDraw], like: Tensor) -> tuple[Tensor, Tensor]:
-        """√ᾱ and √(1-ᾱ) of each sample, float32 [n, 1, …]."""
+        """Returns √ᾱ and √(1-ᾱ) of each sample, float32 [n, 1, …]."""
         alphas = self.alphas_cumprod[[draw.timestep for draw in draws]].view(-1, *[1] * (like.ndim - 1))
         return alphas.sqrt().float().to(like.device), (1 - alphas).sqrt().float().to(like.device)

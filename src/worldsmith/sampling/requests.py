@@ -106,7 +106,7 @@ class ReadRequest:
 
 
 def read_request(sampler: VideoSampler, request: GenerationRequest) -> ReadRequest:
-    """Text ids of both branches of guidance. Raises ValueError for an impossible request."""
+    """Checks a request and tokenizes the texts of both guidance branches. Raises ValueError for an invalid request."""
     model = sampler.model
     grid = LatentGrid(*model.latent_grid)
     request.check(grid, whole=sampler.sampling.strength is not None)
@@ -152,7 +152,7 @@ def text_ids(sampler: VideoSampler, text: str, *, dropped: bool) -> Sequence[int
 
 
 def fit(video: Tensor, height: int, width: int) -> Tensor:
-    """uint8 [3, T, H, W] of any size to the given one, as the published sampling treats conditions."""
+    """Resizes uint8 [3, T, H, W] to the given size, as the released sampling code treats conditions."""
     from av.video.frame import VideoFrame
 
     from worldsmith.data.clips.video_reader import Framing

@@ -249,7 +249,7 @@ def choose_mode(
 def choose_size(
     chooser: Chooser, trained: tuple[int | None, int | None], told_by: str
 ) -> tuple[int | None, int | None]:
-    """(height, width): pixels or a tier, whichever the uppermost layer says that says anything of a size."""
+    """Returns (height, width): pixels or a resolution bucket, from the first layer that states a size."""
     pixels, tier = ("height", "width"), ("resolution", "aspect_ratio")
     layer = chooser.find(*pixels, *tier)
     if layer is None or any(getattr(layer.settings, name) is not None for name in pixels):
@@ -285,7 +285,11 @@ def choose_frames(chooser: Chooser, vision: str | None) -> tuple[list[int], str 
 
 
 def choose_strength(chooser: Chooser, mode: str, defaults: GenerationDefaults) -> float | None:
-    """The share of steps that a whole video goes through; None where frames stay. Raises ValueError without a video."""
+    """Returns the fraction of solver steps for video-to-video; None for conditioning frames.
+
+    Raises:
+        ValueError: If strength is given without a video.
+    """
     if mode == "video2video" and "strength" not in defaults.refused:
         strength: float = chooser.pick("strength", (STRENGTH, "default"))
         return strength

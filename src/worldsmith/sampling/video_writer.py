@@ -42,7 +42,7 @@ def write_jpeg(path: Path, picture: Tensor, quality: int) -> None:
 
 
 def few_frames(path: Path, count: int = 4) -> Tensor:
-    """About `count` frames of an image or a video, evenly spaced, uint8 [3, T, H, W]."""
+    """Reads about `count` evenly spaced frames of an image or a video, uint8 [3, T, H, W]."""
     if path.suffix == ".jpg":
         return read_image(path)[:, None]
     _, info = examine(str(path))
@@ -124,7 +124,7 @@ def contact_sheet(
 
 
 def filmstrip(clip: Tensor, count: int) -> Image.Image:
-    """Evenly spaced frames of a clip side by side, the first and the last among them."""
+    """Arranges evenly spaced frames of a clip side by side, including the first and the last."""
     total, height, width = clip.shape[1:]
     picks = np.linspace(0, total - 1, min(count, total)).round().astype(int)
     scale = max(1, -(-FRAME_SIDE // min(height, width)))

@@ -62,7 +62,7 @@ class DummyData:
         return sample.position
 
     def encoder_tensors(self) -> Iterable[Any]:
-        """Weights of the encoders that are loaded."""
+        """Returns the weights of the loaded encoders."""
         return ()
 
     def caption_tensors(self) -> Iterable[Any]:
@@ -78,7 +78,7 @@ class SampleEncoder(ABC):
 
     @abstractmethod
     def require_cache(self) -> Path:
-        """Folder of the cache of encoded samples. Raises UserError if the run has none."""
+        """Returns the folder of the latent cache. Raises UserError if the run has none."""
 
     @property
     @abstractmethod
@@ -147,7 +147,7 @@ class Task(ABC):
         run_folder: Path | None = None,
         split: Split = "train",
     ) -> None:
-        """`data` is the section of the split. Without a `run_folder` nothing is written."""
+        """Builds the task for the split with the config section `data`. Without a `run_folder` no file is written."""
         self.model: Any = model
         self.objective: Any = objective.build()
         self.data: Any = data
@@ -185,12 +185,12 @@ class Task(ABC):
         }
 
     def weigh(self, batch: Any) -> float:
-        """Weight of a batch in its step, known before any forward pass: its samples, its tokens, or 1."""
+        """Returns the weight of a batch in its step (number of samples or tokens, or 1), before any forward pass."""
         return len(batch)
 
     @abstractmethod
     def loss(self, batch: Any, *, seed: int) -> LossSum:
-        """Forward pass of one batch. Its random numbers depend only on `seed` and the positions of the samples.
+        """Runs the forward pass of one batch. Random values depend only on `seed` and the positions of the samples.
 
         Validation calls it without gradients, with the network in eval mode.
         """
@@ -211,7 +211,7 @@ class Task(ABC):
         return self.name_samples(batch)
 
     def name_samples(self, batch: Any) -> list[Any]:
-        """Key and position in the stream of each sample of a batch."""
+        """Returns key and stream position of each sample of a batch."""
         return [[sample.key, sample.position] for sample in batch]
 
     def size(self, batch: Any) -> tuple[int, int]:
@@ -223,7 +223,7 @@ class Task(ABC):
         return 0
 
     def count_flops(self, batch: Any) -> int | None:
-        """FLOPs of a forward and a backward pass without recomputation; None: not known."""
+        """Returns the FLOPs of a forward and a backward pass without recomputation; None: not known."""
         return None
 
     def fills_cache(self, batch: Any) -> bool:

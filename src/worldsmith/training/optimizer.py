@@ -188,10 +188,10 @@ def build_adamw(groups: list[dict[str, Any]], config: AdamW.Config) -> Any:
 
 
 def parameter_state(config: AdamW.Config, bytes_per_element: int) -> ParameterState:
-    """Which state the optimizer keeps of a parameter in float32 or bfloat16.
+    """Returns the optimizer state of a parameter in float32 or bfloat16.
 
-    Imports torch only if a setting differs from its default that may change the state: a parameter of 64 elements makes
-    one step then.
+    If a setting that can change the state differs from its default, this imports torch and runs one step on a parameter
+    of 64 elements.
     """
     defaults = class_defaults(type(config))
     if all(getattr(config, name) == defaults[name] for name in defaults.keys() - STATE_UNCHANGED):

@@ -22,7 +22,8 @@ MAX_COMPILATIONS = 32
 
 
 def join_world(model: Model.Config) -> World:
-    """This process's place in the run. Raises ValueError when the degrees do not fit the number of processes."""
+    """Joins the process group of the run; returns its ranks. Raises ValueError if the degrees do not fit the number of
+    processes."""
     return start_world(context_parallel=plan_degrees(model.parallelism, world_size()).context)
 
 

@@ -159,7 +159,7 @@ def run_states(config: RunConfig, model: Model, processes: int) -> StateBytes:
 
 
 def checkpoint_size(config: RunConfig, model: Model, processes: int) -> int:
-    """About what one checkpoint takes on disk. What is trained must have been chosen."""
+    """Returns the estimated size of a checkpoint on disk. Call it after the trained parameters were selected."""
     return checkpoint_bytes(table_of(model), config, plan_degrees(model.config.parallelism, processes)).files
 
 

@@ -95,10 +95,15 @@ def measure_slices(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
 def compare_accuracy(
     rows: Sequence[Row], others: Sequence[Mapping[str, Any]], right: Callable[[Row, str], bool]
 ) -> dict[str, Any]:
-    """McNemar's exact test over the records that both models have answered (McNemar 1947); `right(row, response)`
-    judges what the other one said.
+    """Computes McNemar's exact test over the records that both models have answered (McNemar 1947).
 
-    Raises UserError when they have no record in common, or another true answer.
+    Args:
+        rows: Answers of the model.
+        others: Answers of the other model.
+        right: Returns whether the other model's response to a row is correct.
+
+    Raises:
+        UserError: If they share no record, or a ground truth differs.
     """
     own = {row.id: row for row in rows if row.correct is not None}
     theirs = {row["id"]: row for row in others if row["status"] in ("ok", "unparsed")}

@@ -74,7 +74,7 @@ class Metric(Configurable, ABC):
         """Returns the outputs over all videos since `reset`."""
 
     def unit(self, output: str) -> str:
-        """Unit of an output after `compute`."""
+        """Returns the unit of an output; call it after `compute`."""
         return self.outputs[output].unit
 
     def notes(self) -> list[str]:
@@ -82,7 +82,7 @@ class Metric(Configurable, ABC):
         return []
 
     def means(self) -> dict[str, float]:
-        """Mean of each output over `by_sample`."""
+        """Returns the mean of each output over `by_sample`."""
         values = {name: [of[name] for of in self.by_sample.values() if name in of] for name in self.outputs}
         numbers = {name: [value for value in of if not isinstance(value, str)] for name, of in values.items()}
         return {name: sum(of) / len(of) for name, of in numbers.items() if of}

@@ -47,7 +47,7 @@ class ClipScore(SampleMetric):
         return {"clip_score": self.score(str(sample.args["prompt"]), sample.video)}
 
     def score(self, prompt: str, video: Tensor) -> float:
-        """100 · max(cosine of frame and caption, 0), mean over the frames.
+        """Computes 100 · max(cosine similarity of frame and caption, 0), averaged over the frames.
 
         Source: Hessel et al. 2021, with the factor 100 of torchmetrics.
         """

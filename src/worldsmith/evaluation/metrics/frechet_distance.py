@@ -65,7 +65,8 @@ class FrechetVideoDistance(Metric):
                 self.real[sample.name] = self.features_of(sample.real)
 
     def features_of(self, video: Tensor) -> np.ndarray:
-        """Input of VideoMAE's classifier, float64 [width]: of frames at equal distances, repeated in a short video."""
+        """Computes the input of VideoMAE's classifier, float64 [width], on evenly spaced frames (repeated in a short
+        video)."""
         import torch
 
         chosen = np.linspace(0, video.shape[1] - 1, self.frames).round().astype(int)
@@ -102,7 +103,7 @@ class FrechetVideoDistance(Metric):
 
 
 def frechet_distance(a: np.ndarray, b: np.ndarray) -> float:
-    """|mean difference|² + Tr(A + B - 2·(A·B)^½) of features [videos, width] with covariances A and B.
+    """Computes |mean difference|² + Tr(A + B - 2·(A·B)^½) of features [videos, width] with covariances A and B.
 
     The eigenvalues of A·B are the squared singular values of the centered features' product, which needs no matrix
     root and holds for fewer videos than features.

@@ -195,28 +195,28 @@ class ImageConfig(Config):
 
 
 def cogvideox_2b() -> NetworkConfig:
-    """CogVideoX-2B: a sine table of positions (1.69 B parameters)."""
+    """Returns the config of CogVideoX-2B: sinusoidal positions (1.69 B parameters)."""
     return NetworkConfig()
 
 
 def cogvideox_5b() -> NetworkConfig:
-    """CogVideoX-5B: rotary positions (5.57 B parameters)."""
+    """Returns the config of CogVideoX-5B: rotary positions (5.57 B parameters)."""
     return NetworkConfig(num_attention_heads=48, num_layers=42, use_rotary_positional_embeddings=True)
 
 
 def cogvideox_5b_i2v() -> NetworkConfig:
-    """CogVideoX-5B-I2V: an image beside the video, and a learned table of positions (5.57 B and 55 M parameters)."""
+    """Returns the config of CogVideoX-5B-I2V: image input and learned positions (5.57 B and 55 M parameters)."""
     return replace(cogvideox_5b(), in_channels=32, use_learned_positional_embeddings=True)
 
 
 def cogvideox1_5_5b() -> NetworkConfig:
-    """CogVideoX-1.5-5B: two latent frames in a token (5.57 B parameters)."""
+    """Returns the config of CogVideoX-1.5-5B: temporal patch size 2 (5.57 B parameters)."""
     sizes = replace(cogvideox_5b(), sample_height=300, sample_width=300, sample_frames=81)
     return replace(sizes, patch_size_t=2, patch_bias=False)
 
 
 def cogvideox1_5_5b_i2v() -> NetworkConfig:
-    """CogVideoX-1.5-5B-I2V: an image beside the video (5.57 B parameters)."""
+    """Returns the config of CogVideoX-1.5-5B-I2V: with image input (5.57 B parameters)."""
     return replace(cogvideox1_5_5b(), in_channels=32, ofs_embed_dim=512)
 
 

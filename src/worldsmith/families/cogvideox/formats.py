@@ -214,7 +214,7 @@ def export_stored_sat(model: StoredModel, out: Path, options: ExportOptions) -> 
 
 
 def stored_tensors(model: StoredModel, options: ExportOptions) -> dict[str, Tensor]:
-    """`sat_tensors` of a model on disk."""
+    """Returns the SAT tensors of a stored model; see `sat_tensors`."""
     import torch
 
     dtype: torch.dtype = getattr(torch, options.dtype)

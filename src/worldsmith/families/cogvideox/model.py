@@ -201,11 +201,12 @@ class CogVideoXGenerator(PipelineModel):
         return answers.transpose(1, 2)
 
     def padding(self, frames: int) -> int:
-        """Latent frames that so many lack for whole tokens."""
+        """Returns the number of latent frames to add to `frames` for a multiple of the temporal patch size."""
         return -frames % (self.config.network.patch_size_t or 1)
 
     def rotary(self, latent_shape: tuple[int, int, int]) -> tuple[Tensor, Tensor] | None:
-        """(cos, sin) [tokens, head] of latents (t, h, w), as diffusers' pipelines make them; None without rotary."""
+        """Computes rotary tables (cos, sin) [tokens, head] for latents (t, h, w), as in diffusers; None without
+        rotary."""
         network = self.config.network
         if not network.use_rotary_positional_embeddings:
             return None
@@ -328,8 +329,9 @@ class DPMSolver(FramesFirst):
 
 
 def dynamic_scale(guidance: float, left: float, steps: int, exponent: int = 5) -> float:
-    """Guidance scale 1 + g·(1 - cos(π·((steps - left)/steps)^exponent))/2.
+    """Computes the guidance scale 1 + g·(1 - cos(π·((steps - left)/steps)^exponent))/2.
 
-    In the released pipelines `left` is the timestep, not a number of steps: the scale swings between 1 and 1 + g.
+    The released pipelines pass the timestep as `left`, not a number of steps, so the scale oscillates between 1 and
+    1 + g.
     """
     return 1 + guidance * (1 - math.cos(math.pi * ((steps - left) / steps) ** exponent)) / 2

@@ -97,7 +97,7 @@ def _of_layer(block: str, rest: str) -> list[Place]:
 
 
 def pieces(keys: Iterable[str]) -> dict[str, SatLocation]:
-    """Name of each tensor of the network → where SAT keeps it, of these names without prefix."""
+    """Returns network tensor name → its location in SAT tensors, for SAT names without prefix."""
     found = {}
     for key in keys:
         held = places(key)
@@ -107,9 +107,12 @@ def pieces(keys: Iterable[str]) -> dict[str, SatLocation]:
 
 
 def sat_keys(names: Iterable[str]) -> dict[str, list[Place]]:
-    """SAT's names (without prefix) of a whole network's tensors → what of them each holds.
+    """Returns SAT name (without prefix) → network tensors that it contains, for a complete network.
 
-    Where there are adapters, the weights below them carry `.original`. Raises ValueError for names that SAT has not.
+    Base weights of adapted layers have the suffix `.original`.
+
+    Raises:
+        ValueError: If SAT has no name for a tensor.
     """
     wanted = set(names)
     blocks = 1 + max((int(name.split(".")[1]) for name in wanted if name.startswith("transformer_blocks.")), default=-1)
@@ -145,7 +148,7 @@ def every_key(blocks: int) -> list[str]:
 
 
 def join(held: Sequence[Place], tensors: Mapping[str, Tensor]) -> Tensor:
-    """SAT's tensor of those that it holds."""
+    """Concatenates network tensors to the SAT tensor that contains them."""
     import torch
 
     parts: dict[int, Tensor] = {}

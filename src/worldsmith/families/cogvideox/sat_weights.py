@@ -119,7 +119,7 @@ class SatTensors:
 
 
 def excluded_component(key: str) -> str:
-    """Which part beside the network a tensor belongs to; empty for the network's own and for unknown ones."""
+    """Returns the component, other than the network, to which a tensor belongs; "" for network and unknown tensors."""
     return next((what for prefix, what in LEFT.items() if key.startswith(prefix)), "")
 
 

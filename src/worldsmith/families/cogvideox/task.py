@@ -68,7 +68,7 @@ class CogVideoXTask(PipelineTask):
         return {"image": config.place(self.draw_images(batch, config, seed=seed), latents[0].shape[1])}
 
     def draw_images(self, batch: Sequence[VideoSample], config: ImageConfig, *, seed: int) -> Tensor:
-        """[n, C, 1, h, w]: each clip's first frame, encoded alone; zeros where it is dropped."""
+        """Returns latents [n, C, 1, h, w] of each clip's first frame with noise; zeros if it is dropped."""
         import torch
 
         from worldsmith.objectives.noise_schedule import random_noise, random_stream

@@ -210,15 +210,16 @@ class Cosmos3Generator(Model):
         return tokenizer
 
     def tokenize(self, caption: str) -> list[int]:
-        """Chat-templated ids of a caption, without the EOS and vision-start ids that `pack` appends."""
+        """Returns the token ids of a caption with chat template, without the EOS and vision-start ids that `pack`
+        appends."""
         return self.text_tokenizer.encode(caption)
 
     def encode(self, video: Tensor) -> Tensor:
-        """uint8 video [3, T, H, W], T = 4k+1, to normalised latents [C, (T-1)/4+1, H/16, W/16], float32."""
+        """Encodes a uint8 video [3, T, H, W], T = 4k+1, to normalized latents [C, (T-1)/4+1, H/16, W/16], float32."""
         return self.vae.encode(video)
 
     def decode(self, latents: Tensor) -> Tensor:
-        """Normalised latents [C, t, h, w] to a uint8 video [3, 4(t-1)+1, 16h, 16w]."""
+        """Decodes normalized latents [C, t, h, w] to a uint8 video [3, 4(t-1)+1, 16h, 16w]."""
         return self.vae.decode(latents)
 
     def pack(self, layouts: Sequence[SampleLayout]) -> PackedSequence:
@@ -235,7 +236,7 @@ class Cosmos3Generator(Model):
         )
 
     def num_tokens(self, layout: SampleLayout) -> int:
-        """Tokens of a sample in a pack."""
+        """Returns the number of tokens of a sample in a pack."""
         from worldsmith.families.cosmos3.network.sequence import token_grid
 
         return len(layout.text_ids) + 2 + math.prod(token_grid(layout.latent_shape, self.config.network))

@@ -96,7 +96,8 @@ def find_tokenizer(name: str) -> Path:
 
 
 def inside(path: Path) -> Path:
-    """Within a folder the tokenizer: the folder itself, or a pipeline's subfolder. FileNotFoundError for neither."""
+    """Returns the tokenizer folder in `path`: itself, or a pipeline's subfolder. Raises FileNotFoundError if
+    neither."""
     for folder in (path, path / SUBFOLDER):
         if (folder / FILES[0]).is_file():
             return folder

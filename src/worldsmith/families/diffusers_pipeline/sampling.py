@@ -128,7 +128,7 @@ class FlowMatchSampler(SchedulerSampler):
         return scheduler
 
     def extra_inputs(self, samples: Sequence[Beginning]) -> dict[str, Any]:
-        """`fps`: frames per second of each sample."""
+        """Returns `fps`, the frames per second of each sample."""
         return {"fps": [sample.conditional.fps for sample in samples]}
 
 

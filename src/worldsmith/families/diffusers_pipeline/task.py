@@ -71,7 +71,8 @@ class DummyPipelineClips(DummyClips):
         return memory, disk + width * math.prod(self.task.model.text_shape)
 
     def assume_cached(self) -> None:
-        """If the cache keeps moments, the VAE is built once, for its settings, and has no weights afterwards."""
+        """Treats all samples as cached. If the cache stores moments, the VAE is built once for its settings, without
+        weights."""
         model = self.task.model
         self.task.text_cache = AssumedTexts(model.text_shape, model.config.text_encoder.precision)
         if model.config.tokenizer.keeps_moments:
@@ -175,7 +176,8 @@ class PipelineTask(ClipTask):
         return objective.add_up(losses, batch, draws, tokens=self.tokens(batch))
 
     def clean_latents(self, batch: Sequence[VideoSample], *, seed: int) -> list[Tensor]:
-        """[C, t, h, w] of each sample; out of moments they are drawn anew every time, by seed and position."""
+        """Returns latents [C, t, h, w] of each sample; sampled from moments by seed and position, if the cache stores
+        those."""
         from worldsmith.objectives.noise_schedule import POSTERIOR_STREAM, random_noise
 
         encoded = self.latents(batch)

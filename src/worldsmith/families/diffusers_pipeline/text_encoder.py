@@ -84,7 +84,7 @@ class T5TextEncoder(Configurable):
     """Steps since the encoder was last needed."""
 
     def __init__(self, config: Config) -> None:
-        """The tokenizer; `load` reads the encoder."""
+        """Loads the tokenizer; `load` reads the encoder."""
         config.check()
         self.config = config
         self.encoder_folder, folder = inside(find_layout(config.path, PLACES, field=FIELD))
@@ -110,7 +110,7 @@ class T5TextEncoder(Configurable):
         self.encoder = load_encoder(self.encoder_folder, self.config.precision, device)
 
     def padded(self, ids: Sequence[int]) -> list[int]:
-        """`max_length` ids; of a longer caption the last one is the end token, as the tokenizer itself cuts."""
+        """Pads or truncates ids to `max_length`; a truncated caption ends with the end token, as in the tokenizer."""
         length, end = self.config.max_length, self.tokenizer.eos_token_id
         if len(ids) >= length:
             ids = [*ids[: length - 1], end]
@@ -152,7 +152,7 @@ class T5TextEncoder(Configurable):
             return (self.encoder(ids, attention_mask=mask.long())[0] * mask[:, :, None])[0]
 
     def text_length(self, ids: Sequence[int]) -> int:
-        """Tokens before the padding."""
+        """Returns the number of tokens before padding."""
         return min(len(ids), self.config.max_length)
 
     @cached_property

@@ -89,12 +89,12 @@ class NetworkConfig(Config):
 
 
 def flux_dev() -> NetworkConfig:
-    """FLUX.1-dev (11.9 B parameters)."""
+    """Returns the config of FLUX.1-dev (11.9 B parameters)."""
     return NetworkConfig()
 
 
 def flux_schnell() -> NetworkConfig:
-    """FLUX.1-schnell: dev without an input for guidance."""
+    """Returns the config of FLUX.1-schnell: dev without guidance embedding."""
     return NetworkConfig(guidance_embeds=False)
 
 

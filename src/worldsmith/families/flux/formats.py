@@ -24,7 +24,7 @@ class FluxFormats(PipelineFormats):
     meanings = ("num_attention_heads", "attention_head_dim", "axes_dims_rope")
 
     def defaults_of_run(self, tree: Mapping[str, Any]) -> FluxDefaults:
-        """The schedule is that of the published weights, whatever noise they were trained further with."""
+        """Returns the defaults with the schedule of the released weights, for any noise distribution in fine-tuning."""
         told = tree["model"]["config"]["network"]["guidance_embeds"]
         return FluxDefaults(captions_as_given=False, **{**clip_defaults(tree), **({} if told else SCHNELL)})
 

@@ -67,7 +67,7 @@ class FluxTextEncoder(T5TextEncoder):
                 inside(found, *T5)
 
     def __init__(self, config: Config) -> None:
-        """The tokenizers; `load` reads the encoders."""
+        """Loads the tokenizers; `load` reads the encoders."""
         config.check()
         self.config = config
         folder = find_layout(config.path, PLACES, field=FIELD)
@@ -119,6 +119,6 @@ class FluxTextEncoder(T5TextEncoder):
 
 
 def read_twice(clip: Any, t5: Any, caption: str) -> list[int]:
-    """CLIP's ids of a caption, cut and padded, and all of T5's."""
+    """Returns CLIP's token ids of a caption, truncated and padded, followed by all of T5's."""
     first = clip(caption, padding="max_length", max_length=CLIP_TOKENS, truncation=True).input_ids
     return [*first, *read_caption(t5, caption)]

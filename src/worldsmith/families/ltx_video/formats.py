@@ -19,7 +19,7 @@ class LTXVideoFormats(PipelineFormats):
     meanings = ("num_attention_heads", "attention_head_dim")
 
     def defaults_of_run(self, tree: Mapping[str, Any]) -> LTXVideoDefaults:
-        """The schedule is that of the released weights."""
+        """Returns the defaults with the schedule of the released weights."""
         return LTXVideoDefaults(captions_as_given=False, **clip_defaults(tree))
 
     def published_defaults(self, config: Any, folder: Path) -> LTXVideoDefaults:

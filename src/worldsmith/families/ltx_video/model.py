@@ -182,7 +182,7 @@ class LTXVideoGenerator(PipelineModel):
         return FlowMatchSampler(self, sampling)
 
     def predict(self, noisy: Tensor, timesteps: Tensor, text: Tensor, **extra_inputs: Any) -> Tensor:
-        """`fps`: frames per second of each video, [n]. Rows of `text` that are zero are masked out."""
+        """Runs the network. `extra_inputs` has `fps`, [n]; zero rows of `text` are masked out."""
         import torch
 
         grid = noisy.shape[2:]

@@ -34,9 +34,15 @@ def freeze(network: Any, config: FreezeConfig) -> None:
 
 
 def frozen_names(names: Sequence[str], aliases: Mapping[str, Sequence[str]], config: FreezeConfig) -> set[str]:
-    """Which of these parameters are not trained. `aliases`: the names that a shared one has beside its own.
+    """Returns the names of frozen parameters.
 
-    Raises ValueError for a part that the network does not have, and for a pattern that fits no name.
+    Args:
+        names: Names of all parameters.
+        aliases: Additional names of shared parameters.
+        config: Modules and patterns to freeze.
+
+    Raises:
+        ValueError: If the network lacks a module, or a pattern matches no name.
     """
     parts = [part for part, flag in FLAGS.items() if getattr(config, flag)]
     for part in parts:

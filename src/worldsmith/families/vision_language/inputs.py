@@ -54,7 +54,7 @@ def make_inputs(
     normalize: Callable[[Tensor, str], Tensor],
     device: torch.device,
 ) -> Inputs:
-    """`normalize` turns uint8 patches of an "image" or a "video" into the encoder's float32, on the device."""
+    """Builds the inputs of a forward pass; `normalize` converts uint8 patches of an "image" or "video" to float32."""
     with real_values():
         rows = arrange(samples, network, packed=packed, device=device)
     shown = {} if visual_of(network) is None else collate_media(samples, network, normalize=normalize, device=device)
@@ -91,7 +91,7 @@ def arrange(samples: Sequence[Conversation], network: Any, *, packed: bool, devi
 
 
 def positions_of(sample: Conversation, network: Any) -> Tensor:
-    """[1, N] for a text decoder, else [4, N]."""
+    """Returns position ids: [1, N] for a text decoder, else [4, N]."""
     plain = torch.arange(len(sample.input_ids))[None]
     if visual_of(network) is None:
         return plain

@@ -53,7 +53,7 @@ class VisionLanguageModel(Model):
                 raise wrong(self, "parallelism.cfg_parallel_shard_degree", why=why, remedy="write 1")
 
         def own_weights(self) -> tuple[str, str] | None:
-            """`safetensors_path`, else the backbone's own."""
+            """Returns the field and path of the initial weights: `safetensors_path`, else those of the backbone."""
             backbone, field = self.policy.backbone, "model.config.policy.backbone"
             if backbone.safetensors_path:
                 return f"{field}.safetensors_path", backbone.safetensors_path
@@ -66,7 +66,7 @@ class VisionLanguageModel(Model):
             check_device(self.policy.attn_implementation, device)
 
         def shapes(self) -> Shapes | None:
-            """Out of config.json where it is on this machine, else of what is published of the model."""
+            """Returns parameter shapes from config.json if it is available, else from the table of released models."""
             found = find_config(self.policy.backbone.model_name)
             return None if found is None else parameter_shapes(found)
 
@@ -89,7 +89,7 @@ class VisionLanguageModel(Model):
             return f"a {config.get('model_type')}, {known}"
 
         def count_parameters(self) -> None:
-            """Known only from config.json, when the network is made: nothing is read for a list of recipes."""
+            """Returns None: the count is known only from config.json, which is not read for a list of recipes."""
 
         def linear_layers(self, shapes: Shapes) -> list[str]:
             return linear_layers(shapes)
@@ -99,7 +99,7 @@ class VisionLanguageModel(Model):
             return frozen_names(names, shared, self.policy.freeze)
 
         def adaptable_layers(self) -> None:
-            """Known only from config.json, when the network is made."""
+            """Returns None: the layers are known only from config.json, when the network is built."""
 
     config: Config
     network: Any

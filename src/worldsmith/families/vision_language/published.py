@@ -132,7 +132,7 @@ def published_config(name: str) -> dict[str, Any] | None:
 
 
 def find_config(name: str) -> dict[str, Any] | None:
-    """config.json of a folder or of a repository in the Hugging Face cache, else what is published; None: unknown."""
+    """Returns config.json of a folder or cached repository, else of the released model; None if it is not known."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     hub, folder = hub_name(name), local_path(name) if is_local(name) else None

@@ -107,7 +107,8 @@ class VisionLanguageTask(Task):
         return self.data.processor.media.build(folder=self.model.folder)
 
     def check_gradients(self, batches: Sequence[Sequence[ChatSample]], weight: float) -> None:
-        """The language part at the first step; vision encoder and projector when any rank has an image or a video."""
+        """Checks in the first step that the language model receives gradients, and the vision encoder if a rank has
+        media."""
         if weight == 0 and self.in_first_step:
             raise UserError(
                 "no token of the first step is supervised, so there is nothing to learn from: look at the labels with "

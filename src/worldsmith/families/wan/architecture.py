@@ -110,17 +110,17 @@ class NetworkConfig(Config):
 
 
 def wan21_1b() -> NetworkConfig:
-    """Wan 2.1 1.3B (1.42 B parameters)."""
+    """Returns the config of Wan 2.1 1.3B (1.42 B parameters)."""
     return NetworkConfig(num_attention_heads=12, ffn_dim=8960, num_layers=30)
 
 
 def wan_14b() -> NetworkConfig:
-    """Wan 2.1 14B, or an expert of Wan 2.2 A14B, for text (14.3 B parameters)."""
+    """Returns the config of Wan 2.1 14B, or an expert of Wan 2.2 A14B, for text (14.3 B parameters)."""
     return NetworkConfig()
 
 
 def wan21_i2v_14b() -> NetworkConfig:
-    """Wan 2.1 14B for images (16.4 B parameters)."""
+    """Returns the config of Wan 2.1 14B for images (16.4 B parameters)."""
     return NetworkConfig(in_channels=36, image_dim=1280, added_kv_proj_dim=5120)
 
 
@@ -130,7 +130,7 @@ def wan22_i2v_14b() -> NetworkConfig:
 
 
 def wan22_5b() -> NetworkConfig:
-    """Wan 2.2 5B, for text and images (5.0 B parameters)."""
+    """Returns the config of Wan 2.2 5B, for text and images (5.0 B parameters)."""
     return NetworkConfig(num_attention_heads=24, ffn_dim=14336, num_layers=30, in_channels=48, out_channels=48)
 
 

@@ -84,7 +84,7 @@ class WanImageEncoder(Configurable):
         return load_from_folder(CLIPImageProcessorPil, self.folder / PROCESSOR)
 
     def states(self, images: Sequence[Tensor]) -> Tensor:
-        """uint8 images [3, 1, H, W] to states [n, tokens, d], those before the last layer, each image alone."""
+        """Encodes uint8 images [3, 1, H, W] one by one to hidden states before the last layer, [n, tokens, d]."""
         import torch
 
         found = []

@@ -198,11 +198,11 @@ class WanGenerator(PipelineModel):
         both: bool = False,
         **extra_inputs: Any,
     ) -> Tensor:
-        """With an image's latents and their mask, [n, 4 + C, t, h, w], or so many leading latent frames `given`.
+        """Runs the network.
 
-        `image_states`: [n, tokens, d] of the image encoder, for a network that reads them.
-
-        `first`: latents to put there. `both`: each expert answers at its noise levels, and not this one at all.
+        `image`: latents and mask of the conditioning image, [n, 4 + C, t, h, w]. `image_states`: [n, tokens, d] of the
+        image encoder, for a network with that input. `given`: number of clean leading latent frames per sample;
+        `first`: their latents. `both`: use each expert at its noise levels, and not only this one.
         """
         import torch
 
@@ -230,7 +230,7 @@ class WanGenerator(PipelineModel):
         return self.network if needed == config.expert else self.other_expert
 
     def token_timesteps(self, timesteps: Tensor, given: Sequence[int], shape: Sequence[int]) -> Tensor:
-        """[n, tokens]: 0 for those of given frames."""
+        """Returns timesteps per token, [n, tokens]: 0 for tokens of clean frames."""
         import torch
 
         frames, height, width = shape
@@ -239,7 +239,8 @@ class WanGenerator(PipelineModel):
         return (noisy * timesteps[:, None]).repeat_interleave((height // patch) * (width // patch), dim=1)
 
     def with_first_frame_mask(self, latents: Tensor) -> Tensor:
-        """[4 + C, t, h, w]: the mask of a first frame, and the latents of that frame with nothing after it."""
+        """Returns [4 + C, t, h, w]: the mask of the first frame, and the latents of the frame followed by gray
+        frames."""
         import torch
 
         mask = torch.zeros(MASK, *latents.shape[1:], device=latents.device)

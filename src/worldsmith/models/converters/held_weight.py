@@ -35,7 +35,7 @@ class HoldsWeight(nn.Module, ABC):
 
 @contextmanager
 def without_memory(layers: Collection[HoldsWeight]) -> Iterator[None]:
-    """Within the block the layers have no weight, so that nothing gives it memory."""
+    """Context manager: removes the weights of the layers, so that they are not allocated."""
     weights = [layer.weight for layer in layers]
     for layer in layers:
         del layer.weight
@@ -48,7 +48,7 @@ def without_memory(layers: Collection[HoldsWeight]) -> Iterator[None]:
 
 @contextmanager
 def with_memory(layer: HoldsWeight) -> Iterator[Tensor]:
-    """Within the block the layer's weight has memory, to be given a first value."""
+    """Context manager: allocates the layer's weight for its initial value."""
     weight = layer.weight
     layer.weight = nn.Parameter(torch.empty(weight.shape), requires_grad=False)
     try:

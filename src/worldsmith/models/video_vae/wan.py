@@ -103,19 +103,21 @@ class WanVAE(FrozenVAE):
         return load_model(self.source, self.stated, self.dtype, self.device)
 
     def release(self) -> bool:
-        """A compiled encoder stays: it would have to be compiled again."""
+        """Frees the weights unless the encoder is compiled, since it would have to be compiled again."""
         return self.compiled is None and super().release()
 
     def encode(self, video: Tensor) -> Tensor:
-        """uint8 [3, T, H, W] to float32 latents [C, (T-1)/4+1, H/cell, W/cell]; pixels enter as value/127.5 - 1.
+        """Encodes uint8 [3, T, H, W] to float32 latents [C, (T-1)/4+1, H/cell, W/cell]; pixels become value/127.5 - 1.
 
-        Raises ValueError for another type or form, T other than 4k+1, or sides that are no multiple of a cell.
+        Raises:
+            ValueError: For another dtype or shape, T other than 4k+1, or sides that are not multiples of a cell.
         """
         self.check_video(video)
         return self.encode_pixels(video)
 
     def encode_opening(self, image: Tensor, frames: int) -> Tensor:
-        """uint8 [3, 1, H, W] to the latents of a clip of so many frames that begins with it and is grey after it."""
+        """Encodes an image, uint8 [3, 1, H, W], as a clip of `frames` frames that begins with it and is gray
+        afterwards."""
         import torch
 
         self.check_video(image)
@@ -123,7 +125,7 @@ class WanVAE(FrozenVAE):
         return self.encode_pixels(torch.cat([image.float(), grey], dim=1))
 
     def encode_pixels(self, video: Tensor) -> Tensor:
-        """`encode` of numbers from 0 to 255 of any type."""
+        """Encodes pixel values from 0 to 255 of any dtype; see `encode`."""
         import torch
 
         from worldsmith.models.video_vae.windows import encode_in_windows, encode_window
@@ -135,7 +137,7 @@ class WanVAE(FrozenVAE):
             return ((moments[:, : self.channels] - self.mean) * self.inverse_std)[0].float()
 
     def decode(self, latents: Tensor) -> Tensor:
-        """Normalised latents [C, t, h, w] to uint8 [3, 4(t-1)+1, H, W]. Raises ValueError for another form."""
+        """Decodes normalized latents [C, t, h, w] to uint8 [3, 4(t-1)+1, H, W]. Raises ValueError for another shape."""
         import torch
 
         if latents.ndim != 4 or latents.shape[0] != self.channels:

@@ -166,7 +166,7 @@ def released_to_diffusers(name: str) -> str | None:
 
 
 def _stage_module(tower: str, inner: str) -> str | None:
-    """`downsamples.1.downsamples.0.residual.2` → `down_blocks.1.resnets.0.conv1`; and the same for `upsamples`."""
+    """Converts `downsamples.1.downsamples.0.residual.2` to `down_blocks.1.resnets.0.conv1`; also for `upsamples`."""
     side = "downsamples" if tower == "encoder" else "upsamples"
     match = re.fullmatch(rf"{side}\.(\d+)\.{side}\.(\d+)\.(.+)", inner)
     if match is None:
@@ -180,7 +180,8 @@ def _stage_module(tower: str, inner: str) -> str | None:
 
 
 def _middle_module(inner: str) -> str | None:
-    """`middle.1.to_qkv` → `mid_block.attentions.0.to_qkv`; `middle.0.residual.6` → `mid_block.resnets.0.conv2`."""
+    """Converts `middle.1.to_qkv` to `mid_block.attentions.0.to_qkv`, `middle.0.residual.6` to
+    `mid_block.resnets.0.conv2`."""
     match = re.fullmatch(r"middle\.([012])\.(.+)", inner)
     if match is None:
         return None

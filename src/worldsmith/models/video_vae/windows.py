@@ -35,7 +35,7 @@ def window_frames(height: int, width: int) -> int:
 
 
 def window_bounds(frames: int, window: int) -> Iterator[tuple[int, int]]:
-    """(first, end) of the first frame and of the windows after it; the last window may be shorter."""
+    """Yields (first, end) of the first frame and of the following temporal tiles; the last one may be shorter."""
     yield 0, 1
     for start in range(1, frames, window):
         yield start, min(start + window, frames)
@@ -48,10 +48,13 @@ def encode_window(encoder: nn.Module, frames: Tensor, caches: Caches) -> tuple[T
 
 
 def encode_in_windows(model: Any, video: Tensor, *, window: int, run: EncodeWindow = encode_window) -> Tensor:
-    """uint8 video [3, T, H, W] to the posterior's moments [1, 2·z_dim, (T-1)/4+1, h, w], in the dtype of the model.
+    """Encodes a uint8 video [3, T, H, W] to the posterior's moments [1, 2·z_dim, (T-1)/4+1, h, w] in the model's dtype.
 
-    The model is an `AutoencoderKLWan`. Pixels enter as value/127.5 - 1.
-    `window` is a multiple of 4; `run` may be a compiled `encode_window`.
+    Args:
+        model: An `AutoencoderKLWan`.
+        video: Pixels, scaled to value/127.5 - 1.
+        window: Frames per temporal tile, a multiple of 4.
+        run: `encode_window`, possibly compiled.
     """
     device, dtype = model.device, model.dtype
     caches: Caches = (None,) * sum(isinstance(module, WanCausalConv3d) for module in model.encoder.modules())

@@ -37,7 +37,7 @@ class ProductCounter:
     """
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
-        """`parameters`: by internal parameter name."""
+        """Counts for a network with `parameters`, by internal parameter name."""
         self.shapes = {name: p.shape for name, p in parameters.items()}
         self.trained = {name for name, p in parameters.items() if p.requires_grad}
         self.flops = StepFlops()

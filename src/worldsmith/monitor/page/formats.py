@@ -15,7 +15,7 @@ MOST_WRITTEN_OUT = 1e9
 
 
 def format_count(value: Any) -> str:
-    """12345 as 12,345; anything but a number as text."""
+    """Formats 12345 as 12,345; other values as text."""
     return f"{value:,}" if isinstance(value, (int, float)) else str(value)
 
 
@@ -34,14 +34,14 @@ def format_float(value: float | None, digits: int = 4) -> str:
 
 
 def size(count: float) -> str:
-    """12.3 GiB, 212 MiB, 1,024 B."""
+    """Formats bytes, such as 12.3 GiB, 212 MiB or 1,024 B."""
     if count < 2**19:
         return f"{count:,.0f} B"
     return format_bytes(count, gib=",.3g" if count < 1000 * 2**30 else ",.0f", mib=".3g", gib_from=2**29)
 
 
 def seconds(value: float) -> str:
-    """1.23 s, 45 ms."""
+    """Formats seconds, such as 1.23 s or 45 ms."""
     return f"{value:.3g} s" if value >= 0.1 else f"{1000 * value:.3g} ms"
 
 

@@ -179,7 +179,7 @@ def command(name: str, *words: object, of: RunFiles | None = None, here: bool = 
 
 
 def from_its_place(run: RunFiles) -> str:
-    """Paths in the config may be relative."""
+    """Returns a `cd` to the start folder of the run, since paths in the config can be relative."""
     there = run.launch.get("working_directory")
     return f"cd {shlex.quote(str(there))} && " if there else ""
 

@@ -180,7 +180,7 @@ def devices(run: RunFiles) -> list[str]:
 
 
 def usual(run: RunFiles, figure: str) -> list[float]:
-    """Logged values without the first ones; means of neighbors where there are many."""
+    """Returns logged values without the first ones; averaged buckets if there are many."""
     series = run.metrics.series.get(figure)
     values = [] if series is None else [bucket.total / bucket.count for bucket in series.buckets]
     return values[max(1, int(FIRST_STEPS * len(values))) :]

@@ -113,6 +113,6 @@ def charting_script() -> str:
 
 
 def in_script(data: Any) -> str:
-    """JSON that may stand in a script element: nothing in it ends one, or begins a comment."""
+    """Formats data as JSON that is safe inside a script element."""
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -125,7 +125,7 @@ def sections_of(run: RunFiles, status: Status, place: PageBudget, curves: Sectio
 
 
 def earlier_launches(run: RunFiles) -> list[tuple[str, str]]:
-    """Start time and command of each earlier launch, oldest first."""
+    """Returns start time and command of each earlier launch, oldest first."""
     found = run.launch.get("earlier_launches")
     launches = [launch for launch in found if isinstance(launch, Mapping)] if isinstance(found, list) else []
     return [
@@ -182,7 +182,7 @@ def training_loss(loss: Series) -> dict[str, str]:
 
 
 def setup_facts(run: RunFiles) -> Iterator[dict[str, str]]:
-    """Model, main settings, data and code of the run, for the head of the page. Unknown ones are omitted."""
+    """Yields model, main settings, data and code of the run for the report header, as far as they are known."""
     if model := lookup(run.config, "model.name"):
         total, trained, note = run.parameters.get("parameters"), run.parameters.get("trained"), ""
         if isinstance(total, int) and isinstance(trained, int) and total > 0:

@@ -103,7 +103,7 @@ def data_uri(kind: str, content: bytes) -> str:
 
 
 def read_picture(file: Path) -> tuple[str, bytes] | None:
-    """Media type and content of an image file, as a smaller JPEG if it exceeds `EMBEDDED_PICTURE` bytes.
+    """Returns media type and content of an image file, as a smaller JPEG if it exceeds `EMBEDDED_PICTURE` bytes.
 
     Returns None if the file is no image that can be decoded, or stays too large.
     """
@@ -227,7 +227,7 @@ def row(
 
 
 def scores(rows: Sequence[PromptSamples]) -> list[tuple[str, int, int]]:
-    """(caption, answers as expected, answers) of what the rows show, oldest first."""
+    """Returns (caption, number of correct answers, number of answers) of the shown samples, oldest first."""
     judged = [shown for row in rows for shown in row.shown if shown.right is not None]
     right = Counter(shown.caption for shown in judged if shown.right)
     asked = Counter(shown.caption for shown in judged)

@@ -79,7 +79,7 @@ class Series:
         return len(self.buckets) < self.values
 
     def mean_of_newest(self) -> tuple[float, int]:
-        """Mean of the newest tenth of the values, and their number: single steps are noisy."""
+        """Returns the mean of the newest tenth of the values, and their number, since single steps are noisy."""
         newest = self.buckets[-max(1, len(self.buckets) // 10) :]
         count = sum(bucket.count for bucket in newest)
         return sum(bucket.total for bucket in newest) / count, count

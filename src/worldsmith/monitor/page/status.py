@@ -79,7 +79,7 @@ class Status:
 
 
 def find_status(run: RunFiles, known: Mapping[str, Any] | None = None) -> Status:
-    """`known` is what the run itself says that makes its page: it knows better than its files."""
+    """Determines the status of a run; `known`: facts from the running process, which override its files."""
     said = {**run.status, **(known or {})}
     max_iter = find_first_integer(said.get("max_iter"), find_first_integer(lookup(run.config, "trainer.max_iter")))
     step = find_first_integer(said.get("step"), run.metrics.step)
@@ -129,7 +129,7 @@ def is_old(time: datetime | None) -> bool:
 
 
 def last_change(run: RunFiles) -> datetime | None:
-    """When the newest of the run's records was written."""
+    """Returns the modification time of the run's newest record."""
     times = [
         path.stat().st_mtime
         for name in ("metrics.jsonl", "status.json", "messages.jsonl", "config.yaml")

@@ -111,7 +111,7 @@ def find_causes(streams: Sequence[Stream]) -> list[Cause]:
 
 
 def first_failed(streams: Sequence[Stream]) -> int | None:
-    """Rank that failed first, as torchrun reports it; None if no stream has such a report."""
+    """Returns the rank that failed first, as torchrun reports it; None without such a report."""
     for stream in streams:
         inside = False
         for line in stream.lines:

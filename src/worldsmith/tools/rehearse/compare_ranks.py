@@ -122,7 +122,7 @@ def describe_collective(sent: Sent) -> str:
 
 
 def format_ranks(ranks: Sequence[int]) -> str:
-    """`0-7`, `0, 2, 4` or `0, 8, … 504`."""
+    """Formats ranks as `0-7`, `0, 2, 4` or `0, 8, … 504`."""
     if len(ranks) > 2 and ranks[-1] - ranks[0] + 1 == len(ranks):
         return f"{ranks[0]}-{ranks[-1]}"
     return ", ".join(map(str, ranks if len(ranks) <= 4 else [*ranks[:2], f"… {ranks[-1]}"]))
@@ -143,7 +143,7 @@ class TensorShard(NamedTuple):
 
 
 def check_save(records: Sequence[RankRecord], *, shares: int, all_ranks: bool) -> Iterator[Finding]:
-    """Whether the ranks together write every number of a checkpoint exactly once.
+    """Yields findings unless the ranks together write every element of a checkpoint exactly once.
 
     `shares`: of the weights, dealt to consecutive ranks. `all_ranks`: every rank of the run is there, so that what
     nobody writes is known; else each must write the share that is its own.

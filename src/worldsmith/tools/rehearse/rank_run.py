@@ -93,7 +93,7 @@ class Cast:
 
     @contextmanager
     def rank(self, rank: int, ranks: int) -> Iterator[TrackedRun]:
-        """The built run of one rank."""
+        """Context manager: the built run of one simulated rank."""
         with simulated_run(self.config, [], ranks=ranks, rank=rank, only_traffic=True, mode=self.mode) as run:
             run.tracker.name_modules(run.model.network, each=True)
             state: Any = run.state
@@ -104,7 +104,7 @@ class Cast:
             yield run
 
     def step(self, run: TrackedRun) -> None:
-        """The first step."""
+        """Runs the first step."""
         model = vars(run.model)
         own = {*model, "encode"}
         model.update(self.frozen)
@@ -154,7 +154,7 @@ def resume_rank(cast: Cast, rank: int, ranks: int, checkpoint: Path) -> list[str
 
 
 def make_batches(run: TrackedRun) -> list[Any]:
-    """Short packs, other ones for each share of the data."""
+    """Builds short dummy packs, different for each data-parallel rank."""
     with real_values():
         samples = run.task.dummy_data.make_batch(fill=FILLS[run.world.data_rank % len(FILLS)]).samples
     return [samples] * run.config.trainer.grad_accum_iter

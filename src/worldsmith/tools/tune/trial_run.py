@@ -96,7 +96,7 @@ class TrialRun:
         return code
 
     def ask_to_stop(self) -> None:
-        """The run saves and ends, as soon as it can."""
+        """Sends SIGTERM, after which the run saves and exits."""
         if not self.asked and self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         self.asked = True
@@ -150,7 +150,8 @@ def is_ours(module: str) -> bool:
 def start_process(
     command: Sequence[str], environment: Mapping[str, str], output: int, errors: int
 ) -> subprocess.Popen[bytes]:
-    """Out of the reach of the terminal's Ctrl-C: who asks this command to stop asks that one through it."""
+    """Starts a process in its own session, so that Ctrl-C in the terminal reaches only this command, which forwards
+    it."""
     parent = os.getpid()
     return subprocess.Popen(
         command,

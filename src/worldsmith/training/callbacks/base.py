@@ -123,7 +123,7 @@ class Outcome(enum.Enum):
 
 
 def describe_end(trainer: TrainingRun) -> dict[str, str | None]:
-    """State and reason of a run that ends, as its records name them. To be called in `on_train_end`."""
+    """Returns the recorded state and reason of a run that ends. Call it in `on_train_end`."""
     error = sys.exception()
     return {
         "state": "failed" if trainer.outcome is None else trainer.outcome.value,

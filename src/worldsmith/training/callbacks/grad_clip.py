@@ -66,7 +66,7 @@ def clip_gradients(
 
 
 def global_norm(gradients: list[Tensor]) -> Tensor:
-    """L2 norm over all gradients and their shards, as a plain tensor."""
+    """Computes the L2 norm over all gradients and their shards, as a plain tensor."""
     import torch
     from torch.distributed.tensor import DTensor
 

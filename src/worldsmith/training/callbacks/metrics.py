@@ -117,7 +117,7 @@ def step_metrics(step: StepResult, trainer: TrainingRun) -> dict[str, Any]:
 
 
 def nest_by_key(figures: Mapping[str, float]) -> dict[str, Any]:
-    """`{"name[key]": value}` as `{"name": {"key": value}}`."""
+    """Converts `{"name[key]": value}` to `{"name": {"key": value}}`."""
     found: dict[str, Any] = {}
     for name, value in figures.items():
         outer, _, key = name.removesuffix("]").partition("[")
@@ -129,7 +129,7 @@ def nest_by_key(figures: Mapping[str, float]) -> dict[str, Any]:
 
 
 def rates_by_group(step: StepResult, trainer: TrainingRun) -> dict[str, Any]:
-    """Learning rate of each parameter group by its factor on `optimizer.lr`; empty if all groups have the same."""
+    """Returns the learning rates of parameter groups by their factor on `optimizer.lr`; empty if all are equal."""
     base, groups = trainer.config.optimizer.lr, trainer.state.optimizer.param_groups
     starts = [group.get("initial_lr", base) for group in groups]
     if len(set(starts)) == 1:
@@ -138,7 +138,7 @@ def rates_by_group(step: StepResult, trainer: TrainingRun) -> dict[str, Any]:
 
 
 def work_figures(step: StepResult, trainer: TrainingRun) -> dict[str, Any]:
-    """Fraction of padding tokens, and `model_flops_share`: the model FLOPs utilization (MFU).
+    """Returns the fraction of padding tokens, and `model_flops_share`: the model FLOPs utilization (MFU).
 
     MFU is omitted if the peak of the device or the FLOPs of the model are not known.
     """
@@ -154,7 +154,7 @@ def work_figures(step: StepResult, trainer: TrainingRun) -> dict[str, Any]:
 
 
 def peak_flops(device: str, precision: str) -> float | None:
-    """Peak FLOP/s of the device; None if it is not known."""
+    """Returns the peak FLOP/s of the device; None if it is not known."""
     if not device.startswith("cuda") or precision == "float32":
         return None
     import torch
@@ -189,7 +189,7 @@ def count_data(trainer: TrainingRun) -> DataCounts:
 
 
 def peak_memory_bytes(device: str) -> int:
-    """Peak memory in bytes: of the GPU, or of this process on a CPU."""
+    """Returns the peak memory in bytes: of the GPU, or of this process on a CPU."""
     if device.startswith("cuda"):
         import torch
 
@@ -317,12 +317,13 @@ class NormMonitor(Callback):
 
 
 def total_norm(norms: Mapping[str, float]) -> float:
-    """Norm over all parts."""
+    """Computes the norm over all modules."""
     return math.hypot(*norms.values())
 
 
 def square_sums(tensors: Sequence[Tensor | None]) -> list[float]:
-    """Sum of squares of each tensor over all its shards; 0 for None. All tensors of a mesh are reduced together."""
+    """Computes the sum of squares of each tensor over all shards; 0 for None. Tensors of a mesh are reduced
+    together."""
     import torch
     from torch.distributed.tensor import DTensor, Partial, Replicate
 

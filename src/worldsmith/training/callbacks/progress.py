@@ -101,7 +101,7 @@ class HeartBeat(Callback):
 
 
 def current_activity(trainer: TrainingRun) -> Activity:
-    """Activity of the run, or of its task while it trains. Any thread may call this."""
+    """Returns the activity of the run, or of its task while it trains. Thread-safe."""
     work = trainer.task.long_work if trainer.doing == "training" else None
     return Activity(*(work or (trainer.doing, trainer.share)))
 

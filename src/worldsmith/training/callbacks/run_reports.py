@@ -215,7 +215,7 @@ def plan_command(run_folder: Path, processes: int, device: str) -> list[str]:
 
 
 def plan_gpu_name(device: str) -> str:
-    """Name of the GPU for `worldsmith plan`; the memory of a machine without one."""
+    """Returns the GPU name for `worldsmith plan`; the memory size of a machine without a GPU."""
     if device.startswith("cuda"):
         return word_of_device(device)
     import psutil

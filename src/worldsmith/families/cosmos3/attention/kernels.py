@@ -38,7 +38,7 @@ class FlexPlan:
     block_mask: BlockMask
 
     def to(self, dtype: torch.dtype) -> FlexPlan:
-        """The plan holds no numbers that would change."""
+        """Returns the plan itself, which has no floating-point tensors."""
         return self
 
 
@@ -55,7 +55,7 @@ def run_flex(q: Tensor, k: Tensor, v: Tensor, plan: FlexPlan) -> Tensor:
 
 @functools.cache
 def kernel(fused: bool) -> Callable[..., Any]:
-    """FlexAttention: compiled, or (the only form that a CPU has, forward only) with the whole score matrix."""
+    """Returns FlexAttention: compiled, or eager with the full score matrix (the only form on a CPU, forward only)."""
     if fused:
         # One graph and room for many sizes: past its limit, torch would quietly make the whole score matrix instead.
         options: dict[str, Any] = {"fullgraph": True, "dynamic": True, "recompile_limit": VERSIONS}
@@ -104,13 +104,13 @@ def block_diagonal_mask(q_samples: Tensor, kv_samples: Tensor, device: torch.dev
 
 
 def block_bounds(samples: Tensor) -> tuple[Tensor, Tensor]:
-    """First and last sample in each block of tokens."""
+    """Returns the first and last sample in each block of tokens."""
     starts = torch.arange(0, len(samples), BLOCK)
     return samples[starts], samples[(starts + BLOCK - 1).clamp(max=len(samples) - 1)]
 
 
 def block_lists(blocks: Tensor, device: torch.device | str | None) -> tuple[Tensor, Tensor]:
-    """Per query block the number of its key blocks, and their indices first; int32 [1, 1, q] and [1, 1, q, kv]."""
+    """Returns per query block the number of key blocks and their indices: int32 [1, 1, q] and [1, 1, q, kv]."""
     order = blocks.int().argsort(dim=1, descending=True, stable=True)
     return blocks.sum(1, dtype=torch.int32)[None, None].to(device), order.int()[None, None].to(device)
 
@@ -136,7 +136,7 @@ class NattenPlan:
     segments: tuple[NattenSegment, ...]
 
     def to(self, dtype: torch.dtype) -> NattenPlan:
-        """The plan holds no numbers that would change."""
+        """Returns the plan itself, which has no floating-point tensors."""
         return self
 
 

@@ -195,7 +195,7 @@ def attention_modes(
 
 
 def read_profiles(entry: Mapping[str, NeighborhoodConfig], where: str) -> dict[int, NeighborhoodConfig]:
-    """Rank -> neighborhood of a layer, without the dense ones. Raises ValueError for a profile that fits no grid."""
+    """Returns grid rank → neighborhood of a layer, without dense ones. Raises ValueError for an unknown profile."""
     profiles = {}
     for name, profile in entry.items():
         if name not in PROFILES:

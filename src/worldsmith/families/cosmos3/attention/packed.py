@@ -81,7 +81,7 @@ LatentPlan = SegmentPlan | NattenPlan | FlexPlan
 
 
 def text_attention(q: Tensor, k: Tensor, v: Tensor, plan: SegmentPlan) -> Tensor:
-    """Text over the text of its own sample, causal. q [N_und, heads, d], k and v [N_und, kv_heads, d]; like q."""
+    """Computes causal attention within each text. q [N_und, heads, d], k and v [N_und, kv_heads, d]; returns like q."""
     return packed_attention(q, k, v, plan)
 
 
@@ -99,9 +99,9 @@ def latent_attention(q: Tensor, k: Tensor, v: Tensor, text_k: Tensor, text_v: Te
 
 
 def packed_attention(q: Tensor, k: Tensor, v: Tensor, plan: SegmentPlan) -> Tensor:
-    """Attention of q [N_q, heads, d] over k, v [N_kv, kv_heads, d] inside the plan's segments; [N_q, heads, d].
+    """Computes attention of q [N_q, heads, d] over k, v [N_kv, kv_heads, d] within the plan's segments.
 
-    Scale 1/sqrt(d). Query heads share key heads in order when there are fewer of those.
+    Returns [N_q, heads, d]. Scale 1/sqrt(d). Grouped-query attention if there are fewer key heads.
     """
     if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and not plan.masked:
         return varlen_attention(q, k, v, plan)
@@ -109,7 +109,7 @@ def packed_attention(q: Tensor, k: Tensor, v: Tensor, plan: SegmentPlan) -> Tens
 
 
 def grouped_attention(q: Tensor, k: Tensor, v: Tensor, plan: SegmentPlan) -> Tensor:
-    """`packed_attention` by one `scaled_dot_product_attention` per group of similar segments."""
+    """Computes `packed_attention` with one `scaled_dot_product_attention` per group of similar segments."""
     outputs = []
     for group in plan.groups:
         q_batch, k_batch, v_batch = (
@@ -129,7 +129,7 @@ def grouped_attention(q: Tensor, k: Tensor, v: Tensor, plan: SegmentPlan) -> Ten
 
 
 def varlen_attention(q: Tensor, k: Tensor, v: Tensor, plan: SegmentPlan) -> Tensor:
-    """`packed_attention` by the variable-length flash kernels (CUDA, half precision)."""
+    """Computes `packed_attention` with variable-length flash kernels (CUDA, half precision)."""
     from torch.nn.attention.varlen import varlen_attn
 
     if plan.query_rows is not None:
@@ -237,6 +237,6 @@ def group_segments(
 
 
 def padded_rows(starts: Tensor, lengths: Tensor) -> Tensor:
-    """Rows start, start + 1, … of each segment, its last row repeated up to the longest; [segments, longest]."""
+    """Returns the rows start, start + 1, … of each segment, padded with its last row: [segments, longest]."""
     offsets = torch.arange(int(lengths.max()))
     return starts[:, None] + torch.minimum(offsets, lengths[:, None] - 1)

@@ -148,7 +148,7 @@ def frame_groups(windows: Windows, frames: int) -> list[tuple[list[int], list[in
 
 
 def spatial_masks(windows: Windows, grid: Grid) -> tuple[Tensor, Tensor]:
-    """Which rows see which rows, and columns which columns."""
+    """Returns the row mask and the column mask of a neighborhood."""
     return axis_mask(grid[1], windows[1]), axis_mask(grid[2], windows[2])
 
 

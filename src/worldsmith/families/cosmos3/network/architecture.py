@@ -113,7 +113,7 @@ class NetworkConfig(Config):
 
 
 def edge() -> NetworkConfig:
-    """Edge: 2B Nemotron-style backbone (3.37 B parameters with all heads)."""
+    """Returns the config of Edge: 2B Nemotron-style backbone (3.37 B parameters with all heads)."""
     return NetworkConfig(
         vocab_size=131072, hidden_size=2048, intermediate_size=9216, num_hidden_layers=28, num_attention_heads=16,
         rms_norm_eps=1e-5, hidden_act="relu2", qk_norm_for_text=False, use_und_k_norm_for_gen=True, rope_theta=1e8,
@@ -121,12 +121,12 @@ def edge() -> NetworkConfig:
 
 
 def nano() -> NetworkConfig:
-    """Nano: Qwen3-VL-8B backbone (15.17 B parameters with all heads)."""
+    """Returns the config of Nano: Qwen3-VL-8B backbone (15.17 B parameters with all heads)."""
     return NetworkConfig()
 
 
 def super_() -> NetworkConfig:
-    """Super: Qwen3-VL-32B backbone (64.02 B parameters with all heads)."""
+    """Returns the config of Super: Qwen3-VL-32B backbone (64.02 B parameters with all heads)."""
     return NetworkConfig(hidden_size=5120, intermediate_size=25600, num_hidden_layers=64, num_attention_heads=64)
 
 

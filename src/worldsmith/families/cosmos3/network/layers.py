@@ -73,24 +73,24 @@ class MoTAttention(nn.Module):
         self.k_norm_und_for_gen = head_norm(config) if config.use_und_k_norm_for_gen else None
 
     def text_queries(self, und: Tensor, rotary: Rotary) -> Tensor:
-        """Normed text [N_und, hidden] to rotated queries [N_und, heads, d]."""
+        """Projects normed text [N_und, hidden] to rotated queries [N_und, heads, d]."""
         return apply_rotary(self.q_norm(self.heads(self.q_proj(und))), rotary)
 
     def text_keys(self, und: Tensor, rotary: Rotary) -> tuple[Tensor, ...]:
-        """Normed text to rotated keys and values; third, where they differ, the keys that latents see."""
+        """Projects normed text to rotated keys and values, and the keys for latents if these differ."""
         k, v = self.k_norm(self.heads(self.k_proj(und))), self.heads(self.v_proj(und))
         if self.k_norm_und_for_gen is None:
             return apply_rotary(k, rotary), v
         return apply_rotary(k, rotary), v, apply_rotary(self.k_norm_und_for_gen(k), rotary)
 
     def latent_heads(self, gen: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
-        """Normed latents [N_gen, hidden] to rotated queries, rotated keys, and values."""
+        """Projects normed latents [N_gen, hidden] to rotated queries, rotated keys, and values."""
         q = apply_rotary(self.q_norm_moe_gen(self.heads(self.q_proj_moe_gen(gen))), rotary)
         k = apply_rotary(self.k_norm_moe_gen(self.heads(self.k_proj_moe_gen(gen))), rotary)
         return q, k, self.heads(self.v_proj_moe_gen(gen))
 
     def heads(self, x: Tensor) -> Tensor:
-        """[N, heads * d] → [N, heads, d]."""
+        """Reshapes [N, heads * d] to [N, heads, d]."""
         return x.view(len(x), -1, self.head_dim)
 
 
@@ -121,9 +121,10 @@ class MoTDecoderLayer(nn.Module):
         *,
         last: bool = False,
     ) -> tuple[Tensor | None, Tensor]:
-        """und [N_und, hidden], gen [N_gen, hidden] → the same. Without und, `memory` is what was read of it before.
+        """Runs the layer on und [N_und, hidden] and gen [N_gen, hidden]; returns both streams.
 
-        After the `last` layer nobody reads the text, so its text stream is None.
+        Without `und`, `memory` has the text keys and values computed before. After the `last` layer the text is not
+        used, so its stream is None.
         """
         if und is not None and last:
             memory = self.remember(und, geometry)
@@ -141,7 +142,7 @@ class MoTDecoderLayer(nn.Module):
         return self.text_out(und, out), (seen[0] if seen else k, v)
 
     def read_text(self, und: Tensor, geometry: Geometry) -> tuple[Tensor, TextMemory]:
-        """`read` for callers from outside: sharding gathers the layer's weights around this method and `forward`."""
+        """Calls `read` from outside of `forward`: FSDP all-gathers the layer's weights around this method too."""
         return self.read(und, geometry)
 
     def remember(self, und: Tensor, geometry: Geometry) -> TextMemory:
@@ -179,12 +180,12 @@ class MoTDecoderLayer(nn.Module):
 
 
 def stream_norm(config: NetworkConfig) -> RMSNorm:
-    """RMSNorm over the residual width, in the flavour of the backbone."""
+    """Builds the RMSNorm over the hidden size, in the variant of the backbone."""
     return RMSNorm(config.hidden_size, config.rms_norm_eps, scale_in_fp32=config.hidden_act == "relu2")
 
 
 def head_norm(config: NetworkConfig) -> RMSNorm:
-    """RMSNorm over one head's channels, in the flavour of the backbone."""
+    """Builds the RMSNorm over a head's channels, in the variant of the backbone."""
     return RMSNorm(config.head_dim, config.rms_norm_eps, scale_in_fp32=config.hidden_act == "relu2")
 
 

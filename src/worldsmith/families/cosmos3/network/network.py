@@ -107,13 +107,13 @@ class Cosmos3Network(nn.Module):
         return pack.geometry.to(self.stream_dtype).shared(*shares)
 
     def embed_text(self, pack: PackedSequence, share: TokenShare) -> Tensor:
-        """Text tokens, [N_und, hidden]."""
+        """Embeds the text tokens: [N_und, hidden]."""
         return self.language_model.model.embed_tokens(share.shard(pack.text_ids)).to(self.stream_dtype)
 
     def embed_latents(
         self, pack: PackedSequence, latents: Sequence[Tensor], timesteps: Tensor, share: TokenShare
     ) -> Tensor:
-        """Latent tokens with the timestep embedding at noisy frames only; [N_gen, hidden]."""
+        """Embeds the latent tokens, with the timestep embedding at noisy frames only: [N_gen, hidden]."""
         patches = share.shard(torch.cat([patchify(latent, self.config.latent_patch_size) for latent in latents]))
         tokens = self.vae2llm(patches.to(self.stream_dtype))
         embedded = self.time_embedder(timesteps.float() * self.config.timestep_scale)
@@ -124,7 +124,7 @@ class Cosmos3Network(nn.Module):
         return tokens + rows.to(tokens.dtype)
 
     def read_velocity(self, pack: PackedSequence, gen: Tensor, share: TokenShare) -> list[Tensor]:
-        """Final latent states [N_gen, hidden] to velocities, float32."""
+        """Projects final latent states [N_gen, hidden] to velocities, float32."""
         velocity = share.gather(self.llm2vae(gen).float()).masked_fill(pack.clean, 0.0)
         return [
             unpatchify(tokens, layout.latent_shape, self.config.latent_patch_size)
@@ -137,12 +137,12 @@ class Cosmos3Network(nn.Module):
         return self.read_layers(pack)[1]
 
     def text_states(self, pack: PackedSequence) -> Tensor:
-        """Final hidden states of the understanding tower, [N_und, hidden]."""
+        """Computes the final hidden states of the understanding tower, [N_und, hidden]."""
         states = self.language_model.model.norm(self.read_layers(pack)[0])
         return self.geometry(pack).und_share.gather(states)
 
     def read_layers(self, pack: PackedSequence) -> tuple[Tensor, list[TextMemory]]:
-        """Last residual stream of the text, and each layer's memory of it."""
+        """Returns the final residual stream of the text, and each layer's text keys and values."""
         model, geometry = self.language_model.model, self.geometry(pack)
         und = self.embed_text(pack, geometry.und_share)
         memories = []
@@ -189,9 +189,9 @@ def check_inputs(pack: PackedSequence, latents: Sequence[Tensor], timesteps: Ten
 
 
 def patchify(latent: Tensor, patch: int) -> Tensor:
-    """[C, t, h, w] to tokens [t*ceil(h/p)*ceil(w/p), p*p*C]; inside a token: patch row, patch column, channel.
+    """Splits a latent [C, t, h, w] into tokens [t*ceil(h/p)*ceil(w/p), p*p*C]; token layout: row, column, channel.
 
-    Sides that are not a multiple of the patch are filled up with zeros at the bottom and right.
+    Sides that are not a multiple of the patch are zero-padded at the bottom and right.
     """
     channels, _, height, width = latent.shape
     latent = F.pad(latent, (0, -width % patch, 0, -height % patch)) if width % patch or height % patch else latent
@@ -200,7 +200,7 @@ def patchify(latent: Tensor, patch: int) -> Tensor:
 
 
 def unpatchify(tokens: Tensor, shape: tuple[int, int, int], patch: int) -> Tensor:
-    """Inverse of `patchify` for a latent of shape (t, h, w); the filled-up rows and columns are cut off."""
+    """Inverts `patchify` for a latent of shape (t, h, w), without the padding."""
     frames, height, width = shape
     rows, columns = -(-height // patch), -(-width // patch)
     blocks = tokens.view(frames, rows, columns, patch, patch, -1).permute(5, 0, 1, 3, 2, 4)
@@ -216,7 +216,7 @@ class TimestepEmbedder(nn.Module):
         self.mlp = nn.ModuleList([first, nn.SiLU(), second])
 
     def forward(self, t: Tensor) -> Tensor:
-        """t in 0..1, [n]; float32 [n, hidden]."""
+        """Embeds timesteps t in 0..1, [n]; returns float32 [n, hidden]."""
         with torch.autocast(t.device.type, enabled=False):
             x = sinusoid(t.float(), TIMESTEP_CHANNELS)
             for module in self.mlp:
@@ -225,12 +225,12 @@ class TimestepEmbedder(nn.Module):
 
 
 def linear_fp32(x: Tensor, linear: nn.Linear) -> Tensor:
-    """`linear(x)` in float32 whatever the weights' dtype."""
+    """Computes `linear(x)` in float32 for any dtype of the weights."""
     return F.linear(x, linear.weight.float(), linear.bias.float())
 
 
 def sinusoid(t: Tensor, channels: int) -> Tensor:
-    """[cos(t f_k), sin(t f_k)] with f_k = 10000^(-k / (channels/2)); [n, channels]."""
+    """Computes [cos(t f_k), sin(t f_k)] with f_k = 10000^(-k / (channels/2)); returns [n, channels]."""
     half = channels // 2
     frequencies = torch.exp(-math.log(10000.0) * torch.arange(half, dtype=torch.float32, device=t.device) / half)
     angles = t[:, None] * frequencies
@@ -250,7 +250,7 @@ class DomainAwareLinear(nn.Module):
         self.bias = nn.Embedding(num_domains, out_features)
 
     def forward(self, x: Tensor, domain: Tensor) -> Tensor:
-        """x [n, in], domain int64 [n]; [n, out]."""
+        """Applies the linear layer of each row's domain: x [n, in], domain int64 [n]; returns [n, out]."""
         weight = self.fc(domain).view(-1, self.in_features, self.out_features)
         return torch.bmm(x[:, None], weight)[:, 0] + self.bias(domain)
 

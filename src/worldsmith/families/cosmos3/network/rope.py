@@ -65,17 +65,17 @@ def video_positions(
 
 
 def count_within(lengths: Sequence[int] | Tensor) -> Tensor:
-    """0, 1, …, length - 1 for every length, one after the other; int64 [sum(lengths)]."""
+    """Returns 0, 1, …, length - 1 for every length, concatenated; int64 [sum(lengths)]."""
     lengths = torch.as_tensor(lengths)
     ends = lengths.cumsum(0)
     return torch.arange(int(ends[-1])) - (ends - lengths).repeat_interleave(lengths)
 
 
 def rotary_tables(positions: Tensor, head_dim: int, theta: float, mrope_section: Sequence[int]) -> Rotary:
-    """cos/sin tables of positions [3, N], float32.
+    """Computes float32 cos/sin tables of positions [3, N].
 
-    Slot j turns at theta^(-2j/head_dim). Time owns all slots but 1, 4, … (height) and 2, 5, … (width), as many of
-    each as `mrope_section` says. The two halves of head_dim share their angles.
+    Slot j has the frequency theta^(-2j/head_dim). Time uses all slots except 1, 4, … (height) and 2, 5, … (width);
+    `mrope_section` states how many. The two halves of head_dim share their angles.
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device) / head_dim
     with torch.autocast(positions.device.type, enabled=False):

@@ -191,7 +191,7 @@ def pack_samples(
 
 
 def token_grid(latent_shape: tuple[int, int, int], config: NetworkConfig) -> tuple[int, int, int]:
-    """(t, rows, columns) of a sample's latent tokens; an odd side is padded up."""
+    """Returns the grid (t, rows, columns) of a sample's latent tokens; sides are padded to whole patches."""
     frames, height, width = latent_shape
     return frames, -(-height // config.latent_patch_size), -(-width // config.latent_patch_size)
 

@@ -75,12 +75,12 @@ UNUSED_FIELDS = ("dtype", "torch_dtype", "backbone_type", "action_dim", "sound_d
 
 
 def native_to_diffusers(name: str) -> str:
-    """`language_model.model.layers.0.self_attn.q_proj.weight` → `layers.0.self_attn.to_q.weight`."""
+    """Converts `language_model.model.layers.0.self_attn.q_proj.weight` to `layers.0.self_attn.to_q.weight`."""
     return renamed(name, f"{STACK}layers.", "layers.", ROOT_MODULES, LAYER_MODULES, PARAMETERS, "a native")
 
 
 def diffusers_to_native(name: str) -> str:
-    """`layers.0.self_attn.to_q.weight` → `language_model.model.layers.0.self_attn.q_proj.weight`."""
+    """Converts `layers.0.self_attn.to_q.weight` to `language_model.model.layers.0.self_attn.q_proj.weight`."""
     tables = (inverse(ROOT_MODULES), inverse(LAYER_MODULES), inverse(PARAMETERS))
     return renamed(name, "layers.", f"{STACK}layers.", *tables, "a diffusers")
 
@@ -111,7 +111,8 @@ def inverse(table: Mapping[str, str]) -> dict[str, str]:
 
 
 def transformer_config(config: NetworkConfig) -> dict[str, Any]:
-    """Constructor arguments of `Cosmos3OmniTransformer`, JSON-able; the content of `transformer/config.json`."""
+    """Returns the constructor arguments of `Cosmos3OmniTransformer` as JSON data: the content of
+    `transformer/config.json`."""
     section = list(config.mrope_section)
     return {
         **{name: getattr(config, name) for name in SAME_FIELDS},
@@ -124,9 +125,10 @@ def transformer_config(config: NetworkConfig) -> dict[str, Any]:
 
 
 def network_config_from_diffusers(config: Mapping[str, Any]) -> NetworkConfig:
-    """Inverse of `transformer_config`; keys that are absent keep the released (Nano) values.
+    """Inverts `transformer_config`; missing keys have the released (Nano) values.
 
-    Raises ValueError for an unknown key and for values that this network does not have.
+    Raises:
+        ValueError: For an unknown key or an unsupported value.
     """
     known = {*SAME_FIELDS, *UNUSED_FIELDS}
     unknown = [key for key in config if key not in known and not key.startswith("_")]

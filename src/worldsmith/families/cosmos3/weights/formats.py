@@ -160,7 +160,8 @@ class Cosmos3Formats(FamilyFormats):
         return lambda name: torch.float32 if name.startswith(KEPT_IN_FLOAT32) else target
 
     def exported_config(self, spec: ModelSpec) -> dict[str, Any]:
-        """The VAE is named by its hub name or its absolute path, the tokenizer is the copy beside the weights."""
+        """Returns the model config of an export: VAE by hub name or absolute path, tokenizer as the copy in the
+        export."""
         model = to_dict(spec)
         model["config"]["text_tokenizer"]["path"] = TOKENIZER
         model["config"]["tokenizer"]["vae_path"] = lasting_name(generator(spec.config).tokenizer.vae_path)
@@ -204,7 +205,7 @@ def generator(config: Configurable.Config) -> Cosmos3Generator.Config:
 
 
 def export_stored_generator(model: StoredModel, out: Path, options: ExportOptions) -> bool:
-    """`export_pipeline` of a model on disk."""
+    """Exports a stored model; see `export_pipeline`."""
     check_stored(model)
     model.require_effect()
     origin = origin_of(model, merge=True)
@@ -215,12 +216,12 @@ def export_stored_generator(model: StoredModel, out: Path, options: ExportOption
 
 
 def check_stored(model: StoredModel) -> None:
-    """`require_exportable` of a model on disk."""
+    """Checks that a stored model is exportable; see `require_exportable`."""
     require_exportable(model.config, model.defaults)
 
 
 def stored_weights(model: StoredModel, options: ExportOptions) -> dict[str, Tensor]:
-    """`exported_weights` of a model on disk."""
+    """Returns the exported weights of a stored model; see `exported_weights`."""
     return exported_weights(model.load(full_precision=True), options.dtype)
 
 

@@ -128,7 +128,8 @@ def copies_of_understanding(names: Iterable[str]) -> dict[str, str]:
 
 
 def generation_name(name: str) -> str:
-    """`….q_proj.weight` → `….q_proj_moe_gen.weight`, `….mlp.up_proj.weight` → `….mlp_moe_gen.up_proj.weight`."""
+    """Returns the generation-tower name: `….q_proj.weight` → `….q_proj_moe_gen.weight`, `….mlp.…` →
+    `….mlp_moe_gen.…`."""
     if ".mlp." in name:
         return name.replace(".mlp.", f".mlp{TOWER}.", 1)
     module, _, leaf = name.rpartition(".")
@@ -140,7 +141,7 @@ def keys_by_native_name(keys: Iterable[str], rename: Callable[[str], str | None]
 
 
 def diffusers_name(key: str) -> str | None:
-    """`[transformer.]layers.0.self_attn.to_q.weight` → native; None for what belongs to another component."""
+    """Converts `[transformer.]layers.0.self_attn.to_q.weight` to our name; None for other components."""
     try:
         return diffusers_to_native(key.removeprefix("transformer."))
     except ValueError:
@@ -148,7 +149,8 @@ def diffusers_name(key: str) -> str | None:
 
 
 def reasoner_name(key: str) -> str | None:
-    """`model.language_model.layers.0.…`, `model.layers.0.…` or `layers.0.…` → native; None for other towers."""
+    """Converts `model.language_model.layers.0.…`, `model.layers.0.…` or `layers.0.…` to our name; None for other
+    towers."""
     if key == "lm_head.weight":
         return f"language_model.{key}"
     for prefix in ("model.language_model.", "language_model.model.", "language_model.", "model."):
@@ -281,5 +283,5 @@ def require_turns(text: Mapping[str, Any], layers: int) -> None:
 
 
 def qwen_name(name: str) -> str:
-    """`language_model.model.layers.0.…` → `model.language_model.layers.0.…`; the head is outside of it."""
+    """Converts `language_model.model.layers.0.…` to `model.language_model.layers.0.…`; the head has its own name."""
     return QWEN_HEAD if name == HEAD else QWEN_STACK + name.removeprefix(STACK)

@@ -101,7 +101,7 @@ def transformers_errors(folder: Path) -> Iterator[None]:
 
 
 def network_parts(network: Any) -> NetworkParts:
-    """Decoder layers and vision blocks, each on its own; an embedding table that the head does not share, too."""
+    """Returns the module structure: decoder layers and vision blocks as separate units; also an untied embedding."""
     layers = [module for module in network.modules() if class_name(module) in network._no_split_modules]
     visual = visual_of(network)
     blocks = [] if visual is None else list(visual.modules())

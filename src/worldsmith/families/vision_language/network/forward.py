@@ -65,13 +65,14 @@ class Inputs:
 
 
 def loss_of(network: Any, inputs: Inputs, loss: Callable[[Tensor, Tensor, Head], Tensor]) -> Tensor:
-    """`loss` of the hidden states [S, width] that predict supervised tokens, of those tokens [S], and of the head."""
+    """Computes `loss` on the hidden states [S, width] that predict supervised tokens, those tokens [S], and the
+    head."""
     states = hidden_states(network, inputs).flatten(0, 1)
     return loss(states[inputs.predicting], inputs.targets, network.get_output_embeddings())
 
 
 def hidden_states(network: Any, inputs: Inputs) -> Tensor:
-    """[rows, length, width], after the last norm."""
+    """Computes the hidden states after the last norm, [rows, length, width]."""
     decoder = network.base_model if network.base_model is not network else network.model
     given: dict[str, Any] = {}
     if inputs.patches is not None:
@@ -221,9 +222,9 @@ def attend_by_length(
 
 @torch.library.custom_op("worldsmith::attend_by_sample", mutates_args=())
 def attend_by_sample(query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, scale: float) -> Tensor:
-    """Causal attention [1, heads, N, width] of samples that share a row, for compiled layers off the flash kernels.
+    """Computes causal attention [1, heads, N, width] of packed samples, for compiled layers without flash kernels.
 
-    One operation of the graph: other lengths of samples do not compile it anew, and no mask of N² is made.
+    It is one operator of the graph: other sample lengths do not recompile it, and no N² mask is built.
     """
     samples = split_samples(cu_seqlens, query, key, value)
     return torch.cat([causal_sdpa(q, k, v, scale) for q, k, v in samples], dim=2)
@@ -311,10 +312,10 @@ def attend_in_windows(
     max_length_q: int,
     **settings: Any,
 ) -> tuple[Tensor, None]:
-    """Attention within windows whose borders are `cu_seq_lens_q`: [1, heads, N, width] to [1, N, heads, width].
+    """Computes attention within windows with the borders `cu_seq_lens_q`: [1, heads, N, width] to [1, N, heads, width].
 
-    On CUDA in half precision this is one call of a variable-length kernel. Else neighboring windows of one length are
-    one call, where transformers makes a call of each.
+    On CUDA in half precision this is one call of a variable-length kernel. Otherwise consecutive windows of equal
+    length are batched, where transformers calls each one.
     """
     if query.is_cuda and query.dtype in HALF:
         return attend_by_length(module, query, key, value, cu_seq_lens_q, max_length_q, settings), None

@@ -186,7 +186,7 @@ def origins(joined: JoinedWeights) -> dict[str, Any]:
 def describe_sources(
     source: WeightSource, visual: WeightSource, stock: WeightSource, chosen: WeightSource | None, count: int
 ) -> list[str]:
-    """Which weights are whose, and whether the tower is another one than that of the model folder."""
+    """Returns lines on the sources of the weights, and whether the tower differs from that of the model folder."""
     lines = [f"language model: {count} tensors from {source.describe}"]
     if chosen is None:
         return [

@@ -54,7 +54,7 @@ class WeightConversion:
         return all(isinstance(step, WeightRenaming) for step in self.model._weight_conversions)
 
     def read(self, keys: Sequence[str]) -> tuple[dict[str, str], dict[str, Joined]]:
-        """Weights that a folder holds as they are (name in the network → name there), and those made of several."""
+        """Returns weights that are stored unchanged (name in the network → name in the folder), and converted ones."""
         from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
         renamings = [step for step in self.steps if isinstance(step, WeightRenaming)]
@@ -90,7 +90,7 @@ class WeightConversion:
         return made
 
     def write(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Weights of the network as a folder has them."""
+        """Converts weights of the network to those of a folder."""
         from transformers.core_model_loading import revert_weight_conversion
 
         if not self.model._weight_conversions:

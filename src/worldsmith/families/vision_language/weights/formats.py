@@ -133,7 +133,7 @@ class VisionLanguageFormats(FamilyFormats):
         return lambda name: torch.float32 if any(part in kept for part in name.split(".")) else target
 
     def exported_config(self, spec: ModelSpec) -> dict[str, Any]:
-        """The folder is named from which all but the weights is; the export itself takes its place."""
+        """Returns the model config of an export; its backbone folder is the source of all files except the weights."""
         model = to_dict(spec)
         model["config"]["policy"]["backbone"] |= {
             "model_name": lasting_name(model_config(spec.config).policy.backbone.model_name),

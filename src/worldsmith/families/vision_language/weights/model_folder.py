@@ -128,7 +128,7 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 def folder_settings(folder: Path) -> dict[str, Any]:
-    """`settings_of` the config.json in a folder. Raises UserError, naming the file."""
+    """Returns `settings_of` the config.json in a folder. Raises UserError, naming the file."""
     try:
         return settings_of(read_settings(folder))
     except ValueError as error:
@@ -154,7 +154,7 @@ def is_quantized(folder: Path) -> bool:
 
 
 def unexpected_patterns(folder: Path) -> list[str]:
-    """Regular expressions for stored weights that the model of a folder does without: its class's, a tied head."""
+    """Returns regular expressions for stored weights that the model ignores: those of its class, and a tied head."""
     from transformers import AutoConfig
 
     config = load_from_folder(AutoConfig, folder)

@@ -159,7 +159,7 @@ class Quantization:
         return weight.abs().unflatten(1, (-1, self.weights.group_size)).amax(dim=2)
 
     def config(self) -> dict[str, Any]:
-        """`quantization_config` of config.json."""
+        """Returns `quantization_config` for config.json."""
         from compressed_tensors import __version__
         from compressed_tensors.quantization import QuantizationConfig, QuantizationStatus
 

@@ -125,7 +125,7 @@ class DrawSamples(Callback):
             raise NotImplementedError
 
         def cost(self, size: DrawingSize) -> float:
-            """Estimated cost of a drawing in forward passes of a training sample."""
+            """Returns the estimated cost of sample generation in forward passes of a training sample."""
             raise NotImplementedError
 
     config: Config
@@ -159,7 +159,8 @@ class DrawSamples(Callback):
         """Writes the files of a step on rank 0; yields the record of each sample for samples.jsonl."""
 
     def obstacle(self, run: Any) -> str:
-        """Reason why samples take far more than a step, so that they are only drawn at an interval; "" = none."""
+        """Returns the reason for which samples take far longer than a step, so that they require an interval; "":
+        none."""
         return ""
 
     def is_on(self, run: Any) -> bool:
@@ -248,7 +249,7 @@ class DrawSamples(Callback):
             raise GivesWayError
 
     def _passes_of_step(self, trainer: TrainingRun) -> float:
-        """Forward passes of a sample that cost as much as a training step on this rank."""
+        """Returns the number of sample forward passes that cost as much as a training step on this rank."""
         packs: int = trainer.config.trainer.grad_accum_iter
         return STEP_PASSES * packs * trainer.first_samples
 
