@@ -159,8 +159,7 @@ class DrawSamples(Callback):
         """Writes the files of a step on rank 0; yields the record of each sample for samples.jsonl."""
 
     def obstacle(self, run: Any) -> str:
-        """Returns the reason for which samples take far longer than a step, so that they require an interval; "":
-        none."""
+        """Returns the reason for which samples require an interval, since they take far longer than a step; else ""."""
         return ""
 
     def is_on(self, run: Any) -> bool:
