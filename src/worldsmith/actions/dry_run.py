@@ -83,8 +83,8 @@ def plan_run(
 ) -> Iterator[str]:
     """Yields the lines of the plan, as they become known. Raises what the run itself would raise before its first step.
 
-    Only reads: also a run that is training at this moment may be planned. A disk that is too small is told at the end:
-    the machine that plans a run is often not the one that trains it.
+    Only reads: a run that is training at this moment can be planned too. Too little disk space is reported at the end,
+    since the machine that plans a run is often not the one that trains it.
     """
     from worldsmith.checkpoint.run.optimizer_state import empty_optimizer_state
     from worldsmith.training.validation import Validator

@@ -155,7 +155,7 @@ class AnswerAction(ModelAction):
 
 
 def find_device(name: str | None) -> str:
-    """Returns the device asked for, or else cuda if there is one. Raises UserError for one that is not there."""
+    """Returns the device asked for, or else cuda if there is one. Raises UserError for one that does not exist."""
     import torch
 
     devices = torch.cuda.device_count()

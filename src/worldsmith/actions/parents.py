@@ -67,7 +67,7 @@ def find_parent(name: str) -> Parent:
     finished and does not know another as its best. A result that is a model stands for itself, another one for the
     model that it was made with; what its record says of them is compared with what is there.
 
-    Raises UserError for what is not there, has changed, or could mean several models, which are listed.
+    Raises UserError for what does not exist, has changed, or could mean several models, which are listed.
     """
     match = CHOICE.fullmatch(name)
     place, choice = (match["place"], match["choice"]) if match and not Path(name).exists() else (name, "")

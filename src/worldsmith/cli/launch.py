@@ -181,7 +181,7 @@ def submit_job(
 def held_back() -> Iterator[None]:
     """Processes that are started meanwhile get their stop signals when they can handle them, and not before.
 
-    This process goes on to handle its own, in another thread.
+    This process continues to handle its own, in another thread.
     """
     former = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:

@@ -151,7 +151,7 @@ def sources(args: argparse.Namespace) -> list[Any]:
 
 
 def source_name(args: argparse.Namespace) -> str:
-    """Returns the one file or recipe that the words name. Raises UserError if there is none, or more than one."""
+    """Returns the one file or recipe that the words name. Raises UserError if none exists, or more than one."""
     if sum(value is not None for value in sources(args)) != 1:
         ways = "a recipe's name, `--sft-toml FILE`, `--base FILE …`, `--spec FILE` or `--module M --config NAME`"
         raise UserError(f"name one recipe or file: {ways}; `worldsmith recipes` lists the recipes")

@@ -13,7 +13,7 @@ from pathlib import Path
 PIECE = 1 << 14
 """Bytes that are read at the beginning, in the middle and at the end of a file."""
 MOST = 1000
-"""Files of a dataset that are looked at: the first ones of its order."""
+"""Files of a dataset that are inspected: the first ones of its order."""
 READERS = 8
 
 

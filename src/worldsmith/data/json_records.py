@@ -53,7 +53,7 @@ def read_noting_repeats(text: bytes) -> tuple[Any, dict[int, SampleError]]:
 
 
 def repeat_in(value: Any, faults: Mapping[int, SampleError]) -> SampleError | None:
-    """Returns the first fault of an object in a value; None where there is none."""
+    """Returns the first fault of an object in a value; None without one."""
     if not faults or not isinstance(value, (dict, list)):
         return None
     if fault := faults.get(id(value)):
@@ -63,7 +63,7 @@ def repeat_in(value: Any, faults: Mapping[int, SampleError]) -> SampleError | No
 
 
 def first_record(file: Path) -> Any:
-    """Returns the first record of a file of lines that can be read; None where there is none."""
+    """Returns the first record of a file of lines that can be read; None without one."""
     if ".jsonl" not in file.name:
         return None
     for _, line in read_lines(file):

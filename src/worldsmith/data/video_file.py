@@ -187,7 +187,7 @@ def frame_times(path: str) -> list[float]:
 def decode(
     container: InputContainer, stream: VideoStream, info: VideoInfo, *, needed: Container[int] | None = None
 ) -> Iterator[VideoFrame]:
-    """Frames in display order; a damaged one is an error, not a grey picture.
+    """Frames in display order; a damaged one is an error, not a gray image.
 
     With `needed`, frames that no other is built on are left out unless their time stamps are in it.
     """
@@ -212,7 +212,7 @@ def opened(path: str) -> Iterator[tuple[InputContainer, VideoStream]]:
     """Context manager: yields the container and its video stream. Raises SampleError if the video is not readable."""
     try:
         with av.open(source_of(path), "r", options=OPTIONS, **TEXTS) as container:
-            # A cover picture of a song is a video stream, too, but not one to train on.
+            # A cover image of a song is a video stream, too, but not one to train on.
             streams = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
             if not streams:
                 raise SampleError(*why_unreadable(path, "no_video_stream", "the file has no video stream"))
@@ -233,7 +233,7 @@ def source_of(path: str) -> str | io.BytesIO:
     An image is read into memory, because FFmpeg treats image paths as patterns of an image sequence.
 
     Raises:
-        SampleError: If a JPEG is truncated, since its missing part would be decoded as grey.
+        SampleError: If a JPEG is truncated, since its missing part would be decoded as gray.
     """
     if is_part(path):
         data = read_part(path)

@@ -1,6 +1,6 @@
 """Adherence: does the generated video show what the prompt asked for?
 
-The prompts are those of the moving-shapes dataset: each names one colour, one shape and one direction. `detect` reads
+The prompts are those of the moving-shapes dataset: each names one color, one shape and one direction. `detect` reads
 them from the generated frames with plain image measurements, no network; a video counts as right when all three are.
 """
 
@@ -22,7 +22,7 @@ from worldsmith.files.lines import read_lines
 KNOWN = {"colour": COLOURS, "shape": SHAPES, "direction": DIRECTIONS}
 ATTRIBUTES = tuple(KNOWN)
 EXPECTED = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}
-# Hue angle in degrees at the middle of each colour.
+# Hue angle in degrees at the middle of each color.
 HUES = {"red": 0.0, "yellow": 50.0, "green": 134.0, "blue": 226.0}
 HUE_TOLERANCE = 20.0
 MIN_SATURATION = 0.3
@@ -251,10 +251,10 @@ def box_sum(values: np.ndarray, reach: int) -> np.ndarray:
 
 
 def read_colour(frames: np.ndarray, core: np.ndarray, measurements: dict[str, float]) -> tuple[str | None, str]:
-    """Hue of the median inner colour, per frame and then over the frames."""
+    """Hue of the median inner color, per frame and then over the frames."""
     inner = np.median([np.median(frame[inside], axis=0) for frame, inside in zip(frames, core)], axis=0)
     saturation = float((inner.max() - inner.min()) / max(inner.max(), 1.0))
-    # The angle in the colour plane that is perpendicular to grey.
+    # The angle in the color plane that is perpendicular to gray.
     red, green, blue = inner
     hue = float(np.degrees(np.arctan2(np.sqrt(3.0) * (green - blue), 2 * red - green - blue)) % 360)
     measurements |= {"saturation": saturation, "hue": hue}
@@ -296,7 +296,7 @@ def lean(cover: np.ndarray) -> tuple[float, float]:
 
 
 def ideal_overlaps(mask: np.ndarray) -> tuple[float, float]:
-    """Intersection over union with a square and a triangle of the mask's own centre and spreads."""
+    """Intersection over union with a square and a triangle of the mask's own center and spreads."""
     rows, columns = np.nonzero(mask)
     y, x = np.mgrid[: mask.shape[0], : mask.shape[1]]
     y, x = y - rows.mean(), x - columns.mean()
@@ -315,7 +315,7 @@ def overlap(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def read_direction(piece: np.ndarray, indices: np.ndarray, measurements: dict[str, float]) -> tuple[str | None, str]:
-    """Returns the way of the straight line through the centre's track, if the centre really follows it."""
+    """Returns the way of the straight line through the center's track, if the center really follows it."""
     height, width = piece.shape[1:]
     centres = np.array([[np.nonzero(m)[1].mean() / width, np.nonzero(m)[0].mean() / height] for m in piece])
     if len(indices) < 3:

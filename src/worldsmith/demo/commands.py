@@ -59,7 +59,7 @@ class MakeClips(Action):
 
 
 class MakeMovingShapes(MakeClips):
-    """Makes a dataset of coloured shapes that move in one direction, as H.264 MP4 files with captions.
+    """Makes a dataset of colored shapes that move in one direction, as H.264 MP4 files with captions.
 
     It has a train and a val split and prompts for `worldsmith evaluate`. A complete dataset with the same parameters is
     left as it is.

@@ -24,7 +24,7 @@ from worldsmith.data.video_writer import write_video
 from worldsmith.demo.moving_shapes import CANVAS, COLOURS, RGB, SHAPES, signed_distance
 from worldsmith.demo.synthetic_dataset import SPLITS, SyntheticDataset
 
-# Rises: falls upwards. Passes: goes through the bar. Vanishes: is gone before the end. Changes: takes another colour.
+# Rises: falls upwards. Passes: goes through the bar. Vanishes: is gone before the end. Changes: takes another color.
 VIOLATIONS = ("rises", "passes", "vanishes", "changes")
 BAR, BAR_TONE, EDGE = 5.0, 225.0, 2.0
 SUBSTEPS = 16
@@ -38,7 +38,7 @@ ROUND = tuple(
 SCORE_PROMPT = "How well does the video obey the laws of physics? Answer with a digit from 1 to 5."
 DESCRIBE = "Describe the video."
 ANSWER_HINT = "Answer yes or no."
-# By topic, what is asked of every clip: whether it breaks a law, and of which colour and where the object is.
+# By topic, what is asked of every clip: whether it breaks a law, and of which color and where the object is.
 QUESTIONS = {
     "rises": "Does the object fall upwards?",
     "passes": "Does the object pass through the bar?",
@@ -127,18 +127,18 @@ class FallingScene:
 
     @property
     def left(self) -> bool:
-        """Whether the object is in the left half of the picture, where it stays."""
+        """Whether the object is in the left half of the image, where it stays."""
         return self.x < CANVAS / 2
 
 
 def sample_scene(rng: np.random.Generator, broken: frozenset[str], colour: str, shape: str, left: bool) -> FallingScene:
-    """Returns a random scene of this object in one half of the picture that breaks the laws in `broken` and no
+    """Returns a random scene of this object in one half of the image that breaks the laws in `broken` and no
     others."""
     side = rng.uniform(14.0, 18.0)
     # Measured along the fall, from the side where the object starts.
     start = EDGE + side / 2 + rng.uniform(0.0, 2.0)
     bar = CANVAS / 2 + rng.uniform(0.0, 6.0)
-    # Its centre keeps this distance from the picture's middle line, so that left and right are clear.
+    # Its center keeps this distance from the image's middle line, so that left and right are clear.
     aside = rng.uniform(4.0, CANVAS / 2 - EDGE - side / 2)
     return FallingScene(
         shape=shape,
@@ -158,9 +158,9 @@ def sample_scene(rng: np.random.Generator, broken: frozenset[str], colour: str, 
 
 
 def path(scene: FallingScene, num_frames: int) -> np.ndarray:
-    """Height of the object's centre in every frame, from the top of the picture: float64 [T].
+    """Height of the object's center in every frame, from the top of the image: float64 [T].
 
-    Constant acceleration; the object bounces off the bar, or off the picture's edge when it passes through the bar.
+    Constant acceleration; the object bounces off the bar, or off the image's edge when it passes through the bar.
     """
     passes = "passes" in scene.broken
     contact = scene.bar - BAR / 2 - scene.side / 2
@@ -238,7 +238,7 @@ def draw_scenes(dataset: FallingObjects, split: str) -> list[FallingScene]:
     """Returns the scenes of a split: a pure function of the seed and the split; more clips begin with the same ones.
 
     They come in rounds of 60, in which each score comes 12 times, and each broken law, each shape, each half of the
-    picture and red objects 30 times.
+    image and red objects 30 times.
     """
     scenes = []
     for index in range(dataset.counts[split]):

@@ -1,4 +1,4 @@
-"""The moving-shapes dataset: one coloured shape moves in one direction over a plain background, with captions."""
+"""The moving-shapes dataset: one colored shape moves in one direction over a plain background, with captions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Attributes(NamedTuple):
 
 COMBINATIONS = tuple(Attributes(*names) for names in itertools.product(COLOURS, SHAPES, DIRECTIONS))
 
-# One for each colour and each direction, two for each shape, so that training still sees every value often.
+# One for each color and each direction, two for each shape, so that training still sees every value often.
 HELD_OUT_COMBINATIONS = (
     Attributes("red", "square", "up"),
     Attributes("green", "triangle", "left"),
@@ -141,9 +141,9 @@ def sample_scene(
     travels: tuple[float, float] = (24.0, 28.0),
     wander: float = 0.25,
 ) -> Scene:
-    """Returns a random scene that shows `attributes`: the shape crosses the picture, and its whole path lies inside it.
+    """Returns a random scene that shows `attributes`: the shape crosses the image, and its whole path lies inside it.
 
-    `sides` bounds the shape's side, `travels` the length of its path; `tones` are the grey levels around which the
+    `sides` bounds the shape's side, `travels` the length of its path; `tones` are the gray levels around which the
     background lies; `wander` is how much of the room around a centred path is used, 0 to 1.
     """
     side = rng.uniform(*sides)

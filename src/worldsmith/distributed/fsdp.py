@@ -52,7 +52,7 @@ def shard_network(
 
     Modules in `full_precision` compute in fp32. Inputs are never cast, since positions and timesteps must stay fp32.
     Modules in `unused`, which no pass gathers, get no policy: with one, PyTorch looks for their gradients where a step
-    has several packs. `entries` are methods beside `forward` around which a module's weights are gathered too.
+    has several packs. `entries` are methods in addition to `forward` around which a module's weights are gathered too.
     Every rank has the parameters `left_alone` as they are.
     The divide factor is left alone: gloo has no pre-multiplied sum, and the loss weights expect the mean over ranks.
     """

@@ -75,10 +75,10 @@ class GeneratedVideo:
 
 
 def find_real(sample: SampleArgs, folder: Path) -> Path | None:
-    """Returns the real video: `extra.real`, relative to `folder`, or else the video that a sample goes on from the
+    """Returns the real video: `extra.real`, relative to `folder`, or else the video that a sample continues from the
     start of.
 
-    Raises UserError for a file that is not there.
+    Raises UserError for a file that does not exist.
     """
     said = sample.extra.get("real")
     if said is None:

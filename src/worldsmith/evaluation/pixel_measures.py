@@ -18,7 +18,7 @@ BLOCK, REACH, LARGEST = 8, 8, 256
 """Block matching: block size and search range in pixels, and frame size: frames are downscaled until their short side
 is below 2·LARGEST."""
 NOTICED = 0.5
-"""A motion counts if its match is better than that of none by so many grey levels: coding noise moves nothing."""
+"""A motion counts if its match is better than that of none by so many gray levels: coding noise is ignored."""
 
 
 def luma(video: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ class Motion:
     vectors: Tensor
     """(down, right) in pixels a frame, float32 [T - 1, rows, columns, 2]."""
     residual: Tensor
-    """Mean absolute difference of a block and its match, in grey levels 0..255, float32 [T - 1, rows, columns]."""
+    """Mean absolute difference of a block and its match, in gray levels 0..255, float32 [T - 1, rows, columns]."""
 
     @property
     def magnitude(self) -> float:

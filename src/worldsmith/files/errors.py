@@ -14,7 +14,7 @@ class CodedError(Exception):
 
     @property
     def code(self) -> int | None:
-        """The first code in the message; None if there is none."""
+        """The first code in the message; None without one."""
         return next(map(int, CODE.findall(str(self))), None)
 
 

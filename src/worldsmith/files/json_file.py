@@ -1,4 +1,4 @@
-"""JSON files that lie beside weights: configs, indexes, manifests."""
+"""JSON files that lie next to weights: configs, indexes, manifests."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def object_of(pairs: Sequence[tuple[str, Any]], repeated: Callable[[dict[str, An
 
 
 def section(data: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Returns the object under a key; empty where there is none. Raises ValueError for a value of another kind."""
+    """Returns the object under a key; empty without one. Raises ValueError for a value of another kind."""
     value = data.get(name)
     if value is None:
         return {}

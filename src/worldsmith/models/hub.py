@@ -79,7 +79,7 @@ def has_token() -> bool:
 
 @contextmanager
 def explained(hub: HubName, field: str) -> Iterator[None]:
-    """Turns whatever the client library raises into FileNotFoundError, which names the places that were looked at."""
+    """Turns whatever the client library raises into FileNotFoundError, which names the places that were inspected."""
     from huggingface_hub import constants
     from huggingface_hub.errors import HTTPError  # of the client library that the hub's own library uses
 

@@ -101,7 +101,7 @@ class Model(Configurable, ABC):
 
         @property
         def sampling_network(self) -> str:
-            """Another network that sampling loads next to the trained one, in words; "" = none."""
+            """Another network that sampling loads next to the trained one, as text; "" = none."""
             return ""
 
         @property

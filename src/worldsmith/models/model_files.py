@@ -155,7 +155,7 @@ def is_complete(folder: Path, file_patterns: Sequence[str]) -> bool:
 
 
 def download(hub: HubName, file_patterns: Sequence[str], field: str) -> Path:
-    """Fetches the files into the cache. Raises FileNotFoundError, which names the places that were looked at."""
+    """Fetches the files into the cache. Raises FileNotFoundError, which names the places that were inspected."""
     from huggingface_hub import snapshot_download
 
     patterns = wanted(hub, file_patterns)

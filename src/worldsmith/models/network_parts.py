@@ -29,6 +29,6 @@ class NetworkParts:
     unused: Sequence[nn.Module] = ()
     """Parts that no pass of the training uses."""
     entries: Mapping[nn.Module, Sequence[str]] = field(default_factory=dict)
-    """Methods beside `forward` around which a part's weights are gathered too."""
+    """Methods next to `forward` around which a part's weights are gathered too."""
     share_tokens: Callable[[Callable[[int], Any]], None] | None = None
     """Setter of the function that shards a stream of tokens; None: no support for context parallelism."""

@@ -70,7 +70,7 @@ class GenerationDefaults:
     num_frames: int | None = None
     """Frames of a clip."""
     fps: float | None = None
-    """Frames per second that the network and the text are told."""
+    """Frames per second that the network and the text get."""
     shift: float | None = None
     """Shift of the noise schedule at this size."""
     steps: int = 35

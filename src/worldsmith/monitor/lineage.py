@@ -95,7 +95,7 @@ def write_lineage(
     """Writes the record of a result, as the last of its files, and returns it.
 
     `place` is the result's folder, which gets `lineage.json`, or `ACTION.lineage.json` where that tells of another
-    action; or the file that the result is, beside which `FILE.lineage.json` is written. `settings` are plain data
+    action; or the file that the result is, next to which `FILE.lineage.json` is written. `settings` are plain data
     (`to_dict` of the action's config) without secrets. `outputs` are files by their names in the folder, "." for a
     folder that is a model itself; a file need not name itself. An input that is not on this machine has no fingerprint;
     it may also be an entry of another record, which is repeated.
@@ -156,7 +156,7 @@ def describe_output(folder: Path, name: str) -> dict[str, Any]:
 
 
 def record_of(path: Path) -> Path | None:
-    """Returns the record that tells of a file, a folder, or a run's checkpoint; None where there is none."""
+    """Returns the record that tells of a file, a folder, or a run's checkpoint; None without one."""
     if path.parent.name == "checkpoints":
         path = path.parent.parent
     if path.is_dir():

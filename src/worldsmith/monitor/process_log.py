@@ -63,7 +63,7 @@ class ProcessLog:
 
 class CopiedStream:
     """A text stream whose lines are in the log too, as a terminal would show them: what a progress bar draws over is
-    left out, and so are colours."""
+    left out, and so are colors."""
 
     def __init__(self, stream: TextIO, log: ProcessLog) -> None:
         self._stream, self._log, self._rest = stream, log, ""

@@ -96,7 +96,7 @@ EVENT_FILE_PREFIX = "events.out.tfevents."
 class TensorBoardLog:
     """Writes every numeric metric as a curve to TensorBoard event files; texts and lists stay in `metrics.jsonl`.
 
-    On resume the readers are told to forget what an interrupted run wrote after `resumed_step` (0 for a new run).
+    On resume the readers are made to forget what an interrupted run wrote after `resumed_step` (0 for a new run).
     Raises OSError when the files cannot be written, as on a full disk; they stay readable.
     """
 

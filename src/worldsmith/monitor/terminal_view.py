@@ -119,7 +119,7 @@ class TerminalView:
 
 
 class Bars(Progress):
-    """The line of the steps, and one of what goes on beside them, which is asked for at each redrawing."""
+    """The line of the steps, and one of the activity next to them, which is asked for at each redrawing."""
 
     def __init__(self, *columns: ProgressColumn, meanwhile: Callable[[], Activity | None], console: Console) -> None:
         self.meanwhile = meanwhile

@@ -1,4 +1,4 @@
-"""Conversations to answers: by the tokenizer, template and pictures of a model's own folder."""
+"""Conversations to answers: by the tokenizer, template and images of a model's own folder."""
 
 from __future__ import annotations
 

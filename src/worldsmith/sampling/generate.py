@@ -53,7 +53,7 @@ def generate_latents(
     share: BranchShare | None = None,
     **settings: Any,
 ) -> list[Tensor]:
-    """Normalised latents [C, t, h, w] of each request; a request's result does not depend on its neighbors.
+    """Normalized latents [C, t, h, w] of each request; a request's result does not depend on its neighbors.
 
     Args:
         max_tokens: most tokens of one forward pass. None: the model's own limit.
@@ -87,7 +87,7 @@ def generate_pack(
     progress: Callable[[int], None] | None = None,
     share: BranchShare | None = None,
 ) -> list[Tensor]:
-    """Normalised latents of requests that share their forward passes; `progress` is told their number at each step.
+    """Normalized latents of requests that share their forward passes; `progress` gets their number at each step.
 
     Raises ValueError for a scale of guidance that is not finite, and for a shared one that has no second branch.
     """

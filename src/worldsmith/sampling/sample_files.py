@@ -227,7 +227,7 @@ def is_image_file(path: str) -> bool:
 
 
 def read_condition(path: str, frames: int, *, last: bool = False) -> Tensor:
-    """Returns the picture, or the first (or last) `frames` of the video, uint8 [3, T, H, W], upright and of its own
+    """Returns the image, or the first (or last) `frames` of the video, uint8 [3, T, H, W], upright and of its own
     size.
 
     Raises ValueError, naming the file, for what cannot be read.

@@ -1,4 +1,4 @@
-"""Generated videos on disk: MP4 files, and contact sheets that show many clips in one picture."""
+"""Generated videos on disk: MP4 files, and contact sheets that show many clips in one image."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def write_mp4(path: str | Path, frames: Tensor, fps: float, *, crf: int = 12) ->
 
 
 def write_jpeg(path: Path, picture: Tensor, quality: int) -> None:
-    """Writes a uint8 picture [3, H, W], which appears only when complete."""
+    """Writes a uint8 image [3, H, W], which appears only when complete."""
     with replacing(path) as aside:
         Image.fromarray(picture.permute(1, 2, 0).cpu().numpy()).save(aside, format="JPEG", quality=quality)
 
@@ -51,7 +51,7 @@ def few_frames(path: Path, count: int = 4) -> Tensor:
 
 
 def read_image(path: str | Path) -> Tensor:
-    """Returns a picture as uint8 [3, H, W], turned as its metadata say. Raises ValueError for what is no picture."""
+    """Returns an image as uint8 [3, H, W], turned as its metadata say. Raises ValueError for what is no image."""
     try:
         image = ImageOps.exif_transpose(Image.open(path))
     except UnidentifiedImageError as error:

@@ -30,7 +30,7 @@ RANDOM = 5056 + 8 * (626 + 1 + 627 + 1)
 RANDOM_GPU = 16
 """Bytes of the random state of its GPU."""
 PIECE = 1830
-"""About what a tensor's piece takes on disk beside its own bytes, with its share of all small files."""
+"""About what a tensor's piece takes on disk next to its own bytes, with its share of all small files."""
 
 
 @dataclass(frozen=True, slots=True)

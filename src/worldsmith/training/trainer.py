@@ -189,7 +189,7 @@ class Trainer(Configurable):
         """Measures the present weights on the validation data if that is due. A stop goes before. Whether they are the
         best so far, and have to be saved for it.
 
-        A run that goes on from here does it (again): what a stop kept from being measured is made up for.
+        A run that continues from here does it (again): what a stop kept from being measured is made up for.
         """
         if self.validator is None or not self.config.trainer.validates_after(self.iteration):
             return False

@@ -48,7 +48,7 @@ class WeightLayout:
     format: str
     """Name of the format, which the folder states."""
     key: Callable[[str], str]
-    """Native name → name in the files."""
+    """Internal parameter name → name in the files."""
     config: Callable[[ModelSpec, Mapping[str, Any]], dict[str, Any]]
     """The content of config.json, out of the model and of what the folder says about itself."""
     facts: Callable[[ModelSpec], dict[str, Any]] = lambda spec: {}
@@ -117,7 +117,7 @@ def named_tensors(layout: WeightLayout, model: StoredModel, options: ExportOptio
 def tower_of(model: StoredModel, place: str) -> WeightSource:
     """Returns the vision tower at `place`, or with OWN that which the model came with.
 
-    Raises UserError when there is none.
+    Raises UserError if none exists.
     """
     if place != OWN:
         source = open_weights(place, field="--vision-tower")

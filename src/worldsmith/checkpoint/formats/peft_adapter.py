@@ -209,7 +209,7 @@ def base_in_peft(base_model: str) -> dict[str, Any]:
 
 
 def read_adapter(layout: AdapterLayout, folder: str | Path) -> StoredAdapter:
-    """Reads a LoRA folder in PEFT's format, or a file for `load_lora_weights` (or its folder), whoever wrote it.
+    """Reads a LoRA folder in PEFT's format, or a file for `load_lora_weights` (or its folder).
 
     Raises FileNotFoundError when a file is missing, UserError when one is damaged or not understood, ValueError for an
     adapter that is not plain LoRA (another method, a rank or scale per layer, biases) or belongs to another network.

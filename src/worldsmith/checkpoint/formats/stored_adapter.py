@@ -67,7 +67,7 @@ class AdapterLayout:
 
     family: str
     outward: Callable[[str], str]
-    """Native name of a weight → that library's; raises ValueError for what is no weight of the model."""
+    """Internal parameter name of a weight → that library's; raises ValueError for what is no weight of the model."""
     inward: Callable[[str], str]
     """The other way round."""
     library: str

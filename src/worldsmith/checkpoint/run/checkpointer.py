@@ -134,7 +134,7 @@ class Checkpointer(Configurable):
         """Writes the checkpoint of `iteration` and returns its folder; waits for the save before it, if there is one.
 
         `parts` maps model, optim, scheduler and trainer to their tensors; `dataloader` is this rank's position (JSON);
-        `texts` are small files to keep beside them, such as config.yaml. With `background` the tensors are copied and
+        `texts` are small files to keep next to them, such as config.yaml. With `background` the tensors are copied and
         the folder appears later. Without `retire` no older checkpoint is removed, whatever the settings say. One that
         `is_best` is pointed to as such when it is complete. Raises SaveError (a save in the background: `settle` does).
         """

@@ -45,7 +45,7 @@ def fingerprint(frozen: Mapping[str, Tensor | WeightSum], dtypes: Mapping[str, s
 
 
 def describe_frozen_weights(frozen: Mapping[str, Tensor | WeightSum], *, source: str) -> str:
-    """Returns the content of the file; `source` says in words where the frozen weights come from."""
+    """Returns the content of the file; `source` describes the origin of the frozen weights."""
     tensors = {name: tensor for name, tensor in frozen.items() if not isinstance(tensor, WeightSum)}
     dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items()}
     dtypes = {name: dtype for name, dtype in dtypes.items() if dtype != "float32"}

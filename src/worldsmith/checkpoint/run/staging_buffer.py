@@ -56,7 +56,7 @@ class StagedLayout:
 class Stager:
     """Copies tensors, also sharded ones, into one buffer in host RAM that is used again as long as shapes stay.
 
-    `allocate` makes the buffer: so many bytes, uint8. For tensors of a GPU it is pinned.
+    `allocate` makes the buffer: the given number of bytes, uint8. For tensors of a GPU it is pinned.
     """
 
     def __init__(self, allocate: Callable[[int], Tensor], *, on_cuda: bool = False) -> None:

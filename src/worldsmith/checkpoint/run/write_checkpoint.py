@@ -49,7 +49,7 @@ class Save:
     target: Path
     """The checkpoint's folder."""
     texts: Mapping[str, str]
-    """Small files to keep beside the tensors."""
+    """Small files to keep next to the tensors."""
     position: str | None
     """Data loader state as JSON."""
     data_rank: int
@@ -101,7 +101,7 @@ def make_visible(save: Save, shares: list[dict[str, list[int]]]) -> None:
 
 
 def remove_old(newest: Path, keep_latest_k: int | None, keep_every: int | None) -> None:
-    """Removes the checkpoints beside `newest` that neither setting keeps, and that are not the best; None keeps all.
+    """Removes the checkpoints next to `newest` that neither setting keeps, and that are not the best; None keeps all.
 
     One that another process is reading stays until a later save.
     """
@@ -292,7 +292,7 @@ def serve(connection: Connection, parent: int) -> None:
         torch.set_num_threads(1)  # OpenMP's threads do not survive a fork, and whoever needs them waits for ever
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)  # a stop is for the run, which may have a save to finish
-        # No save goes on after its run: the next run would meet it in the same folder.
+        # No save continues after its run: the next run would meet it in the same folder.
         signal_at_parents_end(signal.SIGKILL, parent)
         layout: Any = None
         memory: Any = None
@@ -324,7 +324,7 @@ def outcome(job: Job, layout: StagedLayout, memory: Tensor, connection: Connecti
 
 
 def mapped(handle: int, size: int) -> Tensor:
-    """Returns the bytes of a file as a tensor; whoever maps the same file sees the same bytes."""
+    """Returns the bytes of a file as a tensor; all processes that map the same file see the same bytes."""
     import torch
 
     return torch.frombuffer(mmap.mmap(handle, size), dtype=torch.uint8)

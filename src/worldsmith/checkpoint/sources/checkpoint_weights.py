@@ -91,7 +91,7 @@ class CheckpointWeights(WeightSource):
 
 
 class ReadOnAccess(Mapping[str, "Tensor"]):
-    """Weights of a source that are in memory only while they are looked at."""
+    """Weights of a source that are in memory only while they are inspected."""
 
     def __init__(self, source: WeightSource, names: Sequence[str]) -> None:
         self.source, self.names = source, names

@@ -113,7 +113,7 @@ def has_safetensors(root: Path) -> bool:
 def open_safetensors(root: Path, family: str = "") -> SafetensorsWeights:
     """Returns the weights of a folder, of `family` where several can read it.
 
-    Raises FileNotFoundError for a missing file, UserError for a layout nobody knows.
+    Raises FileNotFoundError for a missing file, UserError for a layout that is not known.
     """
     folder = weight_folder(root)
     if folder is None:
@@ -194,7 +194,7 @@ def open_file(file: Path) -> Any:
     """Returns an opened safetensors file. Raises OSError when it cannot be read, UserError when it is none."""
     from safetensors import SafetensorError, safe_open
 
-    file.open("rb").close()  # safetensors says of every file that it cannot open that it is not there
+    file.open("rb").close()  # safetensors reports every file that it cannot open as missing
     try:
         return safe_open(file, framework="pt")
     except SafetensorError as error:
@@ -202,7 +202,7 @@ def open_file(file: Path) -> Any:
 
 
 def read_network_settings(folder: Path, naming: Naming) -> dict[str, Any]:
-    """Returns the network fields that the config beside the weights states.
+    """Returns the network fields that the config next to the weights states.
 
     Raises UserError for a config that contradicts.
     """

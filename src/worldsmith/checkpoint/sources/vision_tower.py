@@ -26,9 +26,9 @@ INSIDE = re.compile(r"(?:(?:model\.)?net\.)?(?:language_model\.|model\.)?visual\
 
 
 def find_tower(source: WeightSource) -> WeightSource | None:
-    """Returns the tower that belongs to these weights: among them, or in the folder `vision_encoder/` beside them.
+    """Returns the tower that belongs to these weights: among them, or in the folder `vision_encoder/` next to them.
 
-    Raises UserError when something says that there is one, and it is not there.
+    Raises UserError when something says that there is one, and it does not exist.
     """
     if not isinstance(source, SafetensorsWeights):
         inside = tower_names(source.shapes)
@@ -53,7 +53,7 @@ def find_tower(source: WeightSource) -> WeightSource | None:
 
 
 def tower_in(folder: Path, files: Mapping[str, Path], keys: Mapping[str, str]) -> SafetensorsWeights:
-    """Raises FileNotFoundError when a file that an index lists is not there."""
+    """Raises FileNotFoundError when a file that an index lists does not exist."""
     for key in keys.values():
         if not files[key].is_file():
             raise FileNotFoundError(f"{folder} lacks the weight file {files[key].name}, with the vision tower's {key}")

@@ -99,7 +99,7 @@ def _named(tag: str) -> Any:
 
 
 def _import(name: str, tag: str) -> Any:
-    """Returns the module, or None if there is none of that name."""
+    """Returns the module, or None without one of that name."""
     if name in sys.modules:
         return sys.modules[name]
     try:

@@ -1,7 +1,7 @@
 """Which types a config field may have, and whether a value fits one of them.
 
 Values are plain data: int, float, str, bool, None, lists, string-keyed dicts and nested Configs. Nothing is converted
-silently, with one exception that loses nothing: a whole number becomes a float where a float is asked.
+silently, with one exception that loses nothing: an integer becomes a float where a float is asked.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def describe_hint(hint: Any, *, null: bool = True) -> str:
 
 
 def describe_value(value: Any) -> str:
-    """Returns a value in words, with its kind where that is the mistake: ``'3' (text)``."""
+    """Returns a value as text, with its kind where that is the mistake: ``'3' (text)``."""
     if is_config_class(type(value)):
         return f"a {type(value).__qualname__} section"
     if isinstance(value, bool):

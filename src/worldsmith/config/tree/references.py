@@ -173,7 +173,7 @@ class _Resolver:
                 found = copy.deepcopy(old)
             else:
                 found = self.value((*path, name), old, hints[name])
-            # What failed keeps its old value: the error is reported, and the rest can still be looked at.
+            # What failed keeps its old value: the error is reported, and the rest can still be inspected.
             object.__setattr__(copied, name, old if found is _FAILED else found)
         return copied
 

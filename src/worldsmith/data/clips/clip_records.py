@@ -53,7 +53,7 @@ def has_file(folder: str) -> bool:
 
 
 def find_file(path: str) -> Path:
-    """Returns the dataset file at `path` or in the folder `path`. Raises DataError if there is none."""
+    """Returns the dataset file at `path` or in the folder `path`. Raises DataError if none exists."""
     if not path:
         raise DataError("dataset.path is empty; give the .jsonl file or its folder (recipes read DATASET_PATH)")
     given = Path(path)

@@ -20,7 +20,7 @@ MAX_FPS = 30
 class FrameSelection:
     """`count` frames from `start` on, every `interval`-th frame of the file; the VAE can encode this number of frames.
 
-    If the interval is not a whole number, the nearest frames are used.
+    If the interval is not an integer, the nearest frames are used.
     """
 
     start: int
@@ -149,7 +149,7 @@ def select_at_rate(frames: FrameRange, interval: float, count: int, mode: str, r
 def select_as_sat(frames: FrameRange, count: int, config: VideoDataset.Config, grid: LatentGrid) -> FrameSelection:
     """Selects the same `count` frames as CogVideo's SAT.
 
-    The interval is rounded down to a whole number, so the rate is at least `target_fps`. SAT fails at rates below
+    The interval is rounded down to an integer, so the rate is at least `target_fps`. SAT fails at rates below
     `target_fps` and at some lengths, and repeats the last frame of short clips. In these cases the interval is 1, or
     fewer frames are skipped.
 

@@ -80,7 +80,7 @@ def check_resolution(resolution: str) -> None:
 
 
 def aspect_bucket(width: int, height: int) -> str:
-    """Returns the published aspect bucket, "W,H", of a picture of width x height pixels."""
+    """Returns the published aspect bucket, "W,H", of an image of width x height pixels."""
     ratio = width / height
     for limit, name in ((0.65, "9,16"), (0.88, "3,4"), (1.16, "1,1"), (1.55, "4,3")):
         if ratio < limit:

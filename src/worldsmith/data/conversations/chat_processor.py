@@ -363,7 +363,7 @@ def after(text: str, part: str) -> int:
 
 
 def separate_template(folder: Path) -> str:
-    """Returns the template of a file that tokenizers do not read by themselves. Raises DataError when there is none."""
+    """Returns the template of a file that tokenizers do not read by themselves. Raises DataError if none exists."""
     file = folder / "chat_template.json"
     try:
         return str(json.loads(file.read_text(encoding="utf-8"))["chat_template"])

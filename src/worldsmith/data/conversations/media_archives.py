@@ -74,7 +74,7 @@ def archives_in(folder: Path) -> list[Path]:
 
 
 def unpacked(archive: Path) -> Path:
-    """Returns the folder with the files of an archive, which is unpacked when it is not there yet.
+    """Returns the folder with the files of an archive, which is unpacked when it does not exist yet.
 
     Members that are damaged are left out, listed in `DAMAGE` of the folder, and reported at each call.
 

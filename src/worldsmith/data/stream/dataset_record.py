@@ -1,4 +1,4 @@
-"""`dataset_windows.txt` in the run folder: which samples a run is trained on, so that a change can be told in words."""
+"""`dataset_windows.txt` in the run folder: which samples a run is trained on, so that a change can be described."""
 
 from __future__ import annotations
 

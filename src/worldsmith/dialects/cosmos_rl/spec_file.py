@@ -55,7 +55,7 @@ class Spec(ForeignSpec):
         return any(starts_with(bad, path) or starts_with(path, bad) for bad in self.broken)
 
     def get(self, key: str) -> Any:
-        """Returns the value of a dotted key; None below a section that is not there."""
+        """Returns the value of a dotted key; None below a section that does not exist."""
         return find(self.root, fields_of(key))
 
     def default(self, key: str) -> Any:
@@ -111,7 +111,7 @@ def read_spec(form: SpecForm, file: str, words: Sequence[str] = ()) -> Spec:
 
 
 def _missing(root: Config, problems: Sequence[Problem]) -> list[Problem]:
-    """Returns a problem for each value that must be given and is not; of a section that is not there, for each such
+    """Returns a problem for each value that must be given and is not; of a section that does not exist, for each such
     value."""
     broken = [problem.keys for problem in problems if problem.path]
     found = []

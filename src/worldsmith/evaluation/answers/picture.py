@@ -1,4 +1,4 @@
-"""A confusion table as a picture."""
+"""A confusion table as an image."""
 
 from __future__ import annotations
 

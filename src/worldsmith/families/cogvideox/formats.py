@@ -188,7 +188,7 @@ def read_scheduler(folder: Path) -> dict[str, Any]:
 def export_stored_sat(model: StoredModel, out: Path, options: ExportOptions) -> bool:
     """Writes a trained model as the folder `out`; False when the same export is there already.
 
-    Without `merge` a LoRA run's adapters stay beside the weights, as SAT has them. Raises ValueError for adapters that
+    Without `merge` a LoRA run's adapters stay next to the weights, as SAT has them. Raises ValueError for adapters that
     SAT has no place for.
     """
     if options.merge:

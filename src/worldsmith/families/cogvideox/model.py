@@ -101,7 +101,7 @@ class CogVideoXDefaults(PipelineDefaults):
 
 
 class CogVideoXGenerator(PipelineModel):
-    """A transformer over text and video tokens; an image's latents stand beside the video's.
+    """A transformer over text and video tokens; an image's latents are concatenated to the video's.
 
     A token of CogVideoX 1.5 has two latent frames: where one is missing, it belongs in front (`padding`).
     """

@@ -1,4 +1,4 @@
-"""The names of SAT's CogVideoX checkpoints beside diffusers', both ways: one table of where each tensor's parts go.
+"""The names of SAT's CogVideoX checkpoints next to diffusers', both ways: one table of where each tensor's parts go.
 
 SAT keeps the projections of queries, keys and values in one tensor, and the twelve modulations of a block in another.
 """

@@ -28,7 +28,7 @@ LATEST, STATES = "latest", "mp_rank_{:02d}_model_states.pt"
 AVERAGED = "-ema"
 """Suffix of an iteration's folder with EMA weights."""
 LEFT = {"conditioner.": "the text encoder", "first_stage_model.": "the VAE", "denoiser.": "the noise table"}
-"""Beginnings of the names of what a full state of SAT holds beside the network."""
+"""Beginnings of the names of what a full state of SAT holds in addition to the network."""
 ALPHA = 1
 """`lora_alpha` of SAT where a config does not set it; a checkpoint does not say it."""
 
@@ -169,7 +169,7 @@ def settings_from_shapes(own: Mapping[str, Tensor]) -> dict[str, Any]:
 def find_states(root: Path) -> Path | None:
     """Returns the file of weights that a folder, or `root` itself, stands for; None for what SAT has not written.
 
-    Raises UserError when `latest` names what is not there, and for weights that are cut among several files.
+    Raises UserError when `latest` names what does not exist, and for weights that are cut among several files.
     """
     if root.is_file():
         return root if root.suffix in FILE_ENDINGS and is_zipfile(root) else None

@@ -72,7 +72,7 @@ class PipelineFormats(FamilyFormats):
         return model.defaults.make_scheduler(model.defaults.shift)
 
     def arrange(self, model: Any, parts: dict[str, Any], dtype: DType) -> dict[str, Any]:
-        """Returns the pipeline's arguments beside the scheduler, out of transformer, vae, text_encoder and
+        """Returns the pipeline's arguments in addition to the scheduler, out of transformer, vae, text_encoder and
         tokenizer."""
         return parts
 

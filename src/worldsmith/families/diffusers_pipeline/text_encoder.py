@@ -215,7 +215,7 @@ def load_encoder(folder: Path, precision: str, device: str | torch.device) -> An
 
 
 def inside(path: Path, encoder: str = ENCODER, tokenizer: str = TOKENIZER) -> tuple[Path, Path]:
-    """Returns the folders of an encoder and of its tokenizer. Raises FileNotFoundError when one is not there."""
+    """Returns the folders of an encoder and of its tokenizer. Raises FileNotFoundError when one does not exist."""
     folders = (path / encoder, path / tokenizer) if (path / encoder).is_dir() else (path, path)
     for folder, file in zip(folders, ("config.json", TOKENIZER_FILES[0]), strict=True):
         if not (folder / file).is_file():

@@ -60,7 +60,7 @@ class FluxTextEncoder(T5TextEncoder):
             return PublishedPart("path", "the encoders of CLIP ViT-L/14 and T5 v1.1 XXL", PLACES, contents)
 
         def check_files(self) -> None:
-            """Raises FileNotFoundError when one of the encoders or tokenizers is not there; downloads none."""
+            """Raises FileNotFoundError when one of the encoders or tokenizers does not exist; downloads none."""
             found = look_for_layout(self.path, PLACES, field=FIELD)
             if found is not None:
                 inside(found, *CLIP)

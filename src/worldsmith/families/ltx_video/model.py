@@ -148,7 +148,7 @@ class LTXVideoDefaults(FlowMatchDefaults):
 class LTXVideoGenerator(PipelineModel):
     """A transformer over the tokens of a video, with cross-attention to the text.
 
-    Positions are in seconds and pixels, so that the network is told the frame rate of each video.
+    Positions are in seconds and pixels, so that the network gets the frame rate of each video.
     """
 
     network_class = "LTXVideoTransformer3DModel"

@@ -66,7 +66,7 @@ def frozen_names(names: Sequence[str], aliases: Mapping[str, Sequence[str]], con
 
 
 def tied_names(network: Any) -> dict[str, list[str]]:
-    """Native name of a shared parameter → the names that it has beside it."""
+    """Internal parameter name of a shared parameter → the names that it has in addition to it."""
     own = {id(parameter): native_name(name) for name, parameter in network.named_parameters()}
     every = [(native_name(name), p) for name, p in network.named_parameters(remove_duplicate=False)]
     tied: dict[str, list[str]] = {}

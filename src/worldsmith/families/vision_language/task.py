@@ -103,7 +103,7 @@ class VisionLanguageTask(Task):
 
     @cached_property
     def media(self) -> MediaProcessor:
-        """Raises DataError for a model folder that does not say what pictures its model takes."""
+        """Raises DataError for a model folder that does not say what images its model takes."""
         return self.data.processor.media.build(folder=self.model.folder)
 
     def check_gradients(self, batches: Sequence[Sequence[ChatSample]], weight: float) -> None:

@@ -57,7 +57,7 @@ class NetworkConfig(Config):
 
     @property
     def takes_image(self) -> bool:
-        """Whether the latents of an image, and their mask, stand beside the noisy ones."""
+        """Whether the latents of an image, and their mask, are concatenated to the noisy ones."""
         return self.in_channels != self.out_channels
 
     def check(self) -> None:

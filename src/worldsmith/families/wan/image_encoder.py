@@ -39,7 +39,7 @@ class WanImageEncoder(Configurable):
             return PublishedPart("path", "the image encoder of CLIP ViT-H/14", PLACES, contents)
 
         def check_files(self) -> None:
-            """Raises FileNotFoundError when one of the parts is not there; downloads none."""
+            """Raises FileNotFoundError when one of the parts does not exist; downloads none."""
             found = look_for_layout(self.path, PLACES, field=FIELD) if self.path else None
             if found is not None:
                 require_parts(found)
@@ -99,7 +99,7 @@ class WanImageEncoder(Configurable):
 
 
 def require_parts(folder: Path) -> None:
-    """Raises FileNotFoundError for a part that is not there."""
+    """Raises FileNotFoundError for a part that does not exist."""
     for file in (f"{ENCODER}/config.json", f"{PROCESSOR}/preprocessor_config.json"):
         if not (folder / file).is_file():
             raise FileNotFoundError(f"{FIELD}: no {file} in '{folder}'; give a pipeline of Wan 2.1 for images")

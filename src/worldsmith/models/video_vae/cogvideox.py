@@ -1,7 +1,7 @@
 """The video VAE of CogVideoX (8× in space, 4× in time), from a diffusers folder or from a file of SAT.
 
 A file of SAT (`3d-vae.pt`) has no config: it is read with the released one, unless a JSON file of the same stem lies
-beside it (`3d-vae.json`), which a VAE of another size needs.
+next to it (`3d-vae.json`), which a VAE of another size needs.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def diffusers_to_sat(name: str) -> str:
 
 
 def read_sat_config(file: Path) -> dict[str, Any]:
-    """Reads the JSON file beside a VAE's file; empty if there is none (the released VAE). Raises FileNotFoundError."""
+    """Reads the JSON file next to a VAE's file; empty without one (the released VAE). Raises FileNotFoundError."""
     if not file.is_file():
         raise FileNotFoundError(f"{FIELD}: there is no file '{file}'")
     return read_optional_json(file.with_suffix(".json"))

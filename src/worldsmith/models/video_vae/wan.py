@@ -1,4 +1,4 @@
-"""`WanVAE`: the video VAE of Wan, between uint8 clips and normalised latents (16× or 8× in space, 4× in time)."""
+"""`WanVAE`: the video VAE of Wan, between uint8 clips and normalized latents (16× or 8× in space, 4× in time)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ RECIPE = "wan-mean-latents-2"
 class WanVAE(FrozenVAE):
     """Encodes and decodes clips.
 
-    - The whole VAE (weights and arithmetic) runs in `precision`; the latent is the posterior's mean, normalised with
+    - The whole VAE (weights and arithmetic) runs in `precision`; the latent is the posterior's mean, normalized with
       the channel means and deviations of the VAE's config. Weights are frozen.
     - A clip is encoded in windows of frames, whose length follows from the frame's size (`windows.py`).
     - `compile_encoder` makes encoding faster after a while; the latents then differ in their last bits.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 Shapes = dict[str, tuple[int, ...]]
-"""Native name of a parameter → its shape."""
+"""Internal parameter name of a parameter → its shape."""
 
 
 def linear(path: str, inputs: int, outputs: int, *, bias: bool = True) -> Shapes:

@@ -1,4 +1,4 @@
-"""`python -m worldsmith.monitor.page RUN`: rebuilds the page of a run that goes on, and stands back for it."""
+"""`python -m worldsmith.monitor.page RUN`: rebuilds the page of a run that continues, and stands back for it."""
 
 from __future__ import annotations
 

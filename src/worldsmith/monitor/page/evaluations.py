@@ -29,7 +29,7 @@ class Evaluation:
     """Folder in the run folder, or the run where several are compared."""
     about: str
     columns: list[str]
-    """Models that were measured beside each other; one that is empty where there is one."""
+    """Models that were measured next to each other; one that is empty where there is one."""
     rows: Rows
     pictures: list[tuple[str, str, bool]] = field(default_factory=list)
     """`src`, what it shows, and whether it has small details and needs the width of the page."""
@@ -54,7 +54,7 @@ def evaluations(run: RunFiles, place: PageBudget | None) -> list[Evaluation]:
 
 
 def compared(runs: Sequence[RunFiles], names: Sequence[str]) -> list[Evaluation]:
-    """Evaluations of one folder's name in several runs, the models that were trained beside each other."""
+    """Evaluations of one folder's name in several runs, the models that were trained next to each other."""
     own = [{one.name: one for one in evaluations(run, None)} for run in runs]
     found = []
     for folder in dict.fromkeys(name for of in own for name in of):

@@ -196,7 +196,7 @@ def packages(run: RunFiles) -> list[str]:
 
 
 def prompts_file(run: RunFiles) -> Path | None:
-    """Prompts that lie beside the training data."""
+    """Prompts that lie next to the training data."""
     folders = data_folders(run)
     return next((file for folder in folders if (file := folder / "prompts.jsonl").is_file()), None)
 

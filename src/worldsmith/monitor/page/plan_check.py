@@ -27,7 +27,7 @@ FORMS = {
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A planned figure, a range from `low` to `high`, beside the measured one."""
+    """A planned figure, a range from `low` to `high`, next to the measured one."""
 
     kind: str
     name: str
@@ -161,7 +161,7 @@ def plan_in_a_line(plan: Mapping[str, Any]) -> str:
 
 
 def planned_peak(plan: Mapping[str, Any]) -> float:
-    """Returns the bytes of tensors at the worst moment, with encoders that are beside it."""
+    """Returns the bytes of tensors at the worst moment, with encoders that are next to it."""
     return lookup_number(plan, "memory.peak_bytes") + lookup_number(plan, "memory.encoders_bytes")
 
 

@@ -37,7 +37,7 @@ READER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 @dataclass
 class RunFiles:
-    """The files of one run folder. `absent` says what is not there, `problems` what cannot be read."""
+    """The files of one run folder. `absent` says what does not exist, `problems` what cannot be read."""
 
     folder: Path
     metrics: MetricsReader
@@ -61,10 +61,10 @@ class RunFiles:
     absent: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     outside: list[str] = field(default_factory=list)
-    """Names of pictures and videos that lie outside the run folder, which the page does not show."""
+    """Names of images and videos that lie outside the run folder, which the page does not show."""
 
     def find_media(self, name: str) -> Path | None:
-        """Returns the picture or video of that path in the run folder; `None` if it is missing, or outside, which is
+        """Returns the image or video of that path in the run folder; `None` if it is missing, or outside, which is
         noted."""
         file = resolve_file(self.folder / name)
         if file is not None and not file.is_relative_to(self.folder.resolve()):
@@ -89,7 +89,7 @@ class RunFiles:
 
 
 def read_run(folder: Path, metrics: MetricsReader | None = None) -> RunFiles:
-    """Reads a run folder; `metrics` goes on where it was. Raises UserError for a folder that is no run's."""
+    """Reads a run folder; `metrics` continues where it was. Raises UserError for a folder that is no run's."""
     run = RunFiles(require_run(folder), metrics or MetricsReader(folder / "metrics.jsonl"))
     with reported(run, "metrics.jsonl"):
         run.metrics.read()
@@ -126,7 +126,7 @@ def require_run(folder: Path) -> Path:
 
 
 class reported:  # noqa: N801 (reads as a statement)
-    """Notes what a file's reader raises and goes on."""
+    """Notes what a file's reader raises and continues."""
 
     def __init__(self, run: RunFiles, name: str) -> None:
         self.run, self.name = run, name
@@ -151,7 +151,7 @@ def resolve_file(path: Path) -> Path | None:
 
 
 def read_run_table(run: RunFiles, name: str) -> dict[str, Any]:
-    """Returns a YAML or JSON file that holds a table; empty where it is not there."""
+    """Returns a YAML or JSON file that holds a table; empty where it does not exist."""
     path, found = run.folder / name, None
     if not path.exists():
         return {}

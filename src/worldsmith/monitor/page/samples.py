@@ -32,11 +32,11 @@ EMBEDDED_FILE = 64_000
 EMBEDDED_PAGE = 1_200_000
 """Bytes of all files that are put into one page."""
 EMBEDDED_PICTURE = 500_000
-"""Bytes of the largest picture of an evaluation that is put into the page; a larger one is scaled down to that."""
+"""Bytes of the largest image of an evaluation that is put into the page; a larger one is scaled down to that."""
 EMBEDDED_PICTURES = 1_500_000
-"""Bytes of all pictures of evaluations that are put into one page."""
+"""Bytes of all images of evaluations that are put into one page."""
 PICTURE_WIDTH = 1600
-"""Pixels of the widest picture of an evaluation that was scaled down, and of the narrowest one below."""
+"""Pixels of the widest image of an evaluation that was scaled down, and of the narrowest one below."""
 LEAST_PICTURE_WIDTH = 400
 MOST_STEPS = 8
 """Max number of steps shown per prompt, including the first and the last."""
@@ -57,9 +57,9 @@ class PageBudget:
     folder: Path
     room: int = EMBEDDED_PAGE
     picture_room: int | None = None
-    """Bytes left for pictures of evaluations; `None`: `EMBEDDED_PICTURES`, or nothing where `room` is 0."""
+    """Bytes left for images of evaluations; `None`: `EMBEDDED_PICTURES`, or nothing where `room` is 0."""
     linked: int = 0
-    """Files that the page needs beside it."""
+    """Files that the page needs in addition to it."""
 
     def __post_init__(self) -> None:
         if self.picture_room is None:
@@ -82,7 +82,7 @@ class PageBudget:
         return self._link(file)
 
     def picture(self, run: RunFiles, name: str) -> str | None:
-        """Returns the `src` of a picture of an evaluation: its content, scaled down if it is large; else as
+        """Returns the `src` of an image of an evaluation: its content, scaled down if it is large; else as
         `source`."""
         file, room = run.find_media(name), self.picture_room or 0
         if file is None or not room:
@@ -161,7 +161,7 @@ class PromptSamples:
 
     @property
     def answers(self) -> bool:
-        """Whether words were drawn here, which are read rather than looked at."""
+        """Whether words were drawn here, which are read rather than inspected."""
         return any(shown.answer is not None for shown in self.shown)
 
     @property

@@ -148,5 +148,5 @@ def when(text: Any) -> datetime | None:
 
 
 def find_first_integer(*values: Any) -> int | None:
-    """Returns the first that is a whole number."""
+    """Returns the first that is an integer."""
     return next((value for value in values if isinstance(value, int) and not isinstance(value, bool)), None)

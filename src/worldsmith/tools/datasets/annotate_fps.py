@@ -36,7 +36,7 @@ class AnnotateFps(Action):
     """Writes a new file of conversations, in which each record with a video has its stream's rate as `video_fps`.
 
     The source (annotations.json in any of its shapes, or messages.jsonl) is only read, and an existing file is never
-    replaced. Rates that are stated already stay; those that are more than 1 % off are listed. Beside the new file,
+    replaced. Rates that are stated already stay; those that are more than 1 % off are listed. Next to the new file,
     NEW.provenance.json says what it was made from.
     """
 

@@ -38,7 +38,7 @@ SUPERVISED, PLACEHOLDER, PLAIN = "\x1b[1;32m", "\x1b[2;36m", "\x1b[0m"
 class PreviewChats(Action):
     """Shows conversations as a model gets them: tokens, which of them are supervised, and frames as they are scaled.
 
-    What is supervised is green, or stands in [[ ]] where there are no colours. --dataset names the kind:
+    What is supervised is green, or stands in [[ ]] where there are no colors. --dataset names the kind:
     ManifestDataset (VideoPhy-2), LlavaDataset, MessagesDataset or LlavaOneVision; --dataset.path its file or folder.
     With --run in place of a model, all of this is what the run trains on.
     """

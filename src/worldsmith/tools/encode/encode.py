@@ -41,7 +41,7 @@ class Encoded:
 
 class Encode(RunAction):
     """Encode the clips of a run ahead of it, into dataloader_train.latent_cache: the run then only reads latents. The
-    same command goes on where it was ended; `worldsmith launch … encode …` shares the work among its processes."""
+    same command continues where it was ended; `worldsmith launch … encode …` shares the work among its processes."""
 
     class Config(RunAction.Config):
         processes: Count = 1

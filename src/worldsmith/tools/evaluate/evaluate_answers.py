@@ -55,7 +55,7 @@ class EvaluateAnswers(AnswerAction, WritingAction):
 
     results.json has a row for each record, metrics.json the figures. --dataset names the kind: ManifestDataset
     (VideoPhy-2), LlavaDataset, MessagesDataset or LlavaOneVision; --dataset.path its file or folder. Answers are
-    written as they come: the same command goes on where it was stopped. --processes N, and on several machines
+    written as they come: the same command continues where it was stopped. --processes N, and on several machines
     `worldsmith launch --nnodes M --nproc-per-node N evaluate …`, share the questions among processes.
     """
 

@@ -144,7 +144,7 @@ def without_code(lines: Iterable[Line]) -> Iterator[Line]:
 
 
 def with_frames(lines: Iterable[Line]) -> Iterator[tuple[Line, str]]:
-    """Yields the lines as `without_code` gives them, each with the last frame before it, empty if there is none."""
+    """Yields the lines as `without_code` gives them, each with the last frame before it, empty without one."""
     code, in_box, last = None, False, ""
     for line in lines:
         if in_box and IN_BOX.match(line.text):

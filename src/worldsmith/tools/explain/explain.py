@@ -75,7 +75,7 @@ class Explain(Action):
 
 
 def lines(causes: Sequence[Cause], run: Run | None, streams: Sequence[Stream]) -> Iterator[str]:
-    """Causes in full, consequences beside a cause by name alone; what is not known as it stands in the log."""
+    """Causes in full, consequences next to a cause by name alone; what is not known as it stands in the log."""
     known = [cause for cause in causes if not cause.pattern.consequence] or causes
     for number, cause in enumerate(known):
         yield from [""] * (number > 0)

@@ -255,7 +255,7 @@ def with_merged_adapters(source: WeightSource, alpha: float | None) -> WeightSou
 
 
 def with_adapters(weights: WeightSource, source: WeightSource) -> WeightSource:
-    """Returns the weights, and the source's adapters beside them."""
+    """Returns the weights, and the source's adapters next to them."""
     places: dict[str, tuple[WeightSource, str]] = {name: (weights, name) for name in weights.shapes}
     return JoinedWeights(source.describe, places | {name: (source, name) for name in source.shapes if is_adapter(name)})
 

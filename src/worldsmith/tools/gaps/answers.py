@@ -119,7 +119,7 @@ class Annotations:
             self.by_name.setdefault(name, []).append(key)
 
     def key_of(self, row: Mapping[str, Any]) -> str | None:
-        """Returns the record that a row answers; None where there is none.
+        """Returns the record that a row answers; None without one.
 
         One that shares its name with others is found by the row's own id, else by its question. Raises ValueError where
         that leaves several that show something else.

@@ -40,7 +40,7 @@ class GenerateVideos(WritingAction):
     """Makes videos and images with a trained, exported or released generator.
 
     Each sample gets a folder of its name in --out with vision.mp4 or vision.jpg, sample_args.json and
-    sample_outputs.json. Complete ones are left alone: the same command goes on where it was stopped. Flags win over
+    sample_outputs.json. Complete ones are left alone: the same command continues where it was stopped. Flags win over
     files. `worldsmith launch --nproc-per-node N generate …` shares the samples among N processes.
     """
 

@@ -110,7 +110,7 @@ class Order:
     ) -> None:
         """Makes this process's share of the samples that are not `made`, pack by pack.
 
-        Packs are cut from all samples, whatever is there already: a command that goes on makes the same bytes as one
+        Packs are cut from all samples, whatever is there already: a command that continues makes the same bytes as one
         that was never stopped.
         """
         from worldsmith.sampling.generate import generate_pack

@@ -130,7 +130,7 @@ class Infer(AnswerAction):
         }
 
     def shown(self) -> list[list[Part]]:
-        """Returns the images and videos of each question. Raises UserError for a file that is not there."""
+        """Returns the images and videos of each question. Raises UserError for a file that does not exist."""
         config = self.config
         if config.media is not None:
             return [[Part(kind, source=str(file))] for file, kind in media_of(Path(config.media), config.kind)]

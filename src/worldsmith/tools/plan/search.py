@@ -142,7 +142,7 @@ class SettingSearch:
         return lacks(self.known[self.least], FAR)
 
     def next_best(self, here: Sequence[Setting], chosen: set[Setting], *, without_slower_forms: bool) -> Tried | None:
-        """Returns the best that fits beside those that were chosen."""
+        """Returns the best that fits next to those that were chosen."""
         while True:
             ignored = set() if without_slower_forms else chosen
             open_ = self.undecided(here, ignored)

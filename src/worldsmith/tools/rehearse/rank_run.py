@@ -75,7 +75,7 @@ class RankRecord:
     plans: Mapping[str, SavePlan] = field(default_factory=dict)
     """Save plan of the rank, by checkpoint part."""
     texts: Mapping[str, str] = field(default_factory=dict)
-    """Small files beside the tensors."""
+    """Small files next to the tensors."""
     error: str = ""
     """Error that ended the rank; "" without an error."""
 

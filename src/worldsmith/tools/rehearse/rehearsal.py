@@ -234,7 +234,7 @@ def with_fewer(described: dict[str, Any], layers: int) -> dict[str, Any]:
 
 
 def copied(source: Path, target: Path, described: dict[str, Any]) -> Path:
-    """Returns the small files of a model folder, beside another config."""
+    """Returns the small files of a model folder, next to another config."""
     target.mkdir()
     for file in source.iterdir():
         if file.is_file() and file.suffix in (".json", ".jinja", ".txt", ".model") and file.name != CONFIG:

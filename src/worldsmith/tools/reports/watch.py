@@ -115,7 +115,7 @@ class Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def answer_file(self, name: str) -> None:
-        """A video or a picture of the run folder, or the part of it that is asked for; nothing else."""
+        """A video or an image of the run folder, or the part of it that is asked for; nothing else."""
         file = resolve_file(self.server.folder / name)
         kind = None if file is None else MEDIA.get(file.suffix.lower())
         if file is None or kind is None or not file.is_relative_to(self.server.folder):
@@ -161,7 +161,7 @@ def span(first: str, last: str, size: int) -> tuple[int, int]:
 
 
 class Watch(Action):
-    """Serves the page of a run on this machine only, up to date while the run goes on, until Ctrl-C."""
+    """Serves the page of a run on this machine only, up to date while the run continues, until Ctrl-C."""
 
     places: ClassVar[tuple[str, ...]] = ("run",)
 

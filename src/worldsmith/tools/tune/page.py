@@ -275,5 +275,5 @@ def count_trials(lines: Lines, state: str) -> int:
 
 
 def report(out: Path, line: Mapping[str, Any]) -> str:
-    """Returns the page of a trial's run, beside that of the study."""
+    """Returns the page of a trial's run, next to that of the study."""
     return f"{line['run']}/report.html" if (out.parent / line["run"] / "report.html").exists() else ""

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 STUDY, DATABASE, TRIALS, BEST, PAGE = "study.json", "study.db", "trials.jsonl", "best.json", "tune.html"
 LEAST = 4
-"""Complete trials from which importances are told."""
+"""Complete trials from which importances get."""
 RUNS = "trials"
-"""The folder of the runs, each with its plan and its log beside it."""
+"""The folder of the runs, each with its plan and its log next to it."""
 
 
 class Record:
@@ -51,7 +51,7 @@ class Record:
         self.finished: list[FrozenTrial] = self.study.trials
 
     def path(self, number: int, suffix: str = "") -> Path:
-        """Returns the run folder of a trial; with a suffix the file beside it."""
+        """Returns the run folder of a trial; with a suffix the file next to it."""
         return self.runs / f"{number:04d}{suffix}"
 
     def plan(self, number: int) -> TrialPlan | None:

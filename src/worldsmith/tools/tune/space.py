@@ -230,7 +230,7 @@ class Space:
         return self.tree, parse_path(path)
 
     def suggest(self, trial: Trial) -> dict[str, Any]:
-        """Returns the settings of a trial: values by path. What of them cannot be together is not looked at."""
+        """Returns the settings of a trial: values by path. What of them cannot be together is not inspected."""
         settings: dict[str, Any] = {}
         for dimension in self.active(settings):
             settings[dimension.path] = dimension.value(dimension.suggest(trial), self.base(dimension, settings))

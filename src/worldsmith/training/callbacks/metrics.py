@@ -38,7 +38,7 @@ GREATEST = ("cpu_percent", "ram_bytes", "gpu_percent", "gpu_bytes")
 class Metrics(Callback):
     """Writes the figures of every `trainer.logging_iter`-th step, of the first, the last, and of each skipped one.
 
-    A validation has a line of its own, with the number of steps before it. A run that goes on from a checkpoint first
+    A validation has a line of its own, with the number of steps before it. A run that continues from a checkpoint first
     removes the lines of what it will do again. `job.wandb_mode` says whether Weights & Biases gets the figures, too.
     """
 

@@ -28,7 +28,7 @@ class CompileTokenizer(Callback):
 
     - For runs that encode every clip anew in each epoch. With `dataloader_train.latent_cache` it is refused: a clip is
       then encoded once, and its latents would differ in their last bits with the step at which that happened.
-    - A run that goes on from a checkpoint compiles at the same step as one that was never stopped.
+    - A run that continues from a checkpoint compiles at the same step as one that was never stopped.
     """
 
     class Config(Callback.Config):

@@ -59,7 +59,7 @@ class SegmentPlan:
     max_q: int
     max_kv: int
     masked: bool = False
-    """Whether a query of a segment may not see all of its keys, beside causality."""
+    """Whether a query of a segment may not see all of its keys, in addition to causality."""
 
     def to(self, dtype: torch.dtype) -> SegmentPlan:
         """Returns the plan with masks of this dtype; otherwise every layer would create and keep its own copy."""

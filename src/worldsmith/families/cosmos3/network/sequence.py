@@ -71,7 +71,7 @@ def hold_all(length: int) -> TokenShare:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Positions and attention of a pack: all that a decoder layer needs beside the two streams."""
+    """Positions and attention of a pack: all that a decoder layer needs in addition to the two streams."""
 
     und_rotary: Rotary
     gen_rotary: Rotary

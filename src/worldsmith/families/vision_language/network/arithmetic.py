@@ -29,7 +29,7 @@ def parameter_shapes(config: Mapping[str, Any]) -> Shapes | None:
     if kind not in DENSE + MIXTURES or "quantization_config" in config:
         return None
     visual = "vision_config" in config
-    # released Qwen2.5-VL files have the settings of the text beside those of the vision
+    # released Qwen2.5-VL files have the settings of the text next to those of the vision
     text, path = (config.get("text_config", config), "model.language_model") if visual else (config, "model")
     try:
         encoder = _windowed if kind == "qwen2_5_vl" else _visual

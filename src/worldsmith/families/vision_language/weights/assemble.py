@@ -46,7 +46,7 @@ def assemble(
     force: bool = False,
     max_shard_size: int = 5 * GIGABYTE,
 ) -> list[str]:
-    """Writes the model folder `out`; returns what was taken from where, in words.
+    """Writes the model folder `out`; returns what was taken from where, as text.
 
     Args:
         path: a generator, in any form that `open_weights` takes.

@@ -148,7 +148,7 @@ def model_kind(config: Mapping[str, Any]) -> str | None:
 
 
 def is_quantized(folder: Path) -> bool:
-    """Returns whether config.json says that the weights beside it are quantized."""
+    """Returns whether config.json says that the weights next to it are quantized."""
     file = folder / CONFIG
     return file.is_file() and "quantization_config" in read_json_object(file)
 

@@ -129,7 +129,7 @@ def gather(
         else:
             path = os.path.normpath(item.path)
             key = item.key or os.path.splitext(path)[0].removeprefix(f"{source}/").lstrip("/")
-            while key in keys:  # a.mp4 beside a.mov
+            while key in keys:  # a.mp4 next to a.mov
                 key += os.path.splitext(path)[1] or "+"
             try:
                 if path.encode(errors="replace") != path.encode(errors="surrogateescape"):

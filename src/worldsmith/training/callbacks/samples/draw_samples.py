@@ -66,7 +66,7 @@ class DrawingSize:
 
 
 class GivesWayError(Exception):
-    """A stop is asked for: what is not drawn yet is drawn when the run goes on."""
+    """A stop is asked for: what is not drawn yet is drawn when the run continues."""
 
 
 class DrawSamples(Callback):
