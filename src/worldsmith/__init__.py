@@ -34,15 +34,15 @@ __all__ = [
 __version__ = "0.1.0"
 
 FAMILIES = "worldsmith.families"
-"""The package of the model families: a name, so that nothing is imported before it is used."""
+"""Package of the model families: a name, so that no module is imported before it is used."""
 DIALECTS = "worldsmith.dialects"
-"""The package of the configs of other systems, likewise."""
+"""Package of the config dialects of other systems, as a name for the same reason."""
 TOOLS = "worldsmith.tools"
-"""The package of the commands around a run, likewise."""
+"""Package of the commands around a run, as a name for the same reason."""
 DEMO = "worldsmith.demo"
-"""The package of the synthetic datasets, likewise."""
+"""Package of the synthetic datasets, as a name for the same reason."""
 ROOT = "worldsmith.training.trainer.Trainer"
-"""The component at the root of a tree, by the name that files write."""
+"""Component at the root of a config, by its name in files."""
 
 _MODULES = {
     "ConfigError": "config.errors",
@@ -54,7 +54,7 @@ _MODULES = {
     "UserError": "config.errors",
     "recipe": "config.recipes.registry",
 }
-"""Modules that define the public names which are not in `worldsmith.api`."""
+"""Modules that define the public names that are not in `worldsmith.api`."""
 
 if not TYPE_CHECKING:  # so that a type checker refuses names that do not exist
 

@@ -70,17 +70,15 @@ def test_rank_0_decides_when_samples_are_drawn(folder: Path) -> None:
 def test_what_fails_on_rank_0_alone_ends_no_run(folder: Path) -> None:
     assert read(folder / "undecodable") == []
     said = (folder / "undecodable/messages.jsonl").read_text()
-    assert "no samples are drawn after step 0, the run goes on without them: OutOfMemoryError" in said
+    assert "no samples are generated after step 0, but the run continues: OutOfMemoryError" in said
 
 
 def test_forward_passes_that_fail_end_no_run(folder: Path) -> None:
     """In the middle of a layer on both ranks, then on rank 1 after the last layer."""
     assert read(folder / "failing") == []
     said = (folder / "failing/messages.jsonl").read_text()
-    assert (
-        "no samples are drawn after step 1, the run goes on without them: OutOfMemoryError: no memory is left" in said
-    )
-    assert "2 drawings of samples have failed" in said
+    assert "no samples are generated after step 1, but the run continues: OutOfMemoryError: no memory is left" in said
+    assert "2 sample generations have failed" in said
 
 
 def test_a_rank_that_fails_while_the_other_waits_for_it_ends_the_run(folder: Path) -> None:

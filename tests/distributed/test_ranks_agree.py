@@ -27,13 +27,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 TOLD = {
     "other_settings": r"UserError: \[E122\] the processes of this run have different settings:\n"
     r"  optimizer.lr: 0.03 for process 0, 0.5 for process 1\n  trainer.max_iter: 1 for process 0, 6 for process 1",
-    "other_folders": r"UserError: process 1 on \S+ does not see what process 0 on \S+ writes to the run folder \S+: "
-    r"it must be on storage that all nodes share",
+    "other_folders": r"UserError: process 1 on \S+ does not see the files that process 0 on \S+ "
+    r"writes to the run folder \S+: it must be on storage that all nodes share",
     "held_folder": rf"UserError: \[E106\] the run folder \S+ is in use: process {os.getpid()} on ",
     "other_data": r"UserError: \[E122\] the processes of this run see different data:\n  process 0: 3 samples in \S+\n"
     r"  process 1: 2 samples in ",
-    "unseen_files": r"SaveError: \[E110\] the checkpoint iter_000000002 could not be written .* is not there for "
-    "process 0: do all nodes share this folder",
+    "unseen_files": r"SaveError: \[E110\] the checkpoint iter_000000002 could not be written .* process 0 "
+    r"cannot find \S+: do all nodes share this folder",
 }
 
 

@@ -59,6 +59,6 @@ def test_a_save_that_fails_on_one_rank_fails_on_all_and_leaves_nothing(
 ) -> None:
     for text in said(folder, iteration):
         assert reason in text
-        assert "complete before are untouched" in text
+        assert "Earlier complete checkpoints are unchanged" in text
     left = sorted(path.name for path in (folder / "checkpoints").iterdir())
     assert left == [*(f"iter_{number:09d}" for number in (WAITED, BACKGROUND, AGAIN, LAST)), "latest_checkpoint.txt"]

@@ -74,11 +74,14 @@ def test_run_export_and_a_folder_of_diffusers_make_the_same(models: dict[str, Pa
 def test_settings_that_the_family_has_not_are_refused_with_the_reason(models: dict[str, Path], tmp_path: Path) -> None:
     write_mp4(tmp_path / "clip.mp4", torch.zeros(3, 9, 64, 64, dtype=torch.uint8), 8)
     cases = {
-        "shift: the noise table of the training": {"shift": 3.0},
+        "shift: the noise schedule of the training": {"shift": 3.0},
         "scheduler: expected ddim or dpm, found unipc": {"scheduler": "unipc"},
         "strength needs a vision_path of a video": {"strength": 0.5},
-        "does not make image2video; it makes text2image": {"vision_path": str(tmp_path / "picture.png")},
-        "condition_video_keep: a video is made anew": {"vision_path": "clip.mp4", "condition_video_keep": "last"},
+        "not supported by this model; supported: text2image": {"vision_path": str(tmp_path / "picture.png")},
+        "condition_video_keep: samples that transform a video": {
+            "vision_path": "clip.mp4",
+            "condition_video_keep": "last",
+        },
     }
     for words, settings in cases.items():
         with pytest.raises(UserError, match=words):
@@ -119,14 +122,14 @@ def test_an_image_goes_on_in_runs_and_commands(tmp_path: Path) -> None:
     drawn = tmp_path / "run" / "samples" / "step_000000001"
     assert len(list(drawn.glob("*.mp4"))) == 2
     config.trainer.callbacks["samples"].prompts = [PROMPT]
-    with pytest.raises(WrongValueError, match="this model makes image2video"):
+    with pytest.raises(WrongValueError, match="this model generates image2video"):
         config.check()
     write_jpeg(tmp_path / "picture.jpg", torch.full((3, 80, 64), 99, dtype=torch.uint8), 95)
     args = generate(tmp_path / "run", tmp_path / "out", vision_path=str(tmp_path / "picture.jpg"))[0]
     assert (args["model_mode"], args["condition_frame_indexes_vision"], args["strength"]) == ("image2video", [0], None)
-    with pytest.raises(UserError, match="does not make text2video; it makes image2video"):
+    with pytest.raises(UserError, match="not supported by this model; supported: image2video"):
         generate(tmp_path / "run", tmp_path / "out")
     (tmp_path / "prompts.jsonl").write_text(json.dumps(SHAPES) + "\n")
     prompts, asked = str(tmp_path / "prompts.jsonl"), str(tmp_path / "adherence")
-    with pytest.raises(UserError, match="makes image2video, and these prompts are for videos of text alone"):
+    with pytest.raises(UserError, match="generates image2video, but these prompts need text-to-video"):
         MeasureAdherence.Config(model=str(tmp_path / "run"), prompts=prompts, out=asked, device="cpu").build().run()

@@ -145,7 +145,7 @@ def test_a_converter_of_another_package_by_file_and_by_flags(
     for source in (str(runs[0]), str(tmp_path / "plain")):
         words = ["train", "toy", "--job.name", "without", "--checkpoint.init", "pretrained", "--dryrun"]
         assert main([*words, "--checkpoint.load_path", source]) == 0
-        noted = "converters that the weights were trained with: ['scale_package.Scale'], and now: []"
+        noted = "converters that the weights were trained with: ['scale_package.Scale']; now: []"
         assert noted in capsys.readouterr().out
     stored = load_file(tmp_path / "plain/model.safetensors")
     assert sorted(stored) == [f"model.net.layers.{i}.{leaf}" for i in range(2) for leaf in ("bias", "weight")]

@@ -30,8 +30,8 @@ def test_the_commands_of_the_page(
     assert "kept         12 of 12 samples" in said[1]
     assert "on each of 2 processes" in said[2]
     assert '"looked_at": 4,' in said[3]
-    assert "were inspected by their headers only" in " ".join(said[4].split())
+    assert "inspected by their headers only" in " ".join(said[4].split())
     assert "video_fps added to" in said[5]
-    assert said[6].startswith("12 samples encoded, 0 were there, 0 left out")
-    assert said[7].startswith("0 samples encoded, 12 were there, 0 left out")
+    assert said[6].startswith("12 samples encoded, 0 already cached, 0 skipped")
+    assert said[7].startswith("0 samples encoded, 12 already cached, 0 skipped")
     assert len(list(Path("my_latents").rglob("*.safetensors"))) == 12

@@ -44,7 +44,7 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
         assert main(words) == 0, line
         said.append((plan, capsys.readouterr().out))
     assert "5 samples, in evaluation/trained" in said[0][0]
-    assert "5 samples, complete already, nothing to do" in said[1][0]
+    assert "5 samples, all already complete" in said[1][0]
     table, again, beside = (out.splitlines() for _, out in said)
     assert table[0].split() == [
         "figure",
@@ -58,7 +58,7 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
         "real",
         "samples",
     ]
-    assert "is complete for these videos; nothing to do" in again[0]
+    assert "is complete for these videos (to generate and measure them again: --force)" in again[0]
     assert again[1:] == table
     assert "psnr: 3 not measured (trained): no real video is known (extra.real)" in table
     assert "adherence: 2 not measured (untrained): no notes (extra) of a moving shape" in table
@@ -87,7 +87,7 @@ def measured_anew_where_something_changed(capsys: pytest.CaptureFixture[str]) ->
 
     def again() -> bool:
         assert main(shlex.split(blocks("bash")[0].strip().splitlines()[1])[1:]) == 0
-        return "nothing to do (--force" not in capsys.readouterr().out
+        return "(to generate and measure them again: --force" not in capsys.readouterr().out
 
     found = [again()]
     for change in (
@@ -115,11 +115,11 @@ def test_what_cannot_be_measured_is_refused_before_anything_is_made(
     Path("real.json").write_text('{"prompt": "x", "extra": {"real": "none.mp4"}}')
     before = sorted(tmp_path.iterdir())
     for words, reason in (
-        ([], "one of them says what is measured on"),
-        (["-i", "one.txt", "--prompts", "one.txt"], "one of them says what is measured on"),
-        (["--prompts", "one.txt", "--evaluators", "motion"], "needs files of samples"),
+        ([], "one of them selects what is measured"),
+        (["-i", "one.txt", "--prompts", "one.txt"], "one of them selects what is measured"),
+        (["--prompts", "one.txt", "--evaluators", "motion"], "needs sample files"),
         (["-i", "one.txt", "--evaluators", "sharpnes"], "sharpness"),
-        (["-i", "real.json"], "real: extra.real must be a video's file, found none.mp4"),
+        (["-i", "real.json"], "real: extra.real must be a video file, found none.mp4"),
         (["-i", "one.txt", "--baseline", "other"], "one_0: fps would be 16 with other, and 8 with"),
     ):
         for dry in ([], ["--dryrun"]):

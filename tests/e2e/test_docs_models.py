@@ -31,8 +31,8 @@ def test_commands_and_code_of_the_page(
     transformer_code, source_code = blocks("python")
     run_lines(converting)
     said = capsys.readouterr().out
-    assert "made equal to others, which the source has" in said
-    assert "not in such a source, as initialised: 8 " in said
+    assert "copied from other tensors of the source" in said
+    assert "never in such a source, initialized: 8 " in said
     variables: dict[str, object] = {}
     exec(transformer_code, variables)
     assert variables["transformer"].config.hidden_size == 32  # type: ignore[attr-defined]

@@ -37,11 +37,11 @@ def test_the_plan_shows_the_degrees_and_refuses_what_does_not_fit(
     (promised,) = re.findall(r"`(processes .*?)`:?\.", PAGE)
     assert promised in capsys.readouterr().out
     for processes, degree, message in (
-        ("6", 4, "for 6 these work: 1, 2, 3, 6"),
+        ("6", 4, "for 6 these are possible: 1, 2, 3, 6"),
         (
             "3",
             3,
-            "cannot share 4 attention heads and 2 key and value heads evenly",
+            "4 attention heads and 2 key and value heads cannot be divided evenly",
         ),
     ):
         degrees = f"model.config.parallelism.context_parallel_shard_degree={degree}"

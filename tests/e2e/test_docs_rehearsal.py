@@ -39,7 +39,7 @@ def test_a_rehearsal_says_what_it_was(capsys: pytest.CaptureFixture[str], monkey
     assert re.search(r"^ranks        2 \(replicate 1 × shard 2\), rehearsed: all", said, re.MULTILINE)
     assert re.search(r"^export       diffusers: \d+ tensors, as Cosmos3OmniTransformer has them$", said, re.MULTILINE)
     assert re.search(r"^resume       on 2, 1 ranks$", said, re.MULTILINE)
-    assert said.startswith("found        nothing that would go wrong\n")
+    assert said.startswith("found        no problems\n")
     assert "left out     torch.compile" in said
     assert max(map(len, said.splitlines())) <= 100
 
@@ -51,11 +51,11 @@ def test_what_is_found_is_told_with_exit_code_2(
     words = ["train", "vision_sft_tiny", "--rehearse", "--gpus", "4"]
     assert main([*words, "--", "model.config.parallelism.data_parallel_shard_degree=3"]) == 2
     said = capsys.readouterr().out
-    assert "1 thing would go wrong on 4 ranks:" in said
+    assert "1 problem on 4 ranks:" in said
     assert "their product needs 3 processes, but the run has 4 processes" in " ".join(said.split())
     assert "Traceback" not in said
 
 
 def test_gpus_are_of_a_rehearsal(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "vision_sft_tiny", "--gpus", "4"]) == 2
-    assert "--gpus goes with --rehearse" in capsys.readouterr().err
+    assert "--gpus requires --rehearse" in capsys.readouterr().err

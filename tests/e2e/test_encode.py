@@ -123,9 +123,7 @@ def test_processes_of_a_launch_share_the_work(world: Path, by_training: dict[str
 def test_runs_that_keep_nothing_are_refused(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run.yaml").write_text(to_yaml(config_for(world, "")))
     assert main(["encode", str(tmp_path / "run.yaml")]) == 2
-    assert (
-        "dataloader_train.latent_cache is '', so nothing would be kept; set it to a folder" in capsys.readouterr().err
-    )
+    assert "dataloader_train.latent_cache is '', so encoded clips would not be stored" in capsys.readouterr().err
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"the latent cache .*file/cache cannot be written"):
         encode(world, tmp_path / "file" / "cache")

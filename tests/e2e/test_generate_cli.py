@@ -49,7 +49,7 @@ def test_export_then_generate(run_folder: Path, tmp_path: Path, capsys: pytest.C
     command = said.partition("next:\n")[2].replace("\\\n", "")
     assert shlex.split(command)[:5] == ["worldsmith", "generate", str(export), "--prompt", "…"]
     assert main(["export", str(run_folder), "-o", str(export), "--dtype", "float32"]) == 0
-    assert "nothing to do" in capsys.readouterr().out
+    assert "already complete" in capsys.readouterr().out
     generation = json.loads((export / "worldsmith.json").read_text())["generation"]
     assert [generation[key] for key in ("height", "width", "num_frames", "fps", "shift")] == [64, 96, 9, 8.0, 1]
     assert generation["append_resolution"] is True
@@ -127,14 +127,14 @@ def test_what_is_complete_stays_and_what_was_made_otherwise_is_refused(
     stamp = (out / names[1]).stat().st_mtime_ns
     capsys.readouterr()
     assert main(words) == 0
-    assert "2 samples, of which 1 is complete already" in capsys.readouterr().out
+    assert "2 samples, of which 1 is already complete" in capsys.readouterr().out
     assert [(out / name).read_bytes() for name in names] == before
     assert (out / names[1]).stat().st_mtime_ns == stamp
     assert main(words) == 0
-    assert "2 samples, complete already, nothing to do" in capsys.readouterr().out
+    assert "2 samples, all already complete" in capsys.readouterr().out
 
     assert main([*words, "--seed", "3"]) == 2
-    assert "000_x was made with other arguments (seed)" in capsys.readouterr().err
+    assert "000_x was generated with other arguments (seed)" in capsys.readouterr().err
     assert [(out / name).read_bytes() for name in names] == before
     assert main([*words, "--seed", "3", "--force", "--num-frames", "1"]) == 0
     assert files_in(out) == [
@@ -182,14 +182,14 @@ def test_a_launch_checks_and_plans_before_there_are_processes(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "no prompt; give --prompt TEXT or --input-files FILE"),
+        ([], "no prompt: use --prompt TEXT or --input-files FILE"),
         (["--prompt", "x", "--height", "50"], "height must be a multiple of 16, found 50; the nearest is 48"),
         (["--prompt", "x", "--condition-frame-indexes-vision", "0"], "need a vision_path to take the frames from"),
         (["--prompt", "x", "--model-mode", "image2video"], "does not fit a sample that has no vision_path"),
-        (["--prompt", "x", "--model-mode", "text2image", "--num-frames", "5"], "makes one frame, found num_frames 5"),
-        (["--prompt", "x", "--resolution", "77"], "it is not a tier"),
-        (["--prompt", "x", "--resolution", "64", "--width", "64"], "each says the same thing in another way"),
-        (["--prompt", "x", "--cfgp-size", "2"], "--cfgp-size 2 needs pairs of processes, found 1"),
+        (["--prompt", "x", "--model-mode", "text2image", "--num-frames", "5"], "one frame, found num_frames 5"),
+        (["--prompt", "x", "--resolution", "77"], "it is not a resolution bucket"),
+        (["--prompt", "x", "--resolution", "64", "--width", "64"], "each sets the same value in another way"),
+        (["--prompt", "x", "--cfgp-size", "2"], "--cfgp-size 2 needs an even number of processes, found 1"),
         (["-i", "missing.txt"], "missing.txt"),
         (["--prompt", "x", "--steps", "0"], "num_steps must be at least 1 and at most 1000, found 0"),
         (["--prompt", "x", "--shift", "nan"], "shift: expected a number or null, found nan"),
@@ -198,8 +198,8 @@ def test_a_launch_checks_and_plans_before_there_are_processes(
         (["--prompt", "x", "--fps", "inf"], "fps must be finite and above 0, found inf"),
         (["--prompt", "x", "--seed", "-1"], "seed must be at least 0 and below"),
         (["--prompt", "x", "--num-frames", "0"], "num_frames must be at least 1, found 0"),
-        (["--prompt", "x", "--width", "wide"], "width: expected a whole number or null, found 'wide'"),
-        (["--prompt", "x", "--device", "foo"], "device foo: there is no such device; give cpu or cuda"),
+        (["--prompt", "x", "--width", "wide"], "width: expected an integer or null, found 'wide'"),
+        (["--prompt", "x", "--device", "foo"], "device foo: no such device; use cpu or cuda"),
         (["--prompt", "x", "--device", "cuda:99"], "device cuda:99: this machine has "),
     ],
 )
@@ -225,8 +225,8 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(
     Path("samples.json").write_text(json.dumps(size))
     run, prompts = str(run_folder), ["--prompts", "prompts.jsonl"]
     for words, lines in (
-        (["generate", run, "--prompt", "x"], ["EMA weights, 4 steps", "9 frames of 64×96, 8 a second, seed 0: x"]),
-        (["generate", run, "-i", "samples.json"], ["5 frames of 64×64, 8 a second, seed 3: A red square."]),
+        (["generate", run, "--prompt", "x"], ["EMA weights, 4 steps", "9 frames of 64×96, 8 fps, seed 0: x"]),
+        (["generate", run, "-i", "samples.json"], ["5 frames of 64×64, 8 fps, seed 3: A red square."]),
         (["evaluate", run, *prompts, "--untrained", run, "-o", "out"], ["(EMA weights, 4 steps)", "untrained", "1 of"]),
         (["export", run, "-o", "out"], ["pipeline would be written to out (EMA weights after 4 steps, bfloat16)"]),
         (["convert", run, "-o", "out"], ["would become out (dcp)"]),
@@ -322,7 +322,7 @@ def test_keeping_adapters_of_a_run_without_any_is_refused(
 ) -> None:
     words = ["--format", "native", "--no-merge", "-o", str(tmp_path / "out")]
     assert main(["export", str(run_folder), *words]) == 2
-    assert "--no-merge keeps adapters, and" in capsys.readouterr().err
+    assert "--no-merge keeps adapters separate, but" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
@@ -357,7 +357,7 @@ def test_adapters_are_merged_once(lora_run: Path, tmp_path: Path, capsys: pytest
     for model in (lora_run, *(tmp_path / name for name in ("merged", "beside", "pipe", "twice"))):
         flags = [*words, "--adapter", str(tmp_path / "adapter"), "-o", str(tmp_path / "none")]
         assert main(["generate", str(model), *flags]) == 2
-        assert "has its run's adapters in its weights already; leave --adapter out" in capsys.readouterr().err
+        assert "already contains the adapters of its run; omit --adapter" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
     run = ["generate", str(lora_run), *words, "-o"]
     assert main([*run, str(tmp_path / "of_run")]) == 0

@@ -73,7 +73,7 @@ def test_it_validates_the_same_from_clips_and_from_the_latent_cache(
     assert lines == read_validations(tmp_path / "uncached")
     assert [(step, samples) for step, _, _, samples in lines] == [(2, 5), (4, 5)]
     assert len(list((tmp_path / "latents").glob("??/*.safetensors"))) == 5
-    assert "trained on, too" not in caplog.text
+    assert "in both the validation data and the training data" not in caplog.text
 
 
 def test_clips_that_are_trained_on_are_said(world: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -85,7 +85,10 @@ def test_clips_that_are_trained_on_are_said(world: Path, tmp_path: Path, caplog:
     config.dataloader_val = copy.deepcopy(config.dataloader_train)
     config.dataloader_val.dataset.path = str(world / "data/two.jsonl")
     Trainer(config, run_folder=tmp_path)
-    assert f"2 of 2 samples of {world / 'data/two.jsonl'} are trained on, too" in caplog.text
+    assert (
+        f"2 of 2 samples of {world / 'data/two.jsonl'} are in both the validation data and the training data"
+        in caplog.text
+    )
 
 
 @pytest.fixture

@@ -24,6 +24,6 @@ def test_a_cache_that_cannot_be_written_costs_a_warning_and_nothing_else(
     assert tiny_runs.read_losses(tmp_path / "blocked") == tiny_runs.read_losses(tmp_path / "none")
     said = [record.getMessage() for record in caplog.records]
     (warning,) = [place for place, line in enumerate(said) if "the cache" in line]
-    assert f"{world / 'latents'} cannot be read or written (Not a directory)" in said[warning]
+    assert f"{world / 'latents'} cannot be read or written: Not a directory" in said[warning]
     (last,) = [json.loads(line) for line in (tmp_path / "blocked" / "metrics.jsonl").read_text().splitlines()[-1:]]
     assert 0 < last["loaded"]["cache_unwritten"] <= last["loaded"]["cache_miss"]  # some are read ahead

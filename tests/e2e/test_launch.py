@@ -263,11 +263,11 @@ def test_processes_whose_launcher_is_killed_save_and_end(start: Start, tmp_path:
         (["--nnodes", "many", "train", "--dryrun"], "--nnodes many --nproc-per-node 1: invalid literal"),
         (["--signals-to-handle", "SIGTERM", "train"], "--signals-to-handle cannot be given"),
         (["-m", "train"], "--module cannot be given"),
-        (["--slurm", "--node-rank", "1", "train", "toy"], "the script sets --node-rank; leave it out"),
+        (["--slurm", "--node-rank", "1", "train", "toy"], "the script sets --node-rank; omit it"),
         (["--slurm", "--nnodes", "1:4", "train", "toy"], "--nnodes must be one number, found 1:4"),
-        (["--slurm", "--nproc-per-node", "gpu", "train", "toy"], "needs --gpus-per-node N beside it"),
-        (["--slurm", "train", "toy"], "there is no `sbatch` on this machine"),
-        (["--slurm", "train", "toy", "--dryrun"], "a plan or help is made here, without --slurm"),
+        (["--slurm", "--nproc-per-node", "gpu", "train", "toy"], "also needs --gpus-per-node N"),
+        (["--slurm", "train", "toy"], "`sbatch` is not on this machine"),
+        (["--slurm", "train", "toy", "--dryrun"], "--slurm cannot be combined with plans or help"),
     ],
 )
 def test_words_that_cannot_work(

@@ -168,7 +168,7 @@ def test_the_script_of_edges_reasoner_says_why_it_is_not_trained(folder: Path) -
     words = {"VIDEOPHYSICS_ROOT": str(folder / "clips"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     done = launch("launch_sft_videophy2_edge.sh", "--dryrun", path=Path(sys.executable).parent, cwd=folder, **words)
     assert done.returncode == 2
-    assert "model_type 'cosmos3_edge' is not trained here" in done.stderr
+    assert "model_type 'cosmos3_edge' cannot be trained" in done.stderr
 
 
 @pytest.fixture(scope="module")

@@ -72,7 +72,7 @@ def test_the_chain(world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     said = capsys.readouterr().out
     for action in ("evaluate", "quantize", "train"):
         assert f"{action} {world}/runs" in said
-    assert said.splitlines()[-1] == "nothing is missing or has changed"
+    assert said.splitlines()[-1] == "inputs are complete and unchanged"
 
     shutil.copy(world / "model" / "config.json", world / "kept.json")
     (world / "model" / "config.json").write_text(json.dumps(json.loads((world / "kept.json").read_text()), indent=3))
@@ -107,7 +107,7 @@ def test_an_export_with_its_record_is_complete_and_may_be_replaced(
     assert main(export) == 0
     first = read_lineage(tmp_path / "lora")
     assert main(export) == 0
-    assert "nothing to do" in capsys.readouterr().out
+    assert "already complete" in capsys.readouterr().out
     assert read_lineage(tmp_path / "lora").data == first.data
     assert main([*export, "--dtype", "float32", "--force"]) == 0
     again = read_lineage(tmp_path / "lora")

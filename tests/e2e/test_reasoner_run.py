@@ -54,7 +54,7 @@ def test_dryrun_says_what_would_be_read(world: Path, whole: Path, tmp_path: Path
     assert f"weights      weights from Hugging Face folder {world / 'model'}: {count} tensors loaded" in text
     config.checkpoint.load_path = str(whole)
     text = "\n".join(plan_run(config, tmp_path / "run", world_size=1))
-    assert f"weights      checkpoint.load_path = {whole}; model.config.policy.backbone.model_name is not read" in text
+    assert f"weights      checkpoint.load_path = {whole}; model.config.policy.backbone.model_name is ignored" in text
     config.checkpoint.load_path, config.checkpoint.init = None, "scratch"
     assert "(new, random weights)" in "\n".join(plan_run(config, tmp_path / "run", world_size=1))
     assert not (tmp_path / "run").exists()
@@ -93,7 +93,7 @@ def test_what_load_path_keeps_from_being_read_is_said(
     config.checkpoint.load_path = str(whole)
     with caplog.at_level(logging.INFO):
         trainer = Trainer(config, run_folder=tmp_path)
-    unread = "; model.config.policy.backbone.model_name is not read"
+    unread = "; model.config.policy.backbone.model_name is ignored"
     assert f"checkpoint.load_path = {whole}{unread}" in caplog.text
     expected = read_checkpoint(whole / "checkpoints/iter_000000008")
     assert all(

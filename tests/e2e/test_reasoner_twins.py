@@ -55,7 +55,7 @@ def test_a_run_trains_all_but_the_vision_encoder_and_resumes_bit_for_bit(
     assert [step for step, *_ in read_losses(run)] == [1, 2, 3, 4]
     assert "vision       378,048 in 39 tensors frozen" in said
     assert "projector    593,088 in 18 tensors at learning rate 0.001" in said
-    assert "trained on, too" not in said
+    assert "in both the validation data and the training data" not in said
     validated = [line["step"] for line in read_metrics(run / "metrics.jsonl") if "val/loss" in line]
     assert validated == [2, 4]
     first, last = (read_checkpoint(run / f"checkpoints/iter_00000000{step}") for step in (2, 4))

@@ -161,7 +161,7 @@ def kill_often(runs: Runs, name: str, *, kills: int, workers: list[int], seed: i
         background = before > 0 and chance.random() < 0.7
         worker = workers[number % len(workers)]
         said = runs.start(name, workers=worker, save_iter=5, async_save=background, kill=(step, phase))
-        assert not hurt or f"DAMAGED CHECKPOINT passed over: {hurt}" in said, said
+        assert not hurt or f"DAMAGED CHECKPOINT skipped: {hurt}" in said, said
         assert runs.usable(name) >= before, "a checkpoint that was complete is lost"
     assert runs.usable(name) > 0
     runs.start(name, workers=workers[-1], save_iter=5)

@@ -119,7 +119,7 @@ def test_the_command_makes_the_same_video_as_with_the_export(world: Path, capsys
     given = ["--num-steps", "2", "--device", "cpu"]
     assert main(["generate", "--spec", *stack(world), *given, "--dryrun"]) == 0, capsys.readouterr().err
     said = capsys.readouterr().out
-    assert "9 frames of 64×64, 8 a second, seed 1234: a clip." in said
+    assert "9 frames of 64×64, 8 fps, seed 1234: a clip." in said
     assert "args.sampling_num_frames" in said
     assert main(["generate", "--spec", *stack(world), *given]) == 0, capsys.readouterr().err
     (made,) = (world / "videos").glob("*/vision.mp4")

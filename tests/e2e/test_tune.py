@@ -85,7 +85,7 @@ def test_it_finds_a_better_rate_which_is_better_on_unseen_data_too(study: Path, 
     assert tree.job.name == "toy"
     record = read_lineage(study / "lineage.json")
     assert [record.change(o, study / o["path"]) for o in record.outputs] == [None] * 4
-    assert "on data that no trial saw" in (world / "said.txt").read_text()
+    assert "on data that no trial has seen" in (world / "said.txt").read_text()
 
 
 def test_asked_to_stop_and_killed_it_goes_on_to_the_same_trials(study: Path, world: Path, tmp_path: Path) -> None:
@@ -164,12 +164,12 @@ def test_a_run_that_diverges_as_it_is_has_no_score_and_others_have(world: Path, 
     more = ["optimizer.lr=1e38", "trainer.max_iter=2", "--trials=2", "--search=optimizer.lr=log:1e-3..1e-2"]
     assert forked_study.tune([*given, *more], said) == 0, said.read_text()
     assert [(line["state"], line["reason"]) for line in lines(again)] == [
-        ("failed", "the figure is not finite"),
+        ("failed", "the metric is not finite"),
         ("complete", None),
     ]
     best = json.loads((again / "best.json").read_text())
     assert (best["trial"], best["as_it_is"], best["final"]) == (1, None, None)
-    assert "as it is: none" in said.read_text()
+    assert "baseline: none" in said.read_text()
 
 
 @pytest.mark.slow

@@ -65,7 +65,7 @@ def test_the_page_says_what_there_is(page: Path) -> None:
     assert EVIL not in text
     for part in (
         'href="trials/0009/report.html"',
-        "Draws that could not run: 1",
+        "Rejected configurations: 1",
         "75 %",
         "flatters",
         "rates/best.yaml",

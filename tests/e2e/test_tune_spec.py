@@ -120,7 +120,7 @@ def test_trials_of_two_processes_start_from_the_weights_of_a_parent(
         run = again / line["run"]
         assert yaml.safe_load((run / "config.yaml").read_text())["checkpoint"]["load_path"] == str(start)
         assert yaml.safe_load((run / "job_env.yaml").read_text())["world_size"] == 2
-    assert "on data that no trial saw: " in said
+    assert "on data that no trial has seen: " in said
     assert f"next: worldsmith launch --nproc-per-node 2 train --spec {world / 'spec.yaml'} num_gpus=2 " in said
 
 
@@ -141,7 +141,7 @@ def test_what_stops_a_training_is_found_before_trial_0(
     ]
     assert main(["tune", *words, "--dryrun"]) == 2
     said = capsys.readouterr()
-    assert "trial 0     the run as it is" in said.out
+    assert "trial 0     the baseline" in said.out
     assert "video_fps" in said.err
     assert "chat1" in said.err
     assert forked_study.tune(words, tmp_path / "said.txt") == 2

@@ -128,7 +128,7 @@ def test_a_generator_without_a_tower_gets_that_of_the_model_folder(
     """And that is said; of every tensor the folder tells where it comes from."""
     source = write_generator(tmp_path / "generator", layout, trained, None)
     lines = assemble(str(source), tmp_path / "out", base=str(stock))
-    assert "since the source has none: right for a language model that was never trained to see" in lines[1]
+    assert "since the source has none: correct for a language model that was never trained with images" in lines[1]
     model, other = from_pretrained(tmp_path / "out"), from_pretrained(stock)
     expected = {**dict(trained.named_parameters()), **dict(other.model.visual.named_parameters(prefix="model.visual"))}
     assert all(torch.equal(p, expected[name]) for name, p in model.named_parameters())
@@ -172,7 +172,7 @@ def test_tied_embeddings_have_no_head(tmp_path: Path) -> None:
     write_reasoner(tmp_path / "stock", tied=True)
     tied = Qwen3VLForConditionalGeneration.from_pretrained(tmp_path / "stock")
     source = write_generator(tmp_path / "generator", "native", tied, "")
-    with pytest.raises(UserError, match="a language head that is not its embedding table"):
+    with pytest.raises(UserError, match="a language head that differs from its embedding table"):
         assemble(str(source), tmp_path / "out", base=str(tmp_path / "stock"))
     file = source / "model.safetensors"
     stored = load_file(file)
@@ -209,7 +209,7 @@ class TestMistakes:
         """The stock tower never takes the place of a trained one in silence."""
         self.without(source, ".visual.")
         edit_config(source, vlm_config={"include_visual": True})
-        self.refused(source, stock, r"config\.json says include_visual, and there is no vision tower")
+        self.refused(source, stock, r"config\.json states include_visual, but there is no vision tower")
 
     def test_a_tower_that_an_index_lists(self, trained: Any, stock: Path, tmp_path: Path) -> None:
         """A repository of which a part was downloaded."""
@@ -227,7 +227,7 @@ class TestMistakes:
 
     def test_no_model_of_this_size_is_known(self, source: Path) -> None:
         with pytest.raises(
-            UserError, match=rf"has the width {NETWORK.hidden_size}, and those of Qwen.* 4096, .*--vlm-model-name"
+            UserError, match=rf"has the width {NETWORK.hidden_size}, those of Qwen.* 4096, .*--vlm-model-name"
         ):
             assemble(str(source), source.parent / "out")
 

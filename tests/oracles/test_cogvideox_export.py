@@ -126,7 +126,7 @@ def load_as_a_pipeline_does(first: Any, own: Any, folder: Path) -> None:
 
     layers = get_peft_model_state_dict(pipeline.transformer, adapter_name="default_0")
     CogVideoXPipeline.save_lora_weights(folder / "silent", transformer_lora_layers=layers)
-    with pytest.raises(UserError, match="does not say the alpha of its adapters"):
+    with pytest.raises(UserError, match="does not state the alpha of its adapters"):
         formats_of("cogvideox").read_adapter(folder / "silent")
     source = str(folder / "silent/pytorch_lora_weights.safetensors")
     said = Convert.Config(source=source, out=str(folder / "told"), to="adapter", lora_alpha=64).build().run()

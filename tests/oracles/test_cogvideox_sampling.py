@@ -177,7 +177,7 @@ def test_images_and_whole_tokens_of_frames_equal_the_pipeline(parts: Path, netwo
     if "image" in network:
         pipeline = pipeline_of(generator, "dpm", CogVideoXImageToVideoPipeline)
         theirs = drawn(pipeline, request, use_dynamic_cfg=True, image=picture[:, 0][None] / 255)
-        with pytest.raises(ValueError, match="this network makes image2video"):
+        with pytest.raises(ValueError, match="this network supports image2video"):
             generate_latents(generator, [REQUEST], **settings)
     else:
         theirs = drawn(pipeline_of(generator, "dpm"), request, use_dynamic_cfg=True)

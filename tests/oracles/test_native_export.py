@@ -191,7 +191,7 @@ def test_a_tower_that_is_not_there_is_not_kept(runs: Path, tmp_path: Path, capsy
         (["--format", "native", "--vision-tower", plain], f"native export {plain} has no vision tower"),
         (
             ["--vision-tower", "own"],
-            "--vision-tower: models of the family 'cosmos3' are not exported with one as diffus",
+            "--vision-tower: models of the family 'cosmos3' cannot be exported as diffus",
         ),
     ):
         assert main([*words, *more]) == 2

@@ -115,7 +115,7 @@ class TestNoiseLevels:
     @pytest.mark.parametrize("tier", ["768", "1280"])
     def test_tiers_without_a_published_shift_are_refused_until_one_is_named(self, tier: str) -> None:
         assert {published_tier(*size) for size in RESOLUTIONS[tier].values()} == {"768"}
-        with pytest.raises(ValueError, match=f"no entry for the resolution tier '{tier}'.*add '{tier}'"):
+        with pytest.raises(ValueError, match=f"no entry for the resolution bucket '{tier}'.*add '{tier}'"):
             RectifiedFlow.Config().check_tier(tier)
         RectifiedFlow.Config(shift=5).check_tier(tier)
         RectifiedFlow.Config(shift={tier: 12}).check_tier(tier)

@@ -165,10 +165,10 @@ def test_frames_have_the_size_that_transformers_gives_them(frames: int, videos: 
 def test_a_released_folder_states_no_videos_and_gets_the_budgets_of_its_training(
     frames: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """128 to 768 tokens a frame, 115,200 a video: the class of transformers with the cap of qwen-vl-utils."""
+    """128 to 768 tokens per frame, 115,200 a video: the class of transformers with the cap of qwen-vl-utils."""
     with caplog.at_level(logging.WARNING):
         media = MediaProcessor.Config().build(folder=write_media_folder(tmp_path / "model", RELEASED, None))
-    assert "has no video_preprocessor_config.json: frames of videos are scaled as qwen-vl-utils" in caplog.text
+    assert "has no video_preprocessor_config.json: video frames are scaled as in qwen-vl-utils" in caplog.text
     reference = {"size": {"shortest_edge": 100352, "longest_edge": 602112}, "cap_pixels_per_frame": True}
     for height, width in SIZES:
         assert media.video_size(frames, height, width) == judge_of_frames(height, width, frames, reference)

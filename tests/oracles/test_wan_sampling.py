@@ -112,5 +112,5 @@ def test_videos_of_images_equal_the_pipeline(world: Path, recipe: str) -> None:
         generator.defaults = replace(generator.defaults, guidance=GUIDANCE, guidance_2=1.5)
         judge = drawn(generator, WanImageToVideoPipeline, image=pixels, guidance_scale_2=1.5)
         assert (ours(generator, image=picture()) - judge).abs().max() < 1e-4
-        with pytest.raises(ValueError, match="this network makes image2video"):
+        with pytest.raises(ValueError, match="this network supports image2video"):
             ours(generator)

@@ -37,7 +37,7 @@ def check_help() -> None:
 def check_results() -> None:
     write_generator_run(Path.cwd())
     evaluate = "evaluate run --dataset data -o out --model-mode image2video --max-videos 2 --steps 1 --device cpu"
-    assert f"features: its weights are not given: a{ADVICE}" in command(f"{evaluate} --evaluators features", 2)
+    assert f"features: its weights are not set: a{ADVICE}" in command(f"{evaluate} --evaluators features", 2)
     Path("features").mkdir()
     said = command(f"{evaluate} --evaluators features --features features", 2)
     assert f"is missing. A{ADVICE}" in said, said
@@ -53,8 +53,8 @@ def check_results() -> None:
     values = [one["figures"]["feature_distance"] for one in facts["samples"]["trained"]]
     assert min(values) > 0, values
     assert abs(sum(values) / 2 - figure["mean"]) < 1e-9, (values, figure)
-    assert "nothing to do" in command(words)
-    assert "nothing to do" not in command(words.replace("--stride 3", "--stride 2"))
+    assert "already complete" in command(words)
+    assert "already complete" not in command(words.replace("--stride 3", "--stride 2"))
 
 
 if __name__ == "__main__":

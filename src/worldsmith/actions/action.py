@@ -30,13 +30,13 @@ class Result:
 
 
 NAMED = 10
-"""Records or clips that are left out, of which a line says why."""
+"""Skipped records or clips, with a reason each."""
 
 
 def left_out_lines(found: Iterable[str]) -> list[str]:
     """Lists what is left out, from texts that name each with its reason."""
-    lines = [f"left out {text}" for text in found]
-    return lines[:NAMED] + ([f"left out {len(lines) - NAMED} more"] if len(lines) > NAMED else [])
+    lines = [f"skipped {text}" for text in found]
+    return lines[:NAMED] + ([f"skipped {len(lines) - NAMED} more"] if len(lines) > NAMED else [])
 
 
 class Action(Configurable, ABC):
@@ -46,9 +46,9 @@ class Action(Configurable, ABC):
     """
 
     places: ClassVar[tuple[str, ...]] = ()
-    """Fields that words without a flag fill, in this order."""
+    """Fields that positional arguments set, in this order."""
     aliases: ClassVar[Mapping[str, str]] = {}
-    """Further flags of fields, as they are written: ``-o`` → ``out``."""
+    """Short flags of fields: ``-o`` → ``out``."""
 
     class Config(Configurable.Config):
         pass
@@ -62,7 +62,7 @@ class Action(Configurable, ABC):
 
     def plan(self) -> Iterable[str]:
         """Returns a description of what `run` would do, after all checks that need no changes. Changes nothing."""
-        raise UserError(f"{type(self).__name__} has no dry run: it changes nothing itself")
+        raise UserError(f"{type(self).__name__} has no dry run: it changes no files")
 
 
 @contextmanager
@@ -75,7 +75,7 @@ def mistakes_of_the_user() -> Iterator[None]:
     except (ValueError, DataError) as error:
         raise UserError(str(error)) from error
     except MemoryError as error:
-        raise UserError(f"this takes more memory than the machine has{f': {error}' if str(error) else ''}") from error
+        raise UserError(f"this needs more memory than the machine has{f': {error}' if str(error) else ''}") from error
 
 
 def share_done(what: str) -> Callable[[int, int], None]:

@@ -50,11 +50,11 @@ class DryRun(RunAction):
 
     class Config(RunAction.Config):
         resume_changed: bool = False
-        """The run folder may be that of a run with another config or other data."""
+        """Whether the run folder may belong to a run with another config or other data."""
         gpus: Count | None = None
-        """Processes of the run; null: what WORLD_SIZE says, or one."""
+        """Number of processes of the run; null: WORLD_SIZE, or one."""
         gpu: str | None = None
-        """The GPU that a step is planned for; null: the one that is here. Without any a dry run is quick."""
+        """GPU for which a step is planned; null: the one in this machine. Without any the dry run is quick."""
 
     config: Config
 
@@ -150,13 +150,13 @@ def step_plan_lines(config: Trainer.Config, ranks: int, gpu: Gpu | None) -> Iter
     Errors of the simulation are reported and do not prevent a run from starting.
     """
     if gpu is None:
-        yield "plan         with --gpu h100-80, or another: memory at its worst, whether that fits, seconds and hours"
+        yield "plan         add --gpu h100-80 or another GPU: peak memory, whether the run fits, seconds and hours"
         return
     try:
         plan = make_plan(config, ranks, gpu)
     except Exception as error:
-        yield f"note         the step cannot be carried out without memory: {type(error).__name__}: {error}"
+        yield f"note         the step cannot be simulated: {type(error).__name__}: {error}"
         return
-    yield from wrap_row("plan", f"a step without memory on {ranks} × {gpu.name}: {plan.data}")
+    yield from wrap_row("plan", f"simulated step on {ranks} × {gpu.name}: {plan.data}")
     yield from memory_lines(plan)
     yield from time_lines(plan)

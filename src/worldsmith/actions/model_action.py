@@ -37,8 +37,8 @@ class ModelAction(Action):
         model: str
         """Run folder, one of its checkpoints/iter_… folders, an export, the hub name of one, or adapters."""
         base: str | None = None
-        """Base weights of an adapter or of a checkpoint with trained weights only; null: as the adapter or checkpoint
-        states."""
+        """Base weights of an adapter or of a checkpoint with trained weights only; null: as stated in the adapter or
+        checkpoint."""
 
 
 class WritingAction(ModelAction):
@@ -48,7 +48,7 @@ class WritingAction(ModelAction):
 
     class Config(ModelAction.Config):
         force: bool = False
-        """Replace what an earlier command has put there."""
+        """Replace results of an earlier command."""
 
 
 class VideoAction(WritingAction):
@@ -56,17 +56,18 @@ class VideoAction(WritingAction):
 
     class Config(WritingAction.Config):
         steps: Annotated[int, Range(ge=1, le=NOISE_LEVELS)] | None = None
-        """Sampling steps; null: the model's own, such as 35."""
+        """Number of solver steps; null: the model's own, such as 35."""
         guidance: Factor | None = None
-        """Scale of classifier-free guidance, 1 = off; null: the scale of the run's samples, else the family's."""
+        """Scale of classifier-free guidance, 1 = off; null: the scale of the run's samples, otherwise the family's."""
         dynamic_guidance: DynamicGuidance | None = None
-        """Schedule of the guidance scale over the solver steps; null: the model's own. Not all families support it."""
+        """Schedule of the guidance scale over the solver steps; null: the model's own. Not supported by all
+        families."""
         shift: PositiveFactor | None = None
-        """Shift of the noise schedule; null: that of training. Not all families have one."""
+        """Shift of the noise schedule; null: as in training. Not supported by all families."""
         scheduler: str | None = None
-        """The solver, where a family has several, such as ddim or dpm; null: the model's own."""
+        """The solver, if the family has several, such as ddim or dpm; null: the model's own."""
         device: str | None = None
-        """cpu or cuda; null: cuda if there is one."""
+        """cpu or cuda; null: cuda if available."""
 
 
 class AnswerAction(ModelAction):
@@ -74,32 +75,33 @@ class AnswerAction(ModelAction):
 
     class Config(ModelAction.Config):
         weights: Literal["auto", "ema", "live", "untrained"] = "auto"
-        """auto: the EMA weights (ema) if there are any, else the raw weights (live)."""
+        """auto: the EMA weights (ema) if they exist, otherwise the raw weights (live)."""
         adapter: str | None = None
-        """An adapter folder in PEFT's format, merged into the model, which is its base."""
+        """A PEFT adapter folder, merged into the model, which is its base."""
         processor: ChatProcessor.Config = field(default_factory=ChatProcessor.Config)
-        """Preprocessing of images and videos; unchanged: that of the run's training, or of the files of another model
+        """Preprocessing of images and videos; null: as in the run's training, or as in the files of another model
         folder."""
         dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-        """Number format that the model computes in; auto: its own."""
+        """Number format of the computation; auto: that of the model."""
         max_new_tokens: Count = 256
-        """An answer ends after so many tokens at the latest."""
+        """Max new tokens per answer."""
         temperature: Factor = 0.0
-        """Divides the logits before each token is drawn; 0: the likeliest token is taken."""
+        """Divisor of the logits before each token is sampled; 0: greedy decoding."""
         top_p: Annotated[float, Range(gt=0, le=1)] = 1.0
-        """Drawn from the likeliest tokens that have this much probability together; needs a temperature."""
+        """Nucleus sampling: tokens are sampled from the most likely ones with this total probability; needs a
+        temperature."""
         repetition_penalty: PositiveFactor = 1.0
-        """Above 1: tokens that are in the question or in the answer already become less likely."""
+        """Above 1: tokens that already occurred in the question or the answer become less likely."""
         seed: Seed = 0
         """Seed of sampling; each question has its own random stream, independent of the other questions."""
         batch_size: Count = 8
         """Number of conversations in one forward pass."""
         device: str | None = None
-        """cpu or cuda; null: cuda if there is one."""
+        """cpu or cuda; null: cuda if available."""
 
         def check(self) -> None:
             if self.top_p < 1 and not self.temperature:
-                raise wrong(self, "top_p", "temperature", why="nothing is drawn at temperature 0",
+                raise wrong(self, "top_p", "temperature", why="at temperature 0 no token is sampled",
                             remedy="set a temperature")  # fmt: skip
 
     config: Config
@@ -163,10 +165,10 @@ def find_device(name: str | None) -> str:
         return "cuda" if devices else "cpu"
     match = re.fullmatch(r"(?:cpu|cuda(?::(\d+))?)", name)
     if match is None:
-        raise UserError(f"device {name}: there is no such device; give cpu or cuda")
+        raise UserError(f"device {name}: no such device; use cpu or cuda")
     if name != "cpu" and int(match[1] or 0) >= devices:
         found = f"{devices} CUDA device{'' if devices == 1 else 's'}"
-        raise UserError(f"device {name}: this machine has {found}; give {'a lower number or ' * bool(devices)}cpu")
+        raise UserError(f"device {name}: this machine has {found}; use {'a lower number or ' * bool(devices)}cpu")
     return name
 
 
@@ -174,6 +176,5 @@ def require_outside(out: Path, model: StoredModel) -> None:
     """Raises UserError for results among the model's own files."""
     if model.weights != "untrained" and out.resolve().is_relative_to(model.folder.resolve()):
         raise UserError(
-            f"--out {out} lies in the folder of the model, which would be another one with these files in it; choose a "
-            "folder outside"
+            f"--out {out} lies inside the model folder, which would be modified; choose a folder outside it"
         )

@@ -39,7 +39,7 @@ PARENT = "--parent"
 CHOICE = re.compile(r"(?P<place>.+):(?P<choice>best|last|iter=\d+)")
 MODEL_FILES = (ABOUT, ADAPTER_CONFIG, "config.json", "model_index.json")
 UNSEARCHED = ("checkpoints", "wandb", "metrics", "logs")
-"""Folders of a run that hold no result."""
+"""Folders of a run that contain no result."""
 SHORTEST_ID = 6
 RESULT_DEPTH = 4
 """Maximum depth of the search for runs below a given folder."""
@@ -50,11 +50,11 @@ class Parent:
     """A model, and what belongs to it."""
 
     model: Path
-    """A run's checkpoint, a folder of a whole model, or one of adapters alone."""
+    """A run's checkpoint, a complete model folder, or an adapter folder."""
     base: str | None = None
     """Base weights of an adapter or of a checkpoint with trained weights only."""
     is_adapter: bool = False
-    """Whether `model` is a folder of adapters alone."""
+    """Whether `model` is an adapter folder."""
     processor: Mapping[str, Any] | None = None
     """Preprocessing config of the run that trained the model; None if no run is known."""
 
@@ -83,7 +83,7 @@ def start_of(name: str) -> tuple[str, str]:
     parent = find_parent(name)
     if parent.is_adapter:
         raise UserError(
-            f"{PARENT} {name}: {parent.model} holds adapters alone, which no run starts from; give the run that "
+            f"{PARENT} {name}: {parent.model} only contains adapters, from which no run can start; use the run that "
             "trained them, or a folder in which they are merged"
         )
     start = str(parent.model)
@@ -108,7 +108,7 @@ def find_place(name: str, label: str = PARENT) -> Path:
         return Path(best_of(str(path)))
     if path.exists():
         if record_of(path) is None:
-            raise UserError(f"{label} {name}: this is a file; give the run's or the result's folder")
+            raise UserError(f"{label} {name}: this is a file; use the run's or the result's folder")
         return path
     root = output_root()
     runs = [] if path.is_absolute() else [root / name, *root.glob(f"*/*/{glob.escape(name)}")]
@@ -118,10 +118,10 @@ def find_place(name: str, label: str = PARENT) -> Path:
         found = [place_of(record) for record in map(read_lineage, records_below(root)) if record.id.startswith(name)]
     if not found:
         raise UserError(
-            f"{label} {name}: there is no such folder, no run of this name below {root}, and no record with this id "
-            f"there; give a path{did_you_mean_folder(path)}"
+            f"{label} {name}: no such folder, no run of this name below {root}, and no record with this id there; "
+            f"use a path{did_you_mean_folder(path)}"
         )
-    return one_of(found, f"{label} {name}", "call it by its path")
+    return one_of(found, f"{label} {name}", "use its path")
 
 
 def folders_below(root: Path, depth: int | None = None) -> Iterator[Path]:
@@ -155,7 +155,7 @@ def one_of(found: list[Path], what: str, advice: str) -> Path:
 def follow(folder: Path, choice: str, name: str, seen: tuple[Path, ...] = ()) -> Parent:
     """Returns the model that a folder stands for."""
     if folder.resolve() in seen:
-        raise UserError(f"{PARENT} {name}: the records of {folder} lead back to it; give the model's own folder")
+        raise UserError(f"{PARENT} {name}: the records of {folder} refer back to it; use the model's own folder")
     seen = (*seen, folder.resolve())
     if folder.is_file():
         record = folder if is_record(folder.name) else record_of(folder)
@@ -163,7 +163,7 @@ def follow(folder: Path, choice: str, name: str, seen: tuple[Path, ...] = ()) ->
     if is_run(folder):
         return of_checkpoint(choose(folder, choice, name))
     if choice and (is_model(folder) or (folder / "model").is_dir()):
-        raise UserError(f"{PARENT} {name}: only a run has several checkpoints to choose from; {folder} is none")
+        raise UserError(f"{PARENT} {name}: only a run has several checkpoints to choose from; {folder} is not one")
     if NAME.fullmatch(folder.resolve().name) and (folder / "model").is_dir():
         return of_checkpoint(folder)
     if (folder / LINEAGE).is_file():
@@ -176,7 +176,7 @@ def follow(folder: Path, choice: str, name: str, seen: tuple[Path, ...] = ()) ->
     # A spec's results folder has its runs in results_dir/output_dir/TIME.
     inside = inside or [child for child in folders_below(folder, RESULT_DEPTH) if is_run(child)]
     if not inside:
-        raise UserError(f"{PARENT} {name}: {folder} holds no run, no checkpoint, no model and no {LINEAGE}")
+        raise UserError(f"{PARENT} {name}: {folder} contains no run, no checkpoint, no model and no {LINEAGE}")
     return follow(one_of(inside, f"{PARENT} {name}", "name one"), choice, name, seen)
 
 
@@ -207,7 +207,7 @@ def choose(run: Path, choice: str, name: str) -> Path:
 
     if choice == "best":
         if best is None:
-            raise refusal("the run knows none as its best (checkpoint.keep_best)")
+            raise refusal("the run has recorded no best checkpoint (checkpoint.keep_best)")
         return best
     if choice == "last":
         return last
@@ -219,7 +219,7 @@ def choose(run: Path, choice: str, name: str) -> Path:
     if best is not None and best != last:
         raise refusal("the run's best checkpoint is not its last; add :best or :last, or name a step")
     if not is_finished(run, last):
-        raise refusal("the run is not finished; name the checkpoint that is meant")
+        raise refusal("the run is not finished; name the checkpoint to use")
     return last
 
 
@@ -266,14 +266,14 @@ def of_result(record: Lineage, choice: str, name: str, seen: tuple[Path, ...]) -
         return follow(one_of(made, f"{PARENT} {name}", "name one"), choice, name, seen)
     if choice:
         raise UserError(
-            f"{PARENT} {name}: {folder} stands for one model, that its {record.action} read; leave :{choice} out"
+            f"{PARENT} {name}: {folder} refers to one model, which its {record.action} used; omit :{choice}"
         )
     adapters, models = of_role(record, "adapter"), of_role(record, "model")
     if adapters:
         base = [*of_role(record, "base"), *models]
         return Parent(adapters[0], base=str(base[0]) if base else None, is_adapter=True)
     if not models:
-        raise UserError(f"{PARENT} {name}: {folder} was made by {record.action}, which read no model")
+        raise UserError(f"{PARENT} {name}: {folder} was created by {record.action}, which used no model")
     return follow(one_of(models, f"{PARENT} {name}", "name one"), "", name, seen)
 
 
@@ -283,7 +283,7 @@ def of_adapter(folder: Path, record: Lineage | None) -> Parent:
     about = read_json_object(folder / ABOUT) if (folder / ABOUT).is_file() else {}
     base = str(bases[0]) if bases else about.get("base_model") or base_of_adapter(folder)
     if not base:
-        raise UserError(f"{folder} holds adapters and does not say to which weights they belong; give --model BASE too")
+        raise UserError(f"{folder} contains adapters but does not state their base weights; set --model BASE too")
     return Parent(folder, base=base, is_adapter=True)
 
 
@@ -298,8 +298,8 @@ def of_role(record: Lineage, role: str) -> list[Path]:
             place = record.locate(entry)
             problem = record.change(entry, place, look())
             if problem is not None:
-                was = f"it was {entry['path']} with {entry['fingerprint']} when {record.folder} was made"
-                raise UserError(f"the {role} {place} {problem}; {was}. Put it back, or name the model itself")
+                was = f"it was {entry['path']} with {entry['fingerprint']} when {record.folder} was created"
+                raise UserError(f"the {role} {place} {problem}; {was}. Restore it, or name the model itself")
             places.append(place if place.exists() else Path(entry["path"]))
     return places
 

@@ -60,7 +60,7 @@ def collect_results(pipes: list[Connection], processes: list[Any], shown: Callab
                 processes[number].join()
                 code = processes[number].exitcode
                 how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-                raise WorkerProcessError(f"process {number} {how}; the same command goes on") from None
+                raise WorkerProcessError(f"process {number} {how}; the same command continues") from None
             if kind == "refused":
                 raise UserError(value)
             if kind == "done":

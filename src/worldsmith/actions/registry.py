@@ -30,9 +30,10 @@ class Command:
     kinds: Mapping[str, str]
     """Implementing classes as module:class, by the value that selects them."""
     by: Literal["", "model", "word"] = ""
-    """Selects the implementation: "" (only one), by `Model.Config.makes`, or by the first argument of the command."""
+    """What selects the implementation: "" (there is only one), `Model.Config.makes`, or the first argument of the
+    command."""
     about_run: bool = False
-    """Whether it is a `RunAction`, whose words describe a run, as those of `worldsmith train` do."""
+    """Whether it is a `RunAction`, whose arguments describe a run, as those of `worldsmith train` do."""
 
 
 @cache
@@ -86,8 +87,8 @@ def kind_for_model(name: str, model: str, *, base: str | None = None) -> type[Ac
     made = spec.config.makes
     if made not in kinds:
         raise UserError(
-            f"{model}: models of the family '{spec.name}' make {made or 'nothing that is known'}; "
-            f"`worldsmith {name}` is for models that make {' or '.join(kinds)}"
+            f"{model}: models of the family '{spec.name}' generate {made or 'no known output'}; `worldsmith {name}` "
+            f"needs a model that generates {' or '.join(kinds)}"
         )
     return kinds[made]
 
@@ -100,6 +101,6 @@ def kind_for_word(name: str, word: str) -> type[Action]:
     kinds = kinds_of(name)
     if word not in kinds:
         advice = did_you_mean(word, kinds)
-        known = f"there are: {', '.join(kinds)}"
-        raise UserError(f"worldsmith {name}: there is no '{word}'; {f'{advice} ' if advice else ''}{known}")
+        known = f"available: {', '.join(kinds)}"
+        raise UserError(f"worldsmith {name}: unknown '{word}'; {f'{advice} ' if advice else ''}{known}")
     return kinds[word]

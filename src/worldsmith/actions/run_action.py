@@ -40,7 +40,7 @@ class RunAction(Action):
     """
 
     metavars: ClassVar[Mapping[str, str]] = {}
-    """The names of values in the help, by field; those of numbers are N."""
+    """Placeholders of values in the help, by field; numbers are N."""
 
     def __init__(self, config: Action.Config, *, run: Loaded | RunWords) -> None:
         super().__init__(config)

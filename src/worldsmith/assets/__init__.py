@@ -11,7 +11,7 @@ def asset_path(name: str) -> Path:
     folder = root / name
     if not folder.is_dir():
         known = sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith("__"))
-        raise FileNotFoundError(f"no shipped asset '{name}'; there are: {', '.join(known) or 'none'}")
+        raise FileNotFoundError(f"unknown asset '{name}'; available: {', '.join(known) or 'none'}")
     return folder
 
 

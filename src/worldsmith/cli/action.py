@@ -35,16 +35,16 @@ from worldsmith.distributed.world import world_size
 from worldsmith.monitor.terminal_text import print_text, print_warning
 
 PROCESSES = "processes"
-"""Field of an action that starts its processes itself, as `worldsmith launch` does."""
+"""Field of an action that starts its own processes, as `worldsmith launch` does."""
 SETTINGS, DRYRUN, SHOW_TREE, JSON, HELP = "--settings", "--dryrun", "--show-tree", "--json", "--help"
 OPTIONS = {
     f"{SETTINGS} FILE": "a TOML, YAML or JSON file with values of these flags; flags win over the file",
     f"{SPEC} FILE": SPEC_HELP,
     f"{PARENT} NAME": PARENT_HELP,
-    DRYRUN: "check all that can be checked, and say what would be done",
-    SHOW_TREE: "with --dryrun: every setting and who wrote it, in the form of a settings file",
+    DRYRUN: "check everything that can be checked in advance, and print what would be done",
+    SHOW_TREE: "with --dryrun: print every setting and its source, in the format of a settings file",
     JSON: "print the outcome as JSON",
-    f"{HELP} [WORD]": "this text, or the flags that have the word in their name or description",
+    f"{HELP} [WORD]": "print this help, or only flags whose name or description contains the word",
 }
 Launch = Callable[[Sequence[str], Sequence[str]], int]
 """Starts a launch from its arguments and the arguments for each process; returns the exit code."""
@@ -80,7 +80,7 @@ def run_action(name: str, head: list[str], tail: list[str], packages: Sequence[s
             print_text("\n".join(texts).removesuffix("\n"))
             return 0
         if SHOW_TREE in words.own and DRYRUN not in words.own:
-            raise UserError(f"{SHOW_TREE} goes with {DRYRUN}")
+            raise UserError(f"{SHOW_TREE} requires {DRYRUN}")
         loaded = load_settings(prefix, kinds[0], words, tail)
         spec = words.spec if isinstance(words.spec, SpecTranslation) else None
         processes = processes_to_start(loaded, spec)
@@ -231,7 +231,9 @@ def processes_to_start(loaded: Loaded, spec: SpecTranslation | None) -> int:
         return 1
     if os.environ.get("WORLD_SIZE") or os.environ.get("RANK"):
         if asked != world_size():
-            raise UserError(f"the launch has {world_size()} processes, which share the work: leave --{PROCESSES} out")
+            raise UserError(
+                f"the launch already has {world_size()} processes, which share the work: omit --{PROCESSES}"
+            )
         return 1
     if asked == 1:
         return 1
@@ -241,16 +243,16 @@ def processes_to_start(loaded: Loaded, spec: SpecTranslation | None) -> int:
     if spec is None or loaded.places.get((PROCESSES,)) != spec.spec.place("num_gpus"):
         if 0 < gpus < asked and device is None:
             raise UserError(
-                f"--{PROCESSES} {asked}: each needs a GPU, and this machine has {gpus}; give --{PROCESSES} {gpus}"
+                f"--{PROCESSES} {asked}: each needs a GPU, but this machine has {gpus}; use --{PROCESSES} {gpus}"
             )
         return int(asked)
     running = 1 if device is not None else max(1, min(asked, gpus))
     if running < asked:
         found = f"this machine has {gpus or 'no'} {'GPU' if gpus == 1 else 'GPUs'}"
         reason = found if device is None else f"--device is {device}"
-        advice = f"; --{PROCESSES} N starts N all the same" if not gpus or device is not None else ""
+        advice = f"; --{PROCESSES} N starts N nevertheless" if not gpus or device is not None else ""
         loaded.warnings.append(
-            f"num_gpus asks for {asked} processes, each with a GPU of its own, and {reason}: {running} of {asked} "
+            f"num_gpus requests {asked} processes, each with its own GPU, but {reason}: {running} of {asked} "
             f"processes {'answers' if running == 1 else 'answer'}{advice}"
         )
     return running

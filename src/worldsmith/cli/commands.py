@@ -12,15 +12,15 @@ ORDER = (
     *("recipes", "dataset", "check", "config", "schema", "plan", "encode", "train", "launch"),
     *("watch", "report", "export", "generate", "evaluate", "infer"),
 )
-"""The commands in the order of the work; all others follow by name."""
+"""Commands in the order of a typical workflow; all others follow by name."""
 COMMANDS = {
     **dict.fromkeys(ORDER, ""),
     **{name: command.help for name, command in commands().items()},
-    "config": "show or check the run that a file or recipe describes",
-    "recipes": "list the recipes, or show one and what it changes",
+    "config": "show or check the run config of a file or recipe",
+    "recipes": "list the recipes, or show one and its changes",
     "schema": "print the JSON Schema of recipe files",
     "train": "fine-tune a model from a recipe file or a recipe's name",
-    "launch": "train, or generate, in several processes, on one machine or more",
+    "launch": "start train or generate in several processes, on one or more machines",
 }
 """Command -> help text. Actions are run by `cli.action`. The others are modules of this package with `HELP`,
 `add_arguments(parser)` and `run(args) -> int`; actions about a run are `RunCommand` objects with the same members.
@@ -40,7 +40,7 @@ def read_command(name: str, words: list[str]) -> tuple[Any, argparse.Namespace]:
     args = read_words(parser, head)
     if tail:
         if not isinstance(getattr(args, "overrides", None), list):
-            parser.error(f"worldsmith {name} takes no overrides after --")
+            parser.error(f"worldsmith {name} accepts no overrides after --")
         args.overrides = [*args.overrides, *tail]
     return module, args
 

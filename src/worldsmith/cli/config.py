@@ -18,17 +18,17 @@ from worldsmith.config.words.overrides import parse_overrides
 from worldsmith.config.write.values import SHOWN, write
 from worldsmith.monitor.terminal_text import print_message, print_text, print_warning
 
-HELP = "Show, check, compare, convert or begin a run description, without starting the run."
+HELP = "Show, check, compare, convert or create a run config, without starting the run."
 
 ACTIONS = {
-    "show": "print the resolved tree as YAML, with the origin of every value",
-    "check": "print OK, or every mistake",
-    "diff": "print what differs between two runs; exit code 1 if anything does",
-    "convert": "write the tree as TOML, YAML, JSON or Python",
-    "new": "begin a commented file with every knob",
+    "show": "print the resolved config as YAML, with the source of every value",
+    "check": "print OK, or all mistakes",
+    "diff": "print the differences between two runs; exit code 1 if there are any",
+    "convert": "write the config as TOML, YAML, JSON or Python",
+    "new": "create a commented file with every setting",
 }
 
-SOURCE = "recipe TOML, YAML tree, run folder, or a recipe's name"
+SOURCE = "recipe TOML, YAML config, run folder, or a recipe's name"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,10 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             command.add_argument("old", metavar="A", help=SOURCE)
             command.add_argument("new", metavar="B", help=SOURCE)
         if name == "check":
-            command.add_argument("--files", action="store_true", help="look for what the run reads and writes, too")
+            command.add_argument(
+                "--files", action="store_true", help="also check the files and folders that the run reads and writes"
+            )
         if name == "show":
-            command.add_argument("--changed", action="store_true", help="print only what differs from the recipe")
-            command.add_argument("--plain", action="store_true", help="leave out the origins")
+            command.add_argument("--changed", action="store_true", help="print only the differences from the recipe")
+            command.add_argument("--plain", action="store_true", help="omit the sources of values")
         if name in ("show", "diff"):
             command.add_argument("--custom", action="store_true", help="include the [custom] data")
 
@@ -117,9 +119,9 @@ def convert_config(args: argparse.Namespace) -> int:
 
     for option, needed in (("name", "python"), ("overrides", "toml"), ("print_overrides", "toml")):
         if getattr(args, option) and args.to != needed:
-            raise UserError(f"--{option.replace('_', '-')} goes with --to {needed}")
+            raise UserError(f"--{option.replace('_', '-')} requires --to {needed}")
     if args.print_overrides and not args.output:
-        raise UserError("--print-overrides prints words in place of the file; name the file with -o FILE")
+        raise UserError("--print-overrides prints overrides instead of writing the file; name the file with -o FILE")
     given = [args.source, *args.words]
     files, changes = [w for w in given if not is_change(w)], [w for w in given if is_change(w)]
     if is_sat_stack(files):
@@ -141,9 +143,8 @@ def convert_config(args: argparse.Namespace) -> int:
         output = ["-o", str(Path(args.output).with_suffix(".yaml"))] if args.output else []
         command = shlex.join(["worldsmith", "config", "convert", *given, "--to", "yaml", *output])
         raise UserError(
-            f"the recipe TOML has no key for\n{paths}\n"
-            f"YAML holds the whole run: {command}\n"
-            "or write these as override words beside the TOML, with --overrides FILE or --print-overrides"
+            f"the recipe TOML has no key for\n{paths}\nYAML can express the complete config: {command}\nor write "
+            "these as overrides next to the TOML, with --overrides FILE or --print-overrides"
         )
     if args.overrides:
         write_new(args.overrides, rest, args.force)
@@ -168,7 +169,7 @@ def new(args: argparse.Namespace) -> int:
         print(f"{args.file}: every key of the spec of {args.spec_action}, with its default or an example")
         return 0
     if not args.file.lower().endswith(".toml"):
-        raise UserError(f"{args.file}: the name of a recipe TOML ends in .toml")
+        raise UserError(f"{args.file}: the name of a recipe TOML must end in .toml")
     write_new(args.file, new_recipe_toml(args.recipe), args.force)
     print(f"{args.file}: every key of the recipe {args.recipe}; check it with `worldsmith config check {args.file}`")
     return 0
@@ -177,22 +178,26 @@ def new(args: argparse.Namespace) -> int:
 def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
     from worldsmith.config.write.convert import FORMATS
 
-    parser.add_argument("source", metavar="SRC", help="recipe TOML, YAML or JSON tree, nested spec, run folder, recipe")
+    parser.add_argument(
+        "source", metavar="SRC", help="recipe TOML, YAML or JSON config, nested spec, run folder, recipe"
+    )
     parser.add_argument(
         "words",
         nargs="*",
         metavar="FILE_OR_KEY=VALUE",
-        help="further files of a YAML stack, and changes of it; changes of a nested spec, such as train.epoch=2",
+        help="more files of a YAML stack, and overrides; for a nested spec such as train.epoch=2",
     )
-    parser.add_argument("--to", required=True, choices=FORMATS, help="the form to write")
-    parser.add_argument("-o", "--output", metavar="FILE", help="write FILE instead of printing")
+    parser.add_argument("--to", required=True, choices=FORMATS, help="output format")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write to FILE instead of printing")
     parser.add_argument("--force", action="store_true", help="overwrite FILE")
-    parser.add_argument("--name", help="python: the recipe's name; by default that of the source")
+    parser.add_argument("--name", help="python: the recipe's name; default: that of the source")
     parser.add_argument(
-        "--overrides", metavar="FILE", help="toml: write what the TOML has no key for to FILE, as words for after --"
+        "--overrides",
+        metavar="FILE",
+        help="toml: write settings that the TOML has no key for to FILE, as overrides for after --",
     )
     parser.add_argument(
-        "--print-overrides", action="store_true", help="toml: print these words, quoted for a shell; needs -o"
+        "--print-overrides", action="store_true", help="toml: print these overrides, quoted for a shell; needs -o"
     )
 
 

@@ -24,7 +24,7 @@ from worldsmith.monitor.terminal_text import text_width
 
 REQUIRED = "required"
 MOST_CHOICES = 8
-"""Longer lists of classes are left out: such a field takes any component."""
+"""Max listed classes; longer lists are omitted, because such a field accepts any component."""
 TYPES = {int: "INT", float: "NUMBER", str: "TEXT", bool: "true|false", type(None): "null", Any: "VALUE"}
 
 
@@ -45,8 +45,8 @@ def flag_help(draft: Draft, topic: str | None = None, options: Mapping[str, str]
     ]
     own = [_paragraph(f"  {option}", doc) for option, doc in options.items()]
     text = [
-        f"flags of {draft.source}, as: --flag TYPE = value (who wrote it)",
-        "Dashes and underscores are the same, = and a space too; true/false is also --flag and --no-flag.",
+        f"flags of {draft.source}, as: --flag TYPE = value (source of the value)",
+        "Dashes equal underscores, and = equals a space; true/false can also be written as --flag and --no-flag.",
         "",
     ]
     wanted = _section_path(tree, topic) if topic else None
@@ -145,7 +145,7 @@ def _line(path: Path, kind: str, value: str, origin: str, doc: str) -> str:
 def _paragraph(text: str, doc: str) -> str:
     width = text_width()
     lines = textwrap.wrap(text, width, subsequent_indent=" " * 8, break_long_words=False, break_on_hyphens=False)
-    for paragraph in doc.splitlines():
+    for paragraph in re.split(r"\n\s*\n", doc):
         lines += textwrap.wrap(
             paragraph,
             width,

@@ -46,36 +46,36 @@ HELP = f"""usage: worldsmith launch [OPTION]… COMMAND …
 Starts `worldsmith COMMAND …` in several processes, which share the work: {", ".join(LAUNCHED)}. The options are
 torchrun's; these are the usual ones:
 
-  --nproc-per-node N   processes on this machine, or `gpu`: one for each GPU (default: 1)
-  --nnodes N           machines (default: 1); give the same command on each, with its own
+  --nproc-per-node N   processes on this machine, or `gpu`: one per GPU (default: 1)
+  --nnodes N           machines (default: 1); run the same command on each, with its own
   --node-rank R        number of this machine, from 0, and with
   --master-addr HOST   the address of machine 0 and
-  --master-port PORT   a port on it (default: 29500; on one machine any that is free)
-  --max-restarts N     after a failure, so often the processes start again from the last checkpoint (default: 0)
+  --master-port PORT   a port on it (default: 29500; on one machine any free port)
+  --max-restarts N     number of restarts from the last checkpoint after failures (default: 0)
 
-`torchrun --help` lists the others. With --dryrun or --rehearse one process does it for all.
+`torchrun --help` lists the others. With --dryrun or --rehearse a single process does the work of all.
 
-With --slurm it is a job of SLURM, on --nnodes machines with --nproc-per-node processes each, which saves before its
-time is up and queues itself again:
+--slurm submits a SLURM job on --nnodes machines with --nproc-per-node processes each, which saves before its time
+limit and queues itself again:
 
-  --print              show the script instead of handing it to sbatch
+  --print              show the script instead of submitting it with sbatch
   --time, --partition, --account, --qos, --gpus-per-node (default: --nproc-per-node; 0: none), --cpus-per-task,
   --job-name           as for sbatch
-  --sbatch=OPTION      a further option of sbatch, such as --sbatch=--mem=0 (any number of times)
+  --sbatch=OPTION      any other option of sbatch, such as --sbatch=--mem=0 (may be repeated)
 
-SIGTERM, SIGINT (Ctrl-C), SIGHUP and SIGUSR1 go on to the processes, which save and stop, however long that takes;
-those of another command than train end at once, and the same command goes on where they were.
+SIGTERM, SIGINT (Ctrl-C), SIGHUP and SIGUSR1 are forwarded to the processes, which save and stop, however long that
+takes; those of other commands than train end at once, and the same command resumes them.
 SIGQUIT (Ctrl-\\) ends them at once.
 
 exit codes: 0 done, 75 asked to stop and saved (the same command resumes), 2 a mistake of the user, 130 interrupted by
 a second Ctrl-C, 1 failed."""
 OWN_SETTINGS = ("module", "no_python", "run_path", "signals_to_handle")
-"""Options of torchrun that say what is started and which signals torchrun itself takes."""
+"""Options of torchrun that set the program to start and the signals that torchrun handles."""
 SAY_AFTER = 5.0
-"""Seconds until it is said that other machines are waited for; the pauses after that grow to a minute."""
+"""Seconds until the first message about waiting for other machines; the intervals after that grow to a minute."""
 GIVE_UP = 60.0
-"""Seconds that launchers of other machines have to say that their processes have ended, as all processes have agreed to
-do. torchrun would wait for 300, and has no setting for it."""
+"""Seconds in which launchers of other machines can report that their processes have ended, as all processes have agreed
+to do. torchrun would wait for 300, and has no setting for it."""
 
 
 def launch(words: Sequence[str], packages: Sequence[str] = ()) -> int:
@@ -131,19 +131,22 @@ def launch(words: Sequence[str], packages: Sequence[str] = ()) -> int:
             except ChildFailedError as error:
                 return failure_code(error, asked)
             except SignalException as error:
-                print(f"ended at once by {error.sigval.name}; nothing was saved for it", file=sys.stderr)
+                print(
+                    f"stopped at once by {error.sigval.name}; progress since the last checkpoint is lost",
+                    file=sys.stderr,
+                )
                 return 1
             except DistNetworkError as error:
                 raise UserError(f"worldsmith launch: {meeting_failure(args, error)}") from error
             except ValueError as error:
                 raise UserError(f"worldsmith launch: {error}") from error
         if desk.exit_code is None:
-            print("worldsmith launch: the processes ended without saying how", file=sys.stderr)
+            print("worldsmith launch: the processes ended without reporting an error", file=sys.stderr)
         return 1 if desk.exit_code is None else desk.exit_code
 
 
 Steps = tuple[Callable[[], object], Callable[[], int] | None]
-"""(function that checks a command, function that shows its plan if only the plan is requested)."""
+"""Functions of each command: one that checks it, and one that prints its plan if only the plan is requested."""
 
 
 def of_run(name: str, words: list[str]) -> Steps:
@@ -171,7 +174,7 @@ def submit_job(
 ) -> int:
     """Hands the launch to SLURM, when its command makes sense here."""
     if plan is not None:
-        raise UserError("worldsmith launch: a plan or help is made here, without --slurm")
+        raise UserError("worldsmith launch: --slurm cannot be combined with plans or help")
     check()
     count = len(args.training_script_args) - len(packages)  # the command and its words
     return submit(args, parser, words[: len(words) - count], [*packages, *words[len(words) - count :]])
@@ -224,13 +227,16 @@ def waiting_said(args: Namespace, machines: int, desk: LaunchDesk) -> Iterator[N
                 started, pause, ended = True, SAY_AFTER, 0.0
             elif desk.exit_code is not None and not ended:
                 ended = now
-                say(f"all processes here have ended; waiting for {others} to say so, at most {GIVE_UP:.0f} s")
+                say(
+                    f"all processes on this machine have ended; waiting for a report from {others}, at most "
+                    f"{GIVE_UP:.0f} s"
+                )
             elif desk.exit_code is not None and now - ended > GIVE_UP:
-                say(f"{others} did not say so; was the launcher there killed?")
+                say(f"no report from {others}; was the launcher there killed?")
                 os._exit(desk.exit_code)
             elif not started:
                 pause = min(2 * pause, 60)
-                say(f"waiting for {others}, to meet at {meeting_place(args)} ({now - begun:.0f} s); Ctrl-C ends it")
+                say(f"waiting for {others} to connect at {meeting_place(args)} ({now - begun:.0f} s); stop with Ctrl-C")
 
     if machines > 1:
         threading.Thread(target=watch, daemon=True).start()
@@ -287,7 +293,7 @@ def read_launch_words(words: Sequence[str]) -> tuple[Namespace, ArgumentParser]:
     for name in OWN_SETTINGS:
         if getattr(args, name) != parser.get_default(name):
             option = f"--{name.replace('_', '-')}"
-            raise UserError(f"worldsmith launch: {option} cannot be given, because the command sets it; leave it out")
+            raise UserError(f"worldsmith launch: {option} is set by the command itself; omit it")
     if args.training_script not in LAUNCHED:
         known = " or ".join(f"`{name}`" for name in LAUNCHED)
         raise UserError(f"worldsmith launch starts {known}, not '{args.training_script}'; see worldsmith launch --help")
@@ -301,11 +307,12 @@ def meeting_failure(args: Namespace, error: Exception) -> str:
     """Returns the reason for a failed rendezvous and how to fix it."""
     if "EADDRINUSE" in str(error):
         return (
-            f"port {args.master_port} is in use on this machine, perhaps by another run; give each run its own with "
-            "--master-port (MASTER_PORT for the launch scripts), the same on all machines"
+            f"port {args.master_port} is in use on this machine, perhaps by another run; set a different "
+            "--master-port for each run (MASTER_PORT for the launch scripts), the same on all machines"
         )
     return (
-        f"the processes cannot meet at {meeting_place(args)}, the --master-addr and --master-port of machine 0: {error}"
+        f"the processes cannot connect at {meeting_place(args)}, the --master-addr and --master-port of machine 0: "
+        f"{error}"
     )
 
 
@@ -346,6 +353,6 @@ def failure_code(error: ChildFailedError, asked: set[int]) -> int:
     from worldsmith.tools.explain.explanation import after_text
 
     how = f"was ended by {first.signal_name()}" if first.exitcode < 0 else f"ended with exit code {first.exitcode}"
-    said = f"worldsmith launch: rank {rank} {how}, the first one to fail"
+    said = f"worldsmith launch: rank {rank} {how}, as the first one"
     print("\n".join([said, *after_text(said, None)]), file=sys.stderr)
     return 1

@@ -15,12 +15,12 @@ from worldsmith.cli.commands import COMMANDS, read_command, split_tail
 from worldsmith.distributed.launch_desk import is_said, launcher_pid
 
 WITHOUT_ARGUMENTS = ("recipes",)
-"""Commands that do something without arguments; the others print their help."""
+"""Commands that can run without arguments; the others then print their help."""
 INTERRUPTED = 130
-"""Exit code after Ctrl-C, of a command that has nothing to resume."""
+"""Exit code after Ctrl-C, of a command that cannot be resumed."""
 PACKAGES = {
     "--import": "MODULE  import a module of recipes and components first (any number of times)",
-    "--trust": "PACKAGE  let files name classes of this package (any number of times)",
+    "--trust": "PACKAGE  allow files to name classes of this package (any number of times)",
 }
 
 
@@ -189,7 +189,7 @@ def overview() -> str:
         [
             "usage: worldsmith COMMAND …",
             "",
-            "Fine-tuning for world models, from one typed run description.",
+            "Fine-tuning for world models, from one typed config.",
             "",
             "commands:",
             *lines,
@@ -197,7 +197,7 @@ def overview() -> str:
             "for every command:",
             *(f"  {option} {text}" for option, text in PACKAGES.items()),
             "",
-            "worldsmith COMMAND --help   what a command takes",
+            "worldsmith COMMAND --help   arguments and flags of a command",
             "worldsmith --version        the version",
         ]
     )

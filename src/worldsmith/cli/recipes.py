@@ -20,7 +20,7 @@ from worldsmith.models.model import Model
 from worldsmith.monitor.short_text import short_number
 from worldsmith.monitor.terminal_text import print_text, print_warning, text_width
 
-HELP = "List the recipes with model, task, size and what they start from; or one with data and changes."
+HELP = "List the recipes with model, task, size and initial weights; or show one with its data and changes."
 NEXT = """next:
   start with, on a CPU     vision_sft_tiny (videos)
                            videophy2_nano_tiny (answers)
@@ -33,7 +33,7 @@ DETAILS = " " * 6
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", metavar="NAME", help="print this recipe and what it changes")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="print this recipe and its changes")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a list")
 
 
@@ -96,7 +96,7 @@ def print_one(found: dict[str, Any], as_json: bool) -> None:
     size = f", {short_number(found['parameters'])} parameters" if found["parameters"] is not None else ""
     print_text(f"{found['name']}: {found['doc']}".rstrip(": "))
     print_text(f"  task    {found['task']}\n  model   {found['model']}{size}\n  data    {found['data']}")
-    print_text(f"  module  {found['module']}\n  from    {parent or 'nothing: it writes the whole tree'}")
+    print_text(f"  module  {found['module']}\n  from    {parent or 'no other recipe: it sets the complete config'}")
     if not parent:
         print(f"\n{to_yaml(tree)}", end="")
         return

@@ -26,7 +26,7 @@ from worldsmith.config.words.command_words import Words
 from worldsmith.config.words.typed_flags import TypedFlag
 from worldsmith.monitor.terminal_text import print_message, print_warning
 
-ABOUT_RUNS = "Every value of the run is a flag too, and words after -- are overrides, as for `worldsmith train`."
+ABOUT_RUNS = "Every value of the run is also a flag, and arguments after -- are overrides, as for `worldsmith train`."
 SETTINGS_HELP = "TOML, YAML or JSON file with values of the flags below, which take precedence over it"
 
 

@@ -27,13 +27,15 @@ from worldsmith.monitor.terminal_text import print_text
 FILES = (".toml", ".yaml", ".yml")
 
 COMMAND_VARIABLE = "WORLDSMITH_COMMAND"
-"""Environment variable in which a launcher gives its processes the command that started it."""
+"""Environment variable in which a launcher passes the command that started it to its processes."""
 MODULES = ("__main__.py", "main.py")
 
 
 def add_source_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments that select the source of a run config."""
-    parser.add_argument("source", nargs="?", metavar="FILE_OR_RECIPE", help="recipe TOML, YAML tree, or recipe's name")
+    parser.add_argument(
+        "source", nargs="?", metavar="FILE_OR_RECIPE", help="recipe TOML, YAML config, or recipe's name"
+    )
     parser.add_argument("--sft-toml", metavar="FILE", help="recipe TOML (the same as giving it as FILE_OR_RECIPE)")
     parser.add_argument(
         "--base",
@@ -42,7 +44,9 @@ def add_source_arguments(parser: argparse.ArgumentParser) -> None:
         help="YAML files, merged in order; later ones win; also those of CogVideoX's SAT",
     )
     parser.add_argument(
-        "--spec", metavar="FILE", help="nested spec of Cosmos-RL or TAO; words such as train.epoch=2 after it change it"
+        "--spec",
+        metavar="FILE",
+        help="nested spec of Cosmos-RL or TAO; arguments such as train.epoch=2 after it override it",
     )
     parser.add_argument("--module", metavar="M", help="a Python module with recipes; needs --config")
     parser.add_argument("--config", metavar="NAME", help="a recipe of --module, or a function that returns a config")
@@ -50,11 +54,11 @@ def add_source_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def count_from(least: int) -> Callable[[str], int]:
-    """Returns a parser of whole numbers that are at least `least`."""
+    """Returns a parser of integers that are at least `least`."""
 
     def read(text: str) -> int:
         if not text.isdigit() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"expected a whole number from {least} on, found '{text}'")
+            raise argparse.ArgumentTypeError(f"expected an integer of at least {least}, found '{text}'")
         return int(text)
 
     return read
@@ -78,7 +82,9 @@ def read_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> argpars
         args.base, changes, flags = take_words(args.base, flags)
         args.spec_words = changes or None
     if extra:
-        parser.error(f"what is '{extra[0]}'? Words that change single values go last, after --: … -- {extra[0]}")
+        parser.error(
+            f"unexpected argument '{extra[0]}'. Overrides of single values come last, after --: … -- {extra[0]}"
+        )
     if not any(sources(args)):
         args.source = take_source(flags, names_source)
     args.flags, args.own_options = flags, sorted(own)
@@ -95,7 +101,7 @@ def without_search(spec: str, words: list[str], parent: str | None = None) -> tu
         return rest, None
     if choose_policy(policy) == "auto":
         raise UserError(
-            "automl_policy=auto asks for a search: expected `worldsmith tune`, found a command that trains once. "
+            "automl_policy=auto requests a search: expected `worldsmith tune`, found a command that trains once. "
             f"Run `{search_command(spec, rest, parent)}`, or write automl_policy=off"
         )
     return rest, "off"
@@ -156,7 +162,7 @@ def source_name(args: argparse.Namespace) -> str:
         ways = "a recipe's name, `--sft-toml FILE`, `--base FILE …`, `--spec FILE` or `--module M --config NAME`"
         raise UserError(f"name one recipe or file: {ways}; `worldsmith recipes` lists the recipes")
     if (args.module is None) != (args.config is None):
-        raise UserError("--module and --config go together, such as `--module my_recipes --config NAME`")
+        raise UserError("--module and --config must be used together, such as `--module my_recipes --config NAME`")
     if args.base:
         return ", ".join(args.base)
     if args.module:

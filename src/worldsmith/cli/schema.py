@@ -27,7 +27,7 @@ from worldsmith.config.write.values import SHOWN, write
 from worldsmith.dialects.cosmos_rl.forms import COMMANDS, MODULES, form_of
 from worldsmith.dialects.translation import SpecForm
 
-HELP = "Print a JSON Schema (recipe TOML, run tree, spec of an action), the reference page or the table of metrics."
+HELP = "Print a JSON Schema (recipe TOML, config, spec of an action), the reference page or the table of metrics."
 DESCRIBED = ("toml", "tree", "reference", "metrics")
 _TUNE = "tune"
 SPEC_ACTIONS = (*MODULES, *COMMANDS, _TUNE)
@@ -36,29 +36,32 @@ _HEAD = """# Configuration reference
 
 <!-- Generated: `worldsmith schema reference -o docs/config_reference.md`. A test compares it with the code. -->
 
-A run is one typed tree. A recipe TOML, a YAML file, a Python recipe, flags and override words all write to it. This
-page lists the keys of the recipe TOML, then every section of the tree. Editors read the same from
+A run is described by one typed config. A recipe TOML, a YAML file, a Python recipe, flags and overrides set its values.
+This page lists the keys of the recipe TOML, then every section of the config. Editors read the same from
 [`schema/recipe.schema.json`](schema/recipe.schema.json) and [`schema/tree.schema.json`](schema/tree.schema.json);
 `worldsmith config new FILE --from RECIPE` writes a commented file with the values of one recipe.
+
 """
 _TOML = """## The recipe TOML
 
-`[job].experiment` names a registered recipe. A key that the file leaves out, or sets to `"???"`, keeps the recipe's
-value; the default below is what the key means by itself. Any value may be a reference: `"${trainer.max_iter}"`,
-`"${oc.env:NAME}"`, `"${oc.env:NAME,default}"`, `"${now:%Y-%m-%d}"`. The last columns say where a key goes in the tree
-of a generator (`task = "vfm"`) and of a reasoner (`task = "vlm"`); a key without effect for the task is reported.
-"""
-_TREE = """## The tree
+`[job].experiment` names a registered recipe. A key that the file omits, or sets to `"???"`, keeps the recipe's
+value; the default below applies without a recipe. Any value may be a reference: `"${trainer.max_iter}"`,
+`"${oc.env:NAME}"`, `"${oc.env:NAME,default}"`, `"${now:%Y-%m-%d}"`. The last columns show the path that a key sets in
+the config of a generator (`task = "vfm"`) and of a reasoner (`task = "vlm"`); a key without effect is reported.
 
-Paths of override words (`worldsmith train FILE -- optimizer.lr=1e-4`) and flags (`--optimizer.lr 1e-4`), and the keys
-of YAML and JSON trees. Where a place takes several classes, `type` names the one.
+"""
+_TREE = """## The config
+
+Paths of overrides (`worldsmith train FILE -- optimizer.lr=1e-4`) and flags (`--optimizer.lr 1e-4`), and keys of YAML
+and JSON files. Where several classes are possible, `type` names the class.
+
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", nargs="?", choices=(*DESCRIBED, *SPEC_ACTIONS), help="what to describe")
     parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="tree: with the values of this recipe as defaults")
-    parser.add_argument("-o", "--output", metavar="FILE", help="write FILE instead of printing; with --all a folder")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write to FILE instead of printing; with --all a folder")
     parser.add_argument("--all", action="store_true", help="write schema and template of every action, and a manifest")
     parser.add_argument(
         "--style",
@@ -71,11 +74,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints or writes the text. Raises UserError or ConfigError."""
     if args.recipe and args.what != "tree":
-        raise UserError(f"a recipe goes with `worldsmith schema tree`, not with `{args.what or '--all'}`")
+        raise UserError(f"a recipe can be used with `worldsmith schema tree`, not with `{args.what or '--all'}`")
     if args.all != (args.what is None):
-        raise UserError("say what to describe, or give --all and a folder: worldsmith schema --all -o DIR")
+        raise UserError("name a schema, or use --all with a folder: worldsmith schema --all -o DIR")
     if args.style != "json-schema" and args.what in DESCRIBED:
-        raise UserError(f"--style goes with the spec of an action, not with `{args.what}`")
+        raise UserError(f"--style requires the spec of an action, not `{args.what}`")
     if args.all:
         return write_all(args.output, args.style)
     text = schema_text(args.what, args.recipe, style=args.style)
@@ -99,7 +102,7 @@ def write_all(folder: str | None, style: str) -> int:
         place = pathlib.Path(folder) / name
         if text is None:
             place.unlink(missing_ok=True)
-            print(f"{place} could not be made; the manifest says why", file=sys.stderr)
+            print(f"{place} could not be generated; the manifest states why", file=sys.stderr)
             continue
         place.parent.mkdir(parents=True, exist_ok=True)
         write_text(place, text)
@@ -166,10 +169,10 @@ def _toml_part(trees: Mapping[str, Config]) -> list[str]:
         "",
         "### `[custom]`",
         "",
-        "The project's own data: any keys, kept with the run and read by nothing.",
+        "The project's own data: any keys, stored with the run and not interpreted.",
     ]
     if REFUSED:
-        lines += ["", "Known keys that are refused:", ""]
+        lines += ["", "Known keys that are not supported:", ""]
         lines += [f"- `{format_path(path)}`: {reason}" for path, reason in REFUSED.items()]
     return [*lines, ""]
 

@@ -14,9 +14,9 @@ from worldsmith.config.write.values import shorten
 from worldsmith.distributed.stop_signals import PREEMPTED
 
 SAVE_BEFORE = 120
-"""Seconds before the end of its time at which a job is asked to save."""
+"""Seconds before its time limit at which a job is asked to save."""
 MOST_MACHINES, MOST_ON_ONE = 10_000, 4_096
-"""Machines of a job, and GPUs or cores of one machine: larger numbers are typing errors."""
+"""Max machines of a job, and GPUs or cores of one machine: larger numbers are typing errors."""
 TIME = re.compile(r"[0-9]+(?::[0-9]+){0,2}|[0-9]+-[0-9]+(?::[0-9]+){0,2}|UNLIMITED|INFINITE")
 OPTION = re.compile(r"(?P<name>--[a-z][a-z0-9-]*)(?:=(?P<value>.+))?")
 SET_BY_SCRIPT = ("node_rank", "master_addr", "master_port", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "standalone")
@@ -71,8 +71,8 @@ def submit(args: argparse.Namespace, parser: argparse.ArgumentParser, head: Sequ
         return 0
     if shutil.which("sbatch") is None:
         raise UserError(
-            "worldsmith launch --slurm: there is no `sbatch` on this machine; start it where jobs are submitted, or "
-            "write the script to a file with --print"
+            "worldsmith launch --slurm: `sbatch` is not on this machine; start the command where jobs are "
+            "submitted, or write the script to a file with --print"
         )
     return 1 if subprocess.run(["sbatch"], input=text, text=True, check=False).returncode else 0
 
@@ -80,16 +80,14 @@ def submit(args: argparse.Namespace, parser: argparse.ArgumentParser, head: Sequ
 def script(args: argparse.Namespace, parser: argparse.ArgumentParser, head: Sequence[str], words: Sequence[str]) -> str:
     for name in SET_BY_SCRIPT:
         if getattr(args, name) != parser.get_default(name):
-            raise UserError(f"worldsmith launch --slurm: the script sets --{name.replace('_', '-')}; leave it out")
+            raise UserError(f"worldsmith launch --slurm: the script sets --{name.replace('_', '-')}; omit it")
     least, _, most = args.nnodes.partition(":")
     if most not in ("", least):
         raise UserError(f"worldsmith launch --slurm: --nnodes must be one number, found {shorten(args.nnodes)}")
     machines = whole_number("nnodes", least, MOST_MACHINES, least=1)
     gpus = args.nproc_per_node if args.gpus_per_node is None else args.gpus_per_node
     if args.gpus_per_node is None and not gpus.isdigit():
-        raise UserError(
-            f"worldsmith launch --slurm: --nproc-per-node {shorten(gpus)} needs --gpus-per-node N beside it"
-        )
+        raise UserError(f"worldsmith launch --slurm: --nproc-per-node {shorten(gpus)} also needs --gpus-per-node N")
     count = whole_number("nproc-per-node" if args.gpus_per_node is None else "gpus-per-node", gpus, MOST_ON_ONE)
     if args.time is not None and not TIME.fullmatch(args.time):
         raise refused("time", "minutes, hours:minutes:seconds or days-hours", args.time)
@@ -136,7 +134,7 @@ def whole_number(name: str, text: str, most: int, *, least: int = 0) -> int:
     """Returns the number that an option gives. Raises UserError for one outside the range."""
     number = int(text) if re.fullmatch("[0-9]{1,9}", text) else -1
     if not least <= number <= most:
-        raise refused(name, f"a whole number from {least} to {most}", text)
+        raise refused(name, f"an integer from {least} to {most}", text)
     return number
 
 

@@ -20,8 +20,8 @@ from worldsmith.dialects.translation import PARENT_KEY, ReportLine, SpecForm, Sp
 
 SPEC = "--spec"
 SPEC_HELP = (
-    "a spec of Cosmos-RL or TAO in place of a settings file; words such as evaluation.limit=10 and ~vision.fps change "
-    "it, flags win over it"
+    "a spec of Cosmos-RL or TAO instead of a settings file; arguments such as evaluation.limit=10 and ~vision.fps "
+    "change it, flags win over it"
 )
 MODEL_KEYS = {"evaluate": "model.model_name", "quantize": "model.model_path", "inference": "model_path"}
 SAMPLING = {
@@ -35,8 +35,8 @@ LOAD_PATH = "checkpoint.load_path"
 RATES = frozenset(("processor.media.fps", "processor.media.nframes"))
 """Alternative sampling rates; a run has one of them."""
 PARENT_HELP = (
-    "the run or result whose model is meant, by its folder, its name or the id of its record; :best, :last or :iter=N "
-    "after it chooses a checkpoint. Fills model, what belongs to it, and how it was shown pictures"
+    "run or result that supplies the model: its folder, its name or the id of its record; :best, :last or :iter=N "
+    "after it selects a checkpoint. Sets model, related settings, and its image preprocessing"
 )
 
 
@@ -52,9 +52,9 @@ def read_spec_words(name: str, words: Words, *, settings: str) -> None:
     form_name = COMMANDS.get(name, name)
     if not reads_specs(name):
         known = ", ".join(command for command in (*MODULES, *COMMANDS) if command not in COMMANDS.values())
-        raise UserError(f"worldsmith {name} reads no specs; these do: {known}")
+        raise UserError(f"worldsmith {name} does not read specs; these commands do: {known}")
     if settings in words.own:
-        raise UserError(f"{SPEC} and {settings} are both files of settings; give one of them")
+        raise UserError(f"{SPEC} and {settings} are both settings files; use one of them")
     form, file = form_of(form_name), words.own[SPEC]
     dotted = [word for word in words.loose if _DOTTED.fullmatch(word)]
     words.loose = [word for word in words.loose if word not in dotted]
@@ -65,19 +65,19 @@ def read_spec_words(name: str, words: Words, *, settings: str) -> None:
     if parent and key:
         for word in dotted:
             if key_of_word(form, word) == key:
-                raise UserError(f"{word} and a parent, {parent}, both name the model; leave one of them out")
+                raise UserError(f"{word} and a parent, {parent}, both name the model; omit one of them")
         named = spec.get(key) if spec.is_stated(key) else None
         section = key[: key.rfind(".") + 1]
         spec = read_spec(form, file, [*dotted, f"{key}={PARENT_KEY}", f"{section}enable_lora=false"])
         words.own[PARENT] = str(parent)
     words.spec = require_translated(spec)
     if policy is not None:
-        text = f"{asked.said}: the policy belongs to train and tune"
+        text = f"{asked.said}: the policy applies to train and tune"
         words.spec.lines.append(ReportLine(POLICY, "unneeded", text, stated=True, warn=True))
     if parent and key:
         leave_to_parent(words.spec)
         words.spec.lines = [line for line in words.spec.lines if line.key != key]
-        instead = f", in place of {named}" if named else ""
+        instead = f", instead of {named}" if named else ""
         words.spec.report(
             key, "approximated" if named else "unneeded", f"the model is that of the parent, {parent}{instead}"
         )
@@ -96,7 +96,7 @@ def read_stack_words(words: Words, *, settings: str) -> None:
     from worldsmith.dialects.sat.sampling import translate_sampling
 
     if settings in words.own:
-        raise UserError(f"{SPEC} and {settings} are both files of settings; give one of them")
+        raise UserError(f"{SPEC} and {settings} are both settings files; use one of them")
     files = [words.own[SPEC], *(word for word in words.loose if not is_change(word))]
     if not is_sat_stack(files):
         raise UserError(
@@ -122,12 +122,12 @@ def adopt_parent(name: str, words: Words, kinds: Sequence[type[Action]], file: s
 
     kinds = [kind for kind in kinds if reads_model(kind)]
     if not kinds:
-        raise UserError(f"{PARENT} stands for a model, and this command reads none; leave it out")
+        raise UserError(f"{PARENT} selects a model, but this command needs none; omit it")
     fields = {field for kind in kinds for field in field_hints(kind.Config)}
     below = words.spec.data if words.spec is not None else {} if file is None else read_settings_file(file).data
     given = {flag.name.replace("-", "_") for flag in words.flags} | set(flatten_to_text(below))
     if words.loose or "model" in given:
-        raise UserError(f"a model is named twice, also by {PARENT} {name}; leave one of them out")
+        raise UserError(f"a model is also named by {PARENT} {name}; omit one of them")
     given |= RATES if given & RATES else set()
     filled = as_words(find_parent(name), fields)
     words.flags += [TypedFlag(field, (text,)) for field, text in filled.items() if field not in given]
@@ -149,9 +149,7 @@ def adopt_parent_run(args: argparse.Namespace) -> None:
 
     given = [flag.name for flag in args.flags] + [word.lstrip("+~").partition("=")[0] for word in args.overrides]
     if LOAD_PATH in given:
-        raise UserError(
-            f"{LOAD_PATH} and {PARENT} {args.parent} both say what the run starts from; leave one of them out"
-        )
+        raise UserError(f"{LOAD_PATH} and {PARENT} {args.parent} both set the initial weights; omit one of them")
     start, model = start_of_resumed_run(args)
     if start is None:
         start, model = start_of(args.parent)
@@ -173,8 +171,8 @@ def leave_parent_out(args: argparse.Namespace) -> list[str]:
     model = spec.get(SPEC_MODEL)
     args.spec, args.source = spec.source, None
     args.spec_words = [*(args.spec_words or ()), f"~{PARENT_KEY}", *([] if model else [f"{SPEC_MODEL}={PARENT_KEY}"])]
-    checked = f"; what depends on the model is checked with {SPEC_MODEL} = {model}" if model else ""
-    return [f"{PARENT_KEY} is not checked: the model of the start is that of {named}{checked}"]
+    checked = f"; settings that depend on the model are checked with {SPEC_MODEL} = {model}" if model else ""
+    return [f"{PARENT_KEY} is not checked: the initial model is that of {named}{checked}"]
 
 
 def reads_model(kind: type[Action]) -> bool:
@@ -243,4 +241,4 @@ def leave_to_parent(t: SpecTranslation) -> None:
             media.pop(name, None)
             for key in set(keys) & {line.key for line in t.lines}:
                 t.lines = [line for line in t.lines if line.key != key]
-                t.report(key, "unneeded", "as the parent has it")
+                t.report(key, "unneeded", "as in the parent")

@@ -45,24 +45,28 @@ HELP = "Fine-tune a model from a recipe file or a recipe's name. The same comman
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     run_source.add_source_arguments(parser)
     parser.add_argument("--dryrun", action="store_true", help="check everything before the first step, print the plan")
-    parser.add_argument("--show-tree", action="store_true", help="with --dryrun: the resolved run tree after the plan")
+    parser.add_argument(
+        "--show-tree", action="store_true", help="with --dryrun: print the resolved config after the plan"
+    )
     parser.add_argument(
         "--rehearse",
         action="store_true",
-        help="simulate every rank's first step, a save, a resume and the exports, without a GPU; say what would fail",
+        help="simulate every rank's first step, a save, a resume and the exports, without a GPU; report what would "
+        "fail",
     )
-    parser.add_argument("--gpus", type=count_from(1), metavar="N", help="with --rehearse or --dryrun: ranks of the run")
     parser.add_argument(
-        "--gpu", metavar="WORD", help="with --dryrun: plan its memory and time too, as `worldsmith plan` does"
+        "--gpus", type=count_from(1), metavar="N", help="with --rehearse or --dryrun: number of ranks of the run"
+    )
+    parser.add_argument(
+        "--gpu", metavar="WORD", help="with --dryrun: also plan its memory and time, as `worldsmith plan` does"
     )
     parser.add_argument(
         "--resume-changed", action="store_true", help="resume a run folder although the config or the data has changed"
     )
     parser.add_argument("--parent", metavar="NAME", help=PARENT_HELP)
     parser.epilog = (
-        "Every value of the run is a flag too, such as --optimizer.lr 1e-4; "
-        "`worldsmith train FILE_OR_RECIPE --help [SECTION or WORD]` lists them. "
-        "Words after -- are overrides and come last."
+        "Every value of the run is also a flag, such as --optimizer.lr 1e-4; `worldsmith train FILE_OR_RECIPE "
+        "--help [SECTION or WORD]` lists them. Arguments after -- are overrides and come last."
     )
 
 
@@ -108,23 +112,23 @@ def refuse_ignored(args: argparse.Namespace) -> None:
     """Raises UserError for options that would change nothing."""
     if args.rehearse and args.dryrun:
         raise UserError(
-            "--dryrun looks at this machine, with the run's data and weights; --rehearse needs none of them, and "
-            "simulates all processes: ask for one after the other"
+            "--dryrun checks this machine, with the run's data and weights; --rehearse needs none of them, and "
+            "simulates all processes: use one after the other"
         )
     if args.rehearse and args.resume_changed:
-        raise UserError("--rehearse looks at no run folder, so that --resume-changed changes nothing; leave it out")
+        raise UserError("--rehearse reads no run folder, so --resume-changed has no effect; omit it")
     if args.show_tree and not args.dryrun:
-        raise UserError("--show-tree goes with --dryrun; `worldsmith config show` prints the tree without a plan")
+        raise UserError("--show-tree requires --dryrun; `worldsmith config show` prints the config without a plan")
     if args.gpu and not args.dryrun:
-        raise UserError("--gpu goes with --dryrun, and with `worldsmith plan`")
+        raise UserError("--gpu requires --dryrun or `worldsmith plan`")
     if args.gpus and not (args.rehearse or args.dryrun):
         raise UserError(
-            "--gpus goes with --rehearse and --dryrun; `worldsmith launch --nproc-per-node N` starts N processes"
+            "--gpus requires --rehearse or --dryrun; `worldsmith launch --nproc-per-node N` starts N processes"
         )
     if args.gpus and "WORLD_SIZE" in os.environ and args.gpus != world_size():
         raise UserError(
-            f"--gpus {args.gpus}, but the run has {world_size()} processes, as `worldsmith launch` or WORLD_SIZE says; "
-            "leave one out"
+            f"--gpus {args.gpus}, but the run has {world_size()} processes, set by `worldsmith launch` or "
+            "WORLD_SIZE; omit one of them"
         )
 
 
@@ -187,7 +191,7 @@ def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
             print_message(traceback.format_exc().rstrip("\n"))
             say_what_it_means(error, tree, trainer)
         elif not is_said(lost):
-            advice = "so this one ends too; the same command goes on from the last checkpoint"
+            advice = "so this one also ends; the same command resumes from the last checkpoint"
             logging.getLogger("worldsmith").error("error: %s, %s", lost, advice)
         return 1
     except KeyboardInterrupt:  # a second Ctrl-C: nothing may wait now for ranks, or for a save that is given up
@@ -200,7 +204,7 @@ def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
             print(f"next: resume the run\n{resume_command('' if is_named else trainer.run_folder.name)}", flush=True)
         return PREEMPTED
     if trainer.world.is_main:
-        print_text(f"done: {trainer.iteration} steps; the run is in {trainer.run_folder}")
+        print_text(f"done: {trainer.iteration} steps; run folder: {trainer.run_folder}")
         print_text("\n".join(next_lines(trainer.run_folder)))
     return 0
 

@@ -31,9 +31,9 @@ from worldsmith.config.yaml.text import Document
 
 OURS = "worldsmith"
 GROUP = "worldsmith.dialects"
-"""The entry point group of other packages' dialects: name = module."""
+"""Entry point group of dialects in other packages: name = module."""
 CHOICE = "dialect"
-"""A key at the top of a file: the name of the dialect, where it cannot be told from the other keys."""
+"""Key at the top of a file that names the dialect, if the other keys are ambiguous."""
 
 Claims = Callable[[dict[str, Any]], bool]
 Reader = Callable[["StackTranslation"], None]
@@ -46,18 +46,18 @@ class RunDialect:
 
     name: str
     recipe: str
-    """The recipe that holds the settings that these files have no key for."""
+    """Recipe with the settings that these files have no key for."""
     suffixes: tuple[str, ...]
-    """Suffixes of its files, in lower case. Files with other suffixes are not its own; nothing is imported for them."""
+    """Suffixes of its files, in lower case. Other files are never of this dialect, and nothing is imported for them."""
     claims: str
-    """Function (files) -> bool: whether the content of the files is its own."""
+    """Function (files) -> bool: whether the content of the files belongs to this dialect."""
     read: str
     """Function (files, words) -> Draft: the run that the files describe, changed by words such as ``train.epoch=2``.
 
     It raises ConfigError for a file that cannot be read; other mistakes are in the draft.
     """
     is_spec: bool = False
-    """Whether the file of ``--spec`` is always read by this dialect, which then reports what is wrong with it."""
+    """Whether the file of ``--spec`` is always read by this dialect, which then reports its mistakes."""
 
     def claims_files(self, files: Sequence[str]) -> bool:
         """Returns whether files are its own."""
@@ -87,9 +87,9 @@ class Translation:
     """Settings of another system on their way to ours."""
 
     data: dict[str, Any] = field(default_factory=dict)
-    """Ours, as nested tables."""
+    """Translated settings, as nested tables."""
     spans: dict[Path, Span] = field(default_factory=dict)
-    """File position of each value, by path in our config."""
+    """File position of each value, by config path."""
     problems: list[Problem] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
@@ -168,7 +168,7 @@ class StackTranslation(Translation):
             reported.add(unknown)
             advice = did_you_mean_path(unknown, [*self.known, *(section for section in sections if section)])
             span = self.source.spans.get(unknown)
-            message = "this key is not known to the dialect of these files"
+            message = "the dialect of these files does not have this key"
             self.problems.append(Problem(format_path(unknown), message, hint=advice, place=span.key if span else None))
 
 
@@ -223,13 +223,13 @@ def detect_dialect(data: dict[str, Any], chosen: Any = None) -> Dialect:
     if chosen is not None:
         if chosen in names:
             return _DIALECTS[chosen]
-        advice = did_you_mean(str(chosen), names) or f"there are: {', '.join(names)}"
-        raise ConfigError([Problem(CHOICE, f"there is no dialect '{chosen}'", hint=advice), *_load_installed()])
+        advice = did_you_mean(str(chosen), names) or f"available: {', '.join(names)}"
+        raise ConfigError([Problem(CHOICE, f"unknown dialect '{chosen}'", hint=advice), *_load_installed()])
     claiming = [found for found in _DIALECTS.values() if found.claims(data)]
     if len(claiming) == 1:
         return claiming[0]
     if claiming:
-        message = f"these files could be of several dialects: {', '.join(found.name for found in claiming)}"
+        message = f"these files match several dialects: {', '.join(found.name for found in claiming)}"
         raise ConfigError([Problem("", message, hint=f"write `{CHOICE}: {claiming[0].name}` at the top of one file")])
     listing = "; ".join(f"{found.name} ({found.doc})" if found.doc else found.name for found in _DIALECTS.values())
     near = [f"for '{key}': {found}" for key in data if (found := did_you_mean(key, _own_keys()))]
@@ -274,4 +274,4 @@ def _load_installed() -> list[Problem]:
     return load_installed(GROUP, "dialect")
 
 
-_DIALECTS[OURS] = Dialect(OURS, "`recipe: NAME` and sections of the run tree", _is_ours, None, __name__)
+_DIALECTS[OURS] = Dialect(OURS, "`recipe: NAME` and sections of the config", _is_ours, None, __name__)

@@ -15,7 +15,7 @@ from worldsmith.files.errors import UserError as UserError
 SHOWN = 100
 """Max number of mistakes that are shown with suggestions; the others are counted."""
 LONGEST = 120
-"""Letters of a value in a message."""
+"""Max characters of a value in a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class ConfigError(UserError, ValueError):
     def render(self) -> str:
         count = len(self.problems)
         title = f"{count} mistake{'s' * (count != 1)} in {self.where}"
-        more = [f"and {count - SHOWN} more; mend these first"] if count > SHOWN else []
+        more = [f"and {count - SHOWN} more; fix these first"] if count > SHOWN else []
         return "\n\n".join([title, *(problem.render() for problem in self.problems[:SHOWN]), *more])
 
 

@@ -27,7 +27,7 @@ from worldsmith.config.words.overrides import (
 __all__ = ["Loaded", "load", "read_draft"]
 
 RUN_CONFIG = "config.yaml"
-"""The file of a run folder that holds its resolved tree."""
+"""File of a run folder with its resolved config."""
 
 
 def load(

@@ -27,11 +27,12 @@ class JobConfig(Config):
     group: str = ""
     """Second level of the run folder, and the tracker's group."""
     name: str = ""
-    """Last level of the run folder, and the tracker's name. Empty: the time of the start, a new run each time."""
+    """Last level of the run folder, and the tracker's run name. Empty: the start time, a new run each time."""
     folder: str = ""
-    """Folder of runs, instead of root/project/group; relative: below the root's variable, else the current folder."""
+    """Folder of runs, instead of root/project/group; relative paths: below the root's variable, otherwise the current
+    folder."""
     resume_newest: bool = False
-    """If the name is empty: resume the most recently saved run of this folder, if it exists."""
+    """If the name is empty: resume the most recently saved run of this folder, if one exists."""
     wandb_mode: Literal["online", "offline", "disabled"] = "disabled"
     """Weights & Biases: `online` needs WANDB_API_KEY, `offline` logs for a later sync, `disabled` does neither."""
 
@@ -43,7 +44,7 @@ class JobConfig(Config):
             if "." in value.split("/"):
                 raise wrong(self, key, why="'.' is the folder above itself", remedy="write a plain folder name")
         if "://" in self.folder or "\0" in self.folder:
-            raise wrong(self, "folder", why="a run writes to this machine only", remedy="write a folder")
+            raise wrong(self, "folder", why="runs are only written to this machine", remedy="write a folder")
 
     def check_files(self) -> None:
         """Raises UserError when Weights & Biases is wanted and its package, or a login, is missing."""
@@ -51,13 +52,13 @@ class JobConfig(Config):
             return
         if importlib.util.find_spec("wandb") is None:
             raise UserError(
-                f'job.wandb_mode is "{self.wandb_mode}" and the package wandb is not installed; install it with '
-                "`pip install 'worldsmith[wandb]'`, or use \"disabled\""
+                f'job.wandb_mode is "{self.wandb_mode}", but the package wandb is not installed: `pip install '
+                "'worldsmith[wandb]'`, or use \"disabled\""
             )
         if self.wandb_mode == "online" and not (os.environ.get("WANDB_API_KEY") or has_wandb_login()):
             raise UserError(
-                'job.wandb_mode is "online" and there is no login: set WANDB_API_KEY, run `wandb login`, or use '
-                '"offline" and send the run later with `wandb sync`'
+                'job.wandb_mode is "online", but there is no login: set WANDB_API_KEY, run `wandb login`, or use '
+                '"offline" and upload the run later with `wandb sync`'
             )
 
 
@@ -74,44 +75,49 @@ class ParallelismConfig(Config):
     """Parallelism degrees. shard x replicate x context must equal the number of ranks."""
 
     data_parallel_shard_degree: Annotated[int, Range(ge=1, also=-1)] = -1
-    """Ranks, or context groups, among which one copy of the weights is cut (FSDP); -1 takes all that are left."""
+    """Sharding (FSDP) degree: ranks, or context groups, among which one copy of the weights is sharded; -1: all that
+    are left."""
     data_parallel_replicate_degree: Annotated[int, Range(ge=1, also=-1)] = 1
-    """Copies of the sharded group (HSDP); -1 takes as many as fit."""
+    """Replication (HSDP) degree: copies of the sharded group; -1: as many as possible."""
     context_parallel_shard_degree: Count = 1
-    """Neighbouring ranks that share the tokens of one pack, and read the same data; weights are cut among them too."""
+    """Context-parallel degree: neighboring ranks that share the tokens of one pack and read the same data; weights are
+    also sharded among them."""
     cfg_parallel_shard_degree: Count = 1
     """Ranks that share the two halves of guidance. Training has no guidance, so only 1 is possible here."""
     fsdp_master_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format of weights, gradients and moments between steps; bfloat16 rounds updates. Adapters stay float32."""
+    """Number format of weights, gradients and optimizer state between steps; bfloat16 rounds updates. Adapters stay
+    float32."""
     reduce_every_pack: bool = False
-    """Reduce gradients after each pack, not once per step: more traffic, but no rank holds all of them in float32."""
+    """Reduce gradients after each pack instead of once per step: more communication, but no rank stores all of them in
+    float32."""
 
 
 class CompileConfig(Config):
     """torch.compile of the network."""
 
     enabled: bool = False
-    """Compile what the layers do on each token; attention is a kernel of its own."""
+    """Compile the per-token layers; attention uses separate kernels."""
     compile_dynamic: bool = True
-    """Compile once for packs of all lengths. false: once per length, at most 32, for packs that are all alike."""
+    """Compile once for packs of all lengths. false: once per length, at most 32, for packs of nearly equal length."""
 
 
 class ActivationCheckpointingConfig(Config):
     """Recompute activations in the backward pass instead of keeping them: less memory, more work."""
 
     mode: Literal["none", "selective", "full"] = "none"
-    """`none` keeps all, `selective` keeps the outputs of the ops in save_ops_regex, `full` keeps layer inputs only."""
+    """`none` keeps all activations, `selective` keeps the outputs of the ops in save_ops_regex, `full` keeps only layer
+    inputs."""
     save_ops_regex: list[str] = field(default_factory=lambda: ["fmha"])
     """Regular expressions for the ops that `selective` keeps, such as aten.mm; `fmha` is any fused attention."""
     preserve_rng_state: bool = True
-    """Draw the same random numbers in the recomputation as in the forward pass."""
+    """Use the same random numbers in the recomputation as in the forward pass."""
     determinism_check: Literal["default", "match"] = "default"
-    """`default` compares shapes, types and devices of recomputed tensors; `match` (slow) also the results."""
+    """`default` compares shapes, dtypes and devices of recomputed tensors; `match` (slow) also their values."""
 
     def check(self) -> None:
         check_patterns(self, "save_ops_regex")
         if self.mode == "selective" and not self.save_ops_regex:
-            raise wrong(self, "mode", "save_ops_regex", why="this saves nothing", remedy='write mode = "full"')
+            raise wrong(self, "mode", "save_ops_regex", why="it would save no memory", remedy='write mode = "full"')
 
 
 def check_patterns(section: Config, name: str) -> None:
@@ -120,7 +126,7 @@ def check_patterns(section: Config, name: str) -> None:
         try:
             re.compile(pattern)
         except re.error as error:
-            raise wrong(section, f"{name}[{index}]", why=f"no regular expression: {error}") from None
+            raise wrong(section, f"{name}[{index}]", why=f"not a regular expression: {error}") from None
 
 
 class DataSettingConfig(Config):

@@ -27,7 +27,7 @@ def read_config_text(path: str | os.PathLike[str]) -> str:
     try:
         status = os.stat(name)
         if not stat.S_ISREG(status.st_mode):
-            kind = "a folder" if stat.S_ISDIR(status.st_mode) else "no regular file"
+            kind = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
             raise _error(name, f"this is {kind}, not a config file")
         if status.st_size > MAX_BYTES:
             raise _error(
@@ -72,8 +72,8 @@ def too_deep(place: Place) -> Problem:
 
 
 def too_many(place: Place) -> Problem:
-    advice = "keep data in a file of its own, and its path in the config"
-    return Problem("", f"more than {MAX_VALUES} values; a config has some hundred", hint=advice, place=place)
+    advice = "store data in a separate file, and its path in the config"
+    return Problem("", f"more than {MAX_VALUES} values; configs usually have some hundred", hint=advice, place=place)
 
 
 def _error(file: str, message: str) -> ConfigError:

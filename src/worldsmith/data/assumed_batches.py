@@ -35,7 +35,7 @@ WIDTH, HEIGHT = 1280, 720
 ANSWER_TOKENS = 100
 """Supervised tokens of a conversation."""
 BETWEEN = 9
-"""Tokens between two times of a video: the time as text, and the vision tokens around a frame."""
+"""Tokens between two timestamps of a video: the timestamp as text, and the vision tokens around a frame."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ def assumed_chats(
     samples = [assumed_chat(place, text, [grid] * pictures, kind, media, placeholders) for place in range(count)]
     what = "no pictures" if not pictures else f"{count_of(pictures, kind)} of {size_of(grid, kind, media)}"
     words = f"{count_of(count, 'conversation')} of {samples[0].num_tokens:,} tokens, each with {what}"
-    return AssumedBatch(samples, f"{words} and {samples[0].num_supervised} tokens to learn")
+    return AssumedBatch(samples, f"{words} and {samples[0].num_supervised} supervised tokens")
 
 
 def count_of(number: int, what: str) -> str:
@@ -181,11 +181,11 @@ def assumed_first_frame(clip: VideoSample, kind: FirstFrames, *, channels: int, 
     """Returns the sample of a clip's first frame, as a loader makes it."""
     opening = kind.startswith("opening")
     shape = clip.latent_shape if opening else (1, *clip.latent_shape[1:])
-    pixels = not encoded or kind in ("encoded each time", "opening and pixels")
+    pixels = not encoded or kind in ("encoded in every epoch", "opening and pixels")
     return replace(
         clip,
         video=constant("uint8", 3, 1, *clip.size) if pixels else None,
-        latents=constant("float32", channels, *shape) if encoded and kind != "encoded each time" else None,
+        latents=constant("float32", channels, *shape) if encoded and kind != "encoded in every epoch" else None,
         latent_shape=shape,
         num_frames=clip.num_frames if opening else 1,
     )

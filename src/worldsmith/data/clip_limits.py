@@ -7,7 +7,7 @@ import math
 import psutil
 
 MIN_FPS, MAX_FPS = 0.01, 1000
-"""Frames per second that a video file can state."""
+"""Min and max frame rate (fps) that a video file may state."""
 
 
 def require_clip(frames: int, height: int, width: int, fps: float) -> None:
@@ -17,6 +17,6 @@ def require_clip(frames: int, height: int, width: int, fps: float) -> None:
     needed, memory = 3 * frames * height * width, psutil.virtual_memory().total
     if needed > memory:
         raise ValueError(
-            f"{frames} frames of {height}×{width} pixels take {needed / 2**30:.0f} GiB, and this machine has "
-            f"{memory / 2**30:.0f} GiB of memory; ask for fewer or smaller frames"
+            f"{frames} frames of {height}×{width} pixels need {needed / 2**30:.0f} GiB, but this machine has "
+            f"{memory / 2**30:.0f} GiB of memory; use fewer or smaller frames"
         )

@@ -11,9 +11,9 @@ from itertools import islice
 from pathlib import Path
 
 PIECE = 1 << 14
-"""Bytes that are read at the beginning, in the middle and at the end of a file."""
+"""Number of bytes read at the start, in the middle and at the end of a file."""
 MOST = 1000
-"""Files of a dataset that are inspected: the first ones of its order."""
+"""Number of files of a dataset that are inspected, from the first."""
 READERS = 8
 
 

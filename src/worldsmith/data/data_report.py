@@ -29,11 +29,11 @@ class DataReport:
     positions: int
     """Samples of an epoch, by the file of records."""
     looked_at: int = 0
-    """Inspected samples of the first epoch."""
+    """Number of inspected samples of the first epoch."""
     decoded: bool = False
-    """Whether the inspected samples were decoded as for training; if not, only headers were read."""
+    """Whether the inspected samples were decoded as in training; if not, only headers were read."""
     kept: int | None = None
-    """Inspected samples that are trained on; None if no sample was inspected."""
+    """Number of inspected samples that are trained on; None if no sample was inspected."""
     left_out: dict[str, LeftOut] = field(default_factory=dict)
     """By reason: skipped records of the file and skipped samples among the inspected ones."""
     bad: int = 0
@@ -45,33 +45,33 @@ class DataReport:
     flags: list[DataFlag] = field(default_factory=list)
     """Flags of the records, found before a sample is read."""
     cap: int | None = None
-    """Exclusive cap on the tokens of a sample: that of a pack, or a smaller cap on samples."""
+    """Exclusive token limit of a sample: that of a pack, or a smaller limit of samples."""
     cap_field: str = ""
-    """Name of the setting of the cap, as the user wrote it."""
+    """Name of the setting with the limit, as the user wrote it."""
     cap_included: bool = False
-    """Whether that setting is the max number of tokens of a sample (inclusive); False: it is the exclusive cap."""
+    """Whether that setting is the max number of tokens of a sample (inclusive); False: it is the exclusive limit."""
     over_cap: int = 0
-    """Inspected samples that reach the cap."""
+    """Inspected samples that reach the limit."""
     needed_cap: int | None = None
-    """The min cap that no inspected sample reaches, if the current cap is too small."""
+    """Smallest limit that no inspected sample reaches, if the current limit is too small."""
     tokens: Distribution | None = None
-    """Tokens per sample, including samples above the cap."""
+    """Tokens per sample, including samples above the limit."""
     features: dict[str, Histogram] = field(default_factory=dict)
     seconds: Distribution | None = None
     """Seconds per sample in one process."""
     packer: str = ""
     fill: dict[str, float] = field(default_factory=dict)
-    """By packer: tokens per pack of the first epoch as a fraction of the cap, without the last pack of each rank."""
+    """By packer: tokens per pack of the first epoch as a fraction of the limit, without the last pack of each rank."""
     packs: list[int] = field(default_factory=list)
     """Packs of each rank in the first epoch; an estimate if not all samples were inspected."""
     steps: list[float] = field(default_factory=list)
     """Optimizer steps of each rank in the first epoch."""
     later_steps: list[float] = field(default_factory=list)
-    """Average steps of each rank in an epoch of a long run, in which the last pack is full as well."""
+    """Average steps of each rank in an epoch of a long run, in which the last pack is also full."""
     ranks_that_work: int | None = None
-    """Max number of ranks that each do a step in an epoch, if not all do; 0 = none."""
+    """Max number of ranks that each have a step in an epoch, if not all do; 0 = none."""
     cells: int = 0
-    """Latent cells of the trained samples of the first epoch; an estimate if not all samples were inspected."""
+    """Number of latents of the trained samples of the first epoch; an estimate if not all samples were inspected."""
     duplicates: list[list[str]] = field(default_factory=list)
     """Groups of keys of samples with equal content."""
     problems: list[str] = field(default_factory=list)
@@ -190,7 +190,7 @@ def histogram(values: Sequence[float | str]) -> Histogram:
 
 
 def binned(numbers: Sequence[float]) -> list[tuple[str, int]]:
-    """Returns (label, count) of bars of equal width; bars of whole numbers begin and end at whole numbers."""
+    """Returns (label, count) of bars of equal width; bars of integers begin and end at integers."""
     low, high = min(numbers), max(numbers)
     whole = all(float(number).is_integer() for number in numbers)
     width = math.ceil((high - low + 1) / BARS) if whole else (high - low) / BARS
@@ -204,5 +204,5 @@ def binned(numbers: Sequence[float]) -> list[tuple[str, int]]:
 
 
 def format_number(number: float) -> str:
-    """Formats a number: whole numbers in full, others with four digits."""
+    """Formats a number: integers in full, others with four digits."""
     return str(int(number)) if float(number).is_integer() else f"{number:.4g}"

@@ -27,12 +27,12 @@ def prepare_folder(out: Path, header: dict[str, Any], contents: Sequence[str], f
         found = json.loads(done.read_text())
         if all(found.get(key) == value for key, value in header.items()):
             return False
-        different = ", ".join(f"{k} {found.get(k)!r}, asked {v!r}" for k, v in header.items() if found.get(k) != v)
+        different = ", ".join(f"{k} {found.get(k)!r}, requested {v!r}" for k, v in header.items() if found.get(k) != v)
         raise FileExistsError(
-            f"{out} holds another dataset: {different}; give another folder, or --force to replace it"
+            f"{out} contains another dataset: {different}; choose another folder, or replace it with --force"
         )
     if out.exists() and any(out.iterdir()) and not (done.is_file() or partial.is_file()):
-        raise FileExistsError(f"{out} is not empty and was not made by this command; give a new or empty folder")
+        raise FileExistsError(f"{out} is not empty and was not created by this command; choose a new or empty folder")
     if done.is_file():
         ours = read_lines(out / LIST) if (out / LIST).is_file() else []
         require_only(out, set(ours), within=contents)

@@ -47,7 +47,7 @@ def read_noting_repeats(text: bytes) -> tuple[Any, dict[int, SampleError]]:
     faults: dict[int, SampleError] = {}
 
     def repeated(found: dict[str, Any], key: str) -> None:
-        faults.setdefault(id(found), SampleError("bad_record", f"the key '{key}' is given twice"))
+        faults.setdefault(id(found), SampleError("bad_record", f"the key '{key}' occurs twice"))
 
     return json.loads(text, object_pairs_hook=partial(object_of, repeated=repeated)), faults
 
@@ -78,7 +78,7 @@ def no_unicode(value: Any) -> SampleError | None:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         half = ascii(error.object[error.start])
-        return SampleError("bad_record", f"a text holds {half}, which is half of a surrogate pair")
+        return SampleError("bad_record", f"a text contains {half}, which is half of a surrogate pair")
     return None
 
 

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 FORMAT_VERSION = 1
 STALE_SECONDS = 3600
 TEXT_FOLDER = "text"
-"""Subfolder of a latent cache that holds the text cache."""
+"""Subfolder of a latent cache with the text cache."""
 
 
 class EncodedCache:
@@ -41,7 +41,7 @@ class EncodedCache:
     """
 
     encoder: ClassVar[str]
-    """Kind of the encoder, used in keys."""
+    """Name of the encoder, used in keys."""
     tensor: ClassVar[str]
     """Name of the tensor in its file."""
     what: ClassVar[str]
@@ -98,7 +98,7 @@ class EncodedCache:
             self._drop(path, "the checksum does not match")
             return None
         if shape is not None and tuple(found.shape[1:]) != shape:
-            self._drop(path, f"found the shape {tuple(found.shape)}, expected {shape} behind the first axis")
+            self._drop(path, f"expected shape {('*', *shape)}, found {tuple(found.shape)}")
             return None
         return found
 
@@ -137,7 +137,8 @@ class EncodedCache:
         if not self._said:
             self._said = True
             log.warning(
-                "the cache %s cannot be read or written (%s); %ss that it does not give are encoded each time",
+                "cache %s cannot be read or written: %s. Each %s that it lacks is encoded again in every epoch. "
+                "Check permissions and free disk space",
                 self.folder, error.strerror or error, self.what,
             )  # fmt: skip
 

@@ -32,21 +32,21 @@ CONTAINERS = (
 """Accepted container formats; none of them opens other files, as playlists do."""
 
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
-"""Files that are clips of one frame."""
+"""Image files, which are clips of one frame."""
 JPEG_START, JPEG_SCAN, JPEG_END = b"\xff\xd8\xff", b"\xff\xda", b"\xff\xd9"
 
 OPTIONS = {"format_whitelist": CONTAINERS, "protocol_whitelist": "file"}
 TEXTS: dict[str, Any] = {"metadata_errors": "ignore"} if int(av.__version__.partition(".")[0]) < 19 else {}
-"""Tags that are no UTF-8 end no reading: PyAV 19 replaces what is wrong in them, and earlier versions must be told."""
+"""Tags that are not UTF-8 are tolerated: PyAV 19 replaces invalid bytes, earlier versions need this option."""
 KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
 
 MAX_PLAUSIBLE_FPS = 1000
 SKIPPING = ("h264", "hevc", "mpeg4", "mpeg2video", "vp8", "vp9")
-"""Decoders that can be told, packet by packet, to leave out what no other frame is built on."""
+"""Decoders that can skip non-reference frames packet by packet."""
 WITHOUT_STAMPS = ("avi",)
-"""Containers that state in which order packets are decoded, not when frames are shown."""
+"""Containers that state the decoding order of packets, but not when frames are shown."""
 VARIABLE_RATE = 0.02
-"""Frames are not evenly spaced when base and average rate differ by more than this part."""
+"""Frames are unevenly spaced if base and average frame rate differ by more than this fraction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class VideoInfo:
     fps: float
     num_frames: int
     rotation: int
-    """Quarter turns counter-clockwise that bring a decoded frame upright, 0..3."""
+    """Number of counter-clockwise quarter turns (0..3) that rotate a decoded frame upright."""
     variable_rate: bool = False
     """Whether the frames are unevenly spaced; `fps` is then their average."""
 
@@ -199,7 +199,7 @@ def decode(
         try:
             frames = packet.decode()
         except av.error.FFmpegError as error:
-            raise SampleError("truncated", f"decoding broke at frame {number} of {info.num_frames}: {error}") from None
+            raise SampleError("truncated", f"decoding failed at frame {number} of {info.num_frames}: {error}") from None
         for frame in frames:
             if frame.is_corrupt:
                 raise SampleError("truncated", f"frame {number} of {info.num_frames} is damaged")
@@ -243,7 +243,7 @@ def source_of(path: str) -> str | io.BytesIO:
     else:
         return path
     if data.startswith(JPEG_START) and data.rfind(JPEG_END) < data.rfind(JPEG_SCAN):
-        raise SampleError("truncated", "the JPEG file ends inside its picture")
+        raise SampleError("truncated", "the JPEG file ends inside its image data")
     return io.BytesIO(data)
 
 

@@ -21,7 +21,7 @@ from worldsmith.files.lines import read_lines
 
 KNOWN = {"colour": COLOURS, "shape": SHAPES, "direction": DIRECTIONS}
 ATTRIBUTES = tuple(KNOWN)
-EXPECTED = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}
+EXPECTED = {str: "text", bool: "true or false", int: "an integer", float: "a number"}
 # Hue angle in degrees at the middle of each color.
 HUES = {"red": 0.0, "yellow": 50.0, "green": 134.0, "blue": 226.0}
 HUE_TOLERANCE = 20.0
@@ -113,7 +113,7 @@ def load_prompts(path: Path) -> list[ShapePrompt]:
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}:{number}: {error}") from None
     if not prompts:
-        raise ValueError(f"{path}: no prompts; expected one JSON object a line")
+        raise ValueError(f"{path}: no prompts; expected one JSON object per line")
     return prompts
 
 
@@ -150,7 +150,7 @@ class Shapes(SampleMetric):
 
     outputs = {
         "adherence": Output(
-            "share", "share of the videos that show the `colour`, `shape` and `direction` of their `extra`"
+            "share", "fraction of the videos that show the `colour`, `shape` and `direction` of their `extra`"
         )
     }
     by_default = False
@@ -158,7 +158,7 @@ class Shapes(SampleMetric):
     def measure(self, sample: GeneratedVideo) -> Values:
         notes = sample.args["extra"]
         if any(str(notes.get(name)) not in KNOWN[name] for name in ATTRIBUTES):
-            return {"adherence": "no notes (extra) of a moving shape"}
+            return {"adherence": "no moving-shape annotations (extra)"}
         seen = detect(sample.video.permute(1, 2, 3, 0).numpy())
         return {"adherence": float(all(getattr(seen, name) == notes[name] for name in ATTRIBUTES))}
 
@@ -190,7 +190,7 @@ def detect(video: np.ndarray) -> Detection:
     piece, core = cover > 0.5, cover > 0.75
     measurements = {"good_frames": float(good.mean())}
     if good.mean() < MIN_GOOD_FRAMES:
-        return Detection(None, None, None, "no single shape stands out in enough frames", measurements)
+        return Detection(None, None, None, "no single shape is visible in enough frames", measurements)
     indices = np.flatnonzero(good)
     colour, colour_reason = read_colour(frames[indices], core[indices], measurements)
     shape, shape_reason = read_shape(cover[indices], measurements)
@@ -259,11 +259,11 @@ def read_colour(frames: np.ndarray, core: np.ndarray, measurements: dict[str, fl
     hue = float(np.degrees(np.arctan2(np.sqrt(3.0) * (green - blue), 2 * red - green - blue)) % 360)
     measurements |= {"saturation": saturation, "hue": hue}
     if saturation < MIN_SATURATION:
-        return None, f"the shape is grey (saturation {saturation:.2f})"
+        return None, f"the shape is gray (saturation {saturation:.2f})"
     for name, middle in HUES.items():
         if abs((hue - middle + 180) % 360 - 180) <= HUE_TOLERANCE:
             return name, ""
-    return None, f"hue {hue:.0f}° is no known colour"
+    return None, f"hue {hue:.0f}° is not a known color"
 
 
 def read_shape(cover: np.ndarray, measurements: dict[str, float]) -> tuple[str | None, str]:
@@ -319,7 +319,7 @@ def read_direction(piece: np.ndarray, indices: np.ndarray, measurements: dict[st
     height, width = piece.shape[1:]
     centres = np.array([[np.nonzero(m)[1].mean() / width, np.nonzero(m)[0].mean() / height] for m in piece])
     if len(indices) < 3:
-        return None, "too few frames to see a motion"
+        return None, "too few frames to measure a motion"
     time = (indices - indices.mean()) / (indices[-1] - indices[0])
     offsets = centres - centres.mean(axis=0)
     dx, dy = (time @ offsets) / (time @ time)
@@ -329,7 +329,7 @@ def read_direction(piece: np.ndarray, indices: np.ndarray, measurements: dict[st
     straightness = 1.0 - float((residual**2).sum() / max((offsets[:, axis] ** 2).sum(), 1e-12))
     measurements |= {"dx": float(dx), "dy": float(dy), "straightness": straightness}
     if abs(travel) < MIN_TRAVEL:
-        return None, f"the shape hardly moves ({abs(travel):.2f} of the picture)"
+        return None, f"the shape hardly moves ({abs(travel):.2f} of the image width)"
     if straightness < MIN_STRAIGHTNESS or abs(sideways) > MAX_SIDEWAYS * abs(travel):
         return None, f"the motion is not along one axis (dx {dx:.2f}, dy {dy:.2f}, straightness {straightness:.2f})"
     return (("left", "right") if axis == 0 else ("up", "down"))[int(travel > 0)], ""

@@ -28,9 +28,9 @@ class MakeClips(Action):
         size: int = 64
         """Height and width in pixels."""
         fps: int = 8
-        """Frames per second."""
+        """Frame rate (fps)."""
         force: bool = False
-        """Replace a dataset made with other parameters."""
+        """Replace a dataset with other parameters."""
 
         def check(self) -> None:
             self.dataset().check()
@@ -54,7 +54,7 @@ class MakeClips(Action):
         if made:
             line = f"{dataset.kind}: {dataset.clips} train and {dataset.val_clips} val clips in {out}"
         else:
-            line = f"{dataset.kind}: {out} is complete already, nothing to do"
+            line = f"{dataset.kind}: {out} is already complete"
         return Result([line], {"folder": out, "made": made, **asdict(dataset)})
 
 
@@ -88,10 +88,10 @@ class MakeFallingObjects(MakeClips):
         dataset_class = FallingObjects
 
         clips: int = 1200
-        """Training clips; every 60 hold each score equally often."""
+        """Number of training clips; every 60 have each score equally often."""
         val_clips: int = 120
         """Validation clips."""
         num_frames: int = 16
-        """Frames of a clip."""
+        """Number of frames of a clip."""
         topics: list[Topic] = field(default_factory=lambda: list(TOPICS))
         """Topics of the questions in annotations.json."""

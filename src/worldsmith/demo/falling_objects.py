@@ -51,7 +51,7 @@ Topic = Literal["rises", "passes", "vanishes", "changes", "left", "red", "descri
 TOPICS: list[Topic] = list(get_args(Topic))
 DESCRIPTION = TOPICS[-1]
 DESCRIBED_OF = 6
-"""One of this many training clips also has a description. A description has many more tokens than an answer, and the
+"""One in this many training clips also has a description. A description has many more tokens than an answer, and the
 loss is a mean over tokens: with descriptions of all clips the questions would hardly count."""
 RED_IN_HALF = ("red", "red", "red", *(colour for colour in COLOURS if colour != "red"))
 

@@ -40,9 +40,9 @@ class MeasureAdherence(VideoAction):
         out: str
         """Folder of the videos, a contact sheet and adherence.json."""
         untrained: str | None = None
-        """A run whose first weights are measured beside the model."""
+        """Run whose initial weights are measured in addition to the model."""
         weights: Literal["auto", "ema", "live"] = "auto"
-        """auto: the EMA weights (ema) if there are any, else the raw weights (live)."""
+        """auto: the EMA weights (ema) if they exist, otherwise the raw weights (live)."""
 
     config: Config
 
@@ -50,8 +50,8 @@ class MeasureAdherence(VideoAction):
         config = self.config
         for name, model in self.find_models().items():
             yield f"{name:<12}{model.folder} ({model.weights_in_words})"
-        yield f"{'prompts':<12}{len(load_prompts(Path(config.prompts)))} of {config.prompts}, a video of each model"
-        yield f"{'folder':<12}{config.out}{' (complete already, nothing to do)' if self.known() else ''}"
+        yield f"{'prompts':<12}{len(load_prompts(Path(config.prompts)))} of {config.prompts}, one video per model"
+        yield f"{'folder':<12}{config.out}{' (already complete)' if self.known() else ''}"
 
     def run(self) -> Result:
         from worldsmith.sampling.video_writer import contact_sheet
@@ -59,9 +59,7 @@ class MeasureAdherence(VideoAction):
         config, out = self.config, Path(self.config.out)
         known = self.known()
         if known:
-            line = (
-                f"{out / RESULT} is complete for this model and these prompts; nothing to do (--force measures again)"
-            )
+            line = f"{out / RESULT} is complete for this model and these prompts (to measure again: --force)"
             return Result([line, *summarize_adherence(out, known)], known)
         device = find_device(config.device)
         require_writable(out)
@@ -91,8 +89,8 @@ class MeasureAdherence(VideoAction):
         for model in models.values():
             if "text2video" not in model.config.modes:
                 raise UserError(
-                    f"{model.folder} makes {', '.join(model.config.modes)}, and these prompts are for videos of text "
-                    "alone; measure samples of your own (--input-files)"
+                    f"{model.folder} generates {', '.join(model.config.modes)}, but these prompts need "
+                    "text-to-video; measure your own samples (--input-files)"
                 )
         return models
 
@@ -128,7 +126,7 @@ class MeasureAdherence(VideoAction):
         try:
             summarize_adherence(result.parent, known)
         except (AttributeError, KeyError, TypeError, ValueError):
-            raise UserError(f"{result} does not hold the figures of an evaluation; --force measures again") from None
+            raise UserError(f"{result} contains no metrics of an evaluation; --force measures again") from None
         names = [video_name(index, prompt) for index, prompt in enumerate(load_prompts(Path(self.config.prompts)))]
         made = [result.with_name("contact_sheet.png"), *(result.parent / model / n for model in known for n in names)]
         return known if all(file.is_file() for file in made) else {}
@@ -151,9 +149,10 @@ def legend(models: Iterable[str]) -> str:
     """Explains the rows and the columns of the contact sheet."""
     rows = {"trained": "videos of the trained network", "untrained": "videos of the same network before training"}
     return (
-        f"Rows: {'; '.join(f'{name} = {rows[name]}' for name in models)}. Columns: one caption each, above its frames "
-        "from first to last. In brackets: what the detector saw in the video of the trained network; right = the "
-        "caption's color, shape and direction; combination held out = these three never occur together in the training."
+        f"Rows: {'; '.join(f'{name} = {rows[name]}' for name in models)}. Columns: one caption each, above its "
+        "frames from first to last. In brackets: result of the detector on the video of the trained network; right "
+        "= the caption's color, shape and direction; combination held out = these three never occur together in "
+        "the training data."
     )
 
 
@@ -184,7 +183,7 @@ def summarize_adherence(out: Path, figures: Mapping[str, Any]) -> list[str]:
     return [
         f"videos        {out / 'trained'}" + (f" (untrained: {out / 'untrained'})" if untrained else ""),
         f"contact sheet {out / 'contact_sheet.png'}",
-        f"figures       {out / RESULT}",
+        f"metrics       {out / RESULT}",
         "right in      " + ", ".join(apart),
         f"adherence {trained['adherence']:.2f}{beside} over {trained['prompts']} prompts",
     ]

@@ -17,7 +17,7 @@ from worldsmith.files.writable import nearest_folder
 SPLITS = {"train": 0, "val": 1}
 """The splits, with the number of each in the seeds of its random numbers."""
 MIN_FILE_BYTES = 4096
-"""Disk space of a file, however small it is."""
+"""Min disk space of a file."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,6 @@ def require_disk_space(out: Path, clips: int) -> None:
     needed, free = clips * MIN_FILE_BYTES, shutil.disk_usage(nearest_folder(out)).free
     if needed > free:
         raise ValueError(
-            f"{clips} clips take at least {needed / 2**20:,.1f} MiB, and {free / 2**20:,.1f} MiB are free on the disk "
-            f"of {out}; ask for fewer or make room"
+            f"{clips} clips need at least {needed / 2**20:,.1f} MiB, but {free / 2**20:,.1f} MiB are free on "
+            f"the disk of {out}; use fewer or free disk space"
         )

@@ -25,15 +25,15 @@ from worldsmith.config.write.values import SHOWN, write
 
 Tree = TypeVar("Tree", bound=Config)
 PARENT_KEY = "parent_job_id"
-"""The key of a spec that names a run or a result, whose model replaces that of the spec."""
+"""Spec key that names a run or a result, whose model replaces that of the spec."""
 RULE_FILE = "key_rules.toml"
 """File in the folder of a dialect: its keys that need no code, with their outcomes."""
 Outcome = Literal["kept", "renamed", "approximated", "unneeded", "refused", "dead"]
-"""`kept`: means the same here. `renamed`: means the same under another name. `approximated`: nearly the same.
-`unneeded`: asks for nothing that a run here could have or lack. `refused`: not supported. `dead`: was ignored by the
-system that the spec is for."""
+"""`kept`: the same meaning here. `renamed`: the same meaning under another name. `approximated`: nearly the same.
+`unneeded`: requests something that every run here does. `refused`: not supported. `dead`: ignored by the system that
+the spec is for."""
 NoEffect = Literal["approximated", "unneeded", "refused", "dead"]
-"""Outcomes of keys that set nothing here."""
+"""Outcomes of keys that set no value here."""
 
 
 class UnusableError(Exception):
@@ -68,13 +68,13 @@ class SpecForm:
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Other names of keys, in a file and on the command line; both dotted, an own one of at most two parts."""
     wrapper: str = ""
-    """A key below which some files have everything."""
+    """A key that may enclose the complete spec."""
     instead: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """A top-level key that replaces sections -> the values of these sections where the spec leaves them out."""
+    """Top-level key that replaces sections -> the values of these sections if the spec omits them."""
     left_open: Mapping[str, Any] = field(default_factory=dict)
-    """Keys with the value by which a template leaves them open: a key with this value counts as left out."""
+    """Keys with their placeholder value in templates: a key with this value counts as omitted."""
     free: tuple[str, ...] = ()
-    """Sections that accept further keys, unless one looks like a typo of a known key."""
+    """Sections that accept more keys, unless one looks like a typo of a known key."""
 
     def rule_of(self, key: str) -> KeyRule | None:
         """Returns the rule of a dotted key: its own, else that of the nearest section above it."""
@@ -93,7 +93,7 @@ class ForeignSpec(ABC):
     outside: dict[str, Any] = field(default_factory=dict, kw_only=True)
     """Stated keys that only the rules know, or that a free section accepts, with their values."""
     open: dict[str, Any] = field(default_factory=dict, kw_only=True)
-    """Keys that a template leaves open, with the value that says so."""
+    """Keys that still have the placeholder value of a template, with that value."""
     problems: list[Problem] = field(default_factory=list, kw_only=True)
 
     @property
@@ -198,7 +198,7 @@ class SpecTranslation(Translation):
     def report(self, key: str, outcome: Outcome, text: str, *, warn: bool = False) -> None:
         """Adds a line to the report; for a section, one for each key that is stated."""
         if key in self.spec.open:
-            text = f"{format_value(self.spec.open[key])} leaves it open: {text}"
+            text = f"{format_value(self.spec.open[key])} is a placeholder: {text}"
             warn = outcome in ("renamed", "approximated")
             self.lines.append(ReportLine(key, "approximated" if warn else outcome, text, stated=True, warn=warn))
             return
@@ -244,7 +244,7 @@ def translate(spec: ForeignSpec) -> SpecTranslation:
     known = {key for rule in spec.rules if rule.outside for key in rule.keys}
     for key in spec.outside:
         if key not in known:
-            translation.report(key, "unneeded", "nothing here reads it")
+            translation.report(key, "unneeded", "no part of Worldsmith reads it")
     order = {key: number for number, key in enumerate(spec.keys)}
     translation.lines.sort(key=lambda line: order.get(line.key, len(order)))
     return translation
@@ -267,7 +267,7 @@ def format_report(translation: SpecTranslation, *, defaults: bool = True) -> str
     texts = [f"{translation.spec.source}: {len(stated)} keys: {summary}", *_table(stated)]
     silent = [line for line in translation.lines if not line.stated and line.outcome not in ("kept", "unneeded")]
     if defaults and silent:
-        texts += ["left out, with their defaults there:", *_table(silent)]
+        texts += ["omitted, with their defaults in that system:", *_table(silent)]
     return "\n".join(texts) + "\n"
 
 

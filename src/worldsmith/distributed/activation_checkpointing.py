@@ -37,7 +37,8 @@ MARKS = {
     torch.ops.profiler._record_function_enter_new.default,
     torch.ops.profiler._record_function_exit._RecordFunction,
 }
-"""Names for a profiler. FSDP gives one to gathering a part's weights, which a repetition may have to do once more."""
+"""Op names that only serve profilers. FSDP adds one when it all-gathers a layer's weights, which a recomputation may
+have to repeat."""
 
 
 def recompute_methods(
@@ -105,9 +106,9 @@ class TwoRuns:
         elif not torch.equal(self.first, sums):
             name = getattr(self.function.func, "__qualname__", repr(self.function.func))
             raise RuntimeError(
-                f"[E124] activation_checkpointing.determinism_check = 'match': {name} gave other values in the "
-                "backward pass than in the forward pass, so gradients would be wrong; set preserve_rng_state = true, "
-                "or mode = 'none'"
+                f"[E124] activation_checkpointing.determinism_check = 'match': {name} had other values in the "
+                "backward pass than in the forward pass, so gradients would be wrong; set preserve_rng_state = "
+                "true, or mode = 'none'"
             )
 
 
@@ -121,7 +122,7 @@ class SavedOps:
     def __init__(self, patterns: Sequence[str]) -> None:
         self.patterns = [re.compile(pattern) for pattern in patterns]
         self.seen: dict[str, list[re.Pattern[str]]] = {}
-        """The patterns that fit each op that has run."""
+        """Patterns that match each op that has run."""
         self.reported = False
 
     def __call__(self, context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
@@ -152,10 +153,11 @@ class SavedOps:
         ops = ", ".join(sorted(self.seen))
         if not used:
             raise ValueError(
-                f"activation_checkpointing.save_ops_regex {unused} fits none of the ops that ran, so nothing is saved; "
-                f'use ["fmha"], or mode = "full". These ran (those inside compiled parts cannot be chosen): {ops}'
+                f"activation_checkpointing.save_ops_regex {unused} matches none of the ops that ran, so no "
+                'activation is saved; use ["fmha"], or mode = "full". These ops ran (ops inside compiled code '
+                f"cannot be selected): {ops}"
             )
-        logger.warning("activation_checkpointing.save_ops_regex: %s fits none of the ops that ran: %s", unused, ops)
+        logger.warning("activation_checkpointing.save_ops_regex: %s matches none of the ops that ran: %s", unused, ops)
 
 
 def writes(op: Any) -> bool:

@@ -133,6 +133,7 @@ def require_same_packs(world: World, samples: Iterable[object]) -> None:
     digest = hashlib.sha256(repr(list(samples)).encode()).hexdigest()
     if len(set(world.gather_context(digest))) > 1:
         raise RuntimeError(
-            f"[E121] rank {world.rank} and its context-parallel group have read different samples for the same step; "
-            "one of them could not read a file that the others could. Look at the quarantine lists in the run folder"
+            f"[E121] rank {world.rank} and its context-parallel group have read different samples for the same "
+            "step: one of them could not read a file that the others could read. See the quarantine lists in the "
+            "run folder"
         )

@@ -69,7 +69,7 @@ def launch_warnings(parallelism: ParallelismConfig) -> Iterator[str]:
     """Yields a warning if the degrees require several processes and WORLD_SIZE is not set."""
     degrees = [getattr(parallelism, name) for name in NAMES]  # a reference that is not resolved is a string
     if all(type(degree) is int for degree in degrees) and max(degrees) > 1 and launched_processes() is None:
-        yield f"{PARALLELISM} asks for {needed_processes(*degrees)} and WORLD_SIZE is not set: use worldsmith launch"
+        yield f"{PARALLELISM} needs {needed_processes(*degrees)}, but WORLD_SIZE is not set: use worldsmith launch"
 
 
 def launched_processes() -> int | None:
@@ -86,15 +86,15 @@ def fit_degrees(shard: int, replicate: int, world_size: int, *, context: int = 1
     found = dict(zip(NAMES, (shard, replicate, context)))
     for name, degree in found.items():
         if degree < 1 and (degree != -1 or name == NAMES[2]):
-            allowed = "at least 1" if name == NAMES[2] else "at least 1, or -1 for as many as fit"
+            allowed = "at least 1" if name == NAMES[2] else "at least 1, or -1 for as many as possible"
             raise WrongValueError({name: degree}, allowed=allowed)
     processes = f"{world_size} process{'es' * (world_size > 1)}"
     if world_size % context:
         works = ", ".join(map(str, divisors(world_size)))
         raise WrongValueError(
             {NAMES[2]: context},
-            why=f"the run has {processes}, which cannot be cut into groups of {context}",
-            remedy=f"for {world_size} these work: {works}",
+            why=f"the run has {processes}, which cannot be divided into groups of {context}",
+            remedy=f"for {world_size} these are possible: {works}",
         )
     groups = world_size // context
     solved = Degrees(replicate, shard, context)
@@ -109,8 +109,8 @@ def fit_degrees(shard: int, replicate: int, world_size: int, *, context: int = 1
         raise WrongValueError(
             found,
             why=f"their product needs {needed_processes(shard, replicate, context)}, but the run has {processes}",
-            remedy=f"for {processes}, shard × replicate can be {options}, and one of the "
-            "two can be -1 (what the other one leaves). `worldsmith plan … --fit` finds degrees",
+            remedy=f"for {processes}, shard × replicate can be {options}, and one of the two can be -1 (computed "
+            "from the other one). `worldsmith plan … --fit` finds suitable degrees",
         )
     return solved
 
@@ -131,8 +131,8 @@ def check_heads(context: int, heads: int, key_heads: int) -> None:
     if context not in works:
         raise WrongValueError(
             {f"parallelism.{NAMES[2]}": context},
-            why=f"so many cannot share {heads} attention heads and {key_heads} key and value heads evenly",
-            remedy=f"for this network these work: {', '.join(map(str, works))}",
+            why=f"{heads} attention heads and {key_heads} key and value heads cannot be divided evenly among so many",
+            remedy=f"for this network these are possible: {', '.join(map(str, works))}",
         )
 
 

@@ -11,7 +11,7 @@ from worldsmith.config.tree.suggest import nearest
 GIB = 2**30
 NVLINK_3, NVLINK_4, NVLINK_5 = 300e9, 450e9, 900e9
 PCIE_4, PCIE_5 = 32e9, 64e9
-"""Bytes a second, one way."""
+"""Bytes per second, in one direction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,20 +20,20 @@ class Gpu:
 
     name: str
     memory: int
-    """Bytes that a process can have of it: what the driver reports, which is less than what is on the box."""
+    """Memory in bytes that a process can use, as reported by the driver; less than the nominal size."""
     peak_flops: float = 0.0
-    """Operations a second of dense matrix products in bfloat16 with sums in float32."""
+    """Dense bfloat16 matmul FLOP/s with float32 accumulation."""
     bandwidth: float = 0.0
     """Memory bandwidth in bytes per second."""
     link: float = 0.0
-    """To a neighbor in the machine, bytes a second one way."""
+    """Bandwidth to another GPU in the same machine, in bytes per second, one way."""
     network: float = 0.0
     """Assumed network bandwidth between machines per GPU, one way, in bytes per second (not in data sheets)."""
     driver_names: tuple[str, ...] = ()
-    """Parts of the names under which the driver knows it."""
+    """Name parts by which the driver's device name is recognized."""
     per_machine: int = 8
     reached: float = 0.8
-    """Share of the peak that one large product reaches before power limits it: 0.8 was measured on an H200."""
+    """Fraction of the peak that a large matmul reaches before power limits it: 0.8 was measured on an H200."""
 
 
 def _gpu(name: str, gib: float, tera: float, bandwidth: float, link: float, gigabits: int, *known_as: str) -> Gpu:
@@ -66,7 +66,7 @@ GPUS = {
 """GPUs by name; larger and newer ones of a series first."""
 ALSO = {"h100": "h100-80", "h100-sxm": "h100-80", "h100-nvl": "h100-94", "a100": "a100-80"}
 ALSO |= {"rtx-4090-24": "rtx-4090", "rtx-5090-32": "rtx-5090", "rtx-3090-24": "rtx-3090", "rtx-6000": "rtx-6000-ada"}
-"""Other words for them."""
+"""Other names of them."""
 
 
 def find_gpu(word: str) -> Gpu:
@@ -87,8 +87,8 @@ def find_gpu(word: str) -> Gpu:
     close = nearest(plain, [*GPUS, *ALSO])
     advice = f"did you mean {' or '.join(close)}? " if close else ""
     raise UserError(
-        f"there is no GPU '{word}': {advice}Known are {', '.join(GPUS)}; or "
-        "give the memory alone, such as 24GB or 22.5GiB"
+        f"there is no GPU '{word}': {advice}Known GPUs: {', '.join(GPUS)}; or use a memory size alone, such as 24GB "
+        "or 22.5GiB"
     )
 
 

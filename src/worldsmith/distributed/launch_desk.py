@@ -12,9 +12,9 @@ from contextlib import suppress
 from typing import Any, Self
 
 LAUNCHER = "WORLDSMITH_LAUNCHER"
-"""Environment variable for the processes of a launch: their launcher's process id, the port of its desk, a secret."""
+"""Environment variable for the processes of a launch: the launcher's process id, its port, and a secret."""
 PATIENCE = 10.0
-"""Seconds to wait for the desk, which answers at once or never: its machine is this one."""
+"""Timeout in seconds for the launcher's answer, which comes at once or never: it is on the same machine."""
 
 
 class LaunchDesk:

@@ -14,7 +14,8 @@ from types import FrameType
 from worldsmith.distributed.launch_desk import launcher_pid
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
-"""Sent by a scheduler, a terminal, a terminal that is closed, and a scheduler some time ahead."""
+"""Signals that ask a process to stop: from a scheduler, Ctrl-C, a closed terminal, and a scheduler some time in
+advance."""
 PR_SET_PDEATHSIG = 1
 """Option of prctl(2) that sets the signal sent to a process when its parent (the forking thread) ends."""
 

@@ -17,11 +17,12 @@ from worldsmith.distributed.process_signals import STOP_SIGNALS, acting_at_once,
 logger = logging.getLogger(__name__)
 
 PREEMPTED = 75
-"""Exit code of a run that was asked to stop and has saved: start the same command again to go on (EX_TEMPFAIL)."""
+"""Exit code of a run that was asked to stop and has saved (EX_TEMPFAIL): start the same command again to resume it."""
 STOP_NOTICE = "Stopping after this step, saving a checkpoint.\nPress Ctrl-C again to quit without saving."
-"""Answer of a run to Ctrl-C, in lines that fit any terminal: the signal handler wraps nothing."""
+"""Printed by a run on Ctrl-C; short lines, because the signal handler cannot wrap them."""
 SAME_PRESS = 1.0
-"""Seconds within which a second SIGINT is the same one: a terminal sends it to all processes, and torchrun again."""
+"""Seconds within which a second SIGINT counts as the same one: a terminal sends it to all processes, and torchrun
+repeats it."""
 
 
 class StopSignals:
@@ -62,7 +63,7 @@ class StopSignals:
             (self.file.rmdir if self.file.is_dir() else self.file.unlink)()
         except OSError as error:
             if self.file.exists():
-                logger.warning("remove %s, or the next start stops, too: %s", self.file, error.strerror)
+                logger.warning("remove %s, or the next start stops as well: %s", self.file, error.strerror)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._owner:

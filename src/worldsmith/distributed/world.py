@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SAY_AFTER = 30.0
-"""Seconds after which rank 0 says that it still waits for other processes to start."""
+"""Seconds after which rank 0 reports that it is still waiting for other processes to start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class World:
     local_rank: int = 0
     device: str = "cpu"
     context_group: ProcessGroup | None = field(default=None, compare=False)
-    """The neighboring ranks that work on the same packs, this one included; None: each works on its own."""
+    """Neighboring ranks that work on the same packs, including this one; None: each rank works on its own packs."""
 
     @property
     def is_main(self) -> bool:
@@ -199,9 +199,9 @@ def require_devices(processes: int) -> None:
     if 0 < count < processes:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         raise ValueError(
-            f"[E113] {processes} processes on this machine need as many GPUs, found {count}"
-            f"{'' if visible is None else f' (CUDA_VISIBLE_DEVICES is {visible!r})'}; start {count} on each machine: "
-            f"--nproc-per-node {count}, for the example scripts NPROC_PER_NODE={count}"
+            f"[E113] {processes} processes on this machine need one GPU each, found "
+            f"{count}{'' if visible is None else f' (CUDA_VISIBLE_DEVICES is {visible!r})'}; start {count} on each "
+            f"machine: --nproc-per-node {count}, for the example scripts NPROC_PER_NODE={count}"
         )
 
 
@@ -213,7 +213,7 @@ def device_remarks(processes: int) -> list[str]:
     if not 0 < count < processes:
         return []
     gpus = f"{count} GPU{'s' * (count > 1)}"
-    return [f"this machine has {gpus}: {processes} processes need {-(-processes // count)} such machines"]
+    return [f"this machine has {gpus}, but {processes} processes need {-(-processes // count)} such machines"]
 
 
 def ensure_process_group(world: World) -> None:
@@ -257,5 +257,5 @@ def _environment_int(name: str, default: int) -> int:
     """
     text = os.environ.get(name, str(default))
     if not text.isdecimal() or int(text) < default:
-        raise ValueError(f"environment variable {name}: expected a whole number, at least {default}, found {text!r}")
+        raise ValueError(f"environment variable {name}: expected an integer, at least {default}, found {text!r}")
     return int(text)

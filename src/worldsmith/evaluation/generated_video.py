@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from worldsmith.sampling.sample_args import SampleArgs
 
 RATE = 0.02
-"""Videos whose rates differ by more than this part do not show the same moments."""
+"""Max relative difference of frame rates at which two videos still show the same moments."""
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,10 @@ class GeneratedVideo:
     """A sample with its files."""
 
     args: Mapping[str, Any]
-    """As `sample_args.json` says."""
+    """As in `sample_args.json`."""
     file: Path
     kept: int
-    """Frames at the beginning that the sample was given."""
+    """Number of given (conditioning) frames at the start."""
     source: Path | None
     """The real video, from the same first frame on."""
     is_real: bool = False
@@ -70,7 +70,7 @@ class GeneratedVideo:
         if real.shape[1] < frames:
             return "the real video is shorter"
         if frames > 1 and abs(examine(str(self.source))[1].fps - fps) > RATE * fps:
-            return "the real video has another rate"
+            return "the real video has another frame rate"
         return fit(real, self.args["height"], self.args["width"])
 
 
@@ -86,5 +86,5 @@ def find_real(sample: SampleArgs, folder: Path) -> Path | None:
         return Path(str(sample.vision_path)) if video and sample.condition_video_keep == "first" else None
     path = folder / said if isinstance(said, str) else None
     if path is None or not path.is_file():
-        raise UserError(f"{sample.name}: extra.real must be a video's file, found {path or repr(said)}")
+        raise UserError(f"{sample.name}: extra.real must be a video file, found {path or repr(said)}")
     return path

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 Z = 1.959963984540054
-"""Standard deviations within which 95 % of a normal distribution lie."""
+"""Standard deviations that contain 95 % of a normal distribution."""
 DRAWS = 2000
-"""Resamples of a bootstrap."""
+"""Number of bootstrap resamples."""
 
 
 def share_interval(right: int, total: int) -> tuple[float, float] | None:

@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d, conv2d
 
 SIGMA, WINDOW_REACH = 1.5, 5
-"""SSIM's window, in pixels: a Gaussian, cut after WINDOW_REACH on each side."""
+"""SSIM's Gaussian window, in pixels, truncated after WINDOW_REACH on each side."""
 WEIGHTS = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in the luma of a pixel (ITU-R BT.601)."""
 BLOCK, REACH, LARGEST = 8, 8, 256
 """Block matching: block size and search range in pixels, and frame size: frames are downscaled until their short side
 is below 2·LARGEST."""
 NOTICED = 0.5
-"""A motion counts if its match is better than that of none by so many gray levels: coding noise is ignored."""
+"""Min improvement, in gray levels, of a motion's match over no motion, so that coding noise is ignored."""
 
 
 def luma(video: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class Motion:
     """Block motion of a video, from each frame to the next."""
 
     vectors: Tensor
-    """(down, right) in pixels a frame, float32 [T - 1, rows, columns, 2]."""
+    """(down, right) in pixels per frame, float32 [T - 1, rows, columns, 2]."""
     residual: Tensor
     """Mean absolute difference of a block and its match, in gray levels 0..255, float32 [T - 1, rows, columns]."""
 

@@ -22,11 +22,11 @@ class PretrainedWeights:
     """Weights of a metric in a folder that the user names."""
 
     option: str
-    """Field of the metric's Config that has the folder."""
+    """Field of the metric's Config with the folder."""
     repository: str
-    """A repository of the Hugging Face Hub that holds suitable weights."""
+    """A hub repository with suitable weights."""
     model_type: str | None = None
-    """`model_type` in config.json of a transformers network; None: the folder has weights only."""
+    """`model_type` in config.json of a transformers network; None: the folder only has weights."""
 
     @property
     def flag(self) -> str:
@@ -45,7 +45,7 @@ class PretrainedWeights:
         """Raises UserError for a folder that does not hold such weights; reads no weights."""
         path, advice = Path(folder), f"A{self.advice[1:]}"
         if not path.is_dir():
-            raise UserError(f"{self.flag} {folder}: there is no such folder. {advice}")
+            raise UserError(f"{self.flag} {folder}: no such folder. {advice}")
         needed: list[tuple[str, ...]] = [WEIGHTS]
         if self.model_type is not None:
             needed = [("config.json",), ("preprocessor_config.json",), WEIGHTS[:2]]
@@ -67,8 +67,8 @@ def load_network(kind: Any, folder: Path, device: str) -> Any:
     differing = sorted({*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])})
     if differing:
         raise UserError(
-            f"{folder}: its weights lack {len(differing)} tensors of {kind.__name__}, such as {differing[0]}. Download "
-            "the folder again, or give another one"
+            f"{folder}: its weights lack {len(differing)} tensors of {kind.__name__}, such as {differing[0]}. "
+            "Download the folder again, or use another one"
         )
     return model.float().eval().to(device)
 

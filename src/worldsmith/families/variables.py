@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 CLIPS = {
-    "DATASET_PATH": "`worldsmith dataset import VIDEOS -o my_clips` makes a data set of videos and captions; then "
-    "`export DATASET_PATH=my_clips`",
+    "DATASET_PATH": "create a dataset of videos and captions with `worldsmith dataset import VIDEOS -o my_clips`, "
+    "then `export DATASET_PATH=my_clips`",
 }
 WAN22_VAE = {
     "WAN_VAE_PATH": "`hf download Wan-AI/Wan2.2-TI2V-5B Wan2.2_VAE.pth --local-dir wan22_vae`, then "

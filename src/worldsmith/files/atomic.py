@@ -86,12 +86,12 @@ def folder_aside(target: Path) -> Iterator[Path]:
     restore_name(target)
     handle = claim_folder(aside)
     if handle is None:
-        raise FileExistsError(f"{target} is being written by another process; wait for it, or choose another place")
+        raise FileExistsError(f"{target} is being written by another process; wait for it, or choose another path")
     try:
         yield aside
     except Exception as error:
         if is_disk_full(error):
-            advice = "make room, or choose another place; what was there before is as it was"
+            advice = "free disk space, or choose another path; existing files are unchanged"
             raise OSError(errno.ENOSPC, f"there is no space left on the disk ({advice})", str(target)) from error
         raise
     finally:
@@ -163,7 +163,7 @@ def publish_folder(aside: Path, target: Path, *, replace: bool = True) -> None:
     sync_tree(aside)
     if target.exists() and any(target.iterdir()):
         if not replace:
-            raise FileExistsError(f"{target} has been written by another process meanwhile, and is left as it is")
+            raise FileExistsError(f"{target} has been written by another process meanwhile, and is kept")
         old = hide(target)
         os.replace(aside, target)
         sync_folder(target.parent)

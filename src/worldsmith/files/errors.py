@@ -3,7 +3,7 @@
 import re
 
 CODE = re.compile(r"\[E(1\d\d)\] ")
-"""The code with which a message begins: the id of its explanation in `tools/explain/patterns/5_own.toml`."""
+"""Error code at the start of a message: the id of its explanation in `tools/explain/patterns/5_own.toml`."""
 
 
 class CodedError(Exception):

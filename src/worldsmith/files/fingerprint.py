@@ -13,11 +13,11 @@ from worldsmith.files.json_file import read_json_object
 from worldsmith.files.manifest import MANIFEST, THREADS, read_once, summarize_file
 
 LINEAGE = "lineage.json"
-"""The record of a result, see `worldsmith.monitor.lineage`."""
+"""Lineage record of a result, see `worldsmith.monitor.lineage`."""
 ABOUT_ITSELF = (MANIFEST, "README.md", "worldsmith.json")
-"""Files that tell of a folder and may be written later than what it holds."""
+"""Files that describe a folder and may be written after its content."""
 TRAINING_STATE = ("optim/", "scheduler/", "trainer/", "dataloader/")
-"""Parts of a checkpoint that make no other model, and may be removed to save space."""
+"""Parts of a checkpoint that do not affect the model, and may be removed to free disk space."""
 MEDIA = (
     *(".mp4", ".avi", ".mov", ".mkv", ".webm", ".gif", ".jpg", ".jpeg", ".png", ".webp", ".bmp"),
     *(".tar", ".gz", ".zip", ".npy", ".npz"),
@@ -84,7 +84,7 @@ def mark(folder: Path, name: str, *, is_listed: bool) -> str:
     file = folder / name
     if is_listed:
         if not file.is_file():
-            raise UserError(f"{folder} is damaged: {name} is missing, which its {MANIFEST} lists")
+            raise UserError(f"{folder} is damaged: {name} is missing, although its {MANIFEST} lists it")
         size, crc = summarize_file(file)
         return f"{size} crc32:{crc}"
     size = file.stat().st_size

@@ -11,7 +11,7 @@ from worldsmith.files.errors import UserError
 from worldsmith.files.lines import require_regular
 
 LARGEST = 3.4e38
-"""Bound of the numbers that float32 can hold."""
+"""Max absolute value that float32 can represent."""
 KINDS = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 _leases: dict[Path, int] = {}
 logger = logging.getLogger(__name__)
 LOCK_FILE = ".lock"
-"""File that names the process that locks the folder; the POSIX lock on it decides and ends with the process."""
+"""File that names the process that locks the folder; the lock itself is a POSIX lock, which ends with the process."""
 
 
 def lock(path: Path) -> int | None:
@@ -93,7 +93,9 @@ def try_lock(handle: int, kind: int, path: Path) -> bool:
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EAGAIN):
             return False
-        logger.warning("%s cannot be locked (%s): nothing keeps a second run out of this folder", path, error.strerror)
+        logger.warning(
+            "%s cannot be locked (%s): a second run in this folder will not be prevented", path, error.strerror
+        )
     return True
 
 

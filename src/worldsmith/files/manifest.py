@@ -21,9 +21,9 @@ T = TypeVar("T")
 MANIFEST = "manifest.json"
 THREADS = 4
 WORTH_A_WORD = 2**30
-"""Bytes that take a while to read."""
+"""Min size in bytes of files whose verification is logged."""
 SETTLED = 2.0
-"""Seconds after which a file's time stamps tell every later change of it."""
+"""Age in seconds from which a file's time stamps reveal every later change."""
 
 
 def read_once(read: Callable[[Path], T]) -> Callable[[Path], T]:
@@ -104,11 +104,11 @@ def find_damage(checkpoint: Path, *, only: tuple[str, ...] = ("",), rank: int = 
         except OSError as error:
             return f"{name} cannot be read: {error}"
         if not path.is_file():
-            return f"{name} is no file"
+            return f"{name} is not a file"
         if found != size:
-            return f"{name} has {found} bytes, not {size}"
+            return f"{name} has {found} bytes, expected {size}"
     if rank == 0 and total >= WORTH_A_WORD:
-        logger.info("%s: comparing %.1f GiB with their checksums", checkpoint, total / 2**30)
+        logger.info("%s: verifying the checksums of %.1f GiB", checkpoint, total / 2**30)
     with ThreadPoolExecutor(THREADS) as pool:
         damages = pool.map(lambda entry: find_change(checkpoint, *entry), share)
         return next((damage for damage in damages if damage is not None), None)

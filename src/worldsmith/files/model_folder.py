@@ -10,7 +10,7 @@ from worldsmith.files.errors import UserError
 from worldsmith.files.json_file import read_json_object, section
 
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
-"""Implementations of transformers itself; it loads any other name as code from a repository of the hub."""
+"""Implementations in transformers itself; it loads any other name as code from a hub repository."""
 ATTENTION_KEYS = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
 INDEX_FILES = "*.index.json"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -30,8 +30,8 @@ def load_from_folder(kind: Any, folder: Path, **options: Any) -> Any:
     except ValueError as error:
         if "trust_remote_code" in str(error):
             raise UserError(
-                f"{folder}: {kind.__name__} needs code that the folder brings (auto_map), which is not run: expected a "
-                "class of transformers itself; give a model that transformers supports without such code"
+                f"{folder}: {kind.__name__} needs code from the folder (auto_map), which is not executed: expected "
+                "a class of transformers itself; use a model that transformers supports without such code"
             ) from error
         raise
     except (OSError, MemoryError, ImportError, UserError):  # about a file, which it names, or about the machine
@@ -60,8 +60,8 @@ def require_known_attention(config: Mapping[str, Any], source: str) -> None:
     for path, value in attention_settings(config):
         if value is not None and value not in ATTENTION:
             raise UserError(
-                f"{source}: {path}: expected one of {', '.join(ATTENTION)}, found {value!r}. Remove it: transformers "
-                "would load an attention of another name as code from the hub"
+                f"{source}: {path}: expected one of {', '.join(ATTENTION)}, found {value!r}. Remove it: "
+                "transformers would load another attention as code from the hub"
             )
 
 

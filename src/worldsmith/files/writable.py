@@ -10,7 +10,7 @@ from pathlib import Path
 from worldsmith.files.errors import UserError
 
 PROBE_BYTES = 1 << 16
-"""Written to see whether a disk takes them: an empty file fits on a full one."""
+"""Content of a test file that is written to check free disk space: an empty file fits on a full disk."""
 SHOWN = 5
 
 
@@ -46,4 +46,4 @@ def require_only(folder: Path, own: Collection[str], *, within: Collection[str] 
     others = [name for name in others if within is None or Path(name).parts[0] in within]
     if others:
         shown = ", ".join(others[:SHOWN]) + (f" and {len(others) - SHOWN} more" if len(others) > SHOWN else "")
-        raise FileExistsError(f"{folder} holds files that were not written with it: {shown}; move them away first")
+        raise FileExistsError(f"{folder} contains files that were not written with it: {shown}; move them away first")

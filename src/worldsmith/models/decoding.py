@@ -11,11 +11,11 @@ class Decoding:
     """Unchanged: the likeliest token each time."""
 
     temperature: float = 0.0
-    """Divides the logits before a token is drawn; 0: none is drawn, the likeliest is taken."""
+    """Divisor of the logits before a token is sampled; 0: greedy decoding."""
     top_p: float = 1.0
-    """Drawn from the likeliest tokens that have this much probability together."""
+    """Nucleus sampling: tokens are sampled from the most likely ones with this total probability."""
     repetition_penalty: float = 1.0
-    """Divides positive logits of tokens that are there already, the prompt's included, and multiplies negative ones
+    """Divides positive logits of tokens that already occurred, including the prompt's, and multiplies negative ones
     (Keskar et al. 2019)."""
     seed: int = 0
     """Seed of sampling, combined with the key of the conversation."""

@@ -33,7 +33,7 @@ class Family:
     task: str
     """Subclass of `tasks.task.Task`."""
     formats: str | None = None
-    """Subclass of `FamilyFormats`; None: only native exports are read and written."""
+    """Subclass of `FamilyFormats`; None: only native exports are supported."""
     recipes: str | None = None
     """Module that registers the family's recipes when it is imported."""
     short_names: Mapping[str, str] = field(default_factory=dict)

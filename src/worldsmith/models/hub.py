@@ -105,7 +105,7 @@ def why_refused(hub: HubName, error: Exception) -> str:
     page, given = f"{constants.ENDPOINT}/{hub.repo}", has_token()
     status = getattr(getattr(error, "response", None), "status_code", None)
     if constants.HF_HUB_OFFLINE:
-        return "HF_HUB_OFFLINE is set, so it was not asked; unset it, or give a local folder"
+        return "HF_HUB_OFFLINE is set, so no request was sent; unset it, or use a local folder"
     if isinstance(error, GatedRepoError):
         if given:
             return f"the repository is gated, and the token has no access to it: accept its terms on {page}"
@@ -113,16 +113,18 @@ def why_refused(hub: HubName, error: Exception) -> str:
     if isinstance(error, RevisionNotFoundError):
         return f"the repository has no revision '{hub.revision}'"
     if isinstance(error, RepositoryNotFoundError):
-        hidden = "the token has no access to" if given else f"needs a token ({TOKEN}), and there is none"
+        hidden = "the token has no access to" if given else f"needs a token ({TOKEN}), which is not set"
         return f"no such repository, or a private one that {hidden}; check the name"
     if status == 401:
-        what = "does not accept the token: it is wrong or has expired" if given else "wants a token, and there is none"
+        what = "rejects the token: it is wrong or has expired" if given else "requires a token, and none is set"
         return f"{constants.ENDPOINT} {what}; set {TOKEN}"
     if status == 403:
-        return f"{constants.ENDPOINT} refuses it (403): the token's rights do not reach; use one that may read {page}"
+        return (
+            f"{constants.ENDPOINT} rejects the request (403): the token lacks permission; use one that may read {page}"
+        )
     if status is not None:
-        return f"{constants.ENDPOINT} answers with status {status}; try it again later, or give a local folder"
+        return f"{constants.ENDPOINT} returns status {status}; try again later, or use a local folder"
     return (
         f"{constants.ENDPOINT} cannot be reached ({type(error).__name__}); download the repository where there is a "
-        "network (hf download) and give its folder, or set HF_ENDPOINT to a mirror"
+        "network (hf download) and use its folder, or set HF_ENDPOINT to a mirror"
     )

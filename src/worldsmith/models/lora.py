@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 ALL_LINEAR, HEAD = "all-linear", "lm_head"
-"""PEFT's word for all linear layers but the language head."""
+"""PEFT's name for all linear layers except the language head."""
 MATRICES = (".lora_A.weight", ".lora_B.weight")
 
 
@@ -55,7 +55,7 @@ def read_targets(target_modules: str) -> list[str]:
         raise WrongValueError(given, why="it is empty", remedy=remedy)
     for index, target in enumerate(targets):
         if target in targets[:index] or not target:
-            why = f"it has '{target}' twice" if target else "it has an empty name between its commas"
+            why = f"'{target}' occurs twice" if target else "a name between its commas is empty"
             raise WrongValueError(given, why=why)
     return targets
 
@@ -64,9 +64,9 @@ def unknown_target(target_modules: str, target: str, layers: list[str]) -> Wrong
     """Returns an error for a target that matches no layer, with the most similar names."""
     leaves = list(dict.fromkeys(layer.rpartition(".")[2] for layer in layers))
     close = nearest(target.rpartition(".")[2], leaves)
-    advice = f"the nearest are: {', '.join(close)}" if close else f"these can: {', '.join(leaves)}"
-    kind = "no linear layer whose path ends so" if "." in target else "no linear layer of that name"
-    why = f"'{target}' can get no adapter, there is {kind} (the whole name counts)"
+    advice = f"similar names: {', '.join(close)}" if close else f"possible names: {', '.join(leaves)}"
+    kind = "no linear layer has a path that ends so" if "." in target else "no linear layer has this name"
+    why = f"'{target}' cannot get an adapter: {kind} (the complete name is compared)"
     return WrongValueError({"lora_target_modules": target_modules}, why=why, remedy=advice)
 
 
@@ -101,7 +101,7 @@ def inject_adapters(
     from peft import LoraConfig, inject_adapter_in_model
 
     if adapted_layers(network):
-        raise ValueError("the network has adapters already; merge them before it gets others")
+        raise ValueError("the network already has adapters; merge them first")
     linear = [name for name, module in network.named_modules() if isinstance(module, torch.nn.Linear)]
     choice = adaptable if adaptable is not None and target_modules.strip() == ALL_LINEAR else linear
     targets = match_targets(target_modules, choice)
@@ -112,7 +112,7 @@ def inject_adapters(
     adapted = set(adapted_layers(network))
     named = {layer for layers in targets.values() for layer in layers}
     if adapted != named:
-        raise RuntimeError(f"PEFT adapted {len(adapted)} layers, the targets name {len(named)}")
+        raise RuntimeError(f"PEFT adapted {len(adapted)} layers, but the targets name {len(named)}")
     return sorted(adapted)
 
 
@@ -163,7 +163,7 @@ def merge_adapters(network: nn.Module) -> int:
         raise ValueError("there are no adapters to merge")
     if not any(bool(layer.lora_B[ADAPTER].weight.any()) for layer in layers.values()):
         raise ValueError(
-            f"the adapters of all {len(layers)} layers are zero, as before training: merging them would change nothing"
+            f"the adapters of all {len(layers)} layers are zero, as before training: merging them has no effect"
         )
     changed = 0
     with torch.no_grad():

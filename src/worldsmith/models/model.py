@@ -43,20 +43,20 @@ class Model(Configurable, ABC):
         makes: ClassVar[str] = ""
         """Output type of the model, such as "videos"; commands select their implementation by it."""
         usual_rates: ClassVar[Mapping[bool, tuple[float, float]]] = {}
-        """Learning rates with which trained weights are usually trained on, least and most: with adapters, without."""
+        """Usual min and max learning rates for fine-tuning released weights: with adapters, without."""
         layer_lists: ClassVar[Sequence[str]] = ()
-        """Paths of the lists of the network's repeated parts, as `parts` has them."""
+        """Paths of the lists of the network's repeated layers, as in `parts`."""
         full_precision: ClassVar[Sequence[str]] = ()
-        """Names of the modules that stay in float32, with all that is in them, as `parts` has them."""
+        """Names of the modules that stay in float32, including all submodules, as in `parts`."""
 
         precision: Literal["bfloat16", "float16", "float32"] = "bfloat16"
-        """Number format in which the network computes; the weights that training changes are float32 in any case."""
+        """Number format of the network's computation; trained weights are float32 in any case."""
         lora_enabled: bool = False
-        """Train low-rank adapters and nothing else; the weights themselves are frozen."""
+        """Train only LoRA adapters; all other weights are frozen."""
         lora_rank: Annotated[
             Count, Search(low=4, high=64, power_of_two=True, when="lora_enabled=true", on=True), Popular()
         ] = 16
-        """Rank of the adapters."""
+        """Rank of the LoRA adapters."""
         lora_alpha: Annotated[
             int | float,
             Range(gt=0, finite=True),
@@ -65,13 +65,13 @@ class Model(Configurable, ABC):
         ] = 32
         """The adapters' output is scaled by lora_alpha / lora_rank."""
         lora_dropout: DropoutRate = 0.0
-        """Fraction of the adapters' input elements that dropout sets to zero in training; 0 = no dropout."""
+        """Dropout probability of the adapters' input in training; 0 = no dropout."""
         lora_target_modules: str = ""
-        """Linear layers that get an adapter: ends of their paths, comma-separated, or all-linear (all but the head)."""
+        """Linear layers with adapters: ends of their paths, comma-separated, or all-linear (all except the head)."""
         converters: list[Converter.Config] = field(default_factory=list)
-        """Converters that change the network in this order, before adapters and weights are added."""
+        """Converters that change the network in this order, before adapters are added and weights are loaded."""
         ema: PowerEMA.Config = field(default_factory=PowerEMA.Config)
-        """The running average of the weights that export and sampling prefer."""
+        """EMA weights, which export and sampling use by default."""
         parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)
         """Parallelism degrees."""
         compile: CompileConfig = field(default_factory=CompileConfig)
@@ -86,17 +86,17 @@ class Model(Configurable, ABC):
                 raise wrong(
                     self,
                     *idle,
-                    why="without adapters every weight would be trained",
-                    remedy="set lora_enabled = true for adapters, or leave these settings out",
+                    why="without adapters all weights would be trained",
+                    remedy="set lora_enabled = true for adapters, or omit these settings",
                 )
             recompute = self.activation_checkpointing
             if self.lora_dropout and recompute.mode != "none" and not recompute.preserve_rng_state:
                 both = "lora_dropout", "activation_checkpointing.preserve_rng_state"
-                why = "recomputation would draw another dropout mask than the forward pass"
+                why = "the recomputation would use another dropout mask than the forward pass"
                 raise wrong(self, *both, why=why, remedy="set preserve_rng_state = true")
             if (self.precision, self.parallelism.fsdp_master_dtype) == ("float16", "bfloat16"):
                 both, remedy = ("precision", "parallelism.fsdp_master_dtype"), 'use fsdp_master_dtype = "float32"'
-                raise wrong(self, *both, why="float16 is computed from float32", remedy=remedy)
+                raise wrong(self, *both, why="float16 requires float32 weights", remedy=remedy)
             self.check_context(self.parallelism.context_parallel_shard_degree)
 
         @property
@@ -114,7 +114,7 @@ class Model(Configurable, ABC):
             if ranks != 1:
                 raise WrongValueError(
                     {"parallelism.context_parallel_shard_degree": ranks},
-                    why=f"models of the family '{self.family}' do not share the tokens of a pack",
+                    why=f"models of the family '{self.family}' do not support context parallelism",
                     remedy="write 1",
                 )
 
@@ -125,7 +125,7 @@ class Model(Configurable, ABC):
                 if patterns and all("lora_" in pattern for pattern in patterns):
                     raise WrongValueError(
                         chosen,
-                        why="only adapters are selected, and there are none: nothing would be trained",
+                        why="only adapters are selected, but there are none: no parameter would be trained",
                         remedy="set lora_enabled = true, or select other parameters",
                     )
                 return
@@ -136,8 +136,8 @@ class Model(Configurable, ABC):
             if useless := [pattern for pattern in patterns if not any(pattern in name for name in names)]:
                 raise WrongValueError(
                     chosen,
-                    why=f"{useless} selects none of the adapters, and nothing else is trained",
-                    remedy='leave it empty or write ["lora_"]',
+                    why=f"{useless} selects none of the adapters, and only adapters are trained",
+                    remedy='keep it empty or write ["lora_"]',
                 )
 
         def check_device(self, device: str) -> None:

@@ -89,7 +89,7 @@ def find_local(name: str, *, file_patterns: Sequence[str], field: str) -> Path |
     if is_local(name):
         if hub is not None and cached(hub, file_patterns) is not None:
             logger.warning(
-                "%s: '%s' is a local folder and also a repository in the Hugging Face cache; the folder is used. "
+                "%s: '%s' is both a local folder and a repository in the Hugging Face cache; the folder is used. "
                 "Write %s%s for the repository",
                 field, name, SCHEME, name,
             )  # fmt: skip
@@ -173,7 +173,7 @@ def download(hub: HubName, file_patterns: Sequence[str], field: str) -> Path:
 def _why_not_on_the_hub(name: str) -> str:
     if name.startswith(SCHEME):
         return f", and the hub's names have the form {SCHEME}org/name[@revision][/folder]"
-    return "" if Path(name).is_absolute() or name.startswith(".") else ", and a repository of the hub is named org/name"
+    return "" if Path(name).is_absolute() or name.startswith(".") else "; hub repositories are named org/name"
 
 
 LAYER_KEYS = ("num_hidden_layers", "num_layers", "depth")
@@ -205,7 +205,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
                 where = f"{name}.{key}" if name else key
                 found = value if isinstance(value, (int, float)) else json_type(value)
-                raise UserError(f"{file}: {where}: expected a whole number from 1 to {most}, found {found}")
+                raise UserError(f"{file}: {where}: expected an integer from 1 to {most}, found {found}")
     return settings
 
 
@@ -217,13 +217,13 @@ class PublishedPart:
     """A section of a model's config that names a folder, and what that folder would hold."""
 
     field: str
-    """The field of the section."""
+    """Config field of the section."""
     what: str
     """Description for messages, such as "the VAE of Wan 2.2"."""
     places: Sequence[Sequence[str]]
-    """Files of a repository of the hub, in the layouts that it may have."""
+    """File patterns of a hub repository, one list per possible layout."""
     contents: Contents
-    """Files by name: content of a JSON file, a shipped file or folder to use, or None for an empty file."""
+    """Files by name: content of a JSON file, a built-in file or folder to use, or None for an empty file."""
 
     @property
     def reads_texts(self) -> bool:

@@ -21,14 +21,14 @@ class NetworkParts:
     uncompiled: Sequence[nn.Module] = ()
     """Layers that are never compiled."""
     recomputed: Sequence[str] = ("forward",)
-    """Methods of a layer that may run again in the backward pass, each on its own."""
+    """Methods of a layer that may be recomputed in the backward pass, each separately."""
     units: Sequence[nn.Module] = ()
-    """Other parts that are gathered on their own, such as an embedding table."""
+    """Other modules that FSDP all-gathers separately, such as an embedding table."""
     full_precision: Sequence[nn.Module] = ()
-    """Parts that compute in float32 whatever the rest does."""
+    """Modules that compute in float32 regardless of the network's precision."""
     unused: Sequence[nn.Module] = ()
-    """Parts that no pass of the training uses."""
+    """Modules that training does not use."""
     entries: Mapping[nn.Module, Sequence[str]] = field(default_factory=dict)
-    """Methods next to `forward` around which a part's weights are gathered too."""
+    """Methods in addition to `forward` around which a module's weights are all-gathered."""
     share_tokens: Callable[[Callable[[int], Any]], None] | None = None
-    """Setter of the function that shards a stream of tokens; None: no support for context parallelism."""
+    """Setter of the function that shards a stream of tokens; None: context parallelism is not supported."""

@@ -8,9 +8,9 @@ if TYPE_CHECKING:
     from torch import nn
 
 WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.", "base_layer.")
-"""Inserted by torch.compile, activation checkpointing, FSDP1, and PEFT around the layer that it adapts."""
+"""Name parts inserted by torch.compile, activation checkpointing, FSDP1, and by PEFT around adapted layers."""
 ADAPTER = "default"
-"""The name that PEFT gives to the one adapter of a network."""
+"""PEFT's name of the only adapter of a network."""
 
 
 def native_name(name: str) -> str:

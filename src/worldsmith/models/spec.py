@@ -10,7 +10,7 @@ class ModelSpec(Config):
     """The `model` section of the run tree; the family's fields are read as `model.config.…`."""
 
     name: str
-    """Model family, which `config` is of."""
+    """Model family that `config` belongs to."""
     config: Model.Config
     """Config of the family's model."""
 
@@ -18,4 +18,6 @@ class ModelSpec(Config):
         """Raises WrongValueError for the name of another family than the config's."""
         found = type(self.config)
         if self.name != found.family:
-            raise wrong(self, "name", why=f"config is a {found.__qualname__}, which is of the family '{found.family}'")
+            raise wrong(
+                self, "name", why=f"config is a {found.__qualname__}, which belongs to the family '{found.family}'"
+            )

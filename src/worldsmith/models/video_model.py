@@ -15,7 +15,7 @@ Mode = Literal["text2image", "text2video", "image2video", "video2video"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 DynamicGuidance = Literal["off", "by_timestep", "by_step"]
 NOISE_LEVELS = 1000
-"""Number of discrete noise levels; more solver steps would repeat some."""
+"""Number of discrete noise levels; with more solver steps some would repeat."""
 Predict = Callable[["list[Tensor]", int], "list[Tensor]"]
 """Maps the states of samples (all guidance branches) and the step index to network outputs."""
 
@@ -25,7 +25,7 @@ class SampleLayout:
     """Layout of one sample that a network needs before its latents: sizes, captions, conditioning."""
 
     text_ids: Sequence[int]
-    """Ids of the caption, as the family's `text_ids` makes them; what a network puts behind them is its own."""
+    """Ids of the caption, from the family's `text_ids`, without tokens that a network appends."""
     latent_shape: tuple[int, int, int]
     """(t, h, w) of the latent, before patching."""
     fps: float | None
@@ -43,13 +43,13 @@ class Sampling:
     guidance: float
     """Scale g of classifier-free guidance, u + g·(c - u); 1 needs no unconditional branch."""
     shift: float | None = None
-    """Shift of the noise schedule; None: not known, or of no meaning."""
+    """Shift of the noise schedule; None: unknown, or not applicable."""
     scheduler: str | None = None
     """Scheduler of the model family; None: the family has only one."""
     dynamic_guidance: str | None = None
     """Schedule of the guidance scale over the solver steps; None: constant."""
     strength: float | None = None
-    """Share of the steps that a given video goes through again, from noise; None: no whole video is given."""
+    """Fraction of the steps that a given video is regenerated through, from noise; None: no complete video is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,26 +57,26 @@ class GenerationDefaults:
     """Defaults for generation, from the training data of a model. None: not known."""
 
     refused: ClassVar[Mapping[str, str]] = {}
-    """Settings of a sample that the family does not have, and why."""
+    """Sample settings that the family does not support, with the reason."""
     schedulers: ClassVar[tuple[str, ...]] = ()
-    """Names among which a sample may choose."""
+    """Scheduler names that a sample may choose from."""
     shift_of_size: ClassVar[bool] = False
-    """Whether the size of a sample decides its shift where none is given."""
+    """Whether the size of a sample determines its shift if none is given."""
 
     height: int | None = None
     """Pixels."""
     width: int | None = None
     """Pixels."""
     num_frames: int | None = None
-    """Frames of a clip."""
+    """Number of frames of a clip."""
     fps: float | None = None
-    """Frames per second that the network and the text get."""
+    """Frame rate (fps) that the network and the text get."""
     shift: float | None = None
     """Shift of the noise schedule at this size."""
     steps: int = 35
     """Sampling steps."""
     guidance: float = 6.0
-    """Scale of classifier-free guidance; 1 turns it off."""
+    """Scale of classifier-free guidance; 1 disables it."""
     append_duration_fps: bool = False
     """Whether plain captions were followed by the sentence on duration and frame rate."""
     append_resolution: bool = False
@@ -86,9 +86,9 @@ class GenerationDefaults:
     unconditional_keeps_metadata: bool = False
     """Whether captions dropped in training kept those sentences."""
     max_caption_tokens: int | None = None
-    """Ids of captions past this number were cut."""
+    """Max caption ids; longer captions were truncated."""
     structured_metadata: bool = False
-    """Whether structured captions held duration, frame rate, size and aspect ratio of what they were shown with."""
+    """Whether structured captions contained duration, frame rate, size and aspect ratio."""
     image_shift: float | None = None
     """Shift for a single image; None: the same."""
 
@@ -118,7 +118,7 @@ class GenerationDefaults:
         """
         for name, value in said.items():
             if value is not None and name in self.refused:
-                raise ValueError(f"{name}: {self.refused[name]}; leave it out")
+                raise ValueError(f"{name}: {self.refused[name]}; omit it")
         scheduler = said.get("scheduler")
         if scheduler is not None and scheduler not in self.schedulers:
             raise ValueError(f"scheduler: expected {' or '.join(self.schedulers)}, found {scheduler}")

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CHUNK = 1 << 22
-"""Entries that are summed at once."""
+"""Number of entries that are summed at once."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,9 +27,10 @@ class Input:
 
     role: Role
     path: str | Path
-    """A file or a folder: of a run, the folder of the checkpoint that was read. A hub name where it is not here."""
+    """A file or a folder (for a run: the folder of the checkpoint that was read); a hub name if it is not on this
+    machine."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """Further facts, such as the number of records of a dataset."""
+    """More facts, such as the number of records of a dataset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +181,8 @@ def read_lineage(place: str | Path) -> Lineage:
     place = Path(place)
     file = place / LINEAGE if place.is_dir() else place
     if not file.is_file():
-        raise FileNotFoundError(f"{place} has no {LINEAGE}: no action has recorded what it is made from")
+        raise FileNotFoundError(f"{place} has no {LINEAGE}: its inputs were not recorded")
     data = read_json_object(file)
     if data.get("schema") != SCHEMA or not all(key in data for key in ("id", "action", "folder", "inputs", "outputs")):
-        raise UserError(f"{file} is no record of this version (schema {SCHEMA}); found {data.get('schema')!r}")
+        raise UserError(f"{file} is not a record of this version (schema {SCHEMA}); found {data.get('schema')!r}")
     return Lineage(file, data)

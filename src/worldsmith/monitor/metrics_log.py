@@ -76,7 +76,7 @@ def truncate_after(path: Path, step: int, is_redone: Callable[[dict[str, Any]], 
         logger.info("%s: removed %s written after step %d: the run resumes there and repeats them", path, lines, step)
     if broken:
         lines = "1 incomplete line" if broken == 1 else f"{broken} incomplete lines"
-        logger.warning("%s: removed %s: the run was interrupted while it wrote there", path, lines)
+        logger.warning("%s: removed %s: the run was interrupted while writing there", path, lines)
     with replacing(path) as aside:
         aside.write_bytes(b"".join(kept))
 

@@ -18,7 +18,7 @@ from worldsmith.files.lines import append_line
 
 FOLDER = "logs"
 WAITING = 10_000
-"""Lines that are kept until the run folder is known, the latest ones."""
+"""Number of lines that are kept until the run folder is known, the latest ones."""
 TERMINAL_CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -54,7 +54,7 @@ class ProcessLog:
                 self.path.parent.mkdir(exist_ok=True)
                 append_line(self.path, line.encode(errors="backslashreplace").decode())
             except OSError as error:
-                problem = f"{self.path} lacks what could not be written to it: {error.strerror}; the run goes on"
+                problem = f"{self.path} lacks lines that could not be written: {error.strerror}; the run continues"
                 if not self._said:
                     self._said = True
                     with suppress(OSError, ValueError):  # on the same full disk, or closed

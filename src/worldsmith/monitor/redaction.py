@@ -15,7 +15,7 @@ KEPT_VARIABLES = re.compile(
     r"|(LOCAL_|GROUP_|ROLE_|NODE_)?RANK|(LOCAL_|ROLE_)?WORLD_SIZE|MASTER_(ADDR|PORT)|NPROC_PER_NODE|NNODES",
     re.IGNORECASE,
 )
-"""Variables of which a record keeps the value: they change what a run does. Of others nobody knows what they hold."""
+"""Environment variables whose values are recorded, since they change a run. Values of others may be secret."""
 SECRET_VARIABLE = re.compile(
     r"KEY|TOKEN(?!IZER)|SECRET|PASS|.PWD|CRED|AUTH|COOKIE|JWT|WEBHOOK|CONNECTION|LAUNCHER", re.IGNORECASE
 )

@@ -6,7 +6,7 @@ TIMES = (("d", "d", 86400), ("h", "h", 3600), ("m", "min", 60), ("s", "s", 1))
 """Units of time: as one letter, as a word, in seconds."""
 
 WEIGHTS_NAMES = {"live": "raw weights", "ema": "EMA weights", "untrained": "untrained weights"}
-"""Names of kinds of weights for people, by their names in settings and files."""
+"""Names of weights for messages, by their names in settings and files."""
 
 FEW_SAMPLES = 10
 """Below this number of samples, the 95 % interval of a mean is too narrow."""

@@ -57,7 +57,7 @@ class Sinks:
         try:
             self.sinks[name] = make()
         except Exception as error:
-            logger.warning("%s cannot be written, the run goes on without it: %s", name, describe_error(error))
+            logger.warning("%s cannot be written, the run continues without it: %s", name, describe_error(error))
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
         for name, sink in self.sinks.items():
@@ -66,7 +66,7 @@ class Sinks:
             except Exception as error:
                 self.lost[name] += 1
                 if self.lost[name] == 1:
-                    logger.warning("%s cannot be written, the run goes on: %s", name, describe_error(error))
+                    logger.warning("%s cannot be written, the run continues: %s", name, describe_error(error))
 
     def close(self, *, failed: bool = False) -> None:
         for name, sink in self.sinks.items():
@@ -75,7 +75,7 @@ class Sinks:
             except Exception as error:
                 logger.warning("%s could not be closed: %s", name, describe_error(error))
             if self.lost[name]:
-                logger.warning("%s: %d lines of it are missing, since they could not be written", name, self.lost[name])
+                logger.warning("%s: %d of its lines could not be written and are missing", name, self.lost[name])
         self.sinks = {}
 
 

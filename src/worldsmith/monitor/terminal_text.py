@@ -18,15 +18,15 @@ from typing import TextIO
 from worldsmith.config.write.values import escape_controls, limit_message
 
 WIDTH = 100
-"""Maximum columns of text that is written in paragraphs."""
+"""Max columns of text that is written in paragraphs."""
 NARROWEST = 20
 """Columns of the narrowest terminal for which lines are wrapped."""
 NARROW = 4
 """Indentation of a word that does not fit its column."""
 _LABEL = re.compile(r"(?P<indent>[\s│├└─]*)\S.{0,24}?\s{2,}(?=\S)|(?P<plain>[\s│├└─]*)")
-"""The start of a line whose text stands in a second column, after a label and two spaces; or its indentation."""
+"""Matches the start of a line with a label, two spaces and a second column; or its indentation."""
 _AS_IT_IS = re.compile(r"\s*\d*\s\|(\s|$)|(next:)?\s*worldsmith \w")
-"""A line of a file that an error shows, or the marks below it; or a command, which is copied whole."""
+"""Matches a line of a file that an error shows, or the markers below it; or a command, which is never wrapped."""
 
 
 def terminal_width(stream: TextIO) -> int | None:

@@ -21,9 +21,9 @@ from worldsmith.monitor.terminal_text import fit_width
 from worldsmith.monitor.throughput import Activity
 
 BAR = 16
-"""Maximum columns of the bar of a live line."""
+"""Max columns of the bar of a live line."""
 LEAST_BAR = 6
-"""Columns that are kept for the bar, with the spaces around it."""
+"""Columns reserved for the bar, with the spaces around it."""
 
 
 class TerminalView:
@@ -140,7 +140,7 @@ class LastingConsole(Console):
     """A console whose reader may go away (`| head`, a log viewer that died): rich would end the run without a word."""
 
     def on_broken_pipe(self) -> None:
-        go_quiet(self, BrokenPipeError("nobody reads it any more"))
+        go_quiet(self, BrokenPipeError("its reader has closed it"))
 
 
 def go_quiet(console: Console, error: OSError) -> None:
@@ -150,7 +150,7 @@ def go_quiet(console: Console, error: OSError) -> None:
         with suppress(OSError):  # what is still buffered must not fail at the end of the process
             os.dup2(os.open(os.devnull, os.O_WRONLY), console.file.fileno())
         with suppress(OSError):
-            print(f"nothing more is shown on standard output: {error}; the run goes on", file=sys.stderr, flush=True)
+            print(f"standard output is no longer written: {error}; the run continues", file=sys.stderr, flush=True)
 
 
 class ViewHandler(logging.Handler):

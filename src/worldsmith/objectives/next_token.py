@@ -17,7 +17,7 @@ class NextToken(Objective):
 
     class Config(Objective.Config):
         chunk_tokens: Count = 1024
-        """Tokens whose logits exist at once; of more, each chunk's are made again in the backward pass."""
+        """Max tokens whose logits exist at once; with more, each chunk's logits are recomputed in the backward pass."""
 
     def __init__(self, config: Config) -> None:
         self.config = config

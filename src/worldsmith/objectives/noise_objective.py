@@ -22,7 +22,7 @@ class NoiseObjective(Objective):
     """
 
     within: tuple[float, float] = (0.0, 1.0)
-    """Noise levels that are drawn, of 0 (none) to 1: from the first on, and below the second where that is not 1."""
+    """Range of sampled noise levels, 0 (none) to 1: at least the first, and below the second unless that is 1."""
 
     class Config(Objective.Config):
         def check_tier(self, tier: str) -> None:

@@ -18,10 +18,10 @@ NOISE_STREAM = 1
 POSTERIOR_STREAM = 2
 """Random stream for sampling latents from the VAE's mean and variance."""
 NETWORK_STREAM = 5
-"""Seeds of what a network draws itself, such as dropout masks."""
+"""Seed streams of a network's own random numbers, such as dropout masks."""
 
 MOST_DRAWS = 10_000
-"""After which a noise level is taken for one that is never drawn."""
+"""Max attempts to sample a noise level from a range before the range counts as empty."""
 
 # The ltx2 distribution: quantiles that are stretched to [0, 1], its floor, and the share of uniform draws.
 LTX2_UPPER_Z = 3.0902
@@ -65,7 +65,7 @@ def sample_sigma(
             return sigma
     raise ValueError(
         f"the distribution '{distribution}' with a shift of {shift:g} has hardly a noise level from {low:g} to "
-        f"{high:g} (none in {MOST_DRAWS} draws); choose another distribution or shift"
+        f"{high:g} (none in {MOST_DRAWS} samples); use another distribution or shift"
     )
 
 
@@ -80,7 +80,7 @@ def draw_sigma(rng: np.random.Generator, distribution: str, shift: float) -> flo
     elif distribution == "uniform":
         time = rng.random()
     else:
-        raise ValueError(f"unknown noise distribution '{distribution}'; known: waver, logitnormal, uniform, ltx2")
+        raise ValueError(f"unknown noise distribution '{distribution}'; expected waver, logitnormal, uniform or ltx2")
     return shift_sigma(time, shift)
 
 

@@ -18,12 +18,12 @@ class LossSum:
     """The losses of one batch, added up with the weights that the batch was said to have before the forward pass."""
 
     sum: Tensor
-    """Scalar; gradients come from it. Over the weight of the whole step it is the step's loss."""
+    """Scalar with gradients. Divided by the weight of the complete step it is the step's loss."""
     samples: int
     tokens: int
     figures: Mapping[str, tuple[Tensor, float]] = field(default_factory=dict)
     """Means to log, as (sum, count) of this batch: the same names in every batch. "loss" is shown as the step's loss;
-    without it that is `sum` over the weight. `name[key]` is an entry of a mapping, left out when its count is 0."""
+    without it that is `sum` over the weight. `name[key]` is an entry of a mapping, omitted if its count is 0."""
 
 
 class Objective(Configurable, ABC):

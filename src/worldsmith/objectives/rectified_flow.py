@@ -66,7 +66,7 @@ class RectifiedFlow(NoiseObjective):
         image_loss_scale: PositiveFloat | None = None
         """Factor of the loss of images (samples of one frame). None: `loss_scale`."""
         normalize_loss_by_active: bool = False
-        """Whether clean condition frames are left out of a sample's mean. False: they count as zero error."""
+        """Whether clean conditioning frames are excluded from a sample's mean. False: they count as zero error."""
         sample_level_loss_averaging: bool = True
         """Whether a step's loss is the mean over all its samples. False: the mean over packs of each pack's mean."""
 
@@ -204,8 +204,8 @@ def per_sample_losses(
 
     if not len(velocities) == len(targets) == len(condition_frames):
         raise ValueError(
-            f"one velocity, target and condition frame count is needed for each sample, "
-            f"found {len(velocities)}, {len(targets)} and {len(condition_frames)}"
+            f"expected one velocity, target and number of conditioning frames per sample, found {len(velocities)}, "
+            f"{len(targets)} and {len(condition_frames)}"
         )
     groups: dict[torch.Size, list[int]] = {}
     for index, (velocity, target, clean) in enumerate(zip(velocities, targets, condition_frames)):
@@ -215,8 +215,8 @@ def per_sample_losses(
             )
         if not 0 <= clean < target.shape[1]:
             raise ValueError(
-                f"sample {index}: {clean} condition frames of {target.shape[1]} latent frames; "
-                f"at least one frame must be left to learn"
+                f"sample {index}: {clean} conditioning frames of {target.shape[1]} latent frames; at least one "
+                "frame must be predicted"
             )
         groups.setdefault(target.shape, []).append(index)
     losses = [
@@ -259,8 +259,8 @@ def tier_shift(name: str, table: dict[str, int | float], tier: str) -> float:
     if tier not in table:
         raise WrongValueError(
             {f"objective.{name}": table},
-            why=f"it has no entry for the resolution tier '{tier}' of the data",
-            remedy=f"add '{tier}' to it, give one number for all tiers, or train at one of its tiers",
+            why=f"it has no entry for the resolution bucket '{tier}' of the data",
+            remedy=f"add '{tier}' to it, set one number for all buckets, or train at one of its buckets",
         )
     return float(table[tier])
 
@@ -270,10 +270,10 @@ def check_shift(name: str, shift: Shift) -> None:
     if not isinstance(shift, dict):
         return
     if not shift:
-        remedy = "give a number, or one number per resolution tier"
+        remedy = "set a number, or one number per resolution bucket"
         raise WrongValueError({name: shift}, why="an empty table", remedy=remedy)
     for key in shift:
         if not key.isdigit() and key not in DYNAMIC_KEYS.values():
             dynamic = ", ".join(DYNAMIC_KEYS.values())
-            why = f"the key '{key}' is neither a resolution tier such as \"256\" nor one of {dynamic}"
+            why = f"the key '{key}' is neither a resolution bucket such as \"256\" nor one of {dynamic}"
             raise WrongValueError({name: shift}, why=why)

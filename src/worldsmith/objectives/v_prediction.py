@@ -47,28 +47,28 @@ class VPrediction(NoiseObjective):
 
     class Config(NoiseObjective.Config):
         num_timesteps: Count = 1000
-        """Rows of the table of noise levels."""
+        """Number of steps of the noise schedule."""
         beta_start: Beta = 0.00085
-        """First noise variance; the table goes in equal steps of its root."""
+        """First noise variance (beta); the square root increases linearly."""
         beta_end: Beta = 0.012
-        """Last noise variance."""
+        """Last noise variance (beta)."""
         shift_scale: PositiveFactor = 1.0
-        """The signal-to-noise ratios are divided by this: 3 for CogVideoX-2B, 1 for the others."""
+        """Divisor of the signal-to-noise ratios: 3 for CogVideoX-2B, 1 for the others."""
         zero_terminal_snr: bool = True
-        """Stretch the table so that its last row is noise alone."""
+        """Rescale the schedule so that its last step is pure noise (zero terminal SNR)."""
         offset_noise: Factor = 0.0
-        """This much of one more number, the same in the whole sample, is added to the noise."""
+        """Noise offset: weight of one additional random number that is added to all elements of a sample's noise."""
         timestep_strata: Count = 1
         """Stratified timesteps: each of this many consecutive samples of the stream, over all ranks, samples its
         timestep from another equal part of the noise schedule; 1: no strata."""
         loss_type: Literal["l2", "l1"] = "l2"
-        """Mean square, or mean absolute value, of the weighted error."""
+        """Weighted mean squared error, or mean absolute error."""
         max_weight: PositiveFactor | None = None
-        """Limit of the weight 1 / (1-ᾱ), which is SNR + 1, of the error of x0 (min-SNR); None: there is none."""
+        """Limit of the weight 1 / (1-ᾱ) = SNR + 1 of the x0 error (min-SNR); None: no limit."""
 
         def check(self) -> None:
             if self.beta_end <= self.beta_start:
-                raise wrong(self, "beta_start", "beta_end", why="noise must grow along the table")
+                raise wrong(self, "beta_start", "beta_end", why="the noise must increase along the schedule")
             if self.timestep_strata > self.num_timesteps:
                 raise wrong(self, "timestep_strata", "num_timesteps", why="there are more parts than rows")
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from worldsmith.training.trainer import Trainer
 
 
-BESIDE_STEPS = "on the GPU beside a step, as they are until steps find everything in the latent cache"
+BESIDE_STEPS = "on the GPU during a step, until all latents are cached"
 
 
 def encoded_first(work: StepWork) -> str:
@@ -54,53 +54,54 @@ def assumptions(
     found = {"data": data.described}
     if data.cache_bytes and data.num_samples is None:
         size = f"{data.cache_bytes / 2**20:.2g} MiB"
-        found["latent cache"] = f"{size} for each sample, not counted: how many samples there are is not known"
+        found["latent cache"] = f"{size} per sample, not counted: the number of samples is unknown"
     if encoders:
         found["encoders"] = encoders
     if open_variables:
         named, them = ("it names", "it") if len(open_variables) == 1 else ("they name", "them")
-        why = f"what {named} was not looked at; export {them} to plan with that"
+        why = f"{named} could not be read; export {them} to plan with it"
         found["not set"] = f"{', '.join(open_variables)}: {why}"
     if parts:
         found["not at hand"] = "; ".join(parts)
     found["margins"] = (
-        f"the driver's context {CONTEXT / GIB:g} GiB, {FRAGMENTATION:.0%} of the tensors' peak in pieces that nothing "
-        "fits into"
+        f"CUDA context {CONTEXT / GIB:g} GiB, {FRAGMENTATION:.0%} of the tensors' peak lost to fragmentation"
     )
     if ranks > 1:
         found["margins"] += f", buffers of collectives {COMMUNICATION / GIB:g} GiB"
     used = min(ranks, gpu.per_machine)
     found["machine"] = (
-        f"{used} GPU{'s' * (used > 1)}; main memory of a process {PROCESS / GIB:g} GiB, a reader {WORKER / GIB:g} GiB"
+        f"{used} GPU{'s' * (used > 1)}; host RAM of a process {PROCESS / GIB:g} GiB, of a loader worker "
+        f"{WORKER / GIB:g} GiB"
     )
     if compiled:
-        found["compiling"] = "layers were carried out uncompiled; compiled ones hold fewer activations"
+        found["compiling"] = "layers were simulated uncompiled; compiled layers keep fewer activations"
     if not timed:
         return found
     products, attention = (EFFICIENCIES[name][0] * gpu.reached for name in ("matrix products", "attention"))
     found["speed"] = (
-        f"{format_percents(products)} of {gpu.peak_flops / 1e12:g} TFLOP/s in matrix products, "
-        f"{format_percents(attention)} in attention; "
-        f"{format_percents(EFFICIENCIES['memory'][0])} of {gpu.bandwidth / 1e12:g} TB/s elsewhere"
+        f"{format_percents(products)} of {gpu.peak_flops / 1000000000000.0:g} TFLOP/s in matmuls, "
+        f"{format_percents(attention)} in attention; {format_percents(EFFICIENCIES['memory'][0])} of "
+        f"{gpu.bandwidth / 1000000000000.0:g} TB/s elsewhere"
     )
     if compiled:
         found["speed"] += f", for {format_percents(EFFICIENCIES['unfused'][0])} of the bytes, since layers are compiled"
     if ranks > 1:
         links = f"{gpu.link / 1e9:g} GB/s one way between GPUs of a machine"
         if ranks > gpu.per_machine:
-            links += f", {gpu.network / 1e9:g} GB/s between machines for each GPU"
-            links += f"; {HOP * 1e6:g} us for a hop, {NETWORK_HOP * 1e6:g} us between machines, by a tree or a ring"
+            links += f", {gpu.network / 1000000000.0:g} GB/s between machines per GPU"
+            links += (
+                f"; {HOP * 1000000.0:g} us per hop, {NETWORK_HOP * 1000000.0:g} us between machines, by a tree "
+                "or a ring"
+            )
         found["links"] = (
-            f"{format_percents(EFFICIENCIES['links'][0])} of {links}; fast: hidden behind computation, slow: not"
+            f"{format_percents(EFFICIENCIES['links'][0])} of {links}; fast: overlapped with computation, slow: not"
         )
     disk = EFFICIENCIES["disk"][0]
-    found["saves"] = f"written at {disk.fast / 1e9:g} to {disk.slow / 1e9:g} GB/s in all"
+    found["saves"] = f"written at {disk.fast / 1000000000.0:g} to {disk.slow / 1000000000.0:g} GB/s in total"
     if loop.run_validation:
-        counted = f"a pack takes {format_percents(FORWARD)} of the time of one of training"
-        found["validation"] = (
-            "not counted: how many packs there are is not known" if loop.max_val_iter is None else counted
-        )
-    found["not counted"] = "waiting for data, starting kernels, loading weights, drawing samples"
+        counted = f"a pack takes {format_percents(FORWARD)} of the time of a training pack"
+        found["validation"] = "not counted: the number of packs is unknown" if loop.max_val_iter is None else counted
+    found["not counted"] = "waiting for data, kernel launches, loading weights, generating samples"
     return found
 
 

@@ -35,18 +35,18 @@ class EstimateRange:
 NOTHING = EstimateRange(0.0, 0.0)
 
 EFFICIENCIES = {
-    "matrix products": (EstimateRange(0.94, 0.56), "of the share of the peak that one large product reaches"),
-    "attention": (EstimateRange(0.6, 0.275), "of the same, by the kernel and its backward"),
-    "memory": (EstimateRange(0.85, 0.6), "of the bandwidth, by what is no matrix product and no attention"),
-    "unfused": (EstimateRange(0.3, 0.5), "of the bytes of such operations are left where they are compiled"),
-    "links": (EstimateRange(0.85, 0.6), "of the rate of a link, by the collectives of large tensors"),
-    "disk": (EstimateRange(4e9, 0.5e9), "bytes a second that all machines together write"),
-    "staging": (EstimateRange(25e9, 8e9), "bytes a second from a GPU to its machine's memory"),
+    "matrix products": (EstimateRange(0.94, 0.56), "of the fraction of the peak that one large matmul reaches"),
+    "attention": (EstimateRange(0.6, 0.275), "of the same, by the attention kernel and its backward"),
+    "memory": (EstimateRange(0.85, 0.6), "of the bandwidth, by all other operators"),
+    "unfused": (EstimateRange(0.3, 0.5), "of the bytes of such operators remain if they are compiled"),
+    "links": (EstimateRange(0.85, 0.6), "of the link rate, by collectives of large tensors"),
+    "disk": (EstimateRange(4e9, 0.5e9), "bytes per second that all machines together write"),
+    "staging": (EstimateRange(25e9, 8e9), "bytes per second from a GPU to host RAM"),
 }
 """Assumed efficiencies and rates of the machine, (fast, slow), with the quantity that each one is a fraction of."""
 STARTED, HOP, NETWORK_HOP = 8.4e-6, 3.4e-6, 14e-6
-"""Assumed latencies in seconds: start of a collective, hop inside a machine, hop between machines. These are the values
-that NCCL's tuning model uses for large tensors."""
+"""Assumed latencies in seconds: start of a collective, hop inside a machine, hop between machines. NCCL's tuning model
+uses these values for large tensors."""
 HIDDEN = ("dp_shard", "dp_replicate", "world")
 """Groups whose collectives can overlap with computation; context-parallel collectives cannot."""
 
@@ -60,7 +60,7 @@ class StepSeconds:
     bound: str
     """The term that takes longest."""
     terms: Mapping[str, EstimateRange]
-    """Seconds by term: matrix products, attention, memory, communication inside a machine and between machines."""
+    """Seconds by term: matmuls, attention, memory, communication inside a machine and between machines."""
 
 
 def step_seconds(work: StepWork, gpu: Gpu, *, compiled: bool) -> StepSeconds | None:

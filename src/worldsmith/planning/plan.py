@@ -33,7 +33,7 @@ class QuickPlan:
     parameters: int
     trained: int
     states: Mapping[str, int]
-    """Bytes by category on the rank with the most; exact, except gradients of trained parameters that are not used."""
+    """Bytes by category on the rank with the most; exact, except for unused gradients of trained parameters."""
     checkpoint_bytes: int
     """Size of one checkpoint on disk: exact for tensors, estimated for file overhead."""
     checkpoint_tensors: int = 0
@@ -205,7 +205,7 @@ def why_untimed(config: Trainer.Config, gpu: Gpu) -> str:
     """Returns the reason for which the time of a step cannot be estimated; "" if it can."""
     if not gpu.peak_flops:
         named = next(iter([*holding(gpu.memory), *GPUS.values()])).name
-        return f"{gpu.name} states the memory of a GPU, not its speed; name a GPU for the time, such as --gpu {named}"
+        return f"{gpu.name} only states a memory size, no speed; name a GPU to estimate the time, such as --gpu {named}"
     if config.model.config.precision == "float32":
-        return "the run computes in float32, and rates are those of 16 bits"
+        return "the run computes in float32, but the known rates are for 16 bits"
     return ""

@@ -56,7 +56,7 @@ def with_published_parts(config: Any) -> Iterator[Stated]:
             write(place, part.contents)
             setattr(section, part.field, str(place))
             reads_texts &= not part.reads_texts
-            said.append(f"{where}.{part.field} = '{name}': {why}; taken for it: {part.what}")
+            said.append(f"{where}.{part.field} = '{name}': {why}; substituted by {part.what}")
         yield Stated(config, said, reads_texts)
 
 
@@ -126,7 +126,7 @@ def plan_batches(stated: Stated, *, ranks: int) -> PlannedBatches:
         except (DataError, UserError, OSError, ValueError, ImportError) as error:
             why = str(error).partition("\n")[0]
     found = assumed_batches(stated.config, task)
-    return replace(found, described=f"assumed: {found.described} (the data are not read: {why})")
+    return replace(found, described=f"dummy data: {found.described} (the dataset was not read: {why})")
 
 
 def assumed_batches(config: Any, task: Task | None = None, *, fill: float = 1.0) -> PlannedBatches:
@@ -185,9 +185,9 @@ def why_not_encodable(config: Any) -> str:
     if not hasattr(data, "latent_cache"):
         return f"runs of '{config.model.name}' have no latent cache"
     if not data.latent_cache:
-        return "dataloader_train.latent_cache is '', so that every step encodes its clips; name a folder"
+        return "dataloader_train.latent_cache is '', so every step encodes its clips; set it to a folder"
     if val is not None and config.trainer.run_validation and not val.latent_cache:
-        return "dataloader_val.latent_cache is '', so that validations encode their clips; name a folder"
+        return "dataloader_val.latent_cache is '', so validations encode their clips; set it to a folder"
     return ""
 
 

@@ -54,7 +54,7 @@ def quick_lines(name: str, quick: QuickPlan, gpu: Gpu, ranks: int, degrees: obje
     yield from wrap_row("model", numbers)
     yield from wrap_row("states", f"{size(sum(quick.states.values()))} on each GPU: {parts_of(quick.states)}")
     if sum(quick.states.values()) > gpu.memory:
-        yield from wrap_row("", f"more than {gpu.name} has, before anything is computed")
+        yield from wrap_row("", f"weights and optimizer state alone exceed the memory of {gpu.name}")
 
 
 def plan_lines(plan: Plan) -> Iterator[str]:
@@ -67,7 +67,7 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     if plan.ranks > 1:
         yield from traffic_lines(plan)
     yield from wrap_row("main memory", f"{size(plan.host.total)} on each machine: {parts_of(plan.host.parts)}")
-    checkpoint = f"{size(plan.quick.checkpoint_bytes)} for each checkpoint"
+    checkpoint = f"{size(plan.quick.checkpoint_bytes)} per checkpoint"
     yield from wrap_row("disk", f"{size(plan.disk.total)}: {parts_of(plan.disk.parts)} ({checkpoint})")
     yield ""
     yield "assumed"
@@ -77,9 +77,9 @@ def plan_lines(plan: Plan) -> Iterator[str]:
 
 def memory_lines(plan: Plan) -> Iterator[str]:
     memory, worst = plan.memory, worst_phase(plan.work)[0]
-    room = f"{size(memory.spare)} to spare" if memory.spare >= 0 else f"{size(-memory.spare)} too much"
+    room = f"{size(memory.spare)} free" if memory.spare >= 0 else f"{size(-memory.spare)} too much"
     if memory.word == "tight":
-        room = "no room for pieces that the allocator cannot use"
+        room = "no reserve for fragmentation"
     yield from wrap_row("memory", f"{memory.word.upper()}: {size(memory.needed)} of {size(memory.gpu.memory)}, {room}")
     parts = {
         "tensors": memory.peak,
@@ -96,9 +96,9 @@ def memory_lines(plan: Plan) -> Iterator[str]:
         yield from wrap_row("", f"activations of {parts_of(made)}" if made else "")
     holders = memory.holders
     more = f" and {len(holders) - HOLDERS} more" if len(holders) > HOLDERS else ""
-    yield from wrap_row("fits on", f"{', '.join(holders[:HOLDERS])}{more}" if holders else "no GPU that is known here")
+    yield from wrap_row("fits on", f"{', '.join(holders[:HOLDERS])}{more}" if holders else "no known GPU")
     if memory.word != "fits":
-        yield from wrap_row("to do", "add --fit to the command: it looks for settings that fit")
+        yield from wrap_row("to do", "add --fit to the command to search for settings that fit")
 
 
 def makers(phase: PhaseMemory) -> Counter[str]:
@@ -139,14 +139,14 @@ def time_lines(plan: Plan) -> Iterator[str]:
     held = f"{short_number(plan.samples)} sample{'s' * (plan.samples != 1)}, {short_number(plan.tokens)} tokens"
     done = f"{format_flops(work.model_flops)} for the model"
     if work.hardware_flops > work.model_flops:
-        done += f", {format_flops(work.hardware_flops)} with what is computed again"
+        done += f", {format_flops(work.hardware_flops)} including recomputation"
     if step is None or time is None:
         yield from wrap_row("step", held)
         yield from wrap_row("", f"{done}, on each GPU")
-        yield from wrap_row("time", f"not known: {plan.untimed}")
+        yield from wrap_row("time", f"unknown: {plan.untimed}")
         return
     yield from wrap_row("step", f"{format_duration_range(step.total)} for {held}; most of it {step.bound}")
-    yield from wrap_row("", f"{done}, on each GPU: {mfu(plan, step)} of its peak are the model's (MFU)")
+    yield from wrap_row("", f"{done}, on each GPU: {mfu(plan, step)} model FLOPs utilization (MFU)")
     hours, total = time.total * (plan.ranks / 3600), format_duration_range(time.total)
     yield from wrap_row("time", f"{total} for {time.count} steps, {format_range(hours)} GPU-hours{besides(time)}")
 
@@ -176,7 +176,7 @@ def traffic_lines(plan: Plan) -> Iterator[str]:
         if sent:
             large = {name: count for name, count in sent.most_common() if count >= 2**20}
             yield from wrap_row(
-                word, f"each GPU sends {size(sent.total())} a step{': ' * bool(large)}{parts_of(large)}"
+                word, f"each GPU sends {size(sent.total())} per step{': ' * bool(large)}{parts_of(large)}"
             )
 
 

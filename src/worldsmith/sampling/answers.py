@@ -46,9 +46,9 @@ class Answer:
     key: str
     text: str = ""
     error: str = ""
-    """Reason and detail for a conversation that cannot be used, or that the model fails at; "" = it has answered."""
+    """Reason and detail if the conversation is unusable, or if the model failed; "" = it was answered."""
     was_asked: bool = True
-    """Whether it was the model that failed."""
+    """Whether the model failed."""
 
 
 class Answerer:

@@ -92,9 +92,9 @@ def generate_pack(
     Raises ValueError for a scale of guidance that is not finite, and for a shared one that has no second branch.
     """
     if not math.isfinite(sampler.sampling.guidance):
-        raise ValueError(f"the scale of guidance must be finite, found {sampler.sampling.guidance}")
+        raise ValueError(f"the guidance scale must be finite, found {sampler.sampling.guidance}")
     if share is not None and not is_guided(sampler):
-        raise ValueError("guidance 1 has no unconditional branch that another process could compute")
+        raise ValueError("guidance 1 has no unconditional branch for another process")
     samples = [begin(sampler, request) for request in requests]
     states: list[Tensor] = []
     for states in sampling_steps(sampler, samples, share):  # noqa: B007

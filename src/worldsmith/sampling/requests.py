@@ -33,28 +33,28 @@ class GenerationRequest:
     """Request for one generated video."""
 
     prompt: str
-    """A caption, or a structured caption as a JSON object, which is used as it stands."""
+    """A caption, or a structured caption as a JSON object, which is used unchanged."""
     height: int
-    """Pixels, whole latent cells."""
+    """Pixels, a multiple of the latent size."""
     width: int
-    """Pixels, whole latent cells."""
+    """Pixels, a multiple of the latent size."""
     num_frames: int
-    """Rounded up to whole latent frames, with a warning."""
+    """Rounded up to complete latent frames, with a warning."""
     fps: float
     """Frames per second."""
     seed: int = 0
-    """Fixes the noise."""
+    """Seed of the noise."""
     condition: Tensor | None = None
-    """uint8 [3, T, H, W] of any size: one frame for image-to-video, the opening frames for video-to-video, or all."""
+    """uint8 [3, T, H, W] of any size: one frame for image-to-video, the first frames for video-to-video, or all."""
     condition_frames: int = 0
     """Clean leading latent frames: 0 text-to-video, 1 image-to-video, 2 video-to-video."""
     negative_prompt: str | None = None
     """Negative prompt of classifier-free guidance. None: the empty caption, as in training."""
     negative_metadata: Literal["none", "same", "inverse"] | None = None
-    """Sentences of metadata after the negative prompt: none, those of the prompt, or these denied. None: none after a
-    prompt of one's own, and after the empty caption what training showed."""
+    """Metadata sentences after the negative prompt: none, those of the prompt, or their negations. None: no sentences
+    after a given negative prompt, and as in training after the empty caption."""
     structured_metadata: bool | None = None
-    """Whether duration, frame rate, size and aspect ratio are filled into a structured prompt. None: as in training."""
+    """Whether duration, frame rate, size and aspect ratio are added to a structured prompt. None: as in training."""
 
     def check(self, grid: LatentGrid, *, whole: bool = False) -> None:
         """Raises ValueError, naming the prompt, for sizes and conditions that no video can have.
@@ -77,22 +77,22 @@ class GenerationRequest:
         for text in (self.prompt, self.negative_prompt or ""):
             check_text(text, f"{where}: the prompt")
             if not text.isascii() and any(0xD800 <= ord(letter) <= 0xDFFF for letter in text):
-                raise ValueError(f"{where}: {text[:60]!r} holds half of a surrogate pair, which is no character")
+                raise ValueError(f"{where}: {text[:60]!r} contains half of a surrogate pair, which is not a character")
         if self.seed < 0:
             raise ValueError(f"{where}: the seed must not be negative, found {self.seed}")
         if whole and self.condition_frames:
-            raise ValueError(f"{where}: a whole video is made anew, so that none of its frames can stay as they are")
+            raise ValueError(f"{where}: video-to-video regenerates a complete video, so none of its frames can be kept")
         if (self.condition is None) != (self.condition_frames == 0 and not whole):
             raise ValueError(
-                f"{where}: condition_frames is {self.condition_frames} and there is "
-                f"{'no condition' if self.condition is None else 'a condition'}; give both or neither"
+                f"{where}: condition_frames is {self.condition_frames} but there is "
+                f"{'no condition' if self.condition is None else 'a condition'}; set both or neither"
             )
         if self.condition is not None:
             needed = self.num_frames if whole else grid.pixel_frames(self.condition_frames)
             check_condition(self.condition, needed, where)
             if needed >= self.num_frames and not whole:
                 raise ValueError(
-                    f"{where}: {needed} clean frames leave nothing to generate of num_frames={self.num_frames}"
+                    f"{where}: with {needed} clean frames, none of num_frames={self.num_frames} is left to generate"
                 )
 
 
@@ -145,7 +145,7 @@ def text_ids(sampler: VideoSampler, text: str, *, dropped: bool) -> Sequence[int
     ids, most = sampler.text_ids(text, dropped=dropped), sampler.model.defaults.max_caption_tokens
     if most is not None and len(ids) > most:
         raise ValueError(
-            f"the prompt {text[:60]!r} has {len(ids)} tokens, and the model was trained with at most {most} "
+            f"the prompt {text[:60]!r} has {len(ids)} tokens, but the model was trained with at most {most} "
             "(dataloader_train.max_caption_tokens); shorten it"
         )
     return ids
@@ -177,7 +177,7 @@ def check_condition(condition: Tensor, needed: int, where: str) -> None:
     if condition.dtype != torch.uint8 or len(shape) != 4 or shape[0] != 3:
         raise ValueError(f"{where}: expected a uint8 condition [3, T, H, W], found {condition.dtype} {shape}")
     if shape[1] < needed:
-        raise ValueError(f"{where}: its latent frames need {needed} frames of video, the condition has {shape[1]}")
+        raise ValueError(f"{where}: its latent frames need {needed} frames of video, but the condition has {shape[1]}")
 
 
 def conditional_text(request: GenerationRequest, defaults: GenerationDefaults) -> str:
@@ -206,8 +206,8 @@ def unconditional_text(request: GenerationRequest, defaults: GenerationDefaults)
     shown = defaults.append_duration_fps, defaults.append_resolution
     if not any(shown):
         raise ValueError(
-            f"the negative prompt is to get metadata ('{mode}'), and the captions of the model's training had no "
-            "sentences of them; leave negative_metadata_mode out, or write none"
+            f"metadata sentences ('{mode}') are requested for the negative prompt, but the captions in training had "
+            "none; omit negative_metadata_mode, or write none"
         )
     size = request.height, request.width
     sentences = metadata_sentences(
@@ -255,6 +255,6 @@ def is_structured(prompt: str) -> bool:
     try:
         return isinstance(json.loads(prompt), dict)
     except RecursionError:
-        raise ValueError(f"the prompt {prompt[:60]!r} is JSON that is nested too deep to be read") from None
+        raise ValueError(f"the prompt {prompt[:60]!r} is JSON that is nested too deeply") from None
     except ValueError:
         return False

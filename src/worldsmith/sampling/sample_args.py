@@ -23,7 +23,7 @@ STRENGTH = 0.8
 
 
 MOST_VALUES = 4
-"""Different values of a setting that are printed one by one."""
+"""Max different values of a setting that are printed one by one."""
 
 
 SAID = ("name", "extra", "prompt", "sources")
@@ -175,7 +175,7 @@ def decided(
     vision = chooser.path("vision_path")
     mode, num_frames = choose_mode(chooser, vision, (defaults.num_frames, told_by), modes)
     if mode not in modes:
-        raise ValueError(f"this model does not make {mode}; it makes {', '.join(modes)}")
+        raise ValueError(f"this model does not support {mode}; supported: {', '.join(modes)}")
     told = defaults.image_defaults() if mode == "text2image" else defaults
     height, width = choose_size(chooser, (told.height, told.width), told_by)
     fps = chooser.pick("fps", (told.fps, told_by))
@@ -183,9 +183,9 @@ def decided(
     values = {"height": height, "width": width, "num_frames": num_frames, "fps": fps}
     if missing := [name for name, value in values.items() if value is None]:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
-        raise ValueError(f"the model does not say which {', '.join(missing)} it was trained with; give {flags}")
+        raise ValueError(f"the model does not state its training {', '.join(missing)}; set {flags}")
     if shift is None and "shift" not in told.refused and not told.shift_of_size:
-        raise ValueError("the model does not say one shift of the noise schedule; give --shift")
+        raise ValueError("the model does not state one shift of the noise schedule; set --shift")
     assert num_frames is not None  # none is missing
     whole = grid.pixel_frames(grid.latent_frames(num_frames))
     if whole != num_frames:
@@ -238,11 +238,11 @@ def choose_mode(
         given = f"begins with {vision}" if vision else "has no vision_path"
         raise ValueError(f"model_mode {mode} does not fit a sample that {given}")
     if made == "image" and asked not in (None, 1):
-        raise ValueError(f"model_mode {mode} makes one frame, found num_frames {asked}")
+        raise ValueError(f"model_mode {mode} generates one frame, found num_frames {asked}")
     if made == "video" and asked == 1:
-        raise ValueError(f"model_mode {mode} makes more than one frame, found num_frames 1")
+        raise ValueError(f"model_mode {mode} generates more than one frame, found num_frames 1")
     if made == "image" and begin != "text":
-        raise ValueError(f"{mode}: images are made from text only; leave vision_path out, or give more num_frames")
+        raise ValueError(f"{mode}: images are generated from text only; omit vision_path, or use more num_frames")
     return mode, chooser.pick("num_frames", (1, mode) if made == "image" else trained)
 
 
@@ -258,7 +258,9 @@ def choose_size(
     known = next((t for t, sizes in RESOLUTIONS.items() if trained[::-1] in sizes.values()), None)
     resolution = chooser.pick("resolution", (known, told_by))
     if resolution is None:
-        raise ValueError("an aspect_ratio needs a resolution, and the model's size is of no tier; give --resolution")
+        raise ValueError(
+            "aspect_ratio requires a resolution, but the model's size is in no resolution bucket; set --resolution"
+        )
     check_tier(resolution)
     aspect = chooser.pick("aspect_ratio", ("16,9", "default"))
     width, height = RESOLUTIONS[resolution][aspect]
@@ -275,11 +277,9 @@ def choose_frames(chooser: Chooser, vision: str | None) -> tuple[list[int], str 
         return [], None
     image = is_image_file(vision)
     if asked[names[0]] == [] or (image and asked[names[0]] not in (None, [0])):
-        raise ValueError(
-            f"{names[0]} {asked[names[0]]} does not fit {vision}; {'write [0]' if image else 'leave it out'}"
-        )
+        raise ValueError(f"{names[0]} {asked[names[0]]} does not match {vision}; {'write [0]' if image else 'omit it'}")
     if image and asked[names[1]]:
-        raise ValueError(f"{names[1]} chooses frames of a video, and {vision} is an image; leave it out")
+        raise ValueError(f"{names[1]} selects frames of a video, but {vision} is an image; omit it")
     kept: list[int] = chooser.pick(names[0], ([0] if image else [0, 1], "image" if image else "video"))
     return kept, None if image else chooser.pick(names[1], ("first", "default"))
 
@@ -294,7 +294,7 @@ def choose_strength(chooser: Chooser, mode: str, defaults: GenerationDefaults) -
         strength: float = chooser.pick("strength", (STRENGTH, "default"))
         return strength
     if chooser.pick("strength") is not None:
-        raise ValueError("strength needs a vision_path of a video that is made anew")
+        raise ValueError("strength needs a vision_path of a video to regenerate")
     return None
 
 

@@ -84,11 +84,11 @@ def read_files(patterns: Sequence[str]) -> list[SampleEntry]:
         if entry.name in taken:
             other = taken[entry.name]
             where = f"{other.file}{'' if other.line is None else f':{other.line}'}"
-            message = f"the sample's name '{entry.name}' is that of the one in {where}, too"
+            message = f"the sample in {where} is also named '{entry.name}'"
             problems.append(Problem("", message, hint="give each its own 'name'", place=place))
         taken.setdefault(entry.name, place)
     if problems:
-        raise ConfigError(problems, where="the files of samples")
+        raise ConfigError(problems, where="the sample files")
     return [entry for entry, _ in found]
 
 
@@ -105,13 +105,13 @@ def find_files(patterns: Sequence[str], problems: list[Problem]) -> list[Path]:
         is_pattern = glob.has_magic(pattern) and not Path(pattern).exists()
         names = sorted(glob.glob(pattern, recursive=True)) if is_pattern else [pattern]
         if not names:
-            problems.append(Problem("", f"no file is called like {pattern}"))
+            problems.append(Problem("", f"no file matches {pattern}"))
         for file in map(Path, names):
             if file.suffix.lower() in SUFFIXES:
                 found[file] = None
             else:
                 expected = ", ".join(SUFFIXES)
-                problems.append(Problem("", "no file of samples", expected=expected, found=file.suffix or "no suffix",
+                problems.append(Problem("", "no sample files", expected=expected, found=file.suffix or "no suffix",
                                         place=Place(str(file))))  # fmt: skip
     return list(found)
 
@@ -125,7 +125,7 @@ def read_parts(file: Path, problems: list[Problem]) -> Iterator[FilePart]:
     if kind in NUMBERED:
         lines = [(number, line) for number, line in enumerate(read_lines(file), start=1) if line.strip()]
         if not lines:
-            raise ValueError("the file has no samples; expected one a line")
+            raise ValueError("the file has no samples; expected one per line")
         for count, (number, line) in enumerate(lines):
             name = f"{stem}_{count}"
             if kind == ".txt":
@@ -194,7 +194,7 @@ def read_sample_settings(part: FilePart, file: Path, cls: type[_Settings], probl
     if isinstance(settings, cls):
         for name, hint in field_hints(cls).items():
             if is_reference(getattr(settings, name)) and str not in union_members(hint):
-                mistakes.append(Problem(name, "a file of samples has no references"))
+                mistakes.append(Problem(name, "references are not supported in sample files"))
         mistakes += check_sections(settings, [problem.keys for problem in mistakes if problem.path])
     problems += [problem.at(here) for problem in locate(mistakes, places)]
     return None if mistakes else settings
@@ -212,7 +212,7 @@ def drop_unused_fields(part: FilePart, mistakes: list[Problem]) -> dict[str, Any
             data[key] = value
         elif value not in (None, False, "", [], {}):
             span = part.spans.get((*part.source, key))
-            message = "this published field has no effect here"
+            message = "this field of the published format has no effect here"
             mistakes.append(Problem(key, message, hint=reason, place=span.key if span else None))
     for key in ("prompt", "negative_prompt"):
         if isinstance(data.get(key), dict):

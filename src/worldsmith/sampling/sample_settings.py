@@ -10,7 +10,7 @@ from worldsmith.config.declare.ranges import Count, Factor, NotNegative, Positiv
 from worldsmith.models.video_model import NOISE_LEVELS, DynamicGuidance, Mode
 
 NAME_LENGTH = 100
-"""Most letters of a sample's name, which is a folder's too."""
+"""Max length of a sample's name, which is also a folder name."""
 
 
 class SampleSettings(Config):
@@ -21,48 +21,51 @@ class SampleSettings(Config):
     negative_prompt: str | None = None
     """Negative prompt of classifier-free guidance; null: the empty caption, as in training."""
     negative_prompt_file: str | None = None
-    """A file with it: .json as one line of JSON with letters beyond ASCII escaped, or text."""
+    """File with the negative prompt: text, or .json, used as one line of JSON with ASCII escapes."""
     negative_metadata_mode: Literal["none", "same", "inverse"] | None = None
-    """Sentences on duration, rate and size after the negative prompt: none, the prompt's, or these denied; null: none,
-    and after the empty caption what training showed."""
+    """Sentences on duration, frame rate and size after the negative prompt: none, the prompt's, or their negations;
+    null: none, and as in training after the empty caption."""
     negative_prompt_keep_metadata: bool | None = None
-    """true: negative_metadata_mode same in place of none."""
+    """true: the same as negative_metadata_mode same."""
     structured_metadata: bool | None = None
-    """Fill duration, fps, resolution and aspect_ratio into prompts that are JSON; null: for weights whose training is
-    not known."""
+    """Add duration, fps, resolution and aspect_ratio to JSON prompts; null: if the training of the weights is
+    unknown."""
     vision_path: str | None = None
-    """Image (.png, .jpg, .jpeg, .webp) or video that the generated one begins with, or (strength) is made of."""
+    """Conditioning image (.png, .jpg, .jpeg, .webp) or video: the first frames of the generated video, or (with
+    strength) the video to regenerate."""
     condition_frame_indexes_vision: list[NotNegative] | None = None
-    """Latent frames kept of it, from 0 on; null: [0] of an image, [0, 1], its first 5 frames, of a video."""
+    """Indices of the latent frames that are kept of it, from 0; null: [0] of an image, [0, 1] (its first 5 frames) of a
+    video."""
     condition_video_keep: Literal["first", "last"] | None = None
-    """Whether the frames come from the video's beginning or its end; null: first."""
+    """Whether the frames are the first or the last of the video; null: first."""
     resolution: str | None = None
-    """Tier of sizes, such as 256, 480 or 720; null: the size of training, or of the released weights."""
+    """Resolution bucket, such as 256, 480 or 720; null: the size of training, or of the released weights."""
     aspect_ratio: Literal["1,1", "4,3", "3,4", "16,9", "9,16"] | None = None
-    """Width to height, in a tier; null: 16,9."""
+    """Aspect ratio (width,height) in a resolution bucket; null: 16,9."""
     height: Count | None = None
-    """Pixels, a multiple of 16, in place of a tier."""
+    """Height in pixels, a multiple of 16, instead of a resolution bucket."""
     width: Count | None = None
-    """Pixels, a multiple of 16, in place of a tier."""
+    """Width in pixels, a multiple of 16, instead of a resolution bucket."""
     num_frames: Count | None = None
-    """1 is an image, 4k+1 (of some families 8k+1) a video; null: as in training, or of the released weights."""
+    """Number of frames: 1 is an image, 4k+1 (8k+1 in some families) a video; null: as in training, or of the released
+    weights."""
     fps: PositiveFactor | None = None
-    """Frames per second; null: as in training, or of the released weights."""
+    """Frame rate (fps); null: as in training, or of the released weights."""
     seed: Seed | None = None
-    """Fixes the noise; null: 0."""
+    """Seed of the noise; null: 0."""
     num_outputs: Count | None = None
     """Number of samples per prompt, with consecutive seeds; null: 1."""
     num_steps: Annotated[int, Range(ge=1, le=NOISE_LEVELS)] | None = None
-    """Sampling steps; null: the family's, such as 35 or 50."""
+    """Number of solver steps; null: the family's, such as 35 or 50."""
     guidance: Factor | None = None
-    """Scale of classifier-free guidance, 1 = off; null: the scale of the run's samples, else the family's."""
+    """Scale of classifier-free guidance, 1 = off; null: the scale of the run's samples, otherwise the family's."""
     dynamic_guidance: DynamicGuidance | None = None
     """Schedule of the guidance scale: off, by_timestep (as released: oscillates between 1 and 1 + guidance), or by_step
     (grows from 1 to 1 + guidance); null: the family's default. Not all families support it."""
     shift: PositiveFactor | None = None
-    """Shift of the noise schedule; null: that of training, or of the released weights. Not all families have one."""
+    """Shift of the noise schedule; null: as in training, or of the released weights. Not supported by all families."""
     scheduler: str | None = None
-    """The solver, where a family has several, such as ddim or dpm; null: the family's."""
+    """The solver, if the family has several, such as ddim or dpm; null: the family's default."""
     strength: Annotated[float, Range(gt=0, le=1)] | None = None
     """Fraction of solver steps for video-to-video (vision_path), in families that support it; null: 0.8."""
     image_save_quality: Annotated[int, Range(ge=1, le=100)] | None = None
@@ -73,14 +76,14 @@ class SampleSettings(Config):
         pairs += [(size, tier) for size in ("height", "width") for tier in ("resolution", "aspect_ratio")]
         for one, other in pairs:
             if getattr(self, one) is not None and getattr(self, other) is not None:
-                raise wrong(self, one, other, why="each says the same thing in another way", remedy="leave one out")
+                raise wrong(self, one, other, why="each sets the same value in another way", remedy="leave one out")
         indexes = self.condition_frame_indexes_vision
         if indexes is not None and indexes != list(range(len(indexes) or 1)):
             raise wrong(
                 self,
                 "condition_frame_indexes_vision",
-                why="the frames that are kept are the first ones",
-                remedy="write [0], [0, 1] and so on, or leave it out",
+                why="only the first frames can be kept",
+                remedy="write [0], [0, 1] and so on, or omit it",
             )
 
 
@@ -90,28 +93,30 @@ class Sample(SampleSettings):
     name: str = ""
     """Name of the output folder; "": the file name with the sample's index."""
     prompt: str | None = None
-    """A caption, or a structured one as a JSON object."""
+    """A caption, or a structured caption as a JSON object."""
     prompt_path: str | None = None
-    """A text file with it."""
+    """Text file with the prompt."""
     defaults_file: str | None = None
-    """A file of settings that count where this one says nothing."""
+    """File of default settings for this sample."""
     extra: dict[str, Any] = field(default_factory=dict)
-    """Notes of one's own, which are copied to sample_args.json."""
+    """Your own notes, which are copied to sample_args.json."""
 
     def check(self) -> None:
         super().check()
         if (self.prompt is None) == (self.prompt_path is None):
             why = "a sample needs one prompt" if self.prompt is None else "a sample has one prompt"
-            raise wrong(self, "prompt", "prompt_path", why=why, remedy="give one of them")
+            raise wrong(self, "prompt", "prompt_path", why=why, remedy="set one of them")
         odd = self.name in (".", "..") or any(letter in "/\\\0" for letter in self.name)
         if odd or len(self.name) > NAME_LENGTH:
             raise wrong(
-                self, "name", why=f"it becomes a folder's name, of at most {NAME_LENGTH} letters without / or \\"
+                self, "name", why=f"it becomes a folder name, of at most {NAME_LENGTH} characters without / or \\"
             )
 
 
-OTHER_MODELS = "it is of models for sound, actions, controls or answers, and this makes videos and images from text"
-UNIPC = "sampling is UniPC with the same guidance at every step; leave it out"
+OTHER_MODELS = (
+    "it applies to models for sound, actions, controls or answers, but this one generates videos and images from text"
+)
+UNIPC = "sampling is UniPC with the same guidance at every step; omit it"
 NOT_HERE: dict[str, str] = {
     **dict.fromkeys(
         [
@@ -127,12 +132,13 @@ NOT_HERE: dict[str, str] = {
     **dict.fromkeys(["guidance_interval", "normalize_cfg", "sigma_max", "autoregressive"], UNIPC),
     **dict.fromkeys(
         ["duration_template", "resolution_template", "inverse_duration_template", "inverse_resolution_template"],
-        "the sentences are those of the model's training; leave it out",
+        "the sentences are those of the model's training; omit it",
     ),
-    **dict.fromkeys(["prompt_upsampling"], "prompts are taken as they are; rewrite them before"),
-    **dict.fromkeys(["video_save_quality"], "videos are written in one quality (H.264, crf 12); leave it out"),
-    **dict.fromkeys(["output_dir", "model"], "it is said for all samples on the command line"),
+    **dict.fromkeys(["prompt_upsampling"], "prompts are used unchanged; rewrite them before"),
+    **dict.fromkeys(["video_save_quality"], "videos are written in one quality (H.264, crf 12); omit it"),
+    **dict.fromkeys(["output_dir", "model"], "set it for all samples on the command line"),
     **dict.fromkeys(["tensors_file", "pickle_file"], "a sample is text, an image or a video"),
 }
-"""Published fields that have no effect here, and why; one that is null, false or empty asks for nothing."""
+"""Fields of the published format that have no effect here, with the reason; null, false or empty values are
+accepted."""
 PROMPT_UPSAMPLER = "prompt_upsampler_"

@@ -40,7 +40,7 @@ def with_clip_size(
         dataset = VideoDataset(from_dict(run_tree["dataloader_train"]["dataset"], VideoDataset.Config))
         return use_first_clip(defaults, dataset, grid)
     except DataError as error:
-        logger.warning("the training clips cannot be looked at, so their size is not known: %s", error)
+        logger.warning("the training clips cannot be read, so their size is unknown: %s", error)
         return defaults
 
 

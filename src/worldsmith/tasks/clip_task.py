@@ -23,11 +23,11 @@ from worldsmith.tasks.task import DummyData, SampleEncoder, Task
 logger = logging.getLogger(__name__)
 
 FROZEN = {"vae": "VAE", "text_encoder": "text encoder"}
-"""Parts of a model that a cache can replace."""
+"""Components of a model that a cache can replace."""
 IDLE_STEPS = 100
-"""Batches after which a part that was not needed is freed."""
+"""Batches after which an unused component is freed."""
 SAY_EVERY = 5.0
-"""Seconds between two lines on clips that are encoded."""
+"""Seconds between two log lines on clips that are encoded."""
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,7 +43,7 @@ class ClipEncoder(SampleEncoder):
     def require_cache(self) -> Path:
         if not self.task.data.latent_cache:
             section = f"dataloader_{self.task.split}.latent_cache"
-            raise UserError(f"{section} is '', so nothing would be kept; set it to a folder")
+            raise UserError(f"{section} is '', so encoded clips would not be stored; set it to a folder")
         return Path(self.task.data.latent_cache)
 
     @property
@@ -119,7 +119,7 @@ class ClipTask(Task):
 
     data: VideoLoader.Config
     said_at: float | None = None
-    """When it was last said that clips are encoded, or when that began."""
+    """Time of the last log line about encoding, or of its start."""
 
     @property
     @abstractmethod
@@ -213,7 +213,7 @@ class ClipTask(Task):
             part.idle += 1
             if part.idle == IDLE_STEPS and part.release():
                 logger.info(
-                    "the %s was not needed for %d batches, since all is cached: its memory is free",
+                    "the %s was not used for %d batches, since all inputs are cached: its memory is freed",
                     *(FROZEN[name], IDLE_STEPS),
                 )
 
@@ -253,7 +253,7 @@ class ClipTask(Task):
 
     def cached_parts(self, sample: VideoSample) -> list[VideoSample]:
         """Returns the cached parts of a sample: the clip, and its first frame if that is encoded separately."""
-        return [sample, sample.image] if sample.image and self.first_frames != "encoded each time" else [sample]
+        return [sample, sample.image] if sample.image and self.first_frames != "encoded in every epoch" else [sample]
 
     def fills_cache(self, batch: Sequence[VideoSample]) -> bool:
         parts = (part for sample in batch for part in self.cached_parts(sample))

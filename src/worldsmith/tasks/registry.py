@@ -12,7 +12,5 @@ def task_of(family: str) -> type[Task]:
     """Returns the task of a family. Raises ValueError for a family that has none."""
     task = TASKS.find(family)
     if task is None:
-        raise ValueError(
-            f"nothing is known to train models of the family '{family}'; known: {', '.join(TASKS.names())}"
-        )
+        raise ValueError(f"no task can train models of the family '{family}'; known: {', '.join(TASKS.names())}")
     return task

@@ -41,7 +41,7 @@ class DummyData:
         Raises:
             UserError: the family does not support it.
         """
-        raise UserError(f"{type(self.task).__name__} makes no dummy batches: give the plan the data of the run")
+        raise UserError(f"{type(self.task).__name__} supports no dummy data: the plan needs the data of the run")
 
     def fill_sample(self, sample: Any, *, encoded: bool = True) -> Any:
         """Fills a sample that was read without decoding with constant contents. `encoded`: as in `make_batch`."""
@@ -153,9 +153,9 @@ class Task(ABC):
         self.data: Any = data
         self.world, self.run_folder, self.split = world or World(), run_folder, split
         self.quarantine: Quarantine | None = None
-        """Record of rejected samples; None: in the run folder."""
+        """Writes rejected samples; None: in the run folder."""
         self.long_work: tuple[str, float] | None = None
-        """Long activity in the current batch and its completed fraction; None: there is none."""
+        """Current long activity in the batch and its completed fraction; None: none."""
         self.in_first_step = True
         """Whether this process has not completed a step yet; slow work is logged only then."""
 
@@ -167,7 +167,7 @@ class Task(ABC):
             found = type(getattr(run, section))
             if found is not NoneType and not issubclass(found, wanted.Config):
                 name = getattr(owner_of(found), "__name__", found.__qualname__)
-                why = f"a model of the family '{run.model.name}' takes a {wanted.__name__}"
+                why = f"a model of the family '{run.model.name}' needs a {wanted.__name__}"
                 raise WrongValueError({f"{section}.type": name}, why=why)
 
     def loader(self, *, dry: bool = False) -> Any:
@@ -245,7 +245,7 @@ class Task(ABC):
         """Encodes samples ahead of the run. Raises UserError for a family without encoder."""
         if self.encoder_class is None:
             name = type(self).__name__
-            raise UserError(f"{name}: its samples are not encoded before the network, so nothing is kept")
+            raise UserError(f"{name}: its samples are not encoded before the network, so there is nothing to cache")
         return self.encoder_class(self)
 
     @property

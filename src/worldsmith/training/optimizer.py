@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 PATTERNS = ("keys_to_select", "lr_multipliers", "keys_without_decay")
 """Fields that hold substrings of parameter names."""
 STATE_UNCHANGED = ("lr", "betas", "eps", "weight_decay", "decay_vectors", "fused", *PATTERNS)
-"""Fields that do not change which state the optimizer keeps. torch is asked about all others."""
+"""Fields that do not change the optimizer state; all others are passed to torch."""
 
 NEVER = 2**31 - 1
 SCALER_STATE = {"scale": "loss_scale[scale]", "_growth_tracker": "loss_scale[steps]"}
@@ -66,26 +66,27 @@ class AdamW(Configurable):
         lr: Annotated[Factor, Search(low=1e-6, high=1e-3, log=True, on=True), Popular()] = 2e-4
         """Base learning rate."""
         betas: Annotated[list[DecayRate], Length(2, 2)] = field(default_factory=lambda: [0.9, 0.99])
-        """Decay of the running means of the gradient and of its square."""
+        """Decay rates (beta1, beta2) of the running averages of the gradient and of its square."""
         eps: Factor = 1e-8
-        """Added to the denominator; 1e-6 suits bfloat16 gradients."""
+        """Added to the denominator (eps); 1e-6 suits bfloat16 gradients."""
         weight_decay: Annotated[Factor, Search(choices=(0.0, 0.01, 0.1))] = 0.0
         """Decoupled weight decay. 0: none."""
         decay_vectors: bool = True
-        """Whether biases and the weights of norms (what has one dimension) have weight decay, too."""
+        """Whether one-dimensional parameters (biases and norm weights) also have weight decay."""
         keys_without_decay: list[str] = field(default_factory=list)
         """Substrings of the names of parameters without weight decay."""
         fused: bool = True
-        """Whether the fused kernel is used; on a device that has none the plain one is taken and the log says so."""
+        """Whether the fused kernel is used; on devices without one the plain implementation is used and a message is
+        logged."""
         keys_to_select: list[str] = field(default_factory=list)
         """Substrings of the names of the parameters to train; all others are frozen. Empty: train everything."""
         lr_multipliers: dict[str, Factor] = field(default_factory=dict)
-        """Factor of `lr` for parameters whose name contains the substring; the first that fits decides."""
+        """Factor of `lr` for parameters whose name contains the substring; the first match is used."""
 
         def check(self) -> None:
             for name in PATTERNS:
                 if "" in getattr(self, name):
-                    raise wrong(self, name, why="an empty pattern fits every parameter", remedy="remove it")
+                    raise wrong(self, name, why="an empty pattern matches every parameter", remedy="remove it")
 
     def __init__(self, config: Config, *, network: nn.Module) -> None:
         config.check()
@@ -120,7 +121,7 @@ def select_parameters(network: nn.Module, patterns: list[str]) -> None:
     """Freezes every parameter whose name contains none of the patterns; never unfreezes one."""
     trainable = trainable_parameters(network)
     if not trainable:
-        raise ValueError("the network has no parameter that is not frozen: there is nothing to train")
+        raise ValueError("all parameters of the network are frozen: there is nothing to train")
     if not patterns:
         return
     frozen = frozen_names(network)
@@ -162,8 +163,8 @@ def factors_by_name(names: list[str], multipliers: dict[str, float], frozen: lis
         lost = [name for name in fits if name in taken]
         if lost:
             logger.warning(
-                "optimizer.lr_multipliers['%s'] = %g has no effect on %d of the %d parameters that it fits, "
-                "such as %s: '%s' comes first in the table and decides; put the narrower pattern first",
+                "optimizer.lr_multipliers['%s'] = %g has no effect on %d of the %d parameters that it matches, "
+                "such as %s: '%s' comes first in the table and is used; put the narrower pattern first",
                 *(pattern, multipliers[pattern], len(lost), len(fits), lost[0], taken[lost[0]]),
             )
         taken.update({name: pattern for name in fits if name not in taken})
@@ -183,7 +184,9 @@ def build_adamw(groups: list[dict[str, Any]], config: AdamW.Config) -> Any:
     kinds = {(p.device, p.dtype) for group in groups for p in group["params"]}
     lacking = sorted(f"{dtype} on {device}" for device, dtype in kinds if not has_fused_kernel(device, dtype))
     if config.fused and lacking:
-        logger.warning("optimizer.fused: there is no fused AdamW for %s; the plain one is used", ", ".join(lacking))
+        logger.warning(
+            "optimizer.fused: AdamW has no fused kernel for %s; the plain implementation is used", ", ".join(lacking)
+        )
     return torch.optim.AdamW(groups, fused=config.fused and not lacking, **options)
 
 
@@ -232,11 +235,11 @@ def no_match(where: str, pattern: str, names: list[str], frozen: list[str]) -> V
     if stopped:
         why = ": with model.config.lora_enabled only adapters are trained" if any(map(is_adapter, names)) else ""
         return ValueError(
-            f"{where}: '{pattern}' fits only parameters that are frozen, such as {stopped[0]}, and has no effect{why}"
+            f"{where}: '{pattern}' matches only frozen parameters, such as {stopped[0]}, and has no effect{why}"
         )
     return ValueError(
-        f"{where}: '{pattern}' is in the name of none of the {len(names)} parameters that are trained; "
-        f"the nearest are: {', '.join(nearest_names(pattern, names))}"
+        f"{where}: none of the names of the {len(names)} trained parameters contains '{pattern}'; similar names: "
+        f"{', '.join(nearest_names(pattern, names))}"
     )
 
 
@@ -261,7 +264,8 @@ class LossScaler(Configurable):
         init_scale: Annotated[float, Range(gt=0, le=2.0**64)] = 65536.0
         """Initial loss scale, with model.config.precision = "float16"."""
         growth_interval: Count | None = 2000
-        """Steps in a row without an overflow that double the scale; one with an overflow halves it. None: it stays."""
+        """Consecutive steps without overflow after which the loss scale doubles; an overflow halves it. None:
+        constant."""
 
     def __init__(self, config: Config, *, optimizer: Optimizer, enabled: bool) -> None:
         """Builds the gradient scaler of `optimizer`; if not `enabled`, the scale is always 1."""

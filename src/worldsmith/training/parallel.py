@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from worldsmith.training.run_config import LoopConfig
 
 MAX_COMPILATIONS = 32
-"""Max number of compilations of a method: by fixed length, by what needs a gradient, with and without autograd."""
+"""Max number of compilations of a method: per fixed length, per need of gradients, with and without autograd."""
 
 
 def join_world(model: Model.Config) -> World:
@@ -168,7 +168,7 @@ def compile_function(function: Callable[..., Any], *, dynamic: bool, fullgraph: 
             if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
                 raise
             name = getattr(function, "__qualname__", repr(function))
-            remedy = "" if dynamic else "compile_dynamic = true (this fits packs of many sizes), or "
+            remedy = "" if dynamic else "compile_dynamic = true (suits packs of many sizes), or "
             raise UserError(
                 f"model.config.compile: {name} could not be compiled; set {remedy}enabled = false. "
                 f"{type(error).__name__}: {error}"

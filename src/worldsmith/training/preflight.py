@@ -121,7 +121,7 @@ def require_files(
     problems = world.broadcast(check_files(config, run_folder, variables=variables) if world.is_main else None)
     lines = [f"{problem.path}: {problem.message}" for problem in problems]
     if len(lines) > 1:
-        lines = [f"{len(lines)} things are missing or wrong:", *(f"  {line}" for line in lines)]
+        lines = [f"{len(lines)} settings or files are missing or wrong:", *(f"  {line}" for line in lines)]
     if lines:
         raise UserError("\n".join(lines))
 
@@ -133,7 +133,7 @@ def schedule_remarks(config: RunConfig) -> Iterator[str]:
     schedule, steps = config.scheduler, config.trainer.max_iter
     warm_up = schedule.warm_up_steps[0]
     if steps == 1 and multiplier(schedule, 0) == 0:
-        yield "scheduler: the only step has learning rate 0 (f_start is 0): nothing is trained"
+        yield "scheduler: the only step has learning rate 0 (f_start is 0), so no weight changes"
     if TRIAL_STEPS < steps <= warm_up < schedule.cycle_lengths[0]:  # the config warns of a warm-up above its cycle
         yield f"scheduler: the run of {steps} steps ends within the warm-up of {warm_up} steps"
     yield from rate_remarks(config)
@@ -144,13 +144,13 @@ def rate_remarks(config: RunConfig) -> Iterator[str]:
     model, rate = config.model.config, config.optimizer.lr
     if model.lora_enabled and 2 * model.lora_alpha < model.lora_rank:
         yield (
-            f"adapters have the scale lora_alpha / lora_rank = {model.lora_alpha}/{model.lora_rank}: they learn little "
-            "unless the learning rate is high; 1/2 to 2 is usual"
+            f"adapters have the scale lora_alpha / lora_rank = {model.lora_alpha}/{model.lora_rank}: they learn "
+            "little unless the learning rate is high; usual values are 1/2 to 2"
         )
     least, most = model.usual_rates.get(model.lora_enabled, (0.0, math.inf))
     if not least <= rate <= most and config.initial_weights() is not None:
         kind = "with adapters" if model.lora_enabled else "without adapters"
-        yield f"optimizer.lr = {rate:g}; {least:g} to {most:g} is usual for '{model.family}' {kind}"
+        yield f"optimizer.lr = {rate:g}; usual values are {least:g} to {most:g} for '{model.family}' {kind}"
 
 
 def run_states(config: RunConfig, model: Model, processes: int) -> StateBytes:
@@ -201,11 +201,11 @@ def lack_of_memory(states: StateBytes, world: World, processes: int) -> str | No
     if states.total * sharing <= free:
         return None
     where = f"the GPU {world.device}" if on_gpu else "this machine"
-    times = f", which has {sharing} of them" if sharing > 1 else ""
+    times = f", which is shared by {sharing} of them" if sharing > 1 else ""
     return (
-        f"it needs {describe_states(states)}, before activations, and {format_bytes(free)} are free on {where}{times}. "
-        "Give it more processes or a larger machine, or train less: adapters (model.config.lora_enabled = true), fewer "
-        "weights (optimizer.keys_to_select), a smaller model"
+        f"it needs {describe_states(states)}, before activations, but {format_bytes(free)} are free on "
+        f"{where}{times}. Use more processes or a larger machine, or train less: adapters "
+        "(model.config.lora_enabled = true), fewer weights (optimizer.keys_to_select), a smaller model"
     )
 
 
@@ -229,8 +229,8 @@ def check_space(config: RunConfig, model: Model, processes: int, folder: Path) -
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise UserError(
-            f"[E115] a checkpoint of this run takes {format_bytes(needed)}, and the disk of {folder} has "
-            f"{format_bytes(free)} free. Make room, choose another output root, or save less with "
+            f"[E115] a checkpoint of this run needs {format_bytes(needed)}, but the disk of {folder} has "
+            f"{format_bytes(free)} free. Free disk space, choose another output root, or save less with "
             'checkpoint.save_weights = "trained"'
         )
     if kept * needed > free:

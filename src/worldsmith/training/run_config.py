@@ -64,19 +64,21 @@ class LoopConfig(Config):
     max_iter: Count = 500
     """Optimizer steps of the whole run."""
     grad_accum_iter: Count = 1
-    """Packs per optimizer step on each rank. A step's loss is the mean over all its samples."""
+    """Packs per optimizer step on each rank (gradient accumulation). The loss of a step is the mean over all its
+    samples."""
     logging_iter: Count = 10
-    """Write the figures of every this many steps."""
+    """Steps between two logged metrics."""
     run_validation: bool = False
     """Whether the loss on `dataloader_val` is measured, with the raw weights and with the EMA weights."""
     validation_iter: Count = 100
-    """Validate after every this many steps, and after the last."""
+    """Steps between two validations; one more follows the last step."""
     max_val_iter: Count | None = None
-    """Packs of one validation on each rank, at most. None: all samples, once each."""
+    """Max packs per validation on each rank. None: all samples, once each."""
     run_validation_on_start: bool = False
     """Whether a new run also validates before its first step."""
     early_stop_patience: Count | None = None
-    """Finish after so many validations in a row that are no better by `checkpoint.keep_best`. None: do all steps."""
+    """Early stopping: finish after this many consecutive validations without a better `checkpoint.keep_best` metric.
+    None: run all steps."""
     seed: Seed = 42
     """Seed of weights, noise levels and noise."""
     distributed_parallelism: Literal["fsdp"] = "fsdp"
@@ -84,9 +86,9 @@ class LoopConfig(Config):
     max_consecutive_skipped: NotNegative = 100
     """Maximum number of skipped (non-finite) steps in a row; one more stops the run."""
     loss_scale: LossScaler.Config = field(default_factory=LossScaler.Config)
-    """The scale of the loss with model.config.precision = "float16"; there is none with another."""
+    """Loss scale with model.config.precision = "float16"; not used with other precisions."""
     cpu_threads: Count | None = None
-    """Threads of this process for CPU work. None: PyTorch's choice. Another number can change the last bits."""
+    """CPU threads of each process. None: PyTorch's choice. Another number can change the last bits of results."""
     callbacks: dict[str, Callback.Config] = field(default_factory=default_callbacks)
     """Callbacks by name; each one has a folder of that name in the run folder."""
 
@@ -115,13 +117,13 @@ class RunConfig(Configurable.Config):
     checkpoint: Checkpointer.Config = field(default_factory=Checkpointer.Config)
     """Initial weights and checkpoints."""
     dataloader_train: PackingDataLoader.Config
-    """The training data."""
+    """Training data."""
     dataloader_val: PackingDataLoader.Config | None = None
-    """The validation data, read from their start each time. None: there are none."""
+    """Validation data, read from the start each time. None: no validation data."""
     data_setting: DataSettingConfig = field(default_factory=DataSettingConfig)
-    """Caps of a reasoner's data path; a generator does not read them."""
+    """Limits of a reasoner's data pipeline; ignored by generators."""
     custom: dict[str, Any] = field(default_factory=dict)
-    """The project's own data, kept with the run and read by nothing here."""
+    """The project's own data, stored with the run and not interpreted."""
     _root: ClassVar[bool] = True
 
     def initial_weights(self) -> FirstWeights | None:
@@ -132,17 +134,17 @@ class RunConfig(Configurable.Config):
         """Raises WrongValueError for settings that exist but do not work together, with the value that does."""
         model = self.model.config
         if self.job.task != model.task:
-            why = f"models of the family '{model.family}' are trained for another"
+            why = f"models of the family '{model.family}' need another task"
             raise wrong(self, "job.task", why=why, remedy=f'use "{model.task}"')
         writers = [found for found in self.trainer.callbacks.values() if isinstance(found, Metrics.Config)]
         if self.job.wandb_mode != "disabled" and not writers:
-            why = "no callback of the run writes figures"
+            why = "no callback of the run writes metrics"
             raise wrong(self, "job.wandb_mode", why=why, remedy='add the callback metrics, or use "disabled"')
         if self.checkpoint.init != "scratch" and self.initial_weights() is None:
             raise wrong(
                 self,
                 *("checkpoint.load_path", "checkpoint.init"),
-                why="there are no weights to start from",
+                why="no initial weights are set",
                 remedy='set checkpoint.load_path, or checkpoint.init = "scratch" to train from random weights',
             )
         for level in ("project", "group"):
@@ -153,15 +155,15 @@ class RunConfig(Configurable.Config):
             raise wrong(
                 self,
                 *("trainer.run_validation", "dataloader_val"),
-                why="there is no data to validate on",
-                remedy="give dataloader_val a loader, or use run_validation = false",
+                why="there is no validation data",
+                remedy="set dataloader_val, or run_validation = false",
             )
         if model.precision != "float16" and self.trainer.loss_scale != LossScaler.Config():
             raise wrong(
                 self,
                 *("trainer.loss_scale", "model.config.precision"),
-                why="the loss has a scale in float16 alone",
-                remedy='leave loss_scale as it is, or use precision = "float16"',
+                why="only float16 uses a loss scale",
+                remedy='omit loss_scale, or use precision = "float16"',
             )
         check_best_checkpoint(self)
         model.check_trained(self.optimizer.keys_to_select)
@@ -178,7 +180,7 @@ class RunConfig(Configurable.Config):
         if skipped and start == (None, "scratch"):
             yield f"checkpoint.keys_to_skip_loading = {skipped} has no effect: without load_path nothing is loaded"
         if self.job.task == "vfm" and self.data_setting != DataSettingConfig():
-            yield "data_setting has no effect for task 'vfm': its caps are those of a reasoner's data"
+            yield "data_setting has no effect for task 'vfm': its limits apply to a reasoner's data"
         yield from launch_warnings(self.model.config.parallelism)
 
 
@@ -187,10 +189,12 @@ def check_best_checkpoint(config: RunConfig) -> None:
     metric, patience = config.checkpoint.keep_best, config.trainer.early_stop_patience
     if metric is not None and not config.trainer.run_validation:
         both = "checkpoint.keep_best", "trainer.run_validation"
-        raise wrong(config, *both, why="nothing is validated", remedy="set run_validation = true, or keep_best = null")
+        raise wrong(
+            config, *both, why="the run does not validate", remedy="set run_validation = true, or keep_best = null"
+        )
     if metric is not None and metric.startswith("val_ema/") and not config.model.config.ema.enabled:
         both = "checkpoint.keep_best", "model.config.ema.enabled"
         raise wrong(config, *both, why="there are no EMA weights", remedy='use "val/loss"')
     if patience is not None and metric is None:
         both = "trainer.early_stop_patience", "checkpoint.keep_best"
-        raise wrong(config, *both, why="nothing says what is better", remedy='set keep_best = "val/loss"')
+        raise wrong(config, *both, why="no metric defines what is better", remedy='set keep_best = "val/loss"')

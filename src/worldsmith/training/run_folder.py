@@ -49,7 +49,7 @@ START_VARIABLE = "WORLDSMITH_RUN_NAME"
 """Name of a run without one, from `worldsmith launch`: its restarts resume the run that it started."""
 
 LOCK_READS = 5
-"""Max number of reads of the lock file of rank 0: a network file system may show it late."""
+"""Max number of reads of rank 0's lock file: a network file system may show it late."""
 LOCK_READ_PAUSE = 1.0
 """Seconds between two reads."""
 
@@ -61,9 +61,9 @@ class Launch:
     config_path: str | None = None
     overrides: Sequence[str] = ()
     origins: Mapping[str, Mapping[str, Any]] | None = None
-    """Origin of each config value, as in `worldsmith.config.write.annotate`; None: not known."""
+    """Source of each config value, as in `worldsmith.config.write.annotate`; None: not known."""
     variables: Mapping[Keys, str] | None = None
-    """Names of the environment variables that gave values of the config; None: not known."""
+    """Names of the environment variables that supplied config values; None: not known."""
 
 
 def output_root() -> Path:
@@ -82,7 +82,7 @@ def given_root() -> Path | None:
     given = {name: os.environ[name] for name in ROOT_VARIABLES if os.environ.get(name)}
     if len(set(given.values())) > 1:
         both = ", ".join(f"{name}={value}" for name, value in given.items())
-        raise UserError(f"the output root is given twice and differently: {both}; unset one of them")
+        raise UserError(f"the output root has two different values: {both}; unset one of them")
     return Path(next(iter(given.values()))) if given else None
 
 
@@ -316,8 +316,8 @@ class RunLock:
         lost = self.world.broadcast(self._lost() if self.world.is_main else None)
         if lost is not None:
             raise SaveError(
-                f"[E107] the run folder {self.folder} {lost} while the run used it: nothing more is written. What it "
-                "held is wherever it was moved; put it back and start again to go on from its last checkpoint"
+                f"[E107] the run folder {self.folder} {lost} during the run: no more files are written. If it was "
+                "moved, move it back and start again to resume from its last checkpoint"
             )
 
     def _lost(self) -> str | None:
@@ -352,8 +352,8 @@ def lock_folder(folder: Path, token: str) -> int:
     if not try_lock(handle, fcntl.LOCK_EX, path):
         os.close(handle)
         raise UserError(
-            f"[E106] the run folder {folder} is in use: {holder(path)}. Wait for its end, stop it "
-            f"(`touch {folder}/STOP`), or give this run another job.name"
+            f"[E106] the run folder {folder} is in use: {holder(path)}. Wait until it ends, stop it (`touch "
+            f"{folder}/STOP`), or set another job.name for this run"
         )
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     about = {"host": socket.gethostname(), "pid": os.getpid(), "started_at": now, "token": token}
@@ -375,9 +375,9 @@ def find_lock_problem(folder: Path, token: str, *, rank: int, host: str) -> str 
             break
     else:
         return (
-            f"process {rank} on {socket.gethostname()} does not see what process 0 on {host} writes to the run folder "
-            f"{folder.absolute()}: it must be on storage that all nodes share. Set WORLDSMITH_OUTPUT_ROOT to such a "
-            "place, the same on all nodes"
+            f"process {rank} on {socket.gethostname()} does not see the files that process 0 on {host} writes to "
+            f"the run folder {folder.absolute()}: it must be on storage that all nodes share. Set "
+            "WORLDSMITH_OUTPUT_ROOT to such a folder, the same on all nodes"
         )
     try:
         require_writable(folder, what="the run folder ")

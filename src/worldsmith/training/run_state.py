@@ -68,7 +68,7 @@ class RunState:
         keep = config.checkpoint
         self.best = BestSoFar(keep.keep_best, keep.best_mode) if keep.keep_best else None
         self.iteration = 0
-        """Steps that are done, skipped ones included."""
+        """Completed steps, including skipped ones."""
 
     def judge(self, figures: Mapping[str, float]) -> bool:
         """Returns whether a validation with these metrics is the best so far; False for step 0."""
@@ -86,10 +86,10 @@ class RunState:
         """Returns the reason for which no step is left."""
         best, most = self.best, self.config.trainer.max_iter
         if best is None or self.iteration >= most:
-            return f"{self.iteration} of {most} steps are done"
+            return f"{self.iteration} of {most} steps are complete"
         return (
             f"finished early, after {self.iteration} of {most} steps: {best.without} validations without a better "
-            f"{best.metric} than {best.value:.4f} after step {best.step}; it goes on with a larger "
+            f"{best.metric} than {best.value:.4f} after step {best.step}; to continue, increase "
             "trainer.early_stop_patience"
         )
 
@@ -151,7 +151,7 @@ class RunState:
         self._restore_position(checkpoint, record=self.run_folder / dataset_record.FILE, may_change=resume_changed)
         if self.best is not None and self.world.is_main:
             go_back_to_best(self.checkpointer.folder, self.iteration, self.best.step)
-        logger.info("the run goes on from %s: %d steps are done", checkpoint, self.iteration)
+        logger.info("resuming from %s: %d steps are complete", checkpoint, self.iteration)
 
     def start(self) -> None:
         """Weights of a new run and, with `load_training_state`, everything else of the checkpoint they come from."""
@@ -165,7 +165,9 @@ class RunState:
         )
         checkpoint = Path(report.folder).parent
         if self.config.checkpoint.save_weights == "trained" and NAME.fullmatch(checkpoint.name):
-            logger.warning("the frozen weights stay in %s alone: keep it, or a copy, as long as this run's", checkpoint)
+            logger.warning(
+                "the frozen weights are stored only in %s: keep it, or a copy, as long as this run", checkpoint
+            )
         if not with_state:
             return
         self._restore_optimizer(checkpoint, skipped=report.skipped)
@@ -174,7 +176,7 @@ class RunState:
             self.best.forget()
         record = checkpoint.parent.parent / dataset_record.FILE
         self._restore_position(checkpoint, record=record, may_change=True)
-        logger.info("the run takes over the training state of %s: %d steps are done", checkpoint, self.iteration)
+        logger.info("using the training state of %s: %d steps are complete", checkpoint, self.iteration)
 
     def _restore_optimizer(self, checkpoint: Path, *, skipped: Sequence[str] = ()) -> None:
         """Restores optimizer state and schedule. `skipped` weights (`net.<name>`) have no optimizer state yet."""
@@ -216,7 +218,7 @@ class RunState:
         changes = require_same_data(loader, checkpoint, positions, record, may=may_change)
         if changes:
             number = loader.start_next_pass(positions)
-            logger.warning("the data has changed since %s was saved; pass %d begins:\n%s", checkpoint, number, changes)
+            logger.warning("the data has changed since %s was saved; epoch %d begins:\n%s", checkpoint, number, changes)
             return
         loader.load_states(positions)
         if len(positions) != loader.world_size:
@@ -224,7 +226,8 @@ class RunState:
             before = ((run_tree(checkpoint / "model") or {}).get("trainer") or {}).get("grad_accum_iter", now)
             logger.warning(
                 "%s was saved by %d data-parallel processes, and now there are %d: weights, optimizer and data "
-                "position are dealt anew; packs in a step: %d, before %d (processes × trainer.grad_accum_iter)",
+                "loader state are redistributed; packs per step: %d, before %d (processes × "
+                "trainer.grad_accum_iter)",
                 checkpoint, len(positions), loader.world_size, now * loader.world_size, before * len(positions),
             )  # fmt: skip
 

@@ -35,7 +35,7 @@ class LambdaSchedule(Configurable):
 
     class Config(Configurable.Config):
         cycle_lengths: Annotated[list[Count], Length(1)] = field(default_factory=lambda: [20000])
-        """Length of each cycle in optimizer steps, warm-up included."""
+        """Length of each cycle in optimizer steps, including the warm-up."""
         warm_up_steps: Annotated[list[NotNegative], Length(1)] = field(default_factory=lambda: [100])
         """Warm-up of each cycle in optimizer steps."""
         f_start: Annotated[list[Factor], Length(1)] = field(default_factory=lambda: [1.0e-6])
@@ -49,11 +49,11 @@ class LambdaSchedule(Configurable):
 
         def check(self) -> None:
             if self._owner is LambdaSchedule:
-                why = "LambdaSchedule is what the schedules share"
+                why = "LambdaSchedule is the common base of the schedules"
                 raise wrong(self, why=why, remedy="set type to LambdaLinear, LambdaCosine or LambdaSqrt")
             per_cycle = ("cycle_lengths", "warm_up_steps", "f_start", "f_max", "f_min")
             if len({len(getattr(self, name)) for name in per_cycle}) > 1:
-                raise wrong(self, *per_cycle, why="each needs one entry per cycle, and they differ in length")
+                raise wrong(self, *per_cycle, why="each needs one entry per cycle, but their lengths differ")
 
     def __init__(self, config: Config, *, optimizer: Optimizer) -> None:
         from torch.optim.lr_scheduler import LambdaLR
@@ -65,7 +65,7 @@ class LambdaSchedule(Configurable):
     @staticmethod
     def decay(progress: float) -> float:
         """Returns the way down, from 1 at progress 0 to 0 at progress 1; each schedule has its own."""
-        raise TypeError("LambdaSchedule has no way down of its own; use LambdaLinear, LambdaCosine or LambdaSqrt")
+        raise TypeError("LambdaSchedule has no decay of its own; use LambdaLinear, LambdaCosine or LambdaSqrt")
 
     def step(self) -> None:
         """Moves on by one optimizer step and logs the learning rates when `verbosity_interval` says so."""
@@ -175,7 +175,7 @@ def schedule_warnings(config: LambdaSchedule.Config, steps: int, rate: float) ->
         end = rate * multiplier(config, begin)
         longer = write([*config.cycle_lengths[:-1], config.cycle_lengths[-1] + steps - begin], LAUNCH_WORD)
         yield (
-            f"scheduler.cycle_lengths end after {begin} steps, trainer.max_iter is {steps}: the last {steps - begin} "
-            f"steps run at learning rate {f'{end:g}' if end else '0 and train nothing'}. Set "
+            f"scheduler.cycle_lengths end after {begin} steps, but trainer.max_iter is {steps}: the last "
+            f"{steps - begin} steps run at learning rate {f'{end:g}' if end else '0 and train nothing'}. Set "
             f"scheduler.cycle_lengths={longer} for a schedule as long as the run"
         )

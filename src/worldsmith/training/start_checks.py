@@ -62,9 +62,9 @@ FREE_TO_CHANGE = (
     "dataloader_train.prefetch_factor",
     "dataloader_train.latent_cache",
 )
-"""Settings that a resumed run may change without being asked: they change no number of the training."""
+"""Settings that may change on resume without a flag: they do not affect the training results."""
 STEPS = "trainer.max_iter"
-NEW_NAME = "To start a new run, give it another name (-- job.name=NAME)."
+NEW_NAME = "To start a new run, set another name (-- job.name=NAME)."
 ABSENT = "(absent)"
 ADAPTERS = "model.config.lora_enabled"
 
@@ -106,17 +106,17 @@ def require_same_shapes(
         trained = {name for name, parameter in native_parameters(network).items() if parameter.requires_grad}
         wanted = {name: shape for name, shape in wanted.items() if strip_weight_prefix(name) in trained}
     missing = [name for name in wanted if name not in stored]
-    other = [f"{n}: {stored[n]} there, {wanted[n]} here" for n in wanted if n in stored and stored[n] != wanted[n]]
+    other = [f"{n}: stored {stored[n]}, expected {wanted[n]}" for n in wanted if n in stored and stored[n] != wanted[n]]
     unused = [name for name in stored if name not in wanted]
     if missing or other or any(name.startswith(LIVE) for name in unused):
-        lines = [*shorten_lines([f"  of another shape: {line}" for line in other])]
-        lines += [f"  not in the checkpoint: {shorten_names(missing)}"] if missing else []
-        lines += [f"  in the checkpoint only: {shorten_names(unused)}"] if unused else []
+        lines = [*shorten_lines([f"  with another shape: {line}" for line in other])]
+        lines += [f"  missing in the checkpoint: {shorten_names(missing)}"] if missing else []
+        lines += [f"  only in the checkpoint: {shorten_names(unused)}"] if unused else []
         lines += [f"  changed since the run was started: {line}" for line in changes]
         raise UserError(
-            "\n".join([f"[E116] the network does not fit {checkpoint}:", *lines])
-            + "\nPut the settings back, or give the run another job.name; as checkpoint.load_path of a new run, the "
-            "checkpoint can give the weights that fit."
+            "\n".join([f"[E116] the network does not match {checkpoint}:", *lines])
+            + "\nRestore the settings, or set another job.name; a new run can load the matching weights with this "
+            "checkpoint as checkpoint.load_path."
         )
     if unused:
         logger.warning(
@@ -140,15 +140,15 @@ def require_same_data(
         UserError: If the data differs and `may` is False.
     """
     if not positions:
-        raise UserError(f"{checkpoint} has no data position")
+        raise UserError(f"{checkpoint} has no data loader state")
     changes = loader.changes_since(positions[0])
     if not changes:
         return ""
     lines = "\n".join(f"  {line}" for line in [*changes, *dataset_record.changed_samples(record, loader.dataset)])
     if not may:
         raise UserError(
-            f"[E109] the data has changed since {checkpoint} was saved:\n{lines}\nPut it back, give the run another "
-            "job.name, or add --resume-changed to go on with the new data from the start of its next pass."
+            f"[E109] the data has changed since {checkpoint} was saved:\n{lines}\nRestore it, set another job.name, "
+            "or use the new data from the start of the next epoch with --resume-changed."
         )
     return lines
 
@@ -162,13 +162,13 @@ def require_training_state(report: LoadReport, config: RunConfig) -> Path:
     checkpoint = Path(report.folder).parent
     if not (checkpoint / "optim" / METADATA).exists():
         raise UserError(
-            f"checkpoint.load_training_state: {report.source} holds weights only; give a checkpoint of a training run"
+            f"checkpoint.load_training_state: {report.source} contains only weights; use a checkpoint of a training run"
         )
     done, max_iter = steps_done(checkpoint), config.trainer.max_iter
     if done >= max_iter:
         raise UserError(
-            f"checkpoint.load_training_state: {checkpoint} has done {done} steps, and trainer.max_iter is {max_iter}, "
-            "which counts them; raise it, or take the weights only"
+            f"checkpoint.load_training_state: {checkpoint} has completed {done} steps, but trainer.max_iter is "
+            f"{max_iter}, which includes them; increase it, or load only the weights"
         )
     return checkpoint
 
@@ -213,9 +213,8 @@ def require_same_run(folder: Path, config: RunConfig, *, resume_changed: bool) -
     changes = changed_settings(folder, config)
     if changes and not resume_changed:
         raise UserError(
-            f"[E108] the run in {folder} was started with other settings:\n{indented(changes)}\n"
-            f"To resume it with the new settings, add --resume-changed before `--`. {NEW_NAME} Otherwise put the "
-            "settings back."
+            f"[E108] the run in {folder} was started with other settings:\n{indented(changes)}\nTo resume it with "
+            f"the new settings, add --resume-changed before `--`. {NEW_NAME} Otherwise restore the settings."
         )
     return changes
 
@@ -240,11 +239,11 @@ def completion(folder: Path, config: RunConfig) -> str | None:
     changes = changed_settings(folder, config) or changed_data(folder, config)
     if changes:
         raise UserError(
-            f"[E108] the run in {folder} is complete ({done} steps) and was trained with other settings or data:\n"
-            f"{indented(changes)}\nTo train it further with the new ones, raise trainer.max_iter and add "
-            f"--resume-changed before `--`. {NEW_NAME} Otherwise put them back."
+            f"[E108] the run in {folder} is complete ({done} steps) and was trained with other settings or "
+            f"data:\n{indented(changes)}\nTo train it further with the new ones, increase trainer.max_iter and add "
+            f"--resume-changed before `--`. {NEW_NAME} Otherwise restore them."
         )
-    return f"the run in {folder} is complete: {done} of {config.trainer.max_iter} steps are done"
+    return f"the run in {folder} is complete: all {done} of {config.trainer.max_iter} steps are done"
 
 
 def changed_settings(folder: Path, config: RunConfig) -> list[str]:
@@ -264,7 +263,7 @@ def changed_settings(folder: Path, config: RunConfig) -> list[str]:
     old, new = flatten(to_dict(before)), flatten(after)
     changes = changed_values(old, new)
     if changes and old.get(STEPS) != new.get(STEPS):  # explains a schedule that follows it
-        changes.append(f"{STEPS}: {old.get(STEPS)} -> {new.get(STEPS)} (allowed; others may follow it)")
+        changes.append(f"{STEPS}: {old.get(STEPS)} -> {new.get(STEPS)} (allowed; others may depend on it)")
     return changes
 
 
@@ -278,7 +277,7 @@ def changed_data(folder: Path, config: RunConfig) -> list[str]:
     try:
         dataset = data.dataset.build()
     except (DataError, OSError) as error:
-        logger.warning("the data cannot be compared with those of the run: %s", error)
+        logger.warning("cannot compare the data with those of the run: %s", error)
         return []
     return changed_samples(folder / FILE, dataset)
 

@@ -59,7 +59,7 @@ def start_lines(run: TrainingRun, batch: Any) -> Iterator[str]:
 
 def describe_start(config: RunConfig, checkpoint: Path | None) -> str:
     if checkpoint is not None:
-        return f" (goes on from {checkpoint.name})"
+        return f" (resumes from {checkpoint.name})"
     start = config.initial_weights()
     return f" (new, {'random weights' if start is None else start.path})"
 
@@ -84,8 +84,8 @@ def state_lines(config: RunConfig, model: Model, processes: int, place: Path) ->
     checkpoint, kept = checkpoint_size(config, model, processes), kept_checkpoints(config)
     stop = " and one for each stop" if config.checkpoint.keep_latest_k is None else ""
     yield (
-        f"checkpoint   {format_bytes(checkpoint)} each, at most {kept} at once = {format_bytes(kept * checkpoint)}"
-        f"{stop}; free: {format_bytes(shutil.disk_usage(place).free)}"
+        f"checkpoint   {format_bytes(checkpoint)} each, at most {kept} at a time = "
+        f"{format_bytes(kept * checkpoint)}{stop}; free: {format_bytes(shutil.disk_usage(place).free)}"
     )
 
 
@@ -99,7 +99,7 @@ def folder_lines(config: RunConfig, run_folder: Path, checkpoint: Path | None, c
         yield f"note         {lost}"
     user = in_use(run_folder)
     if user is not None:
-        yield f"note         the run folder is in use now, and a start would be refused: {user}"
+        yield f"note         the run folder is in use now, so a start would fail: {user}"
 
 
 def memory_notes(config: RunConfig, model: Model, processes: int) -> Iterator[str]:
@@ -107,7 +107,7 @@ def memory_notes(config: RunConfig, model: Model, processes: int) -> Iterator[st
     states = run_states(config, model, processes)
     lack = lack_of_memory(states, World(device=present_device()), min(processes, local_size()))
     if lack is not None:
-        yield f"note         here the run would not start: {lack}"
+        yield f"note         the run would not start on this machine: {lack}"
 
 
 def decay_lines(optimizer: Optimizer) -> Iterator[str]:
@@ -142,7 +142,7 @@ def validation_lines(config: RunConfig, validator: Validator | None) -> Iterator
         yield f"validation   {start}after every {loop.validation_iter} steps and the last: {most}"
         yield f"             {validator.loader.describe()}"
     elif config.dataloader_val is not None:
-        yield "validation   none; `-- trainer.run_validation=true` turns it on"
+        yield "validation   none; enable it with `-- trainer.run_validation=true`"
 
 
 def step_lines(
@@ -167,7 +167,7 @@ class LoadingPlan:
 
     lines: list[str]
     training_state: Path | None = None
-    """Checkpoint whose optimizer, schedule, step count and data position a new run would take over."""
+    """Checkpoint whose optimizer state, schedule, step count and data loader state a new run would load."""
 
 
 def plan_initial_weights(config: RunConfig, network: nn.Module, optimizer: Optimizer, *, is_new: bool) -> LoadingPlan:
@@ -190,7 +190,9 @@ def plan_initial_weights(config: RunConfig, network: nn.Module, optimizer: Optim
         return LoadingPlan(lines)
     source = require_training_state(report, config)
     empty_optimizer_state(network, optimizer, wanted_moments(source, report.skipped))
-    return LoadingPlan([*lines, f"state        optimizer, schedule, step count and data position of {source}"], source)
+    return LoadingPlan(
+        [*lines, f"state        optimizer state, schedule, step count and data loader state of {source}"], source
+    )
 
 
 def data_lines(

@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from worldsmith.training.run_config import RunConfig
 
 FLOAT32 = 4
-"""Bytes of a number: of averages, of adapters, and of all that is reduced over processes."""
+"""Bytes per element of EMA weights, adapters and all values that are reduced over ranks."""
 COUNTER = 8
-"""Bytes of a counter, int64, and of a figure, float64, in a checkpoint."""
+"""Bytes of a counter (int64) and of a metric (float64) in a checkpoint."""
 RANDOM = 5056 + 8 * (626 + 1 + 627 + 1)
-"""Bytes of a process's random states: torch, numpy and its last draw, Python and its last draw."""
+"""Bytes of the random states of a process: torch, NumPy and Python."""
 RANDOM_GPU = 16
 """Bytes of the random state of its GPU."""
 PIECE = 1830
-"""About what a tensor's piece takes on disk next to its own bytes, with its share of all small files."""
+"""Approximate overhead of a tensor shard on disk, including its share of all small files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,9 @@ class StateBytes:
 
     parameters: int
     gradients: int
-    """When the optimizer steps."""
+    """At the optimizer step."""
     accumulated: int
-    """The gradients between two packs of a step; 0 where a step has one."""
+    """Gradients between two packs of a step; 0 if a step has one pack."""
     moments: int
     """Optimizer state, including the step count of each parameter."""
     average: int
@@ -135,9 +135,9 @@ class CheckpointBytes:
     average: int
     moments: int
     other: int
-    """Counters, places in schedules, random states."""
+    """Counters, schedule states, random states."""
     pieces: int
-    """Tensors as they are written, each process's piece on its own."""
+    """Tensors as written, one shard per process."""
 
     @property
     def tensors(self) -> int:

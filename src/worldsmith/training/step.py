@@ -55,7 +55,7 @@ class StepResult:
 
     inputs: StepInputs
     weight: float
-    """Sum of `Task.weigh` over all batches of the step: the denominator of the loss. 0: nothing to train on."""
+    """Sum of `Task.weigh` over all batches of the step: the denominator of the loss. 0: no sample to train on."""
     loss: float = math.nan
     figures: dict[str, float] = field(default_factory=dict)
     """Other mean metrics of the step, by name."""
@@ -123,8 +123,8 @@ class StepGuard:
             cause += f" after {gradient.zeroed} non-finite entries were set to zero"
         if self.consecutive > self.max_consecutive:
             raise FloatingPointError(
-                f"step {step}: {cause}; that is {self.consecutive} unusable steps in a row, and "
-                f"{self.max_consecutive} are tolerated. Lower optimizer.lr, inspect the last samples or use float32"
+                f"step {step}: {cause}; that is {self.consecutive} unusable steps in a row, but only "
+                f"{self.max_consecutive} are allowed. Lower optimizer.lr, inspect the last samples or use float32"
             )
         logger.warning("Skipping step %d: %s (%d skipped so far)", step, cause, self.skipped)
         return True

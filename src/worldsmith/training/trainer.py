@@ -91,7 +91,7 @@ class Trainer(Configurable):
         """Completed fraction of an activity other than training, 0 to 1; None if not known."""
         self.pace = Throughput()
         self.is_asked_to_stop: Callable[[], bool] = bool
-        """Whether this process is asked to stop: what is no training gives way."""
+        """Whether this process was asked to stop: activities other than training end early."""
         place = self.run_folder / "messages.jsonl" if self.world.is_main else None
         self.messages = MessageLog(place, step=lambda: self.iteration)
         try:
@@ -147,7 +147,7 @@ class Trainer(Configurable):
             elif save_is_due:  # the weights of skipped steps may be spoiled
                 self._warn("step %d: the save waits for a step that is not skipped", self.iteration)
             if asked:
-                reason = stop.asked or "another process was asked"
+                reason = stop.asked or "another process was asked to stop"
                 stop.honour()
                 if not state.is_done:
                     self._log("stopped and saved after step %d (%s)", self.iteration, reason)
@@ -198,7 +198,7 @@ class Trainer(Configurable):
                 self.state.ema, asked=self.is_asked_to_stop, tell=partial(setattr, self, "share")
             )
         if found is None:
-            self._warn("step %d: the validation gives way to the stop", self.iteration)
+            self._warn("step %d: the validation ends early because of the stop", self.iteration)
             return False
         self.pace.leave_out(found.seconds)
         self._log("validation after step %d: %s", self.iteration, found)
@@ -213,7 +213,7 @@ class Trainer(Configurable):
         """
         self.lock.require_held()
         if self.checkpointer.is_saving:
-            logger.info("step %d: waiting for the save before this one; it still writes", self.iteration)
+            logger.info("step %d: waiting for the previous save, which is still being written", self.iteration)
         self._settle_save()
         background = self.config.checkpoint.async_save and not required
         try:
@@ -284,7 +284,7 @@ class Trainer(Configurable):
         self.failed_saves += 1
         if lost_partner(error) is None:  # else the run ends at once, with the same message
             logger.warning(
-                "SAVE FAILED (%d so far): %s The training goes on; the next save is after step %d at the latest",
+                "SAVE FAILED (%d so far): %s The training continues; the next save is after step %d at the latest",
                 self.failed_saves,
                 error,
                 min(self.iteration + self.config.checkpoint.save_iter, self.config.trainer.max_iter),

@@ -53,7 +53,7 @@ class ValidationBatch:
 
     batch: Any
     is_own: bool
-    """Whether it counts; false for one that only lets the rank take part in the all-gather of sharded weights."""
+    """Whether the batch counts; false if it only lets the rank take part in the all-gather of sharded weights."""
 
 
 class Validator:
@@ -101,12 +101,12 @@ class Validator:
         if both:
             yield (
                 f"validation: {both} of {self.loader.dataset.num_samples} samples of {self.loader.dataset.name} are "
-                "trained on, too; what their loss says does not hold for other data"
+                "also in the training data; their loss does not represent other data"
             )
         changes = changed_samples(run_folder / VALIDATION, self.loader.dataset)
         if changes:
             yield "\n".join(
-                ["the validation data have changed, and losses before and after are of other samples:", *changes]
+                ["the validation data have changed, so losses before and after refer to different samples:", *changes]
             )
 
     def measure(self, asked: Callable[[], bool], tell: Callable[[float], object]) -> MeanMetrics | None:
@@ -196,7 +196,7 @@ class BestSoFar:
         """
         if self.metric not in figures:
             there = ", ".join(figures)
-            raise UserError(f"checkpoint.keep_best: '{self.metric}' is no figure of the validation; there are: {there}")
+            raise UserError(f"checkpoint.keep_best: '{self.metric}' is not a validation metric; available: {there}")
         if step <= self.judged:
             return False
         value, self.judged = figures[self.metric], step

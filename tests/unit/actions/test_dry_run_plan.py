@@ -36,7 +36,7 @@ def test_the_plan_of_a_step_follows_the_dry_run(run: Any) -> None:
     assert any(line.startswith("memory       FITS: ") for line in lines[start:])
     words = [line[:13].strip() for line in lines[start:]]
     assert [word for word in words if word] == ["plan", "memory", "peak", "fits on", "step", "time"]
-    assert quick[-1].startswith("plan         with --gpu h100-80")
+    assert quick[-1].startswith("plan         add --gpu h100-80")
     assert [line[:13] for line in quick[:-1]] == [line[:13] for line in lines[:start]]
 
 
@@ -44,7 +44,7 @@ def test_the_gpu_of_the_machine_needs_no_word(run: Any, monkeypatch: pytest.Monk
     monkeypatch.setattr("worldsmith.actions.dry_run.present_device", lambda: "cuda:0")
     monkeypatch.setattr("worldsmith.actions.dry_run.word_of_device", lambda device: "l40s")
     monkeypatch.setattr("worldsmith.training.start_lines.lack_of_memory", lambda *about: None)
-    assert any(line.startswith("plan         a step without memory on 1 × l40s: ") for line in lines_of(run))
+    assert any(line.startswith("plan         simulated step on 1 × l40s: ") for line in lines_of(run))
 
 
 def test_a_step_that_cannot_be_planned_is_a_note(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +53,7 @@ def test_a_step_that_cannot_be_planned_is_a_note(run: Any, monkeypatch: pytest.M
 
     monkeypatch.setattr("worldsmith.actions.dry_run.make_plan", fail)
     *_, last = lines_of(run, gpu="24GB")
-    assert last == "note         the step cannot be carried out without memory: RuntimeError: no such kernel"
+    assert last == "note         the step cannot be simulated: RuntimeError: no such kernel"
 
 
 def test_a_gpu_that_nobody_knows_is_refused_at_once(run: Any) -> None:
@@ -63,4 +63,4 @@ def test_a_gpu_that_nobody_knows_is_refused_at_once(run: Any) -> None:
 
 def test_words_that_go_together(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "vision_sft_tiny", "--gpu", "h200"]) == 2
-    assert "--gpu goes with --dryrun" in capsys.readouterr().err
+    assert "--gpu requires --dryrun" in capsys.readouterr().err

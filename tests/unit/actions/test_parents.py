@@ -130,7 +130,7 @@ def test_a_run_that_is_not_finished_is_not_guessed_at(root: Path) -> None:
     assert step_of(find_parent("first:last")) == 20
     (run / "status.json").write_text('{"state": "finished"}', encoding="utf-8")
     assert step_of(find_parent("first")) == 20, "it ended early by itself"
-    with pytest.raises(UserError, match="knows none as its best"):
+    with pytest.raises(UserError, match="has recorded no best checkpoint"):
         find_parent("first:best")
 
 
@@ -175,7 +175,7 @@ def test_adapters_bring_their_base(tmp_path: Path) -> None:
     adapter.mkdir()
     config: dict[str, Any] = {"peft_type": "LORA", "base_model_name_or_path": None}
     (adapter / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
-    with pytest.raises(UserError, match="does not say to which weights they belong"):
+    with pytest.raises(UserError, match="does not state their base weights"):
         find_parent(str(adapter))
     config["base_model_name_or_path"] = "org/name"
     (adapter / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -242,7 +242,7 @@ def test_names_of_nothing(root: Path, tmp_path: Path) -> None:
     run = make_run(root)
     with pytest.raises(UserError, match=r"no such folder, no run of this name below .*runs, and no record"):
         find_parent("0123456789ab")
-    with pytest.raises(UserError, match="holds no run"):
+    with pytest.raises(UserError, match="contains no run"):
         find_parent(str(tmp_path / "empty"))
     with pytest.raises(UserError, match="this is a file"):
         find_parent(str(run / "config.yaml"))
@@ -255,7 +255,7 @@ def test_records_that_lead_back_to_themselves(tmp_path: Path) -> None:
         for folder in (name, other):
             (tmp_path / folder).mkdir(exist_ok=True)
         write_lineage(tmp_path / name, action="evaluate", settings={}, inputs=[Input("model", tmp_path / other)])
-    with pytest.raises(UserError, match="lead back to it"):
+    with pytest.raises(UserError, match="refer back to it"):
         find_parent(str(tmp_path / "a"))
 
 

@@ -108,7 +108,7 @@ def test_enumerations_as_other_pythons_write_them_are_read(folder: Path) -> None
 )
 def test_attributes_of_other_things_are_refused(folder: Path, owner: Any, name: str) -> None:
     (folder / "model" / ".metadata").write_bytes(pickle.dumps(Attribute(owner, name)))
-    with pytest.raises(UserError, match=r"model/\.metadata is damaged, or not what"):
+    with pytest.raises(UserError, match=r"model/\.metadata is damaged, or was not written by"):
         stored_shapes(folder / "model")
 
 

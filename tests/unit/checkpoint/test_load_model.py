@@ -301,7 +301,7 @@ def test_weights_that_are_not_finite_are_refused(run_folder: Path, config: Cosmo
     """When a model is loaded or exported, and at the start of a run, which may skip them."""
     names = list(native_parameters(Cosmos3Generator(config).network))
     save(run_folder, config, 3, {"net.": float("nan"), "net_ema.": 30})
-    refused = f"{len(names)} tensors hold values that are not finite"
+    refused = f"{len(names)} values are not finite"
     assert value_of(load_model(run_folder)) == 30
     with pytest.raises(UserError, match=refused):
         load_model(run_folder, weights="live")
@@ -320,10 +320,10 @@ def test_weights_that_are_not_finite_are_refused(run_folder: Path, config: Cosmo
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("__class__", None, "generation has the unknown key '__class__'"),
+        ("__class__", None, "unknown key '__class__' in generation"),
         ("guidance", "6", r"generation\.guidance: expected a number, found '6'"),
         ("guidance", float("nan"), r"generation\.guidance: expected a number, found nan"),
-        ("steps", 1.5, r"generation\.steps: expected a whole number, found 1\.5"),
+        ("steps", 1.5, r"generation\.steps: expected an integer, found 1\.5"),
     ],
 )
 def test_defaults_of_an_export_that_its_family_does_not_have_are_refused(

@@ -93,7 +93,7 @@ def test_a_changed_byte_makes_an_export_incomplete(tmp_path: Path, name: str) ->
     content[-3] ^= 1
     (out / name).write_bytes(content)
     (out / "lineage.json").write_text("{}")  # as `worldsmith export` adds it: it belongs to the export
-    with pytest.raises(FileExistsError, match=rf"missing or changed files \(.*{name}.*\); use --force to replace it"):
+    with pytest.raises(FileExistsError, match=rf"missing or changed files \(.*{name}.*\); replace it with --force"):
         export_native(StartWeights(spec, 0), spec, out, defaults=SMALL)
     assert export_native(StartWeights(spec, 0), spec, out, defaults=SMALL, force=True)
     assert not export_native(StartWeights(spec, 0), spec, out, defaults=SMALL)

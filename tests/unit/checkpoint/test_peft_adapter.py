@@ -86,7 +86,7 @@ def test_an_export_with_a_changed_byte_is_not_called_complete(folder, name):
     content = bytearray((folder / name).read_bytes())
     content[-3] ^= 1
     (folder / name).write_bytes(content)
-    with pytest.raises(FileExistsError, match=rf"missing or changed files \(.*{name}.*\); use --force to replace it"):
+    with pytest.raises(FileExistsError, match=rf"missing or changed files \(.*{name}.*\); replace it with --force"):
         export_adapter(adapters(), folder, alpha=6)
     assert export_adapter(adapters(), folder, alpha=6, force=True)
     assert not export_adapter(adapters(), folder, alpha=6)
@@ -196,7 +196,7 @@ def test_damaged_folders_are_refused(folder, tmp_path):
 
 def test_an_adapter_for_another_depth_is_refused(folder):
     shallow = replace(NETWORK, num_hidden_layers=1)
-    with pytest.raises(ValueError, match=r"layers\.1\.self_attn\.v_proj_moe_gen.*can get no adapter"):
+    with pytest.raises(ValueError, match=r"layers\.1\.self_attn\.v_proj_moe_gen.*cannot get an adapter"):
         load_adapter(Cosmos3Network(shallow), folder)
 
 

@@ -115,7 +115,7 @@ def test_what_a_run_that_goes_back_will_lose_is_said(tmp_path: Path, caplog: pyt
     assert "goes back" not in messages(caplog)
     (tmp_path / POINTER).write_text("iter_000000001\n")
     one.latest()
-    assert "removes what is later: iter_000000002, iter_000000003 (checkpoint.keep_latest_k = 3)" in messages(caplog)
+    assert "removes the later ones: iter_000000002, iter_000000003 (checkpoint.keep_latest_k = 3)" in messages(caplog)
     checkpointer(tmp_path).latest()
     assert messages(caplog).count("goes back") == 1
 
@@ -180,6 +180,6 @@ def test_what_torch_makes_anew_where_the_folder_was_is_no_checkpoint(
 
     one = checkpointer(tmp_path / "run" / "checkpoints")
     monkeypatch.setattr(dcp, "save_part", move_and_save)
-    with pytest.raises(SaveError, match="it was moved while it was written"):
+    with pytest.raises(SaveError, match="it was moved during the save"):
         one.save(1, {"model": weights(1)}, texts={"config.yaml": "x: 1"})
     assert [path.name for path in tmp_path.iterdir()] == ["away"]

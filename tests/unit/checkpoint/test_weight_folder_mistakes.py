@@ -111,10 +111,10 @@ MISTAKES: dict[str, tuple[str, Callable[[Path], Any], str]] = {
         "native", write("config.json", '{"model": []}'), r"config\.json: model: expected an object, found a list"
     ),
     "number as text": (
-        "native", lambda f: config(f, hidden_size="8"), r"config\.json: hidden_size: expected a whole number, found '8'"
+        "native", lambda f: config(f, hidden_size="8"), r"config\.json: hidden_size: expected an integer, found '8'"
     ),
     "number as text there": (
-        "diffusers", lambda f: config(f, hidden_size="8"), r"config\.json: .*hidden_size: expected a whole number"
+        "diffusers", lambda f: config(f, hidden_size="8"), r"config\.json: .*hidden_size: expected an integer"
     ),
     "rope as text": ("diffusers", lambda f: config(f, rope_axes_dim=None, rope_scaling="x"), r"config\.json: rope_sca"),
     "unknown setting": (
@@ -197,7 +197,7 @@ ADAPTER_MISTAKES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "config cut": (write("adapter_config.json", "{"), r"adapter_config\.json:1:2: not valid JSON"),
     "text": (
         lambda f: config(f, "adapter_config.json", r="4"),
-        r"adapter_config\.json: r: expected a whole number above 0, found '4'",
+        r"adapter_config\.json: r: expected an integer above 0, found '4'",
     ),
     "zero": (
         lambda f: config(f, "adapter_config.json", lora_alpha=0),

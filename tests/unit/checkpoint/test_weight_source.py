@@ -110,7 +110,7 @@ class TestFinding:
             open_weights(tmp_path / "model.pt")
         (tmp_path / "bert").mkdir()
         save_file({"encoder.weight": some(2)}, tmp_path / "bert" / "model.safetensors")
-        with pytest.raises(UserError, match=r"\(1, such as encoder.weight\) are not those"):
+        with pytest.raises(UserError, match=r"\(1, such as encoder.weight\) do not belong to a known model"):
             open_weights(tmp_path / "bert")
 
     def test_a_repository_in_the_cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +215,7 @@ class TestReport:
         assert torch.equal(model["net_ema.vae2llm.weight"], some(2, 3))
         assert bool((model["net.action2llm.fc.weight"] == 1).all())
         text = "\n".join(report.lines())
-        assert '"tpyo" is in no tensor\'s name and skips nothing' in text
+        assert 'no tensor name contains "tpyo", so it has no effect' in text
         assert "in the checkpoint but not in this network: 1 (net.old)\n" in text
         assert "EMA weights of the checkpoint, which are not loaded: 1 (net_ema.old)\n" in text
         assert json.loads(json.dumps(report.to_json()))["rules_without_effect"] == ["tpyo"]
@@ -245,7 +245,7 @@ class TestReport:
         report = plan_loading(str(plain), shapes, [])
         assert report.initialised == report.left == list(pair)
         assert plan_loading(str(tuned), shapes, []).loaded == list(shapes)
-        with pytest.raises(UserError, match=r"holds adapters \(LoRA\) that this network has no place for: 2 "):
+        with pytest.raises(UserError, match=r"contains adapters \(LoRA\) that this network does not have: 2 "):
             plan_loading(str(tuned), {key: list(value.shape) for key, value in base.items()}, [])
         kept = plan_loading(str(tuned), {key: list(value.shape) for key, value in base.items()}, ["lora_"])
         assert (kept.unexpected, kept.rules_without_effect) == (list(pair), [])

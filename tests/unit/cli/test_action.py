@@ -229,8 +229,8 @@ def test_every_mistake_of_words_and_file_is_in_one_report(tries: None, tmp_path:
     said = str(caught.value)
     for part in (
         "7 mistakes in the command\n",
-        "model: no value is given\n    -> write MODEL, or --model VALUE",
-        "there is no flag --num-step",
+        "model: the value is missing\n    -> write MODEL, or --model VALUE",
+        "unknown flag --num-step",
         "did you mean --num_steps?",
         "share: expected a number, found 'much' (text)",
         "image = i and video = v cannot both be set",
@@ -245,12 +245,12 @@ def test_every_mistake_of_words_and_file_is_in_one_report(tries: None, tmp_path:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["w", "--checkpoint-path", "w"], "model: given twice, as 'w' and as --model"),
+        (["w", "--checkpoint-path", "w"], "model: set twice, as 'w' and as --model"),
         (["w", "v", "u"], "what is 'u'?\n    -> MODEL and SECOND alone may stand without a flag"),
         (["w", "--num-steps", "0"], "num_steps must be at least 1, found 0"),
-        (["w", "--num-steps"], "no value is given"),
-        (["w", "-x", "1"], "there is no flag --x"),
-        (["w", "--show-tree"], "--show-tree goes with --dryrun"),
+        (["w", "--num-steps"], "the value is missing"),
+        (["w", "-x", "1"], "unknown flag --x"),
+        (["w", "--show-tree"], "--show-tree requires --dryrun"),
         (["w", "--settings"], "--settings needs a value"),
         (["w", "--settings", "nowhere.toml"], "nowhere.toml: cannot be read"),
         (["w", "--note", "refuse"], "no such thing"),

@@ -39,7 +39,7 @@ def test_whom_a_machine_waits_for_before_its_processes_start_and_after_their_end
         time.sleep(0.1)
         assert "have ended" not in said + capsys.readouterr().err
         children.clear()
-        assert "all processes here have ended; waiting for 2 other machines to say so" in until("have ended")
+        assert "have ended; waiting for a report from 2 other machines" in until("have ended")
 
 
 def test_launchers_of_other_machines_that_are_no_more_are_not_waited_for(

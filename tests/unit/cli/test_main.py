@@ -89,7 +89,7 @@ def command(monkeypatch: pytest.MonkeyPatch, result: Any, *, overrides: bool = T
         (ConfigError([Problem("a.b", "is wrong", hint="mend it")]), 2, "a.b: is wrong"),
         (UserError("no such run"), 2, "worldsmith: error: no such run"),
         (FileNotFoundError(2, "No such file or directory", "x.mp4"), 2, "No such file or directory: x.mp4"),
-        (FileNotFoundError("no shipped asset 'x'"), 2, "no shipped asset 'x'"),
+        (FileNotFoundError("unknown asset 'x'"), 2, "unknown asset 'x'"),
         (PermissionError(13, "Permission denied", "a/b"), 2, "worldsmith: error: Permission denied: a/b\n"),
         (NotADirectoryError(20, "Not a directory", "file/out"), 2, "worldsmith: error: Not a directory: file/out\n"),
         (OSError(28, "No space left on device"), 2, "worldsmith: error: No space left on device\n"),
@@ -127,7 +127,7 @@ def test_overrides_for_a_command_that_takes_none_and_wrong_flags_are_refused(
 ) -> None:
     command(monkeypatch, lambda args: 0, overrides=False)
     assert cli.main(["train", "--", "a=1"]) == 2
-    assert "takes no overrides" in capsys.readouterr().err
+    assert "accepts no overrides" in capsys.readouterr().err
     assert cli.main(["train", "--fla"]) == 2
 
 

@@ -67,7 +67,7 @@ def test_a_spec_starts_a_process_for_each_gpu_and_a_flag_wins(
 
 def test_more_processes_than_gpus_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(UserError, match="--processes 4: each needs a GPU, and this machine has 2; give --processes 2"):
+    with pytest.raises(UserError, match="--processes 4: each needs a GPU, but this machine has 2; use --processes 2"):
         started(tmp_path, "--processes", "4", spec=False)
     assert started(tmp_path, "--processes", "2", spec=False) == (2, [])
     assert started(tmp_path, "--processes", "4", "--device", "cpu", spec=False) == (4, [])
@@ -75,7 +75,7 @@ def test_more_processes_than_gpus_are_refused(tmp_path: Path, monkeypatch: pytes
 
 def test_a_launch_has_its_own_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
-    with pytest.raises(UserError, match="the launch has 4 processes, which share the work: leave --processes out"):
+    with pytest.raises(UserError, match="the launch already has 4 processes, which share the work: omit --processes"):
         started(tmp_path, "--processes", "2", spec=False)
     assert started(tmp_path, spec=False) == (1, [])
     assert started(tmp_path, "num_gpus=4")[0] == 1

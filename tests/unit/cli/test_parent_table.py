@@ -104,7 +104,7 @@ def test_a_training_starts_from_its_parent_whose_model_replaces_that_of_the_file
     assert (tree.job.folder, tree.job.resume_newest) == ("out/mine", True)
     with pytest.raises(UserError, match="both name the model"):
         tree_of_train(file, "--parent", "parent", "policy.model_name_or_path=a/b")
-    with pytest.raises(UserError, match="leave one of them out"):
+    with pytest.raises(UserError, match="omit one of them"):
         tree_of_train(file, "--parent", "parent", "parent_job_id=other")
 
 
@@ -158,7 +158,7 @@ def test_a_check_of_the_config_leaves_the_parent_out_with_a_note(
     assert main(["config", "check", *words]) == 0
     told = capsys.readouterr()
     assert told.out.startswith("OK")
-    assert told.err.count("parent_job_id is not checked: the model of the start is that of gone") == 1
+    assert told.err.count("parent_job_id is not checked: the initial model is that of gone") == 1
 
 
 def test_frames_that_a_template_leaves_open_are_those_of_the_parent(run: Path, tmp_path: Path) -> None:

@@ -66,12 +66,12 @@ def test_a_model_beside_it_is_refused(adapter: Path, tmp_path: Path) -> None:
     settings.write_text('model = "other"')
     for head, file in ((["other"], None), (["--model", "other"], None), ([], str(settings))):
         words = sort_action_words(["--parent", str(adapter), *head], [kind])
-        with pytest.raises(UserError, match="a model is named twice"):
+        with pytest.raises(UserError, match="a model is also named by"):
             adopt_parent(words.own["--parent"], words, [kind], file)
 
 
 def test_an_action_that_reads_no_model_has_no_parent(adapter: Path) -> None:
-    with pytest.raises(UserError, match="this command reads none"):
+    with pytest.raises(UserError, match="this command needs none"):
         adopt_parent(str(adapter), sort_action_words([], [MakeMovingShapes]), [MakeMovingShapes], None)
     assert not any("--parent" in option for option in options_of("dataset", MakeMovingShapes))
     assert any("--parent" in option for option in options_of("export", *kinds_of("export").values()))
@@ -90,11 +90,11 @@ def test_a_run_starts_from_the_weights_of_its_parent(tmp_path: Path, monkeypatch
     adopt_parent_run(args)
     assert run_source.load_run(args)[0].tree.checkpoint.load_path == str(tmp_path)
     for more in (["--checkpoint.load_path", "other"], ["--checkpoint.load_path=other"]):
-        with pytest.raises(UserError, match="both say what the run starts from"):
+        with pytest.raises(UserError, match="both set the initial weights"):
             adopt_parent_run(words_of_train("moving_shapes", "--parent", str(tmp_path), *more))
     args = words_of_train("moving_shapes", "--parent", str(tmp_path))
     args.overrides = ["checkpoint.load_path=other"]
-    with pytest.raises(UserError, match="both say what the run starts from"):
+    with pytest.raises(UserError, match="both set the initial weights"):
         adopt_parent_run(args)
 
 
@@ -115,7 +115,7 @@ def test_a_run_that_goes_on_does_not_ask_for_its_parent(tmp_path: Path, monkeypa
 
 def test_no_run_starts_from_adapters_alone(adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATASET_PATH", str(adapter))
-    with pytest.raises(UserError, match=r"adapters alone, which no run starts from"):
+    with pytest.raises(UserError, match=r"adapters, from which no run can start"):
         adopt_parent_run(words_of_train("moving_shapes", "--parent", str(adapter)))
 
 
@@ -123,7 +123,7 @@ def test_a_spec_is_no_option_of_a_command_that_reads_none(capsys: pytest.Capture
     assert not any("--spec" in option for option in options_of("dataset", MakeMovingShapes))
     assert any("--spec" in option for option in options_of("gaps", *kinds_of("gaps").values()))
     assert main(["dataset", "moving-shapes", str(tmp_path / "set"), "--spec", "spec.toml"]) == 2
-    assert "worldsmith dataset reads no specs; these do: train, evaluate" in capsys.readouterr().err
+    assert "worldsmith dataset does not read specs; these commands do: train, evaluate" in capsys.readouterr().err
     assert main(["dataset", "moving-shapes", str(tmp_path / "set"), "--parent", "run"]) == 2
-    assert "--parent stands for a model, and this command reads none" in capsys.readouterr().err
+    assert "--parent selects a model, but this command needs none" in capsys.readouterr().err
     assert not (tmp_path / "set").exists()

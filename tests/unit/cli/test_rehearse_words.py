@@ -13,13 +13,13 @@ from worldsmith.tools.rehearse.rehearse import Rehearse
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["--rehearse", "--dryrun"], "--rehearse needs none of them, and simulates all processes: ask for one"),
-        (["--rehearse", "--resume-changed"], "--rehearse looks at no run folder"),
-        (["--rehearse", "--gpu", "h200"], "--gpu goes with --dryrun"),
-        (["--rehearse", "--show-tree"], "--show-tree goes with --dryrun"),
+        (["--rehearse", "--dryrun"], "--rehearse needs none of them, and simulates all processes: use one"),
+        (["--rehearse", "--resume-changed"], "--rehearse reads no run folder"),
+        (["--rehearse", "--gpu", "h200"], "--gpu requires --dryrun"),
+        (["--rehearse", "--show-tree"], "--show-tree requires --dryrun"),
         (["--rehearse", "--gpus", "3"], "--gpus 3, but the run has 2 processes"),
         (["--dryrun", "--gpus", "3"], "--gpus 3, but the run has 2 processes"),
-        (["--gpus", "2"], "--gpus goes with --rehearse and --dryrun"),
+        (["--gpus", "2"], "--gpus requires --rehearse or --dryrun"),
     ],
 )
 def test_words_that_would_change_nothing_are_refused(

@@ -81,7 +81,7 @@ MISTAKES = [
     (("train.epoch=2", "automl_policy=auto"), f"worldsmith tune --spec {EXAMPLES[1]} train.epoch=2 -o DIR"),
     (("automl_policy=of",), "automl_policy: expected auto or off, found 'of'"),
     (("~train.nothing",), "train.nothing: the spec does not have this key"),
-    (("--", "job.experiment=pre_exp012_llava_ov"), "the file is a whole tree, made from the recipe 'cosmos_rl'"),
+    (("--", "job.experiment=pre_exp012_llava_ov"), "the file is a complete config, built from the recipe 'cosmos_rl'"),
     (("--", "optimizer.lrr=1"), "did you mean 'optimizer.lr'?"),
 ]
 

@@ -136,7 +136,7 @@ class Linear(Configurable):
 
         def check(self) -> None:
             if len(self.cycle_lengths) != len(self.f_max):
-                raise wrong(self, "cycle_lengths", "f_max", why="they differ in length")
+                raise wrong(self, "cycle_lengths", "f_max", why="their lengths differ")
 
     def __init__(self, config: Config) -> None:
         self.config = config

@@ -79,8 +79,8 @@ def test_an_import_that_fails_says_why(package: str) -> None:
         ("worldsmith.config.text_file.MAX_BYTES.X", "has no 'X'"),
         ("worldsmith.config.text_file.os.PathLike", "is the module os, which worldsmith.config.text_file only imports"),
         ("worldsmith.config.sections.JobConfg", "did you mean 'JobConfig'"),
-        ("worldsmith", "no class name"),
-        (["worldsmith.x"], "no class name"),
+        ("worldsmith", "not a class name"),
+        (["worldsmith.x"], "not a class name"),
     ],
 )
 def test_names_that_stand_for_no_config(tag: str, words: str) -> None:

@@ -105,7 +105,7 @@ def test_a_config_of_another_kind_is_refused() -> None:
 
 def test_configs_take_keywords_only_without_anyone_saying_so() -> None:
     """There: a TypeError for whoever forgets kw_only or slots."""
-    with pytest.raises(TypeError, match=r"takes keywords only: Part.Config\(size=…"):
+    with pytest.raises(TypeError, match=r"accepts keywords only: Part.Config\(size=…"):
         Part.Config(3)  # type: ignore[misc]
 
 
@@ -119,7 +119,7 @@ def test_unknown_names_are_refused_with_the_near_one() -> None:
 
 def test_a_wrong_type_is_refused_when_it_is_set() -> None:
     """There: accepted in Python, since only the command line converts."""
-    with pytest.raises(TypeError, match=r"Part.Config.size: expected a whole number, found 'hello'"):
+    with pytest.raises(TypeError, match=r"Part.Config.size: expected an integer, found 'hello'"):
         Part.Config(size="hello")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"names\[0\]: expected text"):
         Part.Config().names = [1]  # type: ignore[list-item]
@@ -130,7 +130,7 @@ def test_build_refuses_a_field_and_an_unknown_name_as_runtime_object() -> None:
     for name in ("size", "netwrok"):
         with pytest.raises(TypeError, match=rf"Part takes no '{name}'(.|\n)*network \(optional\)"):
             Part.Config().build(**{name: 3})
-    with pytest.raises(TypeError, match="swallow typos"):
+    with pytest.raises(TypeError, match="hide typos"):
         exec("class Sponge(Part):\n    def __init__(self, config, **rest): ...", {"Part": Part})
 
 
@@ -211,7 +211,7 @@ def flags(*words: str) -> Any:
     ("words", "message"),
     [
         (["--trainer.max_itre", "2"], "did you mean --trainer.max_iter?"),
-        (["--trainer.max_iter", "abc"], "trainer.max_iter: expected a whole number, found 'abc'"),
+        (["--trainer.max_iter", "abc"], "trainer.max_iter: expected an integer, found 'abc'"),
         (["--optimizer.lr", "-1"], "optimizer: lr must be above 0, found -1.0"),
     ],
 )

@@ -101,4 +101,4 @@ def test_only_so_many_mistakes_are_shown_and_looked_into(
     assert 0 < len(calls) <= SHOWN
     assert str(error).startswith("1000 mistakes in the config")
     assert str(error).count("has no ") == SHOWN
-    assert str(error).endswith("and 900 more; mend these first")
+    assert str(error).endswith("and 900 more; fix these first")

@@ -67,14 +67,14 @@ def test_the_sections_own_check_still_runs() -> None:
 @pytest.mark.parametrize(
     ("name", "schema", "words"),
     [
-        ("steps", {"type": "integer", "minimum": 1}, "a whole number, at least 1"),
-        ("degree", {"anyOf": [{"const": -1}, {"type": "integer", "minimum": 1}]}, "a whole number, at least 1, or -1"),
+        ("steps", {"type": "integer", "minimum": 1}, "an integer, at least 1"),
+        ("degree", {"anyOf": [{"const": -1}, {"type": "integer", "minimum": 1}]}, "an integer, at least 1, or -1"),
         (
             "rate",
             {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 0.5},
             "a number, above 0 and below 0.5",
         ),
-        ("cap", {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]}, "a whole number, at least 1 or null"),
+        ("cap", {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]}, "an integer, at least 1 or null"),
         ("name", {"type": "string", "minLength": 1}, "text, of length 1 or more"),
     ],
 )

@@ -135,15 +135,15 @@ def test_import_finds_modules_of_the_working_directory_and_trusts_them(tmp_path:
     with pytest.raises(ConfigError, match=r"no recipe and no function 'fre'(.|\n)*did you mean 'free'") as caught:
         adopt_function(module, "fre")
     assert "it has: free, mine, mine_longer" in str(caught.value), "helpers are not offered"
-    with pytest.raises(ConfigError, match=r"'helper' takes no arguments, found: x"):
+    with pytest.raises(ConfigError, match=r"'helper' must have no required arguments, found: x"):
         adopt_function(module, "helper")
 
 
 @pytest.mark.parametrize(
     ("name", "code", "words"),
     [
-        ("no_such_module", None, "there is no module 'no_such_module'"),
-        ("no_such.module", None, "there is no module 'no_such'"),
+        ("no_such_module", None, "module 'no_such_module' does not exist"),
+        ("no_such.module", None, "module 'no_such' does not exist"),
         ("broken", "import json\n1 / 0\n", r"ZeroDivisionError: division by zero, at .*broken.py:2"),
         ("typo", "def f(:\n    pass\n", r"SyntaxError: .*, at .*typo.py:1"),
         ("needs", "import not_there_at_all\n", r"No module named 'not_there_at_all', at .*needs.py:1"),
@@ -204,12 +204,12 @@ def test_what_starts_from_another_recipe_gets_its_fresh_tree(t: ModuleType) -> N
 
 
 def test_mistakes_in_recipes_are_named(t: ModuleType) -> None:
-    with pytest.raises(TypeError, match=r"gets its tree as one argument: `def f\(config"):
+    with pytest.raises(TypeError, match=r"receives its config as one argument: `def f\(config"):
 
         @recipe("bad", starts_from="small")
         def f() -> t.Trainer.Config: ...  # type: ignore[name-defined]
 
-    with pytest.raises(TypeError, match=r"takes no arguments, found: config;(.|\n)*starts_from"):
+    with pytest.raises(TypeError, match=r"must have no required arguments, found: config;(.|\n)*starts_from"):
         recipe("bad")(lambda config: config)  # type: ignore[arg-type, misc]
     with pytest.raises(TypeError, match="write the recipe's name"):
         recipe(t.small)  # type: ignore[call-overload]

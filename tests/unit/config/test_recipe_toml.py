@@ -356,8 +356,8 @@ enabled = "False"
     [
         ("", None, "[job].experiment is required"),
         ('[job]\nexperiment = "smal"\n', 2, "did you mean 'small'?"),
-        ('[job]\nexperiment = "small_vlm"\n', 2, "has task 'vlm', and a file without a task means 'vfm'"),
-        ('[job]\nexperiment = "small"\ntask = "vlm"\n', 3, "has task 'vfm', the file says 'vlm'"),
+        ('[job]\nexperiment = "small_vlm"\n', 2, "has task 'vlm', but a file without a task means 'vfm'"),
+        ('[job]\nexperiment = "small"\ntask = "vlm"\n', 3, "has task 'vfm', but the file has 'vlm'"),
         ('[job]\nexperiment = "small"\ntask = "video"\n', 3, "one of 'vfm', 'vlm'"),
         (JOB + "upload_reproducible_setup = true\n", 3, "not uploaded"),
         (JOB + "x = \n", 3, "not valid TOML"),
@@ -403,7 +403,7 @@ def test_files_that_are_no_config_are_refused(tmp_path: Path) -> None:
         (tmp_path, "a folder"),
         (big, "100 MiB"),
         (latin, "latin.toml:2:12: the byte 0xe9 is not UTF-8"),
-        (Path("/dev/null"), "no regular file"),
+        (Path("/dev/null"), "not a regular file"),
     ]:
         with pytest.raises(ConfigError, match=words):
             read_recipe_toml(path, [])

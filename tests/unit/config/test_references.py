@@ -73,10 +73,10 @@ def test_the_time_is_one_instant_and_an_asset_is_its_folder(t: ModuleType) -> No
         ("${trainer.max_iter", "no closing brace"),
         ("x${optimizer}", "is a section"),
         ("${job.name}", "leads back to itself: job.name -> job.name"),
-        ("${}", "names nothing"),
+        ("${}", "must not be empty"),
         ("${custom.a}", "opaque"),
-        ("${asset:../x}", "no asset name"),
-        ("${trainer.max_iter}", "expected text, found 500 (a whole number) from ${trainer.max_iter}"),
+        ("${asset:../x}", "not an asset name"),
+        ("${trainer.max_iter}", "expected text, found 500 (an integer) from ${trainer.max_iter}"),
     ],
 )
 def test_a_reference_that_cannot_be_resolved_names_the_key_that_asks(t: ModuleType, text: str, words: str) -> None:

@@ -93,7 +93,7 @@ def test_shared_sections_check_their_values(section: JobConfig, words: str) -> N
     ("body", "words"),
     [
         ("tree.trainer.max_itr = 3", "AttributeError: LoopConfig has no field 'max_itr'; did you mean 'max_iter'"),
-        ("tree.trainer.max_iter = 'many'", "TypeError: LoopConfig.max_iter: expected a whole number"),
+        ("tree.trainer.max_iter = 'many'", "TypeError: LoopConfig.max_iter: expected an integer"),
         ("tree.optimizer.momentum.value = 1", "AttributeError: 'Config' object has no attribute 'momentum'"),
         ("{}['key']", "KeyError: 'key'"),
     ],

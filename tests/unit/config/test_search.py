@@ -60,7 +60,7 @@ def test_a_mark_limits_nothing_and_is_not_in_the_words_of_a_type() -> None:
     Tree(lr=5.0).check()
     with pytest.raises(ValueError, match="lr must be finite and at least 0"):
         Tree(lr=-1.0).check()
-    assert describe_hint(annotated_hints(Adapter)["rank"]) == "a whole number, at least 1"
+    assert describe_hint(annotated_hints(Adapter)["rank"]) == "an integer, at least 1"
 
 
 def test_marks_as_keywords_of_the_schema() -> None:

@@ -60,7 +60,7 @@ def test_a_base_class_field_accepts_any_subclass_and_refuses_others(t: ModuleTyp
     data: dict[str, Any] = {"trainer": {"callbacks": {"c": {"type": tag, "clip_norm": 2.0}}}}
     assert from_dict(data, t.Trainer.Config).trainer.callbacks["c"] == t.GradClip.Config(clip_norm=2.0)
     data["trainer"]["callbacks"]["c"] = {"type": to_dict(t.AdamW.Config())["type"]}
-    with pytest.raises(ConfigError, match="does not fit here"):
+    with pytest.raises(ConfigError, match="is not allowed here"):
         from_dict(data, t.Trainer.Config)
 
 
@@ -71,8 +71,8 @@ def test_a_base_class_field_accepts_any_subclass_and_refuses_others(t: ModuleTyp
         ("worldsmith.nothing.Here", "has no 'nothing'"),
         ("worldsmith.config.sections.JobConfg", "did you mean 'JobConfig'"),
         ("worldsmith.config.tree.paths.parse_path", "neither a component nor a config section"),
-        ("worldsmith.__main__.X", "no class name"),
-        (3, "no class name"),
+        ("worldsmith.__main__.X", "not a class name"),
+        (3, "not a class name"),
     ],
 )
 def test_class_names_that_cannot_be_used_are_refused_with_the_reason(t: ModuleType, tag: Any, words: str) -> None:

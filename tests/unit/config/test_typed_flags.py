@@ -140,7 +140,7 @@ def test_a_word_that_changes_a_class_names_what_is_dropped(t: ModuleType) -> Non
     apply_overrides(tree, parse_overrides([word], []), [], warnings)
     assert len(warnings) == 1
     assert warnings[0].startswith(f"{word}: scheduler changes from ")
-    assert warnings[0].endswith("what was written for the former is dropped: power")
+    assert warnings[0].endswith("settings of the former are dropped: power")
 
 
 def test_a_table_of_components_takes_new_ones(t: ModuleType) -> None:
@@ -168,14 +168,14 @@ def test_all_mistakes_are_in_one_report_with_the_flag_as_it_was_typed() -> None:
         "there is no flag --optimizer.lrr\n       | --optimizer.lrr 1\n",
         "did you mean --optimizer.lr?",
         "optimizer.lr: expected a number, found 'fast' (text)\n       | --optimizer.lr fast\n",
-        "this flag takes one value; what is '2'?",
-        "no class that fits here is called 'Cosin'",
+        "this flag needs one value; unexpected: '2'",
+        "no suitable class is named 'Cosin'",
         "did you mean 'Cosine'?",
         "model.config.ema.enabled: expected true or false, found 'maybe'",
         "for an empty list write --optimizer.keys-to-select []",
         "this is a section, not a value",
         "did you mean --dryrun?",
-        "a --no- flag takes no value",
+        "a --no- flag must have no value",
         "is no path",
     ):
         assert expected in text
@@ -215,7 +215,7 @@ def test_two_classes_of_one_name_must_be_written_in_full(t: ModuleType, monkeypa
         exec("class Twin(Base):\n    pass", module.__dict__)
     assert len(class_choices(t.Linear.Config)["Twin"]) == 2
     text = report("--scheduler", "Twin")
-    assert "several classes are called Twin" in text
+    assert "several classes are named Twin" in text
     assert "second_module.Twin" in text
     assert type(load("--scheduler", "second_module.Twin").scheduler) is sys.modules["second_module"].Twin.Config
 
@@ -297,7 +297,7 @@ def test_a_file_that_names_two_recipes_or_holds_a_whole_tree_refuses_another(tmp
     whole = tmp_path / "whole.yaml"
     whole.write_text(to_yaml(get_recipe("small")))
     assert load("--job.experiment", "small", source=str(whole)).job.experiment == "small"
-    assert "the file is a whole tree, made from the recipe 'small'" in report(
+    assert "the file is a complete config, built from the recipe 'small'" in report(
         "--job.experiment", "small_vlm", source=str(whole)
     )
 

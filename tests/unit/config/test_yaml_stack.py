@@ -108,12 +108,12 @@ def test_target_and_params_are_another_spelling_of_type_and_fields(t: ModuleType
         ("{target: os.system, params: {command: id}}", "scheduler.type", "cannot be trusted"),
         ("{target: torch.nn.Identity}", "scheduler.type", "--trust torch"),
         ("{target: worldsmith.config.load.load}", "scheduler.type", "neither a component"),
-        ("{target: worldsmith.config.sections.JobConfig}", "scheduler.type", "does not fit here"),
+        ("{target: worldsmith.config.sections.JobConfig}", "scheduler.type", "is not allowed here"),
         ("{target: LINEAR, f_min: [1]}", "scheduler.f_min", "takes only target and params"),
         ("{target: LINEAR, params: [1]}", "scheduler.params", "expected a table"),
         ("{target: LINEAR, params: {f_mn: [1]}}", "scheduler.f_mn", "did you mean 'scheduler.f_min'"),
         ("{target: LINEAR, params: {f_min: x}}", "scheduler.f_min", "expected a list"),
-        ("{type: 3}", "scheduler.type", "no class name"),
+        ("{type: 3}", "scheduler.type", "not a class name"),
     ],
 )
 def test_nodes_that_cannot_stand_there(t: ModuleType, write: Write, node: str, path: str, words: str) -> None:
@@ -142,8 +142,8 @@ def test_every_mistake_of_every_file_and_word_is_in_one_report(write: Write) -> 
         load(paths)
     text = str(caught.value)
     assert "a.yaml:5:10: optimizer.fused: expected true or false, found 'on' (text)\n" in text
-    assert "       |          ^^\n    -> on is text here; write true or false" in text
-    assert "b.yaml:1:21: trainer.max_iter: expected a whole number, found '010' (text)" in text
+    assert "       |          ^^\n    -> on is parsed as text; write true or false" in text
+    assert "b.yaml:1:21: trainer.max_iter: expected an integer, found '010' (text)" in text
     for advice in ("optimizer.lr", "job", "model.config.ema"):
         assert f"did you mean '{advice}'?" in text
 
@@ -178,14 +178,14 @@ def test_files_that_cannot_be_read_are_all_named(write: Write, tmp_path: Path) -
     (tmp_path / "folder.yaml").mkdir()
     paths = [*write("recipe: small\noptimizer: {lrr: 1}\n"), "missing.yaml", "folder.yaml", "x.toml"]
     assert [file for file, _, _ in problems_of(paths)] == ["a.yaml", "folder.yaml", "missing.yaml", "x.toml"]
-    with pytest.raises(ConfigError, match="no file is given"):
+    with pytest.raises(ConfigError, match="no file was given"):
         load([])
 
 
 def test_an_empty_file_changes_nothing_and_is_mentioned(write: Write) -> None:
     loaded = load(write("recipe: small\n", "# nothing yet\n"))
     assert loaded.tree == resolve(get_recipe("small"))
-    assert loaded.warnings == ["b.yaml: the file says nothing"]
+    assert loaded.warnings == ["b.yaml: the file is empty"]
 
 
 def test_each_value_keeps_the_line_of_the_file_that_wrote_it_last(write: Write) -> None:

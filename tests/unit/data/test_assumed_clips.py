@@ -47,7 +47,7 @@ def test_stacked_clips_are_as_many_as_a_batch_has():
 
 
 def test_pixels_have_the_size_that_the_encoder_is_given_and_no_memory():
-    made = assumed_clips(STACKED, GRID, channels=32, first_frames="encoded each time", encoded=False)
+    made = assumed_clips(STACKED, GRID, channels=32, first_frames="encoded in every epoch", encoded=False)
     clip = made.samples[0]
     assert (clip.latents, clip.image.latents) == (None, None)
     assert (clip.video.shape, clip.video.dtype) == ((3, 49, 480, 720), torch.uint8)

@@ -17,7 +17,7 @@ from worldsmith.sampling.requests import GenerationRequest
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"size": 1_000_000}, r"frames of 1000000×1000000 pixels take \d+ GiB, and this machine has \d+ GiB of memory"),
+        ({"size": 1_000_000}, r"frames of 1000000×1000000 pixels need \d+ GiB, but this machine has \d+ GiB of memory"),
         ({"num_frames": 10**12 + 1}, "GiB of memory"),
         ({"fps": 10**12}, "fps must be from 0.01 to 1000"),
     ],
@@ -44,7 +44,7 @@ def test_more_clips_than_the_disk_has_room_for_are_refused_before_anything_is_wr
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"num_frames": 10**9}, "request 'x': 1000000000 frames of 64×64 pixels take"),
+        ({"num_frames": 10**9}, "request 'x': 1000000000 frames of 64×64 pixels need"),
         ({"fps": 1e300}, "request 'x': fps must be from 0.01 to 1000"),
         ({"fps": 1e-300}, "request 'x': fps must be from 0.01 to 1000"),
         ({"fps": float("nan")}, "request 'x': fps must be from 0.01 to 1000"),

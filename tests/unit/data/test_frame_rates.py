@@ -60,7 +60,7 @@ def test_the_distances_of_sat_and_the_rates_that_they_give(fps: float, total: in
     assert list(taken.indices) == sat_takes(total, fps)
 
 
-@example(total=255, fps=119.99999999999999, frames=17, skip=2)  # the sum with `skip` rounds to a whole number
+@example(total=255, fps=119.99999999999999, frames=17, skip=2)  # the sum with `skip` rounds to an integer
 @given(LENGTHS, RATES, FRAMES, st.integers(0, 5))
 def test_where_sat_takes_frames_they_are_the_same(total: int, fps: float, frames: int, skip: int) -> None:
     taken = sat_takes(total, fps, frames, skip)
@@ -159,5 +159,5 @@ def test_a_rate_without_a_mode_for_it_is_a_mistake() -> None:
     VideoDataset.Config(num_video_frames=49, temporal_interval_mode="target_fps", target_fps=16.0).check()
     with pytest.raises(WrongValueError, match="the mode has no frame rate"):
         VideoDataset.Config(num_video_frames=49, target_fps=16.0).check()
-    with pytest.raises(WrongValueError, match="SAT begins at the first frame"):
+    with pytest.raises(WrongValueError, match="SAT starts at the first frame"):
         VideoDataset.Config(num_video_frames=49, temporal_interval_mode="sat", frame_selection_mode="random").check()

@@ -328,7 +328,7 @@ def test_a_window_that_ends_behind_its_clip_is_said_once_and_counted(
         kept = {sample.key for pack in islice(loader, 9) for sample in pack}
     assert {key.partition("_")[0] for key in kept} == {"c0", "c1", "c2"}
     assert 0 < loader.counts["windows_shortened"] < loader.counts["samples"]
-    assert caplog.text.count("ends at frame 900, the clip at ") == 1
+    assert caplog.text.count("ends at frame 900, but the clip ends at ") == 1
 
 
 def test_an_uneven_frame_rate_is_said_once_and_counted(

@@ -98,7 +98,7 @@ def test_shares_cover_everything_once(size: int, start: int, earlier: list[int])
 
 def test_states_of_different_runs_are_not_joined() -> None:
     state = {"rank": 0, "world_size": 2, "next_position": 4, "set_aside": []}
-    with pytest.raises(ValueError, match="expected one of each of 1"):
+    with pytest.raises(ValueError, match="expected one for each of 1"):
         merge_positions([state])
-    with pytest.raises(ValueError, match="expected one of each of 2"):
+    with pytest.raises(ValueError, match="expected one for each of 2"):
         merge_positions([state, state])

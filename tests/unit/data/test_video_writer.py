@@ -17,7 +17,7 @@ x86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="
 
 
 def moving_waves(frames: int = 25, height: int = 120, width: int = 160) -> np.ndarray:
-    """Uneven motion everywhere, in whole numbers: uint8 [T, H, W, 3] that no CPU rounds otherwise."""
+    """Uneven motion everywhere, in integers: uint8 [T, H, W, 3] that no CPU rounds otherwise."""
     t, y, x = np.ogrid[0:frames, 0:height, 0:width]
     return np.stack(
         np.broadcast_arrays(

@@ -195,7 +195,7 @@ def test_an_interrupted_dataset_is_made_anew_and_force_replaces_another(tmp_path
 def test_a_folder_with_other_files_is_never_touched(tmp_path):
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "mine.txt").write_text("keep")
-    with pytest.raises(FileExistsError, match="not made by this command"):
+    with pytest.raises(FileExistsError, match="not created by this command"):
         PLAN.make(tmp_path, force=True)
     assert content(tmp_path) == {"train/mine.txt": b"keep"}
 
@@ -230,7 +230,7 @@ def test_command_makes_then_skips_then_refuses(tmp_path, capsys):
     assert main(line) == 0
     assert "2 train and 1 val clips" in capsys.readouterr().out
     assert main(line) == 0
-    assert "nothing to do" in capsys.readouterr().out
+    assert "already complete" in capsys.readouterr().out
     assert main([*line, "--seed", "9"]) == 2
     assert "seed 0, asked 9" in capsys.readouterr().err
     frames, _ = decode(tmp_path / "out" / "train" / "videos" / "moving-shapes-train-00000.mp4")

@@ -91,10 +91,10 @@ def test_a_pattern_that_fits_no_op_is_said_once_and_none_at_all_is_refused(caplo
         for _ in range(2):
             backward_ops(first, **settings)
     assert len(caplog.records) == 2, "once for each of the two calls of recompute_methods"
-    assert "['natten_kernel'] fits none of the ops that ran" in caplog.text
+    assert "['natten_kernel'] matches none of the ops that ran" in caplog.text
     assert ATTENTION in caplog.text
     with pytest.raises(
-        ValueError, match=r"save_ops_regex \['fhma'\] fits none .* so nothing is saved; use \[\"fmha\"\]"
+        ValueError, match=r"save_ops_regex \['fhma'\] matches none .* so no activation is saved; use \[\"fmha\"\]"
     ):
         backward_ops(second, mode="selective", save_ops_regex=["fhma"])
 
@@ -140,7 +140,7 @@ class Noisy(Block):
 
 
 def test_match_finds_a_recomputation_that_draws_other_numbers() -> None:
-    with pytest.raises(RuntimeError, match=r"Noisy\.run gave other values .* set preserve_rng_state = true"):
+    with pytest.raises(RuntimeError, match=r"Noisy\.run had other values .* set preserve_rng_state = true"):
         backward_ops(Noisy(), mode="full", determinism_check="match", preserve_rng_state=False)
     backward_ops(Noisy(), mode="full", determinism_check="match", preserve_rng_state=True)
     backward_ops(Noisy(), mode="full", determinism_check="default", preserve_rng_state=False)

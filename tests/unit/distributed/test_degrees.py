@@ -60,7 +60,7 @@ def test_context_is_a_factor_and_cuts_the_weights_but_not_the_data() -> None:
     assert (found, found.data, found.weights) == (Degrees(1, 4, 2), 4, 8)
     assert fit_degrees(-1, 2, 8, context=4) == Degrees(2, 1, 4)
     assert str(fit_degrees(-1, 2, 8, context=2)) == "replicate 2 × shard 2 × context 2"
-    with pytest.raises(WrongValueError, match=r"= 3: the run has 8 processes.*these work: 1, 2, 4, 8$"):
+    with pytest.raises(WrongValueError, match=r"= 3: the run has 8 processes.*these are possible: 1, 2, 4, 8$"):
         fit_degrees(-1, 1, 8, context=3)
     with pytest.raises(
         WrongValueError,
@@ -72,9 +72,13 @@ def test_context_is_a_factor_and_cuts_the_weights_but_not_the_data() -> None:
 def test_heads_are_shared_evenly_or_the_message_says_what_would_work() -> None:
     for context in (1, 2, 4, 8, 16, 32):  # Nano: 32 heads, 8 key heads
         check_heads(context, 32, 8)
-    with pytest.raises(ValueError, match=r"= 64: so many .* 32 attention heads.*these work: 1, 2, 4, 8, 16, 32$"):
+    with pytest.raises(
+        ValueError, match=r"= 64: so many .* 32 attention heads.*these are possible: 1, 2, 4, 8, 16, 32$"
+    ):
         check_heads(64, 32, 8)
-    with pytest.raises(ValueError, match=r"= 4: so many .* 12 .* 6 key and value heads.*these work: 1, 2, 3, 6, 12$"):
+    with pytest.raises(
+        ValueError, match=r"= 4: so many .* 12 .* 6 key and value heads.*these are possible: 1, 2, 3, 6, 12$"
+    ):
         check_heads(4, 12, 6)
 
 

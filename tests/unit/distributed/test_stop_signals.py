@@ -63,7 +63,7 @@ def test_a_folder_of_that_name_counts_and_is_removed_unless_it_holds_something(
         (place / "kept").mkdir(parents=True)
         stop.honour()
     assert (place / "kept").is_dir()
-    assert caplog.messages == [f"remove {place}, or the next start stops, too: Directory not empty"]
+    assert caplog.messages == [f"remove {place}, or the next start stops as well: Directory not empty"]
 
 
 def test_a_terminal_that_is_closed_asks_for_a_stop_and_takes_no_more_output(tmp_path: Path) -> None:

@@ -66,5 +66,5 @@ def test_ranks_wait_for_each_other_as_long_as_reading_a_checkpoint_may_take(
 @pytest.mark.parametrize("value", ["0", "-3", "x", "1e3", "²"])
 def test_a_number_of_processes_that_cannot_be_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", value)
-    with pytest.raises(ValueError, match=rf"WORLD_SIZE: expected a whole number, at least 1, found '{value}'"):
+    with pytest.raises(ValueError, match=rf"WORLD_SIZE: expected an integer, at least 1, found '{value}'"):
         world_size()

@@ -92,7 +92,7 @@ def test_a_model_type_that_needs_code_is_refused_without_a_question(
 
     with pytest.raises(ValueError, match="model_type is 'evil'"):
         make_network(folder, "eager")
-    with pytest.raises(UserError, match=r"code.*is not run"):
+    with pytest.raises(UserError, match=r"code.*is not executed"):
         load_from_folder(AutoConfig, folder)
     assert sys.stdin.tell() == 0
     assert not list(folder.glob("*.ran"))
@@ -107,7 +107,7 @@ def test_a_tokenizer_that_needs_code_is_refused_without_a_question(
     names = {"tokenizer_class": "EvilTokenizer", "auto_map": {"AutoTokenizer": ["evil.EvilTokenizer", None]}}
     change(tmp_path / "tokenizer_config.json", **names)
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\ny\ny\n"))
-    with pytest.raises(UserError, match=r"code.*is not run"):
+    with pytest.raises(UserError, match=r"code.*is not executed"):
         load_from_folder(AutoTokenizer, tmp_path)
     assert sys.stdin.tell() == 0
     assert not list(tmp_path.glob("*.ran"))

@@ -52,11 +52,11 @@ def make_config(**changes: object) -> Cosmos3Generator.Config:
                 "video_temporal_causal": True,
                 "natten_parameter_list": [{}] * 6,
             },
-            "both say what latents see; leave one out",
+            "both restrict the attention of latents; omit one",
         ),
         (
             {"joint_attn_implementation": "three_way", "natten_parameter_list": [{"3d": WINDOW}]},
-            "natten_parameter_list = a list of 1 and network.num_hidden_layers = 6: there must be an item",
+            "natten_parameter_list = a list of 1 and network.num_hidden_layers = 6: there must be one item",
         ),
         (
             {"joint_attn_implementation": "three_way", "natten_parameter_list": [{}, {"4d": WINDOW}, *[{}] * 4]},
@@ -76,8 +76,8 @@ def test_settings_that_cannot_work_are_refused_before_anything_is_built(changes:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"window_size": [4], "window_size_float": [0.5]}, "window_size count tokens and window_size_float are shares"),
-        ({"window_size_float": [0.5], "dilation": [2]}, "dilation count tokens and window_size_float are shares"),
+        ({"window_size": [4], "window_size_float": [0.5]}, "window_size_float are fractions"),
+        ({"window_size_float": [0.5], "dilation": [2]}, "dilation are numbers of tokens"),
         ({"stride": [2]}, "stride = [2]: there is no window; add window_size or window_size_float"),
         ({"is_causal": [True]}, "is_causal = [true]: there is no window"),
         (
@@ -86,7 +86,7 @@ def test_settings_that_cannot_work_are_refused_before_anything_is_built(changes:
         ),
         (
             {"window_size": [-1], "dilation": [2]},
-            "dilation[0] = 2 and window_size[0] = -1: the latter takes",
+            "dilation[0] = 2 and window_size[0] = -1: the latter covers",
         ),
         (
             {"window_size": [4, 4], "stride": [2, 5]},
@@ -170,7 +170,7 @@ def test_a_misspelt_setting_is_named_with_its_layer() -> None:
 
 def test_training_with_flex_on_a_cpu_is_refused_and_says_what_runs_there() -> None:
     """Before the network has memory. Sampling and exporting what was trained with it elsewhere is no training."""
-    with pytest.raises(UserError, match=r"'flex' trains on CUDA only, and this is 'cpu'.*'two_way' computes the same"):
+    with pytest.raises(UserError, match=r"'flex' only trains on CUDA; on 'cpu'.*'two_way' computes the same"):
         build_model(make_config(joint_attn_implementation="flex"), World())
     Cosmos3Generator(make_config(joint_attn_implementation="flex"), device="meta")
     check_device("three_way", "cpu")

@@ -310,7 +310,7 @@ def test_a_window_that_fits_no_grid_is_named():
         plan_latents(modes, [(2, 7, 2)], [1])
     modes = attention_modes("three_way", 1, [{"1d": NeighborhoodConfig(window_size=[-1], stride=[4])}])
     with pytest.raises(
-        UserError, match=r"stride 4 is larger than the window, which is 3 tokens of width in .* 1 x 1 x 3"
+        UserError, match=r"stride 4 is larger than the window, which has 3 tokens of width in .* 1 x 1 x 3"
     ):
         plan_latents(modes, [(1, 1, 3)], [1])
 

@@ -87,7 +87,7 @@ def test_a_timesteps_gradient_is_summed_in_float32(config: Cosmos3Generator.Conf
 
 def test_guidance_cannot_be_shared_in_training(config: Cosmos3Generator.Config) -> None:
     config.parallelism.cfg_parallel_shard_degree = 2
-    with pytest.raises(ValueError, match=r"cfg_parallel_shard_degree = 2: guidance has two halves in sampling only"):
+    with pytest.raises(ValueError, match=r"cfg_parallel_shard_degree = 2: only sampling has"):
         config.check()
 
 

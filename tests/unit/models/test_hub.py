@@ -46,15 +46,15 @@ GATED, PRIVATE = "the repository is gated, and", "no such repository, or a priva
     [
         ("gated/model", None, 0, f"{GATED} there is no token: accept its terms on .*/gated/model and set HF_TOKEN"),
         ("gated/model", TOKEN, 0, f"{GATED} the token has no access to it: accept its terms on .*/gated/model$"),
-        ("gated/model", "hf_old", 0, "does not accept the token: it is wrong or has expired; set HF_TOKEN"),
-        ("open/model", "hf_old", 0, "does not accept the token"),
+        ("gated/model", "hf_old", 0, "rejects the token: it is wrong or has expired; set HF_TOKEN"),
+        ("open/model", "hf_old", 0, "rejects the token"),
         ("open/gone", None, 0, rf"{PRIVATE} needs a token \(HF_TOKEN\), and there is none; check the name"),
         ("open/gone", TOKEN, 0, f"{PRIVATE} the token has no access to"),
         ("open/model@nowhen", None, 0, "the repository has no revision 'nowhen'"),
         ("open/text", None, 0, r"the repository lacks '\*.safetensors'"),
-        ("open/model", None, 403, r"refuses it \(403\)"),
-        ("open/model", None, 503, "answers with status 503"),
-        ("open/model", None, 429, "answers with status 429"),
+        ("open/model", None, 403, r"rejects the request \(403\)"),
+        ("open/model", None, 503, "returns status 503"),
+        ("open/model", None, 429, "returns status 429"),
     ],
 )
 def test_each_refusal_has_its_word(
@@ -84,6 +84,6 @@ def test_a_token_with_access_opens_a_gated_repository(monkeypatch: pytest.Monkey
 def test_offline_nothing_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with serving_hub(REPOS, monkeypatch, tmp_path) as hub:
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-        with pytest.raises(FileNotFoundError, match="HF_HUB_OFFLINE is set, so it was not asked"):
+        with pytest.raises(FileNotFoundError, match="HF_HUB_OFFLINE is set, so no request was sent"):
             look_for("open/model", file_patterns=PATTERNS)
         assert hub.asked == []

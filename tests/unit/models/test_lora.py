@@ -122,14 +122,14 @@ def test_targets_mean_what_they_mean_to_peft(targets, spaces):
 @pytest.mark.parametrize(
     ("targets", "words"),
     [
-        ("q_proj_moegen", "'q_proj_moegen' can get no adapter.*nearest are: q_proj_moe_gen"),
-        ("proj_moe_gen", "the whole name counts"),
-        ("self_attn.qproj", "no linear layer whose path ends so.*q_proj"),
-        ("mlp.q_proj", "no linear layer whose path ends so"),
-        ("lm_head", "'lm_head' can get no adapter.*these can: q_proj, .*, llm2vae"),
-        ("time_embedder.mlp.0", "can get no adapter"),
+        ("q_proj_moegen", "'q_proj_moegen' cannot get an adapter.*nearest are: q_proj_moe_gen"),
+        ("proj_moe_gen", "the complete name is compared"),
+        ("self_attn.qproj", "no linear layer has a path that ends so.*q_proj"),
+        ("mlp.q_proj", "no linear layer has a path that ends so"),
+        ("lm_head", "'lm_head' cannot get an adapter.*these can: q_proj, .*, llm2vae"),
+        ("time_embedder.mlp.0", "cannot get an adapter"),
         ("q_proj, q_proj", "has 'q_proj' twice"),
-        ("q_proj,,v_proj", "empty name between its commas"),
+        ("q_proj,,v_proj", "a name between its commas is empty"),
         (" ", "lora_target_modules = .*it is empty"),
     ],
 )
@@ -141,7 +141,7 @@ def test_targets_that_cannot_work_are_refused_before_anything_is_built(targets, 
 def test_targets_of_another_backbone_are_refused():
     fields = {"lora_enabled": True, "lora_target_modules": "gate_proj"}
     Cosmos3Generator.Config(network=QWEN, **fields).check()
-    with pytest.raises(ValueError, match="'gate_proj' can get no adapter"):
+    with pytest.raises(ValueError, match="'gate_proj' cannot get an adapter"):
         Cosmos3Generator.Config(network=EDGE, **fields).check()
 
 
@@ -193,7 +193,7 @@ def test_dropout_acts_in_training_mode_and_leaves_evaluation_and_merging_as_they
 def test_dropout_without_the_forward_passs_random_state_in_the_recomputation_is_refused():
     recompute = ActivationCheckpointingConfig(mode="full", preserve_rng_state=False)
     generator(lora_target_modules=RECIPE, activation_checkpointing=recompute)
-    with pytest.raises(WrongValueError, match="recomputation would draw another dropout mask"):
+    with pytest.raises(WrongValueError, match="recomputation would use another dropout mask"):
         generator(lora_target_modules=RECIPE, lora_dropout=0.1, activation_checkpointing=recompute)
     for wrong in (1.0, -0.1):
         with pytest.raises(WrongValueError, match="at least 0 and below 1"):

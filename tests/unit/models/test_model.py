@@ -19,7 +19,7 @@ from worldsmith.config import get_recipe
         (True, ["layers.3.", "time_embedder"], "['time_embedder'] selects none of the adapters"),
         (True, ["time_embedder"], "selects none of the adapters"),
         (True, ["lorra_"], "selects none of the adapters"),
-        (False, ["lora_"], "nothing would be trained"),
+        (False, ["lora_"], "no parameter would be trained"),
         (False, ["lora_", "moe_gen"], None),
     ],
 )

@@ -38,4 +38,4 @@ def test_an_image_encoder_with_other_channels_is_refused(capsys: pytest.CaptureF
     assert main(["plan", "wan21_i2v_tiny", "--gpus", "1", "--gpu", "h200"]) == 2
     error = " ".join(capsys.readouterr().err.split())
     assert "image_encoder.path: expected an encoder of 16 channels" in error
-    assert "found 1280. Name the pipeline that the network belongs to" in error
+    assert "found 1280. Use the pipeline that the network belongs to" in error

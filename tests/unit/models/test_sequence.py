@@ -33,7 +33,7 @@ def test_streams_hold_each_samples_tokens_in_order():
 @pytest.mark.parametrize(
     ("layout", "words"),
     [
-        (SampleLayout([50], (1, 2, 2), 24.0), "sample 1: token ids span 48..50, but the network's vocab_size is 50"),
+        (SampleLayout([50], (1, 2, 2), 24.0), "sample 1: token ids range from 48 to 50"),
         (SampleLayout([1], (0, 2, 2), 24.0), "sample 1: latent_shape"),
         (SampleLayout([1], (1, 2, 2), 0.0), "sample 1: fps must be above 0 or None, found 0.0"),
         (SampleLayout([1], (1, 2, 2), 24.0, 2), "sample 1: condition_frames must be between 0 and its 1 latent"),

@@ -123,5 +123,5 @@ def test_shapes_beyond_the_most_run_uncompiled_and_that_is_said_once(folder, mon
             assert torch.allclose(compiled.encode(clip(frames)), plain.encode(clip(frames)), atol=1e-5)
     assert len(compiled.compiled.shapes) == 2
     assert [record.message for record in caplog.records] == [
-        "the VAE encoder has been compiled for 2 shapes, the most; further shapes run uncompiled"
+        "the VAE encoder has been compiled for 2 shapes, the maximum; other shapes run uncompiled"
     ]

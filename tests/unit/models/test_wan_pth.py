@@ -184,7 +184,7 @@ def damaged(small: Path) -> dict[str, tuple[bytes, str]]:
         "list": (saved([torch.zeros(1)]), "no plain table of tensors"),
         "nested": (saved({"weights": state}), "no plain table of tensors"),
         "other names": (saved(renamed), "1 of .* names are unknown, such as 'other'"),
-        "missing": (saved({k: v for k, v in state.items() if k != first}), "1 tensors are missing, 0 are too many"),
+        "missing": (saved({k: v for k, v in state.items() if k != first}), "1 tensors missing, 0 unexpected"),
         "shape": (saved(state | {first: torch.zeros(2)}), r"1 have another shape .*\[2\] instead of"),
     }
 
@@ -202,5 +202,5 @@ def test_files_that_do_not_hold_the_vae_are_refused_with_what_is_wrong(small, tm
 
 def test_a_file_without_its_json_is_read_with_the_released_config(small, tmp_path):
     (tmp_path / "Wan2.2_VAE.pth").symlink_to(small / "Wan2.2_VAE.pth")
-    with pytest.raises(ValueError, match=r"does not fit its config.*config of the released VAE"):
+    with pytest.raises(ValueError, match=r"does not match its config.*config of the released VAE"):
         WanVAE.Config(vae_path=str(tmp_path / "Wan2.2_VAE.pth")).build()

@@ -97,7 +97,7 @@ def test_a_vae_that_divides_clips_otherwise_is_refused(folder, tmp_path):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     settings = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**settings, "scale_factor_spatial": 8}))
-    with pytest.raises(ValueError, match="8 pixels and 4 frames to a latent cell, expected 16 and 4"):
+    with pytest.raises(ValueError, match="8 pixels and 4 frames per latent, expected 16 and 4"):
         WanVAE.Config(vae_path=str(tmp_path)).build()
 
 
@@ -166,7 +166,7 @@ def test_paths_that_hold_no_such_vae_are_refused_with_the_way_out(tmp_path, fold
 def test_clips_and_latents_of_a_wrong_form_are_refused(vae):
     with pytest.raises(ValueError, match=r"uint8 video \[3, T, H, W\], found torch.float32"):
         vae.encode(clip().float())
-    with pytest.raises(ValueError, match=r"4k\+1 frames, found 8; cut to 5"):
+    with pytest.raises(ValueError, match=r"4k\+1 frames, found 8; shorten to 5"):
         vae.encode(clip(frames=8))
     with pytest.raises(ValueError, match="multiples of 16, found 40x48"):
         vae.encode(clip(height=40))
@@ -196,7 +196,7 @@ def test_the_vae_of_wan_2_1_has_cells_of_8_pixels_and_equals_diffusers(tmp_path)
     assert latents.shape == (4, 3, 3, 5)
     torch.testing.assert_close(latents, ((mu - mean) / std)[0], atol=1e-5, rtol=1e-5)
     assert vae.decode(latents).shape == video.shape
-    with pytest.raises(ValueError, match="8 pixels and 4 frames to a latent cell, expected 16 and 4"):
+    with pytest.raises(ValueError, match="8 pixels and 4 frames per latent, expected 16 and 4"):
         WanFamilyVAE.Config(vae_path=str(tmp_path), spatial_factor=16).check_files()
 
 

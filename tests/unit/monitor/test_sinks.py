@@ -37,8 +37,8 @@ def test_a_sink_that_raises_is_said_once_counted_and_asked_again(caplog):
     sinks.close(failed=True)
     assert whole.failed
     assert [record.getMessage() for record in caplog.records] == [
-        "nowhere cannot be written, the run goes on without it: ValueError: no such server",
-        "broken cannot be written, the run goes on: RuntimeError: no 2",
+        "nowhere cannot be written, the run continues without it: ValueError: no such server",
+        "broken cannot be written, the run continues: RuntimeError: no 2",
         "broken could not be closed: ConnectionResetError",
-        "broken: 2 lines of it are missing, since they could not be written",
+        "broken: 2 of its lines could not be written and are missing",
     ]

@@ -77,7 +77,7 @@ def test_a_run_goes_on_when_nobody_can_read_it(stdout: str) -> None:
     os.close(out)
     assert done.returncode == 0
     assert len(done.stderr.splitlines()) == 1
-    assert re.match("nothing more is shown on standard output: .*; the run goes on", done.stderr)
+    assert re.match("standard output is no longer written: .*; the run continues", done.stderr)
 
 
 def test_a_terminal_gets_one_line_that_is_redrawn_and_warnings_above_it():

@@ -120,13 +120,13 @@ def test_a_tracker_whose_process_is_killed_does_not_end_the_run(
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     assert lines[-1]["unwritten_elsewhere"] == {"Weights & Biases": 2}
-    assert caplog.text.count("Weights & Biases cannot be written, the run goes on") == 1
+    assert caplog.text.count("Weights & Biases cannot be written, the run continues") == 1
 
 
 def test_a_run_that_writes_no_figures_has_nothing_to_send(world: Path, tmp_path: Path) -> None:
     tree = config(world, 4)
     tree.trainer.callbacks = {}
-    with pytest.raises(ConfigError, match="no callback of the run writes figures"):
+    with pytest.raises(ConfigError, match="no callback of the run writes metrics"):
         Trainer(tree, run_folder=tmp_path / "run")
 
 

@@ -68,7 +68,7 @@ def test_low_precision_velocities_are_compared_in_float32():
 
 
 def test_a_sample_without_a_frame_to_learn_is_refused():
-    with pytest.raises(ValueError, match="sample 1: 3 condition frames of 3 latent frames"):
+    with pytest.raises(ValueError, match="sample 1: 3 conditioning frames of 3 latent frames"):
         per_sample_losses([randn(4, 3, 2, 2)] * 2, [randn(4, 3, 2, 2)] * 2, [0, 3])
 
 

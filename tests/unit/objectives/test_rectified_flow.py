@@ -202,7 +202,7 @@ def test_the_weight_of_a_sample_is_rounded_once():
         ({"shift": {}}, "shift = {}: an empty table"),
         ({"shift": 0}, "shift must be above 0, found 0"),
         ({"shift": {"256": -3}}, r"shift\.256 must be above 0"),
-        ({"shift_image": {"256p": 3}}, r"the key '256p' is neither a resolution tier"),
+        ({"shift_image": {"256p": 3}}, r"the key '256p' is neither a resolution bucket"),
         ({"loss_scale": 0.0}, "loss_scale must be finite and above 0"),
         ({"image_loss_scale": -1.0}, "image_loss_scale must be finite and above 0"),
     ],

@@ -31,7 +31,7 @@ def test_copies_for_saves(degrees: Degrees, copies: int) -> None:
 def test_a_start_that_needs_more_than_what_follows() -> None:
     needed = {"per_machine": 8, "staged": GIB, "sample_bytes": 0}
     parts = host_memory(config("dataloader_train.num_workers=0"), Degrees(1, 8), loaded=2 * GIB, **needed).parts
-    assert parts == {"processes": 8 * PROCESS, "weights on their way": 16 * GIB}
+    assert parts == {"processes": 8 * PROCESS, "weights being loaded": 16 * GIB}
 
 
 def test_readers_hold_samples_ready() -> None:

@@ -52,8 +52,8 @@ def test_one_that_does_not_fit_says_by_how_much_and_what_holds_it() -> None:
     text = told(fixed_plan("24GB"))
     assert "DOES NOT FIT: 72.3 GiB of 22.4 GiB, 49.9 GiB too much" in text
     assert "fits on      h100-80, h100-pcie, a100-80, h100-94, rtx-pro-6000, h200 and 1 more" in text
-    assert "more than 24GB has, before anything is computed\n" in text
-    assert "to do        add --fit to the command: it looks for settings that fit\n" in text
+    assert "weights and optimizer state alone exceed the memory of 24GB\n" in text
+    assert "to do        add --fit to the command to search for settings that fit\n" in text
     assert "time         not known: its memory alone is known" in text
 
 
@@ -62,7 +62,7 @@ def test_time_of_a_gpu_that_only_states_its_memory_needs_a_name() -> None:
     assert why_untimed(config, find_gpu("h100-80")) == ""
     for memory, named in (("24GB", "rtx-4090"), ("30GB", "rtx-5090"), ("999GB", "b200")):
         why = why_untimed(config, find_gpu(memory))
-        assert why.startswith(f"{memory} states the memory of a GPU, not its speed")
+        assert why.startswith(f"{memory} only states a memory size, no speed")
         assert why.endswith(f"--gpu {named}")
 
 

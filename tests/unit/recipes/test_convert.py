@@ -182,7 +182,7 @@ def test_what_the_toml_cannot_say_is_refused_or_given_as_words(
     refused = [line.strip() for line in told.err.splitlines() if line.startswith("  ")]
     assert {"trainer.max_consecutive_skipped", "scheduler"} <= set(refused)
     assert "trainer.callbacks.iter_speed" in refused
-    (command,) = (line for line in told.err.splitlines() if line.startswith("YAML holds the whole run: worldsmith "))
+    (command,) = (line for line in told.err.splitlines() if line.startswith("YAML can express"))
     assert main([*shlex.split(command.partition("worldsmith ")[2]), "-o", str(tmp_path / "whole.yaml")]) == 0
     assert same(loaded(str(tmp_path / "whole.yaml")).raw, first.raw)
 
@@ -268,7 +268,7 @@ def test_a_recipe_of_another_module_is_imported_by_the_python_text(
         (["moving_shapes", "--to", "yaml", "--name", "x"], "--name goes with --to python"),
         (["moving_shapes", "--to", "json", "--print-overrides"], "--print-overrides goes with --to toml"),
         (["moving_shapes", "--to", "toml", "--print-overrides"], "name the file with -o FILE"),
-        (["moving_shapes", "--to", "python", "--name", "moving_shapes"], "there is a recipe 'moving_shapes' already"),
+        (["moving_shapes", "--to", "python", "--name", "moving_shapes"], "the recipe 'moving_shapes' already exists"),
         (["moving_shapse", "--to", "toml"], "moving_shapes"),
     ],
 )
@@ -284,9 +284,9 @@ def test_a_request_that_makes_no_sense_is_refused(
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ('{"type": "x", "type": "y"}', "the key 'type' is given twice"),
+        ('{"type": "x", "type": "y"}', "the key 'type' occurs twice"),
         ('{"type": }', "2.json:1:10: not valid JSON"),
-        ('{"type": NaN}', "NaN is no JSON number"),
+        ('{"type": NaN}', "NaN is not a JSON number"),
         ('{"type": "\\ud800"}', "surrogate"),
         ("[" * 100_000, "2.json:1:65: nested more than 64 levels deep"),
         ('{"type": "worldsmith.training.trainer.Trainer",\n\t"model": 3}', "2.json:2:2: model: expected"),

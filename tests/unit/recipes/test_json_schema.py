@@ -37,7 +37,7 @@ MUTANTS = 150
 OURS_ALONE: list[tuple[str, str, Any]] = [
     ("lists of different lengths", "scheduler.f_max", [1.0, 1.0, 1.0]),
     ("a warm-up longer than its cycle", "scheduler.warm_up_steps", [10**6]),
-    ("500.0 is no whole number, in JSON it is", "trainer.max_iter", 500.0),
+    ("500.0 is not an integer, in JSON it is", "trainer.max_iter", 500.0),
     ("a reference that leads nowhere", "trainer.max_iter", "${trainer.max_itr}"),
     ("a reference to a value of another type", "trainer.max_iter", "${model.config.precision}"),
     ("a variable that is not set", "checkpoint.load_path", "${oc.env:WORLDSMITH_NOT_SET}"),

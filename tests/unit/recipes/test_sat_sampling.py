@@ -78,7 +78,7 @@ def test_the_published_stacks_are_requests(row: tuple[Any, ...]) -> None:
     assert model.sampling.dynamic_guidance == "by_timestep"
     assert model.text_encoder.dropped_captions == "zeros"
     assert tree.checkpoint.load_path == "zai-org/CogVideoX-2b"
-    assert any("image's aspect is kept" in text for text in t.get_warnings()) is name.endswith("i2v")
+    assert any("image's aspect ratio is kept" in text for text in t.get_warnings()) is name.endswith("i2v")
 
 
 @pytest.mark.parametrize(
@@ -86,13 +86,13 @@ def test_the_published_stacks_are_requests(row: tuple[Any, ...]) -> None:
     [
         (["args.sampling_num_frames=21"], "args.sampling_num_frames", "expected 22 or 42, found 21"),
         ([f"{SIZE}=[770,1360]"], SIZE, "multiples of 16, found [770, 1360]"),
-        (["args.image2video=true"], "args.image2video", "made without an image beside the text"),
+        (["args.image2video=true"], "args.image2video", "trained without image conditioning"),
         (["args.only_save_latents=true"], "args.only_save_latents", "latents are decoded"),
         (["args.latent_channels=32"], "args.latent_channels", "the VAE has 16 channels, found 32"),
-        (["args.fp16=true"], "args.fp16", "bf16 and fp16 are both on"),
+        (["args.fp16=true"], "args.fp16", "bf16 and fp16 are both enabled"),
         (["args.input_type=json"], "args.input_type", "expected txt or cli, found 'json'"),
         (["args.load=nowhere/x/y"], "args.load", "there is no 'nowhere/x/y'"),
-        (["args.sampling_fps=0.0"], "args.sampling_fps", "expected frames per second, found 0"),
+        (["args.sampling_fps=0.0"], "args.sampling_fps", "expected a frame rate (fps), found 0"),
         (["args.samplng_fps=8"], "args.samplng_fps", "did you mean 'args.sampling_fps'"),
         (["model.sampler_config.params.sdedit=true"], "model.sampler_config.params.sdedit", "samples start from noise"),
     ],
@@ -114,7 +114,7 @@ def test_defaults_are_those_of_the_command_line_there() -> None:
     assert (t.data["num_outputs"], t.data["fps"], t.data["out"]) == (4, 8, "samples")
     assert "input_files" not in t.data
     assert tree.model.config.precision == "float32"
-    assert any("give --prompt TEXT" in text for text in t.get_warnings())
+    assert any("use --prompt TEXT" in text for text in t.get_warnings())
 
 
 def test_the_commands_of_the_guide_are_requests() -> None:
@@ -145,7 +145,7 @@ def test_a_stack_without_its_data_is_no_crash(capsys: pytest.CaptureFixture[str]
     assert main(["config", "check", "--base", model, "run.yaml"]) == 2
     said = capsys.readouterr().err
     assert "data: the stack has no such section" in said
-    assert "args.train_data: no value is given" in said
+    assert "args.train_data: the value is missing" in said
 
 
 def test_other_files_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -92,7 +92,7 @@ def test_a_converted_stack_leads_to_the_same_run(form: str, size: str, capsys: p
     wanted = load(files, spec_words=words).tree
     code = run("config", "convert", *files, *words, "--to", form, "-o", f"run.{form}")
     if form == "toml":  # it has no keys for the shape of the network and the like
-        (command,) = re.findall(r"YAML holds the whole run: worldsmith (.*)", capsys.readouterr().err)
+        (command,) = re.findall(r"YAML can express the complete config: worldsmith (.*)", capsys.readouterr().err)
         assert code == 2
         assert not Path("run.toml").exists()
         code = run(*shlex.split(command))
@@ -105,7 +105,7 @@ def test_a_run_of_all_weights_says_how_many_and_what_they_take() -> None:
     told = "the transformer has 5570283072 parameters: weights, gradients, moments and average take 103.8 GiB"
     assert any(told in warning for warning in loaded.warnings)
     path = "model.first_stage_config.params.ckpt_path"
-    told = f'{path} = "zai-org/CogVideoX-2b", not "3d-vae.pt": the command line wins here; SAT would have kept'
+    told = f'{path} = "zai-org/CogVideoX-2b", not "3d-vae.pt": the command line has precedence here'
     assert any(told in warning for warning in loaded.warnings)
     assert loaded.tree.model.config.count_parameters() == 5_570_283_072
     assert not loaded.tree.model.config.lora_enabled

@@ -86,10 +86,10 @@ def test_each_field_of_an_item_has_its_origin(tmp_path: Path) -> None:
             [f"--{LIST}", "Float9"],
             r"converters\[0\]: no class that fits here is called 'Float9'.*did you mean 'Float8'",
         ),
-        ([f"--{LIST}", "Float8", f"--{LIST}.1.recipe", "x"], rf"there is no flag --{LIST}.1.recipe"),
+        ([f"--{LIST}", "Float8", f"--{LIST}.1.recipe", "x"], rf"unknown flag --{LIST}.1.recipe"),
         ([f"--{LIST}", "[{recipe: rowwise}]"], r"converters\[0\].type: this section must name its class"),
         ([f"--{LIST}", "my_package.Mine"], "outside the trusted packages.*add --trust my_package"),
-        ([f"--{LIST}", "worldsmith.training.optimizer.AdamW"], r"does not fit here.*converter\.Converter"),
+        ([f"--{LIST}", "worldsmith.training.optimizer.AdamW"], r"is not allowed here.*converter\.Converter"),
     ],
 )
 def test_mistakes_name_the_item(words: list[str], message: str) -> None:

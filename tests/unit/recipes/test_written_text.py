@@ -104,12 +104,12 @@ def test_any_plain_value_survives_json(value: Any) -> None:
 @pytest.mark.parametrize(
     ("syntax", "value", "words"),
     [
-        (TOML, {"a": [None]}, "TOML has no form for null"),
-        (JSON, [float("nan")], "JSON has no form for nan"),
+        (TOML, {"a": [None]}, "TOML cannot express null"),
+        (JSON, [float("nan")], "JSON cannot express nan"),
         (JSON, [datetime.date(2026, 1, 2)], "JSON has no form for a date"),
         (JSON, {"\udc00": 1}, r"half of a surrogate pair \(U\+DC00\)"),
         (TOML, "\ud800", r"half of a surrogate pair \(U\+D800\)"),
-        (WORD, "a\0b", "cannot hold the NUL character"),
+        (WORD, "a\0b", "cannot contain the NUL character"),
         (PYTHON, {1}, "Python has no form for a set"),
     ],
 )

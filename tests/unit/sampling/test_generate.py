@@ -164,7 +164,7 @@ def test_prompts_are_never_cut(generator: Cosmos3Generator) -> None:
         replace(REQUEST, prompt="A red square that goes on and on."),
         replace(REQUEST, negative_prompt="blurry, dull, grey and of a low quality, with a text"),
     ):
-        with pytest.raises(ValueError, match=rf"has \d+ tokens, and the model was trained with at most {whole} "):
+        with pytest.raises(ValueError, match=rf"has \d+ tokens, but the model was trained with at most {whole} "):
             beginning(short, request, **SETTINGS)
 
 
@@ -204,10 +204,10 @@ def test_conditions_are_scaled_as_the_published_sampling_does_it() -> None:
         ({"seed": -1}, "seed must not be negative"),
         ({"negative_prompt": "a \ud800 b"}, "half of a surrogate pair"),
         ({"condition_frames": 1}, "there is no condition"),
-        ({"condition": torch.zeros(3, 1, 8, 8, dtype=torch.uint8)}, "give both or neither"),
+        ({"condition": torch.zeros(3, 1, 8, 8, dtype=torch.uint8)}, "set both or neither"),
         ({"condition": torch.zeros(3, 1, 8, 8), "condition_frames": 1}, "expected a uint8 condition"),
         ({"condition": torch.zeros(3, 1, 8, 8, dtype=torch.uint8), "condition_frames": 2}, "need 5 frames of video"),
-        ({"condition": torch.zeros(3, 9, 8, 8, dtype=torch.uint8), "condition_frames": 3}, "nothing to generate"),
+        ({"condition": torch.zeros(3, 9, 8, 8, dtype=torch.uint8), "condition_frames": 3}, "is left to generate"),
     ],
 )
 def test_impossible_requests_are_refused(generator: Cosmos3Generator, change: dict[str, Any], message: str) -> None:
@@ -227,7 +227,7 @@ def test_defaults_of_the_model_fill_what_the_call_leaves_open(generator: Cosmos3
 
 @pytest.mark.parametrize(("steps", "shift"), [(1, 3.0), (50, 3.0), (400, 5.0), (1000, 1.0)])
 def test_unipc_solves_a_straight_flow_in_any_number_of_steps(steps: int, shift: float) -> None:
-    """Many steps begin with equal timesteps, because timesteps are whole numbers."""
+    """Many steps begin with equal timesteps, because timesteps are integers."""
     scheduler = WanDefaults().make_scheduler(shift)
     scheduler.set_timesteps(steps)
     solver = SchedulerSolver(scheduler, torch.Generator().manual_seed(0))

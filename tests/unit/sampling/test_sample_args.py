@@ -129,15 +129,15 @@ def test_keeping_metadata_is_another_word_for_same() -> None:
     [
         ({"model_mode": "video2video"}, "does not fit a sample that has no vision_path"),
         ({"model_mode": "text2video", "vision_path": "a.png"}, "does not fit a sample that begins with a.png"),
-        ({"model_mode": "text2video", "num_frames": 1}, "makes more than one frame"),
-        ({"vision_path": "a.png", "num_frames": 1}, "images are made from text only"),
+        ({"model_mode": "text2video", "num_frames": 1}, "generates more than one frame"),
+        ({"vision_path": "a.png", "num_frames": 1}, "images are generated from text only"),
         ({"vision_path": "a.png", "condition_frame_indexes_vision": [0, 1]}, r"does not fit a.png; write \[0\]"),
-        ({"vision_path": "a.png", "condition_video_keep": "last"}, "chooses frames of a video"),
+        ({"vision_path": "a.png", "condition_video_keep": "last"}, "selects frames of a video"),
         ({"condition_video_keep": "last"}, "need a vision_path"),
-        ({"resolution": "77"}, "it is not a tier"),
-        ({"scheduler": "ddim"}, "scheduler: sampling is UniPC; leave it out"),
-        ({"dynamic_guidance": "off"}, "the same guidance at every step; leave it out"),
-        ({"vision_path": "a.mp4", "strength": 0.5}, "strength: frames that are given stay as they are"),
+        ({"resolution": "77"}, "it is not a resolution bucket"),
+        ({"scheduler": "ddim"}, "scheduler: sampling is UniPC; omit it"),
+        ({"dynamic_guidance": "off"}, "the same guidance at every step; omit it"),
+        ({"vision_path": "a.mp4", "strength": 0.5}, "strength: given frames are kept unchanged"),
     ],
 )
 def test_contradictions_are_refused_with_the_sample(settings: dict[str, Any], words: str) -> None:
@@ -148,9 +148,9 @@ def test_contradictions_are_refused_with_the_sample(settings: dict[str, Any], wo
 def test_what_nobody_says_is_asked_for() -> None:
     with pytest.raises(UserError, match="which height, width, num_frames, fps it was trained with; give --height"):
         one({}, defaults=Cosmos3Defaults(shift=3.0))
-    with pytest.raises(UserError, match="give --shift"):
+    with pytest.raises(UserError, match="set --shift"):
         one({"height": 64, "width": 64, "num_frames": 5, "fps": 8.0}, defaults=Cosmos3Defaults())
-    with pytest.raises(UserError, match="an aspect_ratio needs a resolution"):
+    with pytest.raises(UserError, match="aspect_ratio requires a resolution"):
         one({}, {"aspect_ratio": "1,1"}, defaults=Cosmos3Defaults(height=48, width=48))
 
 
@@ -235,7 +235,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 def test_a_prompt_of_deeply_nested_json_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"the prompt '\{\"a\":.* is JSON that is nested too deep"):
+    with pytest.raises(ValueError, match=r"the prompt '\{\"a\":.* is JSON that is nested too deeply"):
         is_structured('{"a":' * 50_000 + "1" + "}" * 50_000)
     assert is_structured('{"a": 1}')
     assert not is_structured('{"a"')

@@ -27,7 +27,7 @@ def test_clips_of_several_frames_and_captions_of_another_length_are_refused(worl
         FluxTask.check(run)
     run.dataloader_train.max_caption_tokens = 93
     run.dataloader_train.dataset.num_video_frames = 9
-    with pytest.raises(WrongValueError, match="makes images"):
+    with pytest.raises(WrongValueError, match="generates images"):
         FluxTask.check(run)
 
 

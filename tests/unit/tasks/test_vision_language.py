@@ -66,14 +66,14 @@ def test_a_part_without_gradient_is_named_when_it_is_first_reached(task: VisionL
     for layer in (merger.merger, *merger.deepstack_merger_list):
         torch.nn.init.zeros_(layer.linear_fc2.weight)  # nothing comes through to the blocks
     check(task, [conversation(1)])  # text alone
-    with pytest.raises(UserError, match="first gradient of the vision part is zero"):
+    with pytest.raises(UserError, match="first gradient of the vision component is zero"):
         check(task, mixed_batch())
 
 
 def test_a_gradient_that_is_not_finite_is_named(task: VisionLanguageTask) -> None:
     with torch.no_grad():
         task.model.network.model.language_model.norm.weight[3] = torch.nan
-    with pytest.raises(UserError, match="first gradient of the language part is not finite"):
+    with pytest.raises(UserError, match="first gradient of the language component is not finite"):
         check(task, [conversation(1)])
 
 

@@ -96,7 +96,7 @@ def test_commands_and_runs_take_the_best_by_name(world: Path, tmp_path: Path) ->
     assert find_model(asked).iteration == 4
     assert open_weights(str(asked)).describe.endswith("iter_000000004")
     (tmp_path / "checkpoints/best_checkpoint.txt").unlink()
-    with pytest.raises(FileNotFoundError, match=r"checkpoint\.keep_best keeps one"):
+    with pytest.raises(FileNotFoundError, match=r"checkpoint\.keep_best records one"):
         find_model(asked)
 
 
@@ -146,17 +146,17 @@ def test_patience_ends_the_run_and_its_second_start_says_so(
 def test_a_best_that_nothing_measures_is_refused(world: Path, tmp_path: Path) -> None:
     config = toy_runs.toy_config(world)
     config.checkpoint.keep_best = "val/loss"
-    with pytest.raises(ConfigError, match="nothing is validated"):
+    with pytest.raises(ConfigError, match="the run does not validate"):
         Trainer(config, run_folder=tmp_path)
     config = toy_runs.validated(toy_runs.toy_config(world))
     config.trainer.early_stop_patience = 2
-    with pytest.raises(ConfigError, match="nothing says what is better"):
+    with pytest.raises(ConfigError, match="no metric defines what is better"):
         Trainer(config, run_folder=tmp_path)
     config.checkpoint.keep_best, config.model.config.ema.enabled = "val_ema/loss", False
     with pytest.raises(ConfigError, match="there are no EMA weights"):
         Trainer(config, run_folder=tmp_path)
     config.checkpoint.keep_best = "loss"
-    with pytest.raises(ConfigError, match="a figure of the validation"):
+    with pytest.raises(ConfigError, match="a validation metric"):
         Trainer(config, run_folder=tmp_path)
-    with pytest.raises(UserError, match="'val/los' is no figure of the validation; there are: val/loss"):
+    with pytest.raises(UserError, match="'val/los' is not a validation metric; available: val/loss"):
         BestSoFar("val/los", "min").judge(1, {"val/loss": 1.0})

@@ -77,11 +77,11 @@ ADAPTERS = ["model.config.lora_enabled=true", "model.config.lora_target_modules=
 IMPOSSIBLE = {
     "a wider layer": (
         ["model.config.width=6"],
-        ["layers.0.weight: [4, 4] there, [6, 6] here", "width"],
+        ["layers.0.weight: stored [4, 4], expected [6, 6]", "width"],
     ),
-    "adapters": ([*ADAPTERS], ["not in the checkpoint", "lora_A"]),
+    "adapters": ([*ADAPTERS], ["missing in the checkpoint", "lora_A"]),
     "no average": ([*ADAPTERS, "model.config.ema.enabled=false"], ["lora_A"]),
-    "a layer more": (["model.config.depth=3"], ["not in the checkpoint", "layers.2."]),
+    "a layer more": (["model.config.depth=3"], ["missing in the checkpoint", "layers.2."]),
 }
 
 
@@ -191,8 +191,8 @@ def test_the_dry_run_passes_over_a_damaged_checkpoint(
     before = content(run)
     code, said = command("trainer.max_iter=3", dryrun=True)
     assert code == 0
-    assert "goes on from iter_000000001" in said
-    assert "DAMAGED CHECKPOINT passed over: iter_000000002" in caplog.text
+    assert "resumes from iter_000000001" in said
+    assert "DAMAGED CHECKPOINT skipped: iter_000000002" in caplog.text
     assert content(run) == before
     shutil.rmtree(run / "checkpoints/iter_000000001")
     assert command("trainer.max_iter=3", dryrun=True)[0] == 2
@@ -211,10 +211,10 @@ def test_training_state_that_is_not_there_is_refused_before_weights_are_read(
     monkeypatch.setattr(CheckpointWeights, "read_into", read)
     words = ["job.name=new", f"checkpoint.load_path={tmp_path / 'base'}", "checkpoint.load_training_state=true"]
     code, said = command(*words, dryrun=dryrun)
-    assert (code, "holds weights only" in said) == (2, True), said
+    assert (code, "contains only weights" in said) == (2, True), said
     words[1] = f"checkpoint.load_path={finished}"
     code, said = command(*words, dryrun=dryrun)
-    assert (code, "has done 2 steps, and trainer.max_iter is 2" in said) == (2, True), said
+    assert (code, "has completed 2 steps, but trainer.max_iter is 2" in said) == (2, True), said
 
 
 def test_a_dry_run_beside_a_run_says_that_it_is_there(

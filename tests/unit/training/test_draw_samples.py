@@ -194,8 +194,8 @@ def test_a_prompt_that_cannot_be_drawn_ends_no_run_and_is_said_once(
     trainer = Trainer(config, run_folder=tmp_path)
     assert trainer.train() is Outcome.FINISHED
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert sum("no samples are drawn after step 2" in text and "max_caption_tokens" in text for text in said) == 1
-    assert "2 drawings of samples have failed" in said
+    assert sum("no samples are generated after step 2" in text and "max_caption_tokens" in text for text in said) == 1
+    assert "2 sample generations have failed" in said
     counts = [line.get("failed_drawings") for line in read_metrics(tmp_path / "metrics.jsonl")]
     assert counts == [None, 1, 1, 2]
     assert read(tmp_path) == []
@@ -211,7 +211,7 @@ def test_a_sample_of_a_file_has_no_scale_of_its_own(
     config = video_run(world, prompt_files=[str(tmp_path / "mine.jsonl")], steps=1, every=1)
     config.trainer.max_iter = 1
     Trainer(config, run_folder=tmp_path / "run").train()
-    assert f"mine.jsonl:1: {', '.join(SAME_FOR_ALL)} cannot be a sample's own" in caplog.text
+    assert f"mine.jsonl:1: {', '.join(SAME_FOR_ALL)} cannot be set per sample" in caplog.text
 
 
 def test_a_full_disk_ends_no_run_and_the_next_drawing_is_there(
@@ -226,7 +226,7 @@ def test_a_full_disk_ends_no_run_and_the_next_drawing_is_there(
 
     monkeypatch.setattr(DrawVideos, "write", failing)
     Trainer(video_run(world), run_folder=tmp_path).train()
-    assert "after step 2, the run goes on without them: OSError: [Errno 28]" in caplog.text
+    assert "after step 2, but the run continues: OSError: [Errno 28]" in caplog.text
     assert {s["step"] for s in read(tmp_path)} == {4}
 
 
@@ -249,7 +249,7 @@ def test_a_stop_does_not_wait_for_it_and_it_is_made_up_for(
     assert calls == ["sampling"] * 6
     assert shares == sorted(shares)
     assert shares[3] == 0.5  # all of the live weights, of two videos and two scales
-    assert "samples after step 2 are left out: the run is asked to stop" in caplog.text
+    assert "samples after step 2 are skipped: the run was asked to stop" in caplog.text
     assert read(tmp_path) == []
     monkeypatch.undo()
     Trainer(video_run(world), run_folder=tmp_path).train()
@@ -400,7 +400,7 @@ def test_the_time_decides_how_often_samples_are_drawn(
     caplog.set_level(logging.INFO)
     Trainer(auto_run(world, max_time_fraction=1e-9), run_folder=tmp_path / "once").train()
     assert [s["step"] for s in read(tmp_path / "once")] == [0]
-    assert "no samples are drawn after step 4, the last: they would take more than 1e-09" in caplog.text
+    assert "no samples are generated after step 4, the last: they would take more than 1e-09" in caplog.text
 
 
 def test_after_a_drawing_the_vae_is_as_it_was(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -430,7 +430,7 @@ def test_what_fails_in_decoding_ends_no_run(
     trainer = Trainer(config, run_folder=tmp_path)
     monkeypatch.setattr(type(trainer.model), "decode", fails)
     assert trainer.train() is Outcome.FINISHED
-    assert "no samples are drawn after step 0, the run goes on without them: OutOfMemoryError: no memory" in caplog.text
+    assert "no samples are generated after step 0, but the run continues: OutOfMemoryError: no memory" in caplog.text
     assert read(tmp_path) == []
     require_same_end(tmp_path, whole, step=4)
 
@@ -462,7 +462,7 @@ def test_a_forward_pass_that_fails_leaves_no_trace_in_the_training(
     drawing.draw = fails_at_the_start
     next(iter(failing.model.parts().layers)).register_forward_pre_hook(fails)
     assert failing.train() is Outcome.FINISHED
-    assert "no samples are drawn after step 0, the run goes on without them: ValueError: there is" in caplog.text
+    assert "no samples are generated after step 0, but the run continues: ValueError: there is" in caplog.text
     assert drawing.failed == 3
     require_same_end(tmp_path / "failing", tmp_path / "without", step=4)
 
@@ -546,7 +546,7 @@ def test_what_cannot_be_drawn_is_refused(world: Path, chats: Path, tmp_path: Pat
     ):
         if said is None:
             config.trainer.callbacks[NAME] = DrawVideos.Config(enabled=True)
-            said = "makes answers, and this draws videos"
+            said = "makes answers, this callback videos"
         if said == "no EMA weights":
             config.model.config.ema.enabled = False
         with pytest.raises((ConfigError, UserError), match=said):

@@ -144,9 +144,9 @@ def test_a_resumed_run_may_take_another_static_scale(world: Path, tmp_path: Path
 def test_what_has_no_effect_or_no_sense_is_refused(world: Path) -> None:
     config = half_config(world)
     config.model.config.parallelism.fsdp_master_dtype = "bfloat16"
-    with pytest.raises(WrongValueError, match="float16 is computed from float32"):
+    with pytest.raises(WrongValueError, match="float16 requires float32 weights"):
         config.model.config.check()
     config.model.config.parallelism.fsdp_master_dtype = "float32"
     config.model.config.precision = "float32"
-    with pytest.raises(WrongValueError, match=r"(?s)the loss has a scale in float16 alone.*leave loss_scale as it is"):
+    with pytest.raises(WrongValueError, match=r"(?s)only float16 uses a loss scale.*omit loss_scale"):
         config.check()

@@ -72,7 +72,9 @@ def schedule(cycles: list[int], warm_up: list[int], **values: list[float]) -> La
 def test_a_schedule_that_is_shorter_than_the_run_is_a_warning() -> None:
     assert list(schedule_warnings(schedule([10, 20], [1, 1]), 30, 1e-3)) == []
     (warning,) = schedule_warnings(schedule([10, 20], [1, 1], f_min=[0.0, 0.25]), 40, 1e-3)
-    assert "end after 30 steps, trainer.max_iter is 40: the last 10 steps run at learning rate 0.00025. Set" in warning
+    assert (
+        "end after 30 steps, but trainer.max_iter is 40: the last 10 steps run at learning rate 0.00025. Set" in warning
+    )
     assert "Set scheduler.cycle_lengths=[10,30] for" in warning
     (warning,) = schedule_warnings(schedule([10, 20], [1, 1], f_min=[0.0, 0.0]), 40, 1e-3)
     assert "run at learning rate 0 and train nothing. Set" in warning

@@ -64,7 +64,7 @@ def test_what_is_free_decides(world: Path, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(preflight, "free_memory", lambda device: 1000)
     require_refusal(config, tmp_path / "group" / "run", "does not fit into memory")
     notes = [line for line in plan_run(config, tmp_path / "run", world_size=1) if line.startswith("note")]
-    assert any("here the run would not start: it needs" in note for note in notes)
+    assert any("the run would not start on this machine: it needs" in note for note in notes)
 
 
 def test_weights_that_do_not_fit_leave_no_run_folder(world: Path, tmp_path: Path) -> None:

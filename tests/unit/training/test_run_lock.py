@@ -90,7 +90,7 @@ def test_a_file_system_without_locks_is_pointed_out(
     monkeypatch.setattr(fcntl, "lockf", lockf)
     RunLock(tmp_path, World()).release()
     (warning,) = [record.getMessage() for record in caplog.records]
-    assert "cannot be locked (No locks available): nothing keeps a second run out" in warning
+    assert "cannot be locked (No locks available): a second run" in warning
 
 
 def test_a_folder_that_cannot_be_written_is_the_users_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def test_a_folder_that_is_no_longer_the_runs_ends_it_before_the_next_save(tmp_pa
         (folder / ".lock").unlink()
         if harm == "lock_replaced":
             RunLock(folder, World())
-    with pytest.raises(SaveError, match=r"while the run used it: nothing more is written"):
+    with pytest.raises(SaveError, match=r"during the run: no more files are written"):
         lock.require_held()
     before = sorted(tmp_path.rglob("*"))
     lock.withdraw()  # as a start that fails does

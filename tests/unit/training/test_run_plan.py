@@ -89,7 +89,7 @@ def test_a_run_that_ends_first_ends_the_planner(tmp_path: Path, caplog: pytest.L
     callback.child = child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     callback.on_train_end(trainer)
     assert child.poll() is not None
-    assert said_of_the_plan(caplog) == [f"the run ends before its plan is made: worldsmith plan {tmp_path / 'run'}"]
+    assert said_of_the_plan(caplog) == [f"the run ends before its plan is complete: worldsmith plan {tmp_path / 'run'}"]
     assert not (tmp_path / "run/plan.json").exists()
     trainer.lock.release()
 
@@ -110,7 +110,7 @@ def test_a_plan_that_cannot_be_made_is_said_once_and_ends_nothing(
     )
     assert start(tmp_path).train() is Outcome.FINISHED
     (said,) = said_of_the_plan(caplog)
-    assert said.startswith("the plan of the run is not there, and it goes on without: ")
+    assert said.startswith("the plan of the run is missing, and the run continues without it: ")
     assert why in said
     assert not (tmp_path / "run/plan.json").exists()
 

@@ -197,10 +197,10 @@ def test_a_base_that_trains_on_is_named_with_its_step(
     config.trainer.max_iter = 1
     Trainer(config, run_folder=tmp_path / "run").train()
     first = base / "checkpoints/iter_000000004"
-    assert f"the frozen weights stay in {first} alone" in caplog.text
+    assert f"the frozen weights are stored only in {first}" in caplog.text
     pointer.write_text("iter_000000008\n")
     config.trainer.max_iter = 2
-    with pytest.raises(UserError, match=f"They were read from {first}/model: give that folder"):
+    with pytest.raises(UserError, match=f"They were read from {first}/model: use that folder"):
         Trainer(config, run_folder=tmp_path / "run")
     config.checkpoint.load_path = str(first)
     assert Trainer(config, run_folder=tmp_path / "run").iteration == 1
@@ -219,7 +219,7 @@ def test_load_training_state_goes_on_where_the_other_run_was(world: Path, whole:
     assert report["missing"] == []
     assert len(report["loaded"]) == len(stored_shapes(whole / "checkpoints/iter_000000005/model"))
     config.trainer.max_iter = 5
-    with pytest.raises(UserError, match=r"has done 5 steps, and trainer\.max_iter is 5"):
+    with pytest.raises(UserError, match=r"has completed 5 steps, but trainer\.max_iter is 5"):
         Trainer(config, run_folder=tmp_path / "short")
 
 
@@ -246,7 +246,7 @@ def test_load_training_state_leaves_out_the_moments_of_skipped_weights(
 def test_load_training_state_needs_a_training_checkpoint(world: Path, whole: Path, tmp_path: Path) -> None:
     shutil.copytree(whole / "checkpoints/iter_000000005/model", tmp_path / "weights/model")
     config = with_checkpoint(toy_config(world), load_path=str(tmp_path / "weights"), load_training_state=True)
-    with pytest.raises(UserError, match="holds weights only"):
+    with pytest.raises(UserError, match="contains only weights"):
         Trainer(config, run_folder=tmp_path / "run")
 
 
@@ -290,7 +290,7 @@ def test_space_is_checked_before_the_first_step(world: Path, tmp_path: Path, mon
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=3 * predicted))
     assert "8 checkpoints of" in check_space(config, trainer.model, 1, tmp_path)[0]
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=predicted - 1))
-    with pytest.raises(UserError, match=r"a checkpoint of this run takes .* Make room"):
+    with pytest.raises(UserError, match=r"a checkpoint of this run needs .* Free disk space"):
         Trainer(config, run_folder=tmp_path / "other")
 
 

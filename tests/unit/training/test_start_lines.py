@@ -69,7 +69,7 @@ def test_a_start_says_once_what_its_dry_run_says(world: Path, tmp_path: Path, ca
 def test_a_resumed_run_counts_from_where_it_is(world: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trained(world, tmp_path / "run", 2, caplog)
     plan = planned(world, tmp_path / "run", 8)
-    assert plan[0] == f"run folder   {tmp_path / 'run'} (goes on from iter_000000002)"
+    assert plan[0] == f"run folder   {tmp_path / 'run'} (resumes from iter_000000002)"
     assert plan[-1] == "run          steps 3 to 8, about 24 samples and 96 tokens: 4.0 epochs"
     said = trained(world, tmp_path / "run", 8, caplog)
     assert [line.partition("; listed in")[0] for line in said] == plan

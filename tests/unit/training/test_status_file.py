@@ -43,6 +43,6 @@ def test_a_disk_that_is_full_is_said_once_and_the_old_status_stays(tmp_path, cap
         file.write()
         file.write()
     assert json.loads(file.path.read_text())["note"] == "short"
-    assert caplog.text.count("cannot be written, the run goes on") == 1
+    assert caplog.text.count("cannot be written, the run continues") == 1
     file.close()
     assert json.loads(file.path.read_text())["note"] == "long" * 100

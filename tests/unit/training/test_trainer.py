@@ -177,14 +177,14 @@ def test_a_source_without_averages_cannot_give_them(world: Path, whole: Path, tm
     assert main(["export", str(whole), "--format", "native", "-o", str(tmp_path / "base")]) == 0
     config = toy_config(world)
     config.checkpoint.load_path, config.checkpoint.load_ema_to_reg = str(tmp_path / "base"), True
-    with pytest.raises(UserError, match=r"load_ema_to_reg: .* holds no EMA weights"):
+    with pytest.raises(UserError, match=r"load_ema_to_reg: .* has no EMA weights"):
         Trainer(config, run_folder=tmp_path / "new")
 
 
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("job.task", "vlm", "family 'toy' are trained for another"),
+        ("job.task", "vlm", "family 'toy' need another task"),
         ("model.config.lora_rank", 0, "lora_rank must be at least 1"),
         ("checkpoint.init", "pretrained", 'init = "scratch"'),
         ("trainer.grad_accum_iter", 0, "at least 1"),
@@ -239,7 +239,7 @@ def test_command_trains_then_says_that_the_run_is_complete(
     free = re.compile(r"free: .*")  # of the disk, which others write to
     assert (free.sub("", said), yaml.safe_load(tree)["trainer"]["max_iter"]) == (free.sub("", plan), 2)
     assert main(["train", str(file), "--show-tree"]) == 2
-    assert "--show-tree goes with --dryrun" in capsys.readouterr().err
+    assert "--show-tree requires --dryrun" in capsys.readouterr().err
     assert main(["train", str(file)]) == 0
     assert "done: 2 steps" in capsys.readouterr().out
     assert main(["train", str(file)]) == 0

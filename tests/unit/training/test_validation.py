@@ -120,7 +120,7 @@ def test_a_stop_does_not_wait_for_it_and_it_is_made_up_for(
     ToyTask.loss = loss  # type: ignore[method-assign]
     assert Trainer(validated(toy_config(world)), run_folder=tmp_path).train() is Outcome.STOPPED
     assert len(seen) == 6 + batch
-    assert "step 3: the validation gives way to the stop" in caplog.text
+    assert "step 3: the validation ends early because of the stop" in caplog.text
     assert [line[0] for line in read_validations(tmp_path)] == [0]
     ToyTask.loss = plain  # type: ignore[method-assign]
     Trainer(validated(toy_config(world)), run_folder=tmp_path).train()
@@ -218,7 +218,7 @@ def test_a_plan_reads_a_first_pack_of_it_and_says_when_it_is_done(world: Path, t
     assert not (tmp_path / "run").exists()
     config.trainer.run_validation = False
     lines = list(plan_run(resolve(config), tmp_path / "run", world_size=1))
-    assert "validation   none; `-- trainer.run_validation=true` turns it on" in lines
+    assert "validation   none; enable it with `-- trainer.run_validation=true`" in lines
 
 
 def test_all_of_it_may_change_when_a_run_goes_on_and_other_data_are_said(
@@ -247,11 +247,12 @@ def test_samples_that_are_trained_on_are_said_once(tmp_path: Path, caplog: pytes
     shared = (world / toy_runs.ROWS).read_text().splitlines()[:2]
     with (world / toy_runs.VAL_ROWS).open("a") as file:
         file.write("\n".join(shared) + "\n")
-    assert [line for line in plan_run(resolve(config), tmp_path / "run", world_size=1) if "trained on, too" in line]
+    overlap = "are also in the training data"
+    assert [line for line in plan_run(resolve(config), tmp_path / "run", world_size=1) if overlap in line]
     with caplog.at_level(logging.WARNING):
         Trainer(config, run_folder=tmp_path / "run").train()
-    (message,) = [message for message in caplog.messages if "trained on, too" in message]
-    assert message.startswith(f"validation: 2 of 7 samples of {world / toy_runs.VAL_ROWS} are trained on, too")
+    (message,) = [message for message in caplog.messages if overlap in message]
+    assert message.startswith(f"validation: 2 of 7 samples of {world / toy_runs.VAL_ROWS} {overlap}")
 
 
 def test_what_it_found_is_said_and_drawn(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 METADATA = ".metadata"
-"""The file with which DCP makes a folder complete."""
+"""File that DCP writes last: a folder that contains it is complete."""
 
 
 COPY_AHEAD = 10_000_000
@@ -64,7 +64,7 @@ def save_part(
         assert metadata is not None
         for name in sorted({result.storage_data.relative_path for written in results for result in written}):
             if not (folder / name).is_file():
-                raise FileNotFoundError(f"{folder / name} is not there for process 0: do all nodes share this folder?")
+                raise FileNotFoundError(f"process 0 cannot find {folder / name}: do all nodes share this folder?")
         writer.finish(metadata, results)
 
     writer.set_up_storage_writer(peers.is_main)

@@ -33,7 +33,7 @@ ALLOWED = {
     ("pathlib", "PosixPath"),
     ("pathlib._local", "PosixPath"),
 }  # fmt: skip
-"""Classes of records, those of older versions too, and one function that looks a layout up by its name."""
+"""Record classes, including those of older versions, and one function that looks a layout up by its name."""
 
 
 class TensorReader(FileSystemReader):
@@ -55,7 +55,9 @@ class TensorReader(FileSystemReader):
             except (UserError, OSError):
                 raise
             except Exception as error:  # a damaged pickle can fail in any way
-                raise UserError(f"[E118] {file} is damaged, or not what torch.distributed.checkpoint writes") from error
+                raise UserError(
+                    f"[E118] {file} is damaged, or was not written by torch.distributed.checkpoint"
+                ) from error
         return metadata  # type: ignore[no-any-return]
 
 
@@ -75,8 +77,8 @@ class MetadataUnpickler(pickle.Unpickler):
         if isinstance(dtype, torch.dtype):
             return dtype
         raise UserError(
-            f"{self.file} wants to load {module}.{name}, which torch.distributed.checkpoint never writes for tensors; "
-            "it could run any program, and is refused"
+            f"{self.file} refers to {module}.{name}, which torch.distributed.checkpoint never writes for tensors; "
+            "it could run arbitrary code, so it is not loaded"
         )
 
 
@@ -88,7 +90,7 @@ def enum_member(kind: Any, name: Any) -> Enum:
     """
     if isinstance(kind, EnumType) and name in kind.__members__:
         return kind.__members__[name]  # type: ignore[no-any-return]
-    raise TypeError(f"{name} is no member of an enumeration")
+    raise TypeError(f"{name} is not a member of an enumeration")
 
 
 def is_tensor(name: Any, entry: Any) -> bool:
@@ -97,7 +99,7 @@ def is_tensor(name: Any, entry: Any) -> bool:
         return False
     well_formed = isinstance(name, str) and isinstance(entry.properties.dtype, torch.dtype)
     if not well_formed or not all(isinstance(size, int) for size in entry.size):
-        raise TypeError(f"{name} is no description of a tensor")
+        raise TypeError(f"{name} does not describe a tensor")
     return True
 
 

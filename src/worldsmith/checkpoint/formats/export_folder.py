@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 WEIGHT_FILES = (".safetensors", ".distcp", ".pt", METADATA)
 """Suffixes, or names, of files that are verified when an export is opened; others may be edited."""
 LOOSE = ("files", "checksums", "versions", "worldsmith", "base_model", "card")
-"""Parts of what a folder says about itself that do not make another export."""
+"""Metadata entries that do not count when two exports are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class ExportSource:
     run: str = ""
     """project/group/name of the run."""
     iteration: int = 0
-    """Optimizer steps behind the weights."""
+    """Number of optimizer steps of the weights."""
     weights: Literal["ema", "live", "untrained"] = "live"
     merged: bool = False
     """Whether the run's adapters are merged into them."""
@@ -86,14 +86,14 @@ def may_write(out: Path, about: Mapping[str, Any], force: bool, *, index: str) -
         require_only(out, {ABOUT, LINEAGE, *present["files"]})
         return True
     state = "another export" if damage is None else f"an export with missing or changed files ({damage})"
-    raise FileExistsError(f"{out} is {state}; use --force to replace it, or choose another folder")
+    raise FileExistsError(f"{out} is {state}: replace it with --force, or choose another folder")
 
 
 def require_free(out: Path, index: str, *, force: bool) -> None:
     """Raises FileExistsError when something is at `out` that may not be replaced; see `read_about`."""
     present = read_about(out, index)
     if present is not None and not force:
-        raise FileExistsError(f"{out} exists; use --force to replace it, or choose another folder")
+        raise FileExistsError(f"{out} already exists: replace it with --force, or choose another folder")
     if present is not None:
         require_only(out, {ABOUT, LINEAGE, *present["files"]})
 
@@ -107,7 +107,7 @@ def read_about(out: Path, index: str) -> dict[str, Any] | None:
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return None
     if not (out / ABOUT).is_file() or not (out / index).exists():
-        raise FileExistsError(f"{out} exists and is not an export; remove it yourself or choose another folder")
+        raise FileExistsError(f"{out} already exists and is not an export: remove it yourself or choose another folder")
     return read_json_object(out / ABOUT)
 
 
@@ -180,7 +180,7 @@ def find_export_damage(out: Path, about: Mapping[str, Any]) -> str | None:
         if not (out / name).is_file():
             return f"{name} is missing"
         if (found := (out / name).stat().st_size) != size:
-            return f"{name} has {found} bytes, not {size}"
+            return f"{name} has {found} bytes, expected {size}"
     expected = {name: [about["files"][name], crc] for name, crc in about.get("checksums", {}).items()}
     changes = (find_change(out, name, entry) for name, entry in expected.items())
     return next((change for change in changes if change is not None), None) or find_damage(out)

@@ -50,7 +50,7 @@ class WeightLayout:
     key: Callable[[str], str]
     """Internal parameter name → name in the files."""
     config: Callable[[ModelSpec, Mapping[str, Any]], dict[str, Any]]
-    """The content of config.json, out of the model and of what the folder says about itself."""
+    """Returns the content of config.json from the model and the folder's metadata."""
     facts: Callable[[ModelSpec], dict[str, Any]] = lambda spec: {}
     """Returns the facts about the model for the model card."""
     prepare: Callable[[WeightSource, ModelSpec], WeightSource] = lambda source, spec: source
@@ -66,7 +66,7 @@ class ExportedModel:
     weights: WeightSource
     spec: ModelSpec
     average: bool = False
-    """Whether the EMA weights are exported if there are any."""
+    """Whether the EMA weights are exported if they exist."""
     defaults: Any = None
     """Generation defaults of the family; None: the folder states none."""
     origin: ExportSource = field(default_factory=ExportSource)
@@ -126,7 +126,7 @@ def tower_of(model: StoredModel, place: str) -> WeightSource:
     elif model.start is not None:
         source = open_weights(model.base or model.start.path, field=model.start.field, family=model.spec.name)
     else:
-        raise UserError(f"--vision-tower own: {model.folder} started from random weights, which have no vision tower")
+        raise UserError(f"--vision-tower own: {model.folder} started from random weights, without a vision tower")
     tower = find_tower(source)
     if tower is None:
         raise UserError(f"--vision-tower {place}: {source.describe} has no vision tower")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 DType = Literal["float32", "bfloat16"]
 OWN = "own"
-"""Instead of a folder: the vision tower that a model came with."""
+"""Value that selects the vision tower of the initial weights instead of a folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +48,23 @@ class ExportFormat:
     what: str
     """Description of the written files, for messages."""
     write: Callable[[StoredModel, Path, ExportOptions], bool]
-    """Writes the folder; False if the same export exists. Raises ValueError for a model that it cannot hold."""
+    """Writes the folder; returns False if the same export exists. Raises ValueError for a model that the format does
+    not support."""
     tensors: Callable[[StoredModel, ExportOptions], Mapping[str, Tensor]]
-    """Tensors in its weight files, by name there. Raises ValueError for a weight that has no name there."""
+    """Shapes and dtypes of the tensors in its weight files, by name. Raises ValueError for a weight without a name in
+    this format."""
     check: Callable[[StoredModel], None] = lambda model: None
-    """Raises ValueError for a model that the format cannot hold, without reading its weights."""
+    """Raises ValueError for a model that the format does not support, without reading its weights."""
     of_library: bool = False
-    """Whether the family's library reads the weights by the names of its own class (`library_network`)."""
+    """Whether the family's library loads the weights by the names of its own class (`library_network`)."""
     keeps_adapters: bool = False
     """Whether adapters can be stored next to the weights, unmerged."""
     keeps_tower: bool = False
     """Whether the vision tower of a family that trains without it can be stored with the weights."""
     has_schedule: bool = False
-    """Whether it holds settings of a noise schedule."""
+    """Whether it contains settings of a noise schedule."""
     has_weights: bool = True
-    """Whether it holds the weights themselves, and not only adapters."""
+    """Whether it contains full weights, not only adapters."""
 
 
 class FamilyFormats(WeightFormats):
@@ -72,7 +74,7 @@ class FamilyFormats(WeightFormats):
     """
 
     tower = ""
-    """Prefix of the names of a vision tower, which the family trains without; empty: no tower."""
+    """Name prefix of a vision tower that the family does not train with; empty: no tower."""
     native_type = ""
     """`model_type` in the config.json of a native export; empty: the family's name."""
 
@@ -126,7 +128,7 @@ class FamilyFormats(WeightFormats):
 
     def not_converted(self, format: str) -> UserError:
         return UserError(
-            f"weights of the family '{self.family}' are not converted to {format}; give --to dcp or native"
+            f"weights of the family '{self.family}' cannot be converted to {format}; use --to dcp or native"
         )
 
 
@@ -162,7 +164,7 @@ class AssemblesModels(Protocol):
     """Formats of a family whose models can be made out of another family's (`convert --to WORD`)."""
 
     assembled_as: str
-    """The word for `convert --to`."""
+    """Value of `convert --to`."""
 
     def assemble(
         self,
@@ -199,7 +201,7 @@ def assembling(word: str) -> AssemblesModels:
     for formats in FORMATS.all():
         if isinstance(formats, AssemblesModels) and formats.assembled_as == word:
             return formats
-    raise LookupError(f"no family is made by convert --to {word}")
+    raise LookupError(f"convert --to {word}: not supported by any model family")
 
 
 def language_weights(family: str, source: WeightSource, config: Mapping[str, Any]) -> dict[str, str]:

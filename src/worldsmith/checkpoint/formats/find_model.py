@@ -88,12 +88,12 @@ def identify(path: str | Path, base: str | None = None) -> tuple[StoredModel, Pa
     about = read_optional_json(path / ABOUT)
     if "converted_from" in about:
         raise FileNotFoundError(
-            f"{path} is a base checkpoint that `worldsmith convert` made: it has no tokenizer and no VAE to make "
-            "videos with; give it to a run as checkpoint.load_path"
+            f"{path} is a base checkpoint of `worldsmith convert`: it has no tokenizer and no VAE for generating "
+            "videos; use it as checkpoint.load_path of a run"
         )
     if about and about.get("format") != "adapter":
         if "model" not in about:
-            raise UserError(f"{path / ABOUT} has no section 'model', which says what network this is")
+            raise UserError(f"{path / ABOUT} has no section 'model', which describes the network")
         with written_here(path / ABOUT):
             return read_export(path, from_dict(about["model"], ModelSpec), about), None
     if (path / "model").is_dir() and (NAME.fullmatch(path.resolve().name) or (path / "model" / METADATA).is_file()):
@@ -109,16 +109,17 @@ def identify(path: str | Path, base: str | None = None) -> tuple[StoredModel, Pa
         named = base or about.get("base_model") or base_of_adapter(path)
         if not named:
             raise FileNotFoundError(
-                f"{path} holds adapters, and {ADAPTER_CONFIG} does not name the model that they belong to; give it "
-                "with --base"
+                f"{path} contains adapters, but {ADAPTER_CONFIG} does not name their base model; set it with --base"
             )
         model, checkpoint = identify(named)
         if model.adapter is not None:
-            raise UserError(f"{path} holds adapters of {named}, which are adapters too; give their model with --base")
+            raise UserError(
+                f"{path} contains adapters for {named}, which also contains adapters; set their base model with --base"
+            )
         return replace(model, adapter=path), checkpoint
     raise FileNotFoundError(
         f"{path}: no model in this folder; expected a run folder (with {RUN_CONFIG}), one of its checkpoints/iter_… "
-        "folders, or what `worldsmith export` wrote: a pipeline (with model_index.json), a folder for transformers, "
+        "folders, or an export of `worldsmith export`: a pipeline (with model_index.json), a transformers folder, "
         "or a native export"
     )
 
@@ -126,7 +127,7 @@ def identify(path: str | Path, base: str | None = None) -> tuple[StoredModel, Pa
 def read_run(config_file: Path, path: Path) -> StoredModel:
     """Returns the model of a run as it began."""
     if not config_file.is_file():
-        raise FileNotFoundError(f"{path}: {config_file} is missing, which says what model this is")
+        raise FileNotFoundError(f"{path}: {config_file} is missing, so the model is unknown")
     tree = read_yaml(read_config_text(config_file), str(config_file)).data
     for part in ("job", "model", "objective", "trainer", "checkpoint", "dataloader_train"):
         if not isinstance(tree, dict) or not isinstance(tree.get(part), dict):
@@ -149,7 +150,7 @@ def choose_of_run(model: StoredModel, checkpoint: Path | None, weights: Weights)
     """Returns the model with the weights that are asked for; `checkpoint` None means the run's newest complete one."""
     if weights == "untrained":
         if model.base is not None and model.start is None:
-            raise needs_no_base(model.folder, "it began with random weights")
+            raise needs_no_base(model.folder, "it started from random weights")
         return model
     if checkpoint is None:
         checkpoint = find_latest(model.folder / "checkpoints", World(), weights_only=True)
@@ -158,10 +159,10 @@ def choose_of_run(model: StoredModel, checkpoint: Path | None, weights: Weights)
     else:
         require_whole(checkpoint, World(), only=WEIGHTS)
     if model.base is not None and not is_partial(checkpoint):
-        raise needs_no_base(checkpoint, "it holds all its weights")
+        raise needs_no_base(checkpoint, "it contains all its weights")
     averaged = bool(CheckpointWeights(checkpoint / "model").average_shapes)
     if weights == "ema" and not averaged:
-        raise ValueError(f"{checkpoint} has no EMA weights (model.config.ema was off); ask for the raw ones (live)")
+        raise ValueError(f"{checkpoint} has no EMA weights (model.config.ema was off): use the raw weights (live)")
     kind: Literal["ema", "live"] = "live" if weights == "live" or not averaged else "ema"
     return replace(model, folder=checkpoint, iteration=folder_iteration(checkpoint.resolve()), weights=kind)
 
@@ -193,7 +194,7 @@ def read_generation(formats: Any, about: Mapping[str, Any], folder: Path) -> Any
     hints = {} if defaults is None else get_type_hints(type(defaults))
     for name, value in generation.items() if defaults is not None else ():
         if name not in {known.name for known in fields(defaults)}:
-            raise UserError(f"{folder / ABOUT}: generation has the unknown key '{name}'. Export the model again")
+            raise UserError(f"{folder / ABOUT}: unknown key '{name}' in generation. Export the model again")
         if not fits(value, hints[name]) or (isinstance(value, float) and not math.isfinite(value)):
             problem = misfit(("generation", name), hints[name], value)
             raise UserError(f"{folder / ABOUT}: {replace(problem, hint=None).render()}. Export the model again")
@@ -203,7 +204,7 @@ def read_generation(formats: Any, about: Mapping[str, Any], folder: Path) -> Any
 def choose_of_export(model: StoredModel, _: Path | None, weights: Weights) -> StoredModel:
     """Returns the model, if it has the weights that are asked for."""
     if model.base is not None:
-        raise needs_no_base(model.folder, "an exported folder holds all weights")
+        raise needs_no_base(model.folder, "an exported folder contains all weights")
     if weights not in ("auto", model.weights):
         raise ValueError(
             f"{model.folder} has only the {WEIGHTS_NAMES[model.weights]}: for the {WEIGHTS_NAMES[weights]}, give the "
@@ -213,4 +214,4 @@ def choose_of_export(model: StoredModel, _: Path | None, weights: Weights) -> St
 
 
 def needs_no_base(folder: Path, reason: str) -> UserError:
-    return UserError(f"{folder} needs no base: {reason}; leave the base out")
+    return UserError(f"{folder} needs no base: {reason}; omit the base")

@@ -40,11 +40,11 @@ class Merged:
     fingerprint: str
     """Fingerprint of base weights, adapter and dtype."""
     layers: int
-    """Adapted ones; each matrix of the adapter belongs to one of them."""
+    """Number of adapted weights; each matrix of the adapter belongs to one of them."""
     changed: int
     """Number of weights that differ from the base weights."""
     max_change: float
-    """The largest difference of a number, in the number format of the folder."""
+    """Largest absolute change of an element, in the number format of the folder."""
     dtype: DType
 
 
@@ -56,7 +56,7 @@ def use_adapter(model: StoredModel, adapter: str | None) -> StoredModel:
     if adapter is None:
         return model
     if model.adapter is not None:
-        raise UserError(f"--adapter {adapter}: the model {model.adapter} holds adapters too; leave one of them out")
+        raise UserError(f"--adapter {adapter}: the model {model.adapter} already contains adapters; omit one of them")
     require_no_adapters(model, Path(adapter))
     check_base(model, Path(adapter))
     return replace(model, adapter=Path(adapter))
@@ -68,8 +68,8 @@ def require_no_adapters(model: StoredModel, adapter: Path) -> None:
     trained = model.has_adapters and model.weights != "untrained"
     if trained or (source.merged and source.run == read_source(adapter).run):
         raise UserError(
-            f"--adapter {adapter}: {model.folder} has its run's adapters in its weights already; leave --adapter out, "
-            "or give the base that the run started from"
+            f"--adapter {adapter}: {model.folder} already contains the adapters of its run; omit --adapter, or use "
+            "the initial weights of the run as the model"
         )
 
 
@@ -91,20 +91,20 @@ def check_base(model: StoredModel, adapter: Path, *, is_given: bool = False) -> 
         if wanted & {entry.get("fingerprint") for folder in folders for entry in inputs_of(folder)}:
             return
         message = (
-            f"{adapter} was trained on {recorded[0]['path']} with the fingerprint {recorded[0]['fingerprint']}, and "
+            f"{adapter} was trained on {recorded[0]['path']} with the fingerprint {recorded[0]['fingerprint']}, but "
             f"{folders[0]} has other content"
         )
         if not is_given:
             raise UserError(
-                f"{message}. Give the base that it was trained on; if these are the same weights in another format, "
-                f"give {adapter} as the model with --base {folders[0]}"
+                f"{message}. Use the base that it was trained on; if these are the same weights in another format, "
+                f"use {adapter} as the model with --base {folders[0]}"
             )
-        logger.warning("%s; it is used, as --base says", message)
+        logger.warning("%s; used nevertheless, because --base names it", message)
         return
     named = base_of_adapter(adapter)
     if named and not any(is_called(folder, named) for folder in folders):
         logger.warning(
-            "%s names the base %s, and is used on %s: the answers are right only if these are the same weights",
+            "%s names the base %s, but is applied to %s: the answers are right only if these are the same weights",
             adapter, named, folders[0],
         )  # fmt: skip
 

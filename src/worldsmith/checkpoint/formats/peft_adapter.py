@@ -39,19 +39,19 @@ if TYPE_CHECKING:
 
 CONFIG, WEIGHTS = ADAPTER_CONFIG, "adapter_model.safetensors"
 BASE_WEIGHTS = "base_weights"
-"""Which weights of a base that has EMA weights too the adapters belong to, in `worldsmith.json`; left out: the live."""
+"""Key in `worldsmith.json`: which base weights (EMA or raw) the adapters belong to; missing: the raw weights."""
 UNSUPPORTED = (
     *("use_dora", "use_qalora", "rank_pattern", "alpha_pattern", "modules_to_save", "lora_bias"),
     *("bias", "fan_in_fan_out", "layer_replication", "alora_invocation_tokens"),
 )
-"""Keys of `adapter_config.json` that change what is computed, other than `"bias": "none"`, and are not applied here."""
+"""Keys of `adapter_config.json` (other than `"bias": "none"`) that change the computation and are not supported."""
 CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
-"""Values of `init_lora_weights` (and of those with a suffix, such as `pissa_niter_4`) with which PEFT changes the base
-weights before training: on the original base such adapters give another model."""
+"""Values of `init_lora_weights` (also with a suffix, such as `pissa_niter_4`) for which PEFT changes the base weights
+before training: with the original base such adapters give another model."""
 PIPELINE_WEIGHTS = "pytorch_lora_weights.safetensors"
-"""The file that a pipeline's `load_lora_weights` looks for; its names begin with the part that is adapted."""
+"""File that a pipeline's `load_lora_weights` looks for; its tensor names begin with the adapted component."""
 DIFFUSERS_HEADER = "lora_adapter_metadata"
-"""Key of diffusers' own adapter metadata in a safetensors header; its keys carry the prefix too."""
+"""Key of diffusers' own adapter metadata in a safetensors header; its keys have the same prefix."""
 
 
 def diffusers_header(config: Mapping[str, Any], prefix: str = PREFIX) -> dict[str, str]:
@@ -100,7 +100,7 @@ def require_adapters(model: StoredModel) -> None:
     """Raises ValueError for a model that has none."""
     if not model.has_adapters or model.tree is None:
         raise ValueError(
-            f"{model.folder} has no adapters: it was not trained with model.lora_enabled, or they are merged"
+            f"{model.folder} has no adapters: it was trained without model.lora_enabled, or they are merged"
         )
 
 
@@ -171,7 +171,7 @@ def export_adapter(
 def require_effect(adapters: Mapping[str, Tensor]) -> None:
     """Raises ValueError when all B are zero."""
     if not any(bool(tensor.any()) for name, tensor in adapters.items() if name.endswith(MATRICES[1])):
-        raise ValueError("all adapters are zero, as before training: they would change nothing")
+        raise ValueError("all adapters are zero, as before training, so they have no effect")
 
 
 def named_adapters(layout: AdapterLayout, adapters: Mapping[str, Tensor], dtype: DType) -> dict[str, Tensor]:
@@ -220,31 +220,30 @@ def read_adapter(layout: AdapterLayout, folder: str | Path) -> StoredAdapter:
         return read_pipeline_file(layout, file)
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
-            raise FileNotFoundError(f"{folder} has no {name}; expected an adapter folder in PEFT's format")
+            raise FileNotFoundError(f"{folder} has no {name}; expected an adapter folder in PEFT format")
     if (folder / ABOUT).is_file():
         require_whole(folder, World())
     config = read_json_object(folder / CONFIG)
     if config.get("peft_type") != "LORA":
-        raise ValueError(f"{folder / CONFIG}: peft_type is {config.get('peft_type')!r}; only LORA can be read")
+        raise ValueError(f"{folder / CONFIG}: peft_type is {config.get('peft_type')!r}; only LORA is supported")
     for key in ("r", "lora_alpha"):
         if key not in config:
             raise ValueError(f"{folder / CONFIG} has no {key}")
     rank, alpha = config["r"], config["lora_alpha"]
     if type(rank) is not int or rank < 1:
-        raise UserError(f"{folder / CONFIG}: r: expected a whole number above 0, found {rank!r}")
+        raise UserError(f"{folder / CONFIG}: r: expected an integer above 0, found {rank!r}")
     if not is_scale(alpha):
         raise UserError(f"{folder / CONFIG}: lora_alpha: expected a number above 0, found {alpha!r}")
     for key in UNSUPPORTED:
         if config.get(key) and not (key == "bias" and config[key] == "none"):
-            raise ValueError(
-                f"{folder / CONFIG}: {key} = {config[key]!r} is not supported; only plain LoRA can be read"
-            )
+            raise ValueError(f"{folder / CONFIG}: {key} = {config[key]!r} is not supported; only plain LoRA is")
     initial = str(config.get("init_lora_weights")).lower()
     if initial.startswith(CHANGES_BASE):
         raise ValueError(
             f"{folder / CONFIG}: init_lora_weights = {config['init_lora_weights']!r} is not supported: PEFT has "
-            "changed the base weights, so that these adapters do not belong to the original base. Save them again with "
-            "PEFT's save_pretrained(…, path_initial_model_for_weight_conversion=…), which makes plain LoRA of them"
+            "changed the base weights, so these adapters do not match the original base. Save them again with "
+            "PEFT's save_pretrained(…, path_initial_model_for_weight_conversion=…), which converts them to plain "
+            "LoRA"
         )
     try:
         with open_file(folder / WEIGHTS) as file:
@@ -293,19 +292,19 @@ def read_pipeline_file(layout: AdapterLayout, file: Path, alpha: float | None = 
     stated = known.get(f"{layout.part}.lora_alpha", alpha)
     if stated is None:
         raise UserError(
-            f"{file} does not say the alpha of its adapters (64 in CogVideo's finetune/, unless it was set): "
-            f"`worldsmith convert {file} --to adapter --lora-alpha N -o DIR` makes a folder that does"
+            f"{file} does not state the alpha of its adapters (64 in CogVideo's finetune/ by default): create an "
+            f"adapter folder that states it with `worldsmith convert {file} --to adapter --lora-alpha N -o DIR`"
         )
     try:
         outside = next((name for name in stored if not name.startswith(f"{layout.part}.")), None)
         if outside is not None:
-            raise ValueError(f"'{outside}' is not in the pipeline's {layout.part}")
+            raise ValueError(f"'{outside}' does not belong to the pipeline's {layout.part}")
         weights = {
             layout.native_adapter_name(PREFIX + name.removeprefix(layout.part)): tensor
             for name, tensor in stored.items()
         }
         if known.get(f"{layout.part}.rank_pattern") or known.get(f"{layout.part}.alpha_pattern"):
-            raise ValueError("it has several ranks or alphas; only one of each can be read")
+            raise ValueError("it has several ranks or alphas; only one of each is supported")
         if not is_scale(stated):
             raise ValueError(f"alpha is {stated}; expected a number above 0")
         alpha, rank = stated, one_rank(weights)
@@ -351,7 +350,7 @@ def load_adapter(layout: AdapterLayout, network: nn.Module, folder: str | Path) 
         if stored.weights[name].shape != tensor.shape:
             found, needed = list(stored.weights[name].shape), list(tensor.shape)
             raise ValueError(
-                f"{stored.folder / WEIGHTS}: {layout.peft_name(name)} has the shape {found}, needed is {needed}"
+                f"{stored.folder / WEIGHTS}: {layout.peft_name(name)} has the shape {found}, expected {needed}"
             )
         tensor.copy_(stored.weights[name])
     return injected

@@ -43,7 +43,7 @@ class Quantizer(ABC):
     """One scheme for one model."""
 
     needs_data: bool
-    """Whether the inputs of layers must have been observed before anything is written."""
+    """Whether the inputs of layers must be observed before quantization."""
     sizes: Sizes
 
     @abstractmethod
@@ -70,5 +70,5 @@ def quantizing(family: str) -> QuantizesModels:
     """Returns the formats of a family that quantize its models. Raises UserError if they cannot."""
     formats = weight_formats(family)
     if not isinstance(formats, QuantizesModels):
-        raise UserError(f"models of the family '{family}' are not quantized")
+        raise UserError(f"models of the family '{family}' cannot be quantized")
     return formats

@@ -47,7 +47,7 @@ def require_adapter_fits(adapter: StoredAdapter, source: WeightSource) -> None:
         low, high = (adapter.weights.get(path + matrix) for matrix in MATRICES)
         shape = source.shapes.get(f"{path}.weight")
         if low is None or high is None:
-            raise UserError(f"{adapter.folder} lacks a matrix of the layer {path}; it is damaged")
+            raise UserError(f"{adapter.folder} is damaged: it lacks a matrix of the layer {path}")
         if shape is None:
             raise UserError(
                 f"{adapter.folder} adapts the layer {path}, which {source.describe} does not have: it belongs to "
@@ -55,9 +55,9 @@ def require_adapter_fits(adapter: StoredAdapter, source: WeightSource) -> None:
             )
         if [len(high), low.shape[1]] != list(shape) or not len(low) == high.shape[1] == adapter.rank:
             raise UserError(
-                f"{adapter.folder}: the matrices of {path} are {list(high.shape)} and {list(low.shape)}; a weight of "
-                f"{list(shape)} with rank {adapter.rank} needs {[shape[0], adapter.rank]} and "
-                f"{[adapter.rank, shape[1]]}"
+                f"{adapter.folder}: the matrices of {path} have shapes {list(high.shape)} and {list(low.shape)}; "
+                f"expected {[shape[0], adapter.rank]} and {[adapter.rank, shape[1]]} for a weight of {list(shape)} "
+                f"with rank {adapter.rank}"
             )
 
 
@@ -67,22 +67,22 @@ class AdapterLayout:
 
     family: str
     outward: Callable[[str], str]
-    """Internal parameter name of a weight → that library's; raises ValueError for what is no weight of the model."""
+    """Converts an internal parameter name to the library's name; raises ValueError for an unknown name."""
     inward: Callable[[str], str]
-    """The other way round."""
+    """Converts a library name to the internal parameter name."""
     library: str
-    """The package, whose version is recorded."""
+    """Package whose version is recorded."""
     header: Callable[[Mapping[str, Any]], dict[str, str]] = lambda config: {}
     """Builds the metadata in the safetensors header from adapter_config.json."""
     part: str = ""
-    """The part of a pipeline that is adapted, as `load_lora_weights` calls it; empty: no pipeline can load adapters."""
+    """Adapted pipeline component, as named by `load_lora_weights`; empty: no pipeline can load adapters."""
 
     def peft_name(self, name: str) -> str:
         """Converts an adapter name to PEFT's: `….q_proj.lora_A.weight` → `base_model.model.….to_q.lora_A.weight`."""
         for matrix in MATRICES:
             if name.endswith(matrix):
                 return f"{PREFIX}.{self.layer_name(name.removesuffix(matrix))}{matrix}"
-        raise ValueError(f"'{name}' is not the name of an adapter's matrix")
+        raise ValueError(f"'{name}' is not the name of an adapter matrix")
 
     def layer_name(self, path: str) -> str:
         """Returns the path of an adapted layer, in the library."""
@@ -94,4 +94,4 @@ class AdapterLayout:
             if name.endswith(matrix) and name.startswith(f"{PREFIX}."):
                 base = name.removeprefix(f"{PREFIX}.").removesuffix(matrix)
                 return self.inward(f"{base}.weight").removesuffix(".weight") + matrix
-        raise ValueError(f"'{name}' is not the name of an adapter's matrix, which is {PREFIX}.<layer>{MATRICES[0]}")
+        raise ValueError(f"'{name}' is not the name of an adapter matrix: expected {PREFIX}.<layer>{MATRICES[0]}")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 WEIGHTS_NAMES = {"live": "raw weights", "ema": "EMA weights", "untrained": "untrained weights"}
-"""Names of `StoredModel.weights` for people."""
+"""Names of `StoredModel.weights` for messages."""
 
 
 @dataclass(frozen=True)
@@ -46,16 +46,16 @@ class StoredModel:
     run: str
     """The run's project/group/name."""
     iteration: int
-    """Optimizer steps behind the weights; 0 for untrained ones."""
+    """Number of optimizer steps of the weights; 0 for untrained ones."""
     weights: Literal["ema", "live", "untrained"]
     tree: Mapping[str, Any] | None
-    """The run's whole config as plain data; None for an exported folder."""
+    """Complete config of the run as plain data; None for an exported folder."""
     base: str | None = None
     """Current location of the initial weights of the run; None: as in its config."""
     weights_path: str | None = None
     """Location of the weights if they are not next to the config; None: `folder`."""
     adapter: Path | None = None
-    """A folder of adapters in PEFT's format, which are merged into the weights wherever these are read."""
+    """PEFT adapter folder; it is merged into the weights whenever they are read."""
 
     @property
     def config(self) -> Any:
@@ -139,8 +139,8 @@ class StoredModel:
         """Raises UserError for quantized weights, of which nothing else can be made."""
         if self.quantized is not None:
             raise UserError(
-                f"{self.folder} holds quantized weights: they can be asked (infer, evaluate), and nothing else is made "
-                "of them; give the model that it was made of"
+                f"{self.folder} contains quantized weights, which support only infer and evaluate: use the model "
+                "before quantization"
             )
 
     def require_effect(self) -> None:
@@ -148,7 +148,7 @@ class StoredModel:
         source = self.open()
         if isinstance(source, MergedWeights) and not source.changes_something(average=self.average):
             raise ValueError(
-                f"the adapters in {self.folder} are all zero, as before training: merging them would change nothing"
+                f"the adapters in {self.folder} are all zero, as before training: merging them has no effect"
             )
 
     def load(
@@ -165,7 +165,7 @@ class StoredModel:
         if self.tree is None and (quantized := self.quantized) is not None:
             if self.adapter is not None or self.config.precision != "bfloat16":
                 asked = "--adapter" if self.adapter is not None else f"--dtype {self.config.precision}"
-                raise UserError(f"{self.folder} holds quantized weights, beside bfloat16 ones; leave {asked} out")
+                raise UserError(f"{self.folder} contains quantized weights and bfloat16 ones; omit {asked}")
             return quantized.load_quantized(self.folder, device)
         keep = keep_adapters and self.has_adapters
         config: Any = self.config if keep else self.merged_spec.config
@@ -179,9 +179,8 @@ class StoredModel:
         report = compare_weights(source, shapes, spec=self.spec)
         if report.initialised:
             raise UserError(
-                f"{source.describe} is not a whole model: it lacks {len(report.initialised)} of "
-                f"{len(shapes)} tensors, such as {report.initialised[0]}; it can be trained from, with it as "
-                "checkpoint.load_path"
+                f"{source.describe} is not a complete model: it lacks {len(report.initialised)} of {len(shapes)} "
+                f"tensors, such as {report.initialised[0]}; use it as checkpoint.load_path of a run to train them"
             )
         source.read_into(parameters, average=self.average)
         require_finite(source.describe, non_finite(parameters))

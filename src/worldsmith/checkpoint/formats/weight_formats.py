@@ -36,7 +36,7 @@ class Joined:
     shape: list[int]
     """Shape of the joined weight."""
     make: Callable[[Mapping[str, Tensor]], Tensor]
-    """Joins the tensors, which it gets by the names in `keys`."""
+    """Joins the tensors, which are passed by their names in `keys`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class WeightFormats:
 
         Raises UserError if they do not state enough.
         """
-        raise UserError(f"{source.describe}: weights of the family '{self.family}' are not converted")
+        raise UserError(f"{source.describe}: weights of the family '{self.family}' cannot be converted")
 
     def read_pipeline(self, folder: Path) -> ModelSpec | None:
         """Returns the model in a folder that another library has written; None if it is not of this family."""
@@ -139,11 +139,11 @@ class WeightFormats:
 
     def read_adapter(self, folder: Path) -> StoredAdapter:
         """Reads the adapters of a folder in PEFT's format, by internal parameter name."""
-        raise UserError(f"adapters for models of the family '{self.family}' cannot be read")
+        raise UserError(f"adapters for models of the family '{self.family}' are not supported")
 
     def load_adapter(self, network: nn.Module, folder: Path) -> list[str]:
         """Adds the adapters of a folder in PEFT's format to a network; returns the paths of the adapted layers."""
-        raise UserError(f"adapters for models of the family '{self.family}' cannot be read")
+        raise UserError(f"adapters for models of the family '{self.family}' are not supported")
 
 
 @runtime_checkable

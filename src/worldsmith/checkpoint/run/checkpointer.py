@@ -52,48 +52,49 @@ class Checkpointer(Configurable):
 
     class Config(Configurable.Config):
         load_path: str | None = None
-        """Weights to start a new run from: a run folder, an iter folder, or a model folder. None: no weights."""
+        """Initial weights of a new run: a run folder, an iter folder, or a model folder. None: no weights."""
         init: Literal["pretrained", "scratch"] = "pretrained"
-        """A new run without load_path: "pretrained" takes what the model itself names, "scratch" random weights."""
+        """Initial weights of a new run without load_path: "pretrained": those that the model config names; "scratch":
+        random."""
         load_training_state: bool = False
-        """Whether a new run takes optimizer, schedule, step count, random states and data position of load_path too."""
+        """Whether a new run also loads optimizer state, schedule, step count, random states and data loader state of
+        load_path."""
         load_ema_to_reg: bool = False
-        """Whether a new run starts from the averaged (EMA) weights of load_path instead of its live ones."""
+        """Whether a new run starts from the EMA weights of load_path instead of its raw (non-EMA) weights."""
         keys_to_skip_loading: list[str] = field(default_factory=list)
         """Tensors of load_path whose name contains one of these are not loaded; net_ema.* then starts from net.*."""
         save_iter: Count = 100
         """Save every this many optimizer steps, and always after the last one."""
         async_save: bool = True
-        """Write periodic saves in the background, from a copy in main memory; the last save of a process never is."""
+        """Write periodic checkpoints in the background, from a copy in host RAM. The last save of a process is never in
+        the background."""
         save_weights: Literal["all", "trained"] = "all"
-        """Which weights a checkpoint holds; "trained" leaves frozen ones out, and a resume reads load_path again."""
+        """Weights in a checkpoint; "trained" omits frozen ones, and a resumed run reads load_path again."""
         keep_latest_k: Count | None = None
         """Number of newest checkpoints to keep. None: all."""
         keep_every: Count | None = None
-        """Checkpoints whose step is a multiple of this are kept besides, for ever. None: no others."""
+        """Checkpoints whose step is a multiple of this are also kept, permanently. None: no others."""
         keep_best: str | None = None
-        """Figure of the validation, such as val/loss or val_ema/loss: the best checkpoint by it is saved and kept."""
+        """Validation metric, such as val/loss or val_ema/loss: the checkpoint with its best value is saved and kept."""
         best_mode: Literal["min", "max"] = "min"
-        """Whether the least or the greatest value of `keep_best` is the best."""
+        """Whether the smallest or the largest value of `keep_best` is the best."""
         stop_file: str = "STOP"
-        """A file of this name in the run folder makes the run save and stop, like SIGTERM. "": no such file."""
+        """Name of a file in the run folder that makes the run save and stop, like SIGTERM. "": no such file."""
 
         def check(self) -> None:
             if self.load_path == "":
-                raise wrong(
-                    self, "load_path", why="an empty name", remedy="name the weights to start from, or null for none"
-                )
+                raise wrong(self, "load_path", why="an empty name", remedy="set load_path, or use null for none")
             for name, what in (("load_training_state", "training state"), ("load_ema_to_reg", "EMA weights")):
                 if getattr(self, name) and self.load_path is None:
-                    remedy = f"set load_path: the checkpoint whose {what} is taken"
-                    raise wrong(self, name, "load_path", why="there is nothing to take it from", remedy=remedy)
+                    remedy = f"set load_path: the checkpoint whose {what} is used"
+                    raise wrong(self, name, "load_path", why="without it there is no such state to load", remedy=remedy)
             if self.load_ema_to_reg and self.load_training_state:
                 both = "load_ema_to_reg", "load_training_state"
                 raise wrong(self, *both, why="the optimizer state belongs to the raw weights")
             if self.keep_every is not None and self.keep_latest_k is None:
                 raise wrong(self, "keep_every", "keep_latest_k", why="all checkpoints are kept anyway")
             if self.keep_best is not None and not self.keep_best.startswith(("val/", "val_ema/")):
-                raise wrong(self, "keep_best", allowed="a figure of the validation, such as val/loss or val_ema/loss")
+                raise wrong(self, "keep_best", allowed="set a validation metric, such as val/loss or val_ema/loss")
             if self.stop_file != Path(self.stop_file).name:
                 raise wrong(self, "stop_file", allowed="a plain file name, or empty")
 
@@ -235,8 +236,8 @@ class Checkpointer(Configurable):
         free = free_space(self.folder)
         if free is not None and (is_disk_full(error) or free < needed):
             fewer = "" if self.config.keep_latest_k else ", or keep fewer checkpoints with checkpoint.keep_latest_k"
-            text += f" It needs {needed / 2**20:.1f} MiB, {free / 2**20:.1f} MiB are free. Make room{fewer}."
-        return f"{text} Checkpoints that were complete before are untouched."
+            text += f" It needs {needed / 2**20:.1f} MiB, but {free / 2**20:.1f} MiB are free. Free disk space{fewer}."
+        return f"{text} Earlier complete checkpoints are unchanged."
 
 
 def load_positions(checkpoint: Path) -> list[dict[str, Any]]:

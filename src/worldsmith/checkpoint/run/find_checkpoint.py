@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 POINTER = "latest_checkpoint.txt"
 BEST_POINTER = "best_checkpoint.txt"
 BEST = "best"
-"""The name under which a run's best checkpoint is asked for: `RUN/checkpoints/best`."""
+"""Name that selects a run's best checkpoint: `RUN/checkpoints/best`."""
 NAME = re.compile(r"iter_(\d{9,})")
 
 
@@ -63,7 +63,7 @@ def best_of(path: str) -> str:
         return path
     best = read_best(place.parent)
     if best is None:
-        raise FileNotFoundError(f"{path}: no checkpoint there is known as the best; checkpoint.keep_best keeps one")
+        raise FileNotFoundError(f"{path}: no best checkpoint is recorded there; checkpoint.keep_best records one")
     return str(best)
 
 
@@ -85,7 +85,7 @@ class Pointer:
     """Content of `latest_checkpoint.txt`; both fields are None without that file."""
 
     checkpoint: Path | None = None
-    """The checkpoint that it names, even if its folder does not exist; None if the name cannot be read."""
+    """The checkpoint that the pointer names, even if its folder does not exist; None if the name cannot be read."""
     problem: str | None = None
     """Problem of the latest pointer."""
 
@@ -95,7 +95,8 @@ class ResumeCandidates:
     """The checkpoints of a run, in the order in which a resume tries them."""
 
     checkpoints: list[Path]
-    """First the one that the pointer names, then earlier ones, then later ones, from which the run has gone back."""
+    """Candidates in order: the one that the pointer names, then earlier ones, then later ones, from which the run has
+    gone back."""
     pointer: Pointer
 
 
@@ -108,8 +109,8 @@ def read_pointer(parent: Path) -> Pointer:
     except (OSError, ValueError) as error:
         return Pointer(problem=f"{POINTER} cannot be read: {error}")
     if not NAME.fullmatch(name):
-        return Pointer(problem=f"{POINTER} holds {name[:40]!r}, which is not the name of a checkpoint")
-    missing = None if (parent / name).is_dir() else f"{name}: named by {POINTER}, but there is no such folder"
+        return Pointer(problem=f"{POINTER} contains {name[:40]!r}, which is not the name of a checkpoint")
+    missing = None if (parent / name).is_dir() else f"{name}: named by {POINTER}, but this folder does not exist"
     return Pointer(parent / name, missing)
 
 
@@ -145,9 +146,9 @@ def find_latest(parent: Path, world: World, *, weights_only: bool = False, own: 
         problem = damage(candidate, world, weights_only=weights_only)
         if problem is None:
             for line in problems:
-                logger.warning("DAMAGED CHECKPOINT passed over: %s", line)
+                logger.warning("DAMAGED CHECKPOINT skipped: %s", line)
             if problems:
-                logger.warning("%s is taken instead", candidate.name)
+                logger.warning("%s is used instead", candidate.name)
             named = found.pointer.checkpoint
             if named is not None and is_later(candidate, named):
                 logger.warning("%s is later than %s: the run had gone back from it", candidate.name, named.name)
@@ -155,11 +156,12 @@ def find_latest(parent: Path, world: World, *, weights_only: bool = False, own: 
         problems.append(f"{candidate.name}: {problem}")
         passed_over += 1
     if passed_over:
-        advice = "" if weights_only else " To start the run anew, move this folder away."
+        advice = "" if weights_only else " To start the run from the beginning, move this folder away."
         raise UserError(f"[E118] no checkpoint in {parent} is complete: {'; '.join(problems)}.{advice}")
     if problems:
         raise UserError(
-            f"{parent / POINTER} names a checkpoint, but none is there; to start the run anew, move this folder away"
+            f"{parent / POINTER} names a checkpoint, but none exists; to start the run from the beginning, move "
+            "this folder away"
         )
     return None
 
@@ -175,6 +177,6 @@ def gone_back(taken: Path, keep_latest_k: int | None) -> str | None:
     if keep_latest_k is None or not later:
         return None
     return (
-        f"the run goes back to {taken.name}, and its next save removes what is later: {', '.join(reversed(later))} "
+        f"the run goes back to {taken.name}, and its next save removes the later ones: {', '.join(reversed(later))} "
         f"(checkpoint.keep_latest_k = {keep_latest_k}); move away what you want to keep"
     )

@@ -58,13 +58,14 @@ def require_same(checkpoint: Path, frozen: Mapping[str, Tensor | WeightSum], *, 
     saved = read_json_object(checkpoint / FILE)
     if saved["tensors"] != len(frozen):
         raise UserError(
-            f"{checkpoint} was trained with {saved['tensors']} frozen tensors, and this run freezes {len(frozen)}; "
-            "put optimizer.keys_to_select and the model's config back as they were"
+            f"{checkpoint} was trained with {saved['tensors']} frozen tensors, but this run freezes {len(frozen)}: "
+            "restore optimizer.keys_to_select and the model config"
         )
     if saved["fingerprint"] != fingerprint(frozen, saved["dtypes"]):
         raise UserError(
-            f"[E120] {checkpoint} holds trained weights only, and the frozen ones have changed: trained on those of "
-            f"{saved['source']}, and those of {source} are others. {advice(checkpoint.parent.parent / LOAD_REPORT)}"
+            f"[E120] {checkpoint} contains only the trained weights, and the frozen ones have changed: it was "
+            f"trained on those of {saved['source']}, but those of {source} differ. "
+            f"{advice(checkpoint.parent.parent / LOAD_REPORT)}"
         )
 
 
@@ -74,10 +75,10 @@ def advice(report: Path) -> str:
     with suppress(OSError, UserError):
         first = str(read_json_object(report).get("folder", ""))
     if not first:
-        return "Give the same base as checkpoint.load_path"
+        return "Use the same base as checkpoint.load_path"
     if not Path(first).is_dir():
-        return f"They were read from {first}, which is gone: give a copy of it as checkpoint.load_path"
-    return f"They were read from {first}: give that folder as checkpoint.load_path"
+        return f"They were read from {first}, which no longer exists: use a copy of it as checkpoint.load_path"
+    return f"They were read from {first}: use that folder as checkpoint.load_path"
 
 
 def is_partial(checkpoint: Path) -> bool:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ALIGNMENT = 64
-"""Bytes at whose multiples each tensor begins."""
+"""Alignment of each tensor in bytes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,9 +32,9 @@ class StagedLayout:
     plans: dict[str, SavePlan]
     """DCP save plan of this rank, by checkpoint part."""
     starts: dict[str, dict[MetadataIndex, int]]
-    """The first byte of each tensor."""
+    """Offset of the first byte of each tensor."""
     size: int
-    """Bytes of the buffer."""
+    """Size of the buffer in bytes."""
 
     def planners(self, buffer: Tensor) -> dict[str, SavePlanner]:
         """Returns the planner for `dcp.save_part` of each part, which reads the tensors from `buffer`."""
@@ -149,7 +149,7 @@ def pin(buffer: Tensor) -> bool:
         with suppress(RuntimeError):  # the next kernel reports the error of that call: let it be this one
             torch.zeros(1, device="cuda")
         size = buffer.numel() / 2**30
-        logger.warning("%.1f GiB of main memory cannot be pinned (CUDA error %d): saves take longer", size, code)
+        logger.warning("%.1f GiB of host RAM cannot be pinned (CUDA error %d): saves take longer", size, code)
     return code == 0
 
 

@@ -49,11 +49,11 @@ class Save:
     target: Path
     """The checkpoint's folder."""
     texts: Mapping[str, str]
-    """Small files to keep next to the tensors."""
+    """Small files to store next to the tensors."""
     position: str | None
     """Data loader state as JSON."""
     data_rank: int
-    """The share of the data that `position` belongs to."""
+    """Data shard that `position` belongs to."""
     keep_latest_k: int | None
     keep_every: int | None
     is_best: bool = False
@@ -124,7 +124,7 @@ def remove_unless_read(folder: Path) -> None:
         logger.warning("%s cannot be removed and stays: %s", folder, error)
         return
     if handle is None:
-        logger.info("%s stays for now: another process reads it", folder.name)
+        logger.info("%s is not removed yet: another process reads it", folder.name)
         return
     atomic.remove_folder(folder)
     os.close(handle)
@@ -136,10 +136,10 @@ def tidy_up(folder: Path) -> None:
         target = folder / aside.name.removeprefix(atomic.SAVING)
         if not target.exists() and manifest.find_damage(aside) is None:
             atomic.publish_folder(aside, target)
-            logger.info("%s was complete when its save was interrupted, and is kept", target.name)
+            logger.info("%s was already complete when its save was interrupted, so it is kept", target.name)
     leftovers = atomic.remove_leftovers(folder)
     if leftovers:
-        logger.info("removed what an interrupted save left in %s: %s", folder, ", ".join(leftovers))
+        logger.info("removed the remains of an interrupted save in %s: %s", folder, ", ".join(leftovers))
 
 
 def require_folder(aside: Path, made: os.stat_result, texts: Iterable[str]) -> None:
@@ -154,7 +154,7 @@ def require_folder(aside: Path, made: os.stat_result, texts: Iterable[str]) -> N
         for place in list(aside.parents)[:2]:
             with suppress(OSError):  # others have put something there
                 place.rmdir()
-    raise FileNotFoundError(errno.ENOENT, "it was moved while it was written", str(aside))
+    raise FileNotFoundError(errno.ENOENT, "it was moved during the save", str(aside))
 
 
 def write_texts(aside: Path, texts: Mapping[str, str]) -> os.stat_result:
@@ -186,7 +186,7 @@ class WriterProcess:
         self._connection, self._pid = own, pid
         self._layout: StagedLayout | None = None
         self.close = weakref.finalize(self, end, own, pid, owner=os.getpid())
-        """Ends the process; happens by itself when this object is no longer used."""
+        """Ends the process; called automatically when this object is no longer used."""
 
     @property
     def is_alive(self) -> bool:

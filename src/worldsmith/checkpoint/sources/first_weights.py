@@ -19,7 +19,7 @@ class FirstWeights:
     field: str
     path: str
     unread: str = ""
-    """A field that names other weights, which are not read."""
+    """Field that names other weights, which are not loaded."""
 
     @property
     def lasting(self) -> str:
@@ -28,7 +28,7 @@ class FirstWeights:
 
     @property
     def describe(self) -> str:
-        unread = f"; {self.unread} is not read" if self.unread else ""
+        unread = f"; {self.unread} is ignored" if self.unread else ""
         return f"{self.field} = {self.path}{unread}"
 
 

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 FILES = ("*.safetensors", "*.json")
 OURS = (
-    "expected a run folder, a checkpoints/iter_… folder or its model folder, what `worldsmith convert` or `worldsmith "
-    "export` wrote"
+    "expected a run folder, a checkpoints/iter_… folder or its model folder, or an output folder of `worldsmith "
+    "convert` or `worldsmith export`"
 )
 
 
@@ -104,7 +104,8 @@ def require_same_kind(root: Path, world: World, *, field: str) -> None:
     other = next((rank for rank, found in enumerate(kinds) if found != kinds[0]), None)
     if other is not None:
         raise UserError(
-            f"{field} {root}: process 0 finds {kinds[0]} there and process {other} {kinds[other]}; copy it to all nodes"
+            f"{field} {root}: process 0 finds {kinds[0]} there but process {other} finds {kinds[other]}; copy it to "
+            "all nodes"
         )
 
 
@@ -157,8 +158,8 @@ def open_checkpoint(
             below = start_of_run(tree, base=base, world=world)
         except FileNotFoundError as error:
             raise UserError(
-                f"{model_folder.parent} holds trained weights only, and the others are not there: {error}. `worldsmith "
-                "export`, `generate` and `evaluate` take their place with --base DIR"
+                f"{model_folder.parent} contains only the trained weights, and the others are missing: {error}. For "
+                "`worldsmith export`, `generate` and `evaluate` set their folder with --base DIR"
             ) from error
     return CheckpointWeights(model_folder, tree["model"], below)
 

@@ -88,7 +88,7 @@ class SafetensorsWeights(WeightSource):
             return self._handle(file).get_slice(key)
         except SafetensorError as error:
             index = min(self.path.glob(f"*{INDEX}"), default=self.path)
-            raise UserError(f"{file} has no tensor {key}, which {index} says it has") from error
+            raise UserError(f"{file} has no tensor {key}, although {index} lists it") from error
 
     def _handle(self, file: Path) -> Any:
         if file not in self._handles:
@@ -127,13 +127,15 @@ def open_safetensors(root: Path, family: str = "") -> SafetensorsWeights:
     if naming is None:
         examples = ", ".join(sorted(files)[:3])
         raise UserError(
-            f"{folder}: the tensors ({len(files)}, such as {examples}) are not those of a model that is known here; "
-            f"expected a native export, or {describe_readable()}"
+            f"{folder}: the tensors ({len(files)}, such as {examples}) do not belong to a known model; expected a "
+            f"native export, or {describe_readable()}"
         )
     naming = replace(naming, keys={name: plain[key] for name, key in naming.keys.items()})
     wrappers = wrappers_in(naming.keys.values())
     if wrappers:
-        logger.warning("%s: the names hold %s of a wrapped model, left out here", folder, " and ".join(wrappers))
+        logger.warning(
+            "%s: the names contain %s of a wrapped model, which is removed here", folder, " and ".join(wrappers)
+        )
     source = SafetensorsWeights(folder, files, naming, read_network_settings(folder, naming))
     source.converters = lasting(config.get("model"))
     return source
@@ -148,7 +150,7 @@ def unwrapped(files: Iterable[str]) -> dict[str, str]:
     for key in files:
         plain = native_name(key).removeprefix(REPLICATED)
         if plain in keys:
-            raise ValueError(f"{keys[plain]} and {key} are the same tensor, {plain}, in a wrapper and without")
+            raise ValueError(f"{keys[plain]} and {key} are the same tensor, {plain}, with and without a wrapper prefix")
         keys[plain] = key
     return keys
 
@@ -198,7 +200,7 @@ def open_file(file: Path) -> Any:
     try:
         return safe_open(file, framework="pt")
     except SafetensorError as error:
-        raise UserError(f"{file} is damaged or no safetensors file ({error})") from error
+        raise UserError(f"{file} is damaged or not a safetensors file ({error})") from error
 
 
 def read_network_settings(folder: Path, naming: Naming) -> dict[str, Any]:

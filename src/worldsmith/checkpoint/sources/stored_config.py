@@ -32,7 +32,7 @@ def written_here(file: Path) -> Iterator[None]:
         first, count = replace(error.problems[0], place=None, hint=None), len(error.problems)
         more = f" (and {count - 1} more)" if count > 1 else ""
         raise UserError(
-            f"{file} was written by another version of Worldsmith, or changed by hand, and this one cannot read it: "
-            f"{first.render()}{more}. Resume or export with the version that "
-            "wrote it; a new run can start from its weights, with the folder as checkpoint.load_path"
+            f"{file} was written by another version of Worldsmith, or edited by hand, and cannot be read: "
+            f"{first.render()}{more}. Resume or export with the version that wrote it; a new run can start from its "
+            "weights, with the folder as checkpoint.load_path"
         ) from error

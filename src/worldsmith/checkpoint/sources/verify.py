@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from worldsmith.distributed.world import World
 
 WEIGHTS = ("model/", "config.yaml", "frozen_weights.json")
-"""Parts of a run's checkpoint that its weights need; the rest may have been removed to free disk space."""
+"""Parts of a run's checkpoint that are required for its weights; the others may have been removed to free disk
+space."""
 
 
 def has_checksums(folder: Path) -> bool:
@@ -60,6 +61,6 @@ def require_whole(folder: Path, world: World, *, only: tuple[str, ...] = ("",)) 
     problem = next((problem for _, problem in found if problem is not None), None)
     if problem is None and len({checked for checked, _ in found}) > 1:
         lacking = [rank for rank, (checked, _) in enumerate(found) if not checked]
-        problem = f"processes {lacking} see no {MANIFEST} in it and the others do"
+        problem = f"processes {lacking} find no {MANIFEST} in it, but the others do"
     if problem is not None:
-        raise UserError(f"[E118] {folder} is damaged: {problem}. Copy it again, or give another checkpoint")
+        raise UserError(f"[E118] {folder} is damaged: {problem}. Copy it again, or use another checkpoint")

@@ -20,7 +20,7 @@ from worldsmith.files.json_file import read_json_object
 from worldsmith.files.model_folder import read_weight_map
 
 ENCODER = "vision_encoder"
-"""The folder, and the prefix of names, of the tower in a diffusers repository."""
+"""Folder and name prefix of the vision tower in a diffusers repository."""
 INSIDE = re.compile(r"(?:(?:model\.)?net\.)?(?:language_model\.|model\.)?visual\.(?P<name>.+)")
 """Names of vision tower weights within a complete model."""
 
@@ -46,8 +46,8 @@ def find_tower(source: WeightSource) -> WeightSource | None:
     claim = claim_of_tower(source.path)
     if claim is not None:
         raise UserError(
-            f"{claim}, and there is no vision tower: neither among the tensors nor in {ENCODER}/. Download it too; the "
-            "tower of another model is not the one that was trained"
+            f"{claim}, but there is no vision tower, neither among the tensors nor in {ENCODER}/. Download it, too; "
+            "the tower of another model differs from the trained one"
         )
     return None
 
@@ -80,7 +80,7 @@ def claim_of_tower(folder: Path) -> str | None:
     """Returns the evidence in or around `folder` that the model has a vision tower; None without evidence."""
     config = folder / "config.json"
     if config.is_file() and says_visual(read_json_object(config)):
-        return f"{config} says include_visual"
+        return f"{config} states include_visual"
     for index in (place / "model.safetensors.index.json" for place in (folder, folder.parent)):
         if index.is_file() and any(Path(file).parent.name == ENCODER for file in read_weight_map(index).values()):
             return f"{index} lists files in {ENCODER}/"

@@ -34,25 +34,25 @@ class LoadReport:
     folder: str
     """Folder of the source."""
     loaded: list[str] = default(default_factory=list)
-    """Read from the source, copies included."""
+    """Number of tensors read from the source, including copies."""
     copied: dict[str, str] = default(default_factory=dict)
-    """Loaded tensors that the source lacks, with the tensor from which each is copied."""
+    """Loaded tensors that the source lacks, with the tensor that each is a copy of."""
     skipped: list[str] = default(default_factory=list)
-    """Not taken, by a rule of keys_to_skip_loading."""
+    """Skipped because of keys_to_skip_loading."""
     initialised: list[str] = default(default_factory=list)
-    """Tensors that sources of this kind never contain; they keep their initial values."""
+    """Tensors that sources of this format never contain; they keep their initial values."""
     started_live: list[str] = default(default_factory=list)
-    """Averages that start from the raw weights: skipped ones, and all where the source has no averages."""
+    """EMA weights that start from the raw weights: skipped ones, and all if the source has no EMA weights."""
     missing: list[str] = default(default_factory=list)
-    """Not in the source: an error."""
+    """Missing in the source: an error."""
     mismatched: list[str] = default(default_factory=list)
     """Tensors with another shape in the source; an error."""
     unexpected: list[str] = default(default_factory=list)
     """Tensors in the source that the network does not have."""
     rules_without_effect: list[str] = default(default_factory=list)
-    """Entries of keys_to_skip_loading that no tensor's name contains."""
+    """Entries of keys_to_skip_loading that no tensor name contains."""
     notes: list[str] = default(default_factory=list)
-    """Settings of the network that differ from the source's, and may."""
+    """Network settings that differ from the source's and are allowed to."""
 
     @property
     def left(self) -> list[str]:
@@ -64,9 +64,9 @@ class LoadReport:
         text = [f"weights from {self.source}: {len(self.loaded)} tensors loaded"]
         if self.copied:
             pairs = [f"{name} from {source}" for name, source in self.copied.items()]
-            text.append(f"  of these made equal to others, which the source has: {shorten_names(pairs, 1)}")
+            text.append(f"  of these, copied from other tensors of the source: {shorten_names(pairs, 1)}")
         if self.initialised:
-            text.append(f"  not in such a source, as initialised: {shorten_names(self.initialised)}")
+            text.append(f"  never in such a source, initialized: {shorten_names(self.initialised)}")
         if self.skipped:
             text.append(f"  skipped by keys_to_skip_loading: {shorten_names(self.skipped)}")
         if self.started_live:
@@ -78,7 +78,7 @@ class LoadReport:
         if others:
             text.append(f"  in the checkpoint but not in this network: {shorten_names(others)}")
         for rule in self.rules_without_effect:
-            text.append(f'  keys_to_skip_loading: "{rule}" is in no tensor\'s name and skips nothing')
+            text.append(f'  keys_to_skip_loading: no tensor name contains "{rule}", so it has no effect')
         text += [f"  note: {note}" for note in self.notes]
         return text
 
@@ -186,7 +186,7 @@ def compare_weights(
     `load_weights`."""
     report = LoadReport(source=source.describe, folder=str(source.path))
     if average_as_live and not source.average_shapes:
-        raise UserError(f"checkpoint.load_ema_to_reg: {source.describe} holds no EMA weights; set it to false")
+        raise UserError(f"checkpoint.load_ema_to_reg: {source.describe} has no EMA weights; set it to false")
     for name, shape in wanted.items():
         average = name.startswith(AVERAGE)
         bare = name.removeprefix(AVERAGE if average else LIVE)
@@ -215,7 +215,7 @@ def compare_weights(
         report.notes = list(require_same_network(report, source, spec, keys_to_skip).choices)
         before, now = list(source.converters), [tag_of(type(found)) for found in spec.config.as_used().converters]
         if before != now:
-            report.notes.append(f"converters that the weights were trained with: {before}, and now: {now}")
+            report.notes.append(f"converters that the weights were trained with: {before}; now: {now}")
     else:
         refuse(report, NetworkDifference(), keys_to_skip)
     if average_as_live:
@@ -232,7 +232,7 @@ def require_same_network(
         UserError: If its weights must not be loaded.
     """
     if source.family not in ("", spec.name):
-        raise UserError(f"{source.describe} holds a model of the family '{source.family}', and '{spec.name}' is wanted")
+        raise UserError(f"{source.describe} contains a model of the family '{source.family}', expected '{spec.name}'")
     formats = weight_formats(spec.name)
     difference = formats.difference(source.settings, spec.config)
     refuse(report, difference, keys_to_skip, advice=formats.advice)
@@ -241,8 +241,8 @@ def require_same_network(
     refused = [name for name in surplus if difference.is_required(name)]
     if refused:
         raise UserError(
-            f"[E116] {report.source} holds weights that this network has no place for: {shorten_names(refused)}. "
-            "Correct the model's config, or name what may be left out in checkpoint.keys_to_skip_loading."
+            f"[E116] {report.source} contains weights that this network does not have: {shorten_names(refused)}. "
+            "Correct the model config, or list the names to skip in checkpoint.keys_to_skip_loading."
         )
     return difference
 
@@ -254,9 +254,10 @@ def refuse(report: LoadReport, difference: NetworkDifference, keys_to_skip: Sequ
     adapters = [name for name in report.unexpected if is_adapter(name) and not any(k in name for k in keys_to_skip)]
     if adapters and not any(is_adapter(name) for name in report.loaded):
         raise UserError(
-            f"[E117] {report.source} holds adapters (LoRA) that this network has no place for: "
-            f"{shorten_names(adapters)}. Set model.config.lora_enabled, or start from the merged weights (`worldsmith "
-            'export RUN -o DIR --format native`), or drop them with "lora_" in checkpoint.keys_to_skip_loading.'
+            f"[E117] {report.source} contains adapters (LoRA) that this network does not have: "
+            f"{shorten_names(adapters)}. Set model.config.lora_enabled, or start from the merged weights "
+            '(`worldsmith export RUN -o DIR --format native`), or skip them with "lora_" in '
+            "checkpoint.keys_to_skip_loading."
         )
 
 
@@ -276,7 +277,7 @@ def _complaint(report: LoadReport, difference: NetworkDifference, advice: str) -
     if differing:
         parts.append(f"Its config differs: {'; '.join(differing)}.")
     if report.missing and report.unexpected and not report.loaded:
-        text = f"None of its names is wanted here: it holds {shorten_names(report.unexpected)}, and wanted are"
+        text = f"None of its names is expected here: it contains {shorten_names(report.unexpected)}, expected are "
         return " ".join([*parts, f"{text} {shorten_names(report.missing)}."])
     if report.missing:
         parts.append(f"Not in the checkpoint: {shorten_names(report.missing)}.")
@@ -286,6 +287,7 @@ def _complaint(report: LoadReport, difference: NetworkDifference, advice: str) -
         parts.append(advice)
     else:
         parts.append(
-            "Correct the model's config, or name what may stay as initialised in checkpoint.keys_to_skip_loading."
+            "Correct the model config, or list the names that may keep their initial values in "
+            "checkpoint.keys_to_skip_loading."
         )
     return " ".join(parts)

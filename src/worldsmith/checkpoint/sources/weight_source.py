@@ -22,25 +22,25 @@ class WeightSource(ABC):
     """
 
     path: Path
-    """The folder that holds the tensors."""
+    """Folder with the tensors."""
     describe: str
     """Description of the source for messages."""
     family: str = ""
-    """The family of the model; empty where nothing says it."""
+    """Model family; empty if it is not stated anywhere."""
     settings: dict[str, Any]
     """Network settings that the source states, by field name of the network config; may be empty."""
     converters: Sequence[str] = ()
-    """The classes of converters that its network was trained with, and that go on with it."""
+    """Classes of the converters that its network was trained with and that training continues with."""
     shapes: dict[str, list[int]]
-    """The raw weights, those included that are copies of others (`copies`)."""
+    """Raw weights, including copies of others (`copies`)."""
     average_shapes: dict[str, list[int]]
-    """The averaged (EMA) weights. Where only trained weights are averaged, the raw ones stand in for the others."""
+    """EMA weights. If only trained weights have EMA weights, raw weights are used for the others."""
     copies: dict[str, str]
-    """Weights that the format does not hold, and which one they are made equal to."""
+    """Weights that the format does not contain → the weight that each is a copy of."""
     adapter_alpha: float | None = None
-    """The alpha of its adapters (LoRA); None where there are none, or nothing says it."""
+    """LoRA alpha of its adapters; None if there are none, or if it is not stated."""
     unknown: list[str]
-    """Tensors that are in the folder and no part of such a network, such as a vision encoder's."""
+    """Tensors in the folder that do not belong to such a network, such as a vision encoder's."""
 
     def lacks_by_nature(self, name: str) -> bool:
         """Returns whether a source of this kind never has this weight, which then starts from its initial value."""

@@ -27,7 +27,7 @@ def trust(package: str) -> None:
     """
     name = package.partition(".")[0]
     if not all(part.isidentifier() for part in package.split(".")):
-        raise ValueError(f"'{package}' is no package name; write --trust PACKAGE, such as --trust my_models")
+        raise ValueError(f"'{package}' is not a package name; write --trust PACKAGE, such as --trust my_models")
     if name in sys.stdlib_module_names:
         raise ValueError(
             f"'{name}' belongs to Python itself and cannot be trusted; name the package of your own classes"
@@ -75,10 +75,10 @@ def _new_names() -> dict[str, str]:
 def _check_name(tag: Any) -> None:
     """Raises ValueError for text that is no dotted name, or that starts outside the trusted packages."""
     if not isinstance(tag, str) or not _TAG.fullmatch(tag):
-        raise ValueError(f"'{tag}' is no class name; write it as package.module.Class")
+        raise ValueError(f"'{tag}' is not a class name; write it as package.module.Class")
     package = tag.partition(".")[0]
     if package not in _TRUSTED:
-        way_out = f"if it is yours to trust, add --trust {package}"
+        way_out = f"if you trust it, add --trust {package}"
         if package in sys.stdlib_module_names:
             way_out = "Python's own library cannot be trusted"
         raise ValueError(f"'{tag}' is outside the trusted packages ({', '.join(trusted_packages())}); {way_out}")
@@ -95,7 +95,7 @@ def _named(tag: str) -> Any:
         module = _import(".".join(parts[:length]), tag)
         if module is not None:
             return _attribute(module, parts[length:], tag)
-    raise ValueError(f"'{tag}': there is no module '{parts[0]}'")
+    raise ValueError(f"'{tag}': module '{parts[0]}' does not exist")
 
 
 def _import(name: str, tag: str) -> Any:

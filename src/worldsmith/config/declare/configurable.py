@@ -32,9 +32,9 @@ from worldsmith.config.tree.paths import Path, format_path
 from worldsmith.config.tree.suggest import did_you_mean
 
 ABSENT: Any = object()
-"""The value of a path that a tree does not have."""
+"""Value of a path that a config does not have."""
 OPAQUE = "custom"
-"""The field at the root of a tree that holds the project's own data, which dumps leave out."""
+"""Field at the root of a config that contains the project's own data, which dumps omit."""
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(dataclasses.field,))
@@ -53,7 +53,7 @@ class ConfigMeta(type):
         def __call__(cls, *args: Any, **values: Any) -> Any:
             if args:
                 example = ", ".join(f"{name}=…" for name in field_names(cls)[:2])
-                raise TypeError(f"{cls.__qualname__} takes keywords only: {cls.__qualname__}({example})")
+                raise TypeError(f"{cls.__qualname__} accepts keywords only: {cls.__qualname__}({example})")
             for name in values:
                 if name not in cls.__dataclass_fields__:
                     raise TypeError(unknown_field(cls, name))
@@ -65,7 +65,7 @@ _RESERVED = {
     "list_warnings": "the method that gives the warnings of the section",
     "build": "what makes the component",
     "type": "the tag that names a section's class in text",
-    OPAQUE: "the project's own data at the root of a tree, which dumps leave out",
+    OPAQUE: "the project's own data at the root of a config, which dumps omit",
 }
 """Names that a field cannot have, each with its use."""
 
@@ -85,7 +85,7 @@ def _check_class_body(qualname: str, namespace: dict[str, Any]) -> None:
             raise TypeError(f"{qualname}.{key}: the name '{key}' is {_RESERVED[key]}; choose another name")
         if key.startswith("_"):
             raise TypeError(
-                f"{qualname}.{key}: a field's name does not start with '_'; rename it or make it a ClassVar"
+                f"{qualname}.{key}: a field's name must not start with '_'; rename it or make it a ClassVar"
             )
         if isinstance(value, (list, dict, set, bytearray)):
             raise TypeError(
@@ -187,8 +187,8 @@ class Configurable:
         init = cls.__dict__.get("__init__")
         if init and any(p.kind is p.VAR_KEYWORD for p in inspect.signature(init).parameters.values()):
             raise TypeError(
-                f"{cls.__qualname__}.__init__ takes **keywords, which swallow typos; "
-                "name each runtime object, keyword-only"
+                f"{cls.__qualname__}.__init__ accepts **keywords, which hide typos; name each runtime object, "
+                "keyword-only"
             )
         own._owner = cls
 
@@ -288,9 +288,11 @@ def _check_runtime(owner: type[Configurable], runtime: dict[str, Any]) -> None:
         if name not in takes:
             advice = did_you_mean(name, takes)
             raise TypeError(
-                f"{owner.__qualname__} takes no '{name}'; {f'{advice} ' if advice else ''}"
-                f"beside its config it takes: {listing}"
+                f"{owner.__qualname__} has no parameter '{name}'; {f'{advice} ' if advice else ''}in addition to "
+                f"its config it accepts: {listing}"
             )
     missing = [name for name in required if name not in runtime]
     if missing:
-        raise TypeError(f"{owner.__qualname__} needs {', '.join(missing)}; beside its config it takes: {listing}")
+        raise TypeError(
+            f"{owner.__qualname__} needs {', '.join(missing)}; in addition to its config it accepts: {listing}"
+        )

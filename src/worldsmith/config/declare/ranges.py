@@ -93,7 +93,8 @@ class Length:
 Count = Annotated[int, Range(ge=1)]
 """Integer ≥ 1."""
 LayerCount = Annotated[int, Range(ge=1, le=1000)]
-"""Layers of a network. Each is built as modules of its own; the largest released networks have about 100."""
+"""Number of layers of a network. Each layer is built as separate modules; the largest released networks have about
+100."""
 NotNegative = Annotated[int, Range(ge=0)]
 Seed = Annotated[int, Range(ge=0, lt=2**63)]
 """Valid seed of the random generators."""

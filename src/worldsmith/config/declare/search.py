@@ -32,7 +32,7 @@ class Example(Mark):
 
     value: Any = field(hash=False)
     required: bool = False
-    """Whether a spec must give the key although its class has a default; templates have the example as its value."""
+    """Whether a spec must contain the key although its class has a default; templates have the example as its value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,28 +54,28 @@ class Search(Mark):
     weights: Sequence[float] = ()
     """Sampling weight of each choice; empty: all equal."""
     ratio_of: str = ""
-    """Another field: what is drawn is multiplied by its value."""
+    """Another field: the sampled factor is multiplied by its value."""
     when: str = ""
     """``path=value``: searched only while that field has that value."""
     on: bool = False
-    """Searched when nobody says what to search."""
+    """Searched by default."""
 
     def __post_init__(self) -> None:
         span = self.low is not None and self.high is not None and self.low < self.high
         if span == bool(self.choices) or (self.choices and (self.low, self.high) != (None, None)):
-            raise ValueError(f"{self}: give either low below high, or choices")
+            raise ValueError(f"{self}: use either low below high, or choices")
         if self.choices and (self.log or self.power_of_two):
-            raise ValueError(f"{self}: log and power_of_two go with low and high")
+            raise ValueError(f"{self}: log and power_of_two require low and high")
         if self.log and not (self.low or 0) > 0:
-            raise ValueError(f"{self}: a logarithmic span begins above 0")
+            raise ValueError(f"{self}: a logarithmic range must begin above 0")
         if self.power_of_two and not all(_is_power_of_two(end) for end in (self.low, self.high)):
-            raise ValueError(f"{self}: low and high must be powers of two themselves")
+            raise ValueError(f"{self}: low and high must be powers of two")
         if self.weights and (
             len(self.weights) != len(self.choices) or min(self.weights) < 0 or not sum(self.weights) > 0
         ):
-            raise ValueError(f"{self}: one weight for each choice, none negative and not all 0")
+            raise ValueError(f"{self}: expected one weight per choice, none negative and not all 0")
         if self.when and not all(self.condition):
-            raise ValueError(f"{self}: a condition is path=value")
+            raise ValueError(f"{self}: expected a condition path=value")
 
     @property
     def condition(self) -> tuple[str, str]:
@@ -120,9 +120,9 @@ class Searched:
     path: str
     """Path as in an override."""
     marks: tuple[Search, ...]
-    """Their `ratio_of` and `when` name fields from the root."""
+    """Range; its `ratio_of` and `when` name fields from the root."""
     hint: Any
-    """The field's type with everything that is declared about it."""
+    """The field's type with all annotations."""
 
     def mark(self, tree: Config) -> Search | None:
         """Returns the mark that counts in a tree; None: the field is not searched there."""

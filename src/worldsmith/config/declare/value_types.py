@@ -18,7 +18,7 @@ from worldsmith.config.tree.suggest import did_you_mean
 from worldsmith.config.write.values import SHOWN, write
 
 INSTEAD = {tuple: "list[…]", set: "list[…]", frozenset: "list[…]", bytes: "str", complex: "float"}
-NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
+NAMES = {int: "an integer", float: "a number", str: "text", bool: "true or false", type(None): "null"}
 
 
 def is_reference(value: Any) -> bool:
@@ -117,7 +117,7 @@ def mismatch(path: Path, expected: str, value: Any) -> Problem:
 
 
 def describe_hint(hint: Any, *, null: bool = True) -> str:
-    """Describes the type of a field: ``a whole number, at least 1``. Without `null`, null is not mentioned."""
+    """Describes the type of a field: ``an integer, at least 1``. Without `null`, null is not mentioned."""
     origin, arguments = get_origin(hint), get_args(hint)
     if hint is Any:
         return "any value"
@@ -150,7 +150,7 @@ def describe_value(value: Any) -> str:
     if isinstance(value, str):
         return f"{_short(repr(value))} (text)"
     if isinstance(value, int):
-        return f"{_short_number(value)} (a whole number)"
+        return f"{_short_number(value)} (an integer)"
     if isinstance(value, float):
         return f"{value} (a number)"
     if isinstance(value, list):

@@ -37,7 +37,7 @@ class Recipe:
     module: str
     doc: str
     starts_from: str | None = None
-    """The recipe whose tree it changes; `None` for a recipe that builds its own tree."""
+    """Recipe whose config it changes; `None` for a recipe that builds its own config."""
     aliases: tuple[str, ...] = ()
     """Other names of the recipe; lists and trees show `name`."""
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -78,7 +78,7 @@ def import_recipes(name: str) -> ModuleType:
     """
     if name.endswith(".py") or os.sep in name:
         dotted = name.removesuffix(".py").strip("./").replace(os.sep, ".")
-        raise ConfigError([Problem("", f"--import takes a module's name, found '{name}'", hint=f"write {dotted}")])
+        raise ConfigError([Problem("", f"--import needs a module's name, found '{name}'", hint=f"write {dotted}")])
     search_here()
     return import_module(name, f"the module '{name}'")
 
@@ -109,7 +109,7 @@ def _import_problem(name: str, what: str, error: BaseException) -> Problem:
     missing = isinstance(error, ModuleNotFoundError) and error.name is not None
     if missing and (name == error.name or name.startswith(f"{error.name}.")):  # type: ignore[attr-defined]
         hint = "it is neither installed, nor in the working directory, nor on PYTHONPATH"
-        return Problem("", f"{what} cannot be imported: there is no module '{error.name}'", hint=hint)  # type: ignore[attr-defined]
+        return Problem("", f"{what} cannot be imported: module '{error.name}' does not exist", hint=hint)  # type: ignore[attr-defined]
     place = blamed_line(error)
     where = f", at {place.file}:{place.line}" if place else ""
     return Problem("", f"{what} cannot be imported: {type(error).__name__}: {error}{where}")

@@ -102,11 +102,11 @@ def find_recipe(name: str) -> Recipe:
     if is_recipe(name) and (found := _registered(name)):
         return found
     if name in _UNAVAILABLE:
-        hint = "`worldsmith recipes` lists those that are available"
-        raise ConfigError([Problem("", f"the recipe '{name}' does not exist here: {_UNAVAILABLE[name]}", hint=hint)])
+        hint = "`worldsmith recipes` lists the available ones"
+        raise ConfigError([Problem("", f"the recipe '{name}' is not available here: {_UNAVAILABLE[name]}", hint=hint)])
     names = recipe_names()
     advice = did_you_mean(name, names)
-    listing = f"there are: {', '.join(names)}" if names else "none is registered"
+    listing = f"available: {', '.join(names)}" if names else "none is registered"
     problem = Problem("", f"no recipe is named '{name}'", hint=f"{advice} {listing}" if advice else listing)
     raise ConfigError([problem, *load_installed()])
 
@@ -129,7 +129,7 @@ def get_recipe(name: str) -> Config:
         raise
     except BaseException as error:
         raise_interrupt(error)
-        raise ConfigError([code_problem(f"the recipe '{name}' cannot be made", error)]) from error
+        raise ConfigError([code_problem(f"the recipe '{name}' cannot be built", error)]) from error
     finally:
         _ACTIVE.pop()
     if not isinstance(tree, Config):
@@ -203,11 +203,13 @@ def _check_shape(function: Callable[..., Any], name: str, starts_from: str | Non
     required = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if starts_from and len(required) != 1:
         shape = f"def {function.__name__}(config: Trainer.Config) -> Trainer.Config: ..."
-        raise TypeError(f"recipe '{name}' starts from '{starts_from}' and gets its tree as one argument: `{shape}`")
+        raise TypeError(
+            f"recipe '{name}' starts from '{starts_from}' and receives its config as one argument: `{shape}`"
+        )
     if not starts_from and required:
         raise TypeError(
-            f"recipe '{name}' takes no arguments, found: {', '.join(required)}; "
-            f'to change another recipe\'s tree write `@recipe("{name}", starts_from="…")`'
+            f"recipe '{name}' must have no required arguments, found: {', '.join(required)}; to change another "
+            f'recipe\'s config write `@recipe("{name}", starts_from="…")`'
         )
 
 

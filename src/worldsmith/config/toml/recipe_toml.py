@@ -154,7 +154,9 @@ class _DraftFiller:
                 name, place = recipe_name(override), override.place
         task = given.get(("job", "task"), "vfm")
         if is_reference(name) or is_reference(task):
-            message = "the recipe and the task are chosen before references are resolved; write them out"
+            message = (
+                "the recipe and the task are selected before references are resolved; write them without references"
+            )
             self.problems.append(Problem("job.experiment", message, place=place))
             return str(name)
         if not name:
@@ -170,9 +172,9 @@ class _DraftFiller:
             return str(name)
         own = recipe_task(tree) or task
         if own != task and not any(problem.path == "job.task" for problem in self.problems):
-            message = f"the recipe '{name}' has task '{own}', the file says '{task}'"
+            message = f"the recipe '{name}' has task '{own}', but the file has '{task}'"
             if ("job", "task") not in given:
-                message = f"the recipe '{name}' has task '{own}', and a file without a task means '{task}'"
+                message = f"the recipe '{name}' has task '{own}', but a file without a task means '{task}'"
             found = self.values.get(("job", "task")) or place
             self.problems.append(Problem("job.task", message, hint=f'write task = "{own}" in [job]', place=found))
         values[:] = [(entry, name if entry.path == ("job", "experiment") else value) for entry, value in values]
@@ -207,7 +209,7 @@ class _DraftFiller:
         mistakes: list[Problem] = []
         if is_missing(tree, target):
             span = self.spans.get(source)
-            text = f"the recipe has no '{format_path(target)}', where this key would go"
+            text = f"the recipe has no '{format_path(target)}', which this key would set"
             advice = "remove the key, or choose a recipe that has it"
             place = span.key if span else self.values.get(source)
             mistakes.append(Problem(format_path(source), text, hint=advice, place=place))
@@ -287,9 +289,9 @@ class _Check:
             return Problem(format_path(path), message)
         siblings = [str(known[-1]) for known in [*self.sections, *self.fields] if known[:-1] == path[:-1]]
         near = did_you_mean_path(path, [*self.fields, *self.sections])
-        advice = near or f"{where} takes: {', '.join(siblings)}"
+        advice = near or f"{where} accepts: {', '.join(siblings)}"
         if words := self.words(path, value):
-            advice = f"it is a value of the tree, and this file has no key for it; write -- {' '.join(words)}"
+            advice = f"it is a value of the config, but this file has no key for it; write -- {' '.join(words)}"
         return Problem(format_path(path), message, hint=advice)
 
     def words(self, path: Path, value: Any) -> list[str]:
@@ -314,7 +316,7 @@ def _other_system_problem(table: dict[str, Any]) -> Problem | None:
         "this is a job config of torchtitan: expected a recipe TOML, whose [job].experiment names a recipe",
         hint="`worldsmith recipes` lists the recipes; for FLUX.1: `worldsmith config new --from flux_dev run.toml`"
         if model["name"] == "flux"
-        else "text models are not trained here; `worldsmith recipes` lists what is",
+        else "text models are not supported; `worldsmith recipes` lists the supported models",
     )
 
 

@@ -39,7 +39,7 @@ class TomlField:
     at: Path | None = None
     """Config path of a key of `toml_keys`; for other keys see `REMAPS`."""
     only: str | None = None
-    """The one task in which such a key has an effect; None: all."""
+    """The only task in which such a key has an effect; None: all."""
 
     @property
     def doc(self) -> str:
@@ -62,7 +62,7 @@ def toml_keys(section: str, config: type[Config], *names: str, at: str | None = 
         entry = TomlField(path, hints[name], defaults.get(name, MISSING), config, target, only)
         taken = _ADDED.get(path) or next((known for known in FIELDS if known.path == path), entry)
         if (taken.at, taken.only) != (target, only):
-            raise ValueError(f"the recipe TOML has a key {format_path(path)} already, for another place or task")
+            raise ValueError(f"the recipe TOML already has a key {format_path(path)}, for another path or task")
         _ADDED[path] = replace(taken, type=taken.type | entry.type)
 
 
@@ -87,9 +87,9 @@ def _section(name: str, *rows: tuple[str, Any, Any, str]) -> list[TomlField]:
 
 
 EXCLUDED: dict[Path, str] = {
-    ("model", "parallelism", "reduce_every_pack"): "it came after the format, and an override sets it",
+    ("model", "parallelism", "reduce_every_pack"): "it was added after the format was defined; set it with an override",
 }
-"""Fields that are no keys of the file although all others of their class are, and why."""
+"""Fields that are not keys of the file although all others of their class are, and why."""
 
 
 def _reachable(section: str, config: type[Config]) -> list[str]:
@@ -105,7 +105,7 @@ def _fields(section: str, config: type[Config], **defaults: Any) -> list[TomlFie
 
 
 SECTIONS = ("job", "model", "optimizer", "scheduler", "trainer", "checkpoint", "dataloader_train")
-"""The order in which files are written; sections of other packages come last."""
+"""Order in which files are written; sections of other packages come last."""
 
 FIELDS: tuple[TomlField, ...] = (
     *_fields("job", JobConfig),
@@ -117,16 +117,16 @@ FIELDS: tuple[TomlField, ...] = (
             "cosmos",
             "Attention of the Hugging Face backbone. vlm only.",
         ),
-        ("lora_enabled", bool, False, "Train low-rank adapters instead of the weights."),
-        ("lora_rank", int, 16, "Rank of the adapters."),
-        ("lora_alpha", int, 32, "Scale of the adapters; their effect is alpha / rank."),
+        ("lora_enabled", bool, False, "Train low-rank adapters (LoRA) instead of the weights."),
+        ("lora_rank", int, 16, "Rank of the LoRA adapters."),
+        ("lora_alpha", int, 32, "LoRA alpha: the adapters are scaled by alpha / rank."),
         ("precision", str, "bfloat16", "Number format of the forward and backward pass."),
     ),
     *_section(
         "model.ema",
-        ("enabled", bool, True, "Keep a moving average of the weights."),
-        ("rate", float, 0.1, "Width of the average as a share of the run so far."),
-        ("iteration_shift", int, 0, "Steps added to the iteration counter of the average."),
+        ("enabled", bool, True, "Maintain EMA weights."),
+        ("rate", float, 0.1, "Width of the EMA as a fraction of the training length."),
+        ("iteration_shift", int, 0, "Steps added to the iteration counter of the EMA."),
     ),
     *_fields("model.parallelism", ParallelismConfig),
     *_fields("model.compile", CompileConfig),
@@ -139,10 +139,10 @@ FIELDS: tuple[TomlField, ...] = (
     *_section(
         "scheduler",
         ("cycle_lengths", list[int], [20000], "Steps per cycle."),
-        ("f_max", list[float], [1.0], "Factor at the end of the warm-up, per cycle."),
-        ("f_min", list[float], [0.0], "Factor at the end of the cycle, per cycle."),
-        ("f_start", list[float], [1e-6], "Factor at the start of the warm-up, per cycle."),
-        ("verbosity_interval", int, 0, "Steps between log lines of the learning rate; 0 is silent. vfm only."),
+        ("f_max", list[float], [1.0], "Learning-rate factor at the end of the warm-up, per cycle."),
+        ("f_min", list[float], [0.0], "Learning-rate factor at the end of the cycle, per cycle."),
+        ("f_start", list[float], [1e-6], "Learning-rate factor at the start of the warm-up, per cycle."),
+        ("verbosity_interval", int, 0, "Steps between log lines of the learning rate; 0: none. vfm only."),
         ("warm_up_steps", list[int], [100], "Steps of linear warm-up, per cycle."),
     ),
     *_section(
@@ -154,13 +154,18 @@ FIELDS: tuple[TomlField, ...] = (
     ),
     *_section(
         "trainer.callbacks.grad_clip",
-        ("clip_norm", float, 1.0, "Largest L2 norm of the gradient."),
+        ("clip_norm", float, 1.0, "Max L2 norm of the gradient."),
         ("force_finite", bool, True, "Replace NaN and infinite gradients by zero."),
     ),
     *_section(
         "checkpoint",
-        ("keys_to_skip_loading", list[str], [], "Name parts of tensors that a warm start leaves as they are."),
-        ("load_path", str, MISSING, "Checkpoint folder of the warm start."),
+        (
+            "keys_to_skip_loading",
+            list[str],
+            [],
+            "Name parts of tensors that are not loaded from the checkpoint of the initial weights.",
+        ),
+        ("load_path", str, MISSING, "Checkpoint folder of the initial weights."),
         ("save_iter", int, 100, "Steps between checkpoints."),
     ),
     *_section(
@@ -169,23 +174,23 @@ FIELDS: tuple[TomlField, ...] = (
             "max_samples_per_batch",
             int | None,
             None,
-            "Samples per pack; set alone, it replaces the recipe's other cap.",
+            "Samples per pack; if only this is set, it replaces the recipe's other limit.",
         ),
         (
             "max_sequence_length",
             int | None,
             None,
-            "Tokens per pack; set alone, it replaces the recipe's other cap.",
+            "Tokens per pack; if only this is set, it replaces the recipe's other limit.",
         ),
         ("seed", int, 42, "Seed of the data order. vfm only."),
     ),
-    TomlField((OPAQUE,), dict[str, Any], {}, "The project's own data; never looked into."),
+    TomlField((OPAQUE,), dict[str, Any], {}, "The project's own data; not interpreted."),
 )
 
 REFUSED = {
     ("job", "upload_reproducible_setup"): "runs are not uploaded to an object store; write false or remove the key",
 }
-"""Keys of the format that can only be false here, and why."""
+"""Keys of the format that must be false here, and why."""
 
 _MODEL = ("model",)
 _CONFIG = ("model", "config")
@@ -207,7 +212,7 @@ REMAPS: dict[str, dict[Path, Path | None]] = {
         ("scheduler", "verbosity_interval"): None,
     },
 }
-"""Per task: prefix of a TOML path -> prefix in the tree, or None where the key has no effect. Others stay."""
+"""Per task: prefix of a TOML path -> prefix in the config, or None if the key has no effect. Others are unchanged."""
 
 _CLIPS = ("dataloader_train", "dataloader", "datasets", "video", "dataset")
 PUBLISHED_PATHS: dict[Path, Path] = {
@@ -220,7 +225,7 @@ PUBLISHED_PATHS: dict[Path, Path] = {
     (*_LOADER, "max_batch_size"): (*_LOADER, "max_samples_per_batch"),
     (*_LOADER, "max_tokens"): (*_LOADER, "max_sequence_length"),
 }
-"""Prefix of a tree path of the published framework -> prefix in the tree here, where they differ."""
+"""Prefix of a config path of the released framework -> prefix in our config, where they differ."""
 
 
 def published_path(path: Path) -> Path | None:

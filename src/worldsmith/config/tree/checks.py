@@ -12,7 +12,7 @@ from worldsmith.config.tree.paths import Path, format_path, parse_path, starts_w
 from worldsmith.config.tree.plain import class_defaults
 
 MOST = 20
-"""Maximum number of problems per section, in case a check never passes."""
+"""Max number of problems per section, in case a check never succeeds."""
 
 
 def check_sections(tree: Config, broken: Sequence[Path] = ()) -> list[Problem]:
@@ -56,7 +56,7 @@ def contradictions(tree: Any) -> list[Problem]:
         values = " and ".join(f"{name} = {getattr(section, name)}" for name in given)
         names = tuple(format_path((*path, name)) for name in given)
         null = f"{names[0]}=null"
-        advice = f"keep one: leave the other out of the file, or write it as {null} after -- (TOML has no null)"
+        advice = f"keep one: omit the other in the file, or write it as {null} after -- (TOML has no null)"
         problems.append(Problem(format_path(path), f"{values} cannot both be set", hint=advice, concerns=names))
     return problems
 

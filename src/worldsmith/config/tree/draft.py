@@ -43,7 +43,7 @@ class Draft:
     warnings: list[str] = field(default_factory=list)
     broken: list[Path] = field(default_factory=list)
     place: Place | None = None
-    """Position shown for a mistake in a value that is only in the recipe."""
+    """Position shown for a mistake in a value that only the recipe contains."""
     report: str = ""
     """Report on how each key of another system's spec was translated."""
 
@@ -55,7 +55,7 @@ class Loaded:
     tree: Any
     warnings: list[str] = field(default_factory=list)
     raw: Any = None
-    """The tree with its references."""
+    """Config with its references."""
     source: str = ""
     places: dict[Path, Place] = field(default_factory=dict, repr=False)
     sources: dict[Path, list[str | Path]] = field(default_factory=dict, repr=False)
@@ -167,7 +167,7 @@ def give_way(draft: Draft) -> None:
             if name == chosen[0]:
                 continue
             was = f"{format_path((*path, name))} = {getattr(section, name)}"
-            draft.warnings.append(f"{was} is dropped, since {chosen[0]} is set")
+            draft.warnings.append(f"{was} is dropped, because {chosen[0]} is set")
             setattr(section, name, None)
             remember(draft.places, (*path, name), draft.places[(*path, chosen[0])])
 

@@ -33,7 +33,7 @@ def parse_path(text: str) -> Path:
         starts_with_dot = text[position] == "."
         # A dot stands between two names, never in front of the first one.
         if match is None or (match[4] is None and starts_with_dot != bool(path)):
-            raise ValueError(f"'{text}' is no path: expected a name at character {position + 1}")
+            raise ValueError(f"'{text}' is not a path: expected a name at character {position + 1}")
         double, single, bare, index = match.groups()
         if double is not None:
             path.append(re.sub(r"\\(.)", r"\1", double))
@@ -43,7 +43,7 @@ def parse_path(text: str) -> Path:
             path.append(single if single is not None else bare)
         position = match.end()
     if not path:
-        raise ValueError("an empty path names nothing")
+        raise ValueError("a path must not be empty")
     return tuple(path)
 
 

@@ -16,7 +16,7 @@ from worldsmith.config.declare.value_types import item_hint, nested_config_class
 
 TAG = "type"
 MISSING = "???"
-"""Written as a value: it counts as left out."""
+"""Marks a key that is to be omitted."""
 
 
 def to_dict(config: Config, *, custom: bool = False) -> dict[str, Any]:

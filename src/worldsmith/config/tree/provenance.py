@@ -18,7 +18,7 @@ from worldsmith.config.tree.paths import Path, format_path, starts_with
 from worldsmith.config.tree.plain import class_defaults
 
 COMMAND_LINE = ("override", "flag")
-"""Kinds of origin whose `where` is the word itself; also the `file` of such a word's place."""
+"""Origins whose `where` is the argument itself; also used as the `file` of its position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Origin:
     kind: str
     """default, recipe, file, override or flag."""
     where: str = ""
-    """The recipe's name, the file, or the word."""
+    """The recipe's name, the file, or the argument."""
     line: int | None = None
     reference: str | None = None
     leads_to: str | None = None

@@ -227,7 +227,7 @@ class Reader:
 
     def item(self, inner: Any, above: Any, path: Path, source: Path) -> Any:
         if above == MISSING:
-            message = f"'{MISSING}' stands for a value that is missing, and a list has all its items"
+            message = f"'{MISSING}' stands for a missing value, but a list must have all its items"
             return self.refuse(Problem(format_path(path), message), source)
         return self.value(inner, None, above, path, source)
 
@@ -261,7 +261,7 @@ class Reader:
             return {key: (value, (*source, key)) for key, value in above.items()}
         others = [key for key in above if key not in (TARGET, PARAMS)]
         if others:
-            message = f"beside '{node[0]}' a section takes only {TARGET} and {PARAMS}"
+            message = f"next to '{node[0]}' a section may only have {TARGET} and {PARAMS}"
             advice = f"move '{others[0]}' into {PARAMS}, or write {TAG} and the fields without {PARAMS}"
             self.refuse(Problem(format_path((*path, others[0])), message, hint=advice), (*source, others[0]))
             return None
@@ -288,10 +288,10 @@ class Reader:
         try:
             cls = class_of(tag)
         except ValueError as error:
-            self.refuse(Problem(where, str(error), hint=f"this place takes {wanted}" if wanted else None), source)
+            self.refuse(Problem(where, str(error), hint=f"expected {wanted}" if wanted else None), source)
             return None
         if classes and not issubclass(cls, tuple(classes)):
-            self.refuse(Problem(where, f"{tag} does not fit here", expected=wanted, found=tag_of(cls)), source)
+            self.refuse(Problem(where, f"{tag} is not allowed here", expected=wanted, found=tag_of(cls)), source)
             return None
         return cls
 
@@ -302,7 +302,7 @@ class Reader:
             place = self.place(source)
             self.warnings.append(
                 f"{f'{place.file}:{place.line}: ' if place else ''}{format_path(path) or 'the root'} changes from "
-                f"{tag_of(type(below))} to {tag_of(cls)}; what was written for the former is dropped: {', '.join(lost)}"
+                f"{tag_of(type(below))} to {tag_of(cls)}; settings of the former are dropped: {', '.join(lost)}"
             )
         for key in lost:
             self.forget((*path, *key.split(".")))

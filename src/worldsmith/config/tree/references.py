@@ -39,7 +39,7 @@ _Tree = TypeVar("_Tree", bound=Config)
 _FAILED: Any = object()
 RESOLVERS = ("oc.env", "now", "asset")
 VARIABLE = "environment variable "
-"""Start of the source of a value that an environment variable gave; its name follows."""
+"""Prefix of the source of a value from an environment variable; its name follows."""
 Kept = bool | Literal["names"]
 """Treatment of references to unset environment variables: False: a mistake; True: kept unchanged; "names": replaced by
 $NAME, which is a mistake if the field is not a text."""
@@ -129,7 +129,7 @@ class _Resolver:
         if path in self.active:
             chain = [*self.active[self.active.index(path) :], path]
             text = " -> ".join(format_path(step) or "the root" for step in chain)
-            return self.fail(f"the reference leads back to itself: {text}")
+            return self.fail(f"circular reference: {text}")
         self.active.append(path)
         try:
             found = self.compute(path, raw, hint)
@@ -220,7 +220,7 @@ class _Resolver:
             return self.asset(argument.strip())
         advice = nearest(name, RESOLVERS, limit=1) or list(RESOLVERS)
         return self.fail(
-            f"there is no resolver '{name}'", hint=f"write ${{{advice[0]}:…}}; there are: {', '.join(RESOLVERS)}"
+            f"unknown resolver '{name}'", hint=f"write ${{{advice[0]}:…}}; available: {', '.join(RESOLVERS)}"
         )
 
     def environment(self, argument: str, hint: Any) -> Any:
@@ -229,7 +229,7 @@ class _Resolver:
         found = os.environ.get(name) if name and "\0" not in name and "=" not in name else None
         if found is not None:
             if "${" in found:
-                return self.fail(f"the environment variable '{name}' holds a reference itself ({found!r})")
+                return self.fail(f"the environment variable '{name}' itself contains a reference ({found!r})")
             self.came_from(f"{VARIABLE}{name}")
             value = decode(found)
             problems: list[Problem] = []
@@ -245,20 +245,22 @@ class _Resolver:
         try:
             return read_text(default.strip(), hint)
         except ValueError as error:
-            return self.fail(f"the default of ${{oc.env:{name},…}} cannot be read: {error}")
+            return self.fail(f"the default of ${{oc.env:{name},…}} cannot be parsed: {error}")
 
     def time(self, argument: str) -> Any:
         self.came_from("the time of loading")
         try:
             return self.now.strftime(argument)
         except ValueError as error:
-            return self.fail(f"${{now:{argument}}} is no time format: {error}", hint="write ${now:%Y-%m-%d_%H-%M-%S}")
+            return self.fail(
+                f"${{now:{argument}}} is not a time format: {error}", hint="write ${now:%Y-%m-%d_%H-%M-%S}"
+            )
 
     def asset(self, name: str) -> Any:
         from worldsmith.assets import asset_path
 
         if not name or "/" in name or "\\" in name or ".." in name or "\0" in name:
-            return self.fail(f"'{name}' is no asset name", hint="write a plain name, such as ${asset:tiny_vae}")
+            return self.fail(f"'{name}' is not an asset name", hint="write a plain name, such as ${asset:tiny_vae}")
         try:
             return str(asset_path(name))
         except FileNotFoundError as error:
@@ -271,7 +273,7 @@ class _Resolver:
         except ValueError as error:
             return self.fail(f"${{{text}}}: {error}")
         if path[0] == OPAQUE:
-            return self.fail(f"${{{text}}}: '{OPAQUE}' is opaque and cannot be referred to")
+            return self.fail(f"${{{text}}}: '{OPAQUE}' is not interpreted, so it cannot be referred to")
         raw, hint = self.tree, type(self.tree)
         for depth, part in enumerate(path):
             if is_reference(raw):

@@ -41,14 +41,14 @@ def named_class(name: str, hint: Any, path: Path) -> str | Problem:
         return tags[0]
     where = format_path(path)
     if tags:
-        return Problem(where, f"several classes are called {name}", hint=f"write one of: {', '.join(tags)}")
+        return Problem(where, f"several classes are named {name}", hint=f"write one of: {', '.join(tags)}")
     if len(choices) == 1:
         return Problem(where, "this is a section, not a single value", hint=f"set its fields, such as {where}.…")
     # A field for any component at all has too many choices to list.
-    listing = f"there are: {', '.join(choices)}" if len(choices) <= 12 else "write it as package.module.Class"
+    listing = f"available: {', '.join(choices)}" if len(choices) <= 12 else "write it as package.module.Class"
     advice = did_you_mean(name, choices)
     hint = f"{advice} {listing}" if advice else listing
-    return Problem(where, f"no class that fits here is called '{name}'", hint=hint)
+    return Problem(where, f"no suitable class is named '{name}'", hint=hint)
 
 
 def named_items(items: list[Any], hint: Any, path: Path) -> list[Any] | Problem:

@@ -32,7 +32,7 @@ class Words:
     own: dict[str, str] = field(default_factory=dict)
     """The command's own options that were given, with their values."""
     spec: Translation | None = None
-    """Another system's spec in place of a file of settings."""
+    """Another system's spec that replaces a settings file."""
 
 
 def sort_words(
@@ -90,19 +90,19 @@ def draft_settings(
     flags = [*words.flags, *placed]
     for name, values in ((flag.name, flag.values) for flag in placed):
         if any(flag.name.replace("-", "_") == name for flag in words.flags):
-            given_twice = f"given twice, as '{' '.join(values)}' and as --{name.replace('_', '-')}"
+            given_twice = f"set twice, as '{' '.join(values)}' and as --{name.replace('_', '-')}"
             draft.problems.append(Problem(name, given_twice))
     for word in words.loose[sum(len(flag.values) for flag in placed) :]:
         loose = " and ".join(name.upper().replace("_", "-") for name in places) or "nothing"
-        advice = f"{loose} alone may stand without a flag, which --help lists; a list takes its flag for each item"
-        draft.problems.append(Problem("", f"what is '{word}'?", hint=advice))
+        advice = f"only {loose} may be written without a flag (see --help); a list needs its flag for each item"
+        draft.problems.append(Problem("", f"unexpected argument '{word}'", hint=advice))
     overrides = [*read_flags(draft.tree, flags, draft.problems, own=words.own, verbatim=True), *tailed]
     given = {override.path[:1] for override in overrides} | {(flag.name.replace("-", "_"),) for flag in flags}
     for path, _ in list(unset_fields(draft.tree)):
         if path[:1] not in given:
             name = format_path(path)
             way = f"write {name.upper()}, or --{name} VALUE" if name in places else f"write --{name} VALUE"
-            draft.problems.append(Problem(name, "no value is given", hint=way.replace("_", "-")))
+            draft.problems.append(Problem(name, "the value is missing", hint=way.replace("_", "-")))
             draft.broken.append(path)
     return draft, overrides
 
@@ -125,7 +125,7 @@ def read_settings_file(file: str) -> Document:
         return Document(parse_toml(text, file), find_positions(text, file))
     document = read_json(text, file) if kind == "json" else read_yaml(text, file)
     if not isinstance(document.data, dict):
-        raise ConfigError([Problem("", "a file of settings is a table of them", place=Place(file))])
+        raise ConfigError([Problem("", "a settings file must be a table of them", place=Place(file))])
     return document
 
 

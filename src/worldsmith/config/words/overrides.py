@@ -29,7 +29,7 @@ _WORD = re.compile(r"(\+\+|\+|~)?((?:\"(?:[^\"\\]|\\.)*\"|'[^']*'|[^=\"'])+)(?:(
 
 
 RECIPE_WORDS = {("experiment",), ("job", "experiment")}
-"""Paths that choose the recipe that a run starts from, instead of changing it."""
+"""Paths that select the recipe that a run starts from, instead of changing it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def chosen_recipe(override: Override) -> Config:
 
 def whole_tree_problem(override: Override, name: str) -> Problem:
     """Returns the problem of choosing a recipe for a file that holds a whole tree already."""
-    message = f"the file is a whole tree, made from the recipe '{name}': no other can take its place"
+    message = f"the file is a complete config, built from the recipe '{name}', which cannot be replaced"
     return Problem("job.experiment", message, hint="name the recipe in place of the file", place=override.place)
 
 
@@ -167,14 +167,14 @@ def set_value(
     below = find(parent, (key,), ABSENT)
     if isinstance(parent, Config):
         if key == OPAQUE:
-            problems.append(Problem(OPAQUE, "this section is the project's own data and is set in the file only"))
+            problems.append(Problem(OPAQUE, "this section is the project's own data and can only be set in the file"))
             return
         if below is ABSENT:
             problems.append(no_such_key(tree, path))
             return
     elif below is ABSENT:
         if isinstance(parent, list):
-            problems.append(Problem(format_path(path), f"the list has {len(parent)} items; write the whole list"))
+            problems.append(Problem(format_path(path), f"the list has {len(parent)} items; write the complete list"))
             return
         if nested_config_classes(hint) and not (isinstance(raw, dict) and "type" in raw):
             problems.append(no_such_key(tree, path))
@@ -204,10 +204,10 @@ def find_parent(tree: Config, path: Path, problems: list[Problem]) -> tuple[Any,
             return None
         node, hint = inner, child_hint(node, part, hint)
     if not isinstance(node, (Config, dict, list)):
-        problems.append(Problem(format_path(path), f"'{format_path(path[:-1])}' is a single value and holds no keys"))
+        problems.append(Problem(format_path(path), f"'{format_path(path[:-1])}' is a single value and has no keys"))
         return None
     if isinstance(node, list) != isinstance(path[-1], int):
-        kind = "a list; its items are numbers" if isinstance(node, list) else "not a list"
+        kind = "a list; its items are numbers" if isinstance(node, list) else "expected an index: it is a list"
         problems.append(Problem(format_path(path), f"'{format_path(path[:-1])}' is {kind}"))
         return None
     return node, child_hint(node, path[-1], hint)
@@ -243,10 +243,10 @@ def _with_indexes(tree: Config, path: Path) -> Path:
 
 def _parse(word: str, place: Place) -> Override | Problem:
     if any("\ud800" <= letter <= "\udfff" for letter in word):
-        return Problem("", "the word is not valid UTF-8")
+        return Problem("", "the argument is not valid UTF-8")
     match = _WORD.fullmatch(word)
     if match is None:
-        return Problem("", "this is no override", expected="path=value, +path=value or ~path", found=repr(word))
+        return Problem("", "not an override", expected="path=value, +path=value or ~path", found=repr(word))
     if word.startswith("--"):
         return Problem("", "flags come before `--`, overrides such as path=value after it", hint="move it before `--`")
     action, left, equals, text = match[1] or "", match[2].strip(), match[3], match[4]
@@ -255,11 +255,11 @@ def _parse(word: str, place: Place) -> Override | Problem:
     except ValueError as error:
         return Problem("", str(error), hint="an override is path=value, +path=value or ~path")
     if action == "~":
-        return Override(action, path, None, place) if not equals else Problem(format_path(path), "~ takes no value")
+        return Override(action, path, None, place) if not equals else Problem(format_path(path), "~ must have no value")
     if not equals:
-        return Problem(format_path(path), "no value is given", hint=f"write {format_path(path)}=…")
+        return Problem(format_path(path), "the value is missing", hint=f"write {format_path(path)}=…")
     if text.strip() == MISSING:
-        return Problem(format_path(path), f"'{MISSING}' stands for a value that is missing", hint="write the value")
+        return Problem(format_path(path), f"'{MISSING}' stands for a missing value", hint="write the value")
     return Override(action, path, text, place)
 
 
@@ -273,7 +273,7 @@ def _apply(tree: Config, override: Override, path: Path, problems: list[Problem]
     parent, hint = found
     if path[-1] in dict(children(parent)) and override.action == "+":
         advice = f"to change it, write {format_path(path)}=…"
-        problems.append(Problem(format_path(path), "this key exists already", hint=advice))
+        problems.append(Problem(format_path(path), "this key already exists", hint=advice))
         return None
     given = override.given
     sections = nested_config_classes(hint)
@@ -286,7 +286,7 @@ def _apply(tree: Config, override: Override, path: Path, problems: list[Problem]
     try:
         raw = read_text(given, hint) if isinstance(given, str) else fit_literal(given or {}, hint)
     except ValueError as error:
-        problems.append(Problem(format_path(path), f"the value cannot be read: {error}"))
+        problems.append(Problem(format_path(path), f"the value cannot be parsed: {error}"))
         return None
     if isinstance(raw, list) and holds_sections(hint):
         items = named_items(raw, item_hint(hint, list), path)
@@ -306,9 +306,7 @@ def _remove(tree: Config, path: Path, problems: list[Problem]) -> None:
     if path[-1] not in dict(children(parent)):
         problems.append(no_such_key(tree, path))
     elif isinstance(parent, Config):
-        advice = f"to switch it off, write {format_path(path)}=null if it can be null"
-        problems.append(
-            Problem(format_path(path), "this is a field and cannot be removed, only keys of tables can", hint=advice)
-        )
+        advice = f"to disable it, write {format_path(path)}=null if it can be null"
+        problems.append(Problem(format_path(path), "fields cannot be removed, only keys of tables", hint=advice))
     else:
         del parent[path[-1]]

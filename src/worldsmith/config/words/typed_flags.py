@@ -130,9 +130,9 @@ class _Target:
     hint: Any
     node: Any = None
     new: bool = False
-    """A key that its table does not have yet."""
+    """Key that its table does not have yet."""
     unused: bool = False
-    """A key of the file that this task does not use."""
+    """Key of the file that this task ignores."""
 
 
 @dataclass(slots=True)
@@ -169,7 +169,7 @@ class _FlagReader:
         try:
             return parse_path(flag.name)
         except ValueError as error:
-            self.problem(flag, str(error), hint="a flag is --section.field, such as --optimizer.lr")
+            self.problem(flag, str(error), hint="expected --section.field, such as --optimizer.lr")
             return None
 
     def find(self, parts: Path) -> tuple[_Target | None, bool]:
@@ -223,7 +223,7 @@ class _FlagReader:
         members, values = _members(target.hint), flag.values
         kinds = [get_origin(member) or member for member in members]
         if negated:
-            return Scalar("false") if not values else self.problem(flag, "a --no- flag takes no value")
+            return Scalar("false") if not values else self.problem(flag, "a --no- flag must have no value")
         if not values and kinds == [bool]:
             return Scalar("true")
         if self.verbatim and values and kinds == [str] and len(values) == 1:
@@ -232,20 +232,22 @@ class _FlagReader:
             if self.verbatim and values and item_hint(target.hint, list) is str:
                 return [Scalar(value, quoted=True) for value in values]
             if not values:
-                return self.problem(flag, "no value is given", hint=f"for an empty list write --{flag.name} []")
+                return self.problem(flag, "the value is missing", hint=f"for an empty list write --{flag.name} []")
             optional = type(None) in union_members(target.hint)
             if len(values) == 1 and (values[0].lstrip()[:1] == "[" or (optional and values[0] in ("null", "None"))):
                 return values[0]
             try:
                 return literal_list(values)
             except ValueError as error:
-                return self.problem(flag, f"the value cannot be read: {error}")
+                return self.problem(flag, f"the value cannot be parsed: {error}")
         if len(values) == 1:
             return values[0]
         if not values:
-            return self.problem(flag, "no value is given", hint=f"write --{flag.name} VALUE")
+            return self.problem(flag, "the value is missing", hint=f"write --{flag.name} VALUE")
         extra = " ".join(values[1:])
-        return self.problem(flag, f"this flag takes one value; what is '{extra}'?", hint="quote text that holds spaces")
+        return self.problem(
+            flag, f"this flag needs one value; unexpected: '{extra}'", hint="quote text that contains spaces"
+        )
 
     def section(self, flag: TypedFlag, target: _Target) -> list[Override]:
         """Returns the override that replaces a section by one of another class, or by a literal."""
@@ -271,7 +273,7 @@ class _FlagReader:
         known = tuple(part.replace("-", "_") if isinstance(part, str) else part for part in parts)
         ours = did_you_mean(f"--{flag.name}", self.own, shown="{}") if len(parts) == 1 else None
         hint = ours or did_you_mean_path(known, all_paths(self.tree), shown="--{}")
-        self.problem(flag, f"there is no flag --{flag.name}", hint=hint or "--help lists all flags")
+        self.problem(flag, f"unknown flag --{flag.name}", hint=hint or "--help lists all flags")
 
     def problem(self, flag: TypedFlag, message: str, *, hint: str | None = None) -> Literal | None:
         """Records a mistake; a flag with a mistake has no value."""

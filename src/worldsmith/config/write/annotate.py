@@ -13,9 +13,9 @@ from worldsmith.config.write.values import printable
 from worldsmith.config.yaml.text import dump_yaml, read_yaml
 
 COLUMN = 56
-"""Maximum column of comments; the comment of a longer line follows the line."""
+"""Max column of comments; the comment of a longer line follows the line."""
 LONGEST = 110
-"""Maximum length of a comment in characters."""
+"""Max length of a comment in characters."""
 
 
 def show_tree(loaded: Loaded, *, custom: bool = False, origins: bool = True, changed: bool = False) -> str:

@@ -37,7 +37,7 @@ from worldsmith.config.yaml.text import dump_yaml
 
 FORMATS = ("toml", "yaml", "json", "python")
 _WIDTH = 110
-"""Maximum width of a line of Python."""
+"""Max width of a line of Python."""
 _TAKEN = {"config", "recipe", "datetime", "False", "None", "True"}
 """Names that the function of a recipe cannot have."""
 
@@ -89,7 +89,7 @@ def to_toml(loaded: Loaded) -> Converted:
             f"job.experiment is '{named}'; use --to yaml, json or python"
         )
     name, base = recipes[-1]
-    comment = f"# What this file leaves out keeps the value of the recipe {printable(name)}."
+    comment = f"# Keys that this file omits keep the value of the recipe {printable(name)}."
     text = f"{comment}\n\n{write_toml(_table(loaded.raw, name, base))}"
     draft, _ = read_recipe_text(text, "<toml>", [])
     give_way(draft)
@@ -105,10 +105,10 @@ def to_python(loaded: Loaded, name: str | None = None) -> str:
     base = recipes[-1] if recipes else None
     name = name or _free_name(loaded)
     if is_recipe(name):
-        raise UserError(f"there is a recipe '{name}' already; choose another with --name")
+        raise UserError(f"the recipe '{name}' already exists; choose another name with --name")
     module = find_recipe(base[0]).module if base else ""
     needs = "" if module.startswith("worldsmith.") or module == "__main__" else module
-    origin = f"A recipe made from {printable(loaded.source)}."
+    origin = f"A recipe generated from {printable(loaded.source)}."
     return _write_module(loaded.raw, name, base=base, origin=origin, needs=needs)
 
 
@@ -119,7 +119,7 @@ def write_new(file: str, text: str, force: bool) -> None:
         with path.open("w" if force else "x", encoding="utf-8", newline="\n") as stream:
             stream.write(text)
     except FileExistsError:
-        raise UserError(f"{file} is there already; --force overwrites it") from None
+        raise UserError(f"{file} already exists; --force overwrites it") from None
     except OSError as error:
         raise UserError(f"{file} cannot be written: {error.strerror}") from None
 
@@ -178,7 +178,7 @@ def _require_same(tree: Config, words: list[str], wanted: Config) -> None:
     apply_overrides(found, parse_overrides(words, problems), problems, [])
     if problems or find_changes(found, wanted, custom=True):
         where = ", ".join(format_path(change.path) for change in find_changes(found, wanted, custom=True))
-        raise ValueError(f"the text would not lead back to the same tree ({where or problems[0].render()})")
+        raise ValueError(f"the text would not be parsed as the same config ({where or problems[0].render()})")
 
 
 def _require_form(data: dict[str, Any], syntax: Syntax) -> None:
@@ -186,7 +186,7 @@ def _require_form(data: dict[str, Any], syntax: Syntax) -> None:
         try:
             write([] if isinstance(value, (dict, list)) else value, syntax)
         except ValueError as error:
-            raise ValueError(f"{format_path(path)}: {error}; write it as text, or choose another form") from None
+            raise ValueError(f"{format_path(path)}: {error}; write it as text, or choose another format") from None
 
 
 def _write_module(tree: Config, name: str, *, base: tuple[str, Config] | None, origin: str, needs: str = "") -> str:
@@ -206,7 +206,7 @@ def _write_module(tree: Config, name: str, *, base: tuple[str, Config] | None, o
         doc = f"Changes of the recipe {base[0]}."
         body = [*lines, "return config"]
     else:
-        decorator, head, doc = f"@recipe({python_text(name)})", f"def {function}() -> {root}:", "The whole tree."
+        decorator, head, doc = f"@recipe({python_text(name)})", f"def {function}() -> {root}:", "The complete config."
         body = writer.statement("return ", tree)
     text = "\n".join([decorator, head, f'    """{_safe(doc)}"""', *(f"    {line}" for line in body)])
     imports = [*writer.imports(), *([f"import {needs}  # registers {base[0]}" if base else ""] if needs else [])]

@@ -25,7 +25,7 @@ SECTIONS: Schema = {
     "type": "array",
     "items": {"type": "object", "properties": {TAG: {"type": "string", "minLength": 1}}, "required": [TAG]},
 }
-"""A list of sections: each names its class, whose fields the loader knows."""
+"""A list of sections: each names its class, whose fields are checked on loading."""
 TASK, EXPERIMENT = ("job", "task"), ("job", "experiment")
 
 
@@ -65,8 +65,8 @@ def new_recipe_toml(name: str) -> str:
     lines = [
         *_prose(f"A run of the recipe {name}: {doc}" if doc else f"A run of the recipe {name}."),
         "#",
-        "# As it stands, this file is the recipe. To change a value, remove the # in front of its key. A key that is",
-        '# left out, or is "???", keeps the value of the recipe. Text may refer to another value, ${trainer.max_iter},',
+        "# Without changes, this file equals the recipe. To change a value, remove the # before its key. A key that is",
+        '# omitted, or is "???", keeps the value of the recipe. Text may refer to another value, ${trainer.max_iter},',
         "# or to the environment, ${oc.env:NAME} or ${oc.env:NAME,default}.",
         "#",
         "#   worldsmith config check FILE     worldsmith config show --changed FILE     worldsmith train FILE --dryrun",
@@ -83,7 +83,7 @@ def new_recipe_toml(name: str) -> str:
         lines += ["", *_prose(_key_comment(entry, tree, target)), f"#{entry.path[-1]} = {_toml_value(tree, target)}"]
     lines += [
         "",
-        "# [custom] holds the project's own data. It is kept with the run and read by nothing here.",
+        "# [custom] holds the project's own data. It is stored with the run and not interpreted.",
         f"#[{OPAQUE}]",
         *(f"#{toml_pair(key, value)}" for key, value in getattr(tree, OPAQUE, {}).items()),
     ]

@@ -43,7 +43,12 @@ def tree_schema(trees: Mapping[str, Config]) -> Schema:
         entries = [{**writer.ref(cls), "required": [TAG]} for cls in roots]
         root = entries[0] if len(entries) == 1 else {"anyOf": entries}
     name = f"the recipe {next(iter(trees))}" if len(trees) == 1 else "a run"
-    return {"$schema": DRAFT, **root, "title": f"The tree of {name}", "$defs": {"reference": REFERENCE, **writer.defs}}
+    return {
+        "$schema": DRAFT,
+        **root,
+        "title": f"The config of {name}",
+        "$defs": {"reference": REFERENCE, **writer.defs},
+    }
 
 
 def value_schema(hint: Any) -> Schema:

@@ -30,10 +30,10 @@ def read_json(text: str, file: str) -> Document:
     problems: list[Problem] = []
 
     def repeated(_: dict[str, Any], key: str) -> None:
-        problems.append(Problem("", f"the key '{key}' is given twice", place=Place(file)))
+        problems.append(Problem("", f"the key '{key}' occurs twice", place=Place(file)))
 
     def refuse(word: str) -> Any:
-        raise ValueError(f"{word} is no JSON number")
+        raise ValueError(f"{word} is not a JSON number")
 
     try:
         data = json.loads(text, object_pairs_hook=partial(object_of, repeated=repeated), parse_constant=refuse)
@@ -45,7 +45,7 @@ def read_json(text: str, file: str) -> Document:
         place = Place(file, error.lineno, error.colno, 1, source)
         raise ConfigError([Problem("", f"not valid JSON: {error.msg}", place=place)]) from None
     except UnicodeEncodeError:
-        message = "the text holds half of a surrogate pair, which is no character"
+        message = "the text contains half of a surrogate pair, which is not a character"
         raise ConfigError([Problem("", message, place=Place(file))]) from None
     except ValueError as error:
         raise ConfigError([Problem("", f"not valid JSON: {error}", place=Place(file))]) from None

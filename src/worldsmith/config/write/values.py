@@ -17,13 +17,13 @@ _LOOKALIKES = {"true", "false", "null", "inf", "nan"}
 _TOML_ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
 _WORD_ESCAPES = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\t": "\\t"}
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-"""Control characters C0 and C1, line separators, and what changes the direction of text."""
+"""Control characters C0 and C1, line separators, and characters that change the direction of text."""
 LONGEST, LONGEST_LINE = 200, 2000
-"""Characters of a value in a message, and of a line."""
+"""Max characters of a value in a message, and of a line."""
 LONGEST_NUMBER = 14_000
 """Maximum bit length of an integer that Python converts to decimal digits."""
 _LONG_VALUE = re.compile(rf"[^\s/]{{{LONGEST + 1},}}")
-"""Paths are not cut: no part of one is this long."""
+"""Paths are not shortened; no path component may be longer than this."""
 _LONG_LINE = re.compile(rf"[^\n]{{{LONGEST_LINE + 1},}}")
 _LONG_NUMBER = re.compile(
     r"Exceeds the limit \((?P<limit>\d+) digits\) for integer string conversion"
@@ -41,7 +41,7 @@ class Syntax:
     text: Callable[[str], str]
     key: Callable[[str], str]
     item: Callable[[str], str] | None = None
-    """Text inside a list or table, where it is not as elsewhere."""
+    """Writes text inside a list or table, if that differs from text elsewhere."""
     null: str | None = "null"
     truth: tuple[str, str] = ("false", "true")
     odd_number: Callable[[float], str] | None = repr
@@ -63,7 +63,7 @@ def write(value: Any, syntax: Syntax, *, inside: bool = False) -> str:
             return syntax.odd_number(value)
     elif isinstance(value, (int, float)):
         if isinstance(value, int) and value.bit_length() > LONGEST_NUMBER:
-            raise ValueError(f"{syntax.name} has no form for a whole number of {value.bit_length()} bits")
+            raise ValueError(f"{syntax.name} cannot express an integer of {value.bit_length()} bits")
         return repr(value)
     elif isinstance(value, list):
         return f"[{syntax.comma.join(write(item, syntax, inside=True) for item in value)}]"
@@ -75,7 +75,7 @@ def write(value: Any, syntax: Syntax, *, inside: bool = False) -> str:
     elif isinstance(value, Time) and syntax.time is not None:
         return syntax.time(value)
     kind = "null" if value is None else str(value) if isinstance(value, float) else f"a {type(value).__name__}"
-    raise ValueError(f"{syntax.name} has no form for {kind}")
+    raise ValueError(f"{syntax.name} cannot express {kind}")
 
 
 def write_toml(table: dict[str, Any]) -> str:
@@ -146,7 +146,7 @@ def limit_message(text: str) -> str:
     """Limits the length of a message: cuts long values and lines, and replaces Python's error text on long numbers."""
     text = _LONG_NUMBER.sub(
         lambda match: (
-            f"expected whole numbers of at most {match['limit']} digits, found "
+            f"expected integers of at most {match['limit']} digits, found "
             f"{'one of ' + match['found'] + ' digits' if match['found'] else 'a longer one'}"
         ),
         text,
@@ -167,7 +167,7 @@ def escape_odd(text: str) -> str:
 def _whole(text: str) -> str:
     """Returns the text. Raises ValueError for half a surrogate pair, which no file can hold."""
     if half := next((letter for letter in text if "\ud800" <= letter <= "\udfff"), None):
-        raise ValueError(f"half of a surrogate pair (U+{ord(half):04X}) is no character")
+        raise ValueError(f"half of a surrogate pair (U+{ord(half):04X}) is not a character")
     return text
 
 
@@ -177,7 +177,7 @@ def _word_text(text: str) -> str:
 
 def _quoted(text: str) -> str:
     if "\0" in text:
-        raise ValueError(f"a command line cannot hold the NUL character of {text!r}")
+        raise ValueError(f"a command line cannot contain the NUL character of {text!r}")
     return f"'{''.join(_WORD_ESCAPES.get(letter, letter) for letter in text)}'"
 
 
@@ -195,9 +195,9 @@ PYTHON = Syntax(
     time=repr,
 )
 YAML = Syntax("YAML", text=str, key=str)
-"""Which values YAML has a form for; the text itself is written by the YAML library."""
+"""Decides which values YAML can express; the text itself is written by the YAML library."""
 WORD = Syntax("an override word", _word_text, _quoted, comma=",", pair=":")
-"""Overrides that are parsed as the same value, for every type of field."""
+"""Overrides that are parsed as the same value for every type of field."""
 LAUNCH_WORD = Syntax(
     "an override word",
     text=lambda text: f"'{text}'" if "," in text or " " in text else text,
@@ -207,7 +207,7 @@ LAUNCH_WORD = Syntax(
     comma=",",
     pair=":",
 )
-"""Overrides for people and launch scripts: text is quoted in lists, elsewhere only if it has a comma or a space."""
+"""Overrides for messages and launch scripts: text is quoted in lists, elsewhere only if it has a comma or a space."""
 SHOWN = replace(
     JSON,
     text=lambda text: json.dumps(text, ensure_ascii=False),
@@ -215,4 +215,4 @@ SHOWN = replace(
     odd_number=repr,
     time=lambda time: f'"{time}"',
 )
-"""JSON for messages, extended to values without a JSON form."""
+"""JSON for messages, extended to values that JSON cannot express."""

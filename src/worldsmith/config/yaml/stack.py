@@ -47,7 +47,7 @@ def _read_stack(paths: Sequence[str], chosen_by_word: Override | None) -> Draft:
     files = [str(path) for path in paths]
     draft = Draft(", ".join(files), place=Place(", ".join(files)))
     if not files:
-        draft.problems.append(Problem("", "no file is given", hint="write --base a.yaml b.yaml"))
+        draft.problems.append(Problem("", "no file was given", hint="write --base a.yaml b.yaml"))
     documents = [document for file in files if (document := _read(file, draft)) is not None]
     complete = len(documents) == len(files)
     if not documents:
@@ -88,7 +88,7 @@ def _read(file: str, draft: Draft) -> Document | None:
     """Reads one file of a YAML stack; None, with a reported problem, if it is not readable or not a mapping."""
     try:
         if file.lower().endswith(".toml"):
-            raise ConfigError([Problem("", "a stack is made of YAML files", hint=f"give {file} without --base")])
+            raise ConfigError([Problem("", "only YAML files can be stacked", hint=f"use {file} without --base")])
         document = read_yaml(read_config_text(file), file)
         if not isinstance(document.data, dict):
             raise ConfigError([mismatch((), "sections with their fields", document.data)])
@@ -96,7 +96,7 @@ def _read(file: str, draft: Draft) -> Document | None:
         draft.problems += [problem.at(Place(file)) for problem in error.problems]
         return None
     if not document.data:
-        draft.warnings.append(f"{file}: the file says nothing")
+        draft.warnings.append(f"{file}: the file is empty")
     return document
 
 
@@ -139,7 +139,7 @@ def _start(draft: Draft, layers: list[Document], word: Override | None) -> Confi
     try:
         return class_of(tag)
     except ValueError as error:
-        raise ConfigError([Problem(TAG, str(error), hint=f"the whole tree is a {ROOT}")]) from None
+        raise ConfigError([Problem(TAG, str(error), hint=f"the complete config is a {ROOT}")]) from None
 
 
 def _experiment(layer: Document) -> tuple[Any, Span | None] | None:
@@ -161,7 +161,7 @@ def _put(draft: Draft, layers: list[Document], start: Config | type[Config], com
         tree = found if isinstance(found, Config) else tree
     if not complete or tree is None:
         return
-    advice = f"write it, or start from a recipe: `{RECIPE}: NAME` in one of the files"
+    advice = f"set it, or start from a recipe: `{RECIPE}: NAME` in one of the files"
     draft.tree = require_set(tree, draft.problems, None if isinstance(start, Config) else advice)
     draft.problems = [problem.at(draft.place) for problem in locate(draft.problems, draft.places)]
 
@@ -205,7 +205,7 @@ def set_override(
     try:
         value = read_text(override.given, hint) if isinstance(override.given, str) else override.given
     except ValueError as error:
-        problems.append(Problem(format_path(path), f"the value cannot be read: {error}", place=override.place))
+        problems.append(Problem(format_path(path), f"the value cannot be parsed: {error}", place=override.place))
         return False
     parent[path[-1]] = value
     forget_places(document.spans, path)

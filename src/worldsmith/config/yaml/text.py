@@ -38,7 +38,7 @@ _TRUTH_WORDS = r"[yYnN]|[yY]es|YES|[nN]o|NO|[oO]n|ON|[oO]ff|OFF"
 _ODD_NUMBERS = r"[-+]?(?:0[0-9_]+|0[xX][0-9a-fA-F_]+|0[oO][0-7_]+|0[bB][01_]+|[0-9][0-9_]*(?:\.[0-9_]*)?)"
 _ODD_TIMES = r"[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?|[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}.*"
 _LOOKALIKES = rf"{_TRUTH_WORDS}|{_ODD_NUMBERS}|{_ODD_TIMES}|<<|="
-"""Text that another YAML reader would take for something else: written in quotes."""
+"""Text that other YAML readers would parse as another type, so it is quoted."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -147,9 +147,11 @@ def _read_once(text: str, file: str) -> Document:
 def advice_on(value: Any) -> str | None:
     """Returns advice for text that other YAML parsers read as a boolean or a number; "" for other values."""
     if isinstance(value, str) and re.fullmatch(_TRUTH_WORDS, value):
-        return f"{value} is text here; write true or false"
+        return f"{value} is parsed as text; write true or false"
     if isinstance(value, str) and re.fullmatch(_ODD_NUMBERS, value):
-        return f"{value} is text here; write a number in plain decimal digits, without leading zeros or underscores"
+        return (
+            f"{value} is parsed as text; write a number in plain decimal digits, without leading zeros or underscores"
+        )
     return None
 
 
@@ -200,10 +202,12 @@ class _Reader:
                 continue
             key = key_node.value
             if key == "<<" and key_node.style is None:
-                self.problem(path, "merge keys (<<) are not read; put the shared part in a file of its own", key_node)
+                self.problem(
+                    path, "merge keys (<<) are not supported; put the shared part in a file of its own", key_node
+                )
                 continue
             if key in found:
-                self.problem((*path, key), f"the key '{key}' is given twice", key_node)
+                self.problem((*path, key), f"the key '{key}' occurs twice", key_node)
             self.require_unicode(key, path, key_node)
             found[key] = self.plain(value_node, self.remember((*path, key), key_node, value_node))
         return found
@@ -231,7 +235,7 @@ class _Reader:
 
     def require_unicode(self, text: str, path: Path, node: yaml.Node) -> None:
         if any("\ud800" <= letter <= "\udfff" for letter in text):
-            self.problem(path, "the text holds half of a surrogate pair, which is no character", node)
+            self.problem(path, "the text contains half of a surrogate pair, which is not a character", node)
 
     def remember(self, path: Path, key: yaml.Node, value: yaml.Node) -> Path:
         at_key = self.node_place(key)

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 CAPTION_KEYS = ["caption_json", "qwen3_32b_rewrite-dense", "caption"]
-"""Keys in order of preference; the first that is present wins. After them come the legacy styles."""
+"""Keys in order of preference; the first existing one is used. After them come the legacy styles."""
 
 LEGACY_STYLES = {
     f"{source}_{style}": weight
     for source in ("qwen3_235b", "qwen3_32b", "qwen3p5_397b")
     for style, weight in (("short", 0.1), ("descriptive", 0.2), ("dense", 0.7), ("temporal", 0.0))
 }
-"""Keys of older datasets: one of those present is drawn by these weights."""
+"""Keys of older datasets: one of those that exist is sampled with these weights."""
 
 EMPTY_JSON = ("{}", "[]", '""', "null")
 

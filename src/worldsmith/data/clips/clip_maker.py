@@ -70,19 +70,21 @@ class ClipMaker(SampleMaker[VideoSample]):
         config, window = self.dataset.config, self.window(position)
         part = inspect_window(window, config, self.grid, sample_rng(self.seed, position, "frames"))
         if self.only_shape not in (None, part.latent_shape):
-            raise SampleError("other_shape", f"{part}: the network has positions for latents {self.only_shape} alone")
+            raise SampleError(
+                "other_shape", f"{part}: the network has position embeddings only for latents {self.only_shape}"
+            )
         notes: dict[str, str] = {}
         caption = self._caption(window, position, part)
         text_ids = self._text_ids(caption, window, notes)
         num_tokens = self.grid.sample_tokens(len(text_ids), part.latent_shape)
         self.check_size(num_tokens, str(part))
         if part.info.variable_rate:
-            average = f"{part.fps:.2f} FPS, their average, is used"
+            average = f"{part.fps:.2f} fps, their average, is used"
             notes["variable_rate"] = f"{window.key}: frames are unevenly spaced; {average}"
 
         if window.end_frame >= part.info.num_frames:
-            ends = f"ends at frame {window.end_frame}, the clip at {part.info.num_frames - 1}"
-            notes["windows_shortened"] = f"{window.key}: {ends}; the frames inside of the clip are used"
+            ends = f"ends at frame {window.end_frame}, but the clip ends at {part.info.num_frames - 1}"
+            notes["windows_shortened"] = f"{window.key}: {ends}; only the frames inside the clip are used"
 
         key, latents = self._key(window, part, part.selection.count), None
         if self.latent_cache is not None and key is not None:
@@ -116,7 +118,7 @@ class ClipMaker(SampleMaker[VideoSample]):
         count = part.selection.count if self.first_frames.startswith("opening") else 1
         shape = part.latent_shape if count > 1 else (1, *part.latent_shape[1:])
         kept = [1] if count == 1 else [1, count]
-        key = self._key(window, part, *kept) if self.first_frames != "encoded each time" else None
+        key = self._key(window, part, *kept) if self.first_frames != "encoded in every epoch" else None
         latents = self.latent_cache.get(key, shape) if self.latent_cache is not None and key is not None else None
         video = None
         if (latents is None and self.decodes) or self.first_frames == "opening and pixels":
@@ -138,7 +140,7 @@ class ClipMaker(SampleMaker[VideoSample]):
     def _text_ids(self, caption: str, window: Window, notes: dict[str, str]) -> list[int]:
         ids, most = self.tokenizer(caption), self.max_caption_tokens
         if len(ids) > most:
-            notes["captions_truncated"] = f"caption of {window.key} has {len(ids)} tokens, cut to {most}"
+            notes["captions_truncated"] = f"caption of {window.key} has {len(ids)} tokens, truncated to {most}"
         return list(ids[:most])
 
     def _caption(self, window: Window, position: int, part: InspectedClip) -> str:
@@ -146,7 +148,7 @@ class ClipMaker(SampleMaker[VideoSample]):
         rng = sample_rng(self.seed, position, "caption")
         caption = choose_caption(window.captions, config.caption_keys, rng)
         if caption is None:
-            raise SampleError("no_caption", "no caption key holds text")
+            raise SampleError("no_caption", "no caption key contains text")
         check_text(caption.text, f"the caption '{caption.key}'")
         return render_caption(
             caption,

@@ -22,7 +22,7 @@ FILE_NAMES = [
 ]
 VIDEOS = ("mp4", "mov", "mkv", "webm", "avi", "m4v", "mpg", "mpeg", "gif")
 MEMBER_NAME = re.compile(r"((?:.*/|)[^.]+)\.([^/]*)", re.DOTALL)
-"""Key and suffix of a member, split at the first dot as WebDataset does."""
+"""Key and suffix of a member, split at the first dot as in WebDataset."""
 SHARD_FACTS = ("uuid", "duration", "width", "height", "nb_frames")
 LAST = -1
 """Value of end_frame for a window up to the last frame of the clip."""
@@ -33,12 +33,12 @@ class ClipRecord:
     """Record of a clip, read before the clip is opened."""
 
     facts: dict[str, Any]
-    """`uuid` and `t2w_windows`, perhaps `duration`, `width`, `height`, `nb_frames`; their types are checked."""
+    """`uuid` and `t2w_windows`, optionally `duration`, `width`, `height`, `nb_frames`; their types are checked."""
     path: str
     relative_path: str
     line: int | None = None
     mark: str = ""
-    """Fingerprint of the content of the clip; "" = to be computed from the file."""
+    """Fingerprint of the content of the clip; "" = computed from the file."""
 
 
 def is_clips(path: str) -> bool:
@@ -55,7 +55,7 @@ def has_file(folder: str) -> bool:
 def find_file(path: str) -> Path:
     """Returns the dataset file at `path` or in the folder `path`. Raises DataError if none exists."""
     if not path:
-        raise DataError("dataset.path is empty; give the .jsonl file or its folder (recipes read DATASET_PATH)")
+        raise DataError("dataset.path is empty; set it to the .jsonl file or its folder (recipes read DATASET_PATH)")
     given = Path(path)
     if given.is_file():
         return given
@@ -64,7 +64,7 @@ def find_file(path: str) -> Path:
     for name in FILE_NAMES:
         if (given / name).is_file():
             return given / name
-    raise DataError(f"{given} has no data set file; looked for {', '.join(FILE_NAMES)}, *.tar")
+    raise DataError(f"{given} has no dataset file; expected {', '.join(FILE_NAMES)} or *.tar")
 
 
 def line_records(file: Path) -> Iterator[ClipRecord | Rejection]:
@@ -74,7 +74,7 @@ def line_records(file: Path) -> Iterator[ClipRecord | Rejection]:
         try:
             record = check_record(parse_json(line))
             if record["uuid"] in seen:
-                raise SampleError("bad_record", f"the uuid '{record['uuid']}' was used before")
+                raise SampleError("bad_record", f"the uuid '{record['uuid']}' already occurred")
         except SampleError as error:
             yield Rejection(f"{file.name}:{number}", error.reason, error.detail, str(file), number)
             continue
@@ -90,7 +90,7 @@ def check_record(record: Any) -> dict[str, Any]:
         if not (isinstance(record.get(name), str) and record[name]):
             raise SampleError("bad_record", f"'{name}' must be text, found {record.get(name)!r}")
     if "\0" in record["vision_path"]:
-        raise SampleError("bad_record", f"'vision_path' holds a NUL, found {record['vision_path']!r}")
+        raise SampleError("bad_record", f"'vision_path' contains a NUL character, found {record['vision_path']!r}")
     for name in ("duration", "width", "height", "nb_frames"):
         value = record.get(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
@@ -103,7 +103,7 @@ def check_record(record: Any) -> dict[str, Any]:
     if "://" in record["vision_path"]:
         raise SampleError(
             "remote_path",
-            f"'{record['vision_path']}' is remote; copy the clip beside the data set file and name its relative path",
+            f"'{record['vision_path']}' is remote; copy the clip next to the dataset file and use its relative path",
         )
     return record
 
@@ -131,7 +131,7 @@ def shard_records(pattern: str) -> Iterator[ClipRecord | Rejection]:
     faults = [f"{index.file}: {index.fault[1]}" for index in indices if index.fault and not index.members]
     if len(faults) == len(files):
         raise DataError(
-            f"{pattern}: no shard can be read ({len(files)} found): {faults[0]}. Copy or download the shards anew"
+            f"{pattern}: no shard can be read ({len(files)} found): {faults[0]}. Copy or download the shards again"
         )
     for index, name in zip(indices, short_names(files)):
         seen: set[str] = set()
@@ -140,7 +140,7 @@ def shard_records(pattern: str) -> Iterator[ClipRecord | Rejection]:
             place = part_address(index.file, first.start, first.size)
             try:
                 if sample.key in seen:
-                    raise SampleError("bad_record", f"the key '{sample.key}' was used before in this shard")
+                    raise SampleError("bad_record", f"the key '{sample.key}' already occurred in this shard")
                 yield record_of(sample, uuid, index.file, name)
             except SampleError as error:
                 again = f"@{first.start}" if sample.key in seen else ""
@@ -173,10 +173,10 @@ def record_of(sample: ShardSample, uuid: str, file: str, name: str) -> ClipRecor
     """Returns the record of a sample. Raises SampleError: missing_file, no_caption, bad_json, bad_record."""
     endings = ", ".join(sample.members)
     if sample.repeated:
-        raise SampleError("bad_record", f"there are two members {sample.key}.{sample.repeated}")
+        raise SampleError("bad_record", f"two members are named {sample.key}.{sample.repeated}")
     video = next((sample.members[ending] for ending in VIDEOS if ending in sample.members), None)
     if video is None:
-        raise SampleError("missing_file", f"there is no video under this key ({', '.join(VIDEOS)}); found {endings}")
+        raise SampleError("missing_file", f"no video has this key ({', '.join(VIDEOS)}); found {endings}")
     facts: dict[str, Any] = {}
     if "json" in sample.members:
         facts = parse_json(text_of(sample.members["json"]).encode())
@@ -185,7 +185,7 @@ def record_of(sample: ShardSample, uuid: str, file: str, name: str) -> ClipRecor
     if "txt" in sample.members and "t2w_windows" not in facts:
         facts = {"caption": text_of(sample.members["txt"]), **facts}
     if not facts:
-        raise SampleError("no_caption", f"there is no {sample.key}.json or .txt; found {endings}")
+        raise SampleError("no_caption", f"{sample.key}.json or .txt is missing; found {endings}")
     record = {fact: facts[fact] for fact in SHARD_FACTS if fact in facts}
     captions = {key: value for key, value in facts.items() if key not in SHARD_FACTS and isinstance(value, (str, dict))}
     windows = facts.get("t2w_windows", [{"start_frame": 0, "end_frame": LAST, **captions}])
@@ -196,5 +196,5 @@ def record_of(sample: ShardSample, uuid: str, file: str, name: str) -> ClipRecor
 
 def text_of(member: Member) -> str:
     if member.text is None:
-        raise SampleError("bad_record", f"{member.name} is no UTF-8 text or too long ({member.size} bytes)")
+        raise SampleError("bad_record", f"{member.name} is not UTF-8 text or too long ({member.size} bytes)")
     return member.text

@@ -84,7 +84,7 @@ def select_frames(
     if skip:
         frames = frames.without_ends(skip)
         if frames.count < config.min_frames:
-            left = f"{max(0, frames.count)} frames are left without {skip} at either end"
+            left = f"{max(0, frames.count)} frames are left after skipping {skip} at either end"
             raise SampleError("too_short", f"{left}; min_frames is {config.min_frames}")
     if mode == "target_fps":
         count = min(count, grid.usable_frames(frames.count))
@@ -114,12 +114,12 @@ def frames_in_file(window: tuple[int, int, int], total: int, fps: float, min_fra
     last = total - 1 if end == -1 else min(end, total - 1)
     frames = FrameRange(start, last - start + 1, fps)
     if end == -1 and 0 < frames.count < min_frames:
-        raise SampleError("too_short", f"{frames.count} frames from frame {start} on; min_frames is {min_frames}")
+        raise SampleError("too_short", f"{frames.count} frames from frame {start}; min_frames is {min_frames}")
     if frames.count < min_frames:
         raise SampleError(
             "window_out_of_range",
-            f"window {start}..{end} has {max(0, frames.count)} frames inside the file, which has {total}; "
-            f"at least {min_frames} are needed",
+            f"window {start}..{end} has {max(0, frames.count)} frames inside the file, which has {total}; at least "
+            f"{min_frames} are required",
         )
     return frames
 

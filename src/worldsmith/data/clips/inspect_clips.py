@@ -77,11 +77,11 @@ def features_of(info: VideoInfo, frames: int, size: tuple[int, int], fps: float)
     """
     height, width = size
     return {
-        "frames a second": [round(info.fps, 3)],
+        "fps of the file": [round(info.fps, 3)],
         "size": [f"{info.width}x{info.height}"],
         "seconds": [round(info.duration, 2)],
         "frames used": [frames],
-        "frames used a second": [round(fps, 3)],
+        "fps used": [round(fps, 3)],
         "size used": [f"{width}x{height}"],
     }
 
@@ -95,7 +95,7 @@ class DatasetSummary:
     probed: int
     rejections: list[Rejection]
     features: list[Features]
-    """Features of the inspected windows that are not skipped."""
+    """Properties of the inspected windows that are not skipped."""
 
     @property
     def drops(self) -> dict[str, int]:
@@ -104,7 +104,7 @@ class DatasetSummary:
 
     def __str__(self) -> str:
         drops = ", ".join(f"{reason} {n}" for reason, n in self.drops.items()) or "nothing"
-        return f"{self.records} records, {self.windows} windows; left out: {drops} ({self.probed} clips opened)"
+        return f"{self.records} records, {self.windows} windows; skipped: {drops} ({self.probed} clips opened)"
 
 
 def summarize_dataset(
@@ -125,7 +125,7 @@ def summarize_dataset(
             part = inspect_window(window, dataset.config, grid, random.Random(0))
             tokens = grid.sample_tokens(0, part.latent_shape)
             if max_tokens is not None and tokens > max_tokens:
-                raise SampleError("over_token_cap", f"{tokens} tokens ({part}); a pack holds {max_tokens}")
+                raise SampleError("over_token_cap", f"{tokens} tokens ({part}); the limit of a pack is {max_tokens}")
             features.append(features_of(part.info, part.selection.count, part.size, part.fps))
         except SampleError as error:
             rejections.append(Rejection(window.key, error.reason, error.detail, window.path, window.line))

@@ -10,15 +10,16 @@ class LatentGrid:
     """The arithmetic of clips; the model says the numbers."""
 
     frames: int
-    """Frames of a latent frame; the first one covers a single frame."""
+    """Temporal compression: video frames per latent frame; the first latent frame covers a single frame."""
     pixels: int
-    """Pixels of a latent cell, in height and in width."""
+    """Spatial compression: pixels per latent, in height and in width."""
     patch: int
-    """Latent cells of a token, in height and in width."""
+    """Patch size: latents per token, in height and in width."""
     decoded: int = 1
-    """Latent frames that come out of the decoder together: a clip's first one is followed by a multiple of them."""
+    """Latent frames that the decoder emits together: the number of frames after a clip's first one is a multiple of
+    it."""
     patch_frames: int = 1
-    """Latent frames of a token; an odd number is padded up."""
+    """Latent frames per token; an odd number is padded up."""
 
     @property
     def step(self) -> int:

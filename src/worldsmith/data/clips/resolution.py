@@ -10,7 +10,7 @@ import re
 from worldsmith.config import WrongValueError
 
 SIDE = 16
-"""Pixels of which every side must be a multiple, for the coarsest video VAE here."""
+"""Pixels of which every side must be a multiple, as the coarsest video VAE requires."""
 
 RESOLUTIONS: dict[str, dict[str, tuple[int, int]]] = {
     # tier: {aspect "W,H": (width, height) in pixels}
@@ -48,14 +48,15 @@ def encodable(tier: str) -> bool:
 
 
 TIERS = [tier for tier in RESOLUTIONS if encodable(tier)]
-"""Tiers that can be trained. 1080, 2048 and gt_2048 contain sizes that the VAE cannot encode without a remainder."""
+"""Resolution buckets for training. 1080, 2048 and gt_2048 contain sizes that the VAE cannot encode without a
+remainder."""
 
 
 def check_tier(tier: str, name: str = "resolution") -> None:
     """Raises WrongValueError for a tier that does not exist or cannot be encoded, in the field `name`."""
     remedy = f"choose one of {', '.join(TIERS)}"
     if tier not in RESOLUTIONS:
-        raise WrongValueError({name: tier}, why="it is not a tier", remedy=remedy)
+        raise WrongValueError({name: tier}, why="it is not a resolution bucket", remedy=remedy)
     if tier not in TIERS:
         sizes = ", ".join(f"{w}x{h}" for w, h in RESOLUTIONS[tier].values())
         why = f"its sizes ({sizes}) are not all multiples of {SIDE} pixels, which the video VAE needs"

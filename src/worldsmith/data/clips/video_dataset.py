@@ -36,13 +36,13 @@ class Window:
     relative_path: str
     start_frame: int
     end_frame: int
-    """The last frame, inclusive; -1 = that of the clip."""
+    """Last frame, inclusive; -1 = the last one of the clip."""
     temporal_interval: int
     captions: dict[str, Any]
     line: int | None
     """Line number in the dataset file; None in a shard."""
     mark: str = ""
-    """Content hash of the clip; "": to be computed from the file."""
+    """Content hash of the clip; "": computed from the file."""
 
 
 class VideoDataset(Configurable, StreamDataset):
@@ -54,29 +54,32 @@ class VideoDataset(Configurable, StreamDataset):
 
     class Config(Configurable.Config):
         path: str = ""
-        """The .jsonl[.gz] file, its folder (also from above train/), or .tar shards: clips-{000..003}.tar, s3://….tar."""
+        """The .jsonl[.gz] file, its folder (or the folder above train/), or .tar shards: clips-{000..003}.tar,
+        s3://….tar."""
         resolution: str = "256"
-        """A tier, where the size follows from the aspect of each clip; or "720x480", width and height of every clip."""
+        """A resolution bucket, where the size follows from the aspect ratio of each clip; or "720x480", width and
+        height of every clip."""
         sample_by_window: bool = True
-        """A pass has every window of every clip; False = one of its windows a clip, drawn anew in every pass."""
+        """Whether an epoch has every window of every clip; False = one window per clip, chosen at random in every
+        epoch."""
         num_video_frames: Annotated[int, Range(ge=1, also=-1)] = -1
-        """Frames per sample; -1 = the whole window at its own temporal_interval, or frame_buckets."""
+        """Frames per sample; -1 = the complete window at its own temporal_interval, or frame_buckets."""
         frame_buckets: list[Count] = field(default_factory=list)
-        """Frames per sample, of which a window gets the largest number that it has at its rate, or the smallest at any;
+        """Frames per sample: a window gets the largest number that it has at its frame rate, or the smallest at any;
         empty = num_video_frames."""
         temporal_interval_mode: Literal["force_one", "max_30fps", "entire_chunk", "target_fps", "sat"] = "max_30fps"
-        """Distance of frames when num_video_frames is set: 1, at most 30 fps, spread over the window, target_fps (less
-        where a window is too short for it), or that of CogVideo's SAT for target_fps."""
+        """Frame interval if num_video_frames is set: 1, at most 30 fps, spread over the window, target_fps (less if a
+        window is too short for it), or that of CogVideo's SAT for target_fps."""
         target_fps: Annotated[float, Range(gt=0)] = 8.0
         """Frame rate of the modes target_fps and sat; no frame is used twice for it."""
         skip_frames: NotNegative = 0
-        """Frames at either end of a window that are not used."""
+        """Number of frames at either end of a window that are not used."""
         frame_selection_mode: Literal["first", "center", "random"] = "first"
         """Position of the selected frames in the window if num_video_frames is set."""
         conditioning_fps: Annotated[float, Range(gt=0, lt=1000, also=-1)] = -1.0
-        """Frame rate that the model and the caption are told; -1 = that of the selected frames."""
+        """Frame rate that the model and the caption state; -1 = that of the selected frames."""
         conditioning_config: dict[str, Factor] = field(default_factory=lambda: {"0": 0.7, "1": 0.2, "2": 0.1})
-        """Weight for each number of clean leading latent frames; empty = always 0 (text-to-video)."""
+        """Weight per number of clean leading latent frames; empty = always 0 (text-to-video)."""
         cfg_dropout_rate: Share = 0.1
         """Probability that the caption is emptied, for classifier-free guidance."""
         cfg_dropout_keep_metadata: bool = False
@@ -90,19 +93,25 @@ class VideoDataset(Configurable, StreamDataset):
         caption_keys: list[str] = field(default_factory=lambda: list(CAPTION_KEYS))
         """Caption keys of a window in order of preference; the weighted legacy styles come after them."""
         min_frames: Count = 61
-        """Windows with fewer frames are left out."""
+        """Windows with fewer frames are skipped."""
         max_duration: Annotated[float, Range(gt=0)] = 61.0
-        """Clips that are longer, in seconds, are left out."""
+        """Longer clips (in seconds) are skipped."""
         min_short_edge: NotNegative = 0
-        """Clips whose shorter side is below this, in pixels, are left out; 0 = off."""
+        """Clips whose shorter side is below this, in pixels, are skipped; 0 = off."""
 
         def check(self) -> None:
             check_resolution(self.resolution)
             check_conditioning(self.conditioning_config)
             if self.frame_buckets and self.num_video_frames != -1:
-                raise wrong(self, "frame_buckets", "num_video_frames", why="both say how many", remedy="leave one out")
+                raise wrong(
+                    self,
+                    "frame_buckets",
+                    "num_video_frames",
+                    why="both set the number of frames",
+                    remedy="leave one out",
+                )
             if sorted(set(self.frame_buckets)) != self.frame_buckets:
-                raise wrong(self, "frame_buckets", why="the numbers must ascend, each once")
+                raise wrong(self, "frame_buckets", why="the numbers must be in ascending order, each once")
             whole = self.num_video_frames == -1 and not self.frame_buckets
             if whole and (self.temporal_interval_mode, self.frame_selection_mode) != (
                 "max_30fps",
@@ -111,15 +120,15 @@ class VideoDataset(Configurable, StreamDataset):
                 raise wrong(
                     self,
                     *("temporal_interval_mode", "frame_selection_mode", "num_video_frames"),
-                    why="the modes have no effect on whole windows (-1)",
-                    remedy="set num_video_frames, or leave them at 'max_30fps' and 'first'",
+                    why="the modes have no effect on complete windows (-1)",
+                    remedy="set num_video_frames, or keep 'max_30fps' and 'first'",
                 )
             if self.target_fps != 8.0 and self.temporal_interval_mode not in ("target_fps", "sat"):
                 names = "target_fps", "temporal_interval_mode"
                 raise wrong(self, *names, why="the mode has no frame rate", remedy="write target_fps, or sat")
             if self.temporal_interval_mode == "sat" and self.frame_selection_mode != "first":
                 names = "frame_selection_mode", "temporal_interval_mode"
-                raise wrong(self, *names, why="SAT begins at the first frame that is not skipped")
+                raise wrong(self, *names, why="SAT starts at the first frame that is not skipped")
 
         def check_files(self) -> None:
             """Raises DataError when there is no dataset file or it cannot be read; opens no video."""
@@ -142,7 +151,7 @@ class VideoDataset(Configurable, StreamDataset):
                 windows.extend(self._windows(record))
         self.windows = sorted(windows, key=lambda w: (hashlib.sha256(uuid_of(w).encode()).digest(), w.key))
         self.choices = [[window] for window in self.windows]
-        """The windows of which a position of a pass gives one."""
+        """Windows of a clip, of which an epoch uses one."""
         if not config.sample_by_window:
             self.choices = [list(clip) for _, clip in groupby(self.windows, key=uuid_of)]
 
@@ -214,7 +223,7 @@ class VideoDataset(Configurable, StreamDataset):
         if not (type(start) is int and type(end) is int and type(interval) is int):
             raise SampleError(
                 "bad_record",
-                f"{', '.join(WINDOW_NUMBERS)} must be whole numbers, found {start!r}, {end!r}, {interval!r}",
+                f"{', '.join(WINDOW_NUMBERS)} must be integers, found {start!r}, {end!r}, {interval!r}",
             )
         backwards = end < start and end != LAST
         if start < 0 or backwards or interval < 1 or (nb_frames is not None and start >= nb_frames):
@@ -229,7 +238,7 @@ class VideoDataset(Configurable, StreamDataset):
             found = ", ".join(key for key in raw if key not in WINDOW_NUMBERS) or "no further key"
             raise SampleError(
                 "no_caption",
-                f"none of {', '.join(self.config.caption_keys)} or the legacy styles holds text; found {found}",
+                f"none of {', '.join(self.config.caption_keys)} or the legacy styles contains text; found {found}",
             )
         return start, end, interval
 
@@ -250,5 +259,5 @@ def check_conditioning(weights: dict[str, float]) -> None:
         if not (math.isfinite(weight) and weight >= 0):
             raise WrongValueError({f"conditioning_config.{frames}": weight}, why="a weight must be zero or more")
     if weights and sum(weights.values()) <= 0:
-        remedy = "give at least one a positive weight, or leave it empty"
+        remedy = "set at least one positive weight, or leave it empty"
         raise WrongValueError({"conditioning_config": weights}, why="all weights are zero", remedy=remedy)

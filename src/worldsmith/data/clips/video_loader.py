@@ -31,9 +31,9 @@ class VideoLoader(PackingDataLoader):
         dataset: VideoDataset.Config = field(default_factory=VideoDataset.Config)
         """The data set."""
         max_caption_tokens: Count = 2048
-        """Caption ids beyond this many are cut off, after the chat template."""
+        """Max caption ids, after the chat template; longer captions are truncated."""
         latent_cache: str = ""
-        """Folder for encoded clips, and for captions that a text encoder has read; "" = off."""
+        """Folder for encoded clips, and for captions that a text encoder has encoded; "" = off."""
 
     def __init__(
         self,

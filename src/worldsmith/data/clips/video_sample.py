@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-FirstFrames = Literal["none", "encoded each time", "cached", "opening", "opening and pixels"]
-"""First frame that a sample contains in addition: none; pixels; cached latents; cached latents of a clip that has zeros
-after the first frame; or these latents and pixels."""
+FirstFrames = Literal["none", "encoded in every epoch", "cached", "opening", "opening and pixels"]
+"""Conditioning first frame in a sample: none; pixels; cached latents; cached latents of a clip with zeros after the
+first frame; or these latents and pixels."""
 
 
 @dataclass(slots=True)
@@ -43,10 +43,10 @@ class VideoSample(ThroughPipe):
     condition_frames: int
     """Clean leading latent frames: 0 text-to-video, 1 image-to-video, 2 video-to-video."""
     num_tokens: int
-    """Tokens that count toward the cap of a pack (`LatentGrid.sample_tokens`)."""
+    """Tokens that count toward the token limit of a pack (`LatentGrid.sample_tokens`)."""
     cache_key: str | None
     """Key of the latents in the cache; None when the cache is off."""
     resolution: str
-    """Resolution of the dataset: a tier such as "256", or a size such as "720x480"."""
+    """Resolution of the dataset: a bucket such as "256", or a size such as "720x480"."""
     image: VideoSample | None = None
-    """The first frame as a sample of its own, if the task needs it; also in addition to cached `latents`."""
+    """The first frame as a separate sample, if the task needs it; also in addition to cached `latents`."""

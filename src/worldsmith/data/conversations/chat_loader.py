@@ -38,17 +38,18 @@ class ChatLoader(PackingDataLoader):
         _alternatives: ClassVar[tuple[tuple[str, ...], ...]] = ()
 
         max_sequence_length: Count | None = None
-        """Tokens per pack, an exclusive cap, which is also that of a single sample unless max_sample_tokens is set."""
+        """Token limit of a pack (exclusive), which is also that of a sample unless max_sample_tokens is set."""
         max_sample_tokens: Count | None = None
-        """Most tokens of a sample, less than max_sequence_length; None = as many as fit into a pack."""
+        """Max tokens of a sample, less than max_sequence_length; None = as many as fit into a pack."""
         max_samples_per_batch: Count | None = None
-        """Samples per pack. Of both caps a pack ends at the one that it meets first; at least one must be set."""
+        """Samples per pack. If both limits are set, a pack ends at the first one reached; at least one must be set."""
         dataset: ChatDataset.Config = field(default_factory=ManifestDataset.Config)
-        """The data set, of any kind."""
+        """The dataset, of any type."""
         processor: ChatProcessor.Config = field(default_factory=ChatProcessor.Config)
         """Preprocessing of conversations to tokens and patches."""
         on_overlong: Literal["drop", "error"] = "drop"
-        """A sample that is too long is left out and listed with its numbers, or ends the run; it is never cut."""
+        """drop: samples that are too long are skipped and listed with their numbers; error: they end the run. Samples
+        are never truncated."""
 
         @property
         def sample_cap_field(self) -> str:
@@ -69,10 +70,10 @@ class ChatLoader(PackingDataLoader):
 
         def check(self) -> None:
             if isinstance(self.dataset, LlavaOneVision.Config) and self.dataset.streaming and self.shuffle:
-                why = "a streamed data set is read in its order"
+                why = "streamed datasets are read in order"
                 raise wrong(self, "dataset.streaming", "shuffle", why=why, remedy="set one of them to false")
             if self.on_overlong == "error" and self.sample_cap is None:
-                why = "without a cap no sample is too long"
+                why = "without a limit no sample is too long"
                 raise wrong(self, "on_overlong", "max_sequence_length", why=why, remedy="set max_sequence_length")
             longest, room = self.max_sample_tokens, self.max_sequence_length
             if longest is not None and room is not None and longest >= room:
@@ -123,7 +124,7 @@ class ChatMaker(SampleMaker[ChatSample]):
                 raise
             raise DataError(
                 f"[E103] {key} of {path}: {error.detail}. Raise it, lower processor.media.total_pixels, fps or "
-                "max_frames, or set on_overlong = 'drop' to leave such samples out"
+                "max_frames, or set on_overlong = 'drop' to skip such samples"
             ) from None
         sample = self.processor.finish(plan, key=key, position=position, read=self.decodes)
         if not sample.num_supervised:
@@ -131,14 +132,16 @@ class ChatMaker(SampleMaker[ChatSample]):
         notes = {}
         for video in (medium for medium in plan.media if isinstance(medium, VideoPlan)):
             if len(video.indices) == 1:
-                notes["single_frame_videos"] = f"{key}: {video.source} has a single frame, which is shown twice"
+                notes["single_frame_videos"] = f"{key}: {video.source} has a single frame, which is used twice"
             if video.fps is not None and rates_differ(video.fps, video.info.fps):
                 notes["video_fps_disagrees"] = (
-                    f"{key} (record {self.dataset.number(index)}) states {video.fps:g} frames a second, {video.source} "
-                    f"has {video.info.fps:g}; video_fps = 'probe' takes the file's"
+                    f"{key} (record {self.dataset.number(index)}) states {video.fps:g} fps, but {video.source} has "
+                    f"{video.info.fps:g}; video_fps = 'probe' uses that of the file"
                 )
             if video.info.variable_rate:
-                notes["variable_rate"] = f"{key}: {video.source} has unevenly spaced frames, whose own times are told"
+                notes["variable_rate"] = (
+                    f"{key}: {video.source} has unevenly spaced frames; their own timestamps are used"
+                )
         return Made(sample, notes)
 
     def features(self, sample: ChatSample) -> Features:
@@ -158,7 +161,7 @@ class ChatMaker(SampleMaker[ChatSample]):
             "videos": [len(videos)],
             "image size used": [f"{columns * patch}x{rows * patch}" for _, rows, columns in images],
             "video size": [f"{info.width}x{info.height}" for info in videos],
-            "video frames a second": [round(info.fps, 3) for info in videos],
+            "video fps used": [round(info.fps, 3) for info in videos],
             "video seconds": [round(info.duration, 2) for info in videos],
             "video frames used": [times * temporal for times, _, _ in grids],
         }

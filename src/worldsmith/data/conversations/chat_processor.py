@@ -31,7 +31,7 @@ KINDS = {"image": 1, "video": 2}
 IGNORED = -100
 """The label of a token that is not supervised."""
 ASKED, ANSWERED = ("FIRSTQUESTION", "SECONDQUESTION"), ("FIRSTANSWER", "SECONDANSWER")
-"""Texts of the conversation in which the template is seen at work; no template knows them."""
+"""Probe texts with which the output of a chat template is analyzed; no template contains them."""
 
 
 class ChatProcessor(Configurable):
@@ -46,7 +46,8 @@ class ChatProcessor(Configurable):
         media: MediaProcessor.Config = field(default_factory=MediaProcessor.Config)
         """Frames and sizes of images and videos."""
         outer_vision_tokens: bool = False
-        """One more pair of vision tokens around all frames of a video, as transformers 5 has it; vLLM has none."""
+        """Whether all frames of a video are enclosed in one more pair of vision tokens, as in transformers 5; vLLM has
+        none."""
 
     def __init__(self, config: Config, *, folder: Path) -> None:
         """Raises DataError if the folder lacks a tokenizer, a chat template or, for a vision model, the limits."""
@@ -57,9 +58,9 @@ class ChatProcessor(Configurable):
         try:
             self.tokenizer: Any = load_from_folder(AutoTokenizer, self.folder)
         except (OSError, ValueError) as error:
-            raise DataError(f"{self.folder} has no tokenizer that can be loaded: {error}") from error
+            raise DataError(f"{self.folder}: the tokenizer cannot be loaded: {error}") from error
         if not self.tokenizer.is_fast:
-            raise DataError(f"{self.folder} has no tokenizer.json, which says where in the text each token stands")
+            raise DataError(f"{self.folder} has no tokenizer.json, which is needed to locate each token in the text")
         self.template = ChatTemplate(self.tokenizer, self.folder)
         settings = read_optional_json(self.folder / "config.json")
         sees = "vision_config" in settings or has_limits(self.folder)
@@ -68,8 +69,8 @@ class ChatProcessor(Configurable):
             self._find_vision_tokens(settings)
             if config.outer_vision_tokens and not self.media.videos.style.times_as_text:
                 raise DataError(
-                    f"outer_vision_tokens = true: {self.folder} is a {settings.get('model_type')}, whose chat template "
-                    "writes one pair of vision tokens around a whole video; leave outer_vision_tokens out"
+                    f"outer_vision_tokens = true: {self.folder} is a {settings.get('model_type')}, whose chat "
+                    "template already writes one pair of vision tokens around a video; omit outer_vision_tokens"
                 )
 
     @property
@@ -105,7 +106,7 @@ class ChatProcessor(Configurable):
             answers = self.template.answers(text)
             spoken = sum(turn.role == "assistant" for turn in turns)
             if len(answers) != spoken:
-                raise SampleError("template", f"the chat template writes {len(answers)} of {spoken} answers")
+                raise SampleError("template", f"the chat template outputs {len(answers)} of {spoken} answers")
             for start, end in answers:
                 inside = (offsets[:, 0] >= start) & (offsets[:, 1] <= end)
                 labels[inside] = ids[inside]
@@ -153,7 +154,7 @@ class ChatProcessor(Configurable):
 
     def _plan_medium(self, part: Part) -> ImagePlan | VideoPlan:
         if self.media is None:
-            raise SampleError("text_only_model", f"the model in {self.folder} takes no images or videos")
+            raise SampleError("text_only_model", f"the model in {self.folder} supports no images or videos")
         if part.kind == "image":
             return self.media.plan_image(part.source, part.resized)
         if isinstance(part.source, bytes):
@@ -169,7 +170,7 @@ class ChatProcessor(Configurable):
         image, video, start, end = self._vision_tokens
         found = re.findall(f"{re.escape(image)}|{re.escape(video)}", text)
         if found != [video if isinstance(medium, VideoPlan) else image for medium in media]:
-            raise SampleError("template", f"the chat template shows {len(found)} of {len(media)} images and videos")
+            raise SampleError("template", f"the chat template outputs {len(found)} of {len(media)} images and videos")
         if not self.media.videos.style.times_as_text:
             return text
         outer = (start, end) if self.config.outer_vision_tokens else ("", "")
@@ -193,7 +194,7 @@ class ChatProcessor(Configurable):
         expected = self.tokenizer.convert_tokens_to_ids(self.template.special.findall(text))
         special = set(self.tokenizer.convert_tokens_to_ids(self.template.special_tokens))
         if [token for token in ids.tolist() if token in special] != expected:
-            raise SampleError("special_token", "a text turns into a special token of the chat template; remove it")
+            raise SampleError("special_token", "a text is tokenized as a special token of the chat template; remove it")
 
     def _find_vision_tokens(self, settings: dict[str, Any]) -> None:
         names = ("image_token", "video_token", "vision_start_token", "vision_end_token")
@@ -205,8 +206,8 @@ class ChatProcessor(Configurable):
             if token not in self.template.special_tokens or stated != token_id:
                 raise DataError(
                     f"{self.folder}: the tokenizer has id {token_id} for '{token}' (special: "
-                    f"{token in self.template.special_tokens}), config.json has {name}_id {stated}; the files are not "
-                    "of one model"
+                    f"{token in self.template.special_tokens}), but config.json has {name}_id {stated}; the files "
+                    "belong to different models"
                 )
         self._pads = {"image": ids[0], "video": ids[1]}
 
@@ -246,7 +247,7 @@ class ChatSample(ThroughPipe):
     position: int
     """Position in the endless stream of samples (epoch * len(dataset) + i)."""
     num_tokens: int
-    """N, the tokens that count toward the cap of a pack."""
+    """N, the tokens that count toward the token limit of a pack."""
     input_ids: Tensor
     labels: Tensor
     token_types: Tensor
@@ -259,7 +260,7 @@ class ChatSample(ThroughPipe):
     video_grids: Tensor | None = None
     """int64 [videos, 3]."""
     video_seconds: Tensor | None = None
-    """float32 [videos]: seconds between two times of a grid."""
+    """float32 [videos]: seconds between two temporal steps of a grid."""
 
     @property
     def num_supervised(self) -> int:
@@ -309,7 +310,7 @@ class ChatTemplate:
             found = self.special.search(turn.text)
             if found:
                 place = f"the text of turn {number} ({turn.role})"
-                detail = f"{place} holds '{found[0]}', which belongs to the chat template; remove it"
+                detail = f"{place} contains '{found[0]}', which belongs to the chat template; remove it"
                 raise SampleError("special_token", detail)
         messages = [{"role": turn.role, "content": content_of(turn)} for turn in turns]
         try:
@@ -317,7 +318,7 @@ class ChatTemplate:
                 self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation_prompt)
             )
         except TemplateError as error:
-            raise SampleError("template", f"the chat template refuses the conversation: {error}") from None
+            raise SampleError("template", f"the chat template rejects the conversation: {error}") from None
         except Exception as error:  # a template may do anything that Jinja's sandbox allows
             raise SampleError("template", f"the chat template fails: {type(error).__name__}: {error}") from None
 
@@ -339,7 +340,7 @@ class ChatTemplate:
         if not self.special.search(header) or None in ends:
             raise DataError(
                 f"[E126] the chat template of {folder} does not mark the beginning and the end of an answer with "
-                f"special tokens (it begins with {header!r}), so that its labels cannot be told; use one that does"
+                f"special tokens (it begins with {header!r}), so its labels cannot be determined; use one that does"
             )
         rest = re.escape(opening.removeprefix(tail).removeprefix(header))
         end = "|".join(re.escape(found[0]) for found in ends if found)
@@ -373,4 +374,4 @@ def separate_template(folder: Path) -> str:
             "tokenizer_config.json; copy it from the model's repository"
         ) from None
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{file} holds no chat template: {error!r}") from None
+        raise DataError(f"{file} contains no chat template: {error!r}") from None

@@ -17,7 +17,7 @@ ROLES: dict[str, Role] = {
     "gpt": "assistant",
     "label": "assistant",
 }
-"""The names that datasets give to the roles."""
+"""Role names in datasets → our role names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,9 @@ class Part:
     source: str | bytes = ""
     """File of an image or video; for an image also its bytes or a data URI."""
     fps: float | None = None
-    """Frames per second of a video that the dataset states; None = as the file says."""
+    """Frame rate (fps) of a video that the dataset states; None = as in the file."""
     resized: tuple[int, int] | None = None
-    """(height, width) in pixels that the dataset asks for, before rounding; None = as the loader's settings say."""
+    """(height, width) in pixels that the dataset requests, before rounding; None = as in the loader's settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +62,18 @@ def check_turns(turns: Sequence[Turn]) -> tuple[Turn, ...]:
     """Returns the turns, when they can be trained on. Raises SampleError: no_answer, bad_record."""
     answers = [turn for turn in turns if turn.role == "assistant"]
     if not answers or any(not turn.text.strip() for turn in answers):
-        raise SampleError("no_answer", f"{len(turns)} turns, of which {len(answers)} of the assistant; each needs text")
+        raise SampleError("no_answer", f"{len(turns)} turns, {len(answers)} of the assistant; each must have text")
     for number, turn in enumerate(turns, start=1):
         try:
             turn.text.encode()
         except UnicodeEncodeError:
-            raise SampleError("bad_record", f"turn {number} holds half of a surrogate pair") from None
+            raise SampleError("bad_record", f"turn {number} contains half of a surrogate pair") from None
         if turn.role != "user" and any(part.kind != "text" for part in turn.parts):
-            raise SampleError("bad_record", f"turn {number} ({turn.role}) has images or videos; only a user shows them")
+            raise SampleError("bad_record", f"turn {number} ({turn.role}) has images or videos; only user turns may")
         if turn.role == "system" and number > 1:
-            raise SampleError("bad_record", f"turn {number} is the system's, which can only be the first")
+            raise SampleError("bad_record", f"turn {number} is a system turn, which must be the first")
         if turn.role == "assistant" and (number == 1 or turns[number - 2].role != "user"):
-            raise SampleError("bad_record", f"turn {number} (assistant) does not follow a turn of the user")
+            raise SampleError("bad_record", f"turn {number} (assistant) does not follow a user turn")
     return tuple(turns)
 
 

@@ -28,16 +28,16 @@ SUFFIXES = (*TARS, ".zip")
 USUAL = tuple(f"{stem}{suffix}" for stem in ("videos", "images") for suffix in (".tar.gz", ".tgz", ".tar", ".zip"))
 """Usual names of media archives in a dataset folder."""
 WAIT = 0.5
-"""Seconds between two looks while another process unpacks."""
+"""Seconds between two checks while another process unpacks."""
 DAMAGE = ".damage.jsonl"
-"""File in an unpacked folder that lists what of its archive could not be unpacked."""
+"""File in an unpacked folder that lists the members of its archive that could not be unpacked."""
 DAMAGED = (
     *(tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError, struct.error),
     *(ValueError, OverflowError, RuntimeError),  # the last one: an encrypted member, or an unknown compression
 )
-"""Errors of the libraries for archives whose bytes are wrong; OSError without a number is one, too."""
+"""Errors of the libraries for damaged archives; OSError without a number is one, too."""
 BAD_HEADERS = ("InvalidHeaderError", "TruncatedHeaderError")
-"""Names of the errors of `tarfile` for damaged headers; the others mark the end of a tar."""
+"""Names of `tarfile` errors for damaged headers; the others mark the end of a tar."""
 
 
 class DamagedArchiveError(DataError):
@@ -87,7 +87,7 @@ def unpacked(archive: Path) -> Path:
     """
     mark = content_mark(archive)
     if not mark:
-        raise DataError(f"the archive {archive} cannot be read: expected a file. Give its path, or the unpacked folder")
+        raise DataError(f"the archive {archive} cannot be read: expected a file. Use its path, or the unpacked folder")
     target = home_of(archive) / f".unpacked_{archive.name}.{mark}"
     while not target.is_dir():
         try:
@@ -111,8 +111,8 @@ def report_damage(archive: Path, folder: Path) -> None:
         return
     entries = [json.loads(line) for line in listing.read_text(encoding="utf-8").splitlines()]
     log.warning(
-        "the archive %s is damaged: %d error%s, unpacked files: %d; first error: %s: %s; listed in %s. "
-        "Copy or download the archive anew",
+        "the archive %s is damaged: %d error%s, unpacked files: %d; first error: %s: %s; listed in %s. Copy or "
+        "download the archive again",
         *(archive, len(entries), "s" * (len(entries) != 1), count_files(folder) - 1),
         *(entries[0]["member"], entries[0]["why"], listing),
     )
@@ -136,7 +136,7 @@ def unpack(archive: Path, folder: Path) -> int:
     try:
         damaged = list((unpack_zip if is_zip else unpack_tar)(archive, folder))
     except tarfile.FilterError as error:
-        raise DataError(f"{archive}: {error}. Nothing was unpacked") from None
+        raise DataError(f"{archive}: {error}. No file was unpacked") from None
     except OSError as error:
         if not is_damage(error):
             words = error.strerror or error
@@ -199,7 +199,7 @@ def is_damage(error: Exception) -> bool:
 
 
 def damaged_archive(archive: Path, why: object) -> DamagedArchiveError:
-    return DamagedArchiveError(f"{archive} is damaged and cannot be unpacked: {why}. Copy or download it anew")
+    return DamagedArchiveError(f"{archive} is damaged and cannot be unpacked: {why}. Copy or download it again")
 
 
 def count_files(folder: Path) -> int:
@@ -228,5 +228,5 @@ def media_folders(root: Path) -> Sequence[Path]:
     if damaged and not folders:
         raise damaged[0]
     for left_out in damaged:
-        log.warning("the run goes on without an archive: %s", left_out)
+        log.warning("the run continues without an archive: %s", left_out)
     return folders

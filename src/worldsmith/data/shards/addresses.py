@@ -16,9 +16,9 @@ TAR = ".tar"
 COMPRESSED = re.compile(r"\.(tgz|tar\.[a-z0-9]+)$", re.IGNORECASE)
 BRACES = re.compile(r"\{([^{}]*)\}")
 MAX_SHARDS = 1_000_000
-"""Shards that a pattern may name."""
+"""Max number of shards that a pattern may name."""
 MAX_DIGITS = 18
-"""Digits of a number in braces."""
+"""Max digits of a number in braces."""
 RANGE = re.compile(r"(\d+)\.\.(\d+)")
 PART = re.compile(r"(.+\.tar)#(\d+)\+(\d+)", re.DOTALL)
 ATTEMPTS = 4
@@ -40,7 +40,9 @@ def shard_pattern(path: str) -> str | None:
 def find_shards(pattern: str) -> list[str]:
     """Returns the addresses in order, without duplicates. Raises DataError for none, too many or compressed tars."""
     if COMPRESSED.search(pattern):
-        raise DataError(f"{pattern}: a compressed tar has no random access; unpack it to {TAR} (video gains nothing)")
+        raise DataError(
+            f"{pattern}: a compressed tar has no random access; decompress it to {TAR} (video does not shrink anyway)"
+        )
     found = list(dict.fromkeys(file for one in limited(braces(pattern), pattern) for file in list_matches(one)))
     if not found:
         raise DataError(f"no shard matches {pattern}")
@@ -131,7 +133,7 @@ def read_part(path: str) -> bytes:
         SampleError: missing_file, unreadable or truncated.
     """
     if (found := PART.fullmatch(path)) is None:
-        raise ValueError(f"{path} is no part of a tar")
+        raise ValueError(f"{path} is not a shard of a tar")
     file, start, size = found[1], int(found[2]), int(found[3])
     attempts = ATTEMPTS if "://" in file else 1
     for attempt in range(1, attempts + 1):
@@ -145,5 +147,5 @@ def read_part(path: str) -> bytes:
                 raise SampleError("unreadable", f"{type(error).__name__}: {error} ({attempt} attempts)") from None
             time.sleep(PAUSE * 2 ** (attempt - 1))
     if len(data) != size:
-        raise SampleError("truncated", f"{len(data)} bytes of {size} are there; {file} has changed under the run")
+        raise SampleError("truncated", f"expected {size} bytes, found {len(data)}; {file} has changed during the run")
     return data

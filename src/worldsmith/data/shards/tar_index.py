@@ -21,14 +21,14 @@ from worldsmith.files.atomic import replacing
 FORMAT_VERSION = 1
 TEXTS = (".json", ".txt")
 MOST_TEXT = 1 << 20
-"""Bytes of a text member; a longer one is not read."""
+"""Max bytes of a text member; longer ones are not read."""
 PIECE = 4096
-"""Bytes at the beginning and at the end of a member that stand for what it holds."""
+"""Bytes at the start and at the end of a member that its hash covers."""
 BLOCK = 1 << 16
-"""Bytes of a request to a storage: the end of a clip, the texts after it and the next header come together."""
+"""Bytes per storage request: the end of a clip, the texts after it and the next header arrive together."""
 READERS = 8
 META = re.compile(r"__[^/]*__($|/)")
-"""Names that WebDataset keeps for itself."""
+"""Names that WebDataset reserves for itself."""
 
 
 class Member(NamedTuple):
@@ -39,7 +39,7 @@ class Member(NamedTuple):
     """Byte offset of its content in the tar."""
     size: int
     mark: str
-    """12 digits of a hash of its size and of its first and last bytes."""
+    """12 hex digits of a hash of its size and of its first and last bytes."""
     text: str | None
     """Content of a text member; None if it is not a text, too long, or not UTF-8."""
 
@@ -49,7 +49,7 @@ class TarIndex:
     file: str
     members: list[Member]
     fault: tuple[int, str] | None
-    """The first byte from which on the tar cannot be read, and why."""
+    """Offset of the first unreadable byte of the tar, and the reason."""
 
 
 def index_all(files: Sequence[str]) -> list[TarIndex]:
@@ -70,7 +70,7 @@ def index_of(file: str) -> TarIndex:
         facts = system.info(path)
         size = facts.get("size")
         if facts.get("type") != "file" or size is None:
-            raise DataError(unseekable(file) if size is None else f"{file} is no file")
+            raise DataError(unseekable(file) if size is None else f"{file} is not a file")
         key = hashlib.sha256(repr((FORMAT_VERSION, file, size, system.ukey(path), etag(facts))).encode()).hexdigest()
         cached = cache_folder() / f"{key}.json"
         if (known := read_cached(cached, file)) is not None:
@@ -98,7 +98,9 @@ def unreachable(file: str, error: Exception) -> DataError:
 
 
 def unseekable(file: str) -> str:
-    return f"{file}: its server gives no parts of files; put `filecache::` before the address to keep a copy here"
+    return (
+        f"{file}: its server does not support range requests; put `filecache::` before the address to keep a local copy"
+    )
 
 
 def etag(facts: dict[str, Any]) -> str:
@@ -132,7 +134,7 @@ def read_headers(file: str, raw: BinaryIO, size: int) -> TarIndex:
     if ending.strip(b"\0"):
         return damaged(end, "a damaged header")
     if len(ending) < tarfile.BLOCKSIZE:
-        return damaged(end, "it ends without the mark of its end")
+        return damaged(end, "it lacks the end-of-archive marker")
     return TarIndex(file, members, None)
 
 

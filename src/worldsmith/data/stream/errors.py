@@ -7,11 +7,11 @@ import errno
 from worldsmith.files.errors import CodedError
 
 READ_ERRORS = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
-"""Error numbers that mean that a file cannot be read. Others are about the process (EMFILE), or are given by FFmpeg
-for wrong content (EINVAL)."""
+"""Error numbers that mean that a file cannot be read. Others concern the process (EMFILE), or come from FFmpeg for
+invalid content (EINVAL)."""
 
 MAX_TEXT = 1_000_000
-"""Characters of a caption, or of all texts of a conversation: some 250,000 tokens of English."""
+"""Max characters of a caption, or of all texts of a conversation: some 250,000 tokens of English."""
 
 
 class SampleError(ValueError):

@@ -38,29 +38,31 @@ class PackingDataLoader(Configurable):
 
     class Config(Configurable.Config):
         _alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("max_sequence_length", "max_samples_per_batch"),)
-        """A family whose packs may have both caps at once sets this to ()."""
+        """A family that allows both pack limits at once sets this to ()."""
 
         max_sequence_length: Count | None = None
-        """Tokens per pack, an exclusive cap. Set exactly one of this and max_samples_per_batch."""
+        """Token limit of a pack (exclusive). Set exactly one of this and max_samples_per_batch."""
         max_samples_per_batch: Count | None = None
         """Samples per pack. Set exactly one of this and max_sequence_length."""
         packer: Literal["sequential", "pool", "padded", "alike"] = "sequential"
-        """"sequential": in order; "pool": the oldest sample, then those that fill the pack best; "padded": least
-        padding; "alike": the oldest sample and others of its shape, for networks that require stacked samples."""
+        """Order of samples in packs. "sequential": in order; "pool": the oldest sample, then those that fill the pack
+        best; "padded": least padding; "alike": the oldest sample and others of its shape, for networks that require
+        stacked samples."""
         lookahead: Count = 10
-        """Samples that may be set aside before a pack is closed; with the other packers those it is chosen from."""
+        """sequential: max number of samples that may be postponed before a pack is closed; other packers: number of
+        samples that they choose from."""
         seed: int = 42
-        """Seed of the order and of all draws (captions, dropout, conditioning, frames)."""
+        """Seed of the order and of all random choices (captions, dropout, conditioning, frames)."""
         shuffle: bool = True
-        """A new order in every epoch; False = the order of the data set in every epoch."""
+        """Whether every epoch has a new random order; False = the order of the dataset."""
         num_workers: NotNegative = 0
-        """Processes that read and decode; 0 = in the training process."""
+        """Number of worker processes that read and decode; 0 = in the training process."""
         prefetch_factor: Count = 2
-        """Samples that each worker process holds ready."""
+        """Samples that each worker process prepares in advance."""
         max_bad_fraction: Share = 0.05
-        """Share of broken samples at which the run stops."""
+        """Fraction of broken samples at which the run stops."""
         bad_samples_allowed: NotNegative = 8
-        """This many broken samples never stop a run while they are at most half of the data."""
+        """This many broken samples never stop a run, unless they are more than half of the data."""
 
         @property
         def sample_cap_field(self) -> str:
@@ -108,7 +110,7 @@ class PackingDataLoader(Configurable):
         self.rank = rank
         self.world_size = world_size
         self.counts: Counter[str] = Counter()
-        """samples, workers_died, and what the maker notes of its samples."""
+        """samples, workers_died, and the counters of the sample builder."""
         for rejection in self.dataset.rejections:
             self.quarantine.add(rejection)
         bad = sum(not rejection.is_filter for rejection in self.dataset.rejections)
@@ -146,7 +148,9 @@ class PackingDataLoader(Configurable):
         while True:
             pack = packer.pack(samples)
             if iteration != self._iteration:
-                raise RuntimeError("this iterator is outdated: the loader was iterated anew or its state was loaded")
+                raise RuntimeError(
+                    "this iterator is outdated: a new iteration was started or the loader's state was loaded"
+                )
             waiting = [sample.position for sample in packer.buffer] + list(cursor.set_aside)
             self._state = self._snapshot(cursor.next_position, waiting)
             yield pack
@@ -176,7 +180,7 @@ class PackingDataLoader(Configurable):
         """
         changes = self.changes_since(states[0])
         if changes:
-            raise ValueError(f"the data position cannot be continued: {'; '.join(changes)}")
+            raise ValueError(f"the data loader state cannot be restored: {'; '.join(changes)}")
         if len(states) == self.world_size:
             own = states[self.rank]
             next_position, set_aside = own["next_position"], own["set_aside"]

@@ -33,7 +33,7 @@ class Packer(ABC, Generic[T]):
         self.lookahead = lookahead
         self.shape = shape or num_tokens
         self.buffer: deque[T] = deque()
-        """Samples that were read from the stream and are in no pack yet, the next one first."""
+        """Samples that were read from the stream but are in no pack yet, the next one first."""
 
     @abstractmethod
     def pack(self, source: Iterator[T]) -> list[T]:
@@ -87,12 +87,12 @@ def check_caps(
     if not both and (max_sequence_length is None) == (max_samples_per_batch is None):
         raise WrongValueError(
             caps,
-            why="one cap is needed, and one alone",
-            remedy="set exactly one (tokens per pack, e.g. 45056, or samples per pack) and leave the other unset",
+            why="exactly one limit is required",
+            remedy="set exactly one (tokens per pack, e.g. 45056, or samples per pack)",
         )
     if max_sequence_length is None and max_samples_per_batch is None:
         raise WrongValueError(
-            caps, why="a cap is needed", remedy="set one of them, or both (tokens per pack, samples per pack)"
+            caps, why="a limit is required", remedy="set one of them, or both (tokens per pack, samples per pack)"
         )
     for name, value in {**caps, "lookahead": lookahead}.items():
         if value is not None and value < 1:

@@ -81,7 +81,9 @@ def merge_positions(states: Sequence[Mapping[str, Any]]) -> Unread:
     size = len(states)
     found = [(state["rank"], state["world_size"]) for state in states]
     if found != [(rank, size) for rank in range(size)]:
-        raise ValueError(f"the saved data positions are those of (rank, ranks) {found}; expected one of each of {size}")
+        raise ValueError(
+            f"the saved data loader states belong to (rank, ranks) {found}; expected one for each of {size} ranks"
+        )
     next_position = max(state["next_position"] for state in states)
     earlier = {position for state in states for position in state["set_aside"]}
     for state in states:

@@ -24,7 +24,7 @@ class Rejection:
     """A sample, or a line of the dataset file, that is left out."""
 
     key: str
-    """Key of the sample; "<file name>:<line>" when the line names none."""
+    """Key of the sample; "<file name>:<line>" if the record has none."""
     reason: str
     """Short slug, e.g. missing_file, truncated, bad_json."""
     detail: str
@@ -47,7 +47,7 @@ class Quarantine:
     """
 
     refuses: ClassVar[bool] = True
-    """Whether data of which nothing can be used are an error."""
+    """Whether it is an error if no sample can be used."""
 
     def __init__(self, folder: Path | None, *, rank: int = 0, split: Split = "train") -> None:
         """Prepares the quarantine file of one rank and split.
@@ -64,10 +64,10 @@ class Quarantine:
         self.section = f"dataloader_{split}"
         self.counts: Counter[str] = Counter()
         self.unwritten = 0
-        """Samples that could not be listed."""
+        """Number of samples that could not be listed."""
         self.keys: set[str] = set()
         self.bad_keys: set[str] = set()
-        """Keys of samples that are broken; those that only lie outside the configured limits are not among them."""
+        """Keys of broken samples; samples that are only outside the configured limits are not included."""
         self._written = read_keys(self.file) if self.file else set()
 
     def add(self, rejection: Rejection) -> bool:
@@ -85,11 +85,9 @@ class Quarantine:
         """Logs the first rejections of each reason, and writes new ones to the quarantine file."""
         if self.counts[rejection.reason] <= LOGGED_PER_REASON:
             more = (
-                " (further ones of this kind are only listed)"
-                if self.counts[rejection.reason] == LOGGED_PER_REASON
-                else ""
+                " (more of this reason are only listed)" if self.counts[rejection.reason] == LOGGED_PER_REASON else ""
             )
-            log.warning("left out %s: %s: %s%s", rejection.key, rejection.reason, rejection.detail, more)
+            log.warning("skipped %s: %s: %s%s", rejection.key, rejection.reason, rejection.detail, more)
         if self.file is not None and rejection.key not in self._written:
             self._written.add(rejection.key)
             line: dict[str, str | int] = {
@@ -109,7 +107,7 @@ class Quarantine:
         except OSError as error:
             self.unwritten += 1
             if self.unwritten == 1:
-                log.warning("%s cannot be written, the run goes on: %s", file, error)
+                log.warning("%s cannot be written, the run continues: %s", file, error)
 
     def check(self, total: int, *, max_bad_fraction: float, bad_samples_allowed: int) -> None:
         """Raises DataError when too many of `total` samples are bad.
@@ -129,7 +127,7 @@ class Quarantine:
         """Counts per reason and where the list is."""
         counts = ", ".join(f"{reason} {n}" for reason, n in sorted(self.counts.items())) or "none"
         listed = f"; listed in {self.file}" if self.file else ""
-        return f"left out: {counts}{listed}{f' but for {self.unwritten}' if self.unwritten else ''}"
+        return f"skipped: {counts}{listed}{f' but for {self.unwritten}' if self.unwritten else ''}"
 
 
 def read_keys(file: Path) -> set[str]:

@@ -40,7 +40,7 @@ class StreamDataset(ABC):
     """Name in messages: a file or a folder."""
     num_records: int
     rejections: Sequence[Rejection]
-    """Records that are skipped before any sample is made."""
+    """Number of records that are skipped before any sample is read."""
     limits: str = ""
     """The settings that skip samples, with their values; "" = none."""
 
@@ -124,7 +124,7 @@ class SampleMaker(ABC, Generic[S]):
         self.decodes = True
         """Whether images and videos are decoded; if not, a sample has only its tokens and sizes."""
         self.measured: int | None = None
-        """Tokens of the sample that was last compared with the cap."""
+        """Tokens of the sample that was last compared with the limit."""
 
     @abstractmethod
     def make(self, position: int) -> Made[S]:

@@ -26,9 +26,10 @@ from worldsmith.data.stream.sample_maker import Made, S, SampleMaker
 log = logging.getLogger(__name__)
 
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
-"""Signals of a crash in the process itself. SIGKILL is not one of them: it comes from outside, e.g. the OOM killer."""
+"""Signals of a crash in the process itself. SIGKILL is not included: it comes from outside, e.g. from the OOM
+killer."""
 ATTEMPTS = 5
-"""Number of deaths at one sample, by other signals than `CRASHES`, after which the sample is skipped."""
+"""Number of deaths at one sample, by signals other than `CRASHES`, after which the sample is skipped."""
 PAUSE = 1.0
 """Seconds to wait before the third and later attempts: other processes may need the memory for a while."""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
@@ -66,7 +67,7 @@ def fetch(
                     attempts += 1
                     counts["workers_died"] += 1
                     known = team[place].ahead == 1 and (death.signal in CRASHES or attempts >= ATTEMPTS)
-                    times = f" ({attempts} have died there)" if attempts > 1 else ""
+                    times = f" ({attempts} workers have died there)" if attempts > 1 else ""
                     detail = f"{death} while it read this sample{times}"
                     rejection = maker.reject(position, "crashes_worker", detail)
                     log_death(death, rejection.key, counts["workers_died"], left_out=known)
@@ -86,10 +87,10 @@ def log_death(death: DeadWorkerError, key: str, number: int, *, left_out: bool) 
     """Logs deaths 1 to 3, then deaths 10, 20, …, 100, 200, …"""
     if number > 3 and str(number).strip("0") != "1":
         return
-    then = "that sample is left out" if left_out else "another one goes on there"
+    then = "that sample is skipped" if left_out else "a new worker continues there"
     memory = "; if memory is short, lower num_workers or prefetch_factor of the data loader"
     advice = memory if death.signal is signal.SIGKILL else ""
-    log.warning("[E104] %s when %s was waited for; %s (death %d)%s", death, key, then, number, advice)
+    log.warning("[E104] %s while it was processing %s; %s (death %d)%s", death, key, then, number, advice)
 
 
 class DeadWorkerError(Exception):
@@ -121,8 +122,8 @@ class Worker(Generic[S]):
                 self._process.start()
         except OSError as error:
             raise DataError(
-                f"[E105] a loader worker cannot be started ({error.strerror or error}): the machine has no memory or "
-                "no room for a further process; lower num_workers or prefetch_factor of the data loader"
+                f"[E105] a loader worker cannot be started ({error.strerror or error}): memory or the process limit "
+                "of this machine is exhausted; lower num_workers or prefetch_factor of the data loader"
             ) from error
         finally:
             sender.close()

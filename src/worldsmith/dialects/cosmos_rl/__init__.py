@@ -5,7 +5,7 @@ from __future__ import annotations
 from worldsmith.config.dialects import RunDialect
 
 RECIPE = "cosmos_rl"
-"""The recipe that holds the settings that a spec has no key for."""
+"""Recipe with the settings that a spec has no key for."""
 SUFFIXES = (".toml", ".yaml", ".yml", ".json")
 DIALECT = RunDialect(
     name="cosmos_rl",

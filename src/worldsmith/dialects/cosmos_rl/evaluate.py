@@ -38,7 +38,7 @@ TASKS = {
 }
 LIMITS = (*BOUNDS, *PIXELS, *RESIZED)
 LETTER_TOKENS = 10
-"""Max tokens of an answer in Cosmos-RL's evaluator if letters are asked for."""
+"""Max tokens of an answer in Cosmos-RL's evaluator if letters are requested."""
 TOP_P = 0.95
 """`top_p` of Cosmos-RL's evaluator if it samples."""
 
@@ -51,9 +51,9 @@ class DatasetTable(Config):
     media_dir: Annotated[str, Example("data/val"), Popular()] = ""
     """Folder that the records' images and videos are relative to; "" = that of the annotations."""
     system_prompt: str = ""
-    """Opens every conversation that has no system turn of its own; "" = none."""
+    """System prompt of conversations without one; "" = none."""
     video_fps: RatePolicy = "optional"
-    """`video_fps` of a record: used where it is stated, required of every record with a video, or ignored."""
+    """Use of a record's `video_fps`: optional, required of every record with a video, or ignored."""
 
 
 class ModelTable(Config):
@@ -64,23 +64,23 @@ class ModelTable(Config):
     save_folder: str = "cr1_1_zero_shot"
     """Folder of the results below results_dir."""
     tokenizer_model_name: str = ""
-    """Another model's tokenizer."""
+    """Tokenizer of another model."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "bfloat16"
     """Number format of the weights."""
     max_length: Annotated[int, Range(ge=1024, le=1_000_000)] = 128_000
-    """Longest prompt and answer, in tokens."""
+    """Max tokens of prompt and answer."""
     tp_size: Annotated[int, Range(ge=1, le=8)] = 1
     """GPUs that share one copy of the model."""
     enable_lora: bool = False
-    """model_name is an adapter."""
+    """Whether model_name is an adapter."""
     base_model_path: str = ""
-    """The model that the adapter belongs to; "" = the one that its adapter_config.json names."""
+    """Base model of the adapter; "" = the one that its adapter_config.json names."""
     config_file: str = ""
-    """A model's config.json from elsewhere."""
+    """Path of another config.json for the model."""
     export_dir: str = ""
-    """Folder of merged models; "" = beside the results."""
+    """Folder of merged models; "" = next to the results."""
     vit_checkpoint_path: str = ""
-    """Weights of the vision tower from elsewhere."""
+    """Path of other vision tower weights."""
 
 
 class TaskTable(Config):
@@ -90,7 +90,7 @@ class TaskTable(Config):
         Literal["", "binary", "bcq", "mcq", "letter", "text", "freeform", "its_directionality", "metropolis_sgd"],
         Popular(),
     ] = ""
-    """"" = as the true answers are: yes or no, letters, or text. its_directionality: left, right or straight."""
+    """"" = as in the ground truth: yes or no, letters, or text. its_directionality: left, right or straight."""
 
 
 class SoftAccuracyTable(Config):
@@ -99,7 +99,7 @@ class SoftAccuracyTable(Config):
     enabled: bool = True
     """Count soft matches."""
     f1_threshold: Share = 0.8
-    """Least F1 of the words that two texts share."""
+    """Min token F1 of a soft match."""
 
 
 class EvaluationTable(Config):
@@ -108,19 +108,19 @@ class EvaluationTable(Config):
     answer_type: Literal["freeform", "letter", "reasoning"] = "freeform"
     """letter: short answers, compared as letters."""
     num_processes: Annotated[int, Range(ge=1, le=128)] = 40
-    """Processes that prepare prompts."""
+    """Number of processes that prepare prompts."""
     skip_saved: bool = False
-    """Leave out what an earlier evaluation has answered."""
+    """Skip records that an earlier evaluation has answered."""
     seed: NotNegative = 1
     """Seed of sampled answers."""
     limit: Annotated[int, Range(ge=1, also=-1)] = -1
-    """Only the first so many records; -1 = all."""
+    """Use only the first N records; -1 = all."""
     shard_id: Annotated[int, Range(ge=0, le=63)] = 0
-    """Which share of the records, of num_gpus / tp_size."""
+    """Index of the shard of the records, of num_gpus / tp_size."""
     batch_size: Annotated[int, Range(ge=1, le=500), Popular()] = 50
-    """Records that are asked at once."""
+    """Number of records per batch."""
     soft_accuracy: SoftAccuracyTable = field(default_factory=SoftAccuracyTable)
-    """When a text is near enough."""
+    """Threshold of text similarity."""
     shard_strategy: Literal["stride", "media_balanced"] = "stride"
     """Strategy that distributes records over processes."""
     barrier_timeout_seconds: Count = 14_400
@@ -134,29 +134,29 @@ class VisionTable(Config):
         Annotated[float, Range(gt=0, le=60), Search(choices=(1.0, 2.0, 3.0), when="nframes=null", on=True), Popular()]
         | None
     ) = None
-    """Frames taken of each second."""
+    """Sampled frames per second of video."""
     nframes: Annotated[Count, Popular()] | None = None
-    """Frames taken of every video."""
+    """Number of frames sampled from every video."""
     min_frames: Count | None = None
     """Min sampled frames with fps."""
     max_frames: Count | None = None
     """Max sampled frames with fps."""
     video_start: Annotated[float, Range(ge=0)] | None = None
-    """Second at which a clip begins."""
+    """Start time of a clip, in seconds."""
     video_end: Annotated[float, Range(gt=0)] | None = None
-    """Second at which a clip ends."""
+    """End time of a clip, in seconds."""
     video_override_map: str | None = None
     """File that names other media files, decoded instead of the videos of some records."""
     total_pixels: Count | None = None
-    """Most pixels of a video; two frames count once."""
+    """Max pixels of a video; two frames count once."""
     min_pixels: Count | None = None
-    """Least pixels of a frame."""
+    """Min pixels of a frame."""
     max_pixels: Count | None = None
-    """Most pixels of a frame."""
+    """Max pixels of a frame."""
     resized_height: Count | None = None
-    """Rows of every frame. Set both or neither."""
+    """Height of every frame. Set both or neither."""
     resized_width: Count | None = None
-    """Columns of every frame."""
+    """Width of every frame."""
 
 
 class GenerationTable(Config):
@@ -167,9 +167,9 @@ class GenerationTable(Config):
     max_tokens: Annotated[int, Range(ge=1, le=8192), Search(low=4, high=1024, power_of_two=True), Popular()] = 1024
     """Longest answer."""
     temperature: Annotated[float, Range(ge=0, le=2), Search(low=0.0, high=1.0)] = 0.0
-    """0 = the likeliest word each time."""
+    """0 = greedy decoding."""
     repetition_penalty: Annotated[float, Range(ge=0.1, le=2), Search(low=1.0, high=1.2)] = 1.0
-    """Above 1: words that were said are less likely."""
+    """Above 1: tokens that already occurred are less likely."""
     presence_penalty: Ratio = 0.0
     """Penalty of tokens that occurred before."""
     frequency_penalty: Ratio = 0.0
@@ -180,7 +180,7 @@ class MetricsTable(Config):
     """Figures of texts."""
 
     names: list[Literal["bleu", "rouge", "bertscore"]] = field(default_factory=lambda: ["bleu", "rouge"])
-    """Which are computed beside exact and soft accuracy."""
+    """Metrics in addition to exact and soft accuracy."""
     bertscore_model: str = "microsoft/deberta-xlarge-mnli"
     """Folder or hub name of the model that compares texts."""
     bertscore_lang: str = "en"
@@ -188,16 +188,16 @@ class MetricsTable(Config):
     bertscore_device: str = "cpu"
     """Device of BERTScore."""
     bertscore_batch_size: Count = 1
-    """Texts that it reads at once."""
+    """Batch size of BERTScore."""
 
 
 class ResultsTable(Config):
     """Output files."""
 
     save_individual_results: bool = True
-    """A file for each record."""
+    """Write one file per record."""
     save_confusion_matrix: bool = True
-    """A picture of which answers were given for which."""
+    """Write a confusion matrix image."""
     save_metrics_summary: bool = True
     """The figures."""
 
@@ -208,7 +208,7 @@ class EvaluateSpec(Config):
     dataset: DatasetTable
     """The questions."""
     datasets: dict[str, Any] | list[str] = field(default_factory=dict)
-    """Several data sets in place of one: name = a table with the keys of dataset; or benchmarks by name."""
+    """Several datasets instead of one: name = a table with the keys of dataset; or benchmarks by name."""
     data_dir: str = ""
     """Folder with benchmark/NAME of each benchmark in datasets."""
     model: ModelTable
@@ -222,11 +222,11 @@ class EvaluateSpec(Config):
     generation: GenerationTable = field(default_factory=GenerationTable)
     """Sampling of answers."""
     metrics: MetricsTable = field(default_factory=MetricsTable)
-    """Figures of texts."""
+    """Text metrics."""
     results: ResultsTable = field(default_factory=ResultsTable)
     """Output files."""
     num_gpus: Annotated[int, Range(ge=1, le=8), Popular()] = 1
-    """GPUs that answer."""
+    """Number of GPUs."""
     results_dir: Annotated[str, Example("results/evaluate"), Popular()]
     """Folder of the results."""
 
@@ -248,13 +248,13 @@ def task(t: SpecTranslation) -> None:
     temperature = t.get("generation.temperature")
     if answers == "letter":
         if kind not in ("auto", "mcq"):
-            text = f"letters are compared in multiple choice only, and task.type is {t.get('task.type')}"
+            text = f"only multiple choice compares letters, but task.type is {t.get('task.type')}"
             t.refuse("evaluation.answer_type", text, "write freeform, or set task.type = mcq")
             return
         kind, temperature = "mcq", 0.0
-        t.report("evaluation.answer_type", "kept", f"task = mcq, likeliest words, at most {LETTER_TOKENS} tokens")
+        t.report("evaluation.answer_type", "kept", f"task = mcq, greedy decoding, at most {LETTER_TOKENS} tokens")
     else:
-        t.report("evaluation.answer_type", "unneeded", "<think> and <answer> are read wherever a model writes them")
+        t.report("evaluation.answer_type", "unneeded", "<think> and <answer> are parsed if a model writes them")
     limit = min(tokens, LETTER_TOKENS) if answers == "letter" else tokens
     for key, to, value in (
         ("task.type", "task", kind),
@@ -272,8 +272,8 @@ def gpus(t: SpecTranslation) -> None:
     size, number, shard = t.get("model.tp_size"), t.get("num_gpus"), t.get("evaluation.shard_id")
     if size > 1:
         text = (
-            f"a model is not split over {size} GPUs here: each process has all of it, and they share the records; for "
-            "one that is too large for a GPU, evaluate its result of `worldsmith quantize`"
+            f"tensor parallelism over {size} GPUs is not supported: each process has the complete model, and they "
+            "share the records; if a model is too large for one GPU, evaluate the result of `worldsmith quantize`"
         )
         t.report("model.tp_size", "approximated", text)
     else:
@@ -281,7 +281,7 @@ def gpus(t: SpecTranslation) -> None:
     number = max(number, size)
     shards, launched = max(1, number // size), os.environ.get("WORLD_SIZE")
     if shard >= shards:
-        text = f"there are num_gpus / tp_size = {shards} shards, which count from 0, found {shard}"
+        text = f"num_gpus / tp_size = {shards} shards are counted from 0, found {shard}"
         t.refuse("evaluation.shard_id", text)
     elif shard:
         t.put("shard", f"{shard}/{shards}", source="evaluation.shard_id")
@@ -290,18 +290,18 @@ def gpus(t: SpecTranslation) -> None:
     else:
         t.report("evaluation.shard_id", "unneeded", "all records")
         if launched is None and number > 1:
-            t.assign("num_gpus", "processes", number, ", at most one for each GPU of the machine")
+            t.assign("num_gpus", "processes", number, ", at most one per GPU of the machine")
         elif number <= int(launched or 1):
             t.report("num_gpus", "kept", "as it is here")
         else:
-            t.report("num_gpus", "approximated", f"{launched} of {number} processes answer, each with a GPU of its own")
+            t.report("num_gpus", "approximated", f"{launched} of {number} processes answer, each with its own GPU")
 
 
 @computed("evaluation.soft_accuracy.enabled", "evaluation.soft_accuracy.f1_threshold")
 def soft(t: SpecTranslation) -> None:
     t.move("evaluation.soft_accuracy.f1_threshold", "soft_threshold", "renamed")
     on = t.get("evaluation.soft_accuracy.enabled")
-    text = "soft matches are counted" if on else "soft matches are counted all the same; leave the figure out"
+    text = "soft matches are always counted; omit this setting" if on else "soft matches are counted"
     t.report("evaluation.soft_accuracy.enabled", "kept" if on else "approximated", text)
 
 
@@ -315,7 +315,7 @@ def limit(t: SpecTranslation) -> None:
 
 @computed("model.export_dir")
 def merged(t: SpecTranslation) -> None:
-    move_if_any(t, "model.export_dir", "merged", "merged models lie beside the results")
+    move_if_any(t, "model.export_dir", "merged", "merged models are stored next to the results")
 
 
 @computed(*(f"vision.{name}" for name in ("fps", "nframes", *LIMITS)))

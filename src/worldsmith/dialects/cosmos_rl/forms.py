@@ -13,9 +13,9 @@ MODULES = {
     "inference": "worldsmith.dialects.cosmos_rl.inference",
     "gaps": "worldsmith.dialects.cosmos_rl.gaps",
 }
-"""Action -> the module that has its form as `FORM`."""
+"""Action -> the module that defines its spec as `FORM`."""
 COMMANDS = {"infer": "inference"}
-"""Commands that have another name than their specs."""
+"""Commands with another name than their specs."""
 
 
 def form_of(action: str) -> SpecForm:

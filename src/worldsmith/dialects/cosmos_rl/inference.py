@@ -28,25 +28,25 @@ class InferenceSpec(Config):
     device_map: str = "auto"
     """Device of the model: auto, cpu or cuda."""
     num_gpus: Count = 1
-    """GPUs that answer."""
+    """Number of GPUs."""
     type_: Annotated[Literal["video", "image"], Popular()] = "video"
-    """Which files of a folder are shown."""
+    """Media types of the folder that are used."""
     media: Annotated[str, Example("data/val/clip.mp4"), Popular()]
-    """A file, or a folder or archive of them, each asked about by itself."""
+    """A file, or a folder or archive; the question is asked about each file separately."""
     fps: Annotated[float, Range(gt=0, le=60), Search(choices=(1.0, 2.0, 3.0), when="num_frames=null"), Popular()] = 1.0
-    """Frames taken of each second."""
+    """Sampled frames per second of video."""
     num_frames: Count | None = None
-    """Frames taken of every video, in place of fps."""
+    """Number of frames sampled from every video, instead of fps."""
     total_pixels: Count = 200_704
-    """Most pixels of a video; two frames count once."""
+    """Max pixels of a video; two frames count once."""
     prompt: Annotated[str, Example("Describe the video."), Popular()]
     """The question."""
     max_new_tokens: Annotated[Count, Popular()] = 32
     """Longest answer."""
     enable_lora: bool = False
-    """model_path is an adapter."""
+    """Whether model_path is an adapter."""
     base_model_path: str = ""
-    """The model that the adapter belongs to; "" = the one that its adapter_config.json names."""
+    """Base model of the adapter; "" = the one that its adapter_config.json names."""
     results_dir: Annotated[str, Example("results/inference"), Popular()]
     """Folder of the answers."""
 
@@ -61,11 +61,15 @@ def inference_frames(t: SpecTranslation) -> None:
 def device(t: SpecTranslation) -> None:
     placed = t.get("device_map")
     if placed == "auto":
-        t.report("device_map", "kept", "a GPU if there is one")
+        t.report("device_map", "kept", "a GPU if available")
     elif placed == "cpu" or placed.startswith("cuda"):
         t.move("device_map", "device", "renamed")
     else:
-        t.refuse("device_map", f"a model is not spread over devices here, found '{placed}'", "write auto, cpu or cuda")
+        t.refuse(
+            "device_map",
+            f"splitting a model over devices is not supported, found '{placed}'",
+            "write auto, cpu or cuda",
+        )
 
 
 @computed("media")

@@ -42,9 +42,9 @@ class Route:
 
     search: bool
     said: str
-    """Reason, for the user."""
+    """Reason, for messages."""
     words: tuple[str, ...] = ()
-    """The words of the request as they were, without the policy."""
+    """Text of the request without the policy."""
 
 
 def choose_policy(explicit: str | None, request: str = "") -> Policy:
@@ -89,7 +89,7 @@ def route(
     explicit, rest = take_policy(words)
     policy, kept = choose_policy(explicit, request), tuple(rest)
     if action != "train":
-        return Route(False, f"{action} is never searched", kept)
+        return Route(False, f"{action} cannot be tuned", kept)
     if policy == "off":
         return Route(False, f"{KEY} is off for this run", kept)
     if not enabled or (folder and not _enabled(folder)):
@@ -108,7 +108,7 @@ def _obstacle(folder: Path, action: str) -> str:
     """Returns the reason for which schema or template are not readable; "" if they are."""
     schema, reason = _read(folder / SCHEMA.format(action))
     if not reason and not isinstance(schema.get("properties"), dict):
-        reason = f"{folder / SCHEMA.format(action)} is no schema of a table"
+        reason = f"{folder / SCHEMA.format(action)} is not a schema of a table"
     return reason or _read(folder / TEMPLATE.format(action))[1]
 
 
@@ -121,4 +121,4 @@ def _read(file: Path) -> tuple[dict[str, Any], str]:
         return {}, f"{file} is missing"
     except (OSError, ValueError, yaml.YAMLError) as error:
         return {}, f"{file} cannot be read: {str(error).partition(chr(10))[0]}"
-    return (data, "") if isinstance(data, dict) else ({}, f"{file} holds no table")
+    return (data, "") if isinstance(data, dict) else ({}, f"{file} contains no table")

@@ -13,13 +13,13 @@ from worldsmith.dialects.translation import SpecForm, SpecTranslation, computed,
 
 CALIBRATION, LENGTH = "calibration_dataset.", "max_sequence_length"
 VIDEO_TOKENS = 4096
-"""Room that a question about a short video needs."""
+"""Tokens that a question about a short video needs."""
 STATIC = ("FP8", "NVFP4")
-"""Schemes whose ranges are measured."""
+"""Schemes with calibrated ranges."""
 DYNAMIC = "FP8_DYNAMIC"
-"""The scheme that is meant for quantization without data."""
+"""Scheme for quantization without data."""
 FEW = 16
-"""Samples below which a measured range means little."""
+"""Min number of calibration samples for a meaningful range."""
 
 
 class QuantizedModelTable(Config):
@@ -30,24 +30,24 @@ class QuantizedModelTable(Config):
     enable_lora: bool = False
     """model_path is an adapter; it is merged with its base first."""
     base_model_path: str = ""
-    """The model that the adapter belongs to."""
+    """Base model of the adapter."""
 
 
 class CalibrationTable(Config):
     """Calibration data, on which activation ranges are measured."""
 
     dataset_id: str = ""
-    """A data set of the hub."""
+    """Hub dataset."""
     split: str = ""
     """Split of the dataset."""
     annotation_path: Annotated[str, Popular()] = ""
-    """LLaVA annotations; "" = the training set of the run that made the model."""
+    """LLaVA annotations; "" = the training set of the run that trained the model."""
     media_dir: Annotated[str, Popular()] = ""
     """Folder that their images and videos are relative to; "" = that of the annotations."""
     num_calibration_samples: Annotated[int, Range(ge=1, le=10_000), Popular()] = 512
     """Number of calibration samples."""
     max_sequence_length: Annotated[int, Range(ge=128, le=1_000_000)] = 32_768
-    """Longest of them, in tokens."""
+    """Max tokens of a calibration sample."""
 
 
 class MethodTable(Config):
@@ -56,11 +56,11 @@ class MethodTable(Config):
     scheme: Annotated[Literal["FP8_DYNAMIC", "NVFP4", "FP8", "W8A8", "W8A16", "W4A16"], Popular()] = "FP8_DYNAMIC"
     """Number format of weights and activations."""
     kv_precision: Literal["bf16", "fp8"] = "bf16"
-    """Number format of remembered keys and values."""
+    """Number format of the key-value cache."""
     smoothing_strength: Share = 0.8
-    """SmoothQuant strength: how much of the activation range is moved into the weights."""
+    """SmoothQuant strength: fraction of the activation range that is moved into the weights."""
     skip_test_generation: bool = False
-    """Do not ask the result anything."""
+    """Skip the check of the result."""
 
 
 class QuantizeSpec(Config):
@@ -88,10 +88,10 @@ def samples(t: SpecTranslation) -> None:
     t.move("quantization_method.scheme", "scheme", "renamed")
     if not is_measured(t):
         for name in ("num_calibration_samples", LENGTH):
-            t.report(f"{CALIBRATION}{name}", "unneeded", f"without records {scheme} rounds to the nearest")
+            t.report(f"{CALIBRATION}{name}", "unneeded", f"without records {scheme} rounds to the nearest value")
         return
-    few = f": {number} is enough to try it; take {FEW} or more for use" if number < FEW else ""
-    cut = f"; longer samples are left out and counted, not cut: videos want {VIDEO_TOKENS} or more"
+    few = f": {number} is enough for a first test; use {FEW} or more for a final result" if number < FEW else ""
+    cut = f"; longer samples are skipped and counted, not truncated: videos need {VIDEO_TOKENS} or more"
     cut = cut if length < VIDEO_TOKENS else ""
     count = f"{CALIBRATION}num_calibration_samples"
     t.assign(count, "samples", number, few, outcome="approximated" if few else "renamed")
@@ -105,19 +105,23 @@ def calibration(t: SpecTranslation) -> None:
     folder = t.get(f"{CALIBRATION}media_dir")
     uses = ["dataset", *(["questions"] if judge else [])]
     t.put("judge", judge, source="quantization_method.skip_test_generation")
-    text = "questions to the model and to its parent take the place of a test sentence" if judge else "nothing is asked"
+    text = (
+        "questions to the original and the quantized model replace the test sentence"
+        if judge
+        else "no questions are answered"
+    )
     t.report("quantization_method.skip_test_generation", "approximated" if judge else "renamed", text)
     if not t.get(file):
         scheme, text = (
             t.get("quantization_method.scheme"),
-            "the data of the run that made the model, where there is need of some",
+            "the data of the run that trained the model, if data is needed",
         )
         t.report(f"{CALIBRATION}media_dir", "unneeded", text)
         if scheme in STATIC or scheme == DYNAMIC:
             t.report(file, "unneeded", text)
             return
-        why = f"no calibration data is named: without --method gptq, {scheme} rounds each weight to the nearest value"
-        keys = f"name data with {file}=FILE, or dataset.annotation_path=FILE, for GPTQ, which loses less accuracy"
+        why = f"no calibration data is set: without --method gptq, {scheme} rounds each weight to the nearest value"
+        keys = f"set data with {file}=FILE, or dataset.annotation_path=FILE, for GPTQ, which loses less accuracy"
         t.report(file, "approximated", f"{why}; {keys}", warn=True)
         return
     if refuse_remote(t, file, f"{CALIBRATION}media_dir"):
@@ -132,7 +136,8 @@ def calibration(t: SpecTranslation) -> None:
     t.report(file, "renamed", f"{paths} = {format_value(t.get(file))}, method = gptq")
     text = f"{' and '.join(f'{use}.media_root' for use in uses)} = {format_value(folder)}"
     t.report(
-        f"{CALIBRATION}media_dir", *(("renamed", text) if folder else ("unneeded", "media lie beside the annotations"))
+        f"{CALIBRATION}media_dir",
+        *(("renamed", text) if folder else ("unneeded", "media paths are relative to the annotations")),
     )
 
 
@@ -140,11 +145,11 @@ def calibration(t: SpecTranslation) -> None:
 def hub(t: SpecTranslation) -> None:
     name, records = t.get(f"{CALIBRATION}dataset_id"), t.get(f"{CALIBRATION}annotation_path")
     if name and not records:
-        why = "data sets of the hub are not read here"
-        fix = f'give {CALIBRATION}annotation_path, and set {CALIBRATION}dataset_id = ""'
+        why = "hub datasets are not supported here"
+        fix = f'set {CALIBRATION}annotation_path, and {CALIBRATION}dataset_id = ""'
         t.refuse(f"{CALIBRATION}dataset_id", why, fix)
         return
-    text = "annotation_path has the records" if records else "no data set of the hub is named"
+    text = "annotation_path has the records" if records else "no hub dataset is named"
     t.report(f"{CALIBRATION}dataset_id", "approximated" if name else "unneeded", text)
     t.report(f"{CALIBRATION}split", "unneeded", text)
 
@@ -157,7 +162,7 @@ def quantized_folder(t: SpecTranslation) -> None:
 
 @computed("quantization_method.smoothing_strength")
 def smoothing(t: SpecTranslation) -> None:
-    text = "nothing is moved into the weights first; activations keep a range for each token, or a measured one"
+    text = "SmoothQuant is not applied; activations have a range per token, or a calibrated one"
     t.report("quantization_method.smoothing_strength", "approximated", text)
 
 

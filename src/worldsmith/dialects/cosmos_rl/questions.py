@@ -12,9 +12,9 @@ ONE, SEVERAL = "dataset", "datasets"
 FIELDS = {"annotation_path": "path", "media_dir": "media_root", "system_prompt": "system_prompt"}
 """Key of a table -> our field."""
 RATES = "video_fps"
-"""Key of a table that is ours alone, with the same name and values there."""
+"""Key of a table → field of ours with the same name and values."""
 PROMPT = "You are a helpful assistant."
-"""System prompt of a table of `datasets` that names none."""
+"""System prompt of a table of `datasets` that states none."""
 FOLDER = "data_dir"
 QA_PAIRS = "QaPairsDataset"
 BENCHMARK_PROMPT = "Answer the questions."
@@ -25,17 +25,17 @@ WITHOUT = {ONE: {"annotation_path": ""}}
 @computed(*(f"{ONE}.{name}" for name in (*FIELDS, RATES)), SEVERAL, FOLDER)
 def questions(t: SpecTranslation) -> None:
     if t.is_stated(FOLDER) and not isinstance(t.get(SEVERAL), list):
-        t.report(FOLDER, "unneeded", f"it is for {SEVERAL} as a list of benchmarks")
+        t.report(FOLDER, "unneeded", f"it applies to {SEVERAL} as a list of benchmarks")
     if t.get(SEVERAL):
         put_several(t)
         if t.is_stated(f"{ONE}.{RATES}"):
-            t.report(f"{ONE}.{RATES}", "kept", f"for each of {SEVERAL} that has no {RATES} of its own")
+            t.report(f"{ONE}.{RATES}", "kept", f"for each of {SEVERAL} without its own {RATES}")
         return
     if refuse_remote(t, f"{ONE}.annotation_path", f"{ONE}.media_dir"):
         return
     t.put("dataset.type", LLAVA, source="dataset.annotation_path")
     t.move("dataset.annotation_path", "dataset.path", "renamed")
-    move_if_any(t, "dataset.media_dir", "dataset.media_root", "media lie beside the annotations")
+    move_if_any(t, "dataset.media_dir", "dataset.media_root", "media paths are relative to the annotations")
     t.move("dataset.system_prompt", "dataset.system_prompt", "kept")
     if t.is_stated(f"{ONE}.{RATES}"):
         t.move(f"{ONE}.{RATES}", f"dataset.{RATES}", "kept")
@@ -47,7 +47,7 @@ def put_several(t: SpecTranslation) -> None:
     """Each table is a LLaVA dataset; several are asked as one, their names before the keys of their records."""
     tables: Any = t.get(SEVERAL)
     if t.get(f"{ONE}.annotation_path"):
-        t.refuse(SEVERAL, f"{ONE} names data too", f"~{SEVERAL} or ~{ONE}")
+        t.refuse(SEVERAL, f"{ONE} also sets data", f"~{SEVERAL} or ~{ONE}")
         return
     if isinstance(tables, list):
         put_benchmarks(t, tables)
@@ -64,21 +64,23 @@ def put_several(t: SpecTranslation) -> None:
     else:
         t.put("dataset.type", "MixedDataset", source=SEVERAL)
         t.put("dataset.datasets", found, source=SEVERAL)
-        t.report(SEVERAL, "renamed", f"dataset = a mixed data set of {names}; ids are NAME/ID")
+        t.report(SEVERAL, "renamed", f"dataset = a mixed dataset of {names}; ids are NAME/ID")
     if t.get("evaluation.answer_type") == "reasoning":
-        text = "no instruction on how to reason is added to a system prompt; write the one that you want into it"
+        text = "no reasoning instruction is added to a system prompt; add the instruction that you want to it"
         t.report(SEVERAL, "approximated", text, warn=True)
     for name in FIELDS:
         if t.get(f"{ONE}.{name}"):
-            t.report(f"{ONE}.{name}", "unneeded", f"{SEVERAL} names the data")
+            t.report(f"{ONE}.{name}", "unneeded", f"{SEVERAL} sets the data")
 
 
 def put_benchmarks(t: SpecTranslation, names: list[str]) -> None:
     """The multiple-choice questions of the Cosmos-Reason1 benchmark, by the names of their folders."""
     root = t.get(FOLDER)
     if not root:
-        why = f"{', '.join(names)}: the names of benchmarks need the folder that they were downloaded to"
-        t.refuse(SEVERAL, why, f"{FOLDER}=FOLDER, which has benchmark/{names[0]}/{names[0]}_benchmark_qa_pairs.json")
+        why = f"{', '.join(names)}: names of benchmarks need the folder that they were downloaded to"
+        t.refuse(
+            SEVERAL, why, f"{FOLDER}=FOLDER, which contains benchmark/{names[0]}/{names[0]}_benchmark_qa_pairs.json"
+        )
         return
     if refuse_remote(t, FOLDER):
         return
@@ -88,7 +90,7 @@ def put_benchmarks(t: SpecTranslation, names: list[str]) -> None:
     }
     t.put("dataset.type", "MixedDataset", source=SEVERAL)
     t.put("dataset.datasets", found, source=SEVERAL)
-    text = "the questions of each, and ids are NAME/ID; the instruction after the options has words of our own"
+    text = "the questions of each, with ids NAME/ID; the instruction after the options has our own wording"
     t.report(SEVERAL, "approximated", text)
     t.report(FOLDER, "renamed", f"dataset.datasets.NAME.path = {root}/benchmark/NAME")
 

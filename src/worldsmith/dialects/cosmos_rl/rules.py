@@ -17,7 +17,7 @@ COPYING = {
     "http": "curl -LO {place}",
     "https": "curl -LO {place}",
 }
-"""Scheme of a URL -> the command that copies its files to this machine."""
+"""URL scheme -> the command that copies its files to this machine."""
 RESIZED, PIXELS = ("resized_height", "resized_width"), ("min_pixels", "max_pixels", "total_pixels")
 BOUNDS = ("min_frames", "max_frames")
 LLAVA = "LlavaDataset"
@@ -35,7 +35,7 @@ def model_place(text: str) -> str:
 def number_format(name: str) -> str:
     """Returns the name of a number format. Raises ValueError for float16."""
     if name == "float16":
-        raise ValueError("float16 loses what models of today need; write bfloat16, or float32")
+        raise ValueError("current models overflow or lose accuracy in float16; use bfloat16 or float32")
     return name
 
 
@@ -48,9 +48,9 @@ def refuse_remote(t: SpecTranslation, *keys: str) -> bool:
         if scheme == "file" or place.startswith(PREFETCH):
             continue
         found = True
-        command = COPYING.get(scheme, "copy {place} here")
+        command = COPYING.get(scheme, "copy {place} to this machine")
         fix = f"{command.format(place=place, name=place.partition('://')[2])}, then {key}=FOLDER_OR_FILE"
-        t.refuse(key, f"{scheme}:// is not read yet: expected a path of this machine, found '{place}'", fix)
+        t.refuse(key, f"{scheme}:// is not supported yet: expected a path on this machine, found '{place}'", fix)
     return found
 
 
@@ -59,7 +59,7 @@ def refuse_remote_output(t: SpecTranslation, *keys: str) -> bool:
     found = [key for key in keys if "://" in (t.get(key) or "").removeprefix("file://")]
     for key in found:
         t.refuse(
-            key, f"expected a folder of this machine, found '{t.get(key)}'", f"{key}=FOLDER, and copy it afterwards"
+            key, f"expected a folder on this machine, found '{t.get(key)}'", f"{key}=FOLDER, and copy it afterwards"
         )
     return bool(found)
 
@@ -90,12 +90,12 @@ def put_model(t: SpecTranslation, model: str, lora: str, base: str) -> None:
             return
         t.move(model, "model", "renamed", convert=model_place)
         t.report(lora, "kept", "no adapter")
-        t.report(base, "unneeded", "without an adapter there is no base" if named else "no adapter")
+        t.report(base, "unneeded", "only an adapter has a base" if named else "no adapter")
         return
     found = named or base_of_adapter(name)
     if not found:
         config = Path(name) / ADAPTER_CONFIG
-        why = f"no base: {config} names none" if config.is_file() else f"no base: there is no file {config}"
+        why = f"no base: {config} states none" if config.is_file() else f"no base: the file {config} does not exist"
         t.refuse(base, why, f"set {base} to the model that was fine-tuned")
         return
     t.move(model, "adapter", "renamed", convert=model_place)
@@ -105,7 +105,7 @@ def put_model(t: SpecTranslation, model: str, lora: str, base: str) -> None:
     except ValueError as error:
         t.refuse(base, str(error))
         return
-    t.report(base, "renamed", f"model = {found}{'' if named else f', as {ADAPTER_CONFIG} says'}")
+    t.report(base, "renamed", f"model = {found}{'' if named else f', as stated in {ADAPTER_CONFIG}'}")
 
 
 def put_frames(t: SpecTranslation, section: str, *, count: str, default: int | None = None) -> None:
@@ -115,27 +115,27 @@ def put_frames(t: SpecTranslation, section: str, *, count: str, default: int | N
         if t.get(fps) is not None and t.is_stated(fps):
             t.refuse(
                 fps,
-                f"{fps} and {frames} both say how many frames are taken",
-                f"delete one, or give the word ~{fps} or ~{frames}",
+                f"{fps} and {frames} both set the number of frames",
+                f"delete one, or add ~{fps} or ~{frames}",
             )
             return
         t.move(frames, "processor.media.nframes", "renamed")
-        t.report(fps, "unneeded", f"{frames} says how many")
+        t.report(fps, "unneeded", f"{frames} sets the number")
     elif t.get(fps) is not None:
         t.move(fps, "processor.media.fps", "renamed")
-        t.report(frames, "unneeded", f"{fps} says how many")
+        t.report(frames, "unneeded", f"{fps} sets the number")
     elif default is not None:
         t.assign(frames, "processor.media.nframes", default, ", their default")
-        t.report(fps, "unneeded", f"{frames} says how many")
+        t.report(fps, "unneeded", f"{frames} sets the number")
 
 
 def put_total_pixels(t: SpecTranslation, section: str) -> None:
     """Sets the max pixels of a video, below `processor.media`."""
     key, pixels = f"{section}total_pixels", t.get(f"{section}total_pixels")
     if pixels is None:
-        t.report(key, "unneeded", "as the model folder says")
+        t.report(key, "unneeded", "as in the model folder")
         return
-    note = ": they count two frames once, and here each counts"
+    note = ": they count two frames once, here each frame counts"
     t.assign(key, "processor.media.total_pixels", 2 * pixels, note)
 
 
@@ -152,8 +152,8 @@ def drop_overruled(t: SpecTranslation, section: str, given: dict[str, Any], *, b
         del given[name]
         other = next(key for key in RESIZED if key != name)
         t.refuse(f"{section}{name}", f"a size needs {other} too", f"{section}{other}=PIXELS, or ~{section}{name}")
-    overruled = [(name, f"{' and '.join(RESIZED)} take its place") for name in PIXELS if len(size) == 2]
-    overruled += [(name, "it bounds what fps asks for; nframes takes its place") for name in BOUNDS if not by_fps]
+    overruled = [(name, f"{' and '.join(RESIZED)} replace it") for name in PIXELS if len(size) == 2]
+    overruled += [(name, "it limits the result of fps; nframes replaces it") for name in BOUNDS if not by_fps]
     for name, why in overruled:
         if given.pop(name, None) is not None and t.is_stated(f"{section}{name}"):
             t.report(f"{section}{name}", "dead", why)

@@ -71,7 +71,7 @@ class Spec(ForeignSpec):
         """Returns the source position of a key; for an omitted key, its name instead of a line."""
         path = fields_of(key)
         found = self.places.get(path) or next((p for known, p in self.places.items() if starts_with(known, path)), None)
-        return found or Place(f"{self.source} (left out: {key})")
+        return found or Place(f"{self.source} (omitted: {key})")
 
 
 def read_spec(form: SpecForm, file: str, words: Sequence[str] = ()) -> Spec:
@@ -119,8 +119,8 @@ def _missing(root: Config, problems: Sequence[Problem]) -> list[Problem]:
         sections = nested_config_classes(hint_at(type(root), path))
         below = [(*path, name) for name in required_fields(sections[0])] if sections else [path]
         for where in below if not any(starts_with(bad, path) for bad in broken) else []:
-            hint = f"write it, or give the word {keys_of(where)}=VALUE"
-            found.append(Problem(format_path(where), "no value is given", hint=hint))
+            hint = f"set it, or add {keys_of(where)}=VALUE"
+            found.append(Problem(format_path(where), "the value is missing", hint=hint))
     return found
 
 
@@ -137,7 +137,7 @@ def read_document(file: str) -> Document:
     """Nested plain data with its places. Raises ConfigError."""
     suffix = next((suffix for suffix in SUFFIXES if file.lower().endswith(suffix)), "")
     if not suffix:
-        raise ConfigError([Problem("", "a spec is a .toml, .yaml or .json file", place=Place(file))])
+        raise ConfigError([Problem("", "a spec must be a .toml, .yaml or .json file", place=Place(file))])
     text = read_config_text(file)
     if suffix == ".toml":
         document = Document(parse_toml(text, file), find_positions(text, file))
@@ -173,7 +173,7 @@ def _apply(document: Document, form: SpecForm, override: Override, problems: lis
             parent[part] = {}
         parent = parent.get(part) if isinstance(parent, dict) else None
     if not isinstance(parent, dict) or not isinstance(path[-1], str):
-        text = "this is below a value that holds no keys; write the whole value"
+        text = "this is below a value that has no keys; write the complete value"
         if override.action == "~":
             text = "the spec does not have this key"
         problems.append(Problem(shown, text, place=override.place))
@@ -202,7 +202,7 @@ def _move(document: Document, source: Path, target: Path, problems: list[Problem
     for part in target[:-1]:
         parent = parent.setdefault(part, {}) if isinstance(parent, dict) else None
     if not isinstance(parent, dict) or target[-1] in parent:
-        text = f"this is another name of {format_path(target)}, which is given too"
+        text = f"this is another name of {format_path(target)}, which is also given"
         problems.append(
             Problem(format_path(source), text, hint="keep one of the two", place=span.key if span else None)
         )
@@ -255,8 +255,8 @@ def _rename(
         span = document.spans.get(here)
         known = name in field_hints(cls)
         if not known and "." in str(key):
-            text = "a key with dots is a path, and this is one key"
-            hint = f"write it nested, {' -> '.join(key.split('.'))}, or as the word {key}=… on the command line"
+            text = "a key with dots is a path, but this is one key"
+            hint = f"write it nested, {' -> '.join(key.split('.'))}, or as {key}=… on the command line"
             spec.problems.append(Problem(format_path(here), text, hint=hint, place=span.key if span else None))
             continue
         if not known and not (free and nearest_path(here, siblings) is None):
@@ -297,7 +297,7 @@ def _unknown(spec: Spec, path: Path, siblings: list[Path], span: Span | None) ->
         siblings = [known for name in form.aliases if (known := parse_path(name))[:-1] == path[:-1]]
     listing = ", ".join(str(sibling[-1]) for sibling in siblings)
     where = f"[{format_path(path[:-1])}]" if path[:-1] else "the spec"
-    return Problem(format_path(path), f"{where} has no key '{path[-1]}'", hint=near or f"{where} takes: {listing}")
+    return Problem(format_path(path), f"{where} has no key '{path[-1]}'", hint=near or f"{where} accepts: {listing}")
 
 
 def _refuse_references(spec: Spec) -> None:
@@ -305,5 +305,5 @@ def _refuse_references(spec: Spec) -> None:
     for path in list(spec.places):
         value = find(spec.root, path, ABSENT)
         if is_reference(value) and not fits(value, hint_at(spec.form.spec, path)):
-            text = "a reference stands for text only in a spec; write the value"
+            text = "in a spec a reference can only replace text; write the value"
             spec.problems.append(Problem(format_path(path), text, place=spec.places[path]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from worldsmith.config.dialects import RunDialect
 
 RECIPE = "cogvideox_2b"
-"""The recipe that holds the settings that a stack has no key for."""
+"""Recipe with the settings that a stack has no key for."""
 DIALECT = RunDialect(
     name="sat",
     recipe=RECIPE,

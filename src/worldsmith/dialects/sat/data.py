@@ -27,7 +27,7 @@ def clips(t: SpecTranslation) -> None:
         if t.is_stated(wrong):
             t.refuse(wrong, f"{t.get(f'{DATA}target')} has no such setting", f"~{wrong}")
         else:
-            t.report(wrong, "unneeded", "it is of the other kind of data set")
+            t.report(wrong, "unneeded", "it belongs to the other dataset type")
     t.report(
         f"{DATA}target",
         "renamed",
@@ -35,7 +35,7 @@ def clips(t: SpecTranslation) -> None:
     )
     for key in (size, frames):
         if t.get(key) is None:
-            t.refuse(key, "no value is given", f"{key}=VALUE")
+            t.refuse(key, "the value is missing", f"{key}=VALUE")
             return
     put_size(t, size)
     count = t.get(frames)
@@ -57,12 +57,16 @@ def put_rate(t: SpecTranslation, folder: bool) -> None:
     t.put(f"{DATASET}target_fps", float(rate), source=RATE)
     t.put(f"{DATASET}temporal_interval_mode", "sat" if folder else "target_fps", source=f"{DATA}target")
     if folder:
-        why = "whole distances rounded down, as there, so that a clip may be faster (30 frames a second become 10)"
+        why = "integer frame intervals rounded down, as in SAT, so a clip may be faster (30 fps become 10)"
         t.report(RATE, "renamed", f"{DATASET}target_fps = {rate:g}, temporal_interval_mode = sat: {why}")
     else:
         t.put(f"{DATASET}frame_selection_mode", "random", source=f"{DATA}target")
         t.report(RATE, "renamed", f"{DATASET}target_fps = {rate:g}, temporal_interval_mode = target_fps, from anywhere")
-    short = "; where SAT would repeat a clip's last frame, fewer are skipped, or it is left out" if folder else ""
+    short = (
+        ("; where SAT would repeat a clip's last frame, fewer frames are skipped at the ends, or the clip is skipped")
+        if folder
+        else ""
+    )
     t.assign(SKIPPED, f"{DATASET}skip_frames", int(skipped), short, outcome="approximated" if short else "renamed")
 
 
@@ -94,7 +98,7 @@ def model_frames(t: SpecTranslation) -> None:
     key, frames = f"{NETWORK}num_frames", t.get(f"{NETWORK}num_frames")
     count = t.get(FRAMES) or t.get(f"{DATA}params.num_frames")
     differs = count not in (None, frames)
-    note = f"; clips have {count} frames and the model was made for {frames}" if differs else ""
+    note = f"; clips have {count} frames, but the model was trained with {frames}" if differs else ""
     t.assign(key, f"{NET}sample_frames", frames, note, warn=bool(note))
 
 
@@ -102,10 +106,10 @@ def model_frames(t: SpecTranslation) -> None:
 def train_data(t: SpecTranslation) -> None:
     key, folders = f"{ARGS}train_data", t.get(f"{ARGS}train_data")
     if len(folders) != 1:
-        t.refuse(key, f"a run reads one data set, found {len(folders)}", "put them into one with `worldsmith dataset`")
+        t.refuse(key, f"a run reads one dataset, found {len(folders)}", "combine them with `worldsmith dataset`")
         return
     if is_missing(folders[0]):
-        t.refuse(key, f"there is no '{folders[0]}'", f"{key}=[PATH]")
+        t.refuse(key, f"'{folders[0]}' does not exist", f"{key}=[PATH]")
         return
     if os.path.isdir(os.path.join(folders[0], "labels")):
         why = f"'{folders[0]}' is a folder for SAT, with videos/ and labels/"
@@ -115,9 +119,9 @@ def train_data(t: SpecTranslation) -> None:
     t.report(key, "renamed", f"{DATASET}path = {folders[0]}")
     weights = t.get(f"{ARGS}train_data_weights")
     if weights not in (None, [1], [1.0]):
-        t.refuse(f"{ARGS}train_data_weights", "there is one data set", f"~{ARGS}train_data_weights")
+        t.refuse(f"{ARGS}train_data_weights", "only one dataset is used", f"~{ARGS}train_data_weights")
     else:
-        t.report(f"{ARGS}train_data_weights", "unneeded", "there is one data set")
+        t.report(f"{ARGS}train_data_weights", "unneeded", "only one dataset is used")
 
 
 @computed(f"{ARGS}valid_data", f"{ARGS}split", f"{ARGS}eval_interval")
@@ -125,19 +129,19 @@ def valid_data(t: SpecTranslation) -> None:
     key, every, folders = f"{ARGS}valid_data", f"{ARGS}eval_interval", t.get(f"{ARGS}valid_data")
     t.put("trainer.run_validation", bool(folders and t.get(every)), source=key)
     if folders and len(folders) != 1:
-        t.refuse(key, f"a run reads one data set, found {len(folders)}", f"{key}=[PATH]")
+        t.refuse(key, f"a run reads one dataset, found {len(folders)}", f"{key}=[PATH]")
     elif folders:
         t.put("dataloader_val.dataset.path", folders[0], source=key)
         t.report(key, "renamed", f"dataloader_val.dataset.path = {folders[0]}")
-        t.report(f"{ARGS}split", "unneeded", "valid_data says what is held out")
+        t.report(f"{ARGS}split", "unneeded", "valid_data sets the held-out data")
     else:
-        t.report(key, "unneeded", "there is no validation")
+        t.report(key, "unneeded", "the run does not validate")
         held = [part.strip() for part in re.split("[,/]", t.get(f"{ARGS}split"))][1:]
         if t.is_stated(f"{ARGS}split") and any(part not in ("0", "0.0") for part in held):
-            t.refuse(f"{ARGS}split", "nothing is held out of the training data", f"{ARGS}split=1,0,0, and {key}=[PATH]")
+            t.refuse(f"{ARGS}split", "no training data is held out", f"{ARGS}split=1,0,0, and {key}=[PATH]")
         else:
             t.report(
-                f"{ARGS}split", "approximated" if not t.is_stated(f"{ARGS}split") else "kept", "nothing is held out"
+                f"{ARGS}split", "approximated" if not t.is_stated(f"{ARGS}split") else "kept", "no data is held out"
             )
     t.move(every, "trainer.validation_iter", "renamed")
 
@@ -146,7 +150,7 @@ def valid_data(t: SpecTranslation) -> None:
 def encoders(t: SpecTranslation) -> None:
     key, path = f"{VAE}params.ckpt_path", t.get(f"{VAE}params.ckpt_path")
     if not path:
-        t.refuse(key, "no value is given", f"{key}=PATH")
+        t.refuse(key, "the value is missing", f"{key}=PATH")
     else:
         move_path(t, key, "model.config.tokenizer.vae_path", "zai-org/CogVideoX-2b, or a diffusers folder with vae/")
     text_path = "google/t5-v1_1-xxl, or a folder with the encoder"
@@ -156,7 +160,7 @@ def encoders(t: SpecTranslation) -> None:
 def move_path(t: SpecTranslation, key: str, to: str, expected: str = "PATH") -> None:
     """Sets `to` from a key whose value must be a path that exists, or a repository on the hub."""
     if is_missing(t.get(key)):
-        t.refuse(key, f"there is no '{t.get(key)}'", f"{key}={expected}")
+        t.refuse(key, f"'{t.get(key)}' does not exist", f"{key}={expected}")
     else:
         t.move(key, to, "renamed")
 

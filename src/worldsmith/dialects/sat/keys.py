@@ -12,7 +12,7 @@ from worldsmith.config.declare.ranges import Count, DropoutRate, Factor, LayerCo
 from worldsmith.dialects.translation import read_key_rules
 
 REQUIRED: Any = object()
-"""There is no default: the files must state the key."""
+"""No default: the files must contain the key."""
 MODEL, DATA, ARGS, DS = "model.", "data.", "args.", "deepspeed."
 NETWORK = f"{MODEL}network_config.params."
 MODULES = f"{NETWORK}modules."
@@ -27,7 +27,7 @@ SHIFTS = tuple(
     f"{place}discretization_config.params.shift_scale"
     for place in (f"{DENOISER}params.", f"{LOSS}params.sigma_sampler_config.params.", f"{SAMPLER}params.")
 )
-"""The three copies of the noise table's shift."""
+"""The three copies of the noise schedule's shift."""
 _KEYS_WITHOUT_EFFECT = [key for rule in read_key_rules("sat", "model", "training") for key in rule.keys]
 _ANY = (Any, None)
 Text = str | None
@@ -255,7 +255,7 @@ TWINS = {
     "bf16": (bool, False, "bf16.enabled"),
     "gradient_accumulation_steps": (int, 1, "gradient_accumulation_steps"),
 }
-"""Keys of `args` with the key of `deepspeed` that takes their place."""
+"""Keys of `args` → the key of `deepspeed` that replaces them."""
 _ARGS_KEYS = {
     **_under(
         ARGS,
@@ -341,4 +341,4 @@ _DS_KEYS = {
 }
 KEYS: dict[str, Key] = {**_MODEL_KEYS, **_DATA_KEYS, **_ARGS_KEYS, **_DS_KEYS}
 OPTIONAL = (LORA, f"{DENOISER}params.weighting_config.", f"{VAE}params.loss_config.")
-"""Components that a stack may leave out."""
+"""Components that a stack may omit."""

@@ -13,7 +13,7 @@ CHECKPOINTED = f"{NETWORK}transformer_args.checkpoint_activations"
 FROZEN, LORA_TRAIN = f"{MODEL}not_trainable_prefixes", f"{MODEL}lora_train"
 SOLVERS = {DPM: "dpm", DDIM: "ddim"}
 PAIRS = {(1.15258426, 3.0), (0.7, 1.0)}
-"""Scale of latents and shift of the noise table of the published models."""
+"""Latent scaling factor and noise schedule shift of the released models."""
 OURS_SAMPLING, GUIDER = "model.config.sampling.", f"{SAMPLER}params.guider_config."
 ELSEWHERE = (POSITIONS, LORA, f"{DENOISER}params.weighting_config.", SAMPLER, GUIDER, "data.")
 """Components whose `target` is reported by the rule of the component."""
@@ -33,14 +33,16 @@ def heads(t: SpecTranslation) -> None:
     width, number = t.get(f"{NETWORK}hidden_size"), t.get(f"{NETWORK}num_attention_heads")
     size = f"{POSITIONS}params.hidden_size_head"
     if width % number:
-        t.refuse(f"{NETWORK}hidden_size", f"{width} channels cannot be shared by {number} heads", "write a multiple")
+        t.refuse(f"{NETWORK}hidden_size", f"{width} channels cannot be divided among {number} heads", "use a multiple")
         return
     if t.get(size) not in (None, width // number):
-        t.refuse(size, f"{t.get(size)} x {number} heads are not hidden_size = {width}", f"{size}={width // number}")
+        t.refuse(
+            size, f"{t.get(size)} x {number} heads does not equal hidden_size = {width}", f"{size}={width // number}"
+        )
         return
     t.assign(f"{NETWORK}hidden_size", f"{NET}attention_head_dim", width // number, ", for each of the heads")
     t.move(f"{NETWORK}num_attention_heads", f"{NET}num_attention_heads", "renamed")
-    t.report(size, "unneeded", "it follows from the sizes")
+    t.report(size, "unneeded", "computed from the sizes")
 
 
 @computed(f"{NETWORK}in_channels", f"{NETWORK}out_channels", f"{VAE}params.encoder_config.params.z_channels")
@@ -50,13 +52,13 @@ def channels(t: SpecTranslation) -> None:
     if leaving != latent:
         t.refuse(f"{NETWORK}out_channels", f"the VAE has {latent} channels, found {leaving}", "write the same number")
     if entering != latent * (1 + image):
-        why = f"{latent * (1 + image)} are needed with noised_image_input = {str(image).lower()}, found {entering}"
+        why = f"{latent * (1 + image)} are required with noised_image_input = {str(image).lower()}, found {entering}"
         t.refuse(f"{NETWORK}in_channels", why, f"{NETWORK}in_channels={latent * (1 + image)}")
     else:
         t.move(f"{NETWORK}in_channels", f"{NET}in_channels", "renamed")
     if leaving == latent:
         t.move(f"{NETWORK}out_channels", f"{NET}out_channels", "renamed")
-    t.report(f"{VAE}params.encoder_config.params.z_channels", "unneeded", "it is that of the VAE folder")
+    t.report(f"{VAE}params.encoder_config.params.z_channels", "unneeded", "as in the VAE folder")
 
 
 @computed(f"{NETWORK}patch_size")
@@ -68,7 +70,7 @@ def patches(t: SpecTranslation) -> None:
         t.put(f"{NET}patch_size", size[1], source=key)
         t.put(f"{NET}patch_size_t", size[0], source=key)
         t.put(f"{NET}patch_bias", False, source=key)
-        text = f"{NET}patch_size = {size[1]}, patch_size_t = {size[0]}, as CogVideoX 1.5 has it"
+        text = f"{NET}patch_size = {size[1]}, patch_size_t = {size[0]}, as in CogVideoX 1.5"
         t.report(key, "renamed", f"{text}; SAT never fine-tuned such a model", warn=True)
     else:
         t.refuse(key, f"expected a number, or [frames, n, n], found {format_value(size)}", f"{key}=2")
@@ -82,11 +84,11 @@ def patches(t: SpecTranslation) -> None:
 )
 def positions(t: SpecTranslation) -> None:
     kind, learned = t.get(f"{POSITIONS}target"), f"{POSITIONS}params.learnable_pos_embed"
-    text = ": rotary positions" if kind == ROPE else ": a fixed sine table"
+    text = ": rotary position embeddings" if kind == ROPE else ": a sinusoidal position table"
     t.assign(f"{POSITIONS}target", f"{NET}use_rotary_positional_embeddings", kind == ROPE, text)
     if t.get(learned):
-        what = "which stays as it is beside adapters" if t.get(LORA.rstrip(".")) else "trained like other weights"
-        t.assign(learned, f"{NET}use_learned_positional_embeddings", True, f": a table of positions, {what}")
+        what = "which is not trained next to adapters" if t.get(LORA.rstrip(".")) else "trained like other weights"
+        t.assign(learned, f"{NET}use_learned_positional_embeddings", True, f": a position table, {what}")
     else:
         t.report(learned, "unneeded", "there is no such table")
     scales = {}
@@ -95,7 +97,7 @@ def positions(t: SpecTranslation) -> None:
         scales[name] = t.get(inner) if t.is_stated(inner) else t.get(outer)
         for key in (outer, inner):
             if kind == ROPE:
-                t.report(key, "unneeded", "rotary positions have no scale")
+                t.report(key, "unneeded", "rotary position embeddings have no scale")
             else:
                 t.report(
                     key,
@@ -103,7 +105,7 @@ def positions(t: SpecTranslation) -> None:
                     f"{NET}{'temporal' if name == 'time' else 'spatial'}_interpolation_scale = {scales[name]:g}",
                 )
     if kind == SINCOS and scales["height"] != scales["width"]:
-        why = f"height and width have one scale here, found {scales['height']:g} and {scales['width']:g}"
+        why = f"height and width need the same scale, found {scales['height']:g} and {scales['width']:g}"
         t.refuse(f"{POSITIONS}params.height_interpolation", why, "write the same number in both")
     elif kind == SINCOS:
         t.put(f"{NET}spatial_interpolation_scale", scales["height"], source=f"{POSITIONS}params.height_interpolation")
@@ -119,10 +121,13 @@ def noise_table(t: SpecTranslation) -> None:
         return
     t.put("objective.shift_scale", found[0], source=SHIFTS[0])
     for key in SHIFTS:
-        t.report(key, "renamed", f"objective.shift_scale = {found[0]:g}, as the other two copies")
+        t.report(key, "renamed", f"objective.shift_scale = {found[0]:g}, as in the other two copies")
     scale = t.get(f"{MODEL}scale_factor")
     if (scale, found[0]) not in PAIRS:
-        text = f"scale_factor {scale:g} and shift_scale {found[0]:g} are of no published model (1.15258426, 3; 0.7, 1)"
+        text = (
+            f"scale_factor {scale:g} and shift_scale {found[0]:g} do not belong to a released model (1.15258426, "
+            "3; 0.7, 1)"
+        )
         t.report(SHIFTS[0], "approximated", text, warn=True)
 
 
@@ -131,7 +136,9 @@ def text_length(t: SpecTranslation) -> None:
     keys = f"{POSITIONS}params.text_length", f"{TEXT}params.max_length"
     first, second = map(t.get, keys)
     if first != second:
-        t.refuse(keys[0], f"the network takes {first} text tokens and the encoder makes {second}", f"{keys[1]}={first}")
+        t.refuse(
+            keys[0], f"the network expects {first} text tokens, but the encoder produces {second}", f"{keys[1]}={first}"
+        )
         return
     t.move(keys[0], f"{NET}max_text_seq_length", "renamed")
     t.move(keys[1], f"{OURS_TEXT}max_length", "renamed")
@@ -144,18 +151,16 @@ def trained(t: SpecTranslation) -> None:
     if adapted:
         put_adapters(t)
         if t.get(LORA_TRAIN):
-            t.report(
-                LORA_TRAIN, "approximated", "adapters are trained; there, it would give every one of them the rate 0"
-            )
+            t.report(LORA_TRAIN, "approximated", "adapters are trained; in SAT, all of them would have learning rate 0")
     elif t.get(LORA_TRAIN) or "all" in frozen:
         key = LORA_TRAIN if t.get(LORA_TRAIN) else FROZEN
-        why = "nothing would be trained: all weights are frozen, and there is no lora_config"
+        why = "no parameter would be trained: all weights are frozen, and there is no lora_config"
         t.refuse(key, why, f"add {LORA.rstrip('.')}, or {FROZEN}=[first_stage_model,conditioner] {LORA_TRAIN}=false")
         return
     else:
         t.put("model.config.lora_enabled", False, source=FROZEN)
     if not t.get(LORA_TRAIN):
-        t.report(LORA_TRAIN, "unneeded", "lora_config says whether there are adapters")
+        t.report(LORA_TRAIN, "unneeded", "lora_config decides whether there are adapters")
     others = [prefix for prefix in frozen if prefix not in ("all", "first_stage_model", "conditioner")]
     if others:
         t.refuse(FROZEN, f"parts of the transformer cannot be frozen by name: {', '.join(others)}", f"{FROZEN}=[all]")
@@ -163,7 +168,7 @@ def trained(t: SpecTranslation) -> None:
         t.report(
             FROZEN,
             "approximated",
-            "beside adapters all weights are frozen here; there, the transformer was trained too",
+            "next to adapters all weights are frozen here; in SAT, the transformer was also trained",
         )
     else:
         kept = "adapters only" if adapted else "all weights of the transformer; VAE and text encoder are frozen"
@@ -198,18 +203,18 @@ def dropped_captions(t: SpecTranslation) -> None:
 def images(t: SpecTranslation) -> None:
     key, dropout, repeat = (f"{MODEL}noised_image_{name}" for name in ("input", "dropout", "all_concat"))
     if not t.get(key):
-        t.report(key, "kept", "there is no image beside the text")
+        t.report(key, "kept", "there is no image conditioning")
         for name in (dropout, repeat):
-            t.report(name, "unneeded", "no image is trained with")
+            t.report(name, "unneeded", "training uses no image")
         return
-    text = ": each clip's first frame, noised in its pixels and encoded alone"
+    text = ": the first frame of each clip, with noise on its pixels, encoded separately"
     scaled = isinstance(t.get(f"{NETWORK}patch_size"), list)
     if scaled:
-        text += "; its latents have the scale of diffusers' pipeline, where SAT trains with scale_factor and samples"
-        text += f" without it: {OURS_IMAGE}latent_scale says another"
+        text += "; its latents have the scale of diffusers' pipeline, whereas SAT trains with scale_factor and samples"
+        text += f" without it: {OURS_IMAGE}latent_scale sets another"
     t.assign(key, f"{OURS_IMAGE}noise", True, text, outcome="approximated" if scaled else "renamed", warn=scaled)
     t.put(f"{OURS_IMAGE}dropout", t.get(dropout), source=dropout)
-    text = f"{OURS_IMAGE}dropout = {t.get(dropout):g}, drawn for each sample; there, once for the batch of a process"
+    text = f"{OURS_IMAGE}dropout = {t.get(dropout):g}, sampled per sample; in SAT, once for the batch of a process"
     t.report(dropout, "approximated", text)
     t.move(repeat, f"{OURS_IMAGE}repeat", "renamed")
 
@@ -217,7 +222,7 @@ def images(t: SpecTranslation) -> None:
 @computed(f"{LOSS}params.type")
 def loss_kind(t: SpecTranslation) -> None:
     if t.get(f"{LOSS}params.type") == "lpips":
-        t.refuse(f"{LOSS}params.type", "frames are not decoded to be compared", "write l2 or l1")
+        t.refuse(f"{LOSS}params.type", "frames are not decoded for comparison", "write l2 or l1")
     else:
         t.move(f"{LOSS}params.type", "objective.loss_type", "renamed")
 
@@ -228,10 +233,10 @@ def latent_input(t: SpecTranslation) -> None:
     if not t.get(key):
         t.report(key, "kept", "videos are encoded")
     elif t.get("data.target"):
-        text = "videos are encoded, and kept in a cache; there, the pixels that data.target reads are taken for latents"
+        text = "videos are encoded and cached; in SAT, the pixels that data.target reads are used as latents"
         t.report(key, "approximated", f"{text}, of which the network has other channels", warn=True)
     else:
-        t.report(key, "unneeded", "it is about the videos of a training")
+        t.report(key, "unneeded", "it concerns the videos during training")
 
 
 @computed(
@@ -240,15 +245,21 @@ def latent_input(t: SpecTranslation) -> None:
 def strata(t: SpecTranslation) -> None:
     base = f"{LOSS}params.sigma_sampler_config.params."
     if t.get(f"{base}uniform_sampling"):
-        text = "timesteps are drawn evenly; there, above 8 processes, each group of them has its own part of the table"
+        text = (
+            "timesteps are sampled uniformly; in SAT, with more than 8 processes, each group has its own part "
+            "of the schedule"
+        )
         groups = t.get(f"{base}group_num")
         if groups:
             t.put("objective.timestep_strata", groups, source=f"{base}group_num")
-            text = f"objective.timestep_strata = {groups}: neighbours in the stream draw from other parts of the table"
+            text = (
+                f"objective.timestep_strata = {groups}: neighbors in the stream sample from different parts of "
+                "the schedule"
+            )
         t.report(f"{base}uniform_sampling", "approximated", text)
         t.report(f"{base}group_num", "approximated" if groups else "unneeded", text)
     else:
-        t.report(f"{base}uniform_sampling", "kept", "timesteps are drawn from the whole table")
+        t.report(f"{base}uniform_sampling", "kept", "timesteps are sampled from the complete schedule")
         t.report(f"{base}group_num", "unneeded", "there are no groups")
 
 
@@ -263,7 +274,7 @@ def sampling(t: SpecTranslation) -> None:
     steps, inner, exponent = f"{SAMPLER}params.num_steps", f"{GUIDER}params.num_steps", f"{GUIDER}params.exp"
     constant = t.get(f"{GUIDER}target") == PLAIN
     t.move(f"{SAMPLER}target", f"{OURS_SAMPLING}scheduler", "renamed", convert=lambda name: SOLVERS[name])
-    t.move(steps, f"{OURS_SAMPLING}steps", "renamed", why="evenly along the table, as diffusers rounds them")
+    t.move(steps, f"{OURS_SAMPLING}steps", "renamed", why="evenly along the schedule, rounded as in diffusers")
     t.move(f"{GUIDER}params.scale", f"{OURS_SAMPLING}guidance", "renamed")
     how = "off" if constant else "by_timestep"
     t.put(f"{OURS_SAMPLING}dynamic_guidance", how, source=f"{GUIDER}target")
@@ -273,12 +284,12 @@ def sampling(t: SpecTranslation) -> None:
             t.report(key, "unneeded", "the scale does not change")
         return
     if t.get(inner) != t.get(steps):
-        why = f"the sampler takes {t.get(steps)} steps and the guidance counts {t.get(inner)}"
+        why = f"the sampler takes {t.get(steps)} steps, but the guidance counts {t.get(inner)}"
         t.refuse(inner, why, f"{inner}={t.get(steps)}")
     else:
         t.report(inner, "unneeded", "the guidance counts the steps of the solver")
     if t.get(exponent) % 1:
-        t.refuse(exponent, f"negative numbers have no power of {t.get(exponent)}", f"{exponent}=5")
+        t.refuse(exponent, f"negative numbers cannot be raised to the power {t.get(exponent)}", f"{exponent}=5")
     else:
         t.move(exponent, f"{OURS_SAMPLING}guidance_exponent", "renamed", convert=int)
 

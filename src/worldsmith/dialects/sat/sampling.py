@@ -35,7 +35,7 @@ class SatModel:
     """The model that a stack samples from."""
 
     tree: Any
-    """The run whose model it is, with references."""
+    """The run that contains the model, with references."""
     weights: str
 
 
@@ -44,16 +44,16 @@ def prompts(t: SpecTranslation) -> None:
     kind, file = t.get(TYPE) or "cli", t.get(FILE)
     if kind == "txt":
         t.put(f"{OURS}input_files", [file or "input.txt"], source=FILE)
-        note = "; images are looked for beside the file" if t.get(IMAGES) else ""
+        note = "; images are looked up next to the file" if t.get(IMAGES) else ""
         t.report(
             FILE, "approximated" if note else "renamed", f"--input-files {file or 'input.txt'}{note}", warn=bool(note)
         )
-        t.report(TYPE, "kept", "a prompt a line")
+        t.report(TYPE, "kept", "one prompt per line")
     elif kind == "cli":
         t.report(
             TYPE,
             "approximated",
-            "nothing is asked in the terminal: give --prompt TEXT or --input-files FILE",
+            "there is no interactive input: use --prompt TEXT or --input-files FILE",
             warn=True,
         )
         t.report(FILE, "unneeded", "input_type is cli")
@@ -66,11 +66,11 @@ def sampled_size(t: SpecTranslation) -> None:
     """Sets height and width in pixels; SAT uses the size of the image if there is one."""
     images, wanted = bool(t.get(IMAGES)), bool(t.get(f"{MODEL}noised_image_input"))
     if images != wanted:
-        why = f"the model was made {'with' if wanted else 'without'} an image beside the text (noised_image_input)"
+        why = f"the model was trained {'with' if wanted else 'without'} image conditioning (noised_image_input)"
         more = f" ~{SIZE}, and lines such as prompt@@image.png" if wanted and t.is_stated(SIZE) else ""
         t.refuse(IMAGES, why, f"{IMAGES}={str(wanted).lower()}{more}")
         return
-    t.report(IMAGES, "kept", "lines are prompt@@image" if images else "videos are made of text")
+    t.report(IMAGES, "kept", "lines are prompt@@image" if images else "videos are generated from text")
     newer = isinstance(t.get(f"{NETWORK}patch_size"), list)
     made_for = [768, 1360] if newer else [8 * t.get(f"{NETWORK}latent_{side}") for side in ("height", "width")]
     sides = made_for if images else t.get(SIZE) or [768, 1360]
@@ -82,8 +82,8 @@ def sampled_size(t: SpecTranslation) -> None:
         t.put(f"{OURS}{name}", side, source=SIZE)
     text = f"--height {sides[0]} --width {sides[1]}"
     if images:
-        stated = "; sampling_image_size is not read with images" if t.is_stated(SIZE) else ""
-        text += f" of every video; there, the shorter side has 768 pixels and the image's aspect is kept{stated}"
+        stated = "; sampling_image_size is ignored with images" if t.is_stated(SIZE) else ""
+        text += f" of every video; in SAT, the shorter side has 768 pixels and the image's aspect ratio is kept{stated}"
         t.report(SIZE, "approximated", text, warn=True)
     else:
         t.report(SIZE, "renamed", text)
@@ -98,7 +98,9 @@ def sampled_frames(t: SpecTranslation) -> None:
     if found < 9 or found % 8 != 1:
         published = "22 or 42" if newer else "13, 11 or 9"
         t.refuse(
-            COUNT, f"it counts latent frames: expected {published}, found {count}", f"{COUNT}={'22' if newer else '13'}"
+            COUNT,
+            f"it is the number of latent frames: expected {published}, found {count}",
+            f"{COUNT}={'22' if newer else '13'}",
         )
         return
     t.put(f"{OURS}num_frames", found, source=COUNT)
@@ -109,14 +111,14 @@ def sampled_frames(t: SpecTranslation) -> None:
 def weights(t: SpecTranslation) -> None:
     load = t.get(LOAD)
     if not load:
-        t.refuse(LOAD, "no weights are named", f"{LOAD}=PATH of SAT's folder, or of a diffusers pipeline")
+        t.refuse(LOAD, "no weights are set", f"{LOAD}=PATH of SAT's folder, or of a diffusers pipeline")
     elif is_missing(load):
-        t.refuse(LOAD, f"there is no '{load}'", f"{LOAD}=PATH")
+        t.refuse(LOAD, f"'{load}' does not exist", f"{LOAD}=PATH")
     else:
         t.put("checkpoint.load_path", load, source=LOAD)
         t.report(LOAD, "renamed", f"the weights of the model: {load}")
-    t.report(f"{ARGS}mode", "kept", "videos are made")
-    text = "all weights must be there; there, missing ones were let pass"
+    t.report(f"{ARGS}mode", "kept", "videos are generated")
+    text = "all weights must exist; SAT ignored missing ones"
     t.report(f"{ARGS}force_inference", "approximated" if t.get(f"{ARGS}force_inference") else "kept", text)
 
 
@@ -125,7 +127,7 @@ def sampled_precision(t: SpecTranslation) -> None:
     half = {f"{ARGS}bf16": "bfloat16", f"{ARGS}fp16": "float16"}
     chosen = [key for key in half if t.get(key)]
     if len(chosen) > 1:
-        t.refuse(chosen[1], "bf16 and fp16 are both on", f"{chosen[1]}=false")
+        t.refuse(chosen[1], "bf16 and fp16 are both enabled", f"{chosen[1]}=false")
         return
     for part in ("", "tokenizer.", "text_encoder."):  # the VAE and the text encoder have it too, as there
         value = half[chosen[0]] if chosen else "float32"
@@ -141,12 +143,12 @@ def sampled_precision(t: SpecTranslation) -> None:
 @computed(BATCH, f"{ARGS}seed", RATE, f"{ARGS}output_dir", f"{ARGS}latent_channels", f"{ARGS}only_save_latents")
 def outputs(t: SpecTranslation) -> None:
     t.put(f"{OURS}num_outputs", t.get(BATCH), source=BATCH)
-    t.report(BATCH, "renamed", f"--num-outputs {t.get(BATCH)}, of each prompt", warn=not t.is_stated(BATCH))
+    t.report(BATCH, "renamed", f"--num-outputs {t.get(BATCH)}, per prompt", warn=not t.is_stated(BATCH))
     t.put(f"{OURS}seed", t.get(f"{ARGS}seed"), source=f"{ARGS}seed")
-    t.report(f"{ARGS}seed", "approximated", f"--seed {t.get(f'{ARGS}seed')}; the noise is drawn by another generator")
+    t.report(f"{ARGS}seed", "approximated", f"--seed {t.get(f'{ARGS}seed')}; the noise comes from another generator")
     rate = 8 if t.get(RATE) is None else t.get(RATE)
     if type(rate) not in (int, float) or rate <= 0:
-        t.refuse(RATE, f"expected frames per second, found {rate}", f"{RATE}=16")
+        t.refuse(RATE, f"expected a frame rate (fps), found {rate}", f"{RATE}=16")
     else:
         t.put(f"{OURS}fps", float(rate), source=RATE)
         t.report(RATE, "renamed", f"--fps {rate:g}")
@@ -155,7 +157,7 @@ def outputs(t: SpecTranslation) -> None:
     t.report(
         f"{ARGS}output_dir",
         "approximated",
-        f"--out {folder}; a video is NAME/vision.mp4 there, not N_PROMPT/0/000000.mp4",
+        f"--out {folder}; a video is NAME/vision.mp4, in SAT N_PROMPT/0/000000.mp4",
     )
     key, channels = f"{ARGS}latent_channels", t.get(Z_CHANNELS)
     if t.is_stated(key) and t.get(key) != channels:
@@ -178,7 +180,7 @@ _READ: tuple[KeyRule, ...] = (
 _READ_KEYS = {key for rule in _READ for key in rule.keys}
 RULES: tuple[KeyRule, ...] = (
     *_READ,
-    *(without_effect(key, "unneeded", "only a training reads it") for key in KEYS if key not in _READ_KEYS),
+    *(without_effect(key, "unneeded", "only training reads it") for key in KEYS if key not in _READ_KEYS),
 )
 
 

@@ -27,7 +27,7 @@ _PATHS = {parse_path(key) for key in KEYS}
 _SECTION_PATHS = {path[:length] for path in _PATHS for length in range(1, len(path))}
 _REFERENCE = re.compile(r"\$\{([^${}:]+)\}")
 TRAINING = ("args.train_data",)
-"""Required keys that only a training reads."""
+"""Required keys that only training reads."""
 NOT_THERE = "the files do not have this key"
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 
@@ -37,11 +37,11 @@ class SatStack(ForeignSpec):
     """The values of a stack, with their places and mistakes."""
 
     values: dict[str, Any] = field(default_factory=dict)
-    """The keys that are stated. A null section is left out."""
+    """Stated keys. Null sections are omitted."""
     places: dict[str, Place] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)
     won: dict[str, Any] = field(default_factory=dict)
-    """Keys that both a word and a file state, with the value of the file."""
+    """Keys that both an argument and a file state, with the value of the file."""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -67,7 +67,7 @@ class SatStack(ForeignSpec):
 
     def place(self, key: str) -> Place:
         found = (place for stated, place in self.places.items() if _is_at_or_below(stated, key))
-        return self.places.get(key) or next(found, Place(f"{self.source} (left out: {key})"))
+        return self.places.get(key) or next(found, Place(f"{self.source} (omitted: {key})"))
 
     def mistake(self, key: str, message: str, hint: str | None = None) -> None:
         self.problems.append(Problem(key, message, hint=hint, place=self.place(key)))
@@ -101,7 +101,7 @@ def read_sat(
     _follow_references(document, stack)
     for key in document.data:
         if key not in SECTIONS:
-            hint = "the sections are model, data, args and deepspeed; there, all else is dropped without a word"
+            hint = "the sections are model, data, args and deepspeed; SAT ignores all others without a message"
             _unknown(stack, document, (key,), hint)
     for name in SECTIONS:
         if isinstance(document.data.get(name), dict):
@@ -125,7 +125,7 @@ def same_kind(documents: Sequence[Document]) -> list[Problem]:
             before = [found for doc in documents[:later] if (found := find(doc.data, path, None)) is not None]
             if before and isinstance(before[-1], (dict, list)) and type(before[-1]) is not type(value):
                 names = ("a table", "a list") if isinstance(value, dict) else ("a list", "a table")
-                text = f"{names[0]} cannot take the place of {names[1]}"
+                text = f"{names[0]} cannot replace {names[1]}"
                 span = documents[later].spans.get(path)
                 problems.append(Problem(format_path(path), text, place=span.key if span else None))
     return problems
@@ -190,7 +190,7 @@ def _follow_references(document: Document, stack: SatStack) -> None:
         found = find(document.data, parse_path(match[1]), ABSENT) if match else ABSENT
         if found is ABSENT or isinstance(found, (dict, list)) or "${" in str(found):
             span = document.spans.get(path)
-            text = "a reference must be a whole value that names another key, such as ${args.seed}"
+            text = "a reference must be a complete value that names another key, such as ${args.seed}"
             problem = Problem(format_path(path), text, hint="write the value", place=span.value if span else None)
             stack.problems.append(problem)
             stack.broken.append(format_path(path))
@@ -242,8 +242,8 @@ def _unknown(stack: SatStack, document: Document, path: Path, hint: str | None =
     siblings = ", ".join(dict.fromkeys(str(p[len(path) - 1]) for p in _PATHS if p[: len(path) - 1] == path[:-1]))
     name = format_path(path)
     stack.places[name] = _place(stack, document, path)
-    advice = near or hint or f"{format_path(path[:-1])} takes: {siblings}"
-    stack.mistake(name, "SAT has no such key, and would drop it without a word", advice)
+    advice = near or hint or f"{format_path(path[:-1])} accepts: {siblings}"
+    stack.mistake(name, "SAT has no such key, and would ignore it without a message", advice)
 
 
 def _require(stack: SatStack, sections: Sequence[str]) -> None:
@@ -256,7 +256,7 @@ def _require(stack: SatStack, sections: Sequence[str]) -> None:
         if needed and component is not None and not stack.is_stated(component):
             continue
         if needed and stack.values.get(name) is None and not stack.is_broken(name):
-            stack.mistake(name, "no value is given", f"write it, or give the word {name}=VALUE")
+            stack.mistake(name, "the value is missing", f"set it, or add {name}=VALUE")
 
 
 def _check_targets(stack: SatStack) -> None:
@@ -272,4 +272,4 @@ def _find_placeholders(stack: SatStack) -> None:
     for key, value in stack.values.items():
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str) and (found := _PLACEHOLDER.search(text)):
-                stack.mistake(key, f"{found[0]} stands for a path that is yours to fill in", f"{key}=PATH")
+                stack.mistake(key, f"{found[0]} is a placeholder for your own path", f"{key}=PATH")

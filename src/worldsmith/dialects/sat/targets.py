@@ -6,7 +6,7 @@ from worldsmith.config.tree.suggest import did_you_mean
 from worldsmith.dialects.sat.keys import DATA, DENOISER, LORA, LOSS, MODEL, MODULES, SAMPLER, TEXT, VAE
 
 _DIFFUSION = "sgm.modules.diffusionmodules."
-_TABLE = {f"{_DIFFUSION}discretizer.ZeroSNRDDPMDiscretization": "the noise table"}
+_TABLE = {f"{_DIFFUSION}discretizer.ZeroSNRDDPMDiscretization": "the noise schedule"}
 SINCOS = "dit_video_concat.Basic3DPositionEmbeddingMixin"
 ROPE = "dit_video_concat.Rotary3DPositionEmbeddingMixin"
 DPM = f"{_DIFFUSION}sampling.VPSDEDPMPP2MSampler"
@@ -15,7 +15,7 @@ DYNAMIC, PLAIN = f"{_DIFFUSION}guiders.DynamicCFG", f"{_DIFFUSION}guiders.Vanill
 FOLDER, SHARDS = "data_video.SFTDataset", "data_video.VideoDataset"
 TARGETS: dict[str, dict[str, str]] = {
     f"{MODEL}network_config.": {"dit_video_concat.DiffusionTransformer": "the transformer"},
-    f"{MODULES}pos_embed_config.": {SINCOS: "a fixed table of positions", ROPE: "rotary positions"},
+    f"{MODULES}pos_embed_config.": {SINCOS: "a sinusoidal position table", ROPE: "rotary positions"},
     f"{MODULES}patch_embed_config.": {"dit_video_concat.ImagePatchEmbeddingMixin": "part of the transformer"},
     f"{MODULES}adaln_layer_config.": {"dit_video_concat.AdaLNMixin": "part of the transformer"},
     f"{MODULES}final_layer_config.": {"dit_video_concat.FinalLayerMixin": "part of the transformer"},
@@ -25,29 +25,29 @@ TARGETS: dict[str, dict[str, str]] = {
     f"{DENOISER}params.scaling_config.": {f"{_DIFFUSION}denoiser_scaling.VideoScaling": "v-prediction"},
     f"{DENOISER}params.discretization_config.": _TABLE,
     LOSS: {f"{_DIFFUSION}loss.VideoDiffusionLoss": "the objective"},
-    f"{LOSS}params.sigma_sampler_config.": {f"{_DIFFUSION}sigma_sampling.DiscreteSampling": "draws of noise levels"},
+    f"{LOSS}params.sigma_sampler_config.": {f"{_DIFFUSION}sigma_sampling.DiscreteSampling": "sampling of noise levels"},
     f"{LOSS}params.sigma_sampler_config.params.discretization_config.": _TABLE,
     SAMPLER: {DPM: "the sampler dpm", DDIM: "the sampler ddim"},
     f"{SAMPLER}params.discretization_config.": _TABLE,
-    f"{SAMPLER}params.guider_config.": {DYNAMIC: "guidance that grows", PLAIN: "constant guidance"},
+    f"{SAMPLER}params.guider_config.": {DYNAMIC: "guidance that grows", PLAIN: "increasing guidance"},
     f"{MODEL}conditioner_config.": {"sgm.modules.GeneralConditioner": "the conditioner"},
     TEXT: {"sgm.modules.encoders.modules.FrozenT5Embedder": "the text encoder, T5 without a mask"},
     VAE: {"vae_modules.autoencoder.VideoAutoencoderInferenceWrapper": "the VAE"},
     f"{VAE}params.loss_config.": {"torch.nn.Identity": "nothing"},
     f"{VAE}params.regularizer_config.": {
-        "vae_modules.regularizers.DiagonalGaussianRegularizer": "a draw from the VAE's posterior"
+        "vae_modules.regularizers.DiagonalGaussianRegularizer": "a sample of the VAE's posterior"
     },
     f"{VAE}params.encoder_config.": {"vae_modules.cp_enc_dec.ContextParallelEncoder3D": "part of the VAE"},
     f"{VAE}params.decoder_config.": {"vae_modules.cp_enc_dec.ContextParallelDecoder3D": "part of the VAE"},
     DATA: {FOLDER: "a folder with videos/ and labels/", SHARDS: "shards of a webdataset"},
 }
-"""Component -> the names that it may have, and what they are here."""
+"""Component -> its possible names, and what replaces them here."""
 ELSEWHERE = {
     f"{_DIFFUSION}{name}": why
     for name, why in {
-        "guiders.IdentityGuider": "samples are drawn with guidance here; scale 1 has the same effect",
-        "sampling.VPODEDPMPP2MSampler": "take VPSDEDPMPP2MSampler or VideoDDIMSampler",
-        "sampling.VideoDDPMSampler": "take VPSDEDPMPP2MSampler or VideoDDIMSampler",
+        "guiders.IdentityGuider": "samples are generated with guidance here; scale 1 has the same effect",
+        "sampling.VPODEDPMPP2MSampler": "use VPSDEDPMPP2MSampler or VideoDDIMSampler",
+        "sampling.VideoDDPMSampler": "use VPSDEDPMPP2MSampler or VideoDDIMSampler",
         "loss.StandardDiffusionLoss": "CogVideoX is trained with VideoDiffusionLoss",
         "denoiser_scaling.VScaling": "CogVideoX is trained with VideoScaling",
         "denoiser_scaling.EpsScaling": "CogVideoX is trained with VideoScaling",
@@ -55,17 +55,17 @@ ELSEWHERE = {
         "discretizer.EDMDiscretization": "CogVideoX has ZeroSNRDDPMDiscretization",
     }.items()
 }
-"""Names of SAT's registry that are known and that nothing here stands for."""
+"""Known names of SAT's registry without a replacement here."""
 
 
 def explain(component: str, target: str) -> tuple[str, str]:
     """Returns the problem with a target that the component does not support, and the fix."""
     allowed = TARGETS[component]
     if target in ELSEWHERE:
-        return f"{target} cannot be had here", ELSEWHERE[target]
+        return f"{target} is not available here", ELSEWHERE[target]
     places = [place for place, names in TARGETS.items() if target in names]
     if places:
-        return f"{target} belongs at {places[0]}target", f"here stands {' or '.join(allowed)}"
+        return f"{target} belongs at {places[0]}target", f"expected {' or '.join(allowed)}"
     known = sorted({name for names in TARGETS.values() for name in names})
-    advice = did_you_mean(target, [*allowed, *known]) or f"here stands {' or '.join(allowed)}"
-    return f"there is no '{target}'; names are looked up in a table, and nothing is imported", advice
+    advice = did_you_mean(target, [*allowed, *known]) or f"expected {' or '.join(allowed)}"
+    return f"unknown '{target}'; names are looked up in a table, no code is imported", advice

@@ -26,17 +26,17 @@ from worldsmith.evaluation.answers.parse_answers import (
 from worldsmith.evaluation.answers.texts import Metric, is_exact, measure_texts
 
 Figures = dict[str, Any]
-FREE = "free text has no answer that is right or wrong"
-UNREAD = "how its times are written is not defined"
+FREE = "free text has no single right answer"
+UNREAD = "the format of its times is not defined"
 EXCLUDED = {
     **dict.fromkeys(("open_qa", "scene_description", "video_summarization", "temporal_description"), FREE),
     "causal_linkage": FREE,
     "temporal_localization": UNREAD,
 }
-"""Kinds of records without an accuracy, and why; so are those that end with `OPEN`."""
+"""Task types without an accuracy, and why; those that end with `OPEN` have none either."""
 OPEN = "_openended"
 SPATIAL = ("count", "distance", "left_right", "mcq")
-"""Kinds of records in metropolis_sgd, each with the same weight."""
+"""Task types in metropolis_sgd, each with the same weight."""
 DISTANCE = 0.1
 """Max relative error of a correct distance."""
 
@@ -49,13 +49,13 @@ class AnswerTask:
     expected: str
     """Description of valid ground-truth answers, for messages."""
     measure: Callable[[Sequence[str], Sequence[str]], Figures]
-    """Figures of answers against true ones."""
+    """Metrics of answers compared with the ground truth."""
     agree: Callable[[Any, Any], bool] = lambda said, true: bool(said == true)
-    """Whether what an answer says is right."""
+    """Whether an answer is correct."""
     excluded: str = ""
     """Reason for which answers are not graded; "" if they are."""
     truths_may_lack: bool = False
-    """A record whose true answer cannot be read is left out of the figures, not an error."""
+    """Whether a record whose ground truth cannot be parsed is skipped instead of an error."""
 
     def right(self, answer: str, truth: str) -> bool | None:
         said, true = self.read(answer), self.read(strip_reasoning(truth))
@@ -127,8 +127,8 @@ class AnswerTasks:
             task = chosen[key]
             if not task.truths_may_lack and not task.excluded and task.read(strip_reasoning(truth)) is None:
                 raise UserError(
-                    f"{key}: the true answer {truth!r:.60} is not {task.expected}, which the task {task.name} needs; "
-                    "fix the annotation, or choose another --task (in a spec: task.type)"
+                    f"{key}: the ground truth {truth!r:.60} is not {task.expected}, which the task {task.name} "
+                    "needs; fix the annotation, or choose another --task (in a spec: task.type)"
                 )
         return chosen
 
@@ -158,8 +158,8 @@ class AnswerTasks:
         """Returns the task of a metropolis_sgd record."""
         if kind not in SPATIAL:
             raise UserError(
-                f"{next(iter(truths))}: a record of the kind {kind!r}; metropolis_sgd knows {', '.join(SPATIAL)}. "
-                "--task-field names the field of a record that says it"
+                f"{next(iter(truths))}: unknown task type {kind!r}; metropolis_sgd supports {', '.join(SPATIAL)}. "
+                "--task-field sets the record field that states it"
             )
         if kind == "mcq":
             return mcq(list(truths.values()))
@@ -175,8 +175,8 @@ class AnswerTasks:
         if excluded is None:
             known = ", ".join(("bcq", "mcq", f"…{OPEN}", *EXCLUDED))
             raise UserError(
-                f"{next(iter(truths))}: a record of the kind {kind!r}; known: {known}. --task-field names the field of "
-                "a record that says it"
+                f"{next(iter(truths))}: unknown task type {kind!r}; known: {known}. --task-field sets the record "
+                "field that states it"
             )
         return AnswerTask(kind, self.text.read, "a text", self.text.measure, self.text.agree, excluded=excluded)
 

@@ -36,9 +36,9 @@ LAYERS = {
     "xlm-roberta-base": 9,
     "xlm-roberta-large": 17,
 }
-"""Encoder -> the layer whose states agree best with people, as the library bert-score has it."""
+"""Encoder -> the layer that correlates best with human ratings, as in the library bert-score."""
 TOKENS, UNLIMITED = 512, 1_000_000
-"""Longest text where a tokenizer states no limit, or one that is a placeholder."""
+"""Max text length if a tokenizer states none, or only a placeholder."""
 
 
 class BertScores(NamedTuple):
@@ -60,11 +60,11 @@ class BertScore(Configurable):
         model: str = "microsoft/deberta-xlarge-mnli"
         """Folder of a text encoder, or a hub name that is in the Hugging Face cache."""
         layers: Count | None = None
-        """The states behind this layer are compared; null: the one that is known for the model."""
+        """Index of the layer whose states are compared; null: the known one of the model."""
         device: str = "cpu"
         """cpu or cuda."""
         batch_size: Count = 8
-        """Texts that the encoder reads at once."""
+        """Batch size of the encoder."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -85,10 +85,12 @@ class BertScore(Configurable):
             raise UserError(f"bertscore.model {name}: its weights are not on this machine. Run `hf download {name}`")
         if self.layer is None:
             known = ", ".join(LAYERS)
-            raise UserError(f"bertscore.model {name}: no layer is known for it (known: {known}); set bertscore.layers")
+            raise UserError(f"bertscore.model {name}: the best layer is unknown (known: {known}); set bertscore.layers")
         most = read_json_object(found / "config.json").get("num_hidden_layers", self.layer)
         if self.layer > most:
-            raise UserError(f"bertscore.layers: expected at most {most}, which {name} has, found {self.layer}")
+            raise UserError(
+                f"bertscore.layers: expected at most {most}, the number of layers of {name}, found {self.layer}"
+            )
         return found
 
     @property

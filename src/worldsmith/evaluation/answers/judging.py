@@ -14,7 +14,7 @@ from worldsmith.evaluation.answers.results import Row
 from worldsmith.evaluation.intervals import measure_share
 
 MOST = 30
-"""Parts that the data are divided into; the smallest ones become one."""
+"""Max number of slices; the smallest ones are combined."""
 OTHERS = "(others)"
 
 
@@ -109,12 +109,14 @@ def compare_accuracy(
     theirs = {row["id"]: row for row in others if row["status"] in ("ok", "unparsed")}
     shared = [key for key in own if key in theirs]
     if not shared:
-        raise UserError("the other model's results have no record in common with these; compare those of one data set")
+        raise UserError(
+            "the results of the other model have no record in common with these; compare results of one dataset"
+        )
     for key in shared:
         if own[key].gt.strip() != theirs[key]["gt"].strip():
             raise UserError(
-                f"{key}: the true answer is {own[key].gt!r:.60} here and {theirs[key]['gt']!r:.60} in the other "
-                "model's results; compare those of one data set"
+                f"{key}: the ground truth is {own[key].gt!r:.60} here and {theirs[key]['gt']!r:.60} in the other "
+                "model's results; compare results of one dataset"
             )
     counts = Counter((bool(own[key].correct), right(own[key], theirs[key]["response"])) for key in shared)
     gained, lost, total = counts[True, False], counts[False, True], len(shared)

@@ -10,7 +10,7 @@ LETTERS = "ABCD"
 _OPTION = r"(?<![A-Za-z0-9])[(\[{]?([A-Ja-j])[)\]}]?(?![A-Za-z0-9'’])"
 _CAPITAL = _OPTION.replace("A-Ja-j", "A-J")
 _ARTICLE = r"(?<![A-Za-z])A(?=\s+(?!(?:because|since|as|is|due|given|for|based|with)\b)[a-z])"
-"""An A that begins "A person walks", unlike that of "A because …"."""
+"""Matches a sentence start such as "A person walks", whose A is not an option, unlike "A because …"."""
 _END = r"(?=[ \t]*(?:\Z|[).:,;!\n]))"
 _NAMED = r"(?:(?:option|choice|letter)\s+)?"
 QUOTES = " \t\r\n\"'“”‘’<>"
@@ -20,7 +20,7 @@ JOINED = re.compile(
     rf"(?:(?i:\b(?:both|either|neither)\s+))?{_NAMED}{_CAPITAL}"
     rf"(?:\s*(?:,\s*(?:and|or|nor)?|/|&|and|or|nor)\s*{_NAMED}{_CAPITAL}(?!\s*[:.)]\s*[A-Za-z]))+"
 )
-"""Several options at once, such as "both A and B": they choose none."""
+"""Several options at once, such as "both A and B", which count as no choice."""
 STATED = re.compile(
     rf"(?i:\b(?:answer|option|choice)\s*(?:(?:is|was|must\s+be|should\s+be|would\s+be|will\s+be)\b|[:：=–—\n-])"
     rf"|\b(?:choose|chose|select|selected|pick|picked|go\s+with)\b|答案(?:应该)?[是为]?|选(?:项|择)?)"
@@ -32,14 +32,14 @@ STATED = re.compile(
 LISTED = re.compile(rf"(?:^|\n)\s*{_NAMED}{_CAPITAL}\s*[).:\]]", re.IGNORECASE)
 INLINE = re.compile(rf"{_CAPITAL}(?<=[)\]])|{_CAPITAL}(?=[.:])")
 LEADING = re.compile(rf"[^\w([{{]*(?i:{_NAMED}){_OPTION}(?:\s*[.:,]|(?<=[)\]}}])|[ \t]*(?:\n|\Z)|\s+[-–—])")
-"""A letter that a text begins with: "B) …", "(B) …", "B. …", "Option B: …", "B - …", or alone in its line."""
+"""Matches a letter at the start of a text: "B) …", "(B) …", "B. …", "Option B: …", "B - …", or alone on its line."""
 
 YES_NO = ("yes", "no")
 YES_NO_WORD = re.compile(r"\b(yes|no)\b")
 LEADING_YES_NO = re.compile(r"\W*(yes|no)\b")
 STATED_YES_NO = re.compile(r"\banswer\s*(?:is\b\s*:?|:)\W*(yes|no)\b")
 ECHO = re.compile(r"\byes\s*(?:or|/|\|)\s*no\b|\bno\s*(?:or|/|\|)\s*yes\b")
-"""The question repeated, which answers nothing."""
+"""Matches a repetition of the question, which is not an answer."""
 
 DIRECTIONS = ("going straight", "turning right", "turning left")
 

@@ -9,7 +9,7 @@ from typing import Any
 from worldsmith.files.atomic import replacing
 
 CELL, GAP, LETTER = (96, 56), 12, 15
-"""Pixels: of a cell (width, height), around the table, of a letter's height."""
+"""Pixels: size of a cell (width, height), margin around the table, font height."""
 FULL, PAPER, INK, LIGHT, RULE = (31, 79, 140), (255, 255, 255), (30, 30, 30), (255, 255, 255), (205, 205, 205)
 UNREAD = "unparsed"
 

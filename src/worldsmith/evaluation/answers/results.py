@@ -13,7 +13,7 @@ from worldsmith.files.atomic import write_text
 
 RESULTS, METRICS = "results.json", "metrics.json"
 Status = Literal["ok", "unparsed", "prep_error", "gen_error"]
-"""Answered; answered, but not in a way that can be read; not asked because of its record or its media; the model
+"""Status values: answered; answered, but not parseable; skipped because of its record or its media; the model
 failed."""
 REQUIRED = ("id", "question", "response", "gt", "status")
 
@@ -30,7 +30,7 @@ class Row:
     response: str = ""
     """The answer without its reasoning."""
     gt: str = ""
-    """The true answer."""
+    """The ground-truth answer."""
     full_response: str = ""
     """Full generated text."""
     task: str = ""
@@ -40,9 +40,9 @@ class Row:
     correct: bool | None = None
     """Whether the answer is correct; None without an answer or if the task is not graded."""
     media: list[str] = field(default_factory=list)
-    """The files that are shown."""
+    """Media files of the question."""
     slice: dict[str, str] = field(default_factory=dict)
-    """The parts of the data that it belongs to, by what divides them."""
+    """Slices that the record belongs to, by slice type."""
 
     @property
     def answered(self) -> bool:
@@ -68,7 +68,7 @@ def read_results(place: str | Path) -> list[Mapping[str, Any]]:
     except (OSError, ValueError) as error:
         raise UserError(f"{file} cannot be read as results: {error}") from None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise UserError(f"{file}: expected a list of objects, one for each answer")
+        raise UserError(f"{file}: expected a list of objects, one per answer")
     known: list[Mapping[str, Any]] = [{"id": row.get("video_id"), "status": "ok", **row} for row in rows]
     for number, row in enumerate(known):
         if missing := [name for name in REQUIRED if not isinstance(row.get(name), str)]:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 Metric = Literal["bleu", "rouge", "bertscore"]
 ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 MISSING = (
-    "{metric} is computed by the library '{library}', which is not installed; install it with "
-    "`pip install 'worldsmith[evaluate]'`, or leave it out of --metrics"
+    "{metric} needs the library '{library}', which is not installed: `pip install 'worldsmith[evaluate]'`, or omit "
+    "it from --metrics"
 )
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Better = Literal["higher", "lower", "close to the real videos"]
 Values = dict[str, float | str]
-"""Outputs of a metric for one sample; text states why an output has no number."""
+"""Outputs of a metric for one sample; a text is the reason of a missing value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Output:
     """`share`: a fraction of samples, with Wilson's interval."""
     description: str
     better: Better | None = None
-    """Which values are good; None: the number alone does not say."""
+    """Which values are good; None: cannot be judged by the value alone."""
 
 
 class Metric(Configurable, ABC):
@@ -40,13 +40,13 @@ class Metric(Configurable, ABC):
     outputs: ClassVar[Mapping[str, Output]]
     """Outputs by their key in `compute` and evaluation.json."""
     weights: ClassVar[PretrainedWeights | None] = None
-    """Pretrained weights that it cannot do without."""
+    """Pretrained weights that it requires."""
     for_images: ClassVar[bool] = True
-    """Whether it measures anything in images."""
+    """Whether it can measure images."""
     by_default: ClassVar[bool] = True
-    """Whether it measures a data set of clips if no evaluators are chosen."""
+    """Whether it measures a dataset of clips if no evaluators are chosen."""
     measures_real: ClassVar[bool] = False
-    """Whether it measures a real video as well as a generated one."""
+    """Whether it can also measure real videos."""
 
     class Config(Configurable.Config):
         pass
@@ -97,9 +97,9 @@ class Metric(Configurable, ABC):
             modes: Generation modes that the model supports.
         """
         if mode == "text2image" and not cls.for_images:
-            return "it is for videos, and this model makes images"
+            return "it needs videos, but this model generates images"
         if cls.weights is not None and not cls.weights.folder(config):
-            return f"its weights are not given: {cls.weights.advice}"
+            return f"its weights are not set: {cls.weights.advice}"
         return ""
 
 

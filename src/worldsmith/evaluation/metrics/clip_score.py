@@ -41,7 +41,7 @@ class ClipScore(SampleMetric):
         self.processor = load_from_folder(CLIPImageProcessorPil, folder)
         self.limit: int = self.model.config.text_config.max_position_embeddings
         self.truncated: set[str] = set()
-        """Captions of any model with more tokens than CLIP reads, of which only the beginning counts."""
+        """Number of captions, over all models, with more tokens than CLIP accepts, of which only the start counts."""
 
     def measure(self, sample: GeneratedVideo) -> Values:
         return {"clip_score": self.score(str(sample.args["prompt"]), sample.video)}
@@ -66,4 +66,4 @@ class ClipScore(SampleMetric):
 
     def notes(self) -> list[str]:
         count = len(self.truncated)
-        return [f"{count} captions were cut to CLIP's {self.limit} tokens"] if count else []
+        return [f"{count} captions were truncated to CLIP's {self.limit} tokens"] if count else []

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ENOUGH_VIDEOS = 2048
-"""Videos from which on Fréchet distances are commonly reported: with fewer the distance is biased upwards."""
+"""Usual min number of videos for Fréchet distances: with fewer the distance is biased upwards."""
 DISTANCE = "fvd_videomae"
 
 
@@ -47,7 +47,7 @@ class FrechetVideoDistance(Metric):
         self.processor = load_from_folder(VideoMAEImageProcessorPil, folder)
         self.frames: int = self.model.config.num_frames
         self.real: dict[str, np.ndarray] = {}
-        """Features of the real videos, which are the same for all models."""
+        """Features of the real videos, which are shared by all models."""
 
     def reset(self) -> None:
         super().reset()
@@ -94,11 +94,11 @@ class FrechetVideoDistance(Metric):
             return notes
         if count < ENOUGH_VIDEOS:
             notes.append(
-                f"{count} videos are too few for a distance that can be compared with others ({ENOUGH_VIDEOS} "
-                "are usual): it is the larger the fewer they are. Compare models on the same clips only"
+                f"{count} videos are too few for a distance that can be compared with other work ({ENOUGH_VIDEOS} "
+                "are usual): with fewer videos it is larger. Only compare models on the same clips"
             )
         if (shortest := min(self.lengths)) < self.frames:
-            notes.append(f"of videos of {shortest} frames some are repeated, as VideoMAE reads {self.frames}")
+            notes.append(f"frames of videos with {shortest} frames are repeated, because VideoMAE needs {self.frames}")
         return notes
 
 

@@ -11,7 +11,7 @@ from worldsmith.evaluation.metrics.base import Metric, Output, SampleMetric, Val
 from worldsmith.models.video_model import Mode
 
 DIFFERENT = "seed", "name", "sources"
-"""Arguments in which samples may differ whose diversity is measured."""
+"""Arguments that may differ between the samples whose diversity is measured."""
 
 
 class Continuation(SampleMetric):
@@ -21,13 +21,12 @@ class Continuation(SampleMetric):
         "psnr": Output("dB", "peak signal-to-noise ratio against the real video, dB", "higher"),
         "ssim": Output(
             "0 to 1",
-            "structural similarity of the brightness (Wang et al. 2004), as scikit-image computes it with Gaussian "
-            "weights",
+            "structural similarity of the brightness (Wang et al. 2004), as in scikit-image with Gaussian weights",
             "higher",
         ),
         "motion_error": Output(
             "pixels/frame",
-            "distance of the motions of blocks, pixels a frame (endpoint error, Baker et al. 2011)",
+            "distance of block motions, pixels per frame (endpoint error, Baker et al. 2011)",
             "lower",
         ),
     }
@@ -35,15 +34,15 @@ class Continuation(SampleMetric):
     @classmethod
     def skip_reason(cls, config: Metric.Config, mode: Mode | None, modes: Sequence[Mode]) -> str:
         if mode in ("text2video", "text2image"):
-            advice = "; --model-mode image2video compares them" if "image2video" in modes else ""
-            return f"what is generated from text need not look like the clip{advice}"
+            advice = "; use --model-mode image2video to compare them" if "image2video" in modes else ""
+            return f"a video generated from text need not look like the clip{advice}"
         return super().skip_reason(config, mode, modes)
 
     def measure(self, sample: GeneratedVideo) -> Values:
         from worldsmith.evaluation.pixel_measures import measure_motion, psnr, ssim
 
         if sample.source is not None and not sample.kept and sample.args["vision_path"] is None:
-            reason = "it was generated from text alone, which the real video need not look like"
+            reason = "it was generated from text only and need not look like the real video"
             return dict.fromkeys(self.outputs, reason)
         real = sample.real
         if isinstance(real, str):
@@ -53,7 +52,7 @@ class Continuation(SampleMetric):
         motions = [measure_motion(frames[:, max(0, first - 1) :]) for frames in (video, real)]
         error = motions[0].error(motions[1]) if motions[0] and motions[1] else None
         small = "the frames are too small"
-        reasons = "it equals the real one, where PSNR has no bound", small, small
+        reasons = "it equals the real video, for which PSNR is infinite", small, small
         found = zip(self.outputs, (*values, error), reasons)
         return {name: reason if value is None else value for name, value, reason in found}
 
@@ -64,12 +63,12 @@ class MotionStrength(SampleMetric):
     outputs = {
         "motion": Output(
             "pixels/frame",
-            "mean length of the motions of blocks, pixels a frame (8×8 blocks, full search over 8 pixels)",
+            "mean length of block motions, pixels per frame (8×8 blocks, full search over 8 pixels)",
             "close to the real videos",
         ),
         "flicker": Output(
             "grey levels",
-            "what that motion leaves unexplained, grey levels (warping error, Lai et al. 2018)",
+            "change that block motion does not explain, gray levels (warping error, Lai et al. 2018)",
             "close to the real videos",
         ),
     }
@@ -121,7 +120,7 @@ class Diversity(Metric):
         from worldsmith.evaluation.pixel_measures import diversity
 
         for group in groups_of_seeds([sample.args for sample in self.seen.values()]):
-            value: float | str | None = "one seed only (num_outputs makes several)"
+            value: float | str | None = "one seed only (use num_outputs for several)"
             if len(group) > 1:
                 value = diversity([self.seen[name].unread().video[:, self.seen[name].kept :] for name in group])
             self.by_sample[group[0]] = {"diversity": "the frames are too small" if value is None else value}

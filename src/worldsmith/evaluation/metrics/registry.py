@@ -45,7 +45,7 @@ else:
 
 def metrics_table() -> Iterator[str]:
     """Yields the Markdown table of `docs/evaluate.md`."""
-    yield from ("| evaluator | metric | what it is |", "|---|---|---|")
+    yield from ("| evaluator | metric | description |", "|---|---|---|")
     yield f"| `{LOSS}` | `{LOSS}` | held-out loss, with `--dataset` |"
     for name, kind in METRICS.items():
         needs = "" if kind.weights is None else f", with `{kind.weights.flag} FOLDER`"

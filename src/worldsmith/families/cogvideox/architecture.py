@@ -17,54 +17,54 @@ class NetworkConfig(Config):
     """The defaults are those of CogVideoX-2B."""
 
     num_attention_heads: Count = 30
-    """Attention heads of a block."""
+    """Number of attention heads of a block."""
     attention_head_dim: Annotated[int, Range(ge=8)] = 64
-    """Channels of a head, a multiple of 8."""
+    """Channels per attention head, a multiple of 8."""
     in_channels: Count = 16
-    """Channels that come in: those of a latent, twice as many with an image beside it."""
+    """Input channels: those of a latent; twice as many with image conditioning."""
     out_channels: Count = 16
-    """Channels of a latent."""
+    """Output channels: those of a latent."""
     num_layers: LayerCount = 30
     """Blocks."""
     time_embed_dim: Count = 512
-    """Channels of the timestep's embedding."""
+    """Channels of the timestep embedding."""
     ofs_embed_dim: Count | None = None
-    """Channels of the embedding of CogVideoX 1.5 for images; None: there is none."""
+    """Channels of the image (ofs) embedding of CogVideoX 1.5; None: no such embedding."""
     text_embed_dim: Count = 4096
-    """Channels of the text encoder."""
+    """Channels of the text encoder's output."""
     max_text_seq_length: Count = 226
-    """Text tokens of every sample, padding included."""
+    """Text tokens of every sample, including padding."""
     sample_width: Count = 90
-    """Latent cells, to which position tables and rotary grids refer."""
+    """Latent size that position tables and rotary grids refer to."""
     sample_height: Count = 60
-    """Latent cells, to which position tables and rotary grids refer."""
+    """Latent size that position tables and rotary grids refer to."""
     sample_frames: Count = 49
-    """Frames of a video, to which position tables refer."""
+    """Number of video frames that position tables refer to."""
     patch_size: Count = 2
-    """Latent cells of a token, in height and in width."""
+    """Spatial patch size: latents per token, in height and in width."""
     patch_size_t: Count | None = None
-    """Latent frames of a token (CogVideoX 1.5); None: one."""
+    """Temporal patch size in latent frames (CogVideoX 1.5); None: one."""
     patch_bias: bool = True
-    """Whether the projection of patches has a bias."""
+    """Whether the patch projection has a bias."""
     temporal_compression_ratio: Count = 4
-    """Video frames of a latent frame."""
+    """Temporal compression: video frames per latent frame."""
     spatial_interpolation_scale: PositiveFactor = 1.875
     """Divisor of spatial positions in the sinusoidal position embedding."""
     temporal_interpolation_scale: PositiveFactor = 1.0
     """Divisor of temporal positions in the sinusoidal position embedding."""
     use_rotary_positional_embeddings: bool = False
-    """Rotary positions in place of a sine table."""
+    """Whether rotary position embeddings replace the sinusoidal table."""
     use_learned_positional_embeddings: bool = False
-    """A table of positions beside the rotary ones, trained like other weights; it fits clips of the sample sizes only.
-    Weights that have one can be trained without it."""
+    """Whether a position table is added to rotary embeddings and trained like other weights; it fits only clips of the
+    sample sizes. Weights that have one can be trained without it."""
     attention_bias: bool = True
-    """Biases in the attention projections."""
+    """Whether the attention projections have biases."""
     norm_elementwise_affine: bool = True
-    """Weights and biases in the norms."""
+    """Whether the norms have weights and biases."""
     norm_eps: PositiveFactor = 1e-5
     """Epsilon of the norms."""
     dropout: Share = 0.0
-    """Share of activations that are dropped in training; only 0 exists in this family."""
+    """Dropout probability in training; only 0 is supported for this family."""
 
     @property
     def inner_dim(self) -> int:
@@ -74,34 +74,37 @@ class NetworkConfig(Config):
     def check(self) -> None:
         """Raises WrongValueError for sizes that do not fit together."""
         if self.attention_head_dim % 16 and self.use_rotary_positional_embeddings:
-            why = "a quarter is for time and three eighths each for height and width, in pairs"
+            why = "one quarter of the channels is for time and three eighths each for height and width, in pairs"
             raise wrong(self, "attention_head_dim", allowed="a multiple of 16", why=why)
         if self.inner_dim % 16 and not self.use_rotary_positional_embeddings:
             names = "num_attention_heads", "attention_head_dim"
-            raise wrong(self, *names, why="the sine table needs a product that is a multiple of 16")
+            raise wrong(self, *names, why="the sinusoidal table needs a product that is a multiple of 16")
         if self.use_learned_positional_embeddings and not self.use_rotary_positional_embeddings:
             names = "use_learned_positional_embeddings", "use_rotary_positional_embeddings"
-            raise wrong(self, *names, why="a learned table exists beside rotary positions only")
+            raise wrong(self, *names, why="a learned table requires rotary embeddings")
         if self.patch_size_t and (self.use_learned_positional_embeddings or not self.use_rotary_positional_embeddings):
-            why = "tokens of several latent frames have rotary positions and no table"
+            why = "tokens of several latent frames need rotary embeddings without a table"
             kinds = "use_rotary_positional_embeddings", "use_learned_positional_embeddings"
             raise wrong(self, "patch_size_t", *kinds, why=why)
         for side in ("sample_height", "sample_width"):
             if getattr(self, side) % self.patch_size:
                 raise wrong(self, side, "patch_size", why="the first must be a multiple of the second")
         if self.dropout:
-            raise wrong(self, "dropout", why="its draws would not be those of a resumed run", remedy="write 0")
+            raise wrong(self, "dropout", why="its random numbers could not be restored on resume", remedy="write 0")
 
     def check_clip(self, latent_shape: tuple[int, int, int]) -> None:
         """Raises WrongValueError for latents (t, h, w) that positions of this network do not cover."""
         if self.only_shape not in (None, latent_shape):
             names = "use_learned_positional_embeddings", "sample_frames", "sample_height", "sample_width"
-            why = f"the learned table is for latents {self.only_shape} (frames, height, width), found {latent_shape}"
-            remedy = "train at its sizes, or leave it out: use_learned_positional_embeddings = false"
+            why = (
+                f"the learned position table requires latents {self.only_shape} (frames, height, width), found "
+                f"{latent_shape}"
+            )
+            remedy = "train at its sizes, or omit it: use_learned_positional_embeddings = false"
             raise wrong(self, *names, why=why, remedy=remedy)
         height, width = latent_shape[1:]
         if self.patch_size_t and (height > self.sample_height or width > self.sample_width):
-            why = f"latents of {height} x {width} cells are larger than the grid of positions"
+            why = f"latents of {height} x {width} are larger than the position grid"
             raise wrong(self, "sample_height", "sample_width", why=why, remedy="train at smaller sizes, or raise these")
 
     @property
@@ -164,15 +167,17 @@ class ImageConfig(Config):
     """A clip's first frame, encoded alone; its latents follow the noisy video's on the channels."""
 
     noise: bool = True
-    """Whether pixels get noise before they are encoded, drawn anew in every step. Without, the cache keeps latents."""
+    """Whether noise is added to the image before it is encoded, sampled again in every step. Without it, the cache
+    stores latents."""
     noise_log_mean: float = -3.0
-    """Mean of the logarithm of the noise's standard deviation, where pixels go from -1 to 1."""
+    """Mean of the logarithm of the noise's standard deviation, for pixels in [-1, 1]."""
     noise_log_std: Factor = 0.5
-    """Standard deviation of that logarithm, which each sample draws."""
+    """Standard deviation of that logarithm, sampled per sample."""
     dropout: Share = 0.05
-    """Probability that a sample is trained without its image, which is zeros then."""
+    """Probability of training a sample without its image, which is then zeros."""
     repeat: bool = False
-    """Whether the image stands beside every latent frame; otherwise beside the first, and zeros beside the others."""
+    """Whether the image latents are concatenated to every latent frame; otherwise to the first, and zeros to the
+    others."""
     latent_scale: PositiveFactor | None = None
     """Scaling factor of the latents; None: as in diffusers' pipeline: the VAE's scaling_factor, or its inverse if the
     VAE's config has invert_scale_latents (CogVideoX 1.5)."""
@@ -183,7 +188,7 @@ class ImageConfig(Config):
             name for name in ("noise_log_mean", "noise_log_std") if getattr(self, name) != getattr(ImageConfig, name)
         ]
         if idle and not self.noise:
-            raise wrong(self, "noise", *idle, why="there is no noise to describe", remedy="leave these settings out")
+            raise wrong(self, "noise", *idle, why="there is no noise to describe", remedy="omit these settings")
 
     def place(self, image: Tensor, frames: int) -> Tensor:
         """Extends latents [n, C, 1, h, w] of an image to [n, C, frames, h, w]."""

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TABLE = ("num_timesteps", "beta_start", "beta_end", "shift_scale", "zero_terminal_snr")
-"""Fields of the objective that say how noisy each row of the table is."""
+"""Fields of the objective that define the noise schedule."""
 IN_SCHEDULERS = {
     "num_timesteps": "num_train_timesteps",
     "beta_start": "beta_start",
@@ -47,9 +47,9 @@ IN_SCHEDULERS = {
     "zero_terminal_snr": "rescale_betas_zero_snr",
     "timestep_spacing": "timestep_spacing",
 }
-"""Settings under their names in diffusers schedulers."""
+"""Settings by their names in diffusers schedulers."""
 RELEASE = "release"
-"""The name of an iteration's folder where nobody counted."""
+"""Name of an iteration's folder if the number of steps is unknown."""
 
 
 class CogVideoXFormats(PipelineFormats):
@@ -105,8 +105,8 @@ class CogVideoXFormats(PipelineFormats):
     def check_exportable(self, config: Any) -> None:
         if config.image is not None and config.image.repeat:
             raise ValueError(
-                "model.config.image.repeat = true: diffusers' pipeline has the image beside the first latent frame "
-                "only; use --format native"
+                "model.config.image.repeat = true: diffusers' pipeline concatenates the image only to the first "
+                "latent frame; use --format native"
             )
 
     def pipeline_class(self, config: Any) -> str:

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 IMAGE_OFS = 2.0
-"""Offset input of CogVideoX 1.5, in addition to the timestep, for image-to-video."""
-KEPT = "a video is made anew from another one (strength says how much of it), and an image is its first frame"
+"""Value of the ofs input of CogVideoX 1.5 image-to-video, in addition to the timestep."""
+KEPT = "video-to-video regenerates a video (strength sets how much), and image-to-video uses its first frame"
 SCHEDULERS = {"ddim": "CogVideoXDDIMScheduler", "dpm": "CogVideoXDPMScheduler"}
 """Scheduler classes of diffusers."""
 
@@ -41,14 +41,14 @@ class SamplingConfig(Config):
     """Default sampling settings; an exported pipeline contains the scheduler."""
 
     scheduler: Literal["ddim", "dpm"] | None = None
-    """The solver; None: dpm for a network with rotary positions, as for CogVideoX-5B, else ddim."""
+    """The solver; None: dpm for a network with rotary embeddings, as for CogVideoX-5B, otherwise ddim."""
     steps: Annotated[int, Range(ge=1, le=NOISE_LEVELS)] = 50
     """Number of solver steps."""
     guidance: Factor = 6.0
-    """Scale of classifier-free guidance; 1 turns it off."""
+    """Scale of classifier-free guidance; 1 disables it."""
     dynamic_guidance: DynamicGuidance | None = None
     """Schedule of the guidance scale: off, by_timestep (as released: oscillates between 1 and 1 + guidance), or by_step
-    (grows from 1 to 1 + guidance); None: by_timestep with dpm, else off."""
+    (grows from 1 to 1 + guidance); None: by_timestep with dpm, otherwise off."""
     guidance_exponent: Count = 5
     """Exponent of the dynamic guidance scale."""
 
@@ -58,7 +58,7 @@ class CogVideoXDefaults(PipelineDefaults):
     """Generation settings and the noise schedule of the training (`VPrediction.Config`); by default those of 5B."""
 
     refused: ClassVar[Mapping[str, str]] = {
-        "shift": "the noise table of the training says how noisy each step is",
+        "shift": "the noise schedule of the training defines the noise of each step",
         "condition_frame_indexes_vision": KEPT,
         "condition_video_keep": KEPT,
     }
@@ -66,7 +66,7 @@ class CogVideoXDefaults(PipelineDefaults):
 
     steps: int = 50
     scheduler: str = "dpm"
-    """ddim, or dpm (DPM-Solver++ of second order, which draws noise at each step)."""
+    """ddim, or dpm (second-order DPM-Solver++, which adds random noise in each step)."""
     dynamic_guidance: str = "off"
     """off, by_timestep or by_step."""
     guidance_exponent: int = 5
@@ -115,9 +115,9 @@ class CogVideoXGenerator(PipelineModel):
         makes: ClassVar[str] = "videos"
 
         network: NetworkConfig = field(default_factory=NetworkConfig)
-        """Sizes of the network."""
+        """Network sizes."""
         image: ImageConfig | None = None
-        """The image beside the noisy video, for a network of twice as many channels; None: text to video."""
+        """Image conditioning, for a network of twice as many input channels; None: text-to-video."""
         tokenizer: CogVideoXVAE.Config = field(default_factory=CogVideoXVAE.Config)
         """The video VAE."""
         text_encoder: T5TextEncoder.Config = field(default_factory=T5TextEncoder.Config)
@@ -142,16 +142,18 @@ class CogVideoXGenerator(PipelineModel):
             super().check()
             network, image = self.network, self.image
             if network.in_channels != network.out_channels * (1 if image is None else 2):
-                why = "an image has as many channels as the video, and stands beside it"
-                remedy = "write image = {} for in_channels = 2 * out_channels, and leave it out for the same number"
+                why = "an image has as many channels as the video and is concatenated to it"
+                remedy = "write image = {} for in_channels = 2 * out_channels, and omit it otherwise"
                 raise wrong(self, "image", "network.in_channels", "network.out_channels", why=why, remedy=remedy)
             if image is not None:
                 image.check()
             elif network.ofs_embed_dim:
-                raise wrong(self, "network.ofs_embed_dim", "image", why="it is there for an image", remedy="write none")
+                raise wrong(
+                    self, "network.ofs_embed_dim", "image", why="it requires image conditioning", remedy="write none"
+                )
             if self.text_encoder.max_length != self.network.max_text_seq_length:
                 names = "text_encoder.max_length", "network.max_text_seq_length"
-                raise wrong(self, *names, why="every caption has one length in both", remedy="write the same number")
+                raise wrong(self, *names, why="captions have the same length in both", remedy="write the same number")
 
         def shapes(self) -> Shapes:
             return self.network.shapes()
@@ -276,7 +278,7 @@ class CogVideoXSampler(SchedulerSampler):
         model, image = self.model, self.model.config.image
         if (image is not None) != (layout.condition_frames == 1) or layout.condition_frames > 1:
             raise ValueError(
-                f"this network makes {', '.join(model.config.modes)}; give an image to that of images only"
+                f"this network supports {', '.join(model.config.modes)}; use an image only with image-to-video"
             )
         frames = layout.latent_shape[0] + model.padding(layout.latent_shape[0])
         shape = (model.latent_channels, frames, *layout.latent_shape[1:])

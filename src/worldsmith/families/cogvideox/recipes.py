@@ -30,7 +30,7 @@ from worldsmith.training.scheduler import LambdaLinear
 from worldsmith.training.trainer import Trainer
 
 PIPELINE = "${oc.env:COGVIDEOX_PATH}"
-"""A diffusers pipeline: its transformer, VAE, text encoder and tokenizer."""
+"""A diffusers pipeline with transformer, VAE, text encoder and tokenizer."""
 
 
 def cogvideox_weights_advice(name: str) -> dict[str, str]:

@@ -18,10 +18,10 @@ NETWORK = "model.diffusion_model."
 TABLE = "patch_embed.pos_embedding"
 SAT_TABLE = "mixins.pos_embed.pos_embedding"
 FREQUENCIES = ("mixins.pos_embed.freqs_sin", "mixins.pos_embed.freqs_cos")
-"""Rotary angles of CogVideoX 1.0, which follow from the sizes."""
+"""Rotary angles of CogVideoX 1.0, which are computed from the sizes."""
 ATTENTION = ("to_q", "to_k", "to_v")
 MODULATION = (("norm1", (0, 1, 2, 6, 7, 8)), ("norm2", (3, 4, 5, 9, 10, 11)))
-"""Indices, among the twelve chunks of a block's modulation, for attention and for the MLP."""
+"""Indices of a block's twelve modulation chunks, for attention and for the MLP."""
 ENDS = {
     "time_embed.0": "time_embedding.linear_1",
     "time_embed.2": "time_embedding.linear_2",
@@ -43,7 +43,7 @@ LAYER = {
 }
 MIXINS = {"query_layernorm_list": "attn1.norm_q", "key_layernorm_list": "attn1.norm_k"}
 Place = tuple[str, tuple[int, ...]]
-"""A tensor's name in diffusers, and which of the equal parts of SAT's tensor it consists of."""
+"""Tensor name in diffusers, and the equal parts of SAT's tensor that it consists of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class SatLocation:
 
     key: str
     parts: tuple[int, ...] = (0,)
-    """Which of the equal parts along the first dimension, in this order."""
+    """Indices of the equal parts along the first dimension, in this order."""
     of: int = 1
     """Number of equal chunks in the SAT tensor."""
 
@@ -120,10 +120,10 @@ def sat_keys(names: Iterable[str]) -> dict[str, list[Place]]:
     held = {key: found for key, found in known.items() if all(name in wanted for name, _ in found)}
     rest = sorted(wanted - {name for found in held.values() for name, _ in found})
     if rest:
-        raise ValueError(f"{len(rest)} of {len(wanted)} tensors have no place in a SAT checkpoint, such as {rest[0]}")
+        raise ValueError(f"{len(rest)} of {len(wanted)} tensors do not exist in a SAT checkpoint, such as {rest[0]}")
     matrices = [key for key in held if ".matrix_" in key]
     if len(matrices) not in (0, 8 * blocks):
-        raise ValueError("SAT adapts to_q, to_k, to_v and to_out.0 of every block, and nothing else")
+        raise ValueError("SAT only adapts to_q, to_k, to_v and to_out.0 of every block")
     adapted = {key.rpartition(".matrix_")[0] for key in matrices}
     return {below(key) if key.rpartition(".")[0] in adapted else key: found for key, found in held.items()}
 

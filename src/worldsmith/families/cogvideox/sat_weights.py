@@ -28,9 +28,9 @@ LATEST, STATES = "latest", "mp_rank_{:02d}_model_states.pt"
 AVERAGED = "-ema"
 """Suffix of an iteration's folder with EMA weights."""
 LEFT = {"conditioner.": "the text encoder", "first_stage_model.": "the VAE", "denoiser.": "the noise table"}
-"""Beginnings of the names of what a full state of SAT holds in addition to the network."""
+"""Name prefixes of entries in a full SAT state other than the network."""
 ALPHA = 1
-"""`lora_alpha` of SAT where a config does not set it; a checkpoint does not say it."""
+"""SAT's default `lora_alpha`; a checkpoint does not state it."""
 
 
 class SatWeights(WeightSource):
@@ -54,13 +54,13 @@ class SatWeights(WeightSource):
         self.settings = settings_from_shapes(self.live.stored)
         if self.live.left:
             parts = [f"{count} tensors of {what}" for what, count in self.live.left.items()]
-            logger.warning("%s: left out, since they are not trained: %s", self.describe, ", ".join(parts))
+            logger.warning("%s: skipped, since they are not trained: %s", self.describe, ", ".join(parts))
         if any(map(is_adapter, self.shapes)):
             self.adapter_alpha = ALPHA
             rank = next(shape[0] for name, shape in self.shapes.items() if name.endswith("lora_A.weight"))
             logger.warning(
-                "%s: adapters of rank %d; SAT scales them by lora_alpha / %d, where lora_alpha is %d unless the run's "
-                "config set another: lora_alpha must be the same here", self.describe, rank, rank, ALPHA,
+                "%s: adapters of rank %d; SAT scales them by lora_alpha / %d, where lora_alpha is %d unless the "
+                "run's config set another value: lora_alpha must be the same here", self.describe, rank, rank, ALPHA,
             )  # fmt: skip
 
     def read_into(self, tensors: Mapping[str, Tensor], *, average: bool = False, no_dist: bool = True) -> None:
@@ -85,7 +85,7 @@ class SatTensors:
     def __init__(self, file: Path) -> None:
         self.file = file
         try:
-            content = read_torch_file(file, field="SAT checkpoint", advice="take one that SAT itself has written")
+            content = read_torch_file(file, field="SAT checkpoint", advice="use one that SAT itself has written")
         except ValueError as error:
             raise UserError(str(error)) from None
         prefix = NETWORK if any(key.startswith(NETWORK) for key in content) else ""
@@ -102,8 +102,8 @@ class SatTensors:
         self.unknown += [key for key in others if not excluded_component(key)]
         if "mixins.patch_embed.proj.weight" not in own:
             raise UserError(
-                f"SAT checkpoint: '{file}' holds {len(content)} tensors and no CogVideoX network among them "
-                f"(such as {next(iter(content), 'none')})"
+                f"SAT checkpoint: '{file}' has {len(content)} tensors, but no CogVideoX network (found, for "
+                f"example, {next(iter(content), 'none')})"
             )
 
     def shapes(self) -> dict[str, list[int]]:
@@ -182,9 +182,9 @@ def find_states(root: Path) -> Path | None:
             raise UserError(f"{root / LATEST}: expected the number of an iteration, or release, found {name[:40]!r}")
         states = root / name / STATES.format(0)
         if not states.is_file():
-            raise UserError(f"{root / LATEST} names {name}, and there is no {states}")
+            raise UserError(f"{root / LATEST} names {name}, but {states} does not exist")
     if (states.with_name(STATES.format(1))).is_file():
-        raise UserError(f"{states.parent} is cut among several files (model parallel), which is not read")
+        raise UserError(f"{states.parent} is split into several files (model parallel), which is not supported")
     return states
 
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from worldsmith.families.cogvideox.architecture import ImageConfig
 
 DROPOUT_STREAM, LEVEL_STREAM, PIXEL_STREAM, IMAGE_STREAM = 16, 17, 18, 19
-"""Streams of draws for the image: whether it is dropped, its noise's level, its noise, and its posterior."""
+"""Random streams of the image: dropout, noise level, noise, and VAE posterior."""
 HALF_RANGE = 127.5
-"""Pixel value range of a unit in [-1, 1]."""
+"""Number of pixel values per unit in [-1, 1]."""
 
 
 class CogVideoXTask(PipelineTask):
@@ -46,7 +46,7 @@ class CogVideoXTask(PipelineTask):
     def first_frames(self) -> FirstFrames:
         """Noise on the image is drawn anew in every step, and then encoded."""
         image = self.model.config.image
-        return "none" if image is None else "encoded each time" if image.noise else "cached"
+        return "none" if image is None else "encoded in every epoch" if image.noise else "cached"
 
     @property
     def only_shape(self) -> tuple[int, int, int] | None:
@@ -90,7 +90,7 @@ def noised(sample: VideoSample, config: ImageConfig, *, seed: int) -> VideoSampl
 
     image = sample.image
     if image is None:
-        raise ValueError(f"sample {sample.key} has no first frame, which the network reads beside the video")
+        raise ValueError(f"sample {sample.key} has no first frame, which the network needs as conditioning")
     if not config.noise or image.video is None:
         return image
     level = random_stream(seed, sample.position, LEVEL_STREAM).normal(config.noise_log_mean, config.noise_log_std)
@@ -104,12 +104,15 @@ def check_sizes(section: str, dataset: Any, network: Any) -> None:
     sizes = {"resolution": f"{width}x{height}", "num_video_frames": network.sample_frames}
     given = {f"{section}.dataset.{name}": getattr(dataset, name) for name in sizes}
     if network.use_learned_positional_embeddings and list(given.values()) != list(sizes.values()):
-        why = f"the learned table of positions is for clips of {width}x{height} and {network.sample_frames} frames"
+        why = f"the learned position table is for clips of {width}x{height} and {network.sample_frames} frames"
         remedy = " and ".join(f"{name} = {value!r}" for name, value in sizes.items())
         drop = "train without it: model.config.network.use_learned_positional_embeddings = false"
         raise WrongValueError(given, why=why, remedy=f"write {remedy}, or {drop}")
     exact = exact_size(dataset.resolution)
     clips = [exact] if exact else list(RESOLUTIONS[dataset.resolution].values())
     if network.patch_size_t and any(size[0] > width or size[1] > height for size in clips):
-        why = f"the network has positions for clips of up to {width}x{height} (its sample_width and sample_height)"
+        why = (
+            f"the network has position embeddings for clips of up to {width}x{height} (its sample_width and "
+            "sample_height)"
+        )
         raise WrongValueError(given, why=why, remedy="train at smaller sizes")

@@ -65,7 +65,7 @@ class Cosmos3Defaults(GenerationDefaults):
     refused: ClassVar[Mapping[str, str]] = {
         "scheduler": "sampling is UniPC",
         "dynamic_guidance": "sampling is UniPC with the same guidance at every step",
-        "strength": "frames that are given stay as they are (condition_frame_indexes_vision says how many)",
+        "strength": "given frames are kept unchanged (condition_frame_indexes_vision sets their number)",
     }
 
     def image_defaults(self) -> GenerationDefaults:
@@ -93,17 +93,18 @@ class Cosmos3Generator(Model):
         full_precision: ClassVar[Sequence[str]] = ("time_embedder",)
 
         max_num_tokens_after_packing: Count = 13312
-        """Most tokens of one packed sequence: what the loader fills and what sampling puts into one forward pass."""
+        """Max tokens of one packed sequence, used by the loader and for a forward pass in sampling."""
         joint_attn_implementation: Literal["two_way", "three_way", "flex"] = "two_way"
-        """two_way: dense. three_way: latents may be restricted to neighbourhoods. flex: two_way on CUDA, one kernel."""
+        """two_way: dense. three_way: the attention of latents may be restricted to neighborhoods. flex: two_way on
+        CUDA, one kernel."""
         natten_parameter_list: list[dict[str, NeighborhoodConfig]] = field(default_factory=list)
-        """three_way only: per layer, "1d", "2d" or "3d" (axes longer than 1) = neighbourhood. Empty: dense."""
+        """three_way only: per layer, "1d", "2d" or "3d" (number of axes longer than 1) = neighborhood. Empty: dense."""
         video_temporal_causal: bool = False
-        """three_way only: latents see no later frame."""
+        """three_way only: latents attend only to the same and earlier frames."""
         lora_target_modules: str = "q_proj_moe_gen,k_proj_moe_gen,v_proj_moe_gen,o_proj_moe_gen"
-        """The linear layers that get an adapter, comma-separated: last part of their path, or more of it with dots."""
+        """Linear layers with LoRA adapters, comma-separated: last part of their path, or more of it with dots."""
         network: NetworkConfig = field(default_factory=NetworkConfig)
-        """Sizes of the network."""
+        """Network sizes."""
         tokenizer: WanVAE.Config = field(default_factory=WanVAE.Config)
         """The video VAE."""
         text_tokenizer: TextTokenizer.Config = field(default_factory=TextTokenizer.Config)
@@ -125,7 +126,7 @@ class Cosmos3Generator(Model):
                     self,
                     "joint_attn_implementation",
                     "activation_checkpointing.mode",
-                    why="attention runs as one compiled kernel, whose result this mode cannot keep",
+                    why="attention is one compiled kernel, whose result this mode cannot keep",
                     remedy="use mode = 'full' or 'none', or 'two_way'",
                 )
             super().check()
@@ -133,7 +134,7 @@ class Cosmos3Generator(Model):
                 raise wrong(
                     self,
                     "parallelism.cfg_parallel_shard_degree",
-                    why="guidance has two halves in sampling only, training runs one",
+                    why="only sampling has the two halves of guidance, training has one",
                     remedy="write 1, and use context_parallel_shard_degree to share a pack",
                 )
 
@@ -289,7 +290,7 @@ class Cosmos3Sampler(VideoSampler):
         shift = self.sampling.shift
         if shift is None:
             raise ValueError(
-                "the model's noise-schedule shift is not known; give one (released models: 3 at 256, 10 at 720)"
+                "the model's noise-schedule shift is unknown; set it (released models: 3 at 256, 10 at 720)"
             )
         scheduler = make_unipc_scheduler(shift)
         scheduler.set_timesteps(sigmas=np.linspace(1 - 1 / NOISE_LEVELS, 0, self.sampling.steps + 1)[:-1])

@@ -59,7 +59,7 @@ not_available(
 )
 
 GENERATION_TOWER = ["moe_gen", "time_embedder", "vae2llm", "llm2vae"]
-"""Name parts of everything that only generation uses; what is left is the understanding tower."""
+"""Name parts of everything that only generation uses; the rest is the understanding tower."""
 
 
 def other_clips() -> VideoLoader.Config:

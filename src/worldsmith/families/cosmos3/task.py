@@ -109,8 +109,8 @@ class Cosmos3Task(ClipTask):
             *["released weights (checkpoint.load_path)"] * is_random,
             *["the released VAE (model.config.tokenizer.vae_path)"] * is_tiny,
         ]
-        why = f"{' and '.join(found)}; real ones need {' and '.join(wanted)}"
-        yield "expect", f"soft videos, shapes and motion at best: {why}"
+        why = f"{' and '.join(found)}; realistic videos need {' and '.join(wanted)}"
+        yield "expect", f"expect only soft videos with shapes and motion: {why}"
 
     def remarks(self) -> Iterator[tuple[str, str]]:
         yield "attention", describe_modes(self.model.network.attention)

@@ -32,7 +32,7 @@ class TextTokenizer(Configurable):
 
         def published(self) -> PublishedPart:
             """Returns a small tokenizer that stands for the released one, for plans."""
-            return PublishedPart("path", "a shipped tokenizer", PLACES, tokenizer_files("tiny_tokenizer"))
+            return PublishedPart("path", "a built-in tokenizer", PLACES, tokenizer_files("tiny_tokenizer"))
 
         def check_files(self) -> None:
             """Raises FileNotFoundError when there is no tokenizer; downloads none."""
@@ -57,9 +57,9 @@ class TextTokenizer(Configurable):
             )
         if VISION_START not in self.tokenizer.get_vocab():
             raise ValueError(
-                f"the tokenizer in '{folder}' has no token '{VISION_START}', which opens the video part of a sample; "
-                "use a Qwen3-VL tokenizer, or rename a reserved token to it (a new id would lie outside the network's "
-                "embedding table)"
+                f"the tokenizer in '{folder}' has no token '{VISION_START}', which starts the video part of a "
+                "sample; use a Qwen3-VL tokenizer, or rename a reserved token to it (a new id would be outside the "
+                "network's embedding table)"
             )
         self.eos_id = self.tokenizer.get_vocab()[self.tokenizer.eos_token]
         self.vision_start_id = self.tokenizer.get_vocab()[VISION_START]
@@ -84,9 +84,9 @@ class TextTokenizer(Configurable):
         """Raises ValueError when the tokenizer makes ids that a network with `vocab_size` rows does not have."""
         if self.vocab_size > vocab_size:
             raise ValueError(
-                f"the tokenizer in '{self.config.path}' makes ids up to {self.vocab_size - 1}, but "
-                f"model.config.network.vocab_size is {vocab_size}; set it to at least {self.vocab_size} "
-                "or use the tokenizer that belongs to the network"
+                f"the tokenizer in '{self.config.path}' produces ids up to {self.vocab_size - 1}, but "
+                f"model.config.network.vocab_size is {vocab_size}; set it to at least {self.vocab_size} or use the "
+                "tokenizer that belongs to the network"
             )
 
 
@@ -102,6 +102,6 @@ def inside(path: Path) -> Path:
         if (folder / FILES[0]).is_file():
             return folder
     raise FileNotFoundError(
-        f"text_tokenizer.path: no {FILES[0]} in '{path}'; give the folder that `tokenizer.save_pretrained` wrote, or a "
+        f"text_tokenizer.path: no {FILES[0]} in '{path}'; use a folder written by `tokenizer.save_pretrained`, or a "
         f"pipeline with the subfolder '{SUBFOLDER}'"
     )

@@ -52,14 +52,14 @@ class PipelineFormats(FamilyFormats):
     marks: ClassVar[Sequence[str]]
     """Tensor names that identify networks of this family."""
     meanings: ClassVar[Sequence[str]] = ()
-    """Network settings with other values of which the same weights compute something else, though shapes may fit."""
+    """Network settings that change the output of the same weights although shapes may match."""
     adapter_layout: AdapterLayout
     choices: ClassVar[Sequence[str]] = ()
     """Settings that fine-tuning may change, with a warning."""
 
     def __init__(self, family: str) -> None:
         super().__init__(family)
-        self.reads = f"a folder of diffusers with a {self.model.network_class}, or its pipeline (safetensors)"
+        self.reads = f"a diffusers folder with a {self.model.network_class}, or its pipeline (safetensors)"
         self.network_config: Any = type(self.new_config().network)
         self.adapter_layout = AdapterLayout(family, str, str, "diffusers", diffusers_header, "transformer")
 
@@ -105,7 +105,7 @@ class PipelineFormats(FamilyFormats):
 
     def difference(self, settings: Mapping[str, Any], config: Any) -> NetworkDifference:
         found = {
-            name: f"{name} is {value!r} there and {getattr(config.network, name)!r} here"
+            name: f"{name} is {value!r} in the weights and {getattr(config.network, name)!r} in the config"
             for name, value in settings.items()
             if value != getattr(config.network, name)
         }
@@ -117,7 +117,7 @@ class PipelineFormats(FamilyFormats):
 
     def model_of(self, source: WeightSource, heads: Sequence[str] = ()) -> ModelSpec:
         if not source.settings:
-            raise UserError(f"{source.describe}: nothing says what its network is; its config.json belongs beside it")
+            raise UserError(f"{source.describe}: its network is unknown; its config.json must be next to it")
         return self.spec_of(source.settings)
 
     def read_pipeline(self, folder: Path) -> ModelSpec | None:
@@ -210,7 +210,7 @@ class PipelineFormats(FamilyFormats):
             return (
                 f"# {name}\n\nLow-rank adapters (rank {about['rank']}, alpha {about['alpha']}) of a "
                 f"{self.model.network_class}, which belong to "
-                f"{about['base_model'] or 'the weights that the run started from'}. PEFT loads them "
+                f"{about['base_model'] or 'the initial weights of the run'}. PEFT loads them "
                 "(`adapter_model.safetensors`), and diffusers (`pytorch_lora_weights.safetensors`, which says alpha "
                 f'too):\n\n```python\npipeline.load_lora_weights("{name}")\n```\n'
             )

@@ -31,15 +31,15 @@ class PipelineModel(Model):
     """
 
     network_class: ClassVar[str]
-    """The network, by its name in diffusers."""
+    """Class name of the network in diffusers."""
     text_channels: ClassVar[str]
-    """The setting of the network that says the channels of its texts."""
+    """Network setting with the number of text channels."""
     defaults_class: ClassVar[type[Any]]
     """Class of the inference defaults."""
     max_tokens: int = 40_000
-    """Most tokens of one forward pass in sampling: what a published video takes with both branches of guidance."""
+    """Max tokens per forward pass in sampling: those of a released video with both guidance branches."""
     components: ClassVar[Sequence[str]] = ("tokenizer.vae_path", "text_encoder.path")
-    """The fields that say where the other parts are."""
+    """Config fields with the paths of the other components."""
 
     class Config(Model.Config):
         task: ClassVar[str] = "vfm"
@@ -47,7 +47,7 @@ class PipelineModel(Model):
         usual_rates: ClassVar[Mapping[bool, tuple[float, float]]] = {True: (2e-5, 2e-3), False: (1e-6, 5e-5)}
 
         lora_target_modules: str = "to_q,to_k,to_v,to_out.0"
-        """The linear layers that get an adapter, comma-separated: last part of their path, or more of it with dots."""
+        """Linear layers with LoRA adapters, comma-separated: last part of their path, or more of it with dots."""
 
         def check(self) -> None:
             super().check()
@@ -58,7 +58,7 @@ class PipelineModel(Model):
     config: Any
     network: Any
     text_cache: TextCache | None = None
-    """Cache of text encoder states that sampling reads and fills."""
+    """Cache of text encoder states for sampling."""
 
     def __init__(
         self, config: Config, *, device: str | torch.device = "cpu", seed: int | None = None, defaults: Any = None
@@ -109,9 +109,9 @@ class PipelineModel(Model):
         vae = self.config.tokenizer.build(device=self.device)
         if vae.channels != self.latent_channels and not in_simulation():  # a plan takes the released one
             raise UserError(
-                f"model.config.tokenizer.vae_path: expected a VAE of {self.latent_channels} latent channels, as the "
-                f"network has, found {vae.channels} in '{self.config.tokenizer.vae_path}'. Name the pipeline that the "
-                "network belongs to"
+                f"model.config.tokenizer.vae_path: expected a VAE of {self.latent_channels} latent channels, as in "
+                f"the network, found {vae.channels} in '{self.config.tokenizer.vae_path}'. Use the pipeline that "
+                "the network belongs to"
             )
         return vae
 

@@ -16,7 +16,7 @@ T5_XXL: dict[str, Any] = {
     "feed_forward_proj": "gated-gelu",
     "is_encoder_decoder": True,
 }
-"""The encoder of T5 v1.1 XXL (4.76 B parameters)."""
+"""Text encoder of T5 v1.1 XXL (4.76 B parameters)."""
 
 UMT5_XXL: dict[str, Any] = {
     **T5_XXL,
@@ -24,7 +24,7 @@ UMT5_XXL: dict[str, Any] = {
     "architectures": ["UMT5EncoderModel"],
     "vocab_size": 256384,
 }
-"""The encoder of UMT5 XXL (5.68 B parameters)."""
+"""Text encoder of UMT5 XXL (5.68 B parameters)."""
 
 CLIP_L: dict[str, Any] = {
     "model_type": "clip_text_model",
@@ -38,7 +38,7 @@ CLIP_L: dict[str, Any] = {
     "max_position_embeddings": 77,
     "hidden_act": "quick_gelu",
 }
-"""The text encoder of CLIP ViT-L/14 (123 M parameters)."""
+"""Text encoder of CLIP ViT-L/14 (123 M parameters)."""
 
 CLIP_H_VISION: dict[str, Any] = {
     "model_type": "clip_vision_model",
@@ -52,7 +52,7 @@ CLIP_H_VISION: dict[str, Any] = {
     "patch_size": 14,
     "hidden_act": "gelu",
 }
-"""The image encoder of CLIP ViT-H/14 (631 M parameters)."""
+"""Image encoder of CLIP ViT-H/14 (631 M parameters)."""
 
 CLIP_PICTURES: dict[str, Any] = {
     "image_processor_type": "CLIPImageProcessor",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from worldsmith.families.diffusers_pipeline.model import PipelineModel
 
 SCHEDULER = "FlowMatchEulerDiscreteScheduler"
-FROM_TEXT = "this model generates from a text alone"
+FROM_TEXT = "this model generates from text only"
 DYNAMIC = ("base_shift", "max_shift", "base_image_seq_len", "max_image_seq_len", "shift_terminal")
 
 
@@ -197,7 +197,7 @@ class FlowMatchDefaults(PipelineDefaults):
     base_image_seq_len: int = 256
     max_image_seq_len: int = 4096
     shift_terminal: float | None = None
-    """Last noise level of the schedule, to which the others are stretched; None: they are not."""
+    """Last noise level of the schedule, to which the others are stretched; None: no stretching."""
 
     def log_shift(self, tokens: int) -> float:
         """Returns ln(shift) for a sample of `tokens` tokens."""

@@ -31,7 +31,7 @@ class PipelineEncoder(ClipEncoder):
 
     task: PipelineTask
     deferred: dict[tuple[int, ...] | None, None] | None = None
-    """Ids of captions that `encode` leaves to `encode_captions`; None: it leaves none."""
+    """Token ids of captions that `encode` leaves to `encode_captions`; None: no captions are left."""
 
     def encode(self, sample: VideoSample) -> bool:
         """Encodes also the caption, and the replacement of dropped captions."""
@@ -106,22 +106,26 @@ class PipelineTask(ClipTask):
         """Raises WrongValueError for batches that cannot be stacked, captions of two lengths, clean frames, and sizes
         that cannot be cut into tokens."""
         if data.packer != "alike":
-            why = "the network takes clips of one shape in a batch"
+            why = "the network needs clips of one shape in a batch"
             raise WrongValueError({f"{section}.packer": data.packer}, why=why, remedy="write 'alike'")
         if data.max_caption_tokens != model.text_encoder.caption_ids:
             lengths = {f"{section}.max_caption_tokens": data.max_caption_tokens}
             lengths["model.config.text_encoder.max_length"] = model.text_encoder.max_length
             remedy = f"write {model.text_encoder.caption_ids} for the first"
-            raise WrongValueError(lengths, why="captions are cut at one length", remedy=remedy)
+            raise WrongValueError(lengths, why="captions are truncated to one length", remedy=remedy)
         if any(int(frames) and weight for frames, weight in data.dataset.conditioning_config.items()):
             given = {f"{section}.dataset.conditioning_config": data.dataset.conditioning_config}
-            raise WrongValueError(given, why="this network takes no clean frames", remedy="leave it empty: {}")
+            raise WrongValueError(
+                given, why="this network has no conditioning with clean frames", remedy="leave it empty: {}"
+            )
         resolution, token = data.dataset.resolution, math.prod(model.latent_grid[1:3])
         exact = exact_size(resolution)
         sizes = [exact] if exact else list(RESOLUTIONS[resolution].values())
         if odd := [f"{width}x{height}" for width, height in sizes if width % token or height % token]:
-            why = f"a token covers {token} pixels in height and in width, and {', '.join(odd)} cannot be cut into them"
-            raise WrongValueError({f"{section}.dataset.resolution": resolution}, why=why, remedy="take another tier")
+            why = f"a token covers {token} pixels in height and in width, but {', '.join(odd)} are not multiples of it"
+            raise WrongValueError(
+                {f"{section}.dataset.resolution": resolution}, why=why, remedy="use another resolution bucket"
+            )
 
     @property
     def tokenize(self) -> Callable[[str], list[int]]:

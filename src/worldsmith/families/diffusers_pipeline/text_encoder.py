@@ -50,17 +50,17 @@ class T5TextEncoder(Configurable):
     """
 
     masked: ClassVar[bool] = False
-    """Whether the encoder sees the text alone."""
+    """Whether padding tokens are masked in the encoder."""
 
     class Config(Configurable.Config):
         path: str = ""
-        """A pipeline with text_encoder/ and tokenizer/, a folder with both in one, or a repository of the hub."""
+        """A pipeline with text_encoder/ and tokenizer/, a folder that contains both, or a hub repository."""
         max_length: Count = 226
-        """Tokens of every caption, end and padding included."""
+        """Tokens of every caption, including the end token and padding."""
         dropped_captions: Literal["zeros", "encoded"] = "zeros"
         """Embedding of a caption that was dropped for classifier-free guidance: zeros, or the encoded empty text."""
         precision: Literal["bfloat16", "float16", "float32"] = "bfloat16"
-        """Type of weights and arithmetic."""
+        """Number format of weights and computation."""
 
         @property
         def caption_ids(self) -> int:
@@ -81,7 +81,7 @@ class T5TextEncoder(Configurable):
     config: Config
     encoder: Any = None
     idle: int = 0
-    """Steps since the encoder was last needed."""
+    """Steps since the encoder was last used."""
 
     def __init__(self, config: Config) -> None:
         """Loads the tokenizer; `load` reads the encoder."""
@@ -173,7 +173,7 @@ class UMT5TextEncoder(T5TextEncoder):
 
     class Config(T5TextEncoder.Config):
         max_length: Count = 512
-        """Tokens of every caption, end and padding included."""
+        """Tokens of every caption, including the end token and padding."""
         dropped_captions: Literal["zeros", "encoded"] = "encoded"
         """Embedding of a caption that was dropped for classifier-free guidance: zeros, or the encoded empty text."""
 
@@ -220,7 +220,7 @@ def inside(path: Path, encoder: str = ENCODER, tokenizer: str = TOKENIZER) -> tu
     for folder, file in zip(folders, ("config.json", TOKENIZER_FILES[0]), strict=True):
         if not (folder / file).is_file():
             raise FileNotFoundError(
-                f"{FIELD}: no {file} in '{folder}'; give a pipeline with {encoder}/ and {tokenizer}/, or a folder with "
-                "the encoder and its tokenizer"
+                f"{FIELD}: no {file} in '{folder}'; use a pipeline with {encoder}/ and {tokenizer}/, or a folder "
+                "with the encoder and its tokenizer"
             )
     return folders

@@ -10,7 +10,7 @@ from worldsmith.config.declare.ranges import Count, LayerCount, Range
 from worldsmith.models.weights.shapes import Shapes, linear, norm, repeat_shapes
 
 PACKED = 4
-"""Latent cells of a token, whose channels follow each other: 2 in height, 2 in width."""
+"""Patch size: latents per token, concatenated along the channels: 2 in height, 2 in width."""
 TIME_CHANNELS = 256
 """Channels of the sinusoidal embedding of timestep and guidance."""
 
@@ -19,23 +19,23 @@ class NetworkConfig(Config):
     """The defaults are those of FLUX.1-dev."""
 
     in_channels: Annotated[int, Range(ge=PACKED)] = 64
-    """Channels of a token: those of 2x2 latent cells."""
+    """Channels of a token: those of 2x2 latents."""
     num_layers: LayerCount = 19
-    """Blocks with weights of their own for text and image."""
+    """Number of double blocks (separate weights for text and image)."""
     num_single_layers: LayerCount = 38
-    """Blocks after them with the same weights for both."""
+    """Number of single blocks (shared weights) after them."""
     attention_head_dim: Annotated[int, Range(ge=2)] = 128
-    """Channels of a head."""
+    """Channels per attention head."""
     num_attention_heads: Count = 24
-    """Attention heads of a block."""
+    """Number of attention heads of a block."""
     joint_attention_dim: Count = 4096
-    """Channels of the T5 encoder."""
+    """Channels of the T5 encoder's output."""
     pooled_projection_dim: Count = 768
-    """Channels of the CLIP encoder."""
+    """Channels of the CLIP encoder's output."""
     guidance_embeds: bool = True
-    """Whether the network is told a scale of guidance: dev is, schnell is not."""
+    """Whether the guidance scale is an input of the network: true for dev, false for schnell."""
     axes_dims_rope: list[int] = field(default_factory=lambda: [16, 56, 56])
-    """Channels of a head that turn with a token's number (0 everywhere), row and column."""
+    """Rotary channels of a head for token index (always 0), row and column."""
 
     @property
     def inner_dim(self) -> int:
@@ -45,13 +45,13 @@ class NetworkConfig(Config):
     def check(self) -> None:
         """Raises WrongValueError for sizes that do not fit together."""
         if self.in_channels % PACKED:
-            raise wrong(self, "in_channels", allowed=f"a multiple of {PACKED}", why="a token is 2x2 latent cells")
+            raise wrong(self, "in_channels", allowed=f"a multiple of {PACKED}", why="a token has 2x2 latents")
         axes = self.axes_dims_rope
         if len(axes) != 3 or sum(axes) != self.attention_head_dim or any(axis < 2 or axis % 2 for axis in axes):
-            why = "a head's channels are divided among three axes, in pairs"
+            why = "the channels of a head are divided among three axes, in pairs"
             raise wrong(self, "axes_dims_rope", "attention_head_dim", why=why)
         if self.pooled_projection_dim > self.joint_attention_dim:
-            why = "the pooled state is kept as a row of the T5 states"
+            why = "the pooled state is appended as a row to the T5 states"
             raise wrong(self, "pooled_projection_dim", "joint_attention_dim", why=why)
 
     def shapes(self) -> Shapes:

@@ -25,7 +25,7 @@ CELL_PIXELS, TOKEN_CELLS = 8, 2
 ATTENTION = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
 TARGETS = (*(f"attn.{layer}" for layer in ATTENTION), "ff.net.0.proj", "ff.net.2",
            "ff_context.net.0.proj", "ff_context.net.2")  # fmt: skip
-"""Layers that get adapters in the training example of diffusers."""
+"""Layers with adapters in the training example of diffusers."""
 UNTOLD = 1.0
 
 logger = logging.getLogger(__name__)
@@ -54,11 +54,11 @@ class FluxGenerator(PipelineModel):
         modes: ClassVar[tuple[Mode, ...]] = ("text2image",)
 
         lora_target_modules: str = ",".join(TARGETS)
-        """The linear layers that get an adapter, comma-separated: last part of their path, or more of it with dots."""
+        """Linear layers with LoRA adapters, comma-separated: last part of their path, or more of it with dots."""
         training_guidance: Factor = UNTOLD
-        """The scale of guidance that the network is told in training, where it has an input for it."""
+        """Guidance scale that is given to the network in training, if it has such an input."""
         network: NetworkConfig = field(default_factory=NetworkConfig)
-        """Sizes of the network."""
+        """Network sizes."""
         tokenizer: ImageVAE.Config = field(default_factory=ImageVAE.Config)
         """The image VAE."""
         text_encoder: FluxTextEncoder.Config = field(default_factory=FluxTextEncoder.Config)
@@ -88,7 +88,9 @@ class FluxGenerator(PipelineModel):
 
             # Measured on an H100 with cuDNN 9.19: bfloat16 losses differ by 8 to 15 %, or the memory access is illegal.
             torch.backends.cuda.enable_cudnn_sdp(False)
-            logger.info("attention: without cuDNN, whose attention gave wrong results for FLUX on an H100 (cuDNN 9.19)")
+            logger.info(
+                "attention: cuDNN attention is disabled, because it gave wrong results for FLUX on an H100 (cuDNN 9.19)"
+            )
 
     def sampler(self, sampling: Sampling) -> VideoSampler:
         return FluxSampler(self, sampling)

@@ -29,7 +29,7 @@ from worldsmith.training.scheduler import LambdaLinear
 from worldsmith.training.trainer import Trainer
 
 PIPELINE = "${oc.env:FLUX_PATH}"
-"""A diffusers pipeline: its transformer, VAE, text encoders and tokenizers."""
+"""A diffusers pipeline with transformer, VAE, text encoders and tokenizers."""
 
 
 def flux_weights_advice(name: str) -> dict[str, str]:

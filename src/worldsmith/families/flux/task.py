@@ -19,4 +19,4 @@ class FluxTask(PipelineTask):
         super().check_data(section, data, model)
         if data.dataset.num_video_frames != 1:
             given = {f"{section}.dataset.num_video_frames": data.dataset.num_video_frames}
-            raise WrongValueError(given, why="this network makes images", remedy="write 1")
+            raise WrongValueError(given, why="this network generates images", remedy="write 1")

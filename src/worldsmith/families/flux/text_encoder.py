@@ -39,10 +39,10 @@ class FluxTextEncoder(T5TextEncoder):
 
     class Config(T5TextEncoder.Config):
         path: str = ""
-        """A pipeline with text_encoder/ and tokenizer/ (CLIP), text_encoder_2/ and tokenizer_2/ (T5), or a repository
-        of the hub."""
+        """A pipeline with text_encoder/ and tokenizer/ (CLIP), text_encoder_2/ and tokenizer_2/ (T5), or a hub
+        repository."""
         max_length: Count = 512
-        """Tokens of every caption in T5, end and padding included: 512 for dev, 256 for schnell."""
+        """Tokens of every caption in T5, including the end token and padding: 512 for dev, 256 for schnell."""
         dropped_captions: Literal["zeros", "encoded"] = "encoded"
         """Embedding of a caption that was dropped for classifier-free guidance: zeros, or the encoded empty text."""
 
@@ -57,7 +57,7 @@ class FluxTextEncoder(T5TextEncoder):
                 **tokenizer_files("tiny_flux/tokenizer", CLIP[1]),
                 **tokenizer_files("tiny_flux/tokenizer_2", T5[1]),
             }
-            return PublishedPart("path", "the encoders of CLIP ViT-L/14 and T5 v1.1 XXL", PLACES, contents)
+            return PublishedPart("path", "the text encoders of CLIP ViT-L/14 and T5 v1.1 XXL", PLACES, contents)
 
         def check_files(self) -> None:
             """Raises FileNotFoundError when one of the encoders or tokenizers does not exist; downloads none."""

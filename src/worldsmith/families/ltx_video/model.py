@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FPS = 25.0
-"""Frames per second where a sample does not state any."""
+"""Frame rate (fps) if a sample does not state one."""
 TIME_CHANNELS = 256
-"""Channels of the sine embedding of a timestep."""
+"""Channels of the sinusoidal timestep embedding."""
 TEMPORAL_FACTOR, SPATIAL_FACTOR = 8, 32
 
 
@@ -32,19 +32,19 @@ class NetworkConfig(Config):
     """The defaults are those of LTX-Video 2B."""
 
     in_channels: Count = 128
-    """Channels of a latent; a token is one latent cell."""
+    """Channels of a latent; a token is one latent."""
     out_channels: Count = 128
     """Channels of the prediction: those of a latent."""
     num_attention_heads: Count = 32
-    """Attention heads of a block."""
+    """Number of attention heads of a block."""
     attention_head_dim: Count = 64
-    """Channels of a head."""
+    """Channels per attention head."""
     cross_attention_dim: Count = 2048
-    """Channels of the projected text: those of all heads."""
+    """Channels of the projected text: those of all heads together."""
     num_layers: LayerCount = 28
     """Transformer blocks."""
     caption_channels: Count = 4096
-    """Channels of the text encoder."""
+    """Channels of the text encoder's output."""
 
     @property
     def inner_dim(self) -> int:
@@ -56,7 +56,7 @@ class NetworkConfig(Config):
         if self.in_channels != self.out_channels:
             raise wrong(self, "in_channels", "out_channels", why="the network predicts the velocity of a latent")
         if self.cross_attention_dim != self.inner_dim:
-            why = f"the text is projected to the channels of all heads, {self.inner_dim}"
+            why = f"the text is projected to the channels of all heads together, {self.inner_dim}"
             raise wrong(self, "cross_attention_dim", why=why, remedy=f"write {self.inner_dim}")
 
     def shapes(self) -> Shapes:
@@ -93,7 +93,7 @@ class LTXVideoVAE(MomentsVAE):
             return vae_part("LTX-Video", {"_class_name": self.class_name})
 
     statistics: tuple[Tensor, Tensor]
-    """Mean and standard deviation of each latent channel; they stay when the weights are released."""
+    """Mean and standard deviation of each latent channel; kept when the VAE weights are freed."""
 
     def load(self) -> Any:
         model = super().load()
@@ -119,7 +119,7 @@ class LTXTextEncoder(T5TextEncoder):
 
     class Config(T5TextEncoder.Config):
         max_length: Count = 128
-        """Tokens of every caption, end and padding included."""
+        """Tokens of every caption, including the end token and padding."""
         dropped_captions: Literal["zeros", "encoded"] = "encoded"
         """Embedding of a caption that was dropped for classifier-free guidance: zeros, or the encoded empty text."""
 
@@ -161,7 +161,7 @@ class LTXVideoGenerator(PipelineModel):
         modes: ClassVar[tuple[Mode, ...]] = ("text2video", "text2image")
 
         network: NetworkConfig = field(default_factory=NetworkConfig)
-        """Sizes of the network."""
+        """Network sizes."""
         tokenizer: LTXVideoVAE.Config = field(default_factory=LTXVideoVAE.Config)
         """The video VAE."""
         text_encoder: LTXTextEncoder.Config = field(default_factory=LTXTextEncoder.Config)

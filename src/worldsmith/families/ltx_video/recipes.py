@@ -20,7 +20,7 @@ from worldsmith.training.scheduler import LambdaLinear
 from worldsmith.training.trainer import Trainer
 
 PIPELINE = "${oc.env:LTX_PATH}"
-"""A diffusers pipeline: its transformer, VAE, text encoder and tokenizer."""
+"""A diffusers pipeline with transformer, VAE, text encoder and tokenizer."""
 
 
 @recipe("ltx_video_2b", variables={**CLIPS, **hub_repository("LTX_PATH", "Lightricks/LTX-Video")})

@@ -30,7 +30,7 @@ def freeze(network: Any, config: FreezeConfig) -> None:
     for name in frozen_names(list(parameters), tied_names(network), config):
         parameters[name].requires_grad_(False)
     if not any(parameter.requires_grad for parameter in parameters.values()):
-        raise ValueError("model.config.policy.freeze: everything is frozen, there is nothing to train")
+        raise ValueError("model.config.policy.freeze: all parameters are frozen, there is nothing to train")
 
 
 def frozen_names(names: Sequence[str], aliases: Mapping[str, Sequence[str]], config: FreezeConfig) -> set[str]:
@@ -47,7 +47,7 @@ def frozen_names(names: Sequence[str], aliases: Mapping[str, Sequence[str]], con
     parts = [part for part, flag in FLAGS.items() if getattr(config, flag)]
     for part in parts:
         if not any(backbone_part(name) == part for name in names):
-            raise ValueError(f"model.config.policy.freeze.{FLAGS[part]}: this backbone has no such part")
+            raise ValueError(f"model.config.policy.freeze.{FLAGS[part]}: this backbone has no such component")
 
     def fit(field: str) -> set[str]:
         found: set[str] = set()
@@ -55,7 +55,9 @@ def frozen_names(names: Sequence[str], aliases: Mapping[str, Sequence[str]], con
             fits = {name for name in names if any(re.search(pattern, n) for n in (name, *aliases.get(name, ())))}
             if not fits:
                 close = ", ".join(nearest(pattern, names) or names[:3])
-                raise ValueError(f"model.config.policy.freeze.{field}: {pattern!r} fits no parameter; near: {close}")
+                raise ValueError(
+                    f"model.config.policy.freeze.{field}: {pattern!r} matches no parameter; similar: {close}"
+                )
             found |= fits
         return found
 

@@ -82,10 +82,10 @@ class VisionLanguageModel(Model):
             except UserError as error:
                 raise ValueError(str(error)) from error
             if config is None:
-                return "its config.json is not on this machine, so that its network is only known when the run starts"
+                return "its config.json is not on this machine, so its network is only known when the run starts"
             if (reason := why_not_trained(config)) is not None:
                 raise ValueError(reason)
-            known = "taken for the released one" if config == published_config(name) else "by its config.json"
+            known = "assumed to be the released one" if config == published_config(name) else "by its config.json"
             return f"a {config.get('model_type')}, {known}"
 
         def count_parameters(self) -> None:
@@ -113,7 +113,7 @@ class VisionLanguageModel(Model):
         field = "model.config.policy.backbone.model_name"
         name = self.config.policy.backbone.model_name
         if not name:
-            raise ValueError(f"{field} is empty; give a folder with config.json, or a repository of the hub (org/name)")
+            raise ValueError(f"{field} is empty; set a folder with config.json, or a hub repository (org/name)")
         return local_folder(name, file_patterns=FILES, field=field)
 
     def make_network(self) -> Any:
@@ -201,7 +201,7 @@ class VisionLanguageModel(Model):
     def describe_attention(self) -> str:
         """Returns a description of the attention implementation in use."""
         used: str = self.network.config._attn_implementation.partition("_by_")[0]
-        return used if used == self.config.policy.attn_implementation else f"{used}, the best that is available here"
+        return used if used == self.config.policy.attn_implementation else f"{used}, the best available here"
 
     def describe_batches(self) -> str:
         """Returns a description of the batch layout: packed into one row, or padded."""
@@ -210,7 +210,7 @@ class VisionLanguageModel(Model):
         if self.packs:
             return "samples share one row, without padding"
         reason = why_not_packed(self.network) if self.config.policy.sequence_packing else "as asked"
-        return f"a row for each sample, padded ({reason})"
+        return f"one row per sample, padded ({reason})"
 
     @property
     def packs(self) -> bool:

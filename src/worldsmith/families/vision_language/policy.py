@@ -15,16 +15,17 @@ from worldsmith.models.model_files import PublishedPart, look_for, tokenizer_fil
 FILES = ("config.json", "*.json", "*.jinja", "*.txt", "*.model")
 """Files of a model folder that are read in addition to its weights."""
 NEEDS = {"flash_attention_2": "_supports_flash_attn", "sdpa": "_supports_sdpa"}
-"""Attribute by which a model class of transformers declares an attention; all classes support eager attention."""
+"""Attribute by which a model class of transformers declares support of an attention; all classes support eager."""
 
 
 class BackboneConfig(Config):
     """Source of the backbone."""
 
     model_name: str = ""
-    """Hub name or folder: config.json, which decides the network, tokenizer, chat template, preprocessor files."""
+    """Hub name or folder with config.json (which defines the network), tokenizer, chat template and preprocessor
+    files."""
     safetensors_path: str = ""
-    """Hub name or folder of the weights, unless `checkpoint.load_path` names others. Empty: those of model_name."""
+    """Hub name or folder of the weights, unless `checkpoint.load_path` is set. Empty: those of model_name."""
 
     def published(self) -> PublishedPart | None:
         """Returns the model of that name as it was published, for plans; None for one that is not known here."""
@@ -44,15 +45,16 @@ class FreezeConfig(Config):
     """Frozen parameters: the union of all settings; a tied weight is matched by any of its names."""
 
     freeze_vision_encoder: bool = False
-    """Freeze the vision encoder: patches, positions and blocks."""
+    """Freeze the vision encoder: patch embedding, positions and blocks."""
     freeze_mm_projector: bool = False
-    """Freeze what turns the encoder's output into tokens of the language model (mergers)."""
+    """Freeze the projector from the vision encoder to the language model (mergers)."""
     freeze_llm: bool = False
     """Freeze the language model with its embeddings and its head."""
     trainable_params: list[str] = field(default_factory=list)
-    """Regular expressions: a parameter whose name fits none of them is frozen. Empty: all may be trained."""
+    """Regular expressions: parameters whose name matches none of them are frozen. Empty: all may be trained."""
     frozen_params: list[str] = field(default_factory=list)
-    """Regular expressions: a parameter whose name fits one of them is frozen. Not together with trainable_params."""
+    """Regular expressions: parameters whose name matches one of them are frozen. Cannot be combined with
+    trainable_params."""
 
     def check(self) -> None:
         if self.trainable_params and self.frozen_params:
@@ -67,9 +69,11 @@ class PolicyConfig(Config):
     backbone: BackboneConfig = field(default_factory=BackboneConfig)
     """Source of the backbone."""
     attn_implementation: Literal["cosmos", "flash_attention_2", "sdpa", "eager"] = "cosmos"
-    """Attention of the backbone; cosmos: flash_attention_2 where it is installed and there is a GPU, else sdpa."""
+    """Attention implementation of the backbone; cosmos: flash_attention_2 if it is installed and there is a GPU,
+    otherwise sdpa."""
     sequence_packing: bool = True
-    """Samples of a batch in one row without padding; false, and where the backbone cannot: one row each, padded."""
+    """Whether the samples of a batch share one row without padding; false, or if the backbone does not support it: one
+    row each, padded."""
     freeze: FreezeConfig = field(default_factory=FreezeConfig)
     """Frozen parameters."""
 
@@ -89,8 +93,8 @@ def choose_attention(asked: str, kind: Any) -> str:
         return next((name for name in (*quick, "sdpa") if getattr(kind, NEEDS[name], False)), "eager")
     if asked in NEEDS and not getattr(kind, NEEDS[asked], False):
         raise ValueError(
-            f"model.config.policy.attn_implementation = {asked!r}: transformers' {kind.__name__} lacks this attention; "
-            "use 'cosmos' for the best that it has"
+            f"model.config.policy.attn_implementation = {asked!r}: transformers' {kind.__name__} does not support "
+            "it; use 'cosmos' for the best supported one"
         )
     return asked
 

@@ -13,16 +13,17 @@ from typing import Any
 from worldsmith.models.model_files import cached, hub_name, is_local, local_path, read_settings
 
 VISUAL = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
-"""Model types whose images and videos are understood here: patches of two frames, and positions in four rows."""
+"""Model types whose images and videos are supported: patches of two frames, and positions in four rows."""
 REFUSED = {
-    "cosmos3_edge": "its pictures are cut into patches of one frame with the colours last, those of Qwen3-VL into "
-    "patches of two frames with the colours first, and nothing here makes the former yet",
-    "cosmos3_omni": "make a folder of its language model and a visual tower first, with `worldsmith convert --to vlm`",
+    "cosmos3_edge": "its images are cut into patches of one frame with the color channels last, those of Qwen3-VL "
+    "into patches of two frames with the channels first, and the former are not supported",
+    "cosmos3_omni": "first create a folder with its language model and a vision tower, with `worldsmith convert "
+    "--to vlm`",
 }
-"""Model types that transformers builds and that are not trained here, with the reason."""
+"""Model types that transformers can build but that cannot be trained here, with the reason."""
 TRAINED = (
-    f"with images and videos these are trained: {', '.join(VISUAL)}; and text decoders that transformers' "
-    "AutoModelForCausalLM builds"
+    f"trainable with images and videos: {', '.join(VISUAL)}; and text decoders that transformers' "
+    "AutoModelForCausalLM can build"
 )
 
 
@@ -108,7 +109,7 @@ PICTURES: dict[str, dict[str, Any]] = {
     "preprocessor_config.json": {**_PATCHES, "size": {"shortest_edge": 65536, "longest_edge": 16777216}},
     "video_preprocessor_config.json": {**_PATCHES, "size": {"shortest_edge": 4096, "longest_edge": 25165824}},
 }
-"""Sizes of images and videos of a Qwen3-VL, by the files that say them."""
+"""Limits of image and video sizes of Qwen3-VL, by the files that contain them."""
 PICTURES_2_5: dict[str, dict[str, Any]] = {
     "preprocessor_config.json": {
         "patch_size": 14, "temporal_patch_size": 2, "merge_size": 2, "min_pixels": 3136, "max_pixels": 12845056,
@@ -147,5 +148,5 @@ def why_not_trained(config: Mapping[str, Any]) -> str | None:
     supported or a text model."""
     kind = config.get("model_type")
     if kind in REFUSED:
-        return f"model_type {kind!r} is not trained here: {REFUSED[kind]}"
+        return f"model_type {kind!r} cannot be trained: {REFUSED[kind]}"
     return None if kind in VISUAL or "vision_config" not in config else f"model_type is {kind!r}; {TRAINED}"

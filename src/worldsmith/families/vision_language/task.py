@@ -111,8 +111,8 @@ class VisionLanguageTask(Task):
         media."""
         if weight == 0 and self.in_first_step:
             raise UserError(
-                "no token of the first step is supervised, so there is nothing to learn from: look at the labels with "
-                "`worldsmith dataset preview`, and check the roles and the chat template"
+                "no token of the first step is supervised, so there is nothing to learn: check the labels with "
+                "`worldsmith dataset preview`, the roles and the chat template"
             )
         if weight == 0:
             return
@@ -163,10 +163,10 @@ class FirstGradients:
                 continue
             self.unchecked.discard(part)
             if not 0 < total < float("inf"):
-                found = "zero, so nothing of it would be trained" if total == 0 else "not finite"
+                found = "zero, so no parameter of it would be trained" if total == 0 else "not finite"
                 raise UserError(
-                    f"the first gradient of the {part} part is {found}: check the weights that the run starts from "
-                    "(checkpoint.load_path), or freeze that part"
+                    f"the first gradient of the {part} component is {found}: check the initial weights "
+                    "(checkpoint.load_path), or freeze that component"
                 )
 
 

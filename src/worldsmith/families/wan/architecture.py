@@ -11,44 +11,44 @@ from worldsmith.config.declare.ranges import Count, LayerCount, PositiveFactor, 
 from worldsmith.models.weights.shapes import Shapes, linear, norm, repeat_shapes
 
 MASK = 4
-"""Channels that say of each frame of a latent frame whether it is given."""
+"""Mask channels that mark, per latent frame, which of its video frames are given."""
 
 
 class NetworkConfig(Config):
     """The defaults are those of Wan 2.1 14B, which are those of an expert of Wan 2.2 A14B, for text to video."""
 
     patch_size: list[Count] = field(default_factory=lambda: [1, 2, 2])
-    """Latent frames and cells of a token; the first is 1, the others are equal."""
+    """Patch size: latent frames, rows and columns per token; the first is 1, the others are equal."""
     num_attention_heads: Count = 40
-    """Attention heads of a block."""
+    """Number of attention heads of a block."""
     attention_head_dim: Annotated[int, Range(ge=6)] = 128
-    """Channels of a head."""
+    """Channels per attention head."""
     in_channels: Count = 16
-    """Channels that come in: those of a latent; with an image beside it (and its mask) twice as many and 4."""
+    """Input channels: those of a latent; with image conditioning (and its mask) twice as many plus 4."""
     out_channels: Count = 16
-    """Channels of a latent."""
+    """Output channels: those of a latent."""
     text_dim: Count = 4096
-    """Channels of the text encoder."""
+    """Channels of the text encoder's output."""
     freq_dim: Count = 256
-    """Channels of the timestep's sines."""
+    """Channels of the sinusoidal timestep embedding."""
     ffn_dim: Count = 13824
-    """Channels inside a feed-forward layer."""
+    """Inner channels of a feed-forward layer."""
     num_layers: LayerCount = 40
     """Blocks."""
     cross_attn_norm: bool = True
-    """Weights and biases in the norm before the attention to the text."""
+    """Whether the norm before cross-attention has weights and biases."""
     qk_norm: str = "rms_norm_across_heads"
-    """The norm of queries and keys; there is one."""
+    """Norm of queries and keys; only one is supported."""
     eps: PositiveFactor = 1e-6
     """Epsilon of the norms."""
     image_dim: Count | None = None
-    """Channels of an image encoder whose states the network reads; None: it reads none."""
+    """Channels of the image encoder's states that the network uses; None: no image encoder."""
     added_kv_proj_dim: Count | None = None
-    """Channels from which keys and values of such states are made."""
+    """Channels from which keys and values of image states are computed."""
     rope_max_seq_len: Count = 1024
-    """Positions of the rotary table, in each direction."""
+    """Size of the rotary table, in each direction."""
     pos_embed_seq_len: Count | None = None
-    """Positions of a table for states of a first and a last image; None: there is none."""
+    """Size of the position table for first and last image; None: no table."""
 
     @property
     def inner_dim(self) -> int:
@@ -65,14 +65,14 @@ class NetworkConfig(Config):
         if len(self.patch_size) != 3 or self.patch_size[0] != 1 or self.patch_size[1] != self.patch_size[2]:
             raise wrong(self, "patch_size", allowed="[1, n, n]")
         if self.takes_image and self.in_channels != 2 * self.out_channels + MASK:
-            why = "an image has the channels of a latent, and its mask 4"
+            why = "an image has as many channels as a latent, and its mask 4"
             raise wrong(self, "in_channels", "out_channels", why=why, remedy="write out_channels, or 2 * that + 4")
         reads = (self.image_dim is not None, self.added_kv_proj_dim is not None)
         if reads[0] != reads[1] or (any(reads) and self.added_kv_proj_dim != self.inner_dim):
-            why = f"states of an image become channels of the network, {self.inner_dim}, and are read by every block"
-            raise wrong(self, "image_dim", "added_kv_proj_dim", why=why, remedy="write both, or none of them")
+            why = f"image states are projected to the network's width, {self.inner_dim}, and used by every block"
+            raise wrong(self, "image_dim", "added_kv_proj_dim", why=why, remedy="set both, or none of them")
         if self.pos_embed_seq_len is not None:
-            why = "networks of a first and a last image are not there in this version"
+            why = "networks with a first and a last image are not supported"
             raise wrong(self, "pos_embed_seq_len", why=why, remedy="leave it out")
         if self.attention_head_dim % 2:
             raise wrong(self, "attention_head_dim", allowed="an even number")

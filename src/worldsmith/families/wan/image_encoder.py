@@ -29,9 +29,9 @@ class WanImageEncoder(Configurable):
 
     class Config(Configurable.Config):
         path: str = ""
-        """A pipeline with image_encoder/ and image_processor/, or a repository of the hub; "": there is none."""
+        """A pipeline with image_encoder/ and image_processor/, or a hub repository; "": no image encoder."""
         precision: Literal["bfloat16", "float16", "float32"] = "float32"
-        """Type of weights and arithmetic."""
+        """Number format of weights and computation."""
 
         def published(self) -> PublishedPart:
             """Returns the released encoder, for plans."""
@@ -102,4 +102,4 @@ def require_parts(folder: Path) -> None:
     """Raises FileNotFoundError for a part that does not exist."""
     for file in (f"{ENCODER}/config.json", f"{PROCESSOR}/preprocessor_config.json"):
         if not (folder / file).is_file():
-            raise FileNotFoundError(f"{FIELD}: no {file} in '{folder}'; give a pipeline of Wan 2.1 for images")
+            raise FileNotFoundError(f"{FIELD}: no {file} in '{folder}'; use a Wan 2.1 image-to-video pipeline")

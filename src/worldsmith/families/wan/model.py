@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 EXPERTS = {"high_noise": "transformer", "low_noise": "transformer_2"}
 """Pipeline subfolders of the two experts."""
 TEXT_TOKENS = 512
-"""Before so many tokens of text, diffusers finds the states of an image."""
+"""Number of text tokens; diffusers expects image states before them."""
 WEIGHTS = ("config.json", "*.safetensors", "*.safetensors.index.json")
 TIMESTEPS = 1000
 """Timestep of pure noise."""
@@ -46,8 +46,8 @@ class WanDefaults(PipelineDefaults):
     """Generation settings of Wan where the user gives none: the released ones of Wan 2.1 at 480p."""
 
     refused: ClassVar[Mapping[str, str]] = {
-        "dynamic_guidance": "its guidance has one scale at each expert",
-        "strength": "it is not trained to make a video anew from another one",
+        "dynamic_guidance": "its guidance has one scale per expert",
+        "strength": "video-to-video is not supported for it",
     }
 
     shift: float | None = 3.0
@@ -79,22 +79,22 @@ class WanGenerator(PipelineModel):
         full_precision: ClassVar[Sequence[str]] = ("time_embedder", "norm1", "norm2", "norm3")
 
         expert: Literal["high_noise", "low_noise"] | None = None
-        """Which of two networks this is (Wan 2.2 A14B); None: there is one for all noise levels."""
+        """Which of the two experts this is (Wan 2.2 A14B); None: one network for all noise levels."""
         boundary_ratio: Annotated[float, Range(gt=0, lt=1)] | None = None
-        """The noise level at which the experts meet: 0.875 for texts, 0.9 for images."""
+        """Noise level at which the experts switch: 0.875 for text-to-video, 0.9 for image-to-video."""
         pipeline: str = ""
         """With an expert: the pipeline that contains both. Training starts from it; generation and exports use its
         other expert."""
         expand_timesteps: bool = False
-        """Whether each token has its own timestep (Wan 2.2 5B): frames that are given have none."""
+        """Whether each token has its own timestep (Wan 2.2 5B), which is 0 for given frames."""
         network: NetworkConfig = field(default_factory=NetworkConfig)
-        """Sizes of the network."""
+        """Network sizes."""
         tokenizer: WanFamilyVAE.Config = field(default_factory=WanFamilyVAE.Config)
         """The video VAE."""
         text_encoder: UMT5TextEncoder.Config = field(default_factory=UMT5TextEncoder.Config)
         """The text encoder."""
         image_encoder: WanImageEncoder.Config = field(default_factory=WanImageEncoder.Config)
-        """The encoder of a first frame, for a network that reads its states (Wan 2.1)."""
+        """Encoder of a first frame, for a network that uses its states (Wan 2.1)."""
 
         @property
         def modes(self) -> tuple[Mode, ...]:
@@ -128,20 +128,20 @@ class WanGenerator(PipelineModel):
             super().check()
             if bool(self.network.image_dim) != bool(self.image_encoder.path):
                 pair = "image_encoder.path", "network.image_dim"
-                why = "a network that reads states of an image (Wan 2.1) needs their encoder, and no other does"
-                raise wrong(self, *pair, why=why, remedy="name the pipeline that has it, or leave both out")
+                why = "a network that uses image states (Wan 2.1) needs their encoder, and no other network does"
+                raise wrong(self, *pair, why=why, remedy="set the pipeline that has it, or omit both")
             if self.network.image_dim and (self.text_encoder.max_length != TEXT_TOKENS or not self.network.takes_image):
                 pair = "text_encoder.max_length", "network.in_channels"
-                why = f"a network that reads states of an image finds them before {TEXT_TOKENS} tokens of text"
+                why = f"a network that uses image states expects them before {TEXT_TOKENS} text tokens"
                 remedy = f"write {TEXT_TOKENS}, and in_channels = 2 * out_channels + {MASK}"
                 raise wrong(self, *pair, why=why, remedy=remedy)
             if (self.expert is None) != (self.boundary_ratio is None) or (self.pipeline and self.expert is None):
                 names = "expert", "boundary_ratio", "pipeline"
-                why = "two experts meet at a noise level, and lie in one pipeline"
-                raise wrong(self, *names, why=why, remedy="write all three, or none of them")
+                why = "two experts need the noise level at which they switch, and their common pipeline"
+                raise wrong(self, *names, why=why, remedy="set all three, or none of them")
             if self.expand_timesteps and self.network.takes_image:
-                why = "a network with a timestep for each token has given frames among the others, and not beside them"
-                remedy = "take in_channels = out_channels"
+                why = "with a timestep per token, given frames replace latents and are not concatenated to them"
+                remedy = "use in_channels = out_channels"
                 raise wrong(self, "expand_timesteps", "network.in_channels", why=why, remedy=remedy)
 
         def shapes(self) -> Shapes:
@@ -165,9 +165,9 @@ class WanGenerator(PipelineModel):
         expected = self.config.network.image_dim
         if encoder.channels != expected:
             raise UserError(
-                f"model.config.image_encoder.path: expected an encoder of {expected} channels, as "
-                f"model.config.network.image_dim says, found {encoder.channels}. Name the "
-                "pipeline that the network belongs to"
+                f"model.config.image_encoder.path: expected an encoder of {expected} channels, as in "
+                f"model.config.network.image_dim, found {encoder.channels}. Use the pipeline that the network "
+                "belongs to"
             )
         return encoder
 
@@ -282,7 +282,9 @@ class WanSampler(SchedulerSampler):
         model = self.model
         takes_image, given = model.config.network.takes_image, layout.condition_frames
         if given > 1 or (given and "image2video" not in model.config.modes) or (takes_image and not given):
-            raise ValueError(f"this network makes {', '.join(model.config.modes)}: of one image, where it takes one")
+            raise ValueError(
+                f"this network supports {', '.join(model.config.modes)}; with an image input it needs exactly one"
+            )
         state, _ = super().start(layout, solver, condition)
         if condition is None:
             return state, None

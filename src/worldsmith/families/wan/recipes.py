@@ -27,7 +27,7 @@ from worldsmith.training.scheduler import LambdaLinear
 from worldsmith.training.trainer import Trainer
 
 PIPELINE = "${oc.env:WAN_PATH}"
-"""A diffusers pipeline: its transformers, VAE, text encoder and tokenizer."""
+"""A diffusers pipeline with transformers, VAE, text encoder and tokenizer."""
 
 ADAPTERS: Any = {"rank": 32, "alpha": 32, "lr": 1e-4}
 

@@ -36,7 +36,7 @@ class WanTask(PipelineTask):
             data = replace(data, dataset=replace(data.dataset, conditioning_config={}))
         super().check_data(section, data, model)
         if model.expand_timesteps and any(int(frames) > 1 and weight for frames, weight in clean.items()):
-            why = "its pipeline gives the first latent frame alone"
+            why = "its pipeline only conditions on the first latent frame"
             raise WrongValueError({f"{section}.dataset.conditioning_config": clean}, why=why, remedy="write 0 and 1")
 
     @property

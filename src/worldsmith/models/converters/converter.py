@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 LEAF = re.compile(r"([^.]*[^.0-9][^.]*)?(\.?[0-9]+)*$")
-"""The last part of a path, with the part before where it is a number: to_q, to_out.0."""
+"""Matches the last part of a path, with the part before it if it is a number: to_q, to_out.0."""
 
 
 class Converter(Configurable, ABC):
@@ -37,7 +37,7 @@ class Converter(Configurable, ABC):
 
     class Config(Configurable.Config):
         training_only: ClassVar[bool] = False
-        """Whether the network computes the same without it, up to rounding: a trained model is used without it."""
+        """Whether the network computes the same without it, up to rounding: trained models are used without it."""
 
         def check_run(self, run: Any) -> None:
             """Raises WrongValueError for a run (`Trainer.Config`) that this cannot be part of."""
@@ -69,11 +69,11 @@ class Conversion:
 
     converter: str
     paths: Sequence[str]
-    """The modules that it has changed."""
+    """Paths of the changed modules."""
     numbers: int
-    """Numbers in the weights that it holds in another form."""
+    """Number of elements of the weights that it stores in another format."""
     held: int
-    """Bytes of that form."""
+    """Bytes of that format."""
 
     def describe(self, bytes_per_number: int) -> str:
         """Describes the conversion for messages.
@@ -113,12 +113,12 @@ def convert_network(
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from error
         if not paths:
-            raise ValueError(f"{where} finds nothing to change in this network; leave it out")
+            raise ValueError(f"{where} matches no layer of this network; omit it")
         if changed := shapes_of(network).items() ^ shapes.items():
             names = sorted({name for name, _ in changed})
             raise ValueError(
-                f"{where} changes name or shape of {len(names)} parameters, such as {names[0]}, and checkpoints hold "
-                "plain weights; keep a layer that is wrapped as `base_layer`, and make no new parameter"
+                f"{where} changes name or shape of {len(names)} parameters, such as {names[0]}, but checkpoints "
+                "contain plain weights; keep a wrapped layer as `base_layer`, and add no parameters"
             )
         taken = [layer for name, layer in held_weights(network).items() if name not in held]
         numbers, size = sum(layer.weight.numel() for layer in taken), sum(layer.held_bytes for layer in taken)
@@ -168,8 +168,8 @@ def linear_layers(network: nn.Module, parts: NetworkParts, leave_out: Sequence[s
     for pattern in leave_out:
         if not any(pattern in path for path in found):
             close = nearest(pattern, list(dict.fromkeys(path.rpartition(".")[2] for path in found)))
-            advice = f"; the nearest are: {', '.join(close)}" if close else ""
-            raise ValueError(f"leave_out: '{pattern}' is in the path of no layer that would be changed{advice}")
+            advice = f"; similar paths: {', '.join(close)}" if close else ""
+            raise ValueError(f"leave_out: no layer that would be changed has '{pattern}' in its path{advice}")
     return {path: module for path, module in found.items() if not any(pattern in path for pattern in leave_out)}
 
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from worldsmith.models.network_parts import NetworkParts
 
 MULTIPLE = 16
-"""Inputs and outputs of a product in 8-bit floats are multiples of this, as the hardware demands."""
+"""Inputs and outputs of float8 matmuls must be multiples of this, as the hardware requires."""
 CAPABILITY = (8, 9)
-"""The first NVIDIA GPUs that have such products."""
+"""First compute capability of NVIDIA GPUs with float8 matmuls."""
 
 
 class Float8(Converter):
@@ -33,23 +33,23 @@ class Float8(Converter):
         training_only: ClassVar[bool] = True
 
         recipe: Literal["rowwise", "tensorwise"] = "rowwise"
-        """`rowwise`: a scale for each row of a factor; `tensorwise`: one for the whole factor, faster and rougher."""
+        """`rowwise`: one scale per row; `tensorwise`: one scale per tensor, faster and less accurate."""
         leave_out: list[str] = field(default_factory=list)
-        """Parts of the paths of layers that stay as they are, such as to_out or transformer_blocks.0."""
+        """Path parts of layers that are not converted, such as to_out or transformer_blocks.0."""
 
         def check_run(self, run: Any) -> None:
             if run.model.config.precision != "bfloat16":
                 raise WrongValueError(
                     {"model.config.precision": run.model.config.precision},
-                    why="float8 makes products of bfloat16 numbers",
-                    remedy='write "bfloat16", or leave the converter out',
+                    why="float8 requires bfloat16 computation",
+                    remedy='write "bfloat16", or omit the converter',
                 )
 
         def check_files(self) -> None:
             """Raises UserError when torchao is missing."""
             if importlib.util.find_spec("torchao") is None:
                 raise UserError(
-                    "torchao makes products in 8-bit floats and is not installed: `pip install 'worldsmith[float8]'`, "
+                    "float8 training needs torchao, which is not installed: `pip install 'worldsmith[float8]'`, "
                     "which needs torch for CUDA"
                 )
 
@@ -61,7 +61,7 @@ class Float8(Converter):
                 kind = "no GPU" if found is None else f"one of {found[0]}.{found[1]}"
                 raise UserError(
                     "model.config.converters: Float8 needs a GPU of compute capability "
-                    f"{CAPABILITY[0]}.{CAPABILITY[1]} or more, and '{device}' is {kind}; leave the converter out"
+                    f"{CAPABILITY[0]}.{CAPABILITY[1]} or higher, but '{device}' is {kind}; omit the converter"
                 )
 
         def held_bytes(self, layers: Mapping[str, tuple[int, ...]]) -> dict[str, int]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 BLOCK = 32
-"""Weights in a row of the flattened matrix that share a scale, bfloat16, and a zero point, int8."""
+"""Number of consecutive weights (of the flattened matrix) that share a bfloat16 scale and an int8 zero point."""
 
 
 class FrozenBase(Converter):
@@ -35,28 +35,28 @@ class FrozenBase(Converter):
         training_only: ClassVar[bool] = True
 
         bits: Literal[4, 8] = 4
-        """Bits of a weight; 32 neighbours share a scale and a zero point."""
+        """Bits per weight; 32 neighbors share a scale and a zero point."""
         leave_out: list[str] = field(default_factory=list)
-        """Parts of the paths of layers that stay as they are, such as to_out or transformer_blocks.0."""
+        """Path parts of layers that are not quantized, such as to_out or transformer_blocks.0."""
 
         def check_run(self, run: Any) -> None:
             model = run.model.config
             if not model.lora_enabled:
                 raise WrongValueError(
                     {"model.config.lora_enabled": False},
-                    why="frozen_base freezes the weights that it rounds, and without adapters they would be trained",
-                    remedy="set lora_enabled = true, or leave the converter out",
+                    why="frozen_base freezes the weights that it quantizes, but without adapters they would be trained",
+                    remedy="set lora_enabled = true, or omit the converter",
                 )
             if run.checkpoint.save_weights != "trained":
                 raise WrongValueError(
                     {"checkpoint.save_weights": run.checkpoint.save_weights},
-                    why="frozen_base keeps no weights that could be saved, only rounded ones",
-                    remedy='write "trained": the others stay where the run started from',
+                    why="frozen_base only keeps quantized weights, which cannot be saved",
+                    remedy='write "trained": the others can be loaded from the initial weights',
                 )
             if model.ema.enabled and not model.ema.trainable_only:
                 raise WrongValueError(
                     {"model.config.ema.trainable_only": False},
-                    why="an average of the weights that frozen_base rounds would take their memory again",
+                    why="EMA weights of the quantized weights would need their original memory again",
                     remedy="set it to true, or ema.enabled to false",
                 )
 
@@ -64,8 +64,7 @@ class FrozenBase(Converter):
             """Raises UserError when the package is missing that rounds the weights."""
             if importlib.util.find_spec("compressed_tensors") is None:
                 raise UserError(
-                    "compressed-tensors rounds and packs the weights and is not installed: "
-                    "`pip install 'worldsmith[quantize]'`"
+                    "frozen_base needs compressed-tensors, which is not installed: `pip install 'worldsmith[quantize]'`"
                 )
 
         def held_bytes(self, layers: Mapping[str, tuple[int, ...]]) -> dict[str, int]:

@@ -26,7 +26,7 @@ class HoldsWeight(nn.Module, ABC):
     taken: WeightSum | None = None
     """Checksum of the original weight, by which a checkpoint identifies it."""
     held_bytes: int
-    """Size of the other form, scales included; known before there is a value."""
+    """Size of the quantized weight, scales included; known before it has a value."""
 
     @abstractmethod
     def hold(self, value: Tensor) -> None:

@@ -16,7 +16,7 @@ from worldsmith.models.real_values import in_simulation
 from worldsmith.models.weight_sum import WeightSum
 
 FORMS = {bits: QuantizationArgs(num_bits=bits, type="int", symmetric=False, strategy="channel") for bits in (4, 8)}
-"""A block is what the library calls a channel, so that any number of inputs will do."""
+"""Blocks map to what the library calls channels, so that any number of inputs is possible."""
 
 
 class QuantizedLinear(nn.Linear, HoldsWeight):

@@ -52,7 +52,7 @@ class CogVideoXVAE(MomentsVAE):
                 super().check_files()
             elif "scaling_factor" not in read_sat_config(file) and self.scaling_factor is None:
                 raise ValueError(
-                    f"{FIELD}: '{file}' does not say what latents are multiplied by; set "
+                    f"{FIELD}: '{file}' does not state the scaling factor of latents; set "
                     "model.config.tokenizer.scaling_factor (1.15258426 for CogVideoX-2B, 0.7 for 5B)"
                 )
 
@@ -128,7 +128,7 @@ def diffusers_to_sat(name: str) -> str:
 def read_sat_config(file: Path) -> dict[str, Any]:
     """Reads the JSON file next to a VAE's file; empty without one (the released VAE). Raises FileNotFoundError."""
     if not file.is_file():
-        raise FileNotFoundError(f"{FIELD}: there is no file '{file}'")
+        raise FileNotFoundError(f"{FIELD}: the file '{file}' does not exist")
     return read_optional_json(file.with_suffix(".json"))
 
 
@@ -137,12 +137,14 @@ def read_pt(file: Path) -> dict[str, Tensor]:
 
     Raises ValueError for a file that is damaged, holds code, or is no such VAE.
     """
-    content = read_torch_file(file, field=FIELD, advice="get it anew from its publisher, or give a diffusers folder")
+    content = read_torch_file(
+        file, field=FIELD, advice="download it again from its publisher, or use a diffusers folder"
+    )
     names = {name: sat_to_diffusers(name) for name in content if not name.startswith(LOSS)}
     unknown = [name for name, found in names.items() if found is None]
     if unknown or not names:
         raise ValueError(
-            f"{FIELD}: '{file}' is no VAE of CogVideoX: {len(unknown)} of {len(names)} names are unknown"
+            f"{FIELD}: '{file}' is not a VAE of CogVideoX: {len(unknown)} of {len(names)} names are unknown"
             + (f", such as '{unknown[0]}'" if unknown else "")
         )
     return {found: content[name] for name, found in names.items() if found is not None}

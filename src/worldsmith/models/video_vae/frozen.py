@@ -28,16 +28,16 @@ class FrozenVAE(Configurable):
 
     class Config(Configurable.Config):
         keeps_moments: ClassVar[bool]
-        """Whether what is encoded are mean and log variance, and not latents."""
+        """Whether the encoder returns mean and log variance instead of latents."""
 
         vae_path: str = ""
-        """A folder of diffusers with this VAE, a pipeline's folder, or a repository of the hub that holds one."""
+        """A diffusers folder with this VAE, a pipeline folder, or a hub repository that contains one."""
         precision: Literal["bfloat16", "float16", "float32"] = "bfloat16"
-        """Type of weights and arithmetic; what is encoded comes out as float32 either way."""
+        """Number format of weights and computation; encoded results are float32 in any case."""
 
     config: Config
     source: Path
-    """The folder or file of the weights; a subclass sets it before `__init__`."""
+    """Folder or file of the weights; a subclass sets it before `__init__`."""
 
     def __init__(self, config: Config, *, device: str | torch.device = "cpu") -> None:
         import torch
@@ -46,7 +46,7 @@ class FrozenVAE(Configurable):
         if self.device.type == "cpu":
             keep_freed_memory()
         self.idle = 0
-        """Steps since the weights were last needed."""
+        """Steps since the weights were last used."""
         self.settings: dict[str, Any] = dict(self.model.config)  # what is wrong with the weights is said now
 
     @abstractmethod

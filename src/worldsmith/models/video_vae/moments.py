@@ -30,9 +30,9 @@ class MomentsVAE(FrozenVAE):
     """
 
     recipe: ClassVar[str]
-    """Part of the fingerprint: another one when the same weights would give other moments."""
+    """Part of the fingerprint: changed when the same weights would give other means and variances."""
     of_images: ClassVar[bool] = False
-    """Whether it knows single images and no time."""
+    """Whether it only supports single images."""
 
     class Config(FrozenVAE.Config):
         class_name: ClassVar[str]

@@ -96,7 +96,7 @@ def find_vae_within(path: Path, class_name: str) -> Path:
     for folder in (path, path / SUBFOLDER):
         if holds_vae(folder, class_name):
             return folder
-    raise ValueError(f"{FIELD}: '{path}' holds no {class_name} (config.json says what it is)")
+    raise ValueError(f"{FIELD}: '{path}' contains no {class_name} (config.json states the class)")
 
 
 def vae_part(model: str, settings: dict[str, Any], *, places: tuple[Any, ...] = (IN_PIPELINE, ALONE)) -> PublishedPart:

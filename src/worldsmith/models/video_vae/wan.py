@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from worldsmith.models.video_vae.windows import CompiledEncoder
 
 GREY = 127.5
-"""Pixel value that is 0 for the VAE."""
+"""Pixel value that the VAE maps to 0."""
 RECIPE = "wan-mean-latents-2"
-"""Part of the fingerprint: raise it when the same weights would give other latents (here: the windows' rule)."""
+"""Part of the fingerprint: increase it when the same weights would give other latents (here: the window rule)."""
 
 
 class WanVAE(FrozenVAE):
@@ -53,13 +53,12 @@ class WanVAE(FrozenVAE):
         vae_path: str = "${asset:tiny_vae}"
         """A diffusers AutoencoderKLWan folder, Wan2.2_VAE.pth, or a hub repository (org/name or hf://org/name/vae)."""
         encode_window: Annotated[int, Range(ge=4)] | None = None
-        """Frames encoded at a time after the first, a multiple of 4. None: 68, 24, 8 or 4 by the size of the frame."""
+        """Number of frames encoded at a time after the first, a multiple of 4. None: 68, 24, 8 or 4, depending on the
+        frame size."""
 
         def check(self) -> None:
             if isinstance(self.encode_window, int) and self.encode_window % 4:
-                allowed = (
-                    f"a multiple of the 4 frames that make a latent frame, such as {self.encode_window // 4 * 4 + 4}"
-                )
+                allowed = f"a multiple of 4, the frames per latent frame, such as {self.encode_window // 4 * 4 + 4}"
                 raise wrong(self, "encode_window", allowed=allowed)
 
         def check_files(self) -> None:
@@ -185,7 +184,7 @@ class WanVAE(FrozenVAE):
             raise ValueError(f"expected a uint8 video [3, T, H, W], found {video.dtype} {list(video.shape)}")
         _, frames, height, width = video.shape
         if frames % TEMPORAL_FACTOR != 1:
-            raise ValueError(f"the VAE takes 4k+1 frames, found {frames}; cut to {(frames - 1) // 4 * 4 + 1}")
+            raise ValueError(f"the VAE needs 4k+1 frames, found {frames}; shorten to {(frames - 1) // 4 * 4 + 1}")
         cell = self.config.cell
         if height % cell or width % cell:
             raise ValueError(f"height and width must be multiples of {cell}, found {height}x{width}")
@@ -196,9 +195,9 @@ class WanFamilyVAE(WanVAE):
 
     class Config(WanVAE.Config):
         vae_path: str = ""
-        """A diffusers AutoencoderKLWan folder, a pipeline's folder, or a repository of the hub that holds one."""
+        """A diffusers AutoencoderKLWan folder, a pipeline folder, or a hub repository that contains one."""
         spatial_factor: Literal[8, 16] = 8
-        """Pixels of a latent cell, in height and in width: 8 for Wan 2.1, 16 for Wan 2.2."""
+        """Spatial compression: pixels per latent, in height and in width: 8 for Wan 2.1, 16 for Wan 2.2."""
 
         @property
         def cell(self) -> int:

@@ -57,9 +57,9 @@ RELEASED: dict[str, Any] = {
 CLASS_NAME = "AutoencoderKLWan"
 PTH_NAME = "Wan2.2_VAE.pth"
 SPATIAL_FACTOR, TEMPORAL_FACTOR = RELEASED["scale_factor_spatial"], RELEASED["scale_factor_temporal"]
-"""Pixels of a latent cell of Wan 2.2, in height and in width, and frames of a latent frame after the first."""
+"""Compression of Wan 2.2: pixels per latent, in height and in width, and frames per latent frame after the first."""
 PLACES = (IN_PIPELINE, (PTH_NAME,), ALONE)
-"""File patterns of a VAE in a repository: a pipeline's subfolder, the released file, the repository itself."""
+"""File patterns of a VAE in a repository: a pipeline's subfolder, the released file, or the root."""
 
 RESIDUAL = {"residual.0": "norm1", "residual.2": "conv1", "residual.3": "norm2", "residual.6": "conv2"}
 SHORTCUT = {"shortcut": "conv_shortcut"}
@@ -99,21 +99,23 @@ def read_vae_config(source: Path, cell: int = SPATIAL_FACTOR) -> dict[str, Any]:
     is_file = source.suffix in FILE_ENDINGS or source.is_file()
     config = source.with_suffix(".json") if is_file else source / "config.json"
     if is_file and not source.is_file():
-        raise FileNotFoundError(f"vae_path: there is no file '{source}'")
+        raise FileNotFoundError(f"vae_path: the file '{source}' does not exist")
     if not is_file and not config.is_file():
         raise FileNotFoundError(
-            f"vae_path: no config.json in '{source}'; give the folder of a diffusers {CLASS_NAME} "
-            f"(in a pipeline export it is the subfolder 'vae') or {PTH_NAME}"
+            f"vae_path: no config.json in '{source}'; use the folder of a diffusers {CLASS_NAME} (in a pipeline "
+            f"export it is the subfolder 'vae') or {PTH_NAME}"
         )
     settings = RELEASED if is_file and not config.is_file() else read_json_object(config)
     found = settings.get("_class_name")
     if found != CLASS_NAME:
-        raise ValueError(f"vae_path: '{source}' holds a {found or 'config without _class_name'}, expected {CLASS_NAME}")
+        raise ValueError(
+            f"vae_path: '{source}' contains a {found or 'config without _class_name'}, expected {CLASS_NAME}"
+        )
     factors = settings.get("scale_factor_spatial"), settings.get("scale_factor_temporal")
     if factors != (cell, TEMPORAL_FACTOR):
         raise ValueError(
-            f"vae_path: '{config}' says {factors[0]} pixels and {factors[1]} frames to a latent cell, expected "
-            f"{cell} and {TEMPORAL_FACTOR}"
+            f"vae_path: '{config}' states {factors[0]} pixels and {factors[1]} frames per latent, expected {cell} "
+            f"and {TEMPORAL_FACTOR}"
         )
     for name in ("latents_mean", "latents_std"):
         require_statistics(settings, name, config)
@@ -198,13 +200,13 @@ def read_pth(path: Path) -> dict[str, Tensor]:
     Raises FileNotFoundError for a missing file, ValueError for one that holds anything but tensors under the names of
     the Wan 2.2 VAE, or is damaged.
     """
-    advice = "get Wan2.2_VAE.pth anew from its publisher, or give a diffusers folder with safetensors"
+    advice = "download Wan2.2_VAE.pth again from its publisher, or use a diffusers folder with safetensors"
     content = read_torch_file(path, field="vae_path", advice=advice)
     names = {name: released_to_diffusers(name) for name in content}
     unknown = [name for name, found in names.items() if found is None]
     if unknown:
         raise ValueError(
-            f"vae_path: '{path}' is no Wan 2.2 VAE: {len(unknown)} of {len(names)} names are unknown, such as "
-            f"'{unknown[0]}'; the VAE of Wan 2.1 has another form and does not fit this model"
+            f"vae_path: '{path}' is not a Wan 2.2 VAE: {len(unknown)} of {len(names)} names are unknown, such as "
+            f"'{unknown[0]}'; the VAE of Wan 2.1 has another architecture and does not fit this model"
         )
     return {found: content[name] for name, found in names.items() if found is not None}

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 logger = logging.getLogger(__name__)
 
 WINDOWS = ((256 * 320, 68), (640 * 640, 24), (1184 * 896, 8))
-"""(most pixels of a frame, frames of a window): the tiers 256, 480 and 704 to 768. Larger frames: the shortest, 4."""
+"""(max pixels of a frame, frames of a window) for the buckets 256, 480 and 704 to 768. Larger frames: the shortest,
+4."""
 SHORTEST = 4
 MOST_COMPILED_SHAPES = 64
 
@@ -91,7 +92,7 @@ class CompiledEncoder:
         if len(self.shapes) == MOST_COMPILED_SHAPES:
             if not self.full:
                 logger.warning(
-                    "the VAE encoder has been compiled for %d shapes, the most; further shapes run uncompiled",
+                    "the VAE encoder has been compiled for %d shapes, the maximum; other shapes run uncompiled",
                     MOST_COMPILED_SHAPES,
                 )
             self.full = True

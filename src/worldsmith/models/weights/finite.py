@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LISTED = 3
-"""Names in a message."""
+"""Max names in a message."""
 
 
 def non_finite(tensors: Mapping[str, Tensor]) -> list[str]:
@@ -37,8 +37,8 @@ def require_finite(source: str, names: Sequence[str]) -> None:
     """Raises UserError unless `names`, what `non_finite` found in the weights of `source`, is empty."""
     if names:
         listed = ", ".join(names[:LISTED]) + (", …" if len(names) > LISTED else "")
-        count = "1 tensor holds" if len(names) == 1 else f"{len(names)} tensors hold"
+        count = "1 tensor holds" if len(names) == 1 else f"{len(names)} tensors contain"
         raise UserError(
-            f"{source}: {count} values that are not finite (NaN or infinity): {listed}. Expected finite weights; give "
+            f"{source}: {count} values are not finite (NaN or infinity): {listed}. Expected finite weights; use "
             "another checkpoint, or copy or export this one again"
         )

@@ -27,11 +27,11 @@ class Weight:
     shape: tuple[int, ...]
     trained: bool
     reached: bool
-    """Whether it gets gradients where it is trained, and with them moments."""
+    """Whether it receives gradients if it is trained, and so has optimizer state."""
     exact: bool
-    """Whether it stays float32 where others are not: adapters, and parts of full precision."""
+    """Whether it stays float32 when others do not: adapters, and modules of full precision."""
     held: int | None = None
-    """Bytes that it takes on every process where a converter holds it in another form; None: it is as it is."""
+    """Bytes on every process if a converter stores it in another format; None: unchanged."""
 
     @property
     def numbers(self) -> int:

@@ -24,24 +24,24 @@ def read_torch_file(path: Path, *, field: str, advice: str) -> dict[str, Tensor]
     import torch
 
     if not path.is_file():
-        raise FileNotFoundError(f"{field}: there is no file '{path}'")
+        raise FileNotFoundError(f"{field}: the file '{path}' does not exist")
     try:
         with torch.serialization.safe_globals(harmless()):
             content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         raise ValueError(
-            f"{field}: '{path}' holds more than tensors (a pickled object that would run code when read), and is not "
-            f"read; {advice} ({short_error(error)})"
+            f"{field}: '{path}' contains more than tensors (a pickled object that would run code), so it is not "
+            f"loaded; {advice} ({short_error(error)})"
         ) from None
     except (RuntimeError, EOFError, OSError) as error:
         raise ValueError(
-            f"{field}: '{path}' cannot be read as PyTorch weights ({short_error(error)}); it may be cut off, or be "
-            "in the format from before PyTorch 1.6, which torch.save in a newer one converts"
+            f"{field}: '{path}' cannot be read as PyTorch weights ({short_error(error)}); it may be truncated, or "
+            "in the format from before PyTorch 1.6, which torch.save in a newer version converts"
         ) from None
     while isinstance(content, Mapping) and (inner := next((c for c in CONTAINERS if _is_table(content, c)), None)):
         content = content[inner]
     if not isinstance(content, Mapping) or not all(isinstance(value, torch.Tensor) for value in content.values()):
-        raise ValueError(f"{field}: '{path}' holds no plain table of tensors")
+        raise ValueError(f"{field}: '{path}' contains no plain table of tensors")
     return dict(content)
 
 
@@ -69,9 +69,9 @@ def require_expected_tensors(
         examples = [*missing[:1], *extra[:1]]
         examples += [f"{n} {list(state[n].shape)} instead of {list(expected[n].shape)}" for n in other[:1]]
         raise ValueError(
-            f"{field}: '{path}' does not fit its config: {len(missing)} tensors are missing, {len(extra)} are too "
-            f"many, {len(other)} have another shape ({'; '.join(examples)}); the file is read with the config of the "
-            f"released VAE, or with '{path.with_suffix('.json').name}' beside it when there is one"
+            f"{field}: '{path}' does not match its config: {len(missing)} tensors missing, {len(extra)} unexpected, "
+            f"{len(other)} with another shape ({'; '.join(examples)}); the file is read with the config of the "
+            f"released VAE, or with '{path.with_suffix('.json').name}' next to it if that exists"
         )
 
 

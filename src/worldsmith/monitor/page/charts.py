@@ -14,9 +14,9 @@ from worldsmith.monitor.page.series import Series
 MOST_LINES = 12
 """Max number of lines of one run in one chart."""
 FEWEST_SMOOTHED = 20
-"""Points above which a curve may be smoothed."""
+"""Number of points above which a curve may be smoothed."""
 NOISY = 5
-"""A curve is noisy if its way up and down is this many times as long as its range."""
+"""A curve is noisy if the sum of its changes is this many times its range."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ CHARTS = {
         labels={"step_seconds": "complete step", "data_seconds": "waiting for data"},
     ),
     "shares": Chart(
-        "Waiting, padding and use of the device, as fractions",
+        "Waiting, padding and device utilization, as fractions",
         r"\w+_share",
         labels={
             "data_wait_share": "step time that waits for data",
@@ -64,7 +64,7 @@ CHARTS = {
     ),
     "norms": Chart("Norms of the network", r"norms/.*", log=True),
     "memory": Chart("Peak memory", r"peak_memory_bytes", unit="GiB", factor=2**-30),
-    "device_load": Chart("Peak utilization of a process", r"devices/\w+_percent", unit="%"),
+    "device_load": Chart("Peak CPU utilization of a process", r"devices/\w+_percent", unit="%"),
     "device_memory": Chart("Memory of the largest process", r"devices/\w+_bytes", unit="GiB", factor=2**-30),
 }
 
@@ -155,7 +155,7 @@ def drop_single_values(charts: list[dict[str, Any]]) -> tuple[list[dict[str, Any
             unit = f" {chart['unit']}" if chart["unit"] else ""
             values = [f"{name_of(line)} {format_float(line['last'][1])}{unit}" for line in chart["lines"]]
             told.append(f"{chart['title']} ({', '.join(values)})")
-    return drawn, f"Charts with a single value so far are not drawn: {'; '.join(told)}."
+    return drawn, f"Charts with a single value so far are not shown: {'; '.join(told)}."
 
 
 def name_of(line: Mapping[str, Any]) -> str:

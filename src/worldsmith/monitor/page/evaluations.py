@@ -15,7 +15,7 @@ from worldsmith.monitor.short_text import FEW_SAMPLES, WEIGHTS_NAMES
 PICTURES = {"confusion.png": "confusion matrix", "contact_sheet.png": "videos of each model"}
 WIDE = "contact_sheet.png"
 MOST_PARTS = 12
-"""Parts of the data whose accuracy is shown, of one evaluation."""
+"""Max slices of an evaluation whose accuracy is shown."""
 
 Rows = dict[str, list[str]]
 """Cell texts of each metric, by metric name."""
@@ -26,13 +26,13 @@ class Evaluation:
     """Results of one evaluation folder."""
 
     name: str
-    """Folder in the run folder, or the run where several are compared."""
+    """Folder in the run folder, or the run's name in a comparison of several."""
     about: str
     columns: list[str]
-    """Models that were measured next to each other; one that is empty where there is one."""
+    """Models that were measured together; an empty name if there is only one."""
     rows: Rows
     pictures: list[tuple[str, str, bool]] = field(default_factory=list)
-    """`src`, what it shows, and whether it has small details and needs the width of the page."""
+    """`src`, description, and whether it has small details and needs the full width of the page."""
 
 
 def evaluations(run: RunFiles, place: PageBudget | None) -> list[Evaluation]:
@@ -101,7 +101,7 @@ def of_answers(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if is_number(value) and isinstance(value, float) and name != "coverage":
             yield words(name), told(value, interval)
     if facts.get("unparsed"):
-        yield "answers that could not be read", told(facts["unparsed"])
+        yield "answers that could not be parsed", told(facts["unparsed"])
     parts = [(kind, found) for kind, found in get_table(facts, "per_task").items()]
     for name, values in get_table(facts, "slices").items():
         parts += [

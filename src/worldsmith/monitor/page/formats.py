@@ -11,7 +11,7 @@ from markupsafe import Markup
 from worldsmith.monitor.short_text import format_bytes, format_duration
 
 MOST_WRITTEN_OUT = 1e9
-"""Numbers from here on have an exponent."""
+"""Numbers from here on are shown with an exponent."""
 
 
 def format_count(value: Any) -> str:

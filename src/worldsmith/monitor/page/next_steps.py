@@ -21,7 +21,7 @@ TRAINED = "training caption"
 CAPTION = "a caption of your training clips"
 """Placeholder for a prompt."""
 PACKAGES = ("--import", "--trust")
-"""Options of a start that every other command on the run needs too."""
+"""Options of a start that all other commands on the run also need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +63,19 @@ def going_on(run: RunFiles, status: Status) -> Iterator[Advice]:
             f"{start} {lengthening(run, 2 * (status.max_iter or status.step))}",
         )
         return
-    from_where = f"from {run.checkpoints[-1]}" if run.checkpoints else "from the start: nothing has been saved yet"
+    from_where = (
+        f"from {run.checkpoints[-1]}" if run.checkpoints else "from the beginning: no checkpoint has been saved yet"
+    )
     if status.state in ("failed", "died"):
-        about = "Says what the errors in its logs mean, and what to change."
+        about = "Explains the errors in its logs and how to fix them."
         yield Advice("Explain it", about, command("explain", run.folder.resolve()))
     if status.state == "failed":
-        yield Advice("Check the start", "Checks everything before the first step, files included.", f"{start} --dryrun")
+        yield Advice(
+            "Check the start", "Checks everything before the first step, including files.", f"{start} --dryrun"
+        )
         text = f"After the cause is fixed, the run resumes {from_where}."
     else:
-        text = f"The run resumes {from_where}; so it does with the command that started it."
+        text = f"The run resumes {from_where}; the command that started it does the same."
     yield Advice("Resume it", text, start)
 
 
@@ -104,15 +108,18 @@ def using_it(run: RunFiles, *, here: bool = False) -> Iterator[Advice]:
     )
     prompt = str(run.samples[0].get("prompt")) if run.samples else None
     if task == "vfm":
-        text = "Makes a video for a caption that the run was trained on. From random weights, other prompts give blur."
+        text = (
+            "Generates a video for a caption that the run was trained on. With training from random weights, "
+            "other prompts give blur."
+        )
         given = trained_prompt(run) or CAPTION
         yield Advice("Generate", text, make("generate", folder, "--prompt", given, "-o", folder / "videos"))
         if prompts := prompts_file(run):
-            text = "Measures what the videos show, and compares them with those of the untrained network."
+            text = "Measures the generated videos, and compares them with those of the untrained network."
             judged = ("--untrained", folder, "--prompts", prompts, "-o", folder / "evaluation")
             yield Advice("Evaluate", text, make("evaluate", folder, *judged))
         else:
-            text = "Measures the loss on clips that were not trained on, and videos generated for their captions."
+            text = "Measures the loss on clips that were not trained on, and generates videos for their captions."
             data = ("--dataset", validation_clips(run) or OTHER_CLIPS, "-o", folder / "held_out")
             yield Advice("Evaluate", text, make("evaluate", folder, *data))
     elif task == "vlm":
@@ -127,7 +134,7 @@ def using_it(run: RunFiles, *, here: bool = False) -> Iterator[Advice]:
         kind, path = judged_data(run)
         if kind:
             questions = ("--dataset", kind, "--dataset.path", path or OTHER_DATA, "-o", folder / "evaluation")
-            text = "Asks all questions of a data set and compares the answers with those expected."
+            text = "Answers all questions of a dataset and compares the answers with the ground truth."
             yield Advice("Evaluate", text, make("evaluate", folder, *questions))
 
 

@@ -13,9 +13,9 @@ from worldsmith.monitor.page.run_files import RunFiles, lookup
 BOUNDS = {"memory": 0.1, "seconds": 0.2, "tokens": 0.1, "share": 0.2, "checkpoint": 0.02}
 """Max relative error of a planned value, or of the nearer end of a planned range."""
 LEAST = 2**30
-"""Bytes of a process of which less are not judged without a GPU: libraries are too large a part of them."""
+"""Min bytes of a process for a comparison without a GPU: below it, libraries are too large a part."""
 FIRST_STEPS = 0.1
-"""Share of the logged steps, one at least, that are no part of a median: the first ones warm up."""
+"""Fraction of the logged steps, at least one, that are excluded from a median as warm-up."""
 FORMS = {
     "memory": size,
     "seconds": seconds,
@@ -92,7 +92,7 @@ def checks_of(run: RunFiles) -> Iterator[Check]:
         most, least = (lookup_number(plan, "step.work.model_flops") / (peak_flops * length) for length in (fast, slow))
         shares = median_of(usual(run, "model_flops_share"))
         if shares is not None:
-            yield Check("share", "Share of the GPUs' peak", least, most, shares, "operations of the model", same)
+            yield Check("share", "Fraction of the GPUs' peak", least, most, shares, "FLOPs of the model", same)
     saved = lookup_number(plan, "quick.checkpoint_bytes")
     yield Check("checkpoint", "A checkpoint", saved, saved, checkpoint_bytes(run), "the newest, on disk", same)
 
@@ -101,7 +101,7 @@ def why_incomparable(run: RunFiles) -> str:
     """Returns the reason for which plan and run are not comparable; "" if they are."""
     planned, processes = run.plan.get("gpus"), run.environment.get("world_size")
     if processes is not None and planned != processes:
-        return f"The plan is that of a run of {planned} GPUs, and this one has {processes} processes."
+        return f"The plan is for {planned} GPUs, but this run has {processes} processes."
     return ""
 
 
@@ -116,33 +116,35 @@ def advice(run: RunFiles, checks: list[Check]) -> Iterator[str]:
         match check.kind:
             case "memory" if more:
                 told = (
-                    "more was held than planned: look at the tokens of a step, at validation and samples that were "
-                    "drawn, which are further phases, and at gpu_bytes in DeviceMonitor/devices.jsonl over time"
+                    "more memory was used than planned: check the tokens of a step, validation and sample "
+                    "generation, which are separate phases, and gpu_bytes in DeviceMonitor/devices.jsonl over time"
                 )
             case "memory":
                 told = (
-                    "less was held than planned: layers that are compiled keep fewer activations, and the plan takes "
+                    "less memory was used than planned: compiled layers keep fewer activations, and the plan uses "
                     "the largest of the first batches"
                 )
             case "seconds" if abs(tokens - 1) > BOUNDS["tokens"]:
                 ends = " to ".join(seconds(end * tokens) for end in (check.low, check.high))
-                told = f"the steps have {tokens:.2f} times the planned tokens, for which it would be about {ends}"
+                told = f"the steps have {tokens:.2f} times the planned tokens, for which about {ends} would be expected"
             case "seconds" if more:
                 waited = median_of(usual(run, "data_wait_share"))
                 share = "" if waited is None else f" ({waited:.0%} of a step)"
                 told = (
-                    f"look at the waiting for data{share}, at model.config.compile.enabled, and at a trace of some "
-                    "steps: +trainer.callbacks.profiler=Profiler"
+                    f"check the waiting for data{share}, model.config.compile.enabled, and a trace of some steps: "
+                    "+trainer.callbacks.profiler=Profiler"
                 )
             case "seconds":
-                told = "the GPU reaches more of its peak than the plan assumes; its efficiencies are in plan.json"
+                told = (
+                    "the GPU reaches more of its peak than the plan assumes; its assumed efficiencies are in plan.json"
+                )
             case "tokens":
                 told = f"memory and seconds are planned for: {run.plan.get('data', '')}"
             case "share":
-                told = "what is said of the seconds of a step holds for it"
+                told = "the note on the seconds of a step applies to it"
             case _:
                 told = "compare the files of the newest checkpoint with checkpoint.save_weights and model.config.ema"
-        yield f"{check.name}, {check.ratio:.2f} times what was planned: {told}."
+        yield f"{check.name}, {check.ratio:.2f} times the planned value: {told}."
 
 
 def checks_in_a_line(checks: list[Check]) -> str:

@@ -44,7 +44,7 @@ class Page:
     runs: int = 1
     at_work: bool = False
     live: bool = False
-    """Whether it asks the server that it came from for what is new."""
+    """Whether it polls its server for updates."""
     linked: int = 0
     written: datetime = field(default_factory=lambda: datetime.now(UTC))
 

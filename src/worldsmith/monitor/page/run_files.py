@@ -17,21 +17,21 @@ from worldsmith.files.lines import read_lines, require_regular
 from worldsmith.monitor.page.series import MetricsReader
 
 EXPECTED = {
-    "metrics.jsonl": "no step has been logged: there are no curves",
-    "config.yaml": "the settings of the run are not known",
-    "config_origins.json": "where the settings were written is not known",
-    "launch_info.yaml": "how the run was started is not known",
-    "job_env.yaml": "the machine and the versions are not known",
-    "messages.jsonl": "what the run said was not kept",
-    "EveryNDrawSample/samples.jsonl": "no samples have been drawn",
+    "metrics.jsonl": "no step has been logged, so there are no curves",
+    "config.yaml": "the settings of the run are unknown",
+    "config_origins.json": "the sources of the settings are unknown",
+    "launch_info.yaml": "the start command of the run is unknown",
+    "job_env.yaml": "the machine and the package versions are unknown",
+    "messages.jsonl": "the log of the run was not kept",
+    "EveryNDrawSample/samples.jsonl": "no samples have been generated",
 }
-"""Files that every report shows, with the meaning of their absence."""
+"""Files that every report shows, with the consequence of their absence."""
 MEASURED = ("metrics.json", "evaluation.json", "adherence.json")
-"""Files of figures, of answers and of videos, in folders of the run folder."""
+"""Files of metrics, of answers and of videos, in folders of the run folder."""
 SHOWN_OUTSIDE = 3
-"""Names of files outside the run folder, in the note about all of them."""
+"""Max names of files outside the run folder in the note about them."""
 NEWEST = 400
-"""Messages that are kept, of all."""
+"""Number of log messages that are kept."""
 READER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -61,7 +61,7 @@ class RunFiles:
     absent: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     outside: list[str] = field(default_factory=list)
-    """Names of images and videos that lie outside the run folder, which the page does not show."""
+    """Names of images and videos outside the run folder, which the page does not show."""
 
     def find_media(self, name: str) -> Path | None:
         """Returns the image or video of that path in the run folder; `None` if it is missing, or outside, which is
@@ -79,8 +79,8 @@ class RunFiles:
             names = ", ".join(self.outside[:SHOWN_OUTSIDE])
             more = len(self.outside) - SHOWN_OUTSIDE
             self.problems.append(
-                f"{len(self.outside)} pictures or videos lie outside the run folder and are not shown: {names}"
-                f"{f' and {more} more' if more > 0 else ''}; copy them into the folder to see them"
+                f"{len(self.outside)} images or videos are outside the run folder and are not shown: "
+                f"{names}{f' and {more} more' if more > 0 else ''}; copy them into the folder to show them"
             )
 
     @property
@@ -112,16 +112,16 @@ def read_run(folder: Path, metrics: MetricsReader | None = None) -> RunFiles:
     run.checkpoints = sorted(path.name for path in (folder / "checkpoints").glob("iter_*") if path.is_dir())
     run.absent = {name: meaning for name, meaning in EXPECTED.items() if not (folder / name).exists()}
     if run.metrics.broken:
-        run.problems.append(f"metrics.jsonl: {run.metrics.broken} lines are not complete and are left out")
+        run.problems.append(f"metrics.jsonl: {run.metrics.broken} incomplete lines are ignored")
     return run
 
 
 def require_run(folder: Path) -> Path:
     """Returns the folder, if it is a run's. Raises UserError for another one."""
     if not folder.is_dir():
-        raise UserError(f"{folder}: there is no such run folder{did_you_mean_folder(folder)}")
+        raise UserError(f"{folder}: no such run folder{did_you_mean_folder(folder)}")
     if not any((folder / name).exists() for name in ("config.yaml", "metrics.jsonl", "status.json")):
-        raise UserError(f"{folder}: this is no run folder: expected config.yaml or metrics.jsonl in it")
+        raise UserError(f"{folder}: not a run folder: expected config.yaml or metrics.jsonl in it")
     return folder
 
 
@@ -182,7 +182,7 @@ def entries(run: RunFiles, name: str) -> Iterator[dict[str, Any]]:
         if isinstance(entry, dict):
             yield entry
     if broken:
-        run.problems.append(f"{name}: {broken} lines are no JSON and are left out")
+        run.problems.append(f"{name}: {broken} lines that are not JSON are ignored")
 
 
 def lookup(data: Mapping[str, Any], path: str, default: Any = None) -> Any:

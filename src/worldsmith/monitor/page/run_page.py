@@ -39,22 +39,22 @@ SHOWN_ENTRIES = 50
 BEST = "val/loss"
 COUNTS = {
     "loaded/samples": "samples read",
-    "loaded/cache_hit": "clips taken from the latent cache",
-    "loaded/cache_miss": "clips encoded anew, since the latent cache did not have them",
-    "loaded/cache_corrupt": "clips encoded anew, since their file in the latent cache was broken",
-    "loaded/captions_truncated": "captions cut to max_caption_tokens",
-    "loaded/variable_rate": "clips with uneven frame times",
-    "loaded/windows_shortened": "windows cut to the end of their clip",
+    "loaded/cache_hit": "clips read from the latent cache",
+    "loaded/cache_miss": "clips encoded, because they were not in the latent cache",
+    "loaded/cache_corrupt": "clips encoded again, because their file in the latent cache was damaged",
+    "loaded/captions_truncated": "captions truncated to max_caption_tokens",
+    "loaded/variable_rate": "clips with unevenly spaced frames",
+    "loaded/windows_shortened": "windows shortened to the end of their clip",
 }
 """Names of the data loader's counts on the page, by their names in metrics.jsonl."""
 REPORT = {
     "dataset": "data set",
     "positions": "samples in an epoch",
     "looked_at": "samples inspected at the start",
-    "cap": "a sample must have fewer tokens than",
+    "cap": "token limit of a sample",
     "over_cap": "samples with too many tokens",
-    "needed_cap": "cap that would keep them all",
-    "cells": "latent cells of an epoch",
+    "needed_cap": "limit that would keep them all",
+    "cells": "latents of an epoch",
 }
 """Names of the counts of a data report on the page, by the fields of `DataReport`."""
 
@@ -264,8 +264,8 @@ def plan_section(run: RunFiles) -> Section:
     return section(
         "plan",
         "Plan",
-        planned=f"Planned for {gpus} × {gpu}; a step's data: {run.plan.get('data', 'not known')}.",
-        measured=", ".join(dict.fromkeys(devices(run))) or "processors, without a GPU",
+        planned=f"Planned for {gpus} × {gpu}; data of a step: {run.plan.get('data', 'unknown')}.",
+        measured=", ".join(dict.fromkeys(devices(run))) or "CPUs, without a GPU",
         incomparable=why_incomparable(run),
         checks=checks,
         advice=list(advice(run, checks)),
@@ -284,12 +284,12 @@ def thinned_note(run: RunFiles) -> str:
     longest = max(thinned, key=lambda series: series.values)
     values, points = format_count(longest.values), format_count(len(longest.buckets))
     return (
-        f"Curves of up to {values} values are drawn with {points} points: each is the mean of its neighbours, and the "
-        "band around it reaches from their least to their greatest value. All values are in metrics.jsonl."
+        f"Curves of up to {values} values are shown with {points} points: each is the mean of its neighbors, with a "
+        "band from their minimum to their maximum. All values are in metrics.jsonl."
     )
 
 
 def missing_note(run: RunFiles) -> str:
     drawn = {name: number for name, number in run.metrics.missing.items() if name in run.metrics.series}
     told = ", ".join(f"{name} {number} times" for name, number in drawn.items())
-    return f"Values that were not finite are not drawn: {told}." if told else ""
+    return f"Non-finite values are not shown: {told}." if told else ""

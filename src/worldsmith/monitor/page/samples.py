@@ -28,21 +28,21 @@ MEDIA = {
 }
 """Media types that the report shows, by file extension."""
 EMBEDDED_FILE = 64_000
-"""Bytes of the largest file that is put into the page."""
+"""Max bytes of a file that is embedded in the page."""
 EMBEDDED_PAGE = 1_200_000
-"""Bytes of all files that are put into one page."""
+"""Max bytes of all files that are embedded in one page."""
 EMBEDDED_PICTURE = 500_000
-"""Bytes of the largest image of an evaluation that is put into the page; a larger one is scaled down to that."""
+"""Max bytes of an image of an evaluation that is embedded; larger ones are scaled down to it."""
 EMBEDDED_PICTURES = 1_500_000
-"""Bytes of all images of evaluations that are put into one page."""
+"""Max bytes of all images of evaluations that are embedded in one page."""
 PICTURE_WIDTH = 1600
-"""Pixels of the widest image of an evaluation that was scaled down, and of the narrowest one below."""
+"""Width in pixels of the widest downscaled image of an evaluation, and of the narrowest one."""
 LEAST_PICTURE_WIDTH = 400
 MOST_STEPS = 8
 """Max number of steps shown per prompt, including the first and the last."""
 MOST_PROMPTS = 24
 OPEN_PROMPTS = 4
-"""Prompts whose samples are visible at once; a click shows the others."""
+"""Number of prompts whose samples are visible at once; a click shows the others."""
 LONG_ANSWER = 40
 """Characters above which an answer gets a wide box."""
 REAL = "real clip"
@@ -57,9 +57,9 @@ class PageBudget:
     folder: Path
     room: int = EMBEDDED_PAGE
     picture_room: int | None = None
-    """Bytes left for images of evaluations; `None`: `EMBEDDED_PICTURES`, or nothing where `room` is 0."""
+    """Bytes left for images of evaluations; `None`: `EMBEDDED_PICTURES`, or 0 if `room` is 0."""
     linked: int = 0
-    """Files that the page needs in addition to it."""
+    """Files that the page needs in addition to itself."""
 
     def __post_init__(self) -> None:
         if self.picture_room is None:
@@ -135,9 +135,9 @@ class Shown:
     answer: str | None = None
     right: bool | None = None
     missing: str | None = None
-    """The file that is not shown, and why."""
+    """A file that is not shown, and the reason."""
     run: int | None = None
-    """Index of its run among those that are compared, which chooses its color."""
+    """Index of its run in a comparison, which selects its color."""
 
 
 @dataclass(slots=True)
@@ -146,18 +146,18 @@ class PromptSamples:
 
     prompt: str
     about: str = ""
-    """The file that a question is about, as the run has it."""
+    """The file that a question is about, as stored by the run."""
     source: str = ""
-    """Whether the prompt is from the training or the held-out data, as the label in samples.jsonl; "" = not known."""
+    """Whether the prompt is from the training or the held-out data, as the label in samples.jsonl; "" = unknown."""
     expected: str | None = None
     media: str | None = None
-    """`src` of what a question is about."""
+    """`src` of the media of a question."""
     media_is_video: bool = False
     real: Shown | None = None
     """The clip of the data whose caption is the prompt."""
     shown: list[Shown] = field(default_factory=list)
     more: int = 0
-    """Samples that are left out of the page."""
+    """Samples that the page omits."""
 
     @property
     def answers(self) -> bool:
@@ -266,8 +266,8 @@ def media(run: RunFiles, file: str, place: PageBudget, caption: str) -> Shown:
 def missing(run: RunFiles, file: str) -> str:
     """Returns the reason for which a file is not shown."""
     if file in run.outside:
-        return f"{file} lies outside the run folder"
-    return f"{file or 'no file'} is not there"
+        return f"{file} is outside the run folder"
+    return f"{file or 'no file'} does not exist"
 
 
 def pick_evenly(steps: Sequence[int], most: int) -> set[int]:

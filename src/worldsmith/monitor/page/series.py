@@ -20,7 +20,7 @@ NO_CURVE = re.compile(
     r"samples|tokens|skipped(_total)?|failed_saves|unwritten|first_step|memory_before_bytes|val\w*/(samples|tokens|seconds)"
     r"|(loaded|rejected)/.*"
 )
-"""Counts, of which the last value says all."""
+"""Counters, of which the last value is shown."""
 
 
 @dataclass(slots=True)
@@ -108,7 +108,7 @@ class MetricsReader:
         self.series: dict[str, Series] = {}
         """Series by metric name; entries of a mapping are `name/key`."""
         self.latest: dict[str, Any] = {}
-        """The newest value of everything."""
+        """Newest value of each metric."""
         self.missing: Counter[str] = Counter()
         """Number of non-finite values by metric."""
         self.lines = self.broken = 0

@@ -11,17 +11,17 @@ from worldsmith.files.locks import in_use
 from worldsmith.monitor.page.run_files import RunFiles, lookup
 
 SILENT = timedelta(minutes=2)
-"""A run that nobody holds and that has said nothing for so long has died."""
+"""Seconds of silence after which a run without a lock holder counts as dead."""
 AT_WORK = ("starting", "running")
 MEANING = {
     "starting": "The run is being built.",
     "running": "The run is training.",
-    "finished": "All steps are done.",
+    "finished": "All steps are complete.",
     "stopped": "The run was asked to stop and saved a checkpoint; the command that started it resumes it.",
     "interrupted": "Stopped by a second Ctrl-C, without a new checkpoint; the command that started the run resumes it.",
     "failed": "The run has ended with an error.",
-    "died": "[E125] The process is gone without a word: killed, out of memory, or the machine went down.",
-    "ended": "No process works in this folder, and not all steps are done.",
+    "died": "[E125] The process ended without a message: killed, out of memory, or the machine failed.",
+    "ended": "No process uses this folder, and not all steps are complete.",
 }
 
 
@@ -32,7 +32,7 @@ STOPPED_BY = {
 }
 """Descriptions of stop reasons, by the recorded reason."""
 INTERRUPTED = "KeyboardInterrupt"
-"""Start of the recorded reason of a run that a second Ctrl-C has ended."""
+"""Prefix of the recorded stop reason of a run that was ended by a second Ctrl-C."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ def fake_world(rank: int, size: int, *, context_parallel: int = 1) -> Iterator[F
         RuntimeError: If the process already has a process group.
     """
     if dist.is_initialized():
-        raise RuntimeError("this process is a rank of a real run, and cannot be that of another one as well")
+        raise RuntimeError("this process is already a rank of a real run")
     _clear_sharding_prop_cache()  # the cache is keyed by mesh shape and would return placements of another rank
     hook = sys.excepthook  # init_process_group replaces it by one that prefixes error lines with the rank
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)

@@ -203,7 +203,7 @@ class WithoutFiles(WeightSource):
     """Source of empty weights with the names and shapes of a safetensors folder; each rank reads its shards."""
 
     def __init__(self, model: Model) -> None:
-        self.path, self.describe, self.settings = Path(), "weights that are not read", {}
+        self.path, self.describe, self.settings = Path(), "unused weights", {}
         self.average_shapes, self.copies, self.unknown = {}, {}, []
         names = native_parameters(model.network)
         self.shapes = {name: list(value.shape) for name, value in names.items() if not is_adapter(name)}

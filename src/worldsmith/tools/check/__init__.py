@@ -4,7 +4,7 @@ from worldsmith.actions.registry import Command
 
 COMMANDS = {
     "check": Command(
-        "read the data of a run, or a data set, as the run would, and say what is in it",
+        "validate a dataset before training, as the run would read it",
         {"": "worldsmith.tools.check.check:CheckData"},
         about_run=True,
     ),

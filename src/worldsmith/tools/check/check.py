@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from worldsmith.tasks.task import Task
 
 WIDEST = 100
-"""Columns of the report, at most."""
+"""Max columns of the report."""
 SPEC_CAP = "policy.model_max_length"
 """Spec key of the max tokens per sample."""
 
@@ -71,19 +71,19 @@ class CheckData(RunAction):
 
     metavars: ClassVar[Mapping[str, str]] = {"recipe": "NAME"}
     limits_of: str | None = None
-    """The recipe that gives the limits, if the command names only a dataset."""
+    """Recipe whose limits apply if the command names only a dataset."""
 
     class Config(RunAction.Config):
         recipe: str | None = None
-        """for a data set: the recipe whose limits hold"""
+        """for a dataset: the recipe whose limits apply"""
         processes: Count | None = None
-        """processes that the run would have (default: 1)"""
+        """number of processes of the run (default: 1)"""
         workers: NotNegative | None = None
-        """processes that read (default: one for each CPU)"""
+        """number of reading processes (default: one per CPU)"""
         sample: Count | None = None
-        """look at N samples only, evenly chosen"""
+        """inspect only N samples, evenly spaced"""
         headers: bool = False
-        """read headers only and decode nothing: fast, tells tokens and sizes"""
+        """read headers only and decode no frames: fast; reports tokens and sizes"""
 
     config: Config
 
@@ -95,7 +95,7 @@ class CheckData(RunAction):
             self.limits_of = recipe
             loaded = words.load_for_dataset(recipe, dataset)
         elif self.config.recipe is not None:
-            raise UserError("--recipe goes with a data set; a recipe alone is `worldsmith check NAME`")
+            raise UserError("--recipe requires a dataset; to check a recipe alone: `worldsmith check NAME`")
         else:
             loaded = words.load()
         return replace(loaded, warnings=[*notes, *loaded.warnings])
@@ -186,7 +186,7 @@ class CheckData(RunAction):
         if "val" in tasks:
             found.overlap = datasets["val"].count_overlap(datasets["train"])
             if found.overlap:
-                found.remarks.append(f"{found.overlap} samples of the validation data are trained on, too")
+                found.remarks.append(f"{found.overlap} samples are in both the validation data and the training data")
         return tasks
 
     def report_records(self) -> dict[str, DataReport]:
@@ -206,19 +206,20 @@ class CheckData(RunAction):
         """Adds the remarks and problems that follow from the counts of a split."""
         ranks = len(report.packs)
         if report.over_cap and (report.kept or ends_at_long_ones):
-            long = f"{report.over_cap} samples ({report.over_cap / report.looked_at:.1%}) are longer than the cap"
+            long = f"{report.over_cap} samples ({report.over_cap / report.looked_at:.1%}) exceed the token limit"
             if ends_at_long_ones:
-                found.refuse(f"dataloader_{split}.on_overlong is 'error', and {long}: {larger_cap(report)}")
+                found.refuse(f"dataloader_{split}.on_overlong is 'error', but {long}: {larger_cap(report)}")
             else:
-                found.remarks.append(f"{split}: {long} and are left out: {larger_cap(report)}")
+                found.remarks.append(f"{split}: {long} and are skipped: {larger_cap(report)}")
         if not report.kept or self.limits_of is not None:
             return
         if split == "train" and report.ranks_that_work is not None:
             found.remarks.append(too_few_steps(report, self.tree.trainer.grad_accum_iter))
         elif 0 in report.packs and report.looked_at == report.positions:
             found.remarks.append(
-                f"{split}: {report.packs.count(0)} of {ranks} processes get nothing of an epoch over {report.kept} "
-                "samples and read those of later epochs: use fewer processes, or more data"
+                f"{split}: {report.packs.count(0)} of {ranks} processes have no samples in an epoch over "
+                f"{report.kept} samples and train on samples of later epochs instead: use fewer processes or more "
+                "data"
             )
 
     def inspect_run(self, found: CheckResult, model: Model, degrees: Degrees, task: Task) -> None:
@@ -236,10 +237,10 @@ class CheckData(RunAction):
     def lines(self, found: CheckResult) -> Iterator[str]:
         width = min(WIDEST, shutil.get_terminal_size().columns)
         if self.limits_of is not None:
-            yield titled("limits", f"those of the recipe {self.limits_of}; --recipe NAME chooses another one")
+            yield titled("limits", f"those of the recipe {self.limits_of}; select another one with --recipe NAME")
         if self.config.processes is None and self.processes > world_size():
             yield titled(
-                "processes", f"{self.processes}, as model.config.parallelism asks; --processes N says otherwise"
+                "processes", f"{self.processes}, as set in model.config.parallelism; change it with --processes N"
             )
         if terms := task_of(self.tree.model.name).terms:
             yield from wrapped("terms", f"{terms}; pack: samples of one forward pass; epoch: every sample once", width)
@@ -263,8 +264,8 @@ def too_few_steps(report: DataReport, packs_a_step: int) -> str:
     ways += [f"trainer.grad_accum_iter = {packs} or less"] if packs else []
     step, data = counted(packs_a_step, "pack"), counted(report.kept or 0, "sample")
     return (
-        f"a step takes {step} on each process, and an epoch over {data} gives {packs} to some of {ranks}: they "
-        "see samples twice in one step. What works: "
+        f"a step takes {step} on each process, but an epoch over {data} gives only {packs} to some of {ranks}: they "
+        "train twice on the same samples within one step. Possible fixes: "
         f"{', '.join([*ways, 'smaller packs, or more data'])}"
     )
 
@@ -282,9 +283,9 @@ def find_dataset(source: str, recipe: str | None) -> tuple[Any, str] | None:
             return dataset, recipe or task.small_recipe
     if Path(source).is_dir():
         raise UserError(
-            f"{source} is no run folder and no data set of ours: it would have video_dataset_file.jsonl or "
-            "*.tar, perhaps in train/, annotations.json, meta.json or messages.jsonl; `worldsmith dataset import` "
-            "makes one of others"
+            f"{source} is neither a run folder nor a Worldsmith dataset: expected video_dataset_file.jsonl or *.tar "
+            "(also in train/), annotations.json, meta.json or messages.jsonl. `worldsmith dataset import` converts "
+            "other layouts"
         )
     return None
 

@@ -21,7 +21,7 @@ from worldsmith.data.stream.workers import fetch
 AHEAD = 4
 """Samples that each worker makes in advance."""
 INDENT = " " * 13
-FILLED_UP = "the last pack is filled up with samples of the next epoch"
+FILLED_UP = "the last pack is filled with samples of the next epoch"
 BAR, LONGEST = "█", 32
 """Character of the bars of a histogram, and max length of a bar."""
 RANKS = 8
@@ -161,11 +161,11 @@ def refusals(report: DataReport, loader: PackingDataLoader, tally: Tally, seen: 
     over = [item.num_tokens for item in seen if item.rejection and item.rejection.reason == "over_token_cap"]
     if over and len(over) == len(seen):
         fits = "may be used" if report.cap_included else "fits into a pack"
-        least = f"the smallest of {len(over)} samples has {min(over)} tokens, and none {fits}"
+        least = f"the smallest of {len(over)} samples has {min(over)} tokens, so none {fits}"
         found.append(f"{least}: {larger_cap(report)}")
     else:
         part = report.looked_at < report.positions
-        which = f"none of the {report.looked_at} samples that were looked at" if part else "no sample"
+        which = f"none of the {report.looked_at} inspected samples" if part else "no sample"
         what = f"{which} of {report.dataset} can be used ({tally.describe()})"
         found.append(f"{what}. {loader.dataset.limits}".strip())
     return found
@@ -174,7 +174,7 @@ def refusals(report: DataReport, loader: PackingDataLoader, tally: Tally, seen: 
 def larger_cap(report: DataReport) -> str:
     """Returns the advice for samples that are too long."""
     least, now = (report.needed_cap or 0) - report.cap_included, (report.cap or 0) - report.cap_included
-    return f"set {report.cap_field} to at least {least} (now {now}) for all of them, or use smaller or shorter ones"
+    return f"set {report.cap_field} to at least {least} (now {now}) to use all of them, or use smaller or shorter clips"
 
 
 def count_packs(
@@ -245,7 +245,7 @@ def report_lines(report: DataReport, *, width: int, workers: int) -> Iterator[st
     """Yields the lines of at most `width` columns, except for file names. `workers`: loader workers of the run."""
     yield titled("data", report.dataset)
     looked = "all of them" if report.looked_at >= report.positions else f"{report.looked_at} of them, evenly spaced,"
-    how = "were read as in training" if report.decoded else "were inspected by their headers only"
+    how = "decoded as in training" if report.decoded else "inspected by their headers only"
     if report.kept is None:
         looked, how = "none", "was read"
     held = f"{counted(report.records, 'record')}, {counted(report.positions, 'sample')} in an epoch; {looked} {how}"
@@ -255,7 +255,7 @@ def report_lines(report: DataReport, *, width: int, workers: int) -> Iterator[st
         yield from wrapped("kept", f"{report.kept} of {counted(report.looked_at, 'sample')}", width)
         samples = report.looked_at - report.kept
         if samples < int(skipped):
-            skipped += f": {counted(samples, 'sample')}, and {int(skipped) - samples} in the records, before sampling"
+            skipped += f": {counted(samples, 'sample')}; {int(skipped) - samples} of the records, before sampling"
     yield from wrapped("left out", skipped, width)
     names = max([len(name) for name in report.left_out], default=0)
     for name, group in report.left_out.items():
@@ -273,14 +273,14 @@ def report_lines(report: DataReport, *, width: int, workers: int) -> Iterator[st
         yield from (titled("", clip(more, width - len(INDENT))) for more in further)
     if report.duplicates:
         again = sum(len(keys) - 1 for keys in report.duplicates)
-        said = f"{counted(again, 'sample')} the same as another one, such as {' = '.join(report.duplicates[0])}"
+        said = f"{counted(again, 'sample')} identical to another one, such as {' = '.join(report.duplicates[0])}"
         yield titled("duplicates", clip(said, width - len(INDENT)))
     if report.tokens is not None:
-        cap = f"; the cap of a pack, which holds several samples, is {report.cap}" if report.cap else ""
+        cap = f"; the token limit of a pack, which holds several samples, is {report.cap}" if report.cap else ""
         if report.cap and report.cap_included:
-            cap = f"; at most {report.cap - 1} are allowed"
+            cap = f"; the limit is {report.cap - 1}"
         if report.over_cap:
-            over = "have more" if report.cap_included else "do not stay below"
+            over = "exceed" if report.cap_included else "do not stay below"
             cap += f", which {report.over_cap} of them ({report.over_cap / report.tokens.count:.1%}) {over}"
         yield from wrapped("tokens", f"{format_percentiles(report.tokens)}{cap}", width)
     alike = [f"{name} {bars.labels[0]}" for name, bars in report.features.items() if len(bars.labels) == 1]
@@ -291,7 +291,7 @@ def report_lines(report: DataReport, *, width: int, workers: int) -> Iterator[st
             yield from histogram_lines(name, bars, width)
     if report.seconds is not None and report.seconds.total > 0:
         rate = report.seconds.count / report.seconds.total
-        times = f"half take up to {report.seconds.p50:.2g} s, 95 % up to {report.seconds.p95:.2g} s"
+        times = f"p50 {report.seconds.p50:.2g} s, p95 {report.seconds.p95:.2g} s"
         times = f"reading a sample takes {1 / rate:.2g} s on average ({times})"
         speed = f"{rate * max(1, workers):.3g} samples/s with {counted(workers, 'worker')}"
         yield from wrapped("time", f"{times}; {speed}", width)
@@ -301,7 +301,7 @@ def report_lines(report: DataReport, *, width: int, workers: int) -> Iterator[st
 def packing_lines(report: DataReport, width: int) -> Iterator[str]:
     if report.fill:
         shares = ", ".join(f"{name} {share:.1%}" for name, share in report.fill.items())
-        told = f"are filled to this fraction of the cap, by packer: {shares} (the run uses {report.packer})"
+        told = f"filled to this fraction of the token limit, by packer: {shares} (this run uses {report.packer})"
         yield from wrapped("packs", told, width)
     about = "" if report.looked_at >= report.positions else "about "
     kinds = sorted(set(zip(report.packs, report.steps)), reverse=True)
@@ -316,7 +316,7 @@ def packing_lines(report: DataReport, width: int) -> Iterator[str]:
         yield from wrapped("" if rank else "an epoch", f"{place}{about}{format_epoch(*both)}", width)
     if len(report.packs) > RANKS:
         rest = report.packs[RANKS:]
-        yield from wrapped("", f"on {len(rest)} further ones {about}{min(rest)} to {max(rest)} packs each", width)
+        yield from wrapped("", f"on {len(rest)} other processes {about}{min(rest)} to {max(rest)} packs each", width)
     if report.packs:
         yield from wrapped("", f"{FILLED_UP}{later_epochs(report)}", width)
 
@@ -324,7 +324,7 @@ def packing_lines(report: DataReport, width: int) -> Iterator[str]:
 def later_epochs(report: DataReport) -> str:
     """Steps of an epoch over a long run, if clearly less than those of the first epoch."""
     first, later = max(report.steps), max(report.later_steps, default=0.0)
-    return f": over a long run, an epoch is about {later:.3g} steps" if 0 < later < 0.95 * first else ""
+    return f": over a long run, about {later:.3g} steps per epoch" if 0 < later < 0.95 * first else ""
 
 
 def format_epoch(packs: int, steps: float) -> str:
@@ -343,7 +343,7 @@ def histogram_lines(name: str, bars: Histogram, width: int) -> Iterator[str]:
 
 def format_percentiles(values: Distribution) -> str:
     p50, p95, largest = (format_number(value) for value in (values.p50, values.p95, values.max))
-    return f"half of the samples have up to {p50}, 95 % up to {p95}, the longest {largest}"
+    return f"p50 {p50}, p95 {p95}, max {largest}"
 
 
 def wrapped(word: str, message: str, width: int) -> list[str]:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 SHARED_MEMORY = Path("/dev/shm")
 LEAST_SHARED = 64 * 2**20
-"""Bytes of shared memory below which NCCL's processes of one machine soon fail."""
+"""Min bytes of shared memory; below it, NCCL on one machine usually fails."""
 
 
 @dataclass(slots=True)
@@ -50,9 +50,9 @@ class Needs:
     disk: dict[str, int] = field(default_factory=dict)
     """Bytes of checkpoints and cached latents, and free bytes."""
     machine: dict[str, Any] = field(default_factory=dict)
-    """Names of the GPUs, bytes that a process needs, and free bytes."""
+    """Names of the GPUs, bytes required per process, and free bytes."""
     hub: list[dict[str, Any]] = field(default_factory=list)
-    """Components on the hub: the field, the repository, the state, and the bytes to download."""
+    """Components on the hub: config field, repository, state, and bytes to download."""
     credentials: dict[str, bool] = field(default_factory=dict)
     """Credentials that the run may need, by name: whether they are set."""
     remarks: list[str] = field(default_factory=list)
@@ -68,14 +68,14 @@ class Needs:
         disk, machine = self.disk, self.machine
         if "checkpoint" in disk:
             kept = disk["checkpoints_kept"] * disk["checkpoint"]
-            sizes = f"checkpoints {format_bytes(disk['checkpoint'])} each, at most {format_bytes(kept)} at once"
+            sizes = f"checkpoints {format_bytes(disk['checkpoint'])} each, at most {format_bytes(kept)} at a time"
             yield titled("disk", f"{sizes}; free: {format_bytes(disk['free'])}")
         if "latent_cache" in disk:
             free = format_bytes(disk["latent_cache_free"])
             yield titled("", f"latents of an epoch {format_bytes(disk['latent_cache'])}; free: {free}")
         if machine:
             gpus = ", ".join(machine["gpus"]) or "no GPU"
-            needed = f"a process holds {format_bytes(machine['needed'])} before activations"
+            needed = f"each process needs {format_bytes(machine['needed'])} before activations"
             yield titled("machine", f"{gpus}; {needed}; free: {format_bytes(machine['free'])}")
         for place in self.hub:
             there = f", {format_bytes(place['bytes'])} to download" if "bytes" in place else ""
@@ -125,8 +125,8 @@ def inspect_hub(needs: Needs, tree: Any) -> None:
         needs.disk |= {"download": wanted, "download_free": free}
         if wanted > free:
             needs.problems.append(
-                f"{format_bytes(wanted)} are to be downloaded, and the disk of the Hugging Face cache {home} has "
-                f"{format_bytes(free)} free. Make room, or set HF_HOME to a folder on another disk"
+                f"downloads need {format_bytes(wanted)}, but the disk of the Hugging Face cache {home} has "
+                f"{format_bytes(free)} free. Free disk space, or set HF_HOME to a folder on another disk"
             )
 
 
@@ -165,12 +165,12 @@ def inspect_machine(needs: Needs, tree: Any, model: Model, degrees: Degrees, ran
     lack = lack_of_memory(states, world, min(ranks, local_size()))
     if lack is not None:  # outside a launch, this may be another machine than the one that trains
         told = needs.problems if "WORLD_SIZE" in os.environ else needs.remarks
-        told.append(f"on this machine the run does not fit into memory: {lack}")
+        told.append(f"the run does not fit into the memory of this machine: {lack}")
     needs.remarks += device_remarks(ranks)
     if needs.machine["gpus"] and ranks > 1 and (shared := shared_memory()) < LEAST_SHARED:
         needs.remarks.append(
-            f"{SHARED_MEMORY} has {format_bytes(shared)}, in which NCCL's processes soon fail (bus error, no space "
-            "left on device): start the container with --ipc=host, or a larger --shm-size"
+            f"{SHARED_MEMORY} has only {format_bytes(shared)}; NCCL usually fails with so little (bus error, no "
+            "space left on device): start the container with --ipc=host or a larger --shm-size"
         )
 
 
@@ -180,8 +180,8 @@ def inspect_latent_cache(needs: Needs, cache: str, needed: int) -> None:
     needs.disk |= {"latent_cache": needed, "latent_cache_free": free}
     if needed > free:
         needs.remarks.append(
-            f"the latents of an epoch take {format_bytes(needed)}, and the disk of {cache} has {format_bytes(free)} "
-            "free: clips whose latents do not fit are encoded each time"
+            f"the latents of an epoch need {format_bytes(needed)}, but the disk of {cache} has {format_bytes(free)} "
+            "free: clips whose latents do not fit are encoded again in every epoch"
         )
 
 

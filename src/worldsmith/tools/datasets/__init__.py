@@ -4,7 +4,7 @@ from worldsmith.actions.registry import Command
 
 COMMANDS = {
     "dataset": Command(
-        "make a dataset, or look at one",
+        "create, import, convert or preview a dataset",
         {
             "import": "worldsmith.tools.datasets.import_clips:ImportClips",
             "videophy2": "worldsmith.tools.datasets.videophy2:PrepareVideoPhy2",

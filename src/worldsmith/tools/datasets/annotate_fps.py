@@ -28,7 +28,7 @@ from worldsmith.files.atomic import write_text
 PROVENANCE = ".provenance.json"
 FPS, ORIGIN = "video_fps", "video_fps_from"
 STREAM = "stream"
-"""The origin of a rate that was read from the file."""
+"""Source name of frame rates that were read from the video file."""
 READERS = 8
 
 
@@ -46,11 +46,11 @@ class AnnotateFps(Action):
         source: str
         """The file of records, or its folder."""
         out: str
-        """The new file; nothing may be there."""
+        """The new file; it must not exist."""
         media_root: str = ""
-        """Folder to which media paths are relative; "" = that of the source."""
+        """Folder that media paths are relative to; "": the folder of the source."""
         replace: bool = False
-        """Also give a new rate to records whose rate is more than 1 % off that of the stream."""
+        """Also replace stated frame rates that differ from the stream's by more than 1 %."""
 
     config: Config
 
@@ -60,7 +60,7 @@ class AnnotateFps(Action):
         kind = next((kind for kind in (LlavaDataset, MessagesDataset) if kind.is_at(Path(config.source))), None)
         if kind is None:
             names = f"{LlavaDataset.file_name} or {MessagesDataset.file_name}"
-            raise UserError(f"{config.source}: expected conversations ({names}), the file or its folder")
+            raise UserError(f"{config.source}: expected conversations ({names}), either the file or its folder")
         dataset: ChatFile = kind.Config(path=config.source, media_root=config.media_root).build()
         return dataset
 
@@ -68,9 +68,9 @@ class AnnotateFps(Action):
         out = Path(self.config.out)
         for path in (out, provenance_file(out)):
             if os.path.lexists(path):
-                raise UserError(f"{path} exists, and is not replaced: give another --out, or remove it")
+                raise UserError(f"{path} already exists and is not replaced: choose another --out, or remove it")
         if not out.parent.is_dir():
-            raise UserError(f"{out}: there is no folder {out.parent}")
+            raise UserError(f"{out}: the folder {out.parent} does not exist")
         suffix = Path(dataset.file_name).suffix
         if out.suffix != suffix:
             raise UserError(f"{out}: the name of such a file must end in {suffix}")
@@ -106,22 +106,26 @@ class AnnotateFps(Action):
 
     def lines(self, dataset: ChatFile, done: Annotated, out: Path) -> Iterator[str]:
         yield f"{out}: {dataset.num_records} records, video_fps added to {done.added}, replaced in {done.replaced}"
-        said = (f"{done.stated} stated one already", f"{done.without_video} have no video")
-        yield f"  {', '.join([*said, f'{done.not_records} cannot be used by a run and are copied as they are'])}"
+        said = (f"{done.stated} already had one", f"{done.without_video} have no video")
+        yield f"  {', '.join([*said, f'{done.not_records} cannot be used by a run and are copied unchanged'])}"
         for name, what in (
             (
                 "disagrees",
-                "stated rates are more than 1 % off" + ("" if self.config.replace else " and stay; see --replace"),
+                "stated frame rates differ by more than 1 %"
+                + ("" if self.config.replace else " and are kept; see --replace"),
             ),
             ("unreadable", "got no rate"),
-            ("uneven", "have unevenly spaced frames: their average rate makes the times told to a model even"),
+            (
+                "uneven",
+                ("have unevenly spaced frames; with their average frame rate the model sees evenly spaced timestamps"),
+            ),
         ):
             found = getattr(done, name)
             if found:
                 yield f"  {len(found)} {what}"
                 yield from (f"    record {one['index']} ({one['key']}): {one['detail']}" for one in found[:EXAMPLES])
         if out.parent.resolve() != dataset.media_root.resolve():
-            yield f"  media paths are relative to {dataset.media_root}: the new file needs it as media_root"
+            yield f"  media paths are relative to {dataset.media_root}: use the new file with this media_root"
 
 
 def provenance_file(out: Path) -> Path:
@@ -135,17 +139,18 @@ class Annotated:
     text: str = ""
     added: int = 0
     stated: int = 0
-    """Records that stated a rate, which was not changed."""
+    """Records that already stated a frame rate, which was kept."""
     replaced: int = 0
     without_video: int = 0
     not_records: int = 0
     """Records that no run can use; they are copied unchanged."""
     disagrees: list[dict[str, Any]] = field(default_factory=list)
-    """Records with a stated rate that differs from the stream's."""
+    """Records whose stated frame rate differs from that of the stream."""
     unreadable: list[dict[str, Any]] = field(default_factory=list)
-    """Records with unreadable videos, or with videos of different rates; nothing was added."""
+    """Records with unreadable videos, or with videos of different frame rates; they are not annotated."""
     uneven: list[dict[str, Any]] = field(default_factory=list)
-    """Records with unevenly spaced frames; the average rate was added, so a model sees evenly spaced timestamps."""
+    """Records with unevenly spaced frames; the average frame rate was added, so a model sees evenly spaced
+    timestamps."""
 
 
 def annotate(dataset: ChatFile, *, replace: bool, shown: Callable[[int, int], None] | None = None) -> Annotated:
@@ -189,14 +194,18 @@ def choose_rate(
         return None
     rates = [info.fps for info in found if isinstance(info, VideoInfo)]
     if isinstance(found, str) or rates_differ(min(rates), max(rates)):
-        why = found if isinstance(found, str) else f"its videos have different rates: {', '.join(map(str, rates))}"
+        why = (
+            found
+            if isinstance(found, str)
+            else (f"its videos have different frame rates: {', '.join(map(str, rates))}")
+        )
         done.unreadable.append({**known, "detail": why})
         done.stated += stated is not None
         return None
     if stated is not None:
         other = rates_differ(stated, rates[0])
         if other:
-            done.disagrees.append({**known, "detail": f"states {stated:g}, the stream has {rates[0]:g}"})
+            done.disagrees.append({**known, "detail": f"stated: {stated:g} fps, stream: {rates[0]:g} fps"})
         done.stated += not (other and replace)
         done.replaced += other and replace
         if not (other and replace):
@@ -204,7 +213,7 @@ def choose_rate(
     else:
         done.added += 1
     if any(info.variable_rate for info in found if isinstance(info, VideoInfo)):
-        done.uneven.append({**known, "detail": f"its frames are unevenly spaced, {rates[0]:g} a second on average"})
+        done.uneven.append({**known, "detail": f"its frames are unevenly spaced, {rates[0]:g} fps on average"})
     return rates[0]
 
 

@@ -32,7 +32,7 @@ from worldsmith.tools.datasets.imports.lerobot import read_lerobot, recognise_le
 from worldsmith.tools.datasets.imports.source_clips import Choices, Found
 
 SHOWN = 3
-"""Examples of each reason why something is left out."""
+"""Max examples per reason in the report of skipped clips."""
 
 
 class ImportClips(Action):
@@ -59,40 +59,40 @@ class ImportClips(Action):
         source: str
         """Folder of the clips, or the .csv or .jsonl file that lists them."""
         out: str
-        """Folder of the data set."""
+        """Folder of the dataset."""
         layout: Literal["auto", "sidecar", "lines", "table", "captions", "sat_shards", "lerobot"] = "auto"
         """Layout of the source; auto: detected and reported."""
         caption: str | None = None
-        """Caption of clips that have none; null: they are left out."""
+        """Caption of clips that have none; null: such clips are skipped."""
         cut: Literal["none", "scenes"] = "none"
-        """scenes: a window ends where the picture changes at once, found with PySceneDetect."""
+        """scenes: start a new clip window at every cut, found with PySceneDetect."""
         scene_threshold: PositiveFactor = THRESHOLD
-        """Threshold of the change between frames at which a new scene begins."""
+        """Threshold of the frame-to-frame change at which a new scene begins."""
         window_frames: Count | None = None
-        """Length of a window; null: all of a clip, or of a scene."""
+        """Window length in frames; null: the full clip or scene."""
         window_seconds: PositiveFactor | None = None
         """Window length in seconds, at the frame rate of each clip."""
         overlap: Annotated[float, Range(ge=0, lt=1)] = 0.0
-        """Part of a window that the next one repeats."""
+        """Fraction by which consecutive windows overlap."""
         min_frames: Count = 1
-        """Windows with fewer frames are left out; training has a limit of its own."""
+        """Windows with fewer frames are skipped; training has its own limit."""
         camera: list[str] = field(default_factory=list)
-        """Video key of a LeRobot dataset; the flag may be repeated. None: all but those of depth."""
+        """Video key of a LeRobot dataset; the flag may be repeated. None: all except depth videos."""
         path_column: str | None = None
-        """Column of the paths in a table; null: file_name, path, video or another usual one."""
+        """Table column with the paths; null: file_name, path, video or another common name."""
         caption_column: str | None = None
-        """Column of the captions in a table; null: caption_json, and caption, text or prompt."""
+        """Table column with the captions; null: caption_json, and caption, text or prompt."""
         force: bool = False
-        """Replace a data set that an earlier import has made."""
+        """Replace a dataset that an earlier import created."""
         _alternatives: ClassVar = (("window_frames", "window_seconds"),)
 
         def check(self) -> None:
             if self.caption is not None and not self.caption.strip():
-                raise wrong(self, "caption", why="it is blank", remedy="give a text, or leave it out")
+                raise wrong(self, "caption", why="it is blank", remedy="give a text, or omit the flag")
             if self.overlap and self.window_frames is None and self.window_seconds is None:
-                raise wrong(self, "overlap", why="there are no windows to overlap", remedy="set window_frames")
+                raise wrong(self, "overlap", why="there are no windows that could overlap", remedy="set window_frames")
             if self.scene_threshold != THRESHOLD and self.cut != "scenes":
-                raise wrong(self, "scene_threshold", why="no scenes are looked for", remedy="set cut to scenes")
+                raise wrong(self, "scene_threshold", why="scenes are not detected", remedy="set cut to scenes")
 
     config: Config
 
@@ -104,7 +104,9 @@ class ImportClips(Action):
     def run(self) -> Result:
         config, out = self.config, Path(self.config.out)
         if (out / "dataset.json").exists() and not config.force:
-            raise FileExistsError(f"{out} holds a data set already; give another folder, or --force to replace it")
+            raise FileExistsError(
+                f"{out} already contains a dataset: choose another folder, or replace it with --force"
+            )
         layout, why, made = self.gather()
         settings = {name: value for name, value in asdict(config).items() if name not in ("out", "layout", "force")}
         header = {"dataset": "import", "format_version": 1, "layout": layout, "settings": settings}
@@ -119,11 +121,11 @@ class ImportClips(Action):
         if not source.exists():
             raise FileNotFoundError(f"{config.source} does not exist")
         if out.is_relative_to(source):
-            raise ValueError(f"{config.out} lies in the source {config.source}; give a folder outside of it")
+            raise ValueError(f"{config.out} lies inside the source {config.source}: choose a folder outside it")
         layout, why = find_layout(source, config.layout)
         for name in ("camera", "path_column", "caption_column"):
             if getattr(config, name) and name not in CHOICES.get(layout, ()):
-                raise ValueError(f"--{name.replace('_', '-')} means nothing to the layout {layout} ({why})")
+                raise ValueError(f"--{name.replace('_', '-')} has no effect on the layout {layout} ({why})")
         found = LAYOUTS[layout].read(source, Choices(config.camera, config.path_column, config.caption_column))
         lengths = config.window_frames, config.window_seconds, config.overlap, config.min_frames
         cut = Cut(config.cut == "scenes", config.scene_threshold, *lengths)
@@ -142,11 +144,11 @@ class ImportClips(Action):
             yield f"{split}: {what} in {Path(self.config.out, split, NAME)}"
         lengths = made.lengths
         yield f"windows have {lengths[0]} to {lengths[-1]} frames, median {lengths[len(lengths) // 2]}"
-        yield "frames a second: " + ", ".join(
+        yield "frame rates (fps): " + ", ".join(
             f"{rate} ({counted(count, 'file')})" for rate, count in made.rates.items()
         )
         if made.constant_captions:
-            yield f"caption given for those without: {counted(made.constant_captions, 'clip')}"
+            yield f"caption from --caption for clips without one: {counted(made.constant_captions, 'clip')}"
         yield from self.left_out(made)
 
     def left_out(self, made: Import) -> Iterator[str]:
@@ -160,19 +162,19 @@ class ImportClips(Action):
         limits = VideoDataset.Config()
         if made.longest > limits.max_duration:
             yield (
-                f"the longest file has {made.longest:.1f} s; training leaves files over {limits.max_duration:g} s out "
-                f"unless it is told -- dataloader_train.dataset.max_duration={made.longest + 1:.0f}"
+                f"the longest file has {made.longest:.1f} s; training skips files over {limits.max_duration:g} s "
+                f"unless you add -- dataloader_train.dataset.max_duration={made.longest + 1:.0f}"
             )
         if made.left_out:
-            yield f"what is left out is listed in {Path(self.config.out, LEFT_OUT)}"
+            yield f"skipped clips are listed in {Path(self.config.out, LEFT_OUT)}"
         if "train" in made.records:
-            yield f"read the clips as training does: worldsmith check {self.config.out}"
-            yield f"train on it: export DATASET_PATH={self.config.out}"
+            yield f"validate the clips before training: worldsmith check {self.config.out}"
+            yield f"to train: export DATASET_PATH={self.config.out}"
         if "val" in made.records:
             val = Path(self.config.out, "val")
-            yield f"read those for validation: worldsmith check {val}"
-            yield f"validate on it: export VAL_DATASET_PATH={val}"
-            yield "  and end the command of the training with: -- trainer.run_validation=true"
+            yield f"check the validation clips: worldsmith check {val}"
+            yield f"to validate: export VAL_DATASET_PATH={val}"
+            yield "  and append to the training command: -- trainer.run_validation=true"
         elif layout not in ("lerobot", "sat_shards"):
             yield "no validation data: move some clips into a folder `val` of the source and import again with --force"
 
@@ -199,17 +201,20 @@ LAYOUTS = {
         read_sidecars,
     ),
     "lines": ImportLayout(
-        "`prompts.txt` and `videos.txt`: line n of the one is the caption of the path in line n of the other.",
+        (
+            "`prompts.txt` and `videos.txt`: line n of `prompts.txt` is the caption of the path in line n of "
+            "`videos.txt`."
+        ),
         recognise_line_lists,
         read_line_lists,
     ),
     "table": ImportLayout(
-        "`metadata.csv` or `metadata.jsonl` with a row a clip, also in the folders of Hugging Face's videofolder.",
+        "`metadata.csv` or `metadata.jsonl` with one row per clip, as in Hugging Face's videofolder.",
         recognise_tables,
         read_tables,
     ),
     "captions": ImportLayout(
-        "Captions in a folder beside `videos/NAME.mp4`: `captions/NAME/caption.json` and `caption.txt`, or "
+        "Captions in a folder next to `videos/NAME.mp4`: `captions/NAME/caption.json` and `caption.txt`, or "
         "`labels/NAME.txt`.",
         recognise_caption_folders,
         read_caption_folders,
@@ -220,7 +225,10 @@ LAYOUTS = {
         read_sat_shards,
     ),
     "lerobot": ImportLayout(
-        "A LeRobot dataset, v2.0, v2.1 or v3.0: an episode's frames of a camera are a clip, its task is the caption.",
+        (
+            "A LeRobot dataset (v2.0, v2.1 or v3.0): each episode of each camera becomes a clip, captioned with its "
+            "task."
+        ),
         recognise_lerobot,
         read_lerobot,
     ),
@@ -246,19 +254,19 @@ def find_layout(source: Path, wanted: str) -> tuple[str, str]:
     found = {name: why for name, layout in LAYOUTS.items() if (why := layout.recognise(source))}
     ours = [name for name in FILE_NAMES if (source / name).is_file()]
     if wanted == "auto" and not found and ours:
-        raise ValueError(f"{source} has {ours[0]}, which training reads as it is; there is nothing to import")
+        raise ValueError(f"{source} already has {ours[0]}, which training reads directly; no import is needed")
     if (wanted == "sidecar" or (wanted == "auto" and not found)) and media_files(source):
-        found.setdefault("sidecar", "there are videos or images, and no captions")
+        found.setdefault("sidecar", "there are videos or images, but no captions")
     if wanted in found:
         return wanted, found[wanted]
     if wanted != "auto":
-        raise ValueError(f"{source} has not the layout {described(wanted)}")
+        raise ValueError(f"{source} does not have the layout {described(wanted)}")
     if len(found) > 1:
         candidates = "; ".join(f"{name}: {why}" for name, why in found.items())
-        raise ValueError(f"{source} could be of several layouts: {candidates}. Say which with --layout")
+        raise ValueError(f"{source} matches several layouts: {candidates}. Select one with --layout")
     if found:
         return next(iter(found.items()))
-    raise ValueError("\n  ".join([f"{source} has none of the layouts:", *map(described, LAYOUTS)]))
+    raise ValueError("\n  ".join([f"{source} matches none of the supported layouts:", *map(described, LAYOUTS)]))
 
 
 def described(layout: str) -> str:

@@ -47,28 +47,28 @@ class PreviewChats(Action):
 
     class Config(Action.Config):
         model: str | None = None
-        """Folder with the tokenizer, the chat template and the preprocessor files, or a hub repository's org/name."""
+        """Folder with the tokenizer, the chat template and the preprocessor files, or a hub repository (org/name)."""
         run: str | None = None
-        """A reasoner's recipe, its TOML or YAML file, or a run folder, in place of model, dataset and processor."""
+        """A reasoner recipe, its TOML or YAML file, or a run folder; replaces model, dataset and processor."""
         dataset: ChatDataset.Config = field(default_factory=ManifestDataset.Config)
         """The data set."""
         processor: ChatProcessor.Config = field(default_factory=ChatProcessor.Config)
         """Preprocessing of conversations to tokens and patches."""
         first: NotNegative = 0
-        """Number of the first conversation that is shown."""
+        """Index of the first conversation to show."""
         count: Count = 3
         """Number of conversations to show."""
         frames: Count = 8
         """Max number of frames shown per video."""
         out: str | None = None
-        """Folder for the frames as PNG files; null: they are shown in the terminal, if it has colours."""
+        """Folder for the frames as PNG files; null: frames are shown in the terminal if it supports colors."""
 
         def check(self) -> None:
             if (self.model is None) == (self.run is None):
-                raise wrong(self, "model", "run", why="one of them says what is shown", remedy="set exactly one")
+                raise wrong(self, "model", "run", why="one of them is required", remedy="set exactly one")
             for name, default in (("dataset", ManifestDataset.Config()), ("processor", ChatProcessor.Config())):
                 if self.run is not None and getattr(self, name) != default:
-                    raise wrong(self, "run", why=f"the run has a {name} of its own", remedy=f"leave {name} out")
+                    raise wrong(self, "run", why=f"the run already has a {name}", remedy=f"omit {name}")
 
     config: Config
 
@@ -81,7 +81,7 @@ class PreviewChats(Action):
         tree = load(config.run).tree
         loader = tree.dataloader_train
         if not isinstance(loader, ChatLoader.Config):
-            raise UserError(f"{config.run} trains on clips with captions, not on conversations; its dry run shows one")
+            raise UserError(f"{config.run} trains on captioned clips, not on conversations; its dry run shows one")
         return loader.dataset.build(), loader.processor.build(folder=tree.model.config.build(device="meta").folder)
 
     def run(self) -> Result:
@@ -89,7 +89,7 @@ class PreviewChats(Action):
         dataset, processor = self.sources()
         reasons = Counter(rejection.reason for rejection in dataset.rejections)
         left_out = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items())) or "none"
-        lines = [f"{dataset.name}: {dataset.num_records} records; left out: {left_out}"]
+        lines = [f"{dataset.name}: {dataset.num_records} records; skipped: {left_out}"]
         lines += [f"  {rejection.key}: {rejection.reason}: {rejection.detail}" for rejection in dataset.rejections[:3]]
         shown = [
             self.show(dataset, processor, index, lines)
@@ -103,7 +103,7 @@ class PreviewChats(Action):
         try:
             sample = processor.encode(dataset.turns(index), key=key)
         except SampleError as error:
-            lines += ["", f"{key}: left out: {error}"]
+            lines += ["", f"{key}: skipped: {error}"]
             return {"key": key, "left_out": error.reason, "detail": error.detail}
         found = token_spans(sample, processor.tokenizer)
         lines += ["", f"{key}: {sample.num_tokens} tokens, {sample.num_supervised} supervised"]
@@ -145,7 +145,7 @@ class TokenSpan:
     tokens: int
     supervised: bool
     kind: Literal["text", "image", "video"]
-    """Kind of the tokens; for placeholders of an image or a video, `text` has one of them."""
+    """Token type; placeholder tokens of an image or a video share one `text`."""
 
 
 def token_spans(sample: ChatSample, tokenizer: Any) -> list[TokenSpan]:

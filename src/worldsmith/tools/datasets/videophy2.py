@@ -74,10 +74,10 @@ BOTH = (
     "if it does both, otherwise no. Write the one word and nothing else."
 )
 PROMPTS = {"pc": PHYSICS, "sa": MEANING, "joint": BOTH}
-"""Prompts by the column of the score: physical common sense, semantic adherence, both."""
+"""Prompts by score column: physical common sense, semantic adherence, both."""
 JOINT = {"1": "yes", "0": "no", "1.0": "yes", "0.0": "no", "true": "yes", "false": "no", "yes": "yes", "no": "no"}
 PASSING = (429, 500, 502, 503, 504)
-"""Answers of a server that is busy and may answer another time."""
+"""HTTP status codes of a busy server, after which a download is retried."""
 
 
 class PrepareVideoPhy2(Action):
@@ -94,23 +94,23 @@ class PrepareVideoPhy2(Action):
         out_root: str
         """Folder for both splits."""
         split: Literal["train", "test", "both"] = "both"
-        """Which of them; test becomes videophy2_val."""
+        """Splits to import; test becomes videophy2_val."""
         score_field: Literal["pc", "sa", "joint"] = "pc"
-        """The score: physical common sense, semantic adherence (1 to 5), or both as yes or no."""
+        """The score: physical common sense (pc), semantic adherence (sa), each 1 to 5, or both as yes or no (joint)."""
         include_caption: bool = False
-        """End the question with the clip's caption; sa and joint need it."""
+        """End the question with the clip's caption; required for sa and joint."""
         caption_field: str = "upsampled_caption"
         """Column of the caption; where it is empty, `caption`."""
         limit: NotNegative = 0
-        """Only so many rows, from the first on; 0 = all."""
+        """Import only the first N rows; 0 = all."""
         hf_train_repo: str = "videophysics/videophy2_train"
-        """Repository of the training table."""
+        """Hub repository of the training table."""
         hf_test_repo: str = "videophysics/videophy2_test"
-        """Repository of the test table."""
+        """Hub repository of the test table."""
         media_field_name: str = "video_0"
         """Name of the video field in a conversation."""
         workers: Count = 16
-        """Downloads at a time."""
+        """Number of parallel downloads."""
 
         def check(self) -> None:
             for split in self.splits():
@@ -145,8 +145,8 @@ class PrepareVideoPhy2(Action):
                 workers=config.workers,
                 progress=share_done(f"videophy2 {split}"),
             )
-            left_out = f"; {len(made.failed)} rows left out, see {made.folder / 'failed.jsonl'}" if made.failed else ""
-            lines.append(f"videophy2: {made.records} records, {made.downloaded} clips new, in {made.folder}{left_out}")
+            left_out = f"; {len(made.failed)} rows skipped, see {made.folder / 'failed.jsonl'}" if made.failed else ""
+            lines.append(f"videophy2: {made.records} records, {made.downloaded} new clips, in {made.folder}{left_out}")
             facts[split] = {**asdict(made), "folder": str(made.folder)}
         return Result(lines, facts, code=0 if all(fact["records"] for fact in facts.values()) else 1)
 
@@ -219,7 +219,7 @@ class ConversationSettings:
         """Raises ValueError if the question is about a caption that it does not contain."""
         if self.score_field != "pc" and not self.caption_field:
             raise ValueError(
-                f"score_field '{self.score_field}' is about the caption, which the question lacks; set include_caption"
+                f"score_field '{self.score_field}' rates the caption, which the question lacks; set include_caption"
             )
 
 
@@ -243,7 +243,9 @@ def record_settings(folder: Path, wanted: ConversationSettings) -> None:
             f"{key} {before.get(key)!r} -> {settings[key]!r}" for key in settings if before.get(key) != settings[key]
         ]
         if changed:
-            raise DataError(f"{folder} was made with other settings ({', '.join(changed)}); give another --out_root")
+            raise DataError(
+                f"{folder} was created with other settings ({', '.join(changed)}): choose another --out_root"
+            )
         return
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / SETTINGS, json.dumps(settings, indent=1))
@@ -255,7 +257,9 @@ def read_table(table: Path, wanted: ConversationSettings) -> Iterator[dict[str, 
     needed = ["video_url", wanted.score_field, *([wanted.caption_field] if wanted.caption_field else [])]
     missing = [column for column in needed if column not in (reader.fieldnames or [])]
     if missing:
-        raise DataError(f"{table} lacks the column {', '.join(missing)}; it has {', '.join(reader.fieldnames or [])}")
+        raise DataError(
+            f"{table} lacks the column {', '.join(missing)}; its columns: {', '.join(reader.fieldnames or [])}"
+        )
     for row in reader:
         yield {key: value or "" for key, value in row.items() if isinstance(key, str)}
 
@@ -312,7 +316,7 @@ def download(url: str, target: Path, *, attempts: int = 5, timeout: float = 60.0
     UserError when it cannot be had, or has 0 bytes.
     """
     if not url.startswith(("http://", "https://")):
-        raise UserError(f"'{url[:200]}' is no http or https address")
+        raise UserError(f"'{url[:200]}' is not an http or https address")
     for attempt in range(1, attempts + 1):
         try:
             fetch(url, target, timeout)
@@ -338,6 +342,6 @@ def fetch(url: str, target: Path, timeout: float) -> None:
             shutil.copyfileobj(response, out)
         size, announced = aside.stat().st_size, response.headers.get("Content-Length")
         if announced is not None and size != int(announced):
-            raise ConnectionError(f"{size} of {announced} bytes arrived")
+            raise ConnectionError(f"received {size} of {announced} bytes")
         if size == 0:
             raise ValueError("it has 0 bytes")

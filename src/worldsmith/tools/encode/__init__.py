@@ -4,7 +4,7 @@ from worldsmith.actions.registry import Command
 
 COMMANDS = {
     "encode": Command(
-        "encode the clips of a run ahead of it, into its latent cache",
+        "encode the clips of a run into its latent cache before training",
         {"": "worldsmith.tools.encode.encode:Encode"},
         about_run=True,
     ),

@@ -35,7 +35,7 @@ class Encoded:
 
     encoded: int = 0
     found: int = 0
-    """Samples that were in the cache already, or that another process encoded meanwhile."""
+    """Samples that were already cached, or that another process encoded meanwhile."""
     left_out: int = 0
 
 
@@ -45,9 +45,9 @@ class Encode(RunAction):
 
     class Config(RunAction.Config):
         processes: Count = 1
-        """processes here that share the work"""
+        """processes on this machine that share the work"""
         passes: Count = 1
-        """passes, where each draws other frames or windows"""
+        """epochs to encode, each with other random frames or windows"""
 
     config: Config
 
@@ -60,7 +60,7 @@ class Encode(RunAction):
         self.check()
         start, count, here = time.monotonic(), self.config.processes, f"process {rank} of {size}: " if size > 1 else ""
         if size > 1 and count > 1:
-            raise UserError(f"the launch has {size} processes, which share the work: leave --processes out")
+            raise UserError(f"the launch already has {size} processes, which share the work: omit --processes")
         show, total, last = share_done(f"{here}encoding"), self.total(rank, size), 0
 
         def shown(done: int) -> None:
@@ -76,8 +76,8 @@ class Encode(RunAction):
         done = Encoded(*(sum(column) for column in zip(*(asdict(share).values() for share in shares))))
         folders = ", ".join(dict.fromkeys(str(each.require_cache()) for each in self.encoders(World()).values()))
         said = (
-            f"{here}{done.encoded} samples encoded, {done.found} were there, {done.left_out} left out; "
-            f"{format_duration(time.monotonic() - start)}; the cache is {folders}"
+            f"{here}{done.encoded} samples encoded, {done.found} already cached, {done.left_out} skipped; "
+            f"{format_duration(time.monotonic() - start)}; cache: {folders}"
         )
         return Result([said], {**asdict(done), "processes": size * count, "cache": folders})
 

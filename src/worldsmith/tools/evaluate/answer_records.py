@@ -57,7 +57,7 @@ class Asked:
     rows: list[Row] = field(default_factory=list)
     """One row per record, in dataset order."""
     turns: dict[str, Sequence[Turn]] = field(default_factory=dict)
-    """The question, by the id of the row; those of records that cannot be used are not there."""
+    """The questions, by row id; unusable records are missing."""
     kinds: dict[str, str] = field(default_factory=dict)
     """Task types that records state, by id."""
 
@@ -101,9 +101,9 @@ def read_records(dataset: ChatDataset, *, limit: int | None, task_field: str, sl
             asked.kinds[key] = str(fields.get(task_field, ""))
     if not asked.turns:
         reasons = "; ".join(f"{row.id}: {row.reason}" for row in asked.rows[:3]) or "it has no records"
-        raise UserError(f"{dataset.name} has no conversation that can be asked ({reasons})")
+        raise UserError(f"{dataset.name} has no conversation with a question ({reasons})")
     for name in {*slices, *filter(None, [task_field])} - {QUESTION, DURATION} - known:
-        raise UserError(f"no record has the field '{name}'; there are: {', '.join(sorted(known)) or 'none'}")
+        raise UserError(f"no record has the field '{name}'; available fields: {', '.join(sorted(known)) or 'none'}")
     return asked
 
 
@@ -231,14 +231,14 @@ class SavedAnswers:
             return
         known, wanted = flatten(read_json_object(self.folder / SETTINGS)), flatten(json.loads(json.dumps(settings)))
         differing = [
-            f"{name} was {known.get(name)!r} and is {wanted.get(name)!r}"
+            f"{name} was {known.get(name)!r} and is now {wanted.get(name)!r}"
             for name in sorted({*known, *wanted})
             if known.get(name) != wanted.get(name)
         ]
         if differing:
             raise UserError(
-                f"{self.folder.parent} has answers that were made with other settings: {'; '.join(differing)}. Choose "
-                "another folder, or give --force to ask all anew"
+                f"{self.folder.parent} has answers that were generated with other settings: {'; '.join(differing)}. "
+                "Choose another folder, or answer all questions again with --force"
             )
 
     def begin(self, settings: Mapping[str, Any], *, anew: bool) -> None:
@@ -295,9 +295,9 @@ def write_outcome(out: Path, rows: Sequence[Row], facts: Mapping[str, Any], sett
     """Raises UserError, after the rows are written, when there is no answer at all."""
     write_results(out, rows)
     if not any(row.answered for row in rows):
-        raise UserError(f"no record has an answer: {facts['reasons']}; {out / RESULTS} says why for each")
+        raise UserError(f"no record has an answer: {facts['reasons']}; see {out / RESULTS} for the reason of each")
     write_text(out / METRICS, json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
-    lines = [f"answers       {out / RESULTS}", f"figures       {out / METRICS}"]
+    lines = [f"answers       {out / RESULTS}", f"metrics       {out / METRICS}"]
     if settings.confusion_picture and "confusion" in facts:
         from worldsmith.evaluation.answers.picture import draw_confusion
 
@@ -327,14 +327,15 @@ def format_outcome(facts: Mapping[str, Any]) -> Iterator[str]:
     for kind, found in facts.get("per_task", {}).items():
         yield f"{kind}: {found['total']} records, accuracy {with_interval(found, 'accuracy')}"
     for kind, reason in facts.get("excluded_tasks", {}).items():
-        yield f"{kind} is not in the accuracy: {reason}"
+        yield f"{kind} is not part of the accuracy: {reason}"
     for name, parts in facts["slices"].items():
         yield from (f"{name} | {part}: {found['total']}, accuracy {with_interval(found, 'accuracy')}"
                     for part, found in parts.items())  # fmt: skip
     if other := facts.get("against"):
         yield (
-            f"against {other['results']}: {other['other_accuracy']:.2f} of {other['shared']}; {other['gained']} are "
-            f"right here alone, {other['lost']} there alone, p = {other['p_value']:.2g}"
+            f"compared with {other['results']}: {other['other_accuracy']:.2f} on {other['shared']} shared "
+            f"questions; {other['gained']} correct only here, {other['lost']} correct only there, p = "
+            f"{other['p_value']:.2g}"
         )
     last = f"{NAMES.get(facts['task'], 'accuracy')} {with_interval(facts, 'accuracy')}"
     if "within_one" in facts:

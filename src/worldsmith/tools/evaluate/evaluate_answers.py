@@ -61,45 +61,46 @@ class EvaluateAnswers(AnswerAction, WritingAction):
 
     class Config(AnswerAction.Config, WritingAction.Config):
         dataset: ChatDataset.Config = field(default_factory=ManifestDataset.Config)
-        """The questions, each with its true answer."""
+        """The questions, each with its ground-truth answer."""
         out: str
-        """Folder of results.json, metrics.json and what else is written."""
+        """Folder of results.json, metrics.json and the other outputs."""
         task: Literal[
             "auto", "binary", "mcq", "text", "scores", "its_directionality", "metropolis_sgd", "by_record"
         ] = "auto"
         """Task type of the answers: yes or no, a letter, free text, a score from 1 to 5 (VideoPhy-2), a direction;
-        by_record: as each record states; auto: the type that fits all ground-truth answers, else text."""
+        by_record: as each record states; auto: the type that fits all ground-truth answers, otherwise text."""
         task_field: str = ""
-        """by_record and metropolis_sgd: the field of a record that names its kind; "" = task, and category."""
+        """by_record and metropolis_sgd: record field with the task type; "" = task and category."""
         metrics: list[Metric] = field(default_factory=lambda: ["bleu", "rouge"])
         """Metrics of free text in addition to exact and soft matches. bertscore is skipped with a warning if its
         default model is not on this machine."""
         bertscore: BertScore.Config = field(default_factory=BertScore.Config)
         """The text encoder of bertscore."""
         soft_threshold: Share = 0.8
-        """A soft match has a token F1 of at least this."""
+        """Min token F1 of a soft match."""
         slices: list[str] = field(default_factory=list)
-        """Figures of parts of the data too: by question (its numbers left out), duration (of the video), or any field
-        of the records."""
+        """Also report metrics of slices of the data: by question (numbers removed), duration (of the video), or any
+        field of the records."""
         against: str | None = None
-        """Results of another model on the same questions, results.json or its folder: what was gained and lost."""
+        """Results of another model on the same questions, results.json or its folder: reports which answers were gained
+        and lost."""
         merged: str | None = None
-        """Folder of the model with --adapter merged in, which is named by what it is made of and used again; null:
-        merged/ in --out."""
+        """Folder of the model with --adapter merged in; its name states its inputs, so that it is reused; null: merged/
+        in --out."""
         limit: Count | None = None
-        """Only the first so many records are asked."""
+        """Use only the first N records; null: all."""
         processes: Count | None = None
-        """Processes of this machine that share the questions, each with a GPU of its own if there are any; null: one.
-        The command `worldsmith evaluate` starts them; a launch has its own."""
+        """Number of processes on this machine that share the questions, each with its own GPU if there are any; null:
+        one. `worldsmith evaluate` starts them; under `worldsmith launch` omit it."""
         shard: str | None = None
-        """i/N: only every N-th record from number i (0 to N-1) on, for machines that share the work; the answers/
-        folders of all, put together, are completed by the same command without it."""
+        """i/N: use only every N-th record from number i (0 to N-1), so that several machines share the work. Then copy
+        all answers/ folders into one and run the same command without this flag."""
         max_failed: Share = 0.05
-        """When a larger share of the records cannot be asked, or the model fails at it, the exit code is 1."""
+        """Max fraction of records that may fail; above it the exit code is 1."""
         confusion_picture: bool = True
-        """Draw confusion.png where answers are one of a few."""
+        """Write confusion.png for answers with a fixed set of values."""
         item_files: bool = True
-        """its_directionality: also a file for each record, in items/."""
+        """its_directionality: also write one file per record, in items/."""
 
         def check(self) -> None:
             super().check()
@@ -107,12 +108,12 @@ class EvaluateAnswers(AnswerAction, WritingAction):
                 try:
                     read_shard(self.shard)
                 except ValueError:
-                    raise wrong(self, "shard", why="it is not i/N with 0 <= i < N", remedy="give 0/4 to 3/4") from None
+                    raise wrong(self, "shard", why="expected i/N with 0 <= i < N", remedy="use 0/4 to 3/4") from None
                 if self.force:
                     raise wrong(self, "force", "shard", why="the answers of the other machines would be lost, too",
                                 remedy="choose another folder")  # fmt: skip
             if self.task_field and self.task not in FIELDS:
-                raise wrong(self, "task_field", "task", why=f"it is for {' and '.join(FIELDS)}")
+                raise wrong(self, "task_field", "task", why=f"it applies to {' and '.join(FIELDS)}")
 
     config: Config
 
@@ -134,7 +135,7 @@ class EvaluateAnswers(AnswerAction, WritingAction):
             f"{row.id}: {row.reason}" for row in exam.asked.rows if row.id not in exam.asked.turns
         )
         yield from (f"noted    {flag}" for flag in exam.dataset.flags())
-        yield f"media    {len(media)} files are named, {there} are there; no other file is opened"
+        yield f"media    {len(media)} files are named, {there} exist; no other file is opened"
         yield f"decoding {', '.join(f'{name} {value:g}' for name, value in self.how(model).items() if name in SHOWN)}"
         yield from (f"skipped  {name}: {reason}" for name, reason in exam.skipped_metrics.items())
         yield f"folder   {self.config.out}"
@@ -183,7 +184,9 @@ class EvaluateAnswers(AnswerAction, WritingAction):
         """Runs on one process for all: checks that fail for all processes, and prepares the model with its adapter."""
         try:
             if not saved.folder.exists() and (out / RESULTS).exists() and not self.config.force:
-                raise FileExistsError(f"{out / RESULTS} is of another command; choose another folder, or give --force")
+                raise FileExistsError(
+                    f"{out / RESULTS} belongs to another command: choose another folder, or use --force"
+                )
             saved.begin(self.asked_with(model), anew=self.config.force)
             if model.adapter is None:
                 return None, ""
@@ -211,7 +214,9 @@ class EvaluateAnswers(AnswerAction, WritingAction):
         earlier = {key for key, _ in known} - {key for key, mark in known if marks.get(key) == mark}
         changed = sum(world.gather(len(earlier & marks.keys())))
         if changed and world.is_main:
-            logger.warning("%d records have other text or media than when they were answered: asked again", changed)
+            logger.warning(
+                "%d records have changed text or media since they were answered: they are answered again", changed
+            )
         done = {key for (key, mark), line in known.items() if marks.get(key) == mark and "error" not in line}
         waiting = [(key, turns) for key, turns in exam.asked.share(number, count) if key not in done]
         if not waiting:
@@ -240,7 +245,8 @@ class EvaluateAnswers(AnswerAction, WritingAction):
         count, repeated = len(asked.turns), find_repeated(asked)
         if repeated:
             logger.warning(
-                "%d of %d records show and say the same as another one, and count again: %d are distinct",
+                ("%d of %d records have the same text and media as another one and count several times: %d are "
+                "distinct"),
                 repeated, count, count - repeated,
             )  # fmt: skip
         settings = None if model.weights == "untrained" else training_data_of(model.adapter or model.folder)
@@ -249,11 +255,11 @@ class EvaluateAnswers(AnswerAction, WritingAction):
                 dataset = from_dict(settings["dataset"], ChatDataset.Config)
                 trained_on = find_trained_on(asked, dataset.build())
             except (UserError, DataError, ValueError, OSError) as error:
-                logger.warning("the records are not compared with the model's training data: %s", error)
+                logger.warning("cannot compare the records with the model's training data: %s", error)
         if trained_on:
             logger.warning(
-                "%d of %d records are in the training data of the model: the figures do not tell how it does on new "
-                "data", trained_on, count,
+                "%d of %d records are in the training data of the model: the metrics do not show how it does on "
+                "new data", trained_on, count,
             )  # fmt: skip
         return {"repeated": repeated, "in_training_data": trained_on}
 
@@ -280,7 +286,9 @@ class EvaluateAnswers(AnswerAction, WritingAction):
             else:
                 judge(row, exam.tasks[row.id], line["said"])
         if lacking:
-            said = f"{len(rows) - lacking} of {len(rows)} records are done; the last answer brings the results"
+            said = (
+                f"{len(rows) - lacking} of {len(rows)} records are answered; the results are written after the last one"
+            )
             return Result([f"{saved.folder}: {said}"], {"lacking": lacking})
         facts = {
             **measure(rows, exam.tasks, config.task),

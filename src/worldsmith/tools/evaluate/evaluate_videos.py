@@ -69,43 +69,43 @@ class EvaluateVideos(VideoAction):
 
     class Config(MetricOptions, VideoAction.Config):
         dataset: str | None = None
-        """A data set of clips, read as the training data were: its video_dataset_file.jsonl, the folder of it, or .tar
+        """Dataset of clips, read as the training data were: its video_dataset_file.jsonl, its folder, or .tar
         shards."""
         max_videos: Count = 16
         """With --dataset: number of clips for which videos are generated; --evaluators loss generates none."""
         model_mode: Mode | None = None
-        """With --dataset: generation mode; null: from text if the model supports it, else from the first frame."""
+        """With --dataset: generation mode; null: text-to-video if the model supports it, otherwise image-to-video."""
         input_files: list[str] = field(default_factory=list)
-        """Files of samples, or patterns; the flag may be repeated. The real video of a sample is named by `real` in its
-        `extra`, else it is the vision_path of a video that goes on from its beginning."""
+        """Sample files or glob patterns; the flag may be repeated. The real video of a sample is the `real` entry of
+        its `extra`, otherwise the vision_path that a continuation starts from."""
         prompts: str | None = None
         """prompts.jsonl of a moving-shapes dataset."""
         out: str
         """Folder of the videos, a contact sheet and evaluation.json (or adherence.json)."""
         untrained: str | None = None
-        """A run whose first weights are measured beside the model."""
+        """Run whose initial weights are measured in addition to the model."""
         baseline: str | None = None
-        """Another model that is measured beside it."""
+        """Second model to measure and compare with."""
         weights: Literal["auto", "ema", "live"] = "auto"
-        """auto: the EMA weights (ema) if there are any, else the raw weights (live)."""
+        """auto: the EMA weights (ema) if they exist, otherwise the raw weights (live)."""
         evaluators: list[Evaluator] = field(default_factory=list)
         """Metrics; empty: all that are available."""
 
         def check(self) -> None:
             if sum((self.prompts is not None, bool(self.input_files), self.dataset is not None)) != 1:
-                raise wrong(self, "dataset", "input_files", "prompts", why="one of them says what is measured on",
+                raise wrong(self, "dataset", "input_files", "prompts", why="one of them selects what is measured",
                             remedy="give one")  # fmt: skip
             defaults = class_defaults(type(self))
             for name in ("baseline", "evaluators", *field_names(MetricOptions)):
                 if self.prompts is not None and getattr(self, name) != defaults[name]:
-                    raise wrong(self, name, "prompts", why="the former needs files of samples, or a data set",
-                                remedy="give these with --input-files, and what they show in their extra")  # fmt: skip
+                    raise wrong(self, name, "prompts", why="the former needs sample files or a dataset",
+                                remedy="give these with --input-files, and their content in `extra`")  # fmt: skip
             if self.dataset is None and "loss" in self.evaluators:
-                raise wrong(self, "evaluators", "dataset", why="the loss is measured on a data set of clips",
+                raise wrong(self, "evaluators", "dataset", why="the loss needs a dataset of clips",
                             remedy="give --dataset DIR")  # fmt: skip
             if self.dataset is None and self.model_mode is not None:
-                raise wrong(self, "model_mode", "dataset", why="samples of files say it themselves",
-                            remedy="write it into the files")  # fmt: skip
+                raise wrong(self, "model_mode", "dataset", why="the sample files set them",
+                            remedy="write it into the sample files")  # fmt: skip
 
     config: Config
     mode: Mode | None = None
@@ -143,7 +143,7 @@ class EvaluateVideos(VideoAction):
             yield f"{'loss':<12}{clips.why_no_loss or f'of every window, seed {clips.data.seed}'}"
         if self.evaluators.generates:
             count = min(self.config.max_videos, clips.dataset.num_samples)
-            yield f"{'videos':<12}{count} of each model, {self.mode}"
+            yield f"{'videos':<12}{count} per model, {self.mode}"
 
     def run(self) -> Result:
         require_one_process()
@@ -213,12 +213,12 @@ class EvaluateVideos(VideoAction):
         try:
             count = clips.count_trained_on()
         except (UserError, DataError, ValueError, OSError) as error:
-            return None, [f"the clips are not compared with the model's training data: {error}"]
+            return None, [f"cannot compare the clips with the model's training data: {error}"]
         if not count:
             return count, []
         total = clips.dataset.num_samples
-        told = "the figures do not tell how the model does on new clips"
-        return count, [f"{count} of {total} windows are of clips that are in the training data of the model: {told}"]
+        told = "the metrics do not show how the model does on new clips"
+        return count, [f"{count} of {total} windows belong to clips in the training data of the model: {told}"]
 
     def measure(
         self,
@@ -232,18 +232,18 @@ class EvaluateVideos(VideoAction):
         out, losses = Path(self.config.out), losses or {}
         file, signature = out / RESULT, self.signature(samples, losses)
         makes = any(samples.values())
-        last = [*([f"contact sheet {out / SHEET}"] if makes else []), f"figures       {file}"]
+        last = [*([f"contact sheet {out / SHEET}"] if makes else []), f"metrics       {file}"]
         notes = [*lines, *(f"skipped the metric {name}: {reason}" for name, reason in self.evaluators.skipped.items())]
         known = {} if self.config.force else read_known(file, signature)
         if known and (not makes or (out / SHEET).is_file()):
-            line = f"{file} is complete for these videos; nothing to do (--force makes and measures them again)"
+            line = f"{file} is complete for these videos (to generate and measure them again: --force)"
             return Result([line, *format_measurements(known["figures"]), *notes, *last], known)
         metrics = self.evaluators.build(find_device(self.config.device))
         figures, models, real = measure_all(samples, losses, metrics)
         values = {name: values_of(scores) for name, scores in models.items()}
         if not any(figure[name]["samples"] for figure in figures.values() for name in samples):
             raise UserError(
-                f"nothing could be measured: {'; '.join([*format_measurements(figures)][1 + len(figures) :])}"
+                f"no metric could be computed: {'; '.join([*format_measurements(figures)][1 + len(figures) :])}"
             )
         if makes:
             draw(out / SHEET, samples)
@@ -337,8 +337,8 @@ class EvaluateVideos(VideoAction):
                     raise UserError(
                         f"{sample.name}: {' and '.join(differing)} would be "
                         f"{', '.join(f'{getattr(sample, one):g}' for one in differing)} with {model}, and "
-                        f"{', '.join(f'{getattr(other, one):g}' for one in differing)} with {config.model}; say in the "
-                        "files of samples what it is to be"
+                        f"{', '.join(f'{getattr(other, one):g}' for one in differing)} with {config.model}; set "
+                        "it in the sample files"
                     )
             found[name] = order, generation
         return found
@@ -377,6 +377,6 @@ def require_one_process() -> None:
     """Raises UserError in a launch of several."""
     if world_size() > 1:
         raise UserError(
-            "videos are measured by one process; `worldsmith launch … generate MODEL -i FILE -o OUT/trained` makes "
-            "them in several, and `worldsmith evaluate MODEL -i FILE -o OUT` then measures them"
+            "videos are measured by one process: first generate them with several (`worldsmith launch … generate "
+            "MODEL -i FILE -o OUT/trained`), then measure them with `worldsmith evaluate MODEL -i FILE -o OUT`"
         )

@@ -58,7 +58,7 @@ class HeldOutClips:
         self.data = data_settings(model, self.tree, path)
         self.dataset = VideoDataset(self.data.dataset)
         self.left_out: dict[str, dict[str, Any]] = {}
-        """Clips that cannot be used, by key."""
+        """Unusable clips, by key."""
         self.leave_out(self.dataset.rejections)
         if not self.dataset.windows:
             raise self.nothing_usable()
@@ -69,15 +69,15 @@ class HeldOutClips:
         if self.tree is not None:
             return ""
         return (
-            f"{self.model.folder} does not state its training objective, and no lineage.json leads to the run that "
-            "trained it: give the run folder"
+            f"{self.model.folder} does not state its training objective, and no lineage.json leads to its training "
+            "run: give the run folder"
         )
 
     def leave_out(self, rejections: Iterable[Rejection]) -> None:
         self.left_out |= {one.key: {k: v for k, v in asdict(one).items() if v is not None} for one in rejections}
 
     def nothing_usable(self) -> UserError:
-        return UserError(f"{self.dataset.name} has no clip that can be used: {'; '.join(self.left_out_lines())}")
+        return UserError(f"{self.dataset.name} has no usable clip: {'; '.join(self.left_out_lines())}")
 
     def left_out_lines(self) -> list[str]:
         """Lists the skipped clips, each with its reason."""
@@ -130,7 +130,7 @@ class HeldOutClips:
         )
         kinds = [[of.spec.name, *of.config.latent_grid] for of in (self.model, model)]
         if kinds[0] != kinds[1] or one != other:
-            return f"{model.folder} has another family, latent size, objective or other data settings"
+            return f"{model.folder} has another model family, latent size, objective or other data settings"
         return ""
 
     def signature(self, order: Order, tree: Mapping[str, Any]) -> str:
@@ -157,13 +157,13 @@ def data_settings(model: StoredModel, tree: Mapping[str, Any] | None, path: str)
         section = tree.get("dataloader_val") or tree["dataloader_train"]
         data: Any = from_dict(section, task_of(model.spec.name).loader_class.Config)
         if not isinstance(data, VideoLoader.Config):
-            raise UserError(f"{model.folder} was not trained on clips, so that it cannot be evaluated on --dataset")
+            raise UserError(f"{model.folder} was not trained on clips and cannot be evaluated on --dataset")
         return replace(data, latent_cache="", dataset=replace(data.dataset, path=path, cfg_dropout_rate=0.0))
     form = {name: getattr(model.defaults, name) for name in ("height", "width", "num_frames", "fps")}
     if missing := [name for name, value in form.items() if value is None]:
         raise UserError(
-            f"{model.folder} does not state the {', '.join(missing)} of its clips, and the run that trained it is not "
-            "known: give the run folder"
+            f"{model.folder} does not state the {', '.join(missing)} of its clips, and its training run is unknown: "
+            "give the run folder"
         )
     timing = {} if form["num_frames"] == 1 else {"temporal_interval_mode": "target_fps", "target_fps": form["fps"]}
     size = {"resolution": f"{form['width']}x{form['height']}", "num_video_frames": form["num_frames"], "min_frames": 1}
@@ -225,7 +225,7 @@ def choose_mode(modes: Sequence[Mode], asked: Mode | None) -> Mode:
     if asked is None:
         return next(mode for mode in PREFERRED if mode in modes)
     if asked not in modes:
-        raise UserError(f"--model-mode {asked}: this model does not make it; it makes {', '.join(modes)}")
+        raise UserError(f"--model-mode {asked}: not supported by this model; supported: {', '.join(modes)}")
     return asked
 
 

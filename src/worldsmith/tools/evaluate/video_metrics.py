@@ -67,7 +67,7 @@ class Evaluators:
         """Raises UserError if none can measure anything."""
         if not self.active:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in self.skipped.items())
-            raise UserError(f"nothing can be measured: {reasons}")
+            raise UserError(f"no metric can be computed: {reasons}")
 
     def require_folders(self) -> None:
         """Raises UserError for a folder that does not hold the weights of its metric, and if none can measure anything;
@@ -132,7 +132,7 @@ def read_known(file: Path, signature: str) -> dict[str, Any]:
     except UserError as error:
         raise UserError(f"{error}; remove it, and the videos are measured again") from None
     except (AttributeError, LookupError, TypeError, ValueError):
-        raise UserError(f"{file} does not hold figures; remove it, and the videos are measured again") from None
+        raise UserError(f"{file} does not contain metrics; remove it, and the videos are measured again") from None
     return {}
 
 
@@ -176,10 +176,10 @@ class Scores:
     """Values of one output of a metric for one model."""
 
     values: Mapping[str, float | str]
-    """Values by sample, group of samples, or clip; the empty name is for all samples together. A text states why a
-    value is missing."""
+    """Values by sample, group of samples, or clip; the empty name stands for all samples together. A text is the reason
+    of a missing value."""
     samples: int | None = None
-    """Number of samples that were measured together; None: each value is of its own sample."""
+    """Number of samples that were measured together; None: one value per sample."""
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -282,7 +282,7 @@ def format_measurements(figures: Mapping[str, Any]) -> Iterator[str]:
     if has_intervals:
         yield "in brackets: 95 % interval of the mean over the samples"
         if min(figure[models[0]]["samples"] for figure in figures.values()) < FEW_SAMPLES:
-            yield "of so few samples the interval is too narrow"
+            yield "the interval is too narrow for so few samples"
     for better in get_args(Better):
         if names := [name for name, figure in figures.items() if figure.get("better") == better]:
             yield f"{better} is better: {', '.join(names)}"

@@ -4,6 +4,6 @@ from worldsmith.actions.registry import Command
 
 COMMANDS = {
     "explain": Command(
-        "say what the errors of a log mean, and what to change", {"": "worldsmith.tools.explain.explain:Explain"}
+        "explain the errors of a log and how to fix them", {"": "worldsmith.tools.explain.explain:Explain"}
     ),
 }

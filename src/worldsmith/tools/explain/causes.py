@@ -19,11 +19,11 @@ LINKS = ("The above exception was the direct cause", "During handling of the abo
 """Lines between an exception and the next one in its chain."""
 FRAME = re.compile(r'^(\s+)File "[^"]*", line \d+')
 RAISED = re.compile(r"^\s*(?:[\w.]+\.)?[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit|Failure)\b|^\s*[\w.]+\.[A-Z]\w*: ")
-"""The line with which a traceback ends."""
+"""Matches the last line of a traceback."""
 ERROR = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception): \S")
-"""An error that stands alone, without its traceback."""
+"""Matches an error line without a traceback."""
 BOX = re.compile(r"^\s*╭.*Traceback \(most recent call last\)|^\w+ +Traceback \(most recent call last\)$")
-"""The first line of a traceback by rich (a box) or IPython, which show the lines of programs in other ways."""
+"""Matches the first line of a traceback by rich (a box) or IPython, which print program lines differently."""
 IN_BOX = re.compile(
     r"^\s*[│╰]|^(?:-+> ?)?\s*\d+ |^(?:File|Cell) .*\bline\b|^(?:File|Cell) .*:\d+|^\s*(?:\(\.\.\.\))?\s*$"
 )
@@ -37,12 +37,12 @@ FIRST_FAILED = re.compile(r"Root Cause \(first observed failure\)")
 RANK = re.compile(r"^\s*rank *: (\d+)")
 """Matches the rank that failed first in the report of torchrun."""
 TELLING = re.compile(r"rr(?:or|no)|\[E\d|xit|ignal|kill|[Vv]al|trainable|num_|return code|do not match")
-"""Lines in which a number may make the difference. Others are the same whatever numbers they hold."""
+"""Matches lines whose numbers are significant; other lines are compared without their numbers."""
 DIGITS = re.compile(r"\d+")
 LOWER_CASE = re.compile(r"\W*(?:[a-z_]\w*\.)*[a-z]\w*(?:error|exception): ")
 """Matches an error message whose type is in lower case."""
 GRAM = 4
-"""The length of the pieces of text by which `candidates` finds rows."""
+"""Length of the text pieces by which `candidates` finds rows."""
 
 
 class LogPosition(NamedTuple):
@@ -59,7 +59,7 @@ class Cause:
 
     pattern: ErrorPattern
     text: str = ""
-    """The line that shows it best: that of the last traceback, if there is one."""
+    """The line that shows the error best: that of the last traceback, if there is one."""
     groups: Mapping[str, str] = field(default_factory=dict)
     order: tuple[int, bool, int, int] = (9, False, 0, 0)
     """Sort key: distance from the cause (0: in the last exception chain), whether another rank failed first, stream,
@@ -220,7 +220,7 @@ class ErrorPattern:
     id: int
     name: str
     match: tuple[re.Pattern[str], ...]
-    """A line that one of them is found in shows the error. Named groups are what `remedies` may reckon with."""
+    """A line in which one of these expressions is found shows the error. `remedies` may use named groups."""
     parts: tuple[str, ...]
     """Fixed text of each expression: a line without it cannot match, and a substring search is faster."""
     means: str
@@ -233,13 +233,13 @@ class ErrorPattern:
     less: tuple[str, ...] = ()
     """Two named groups or none: a line matches only if the number in the first group is smaller."""
     over: tuple[int, ...] = ()
-    """Patterns that are not meant where this one is found: it says the same of less."""
+    """Less specific patterns, which are dropped if this pattern is found."""
     at_least: int = 1
     """Min number of matching lines."""
     consequence: bool = False
-    """Whether it is never the cause: something else has gone wrong before, mostly in another process."""
+    """Whether it is never the cause: another error came before, usually in another process."""
     fallback: bool = False
-    """Whether it is said only where nothing else is known: its evidence fits several causes."""
+    """Whether it is reported only if no other cause is known: its evidence fits several causes."""
     facts: tuple[str, ...] = ()
     """Facts about the run to show, by the names of `facts.FACTS`."""
 

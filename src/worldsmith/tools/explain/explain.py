@@ -30,9 +30,9 @@ class Explain(Action):
 
     class Config(Action.Config):
         log: str
-        """A log file of any program, a run folder, an error code such as E103, or - for what comes through a pipe."""
+        """A log file of any program, a run folder, an error code such as E103, or - for standard input."""
         run: str | None = None
-        """The run folder that a log is of, for its values; null: of a file in its logs/ the folder above."""
+        """Run folder that a log belongs to, for its values; null: the folder above logs/, if the file is in one."""
 
     config: Config
 
@@ -52,7 +52,7 @@ class Explain(Action):
 
     def explain_code(self, code: int) -> Result:
         if code not in patterns():
-            raise UserError(f"there is no error code E{code}: expected the code of a message, such as [E103]")
+            raise UserError(f"E{code} is not an error code: expected the code of a message, such as [E103]")
         run = run_in(Path(self.config.run)) if self.config.run is not None else None
         cause = Cause(patterns()[code])
         return Result(list(in_full(cause, run)), {"causes": [as_data(cause, run)], "error": None, "lines": 0})
@@ -67,7 +67,7 @@ class Explain(Action):
         if path.is_dir():
             return read_logs_of(path), run or run_in(path)
         if not path.exists():
-            raise UserError(f"{log}: there is no such log or run folder{did_you_mean_folder(log)}; - reads from a pipe")
+            raise UserError(f"{log}: no such log or run folder{did_you_mean_folder(log)}; - reads standard input")
         above = path.absolute().parent.parent
         if run is None and path.absolute().parent.name == FOLDER and (above / "config.yaml").exists():
             run = run_in(above)
@@ -83,13 +83,13 @@ def lines(causes: Sequence[Cause], run: Run | None, streams: Sequence[Stream]) -
     for cause in causes:
         if cause not in known:
             yield ""
-            yield f"in consequence: {cause.pattern.name} ({cause.place.source}:{cause.place.line})"
+            yield f"as a consequence: {cause.pattern.name} ({cause.place.source}:{cause.place.line})"
     if causes:
         return
     if error := last_error(streams):
         text, place = error
         yield f"{place.source}:{place.line}: {cut(text)}"
-        yield "This error is not among those that are known here."
+        yield "This error is not known."
         return
     count = sum(len(stream.lines) for stream in streams)
     yield f"No known error in {count} line{'s' * (count != 1)}."

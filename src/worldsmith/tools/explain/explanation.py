@@ -23,10 +23,10 @@ from worldsmith.tools.explain.logs import split
 OPERATION = re.compile(r"\{(set|half|double|tenth|less|fit|see) ([^{}]+)\}")
 KINDS = {"generator: ": "vfm", "reasoner: ": "vlm"}
 ROUND = 64
-"""Needed tokens are rounded up to a multiple of it."""
+"""Suggested token limits are rounded up to a multiple of this."""
 TOKENS = "data_setting.max_tokens"
 SAMPLE_CAP, PACK_CAP = "dataloader_train.max_sample_tokens", "dataloader_train.max_sequence_length"
-"""The limits in place of `TOKENS` in a run that limits each sample, as a run from a spec does."""
+"""Limits that replace `TOKENS` in a run that limits each sample, as a run from a spec does."""
 SPEC_KEYS = {
     TOKENS: "policy.model_max_length",
     "dataloader_train.max_samples_per_batch": "train.train_policy.mini_batch",
@@ -34,7 +34,7 @@ SPEC_KEYS = {
     "model.config.parallelism.data_parallel_replicate_degree": "policy.parallelism.dp_replicate_size",
     "optimizer.lr": "train.optm_lr",
 }
-"""Settings -> the key of a spec for them, which is named too where the run limits each sample."""
+"""Settings → spec key, which is also named if the run limits each sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +147,9 @@ def shown(value: Any) -> str:
 
 
 LONGEST = 240
-"""Letters of a line of a log."""
+"""Max characters of a log line."""
 AFTER_CRASH = 2
-"""Remedies that are named right after a crash."""
+"""Max fixes that are printed right after a crash."""
 
 
 def remedies_for(cause: Cause, run: Run | None) -> list[Remedy]:
@@ -215,7 +215,7 @@ def after_text(text: str, run: Run | None) -> list[str]:
     if not causes:
         return []
     cause = causes[0]
-    lines = [f"what this means: {cause.pattern.means}"]
+    lines = [f"meaning: {cause.pattern.means}"]
     lines += [f"try: {remedy.text}" for remedy in remedies_for(cause, run)[:AFTER_CRASH]]
     if run is not None and run.folder is not None and run.folder.is_dir():
         lines.append(f"more: worldsmith explain {shlex.quote(str(run.folder))}")

@@ -63,12 +63,12 @@ def pack(run: Run) -> str | None:
     caps = {"samples": "dataloader_train.max_samples_per_batch", "tokens": "dataloader_train.max_sequence_length"}
     most = [f"{value} {what}" for what, path in caps.items() if isinstance(value := run.value(path), int)]
     each = run.value("trainer.grad_accum_iter")
-    return f"packs of at most {' or '.join(most)}, {each} a step on each process" if most else None
+    return f"packs of at most {' or '.join(most)}, {each} per step on each process" if most else None
 
 
 def workers(run: Run) -> str | None:
     count = run.value("dataloader_train.num_workers")
-    return None if count is None else f"{count} loader workers beside each of {processes(run)}"
+    return None if count is None else f"{count} loader workers for each of {processes(run)}"
 
 
 def disk(run: Run) -> str | None:
@@ -81,7 +81,7 @@ def disk(run: Run) -> str | None:
 def memory(run: Run) -> str:
     from worldsmith.distributed.memory import free_memory
 
-    return f"{format_bytes(free_memory('cpu'))} of main memory free on this machine now"
+    return f"{format_bytes(free_memory('cpu'))} of host RAM free on this machine now"
 
 
 def checkpoints(run: Run) -> str | None:
@@ -95,7 +95,9 @@ def checkpoints(run: Run) -> str | None:
 def quarantine(run: Run) -> str | None:
     left_out = read_run(run.folder).left_out if run.folder and run.folder.is_dir() else {}
     reasons = Counter(str(entry.get("reason")) for entries in left_out.values() for entry in entries)
-    return f"left out: {', '.join(f'{reason} {count}' for reason, count in reasons.most_common())}" if reasons else None
+    return (
+        f"skipped: {', '.join((f'{reason} {count}' for reason, count in reasons.most_common()))}" if reasons else None
+    )
 
 
 def skipped(run: Run) -> str | None:
@@ -106,7 +108,7 @@ def skipped(run: Run) -> str | None:
 def token(run: Run) -> str:
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     known = bool(os.environ.get("HF_TOKEN")) or (home / "token").exists()
-    return f"there is {'a' if known else 'no'} token of the hub here now"
+    return f"{'a' if known else 'no'} hub token is set here now"
 
 
 FACTS: Mapping[str, Callable[[Run], str | None]] = {

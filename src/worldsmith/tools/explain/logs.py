@@ -17,11 +17,11 @@ PREFIX = re.compile(
     r"^(?!\[E\d+\] )"
     r"(?:\[(?:rank|default|[\w.-]*[A-Za-z_.-])(?P<torchrun>\d+)\]:? ?|\[\d+,(?P<mpi>\d+)\]<std(?:err|out)>:? ?)"
 )
-"""Prefixes that torch, torchrun and mpirun add to lines of a rank; error codes do not match."""
+"""Prefixes that torch, torchrun and mpirun add to the lines of a rank; error codes do not match."""
 LABEL = re.compile(r"^\s{0,4}(\d{1,4}): ")
 """Prefix that `srun --label` adds."""
 START = re.compile(r"^--- started \S+ on .*, rank (\d+) of \d+")
-"""The line of ours with which a start begins, in a file that all starts are appended to."""
+"""Our line that marks a start, in a log file to which all starts are appended."""
 OF_A_RANK = re.compile(r"rank_(\d+)\.log$|(?:^|/)(\d+)/std(?:err|out)\.log$")
 
 

@@ -4,9 +4,10 @@ from worldsmith.actions.registry import Command
 
 COMMANDS = {
     "convert": Command(
-        "make a base checkpoint from weights in another format", {"": "worldsmith.tools.export.convert:Convert"}
+        "convert released weights to a checkpoint, a diffusers folder, or another format",
+        {"": "worldsmith.tools.export.convert:Convert"},
     ),
     "export": Command(
-        "turn a checkpoint into a folder that other libraries load", {"": "worldsmith.tools.export.export:Export"}
+        "export a checkpoint to a folder that other libraries load", {"": "worldsmith.tools.export.export:Export"}
     ),
 }

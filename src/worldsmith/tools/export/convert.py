@@ -63,32 +63,32 @@ class Convert(Action):
     class Config(Action.Config):
         source: str
         """Diffusers pipeline or transformer folder, native export, Qwen3-VL or Edge reasoner folder, the hub name
-        (org/name) of one of these, a checkpoint, or a folder or file of SAT's."""
+        (org/name) of one of these, a checkpoint, or a SAT folder or file."""
         out: str
         """The new folder."""
         to: Literal["dcp", "native", "diffusers", "sat", "adapter", "vlm"] = "dcp"
-        """dcp: a checkpoint for checkpoint.load_path; native: safetensors with native names; diffusers: a transformer
-        folder; sat: a folder that SAT's args.load reads, adapters included; adapter: the adapters of
-        one of SAT's, or of a file for load_lora_weights; vlm: a reasoner for transformers, the source's language model
-        on a Qwen3-VL vision tower."""
+        """dcp: a checkpoint for checkpoint.load_path; native: safetensors with internal parameter names; diffusers: a
+        transformer folder; sat: a folder for SAT's args.load, adapters included; adapter: the adapters of a SAT
+        checkpoint or of a file for load_lora_weights; vlm: a reasoner for transformers, which combines the source's
+        language model with a Qwen3-VL vision tower."""
         vlm_model_name: str | None = None
         """With vlm: Qwen3-VL folder with config, tokenizer, preprocessor settings, and the vision tower if the source
-        has none; null: the released model of the language model's size."""
+        has none; null: the released model with the language model's size."""
         vision_tower: str | None = None
-        """With vlm: source of the vision tower; null: the model's own, else that of vlm_model_name."""
+        """With vlm: source of the vision tower; null: the model's own, otherwise that of vlm_model_name."""
         dtype: Literal["stored", "bfloat16", "float32"] = "stored"
-        """stored: that of each tensor in the source, float32 for what is initialised."""
+        """Number format. stored: as in the source; newly initialized tensors are float32."""
         action_gen: bool = False
-        """Make action heads where the source has none."""
+        """Add initialized action heads if the source has none."""
         sound_gen: bool = False
-        """Make sound heads where the source has none."""
+        """Add initialized sound heads if the source has none."""
         seed: Seed = 0
-        """Seed of the initial values."""
+        """Seed of newly initialized values."""
         lora_alpha: Count | None = None
-        """The alpha of the source's adapters, which are merged (with sat and adapter they stay); null: what the source
-        says, 1 for one of SAT's."""
+        """LoRA alpha of the source's adapters, which are merged (sat and adapter keep them); null: as stated in the
+        source, 1 for SAT."""
         vae: str | None = None
-        """With sat: write this VAE too, as vae/3d-vae.pt; null: none."""
+        """With sat: also write this VAE, as vae/3d-vae.pt; null: none."""
         force: bool = False
         """Replace an earlier conversion."""
 
@@ -111,10 +111,10 @@ class Convert(Action):
         config = self.config
         require_place(Path(config.out), INDEX[config.to])
         if config.to == "adapter":
-            yield f"the adapters of {config.source} would become {config.out}"
+            yield f"the adapters of {config.source} would be converted to {config.out}"
             return
         source = open_weights(config.source, field="SOURCE")
-        yield f"{source.describe}, {len(source.shapes)} tensors, would become {config.out} ({config.to})"
+        yield f"{source.describe}, {len(source.shapes)} tensors, would be converted to {config.out} ({config.to})"
 
     def run(self) -> Result:
         config = self.config
@@ -233,7 +233,7 @@ def find_spec(source: WeightSource, heads: Sequence[str]) -> ModelSpec:
     """Returns the model that the weights belong to. Raises UserError when they do not say enough about it."""
     if source.family:
         return formats_of(source.family).model_of(source, heads)
-    complaint = UserError(f"{source.describe}: nothing says what model this is")
+    complaint = UserError(f"{source.describe}: it does not state which model it is")
     for formats in FORMATS.all():
         try:
             return formats.model_of(source, heads)
@@ -250,7 +250,7 @@ def with_merged_adapters(source: WeightSource, alpha: float | None) -> WeightSou
     if not ranks or alpha is None:
         return source
     if len(ranks) > 1:
-        raise UserError(f"{source.describe}: its adapters have several ranks: {sorted(ranks)}; expected one")
+        raise UserError(f"{source.describe}: expected adapters of one rank, found {sorted(ranks)}")
     return MergedWeights(source, alpha / ranks.pop())
 
 
@@ -294,7 +294,7 @@ def convert_adapter(path: str, out: str | Path, *, lora_alpha: float | None = No
     """
     layout, stored = read_foreign_adapter(path, lora_alpha)
     if not export_adapter(layout, stored.weights, out, alpha=stored.alpha, dtype="float32", force=force):
-        return f"{out} is complete already, nothing to do"
+        return f"{out} is already complete"
     return f"{len(stored.layers)} layers of a {layout.family} network, rank {stored.rank}, alpha {stored.alpha}"
 
 
@@ -308,15 +308,15 @@ def read_foreign_adapter(path: str, lora_alpha: float | None) -> tuple[AdapterLa
                 stored = read_pipeline_file(formats.adapter_layout, file, lora_alpha)
                 if formats.adapts(stored.layers):
                     return formats.adapter_layout, stored
-        raise UserError(f"{file} adapts layers of no network that is known here")
+        raise UserError(f"{file} has adapters for layers of an unknown network")
     source: Any = open_weights(path, field="SOURCE")
     weights = {name: source.read(name) for name in source.shapes if is_adapter(name)}
     alpha = lora_alpha or source.adapter_alpha
     formats = formats_of(source.family)
     if not weights or alpha is None or not isinstance(formats, LoadsPipelineAdapters) or not formats.adapts([]):
         raise UserError(
-            f"{source.describe}: expected {PIPELINE_WEIGHTS}, or a checkpoint of SAT with adapters; of a run, "
-            "`worldsmith export RUN --format adapter` writes them"
+            f"{source.describe}: expected {PIPELINE_WEIGHTS}, or a SAT checkpoint with adapters. For the adapters "
+            "of a run use `worldsmith export RUN --format adapter`"
         )
     rank = min(len(matrix) for name, matrix in weights.items() if ".lora_A." in name)
     return formats.adapter_layout, StoredAdapter(root, rank, alpha, weights)

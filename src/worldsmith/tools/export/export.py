@@ -59,24 +59,24 @@ class Export(WritingAction):
 
     class Config(WritingAction.Config):
         out: str | None = None
-        """The new folder; null: in the run folder."""
+        """The new folder; null: a folder inside the run folder."""
         format: str | None = None
-        """diffusers: a generator's whole pipeline; hf: a reasoner's whole folder for transformers; native: sharded
-        safetensors with native names and config.json; adapter: the low-rank adapters alone, in PEFT's format; sat: a
-        checkpoint for CogVideo's SAT; null: the whole."""
+        """diffusers: complete pipeline of a video generator; hf: complete transformers folder of a reasoner; native:
+        sharded safetensors with internal parameter names and config.json; adapter: only the LoRA adapter, in PEFT
+        format; sat: checkpoint for CogVideo's SAT; null: the complete model."""
         dtype: Literal["bfloat16", "float32"] = "bfloat16"
         """Number format of the weights."""
         weights: Literal["auto", "ema", "live"] = "auto"
-        """auto: the EMA weights (ema) if there are any, else the raw weights (live)."""
+        """auto: the EMA weights (ema) if they exist, otherwise the raw weights (live)."""
         merge: bool = True
-        """Merge a LoRA run's adapters into the weights; --no-merge keeps them beside (native, sat)."""
+        """Merge the LoRA adapter of a run into the weights; --no-merge stores it next to them (native, sat)."""
         vision_tower: str | None = None
-        """Keep this vision tower with a generator's weights (native only): a folder that has one, or own, the tower of
-        what the run started from; null: none."""
+        """Add this vision tower to a generator's weights (native only): a folder that has one, or own for the vision
+        tower of the initial weights; null: none."""
         shift: PositiveFactor | None = None
-        """Shift of the exported noise schedule; null: that of training."""
+        """Shift of the exported noise schedule; null: as in training."""
         config_file: str | None = None
-        """config.yaml of the run, which is read in any case."""
+        """config.yaml of the run; it is always read, so this flag is optional."""
 
     config: Config
 
@@ -84,7 +84,7 @@ class Export(WritingAction):
         found = self.prepare()
         yield f"{found.form.what} would be written to {found.out} ({self.describe(found.model)})"
         if read_about(found.out, found.form.index) is not None:
-            yield "an export is there already: the same one is left as it is, another one needs --force"
+            yield ("an export already exists: an identical one is kept, a different one is replaced only with --force")
 
     def run(self) -> Result:
         config = self.config
@@ -96,11 +96,13 @@ class Export(WritingAction):
             inputs = [Input("base" if adapter else "model", model.folder), *bases_of(model), *adapter]
             write_lineage(out, action="export", settings=to_dict(config), inputs=inputs, outputs=["."])
         what = f"({self.describe(model)})"
-        done = f"exported {form.what}: {out} {what}" if written else f"{out} is complete already {what}, nothing to do"
+        done = f"exported {form.what}: {out} {what}" if written else f"{out} is already complete {what}"
         lines = [done, *formats_of(model.spec.name).left_out(name, model.config)]
         if model.config.converters and name != "native":
             names = ", ".join(tag_of(type(converter)) for converter in model.config.converters)
-            lines.append(f"trained with {names}, which this format does not know: there the network is the plain one")
+            lines.append(
+                f"trained with {names}, which this format does not support: the exported network is the plain one"
+            )
         if not form.has_weights and model.tree is not None:
             start = "the random weights of the run" if model.start is None else model.start.lasting
             lines.append(f"it belongs to {start}")
@@ -124,25 +126,25 @@ class Export(WritingAction):
         formats = exports_of(family)
         name = next(iter(formats)) if config.format is None else config.format
         if name not in formats:
-            raise UserError(f"--format {name}: such a model is exported as {' or '.join(formats)}")
+            raise UserError(f"--format {name}: expected {' or '.join(formats)} for this model")
         form = formats[name]
         self.require_meaning(name, formats)
         if config.vision_tower is not None and not (form.keeps_tower and formats_of(family).tower):
             raise UserError(
-                f"--vision-tower: models of the family '{family}' are not exported with one as {name}; leave it out"
+                f"--vision-tower: models of the family '{family}' cannot be exported as {name} with one; omit it"
             )
         out = Path(config.out) if config.out else in_run(path, form.folder)
         require_place(out, form.index)
         model = find_model(path, weights=config.weights, base=config.base)
         if not config.merge and not model.has_adapters:
-            raise UserError(f"--no-merge keeps adapters, and {path} has none; leave it out")
+            raise UserError(f"--no-merge keeps adapters separate, but {path} has none; omit it")
         if isinstance(model.defaults, GenerationDefaults):
             model.defaults.refuse({"shift": config.shift})
             defaults = with_clip_size(model.defaults, model.tree, model.config.latent_grid)
             shift = defaults.shift if config.shift is None else config.shift
             model = replace(model, defaults=replace(defaults, shift=shift))
         elif config.shift is not None:
-            raise UserError(f"--shift: models of the family '{family}' have no such schedule; leave it out")
+            raise UserError(f"--shift: models of the family '{family}' have no such schedule; omit it")
         return PreparedExport(name, form, out, model)
 
     def require_meaning(self, name: str, formats: Mapping[str, Format]) -> None:
@@ -151,17 +153,18 @@ class Export(WritingAction):
         own = in_run(Path(config.model), "config.yaml")
         if config.config_file is not None and Path(config.config_file).resolve() != own.resolve():
             raise UserError(
-                f"--config-file {config.config_file}: a run is exported with its own config, {own}; leave it out"
+                f"--config-file {config.config_file}: a run is exported with its own config, {own}; omit it"
             )
         if not config.merge and not form.keeps_adapters:
-            keeping = "".join(f", or give --format {other}" for other in formats if formats[other].keeps_adapters)
+            keeping = "".join(f", or use --format {other}" for other in formats if formats[other].keeps_adapters)
             raise UserError(
-                f"--no-merge keeps adapters beside the weights, which --format {name} cannot; leave it out{keeping}"
+                f"--no-merge stores adapters next to the weights, which --format {name} does not support; omit "
+                f"it{keeping}"
             )
         if config.shift is not None and not form.has_schedule:
-            raise UserError(f"--shift belongs to a noise schedule, which --format {name} does not have; leave it out")
+            raise UserError(f"--shift sets the noise schedule, which --format {name} does not have; omit it")
         if config.base is not None and not form.has_weights:
-            raise UserError(f"--base has no effect: --format {name} reads the adapters alone; leave it out")
+            raise UserError(f"--base has no effect: --format {name} reads only the adapters; omit it")
 
 
 def bases_of(model: StoredModel) -> list[Input | dict[str, Any]]:

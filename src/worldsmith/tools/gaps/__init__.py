@@ -3,5 +3,7 @@
 from worldsmith.actions.registry import Command
 
 COMMANDS = {
-    "gaps": Command("list what a model answers wrongly, as a table", {"": "worldsmith.tools.gaps.find_gaps:FindGaps"}),
+    "gaps": Command(
+        "list the failure cases of a reasoner as a table", {"": "worldsmith.tools.gaps.find_gaps:FindGaps"}
+    ),
 }

@@ -45,11 +45,12 @@ class EvaluationResults:
         """The results. Raises UserError for none, and for several without `merge`."""
         files = find(self.folder, RESULTS)
         if not files:
-            raise UserError(f"{self.folder}: there is no {RESULTS} below it; `worldsmith evaluate` writes one")
+            raise UserError(f"{self.folder}: found no {RESULTS} in it; `worldsmith evaluate` writes one")
         if len(files) > 1 and not self.merge:
             listing = "".join(f"\n  {file}" for file in files)
             raise UserError(
-                f"{self.folder} has {len(files)} {RESULTS}; give one as --results-dir, or --merge them:{listing}"
+                f"{self.folder} has {len(files)} {RESULTS}: select one with --results-dir, or combine them with "
+                f"--merge:{listing}"
             )
         return files
 
@@ -88,13 +89,15 @@ class EvaluationResults:
         roots = {root for record in self.records if (root := media_root(record))} if place is None else set()
         if place is None:
             if len(recorded) != 1:
-                known = "; ".join(map(str, recorded)) or "the evaluation has not recorded any"
-                raise UserError(f"--kpi-ann-path: which annotations were asked? Give their file ({known})")
+                known = "; ".join(map(str, recorded)) or "the evaluation recorded no annotations"
+                raise UserError(
+                    f"--kpi-ann-path: the annotations of the evaluation are unknown. Give their file ({known})"
+                )
             ((path, (record, entry)),) = recorded.items()
             problem = record.change(entry, path)
             if problem is not None:
                 raise UserError(
-                    f"{path} {problem}: it is not what was asked; give it as --kpi-ann-path if that is meant"
+                    f"{path} {problem}: it differs from the evaluated file; to use it anyway, pass it as --kpi-ann-path"
                 )
             place = str(path)
         root = media or (roots.pop() if len(roots) == 1 else "")
@@ -131,7 +134,7 @@ class Annotations:
         asked = [key for key in keys if same_question(self.by_key[key], str(row.get("question", "")))]
         keys = asked or keys
         if len({json.dumps(self.media(key)) for key in keys}) > 1:
-            raise ValueError(f"{len(keys)} records of {self.place} are called '{name}' and show different files")
+            raise ValueError(f"{len(keys)} records of {self.place} have the name '{name}' but different files")
         return keys[0] if keys else None
 
     def media(self, key: str) -> list[str]:
@@ -192,7 +195,7 @@ def read_rows(file: str) -> list[Mapping[str, Any]]:
     except ValueError as error:
         raise UserError(f"{file} is not valid JSON: {error}") from None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise UserError(f"{file}: expected a list of objects, one for each answer")
+        raise UserError(f"{file}: expected a list of objects, one per answer")
     for number, row in enumerate(rows):
         if "gt" not in row or ("video_id" not in row and "id" not in row):
             raise UserError(f"{file}: row {number} lacks 'gt', or both 'video_id' and 'id'; found {', '.join(row)}")
@@ -214,9 +217,10 @@ class Gap:
     """An answer that is not the true one."""
 
     error_type: ErrorType
-    """FP: yes where no is true; FN: no where yes is; format: the answer is right and was not said as compared."""
+    """FP: yes instead of no; FN: no instead of yes; format: the answer is right but has another form than the
+    comparison expects."""
     normalized: str | None
-    """The answer as it was compared; None: there is none, or it could not be read."""
+    """The answer in the compared form; None: there is no answer, or it cannot be parsed."""
 
 
 def normalize_text(text: str) -> str:
@@ -248,7 +252,7 @@ def find_gap(row: Mapping[str, Any], mode: Mode) -> Gap | None:
         return Gap("missing", None)
     wanted = READ[mode](true)
     if wanted is None:
-        raise ValueError(f"its true answer {true!r:.60} cannot be read as {mode}")
+        raise ValueError(f"the ground truth {true!r:.60} cannot be parsed as {mode}")
     found = READ[mode](text_of(said))
     return None if found == wanted else Gap(kind_of(text_of(said), true), found)
 

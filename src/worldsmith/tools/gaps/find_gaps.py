@@ -34,7 +34,7 @@ COLUMNS: Mapping[str, str] = {
     "row": "int64",
     "evaluation": "string",
 }
-"""Names and types, in order; the first three are those of the tool that is replaced."""
+"""Column names and types, in order; the first three are those of the tool that this command replaces."""
 
 
 class FindGaps(Action):
@@ -50,22 +50,23 @@ class FindGaps(Action):
         results_dir: str
         """Results of an evaluation: a folder that contains results.json at any depth, or the file."""
         gaps_parquet: str
-        """The table; with a name that ends with .json the same rows as JSON."""
+        """Output table (Parquet); a name that ends with .json writes the same rows as JSON."""
         kpi_ann_path: str | None = None
-        """The annotations that were asked; null: those that the evaluation has recorded, if they are needed."""
+        """The evaluated annotations; null: those recorded by the evaluation, if they are needed."""
         kpi_media_path: str | None = None
-        """Folder to which paths in them are relative; null: as the evaluation had it, else that of the annotations."""
+        """Folder that media paths are relative to; null: as in the evaluation, otherwise the folder of the
+        annotations."""
         mode: Mode = "exact"
         """Comparison of answers. exact: equal except for case and surrounding whitespace; normalized: also except for
         punctuation and articles; yes_no, letter: the same word or option in any wording."""
         merge: bool = False
-        """Read all results.json that are found, where there are several."""
+        """Combine all results.json files that are found."""
         summary: str | None = None
-        """JSON file of the counts; null: beside the table."""
+        """JSON file of the counts; null: next to the table."""
         annotations_out: str | None = None
-        """Write the annotations of the gaps too, as LLaVA JSON that a run can be trained on."""
+        """Also write the annotations of the failure cases, as LLaVA JSON for training."""
         force: bool = False
-        """Replace what is there."""
+        """Replace existing files."""
 
     config: Config
 
@@ -120,7 +121,7 @@ class FindGaps(Action):
             require_pyarrow(config.gaps_parquet)
         for place in (config.gaps_parquet, self.summary, config.annotations_out):
             if place is not None and not config.force and exists(place):
-                raise FileExistsError(f"{place} exists; choose another name, or give --force")
+                raise FileExistsError(f"{place} already exists: choose another name, or use --force")
 
     def lines(self, facts: Mapping[str, Any]) -> Iterator[str]:
         kinds = ", ".join(f"{kind} {count}" for kind, count in facts["error_types"].items()) or "none"
@@ -128,15 +129,18 @@ class FindGaps(Action):
         yield f"summary    {self.summary}"
         if self.config.annotations_out is not None:
             yield f"records    {self.config.annotations_out}"
-            yield "           a model that learns from them is to be measured on other data than these"
+            yield "           measure a model that is trained on them on other data"
         if facts["media_missing"]:
-            yield f"not there  the images or videos of {facts['media_missing']} gaps"
+            yield f"missing    the images or videos of {facts['media_missing']} failure cases"
         if facts["media_unknown"]:
-            yield f"unknown    whether those of {facts['media_unknown']} gaps are there: their places cannot be reached"
+            yield (
+                f"unknown    whether the media of {facts['media_unknown']} failure cases exist: their locations "
+                "cannot be reached"
+            )
         for part, counts in facts["slices"].items():
             yield f"  {counts['gaps']} of {counts['answers']}  {part}"
-        yield f"gaps       {facts['gaps']} of {facts['answers']} answers: {kinds}"
-        yield f"of form    {facts['format_only']}: right, and not said as `{facts['mode']}` compares"
+        yield f"failures   {facts['gaps']} of {facts['answers']} answers: {kinds}"
+        yield f"format     {facts['format_only']}: correct, but not in the form that `{facts['mode']}` compares"
 
     def record(self) -> None:
         """Lineage of what was written on this machine."""
@@ -192,8 +196,8 @@ def find_gaps(evaluation: EvaluationResults, annotations: Annotations | None, mo
     if lost and annotations is not None:
         shown = ", ".join(f"'{name}'" for name in lost[:SHOWN])
         raise UserError(
-            f"Video {shown} not found in annotations {annotations.place} ({len(lost)} of the wrong answers); "
-            "give the file that was asked as --kpi-ann-path"
+            f"Video {shown} not found in annotations {annotations.place} ({len(lost)} of the wrong answers): pass "
+            "the evaluated file as --kpi-ann-path"
         )
     if unreadable:
         more = f"\n  and {len(unreadable) - SHOWN} more" if len(unreadable) > SHOWN else ""
@@ -260,7 +264,7 @@ def require_pyarrow(place: str) -> tuple[Any, Any]:
         from pyarrow import parquet
     except ModuleNotFoundError:
         raise UserError(
-            f"{place} is written with the library 'pyarrow', which is not installed; install it with "
-            "`pip install 'worldsmith[gaps]'`, or give a name that ends with .json"
+            f"{place} needs the library 'pyarrow', which is not installed: `pip install 'worldsmith[gaps]'`, or use "
+            "a name that ends with .json"
         ) from None
     return pyarrow, parquet

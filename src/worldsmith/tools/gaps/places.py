@@ -84,10 +84,10 @@ def explained(place: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise UserError(f"{place}: this kind of place needs another package: {error}") from None
+        raise UserError(f"{place}: this type of location needs another package: {error}") from None
     except (OSError, ValueError) as error:
         if isinstance(error, FileNotFoundError):
-            raise UserError(f"{place}: there is no such file or folder") from None
+            raise UserError(f"{place}: no such file or folder") from None
         raise UserError(f"{place}: {error}") from None
     except Exception as error:  # the errors of a storage service have no common class
         if not is_remote(place):

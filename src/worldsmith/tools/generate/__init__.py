@@ -4,7 +4,7 @@ from worldsmith.actions.registry import Command
 
 COMMANDS = {
     "generate": Command(
-        "make videos and images with a trained or released model",
+        "generate videos and images with a trained or released model",
         {"videos": "worldsmith.tools.generate.generate:GenerateVideos"},
         by="model",
     ),

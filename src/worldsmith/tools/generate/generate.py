@@ -55,24 +55,26 @@ class GenerateVideos(WritingAction):
         prompt: list[str] = field(default_factory=list)
         """A prompt; the flag may be repeated."""
         input_files: list[str] = field(default_factory=list)
-        """Files of samples (.json, .jsonl, .yaml, or .txt with a prompt, or prompt@@image, a line), or patterns such as
-        "in/*.json"; the flag may be repeated. A sample says prompt and, if wanted, name and what the flags say."""
+        """Sample files (.json, .jsonl, .yaml, or .txt with one prompt, or prompt@@image, per line), or glob patterns
+        such as "in/*.json"; the flag may be repeated. A sample needs a prompt; its name and all settings of these flags
+        are optional."""
         stack: list[str] = field(default_factory=list)
-        """SAT files that describe the model, and words that change them: what `--spec A.yaml B.yaml` reads."""
+        """SAT files that describe the model, and overrides: what `--spec A.yaml B.yaml` reads."""
         out: str = "generated"
-        """Folder of the samples' folders and a contact sheet."""
+        """Folder of the sample folders and a contact sheet."""
         adapter: str | None = None
-        """An adapter folder in PEFT's format, merged into the model."""
+        """A PEFT adapter folder, merged into the model."""
         weights: Literal["auto", "ema", "live", "untrained"] = "auto"
-        """auto: the EMA weights (ema) if there are any, else the raw weights (live)."""
+        """auto: the EMA weights (ema) if they exist, otherwise the raw weights (live)."""
         max_num_seqs: Count | None = None
-        """Most samples in one forward pass; null: as many as max_model_len allows."""
+        """Max samples per forward pass; null: as many as max_model_len allows."""
         max_model_len: Count | None = None
-        """Most tokens in one forward pass; null: the model's limit of training."""
+        """Max tokens per forward pass; null: the model's training limit."""
         cfgp_size: Literal[1, 2] = 1
-        """2: pairs of processes share each pass, one with the prompts, one with the negative prompts."""
+        """2: each forward pass is shared by a pair of processes, one with the prompts, one with the negative
+        prompts."""
         device: str | None = None
-        """cpu or cuda; null: cuda if there is one."""
+        """cpu or cuda; null: cuda if available."""
 
     config: Config
 
@@ -81,7 +83,7 @@ class GenerateVideos(WritingAction):
         yield f"model    {order.model.weights_in_words}, on {order.device}"
         for sample in order.samples:
             size = f"{sample.num_frames} frames of {sample.height}×{sample.width}"
-            yield f"sample   {sample.name}: {size}, {sample.fps:g} a second, seed {sample.seed}: {sample.prompt}"
+            yield f"sample   {sample.name}: {size}, {sample.fps:g} fps, seed {sample.seed}: {sample.prompt}"
         yield from (f"setting  {line}" for line in order.setting_lines())
         yield f"folder   {self.config.out}: {order.count(len(order.made()))}"
 
@@ -109,14 +111,17 @@ class GenerateVideos(WritingAction):
         entries = [of_prompt(index, text) for index, text in enumerate(config.prompt)]
         entries += read_files(config.input_files)
         if not entries:
-            raise UserError("no prompt; give --prompt TEXT or --input-files FILE")
+            raise UserError("no prompt: use --prompt TEXT or --input-files FILE")
         if world_size() % config.cfgp_size:
-            raise UserError(f"--cfgp-size 2 needs pairs of processes, found {world_size()}; give launch an even number")
+            raise UserError(
+                f"--cfgp-size 2 needs an even number of processes, found {world_size()}: change it in "
+                "the launch command"
+            )
         device = find_device(config.device)
         require_writable(out)
         if config.stack and (config.weights != "auto" or config.base):
             raise UserError(
-                "--weights and --base go with a model that is trained here; args.load names those of a stack"
+                "--weights and --base apply to models trained with Worldsmith; args.load selects those of a SAT config"
             )
         if config.stack:
             model = model_of_stack(config.stack)
@@ -135,7 +140,7 @@ class GenerateVideos(WritingAction):
         for sample in samples:
             sample.request(grid)
             if config.cfgp_size == 2 and sample.guidance == 1:
-                raise UserError(f"{sample.name}: guidance 1 has no second branch for --cfgp-size 2; leave it out")
+                raise UserError(f"{sample.name}: at guidance 1 there is no negative prompt for --cfgp-size 2; omit it")
         order = order_of(model, device, samples, out)
         if not config.force:
             order.require_same()
@@ -176,7 +181,7 @@ def require_described_adapters(model: StoredModel) -> None:
             f"adapters of rank {', '.join(map(str, sorted(found)))}" if found else "none" for found in (wanted, ranks)
         ]
         raise UserError(
-            f"args.load {model.weights_path}: expected {said[0]}, as lora_config says, found {said[1]}. Name the file "
+            f"args.load {model.weights_path}: expected {said[0]}, as in lora_config, found {said[1]}. Name the file "
             "of the model that these weights belong to"
         )
 

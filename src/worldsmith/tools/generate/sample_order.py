@@ -84,8 +84,8 @@ class Order:
             made = read_sample(self.out / sample.name)
             if made is not None and (changed := changed_arguments(made, self.arguments(sample))):
                 raise FileExistsError(
-                    f"{made.folder} was made with other arguments ({', '.join(changed)}); choose another folder, or "
-                    "give --force"
+                    f"{made.folder} was generated with other arguments ({', '.join(changed)}): choose another "
+                    "folder, or use --force"
                 )
 
     def setting_lines(self) -> list[str]:
@@ -96,7 +96,7 @@ class Order:
     def count(self, made: int) -> str:
         total = f"{len(self.samples)} sample{'s' * (len(self.samples) != 1)}"
         if made == len(self.samples):
-            return f"{total}, complete already, nothing to do"
+            return f"{total}, all already complete"
         return f"{total}, of which {made} {'is' if made == 1 else 'are'} complete already" if made else total
 
     def make(
@@ -174,8 +174,8 @@ class Order:
         clips = [few_frames(file) for file in shown]
         contact_sheet(self.out / SHEET, [(self.model.weights_in_words, clips)], prompts[:SHEET_SAMPLES])
         facts = [{**self.arguments(sample), "file": str(file)} for sample, file in zip(self.samples, files)]
-        beside = f" (and of {len(earlier)} earlier)" if earlier else ""
-        done = f"{self.out}: {self.count(made)}; frames of all{beside}: {self.out / SHEET}"
+        beside = f" (with {len(earlier)} earlier ones)" if earlier else ""
+        done = f"{self.out}: {self.count(made)}; contact sheet{beside}: {self.out / SHEET}"
         return Result([*map(str, files), done], {"folder": str(self.out), "samples": facts})
 
     def earlier_samples(self) -> Iterator[MadeSample]:

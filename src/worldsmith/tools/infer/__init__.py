@@ -3,5 +3,9 @@
 from worldsmith.actions.registry import Command
 
 COMMANDS = {
-    "infer": Command("ask a reasoner one question", {"answers": "worldsmith.tools.infer.infer:Infer"}, by="model"),
+    "infer": Command(
+        "answer a question about images or videos with a reasoner",
+        {"answers": "worldsmith.tools.infer.infer:Infer"},
+        by="model",
+    ),
 }

@@ -29,7 +29,7 @@ SUFFIXES: dict[str, Kind] = {
     **dict.fromkeys((".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"), "image"),
     **dict.fromkeys((".mp4", ".mov", ".mkv", ".webm", ".avi", ".m4v"), "video"),
 }
-"""Files of a folder that are asked about, and what they are."""
+"""Media types that `types` selects from a folder, with their descriptions."""
 
 
 class Infer(AnswerAction):
@@ -49,14 +49,14 @@ class Infer(AnswerAction):
         video: list[str] = field(default_factory=list)
         """Video files, shown after the images."""
         media: str | None = None
-        """A file, or a folder or archive (.tar, .tar.gz, .zip) whose images and videos are each asked about by
-        themselves; an archive is unpacked once, into a folder next to it."""
+        """A file, or a folder or archive (.tar, .tar.gz, .zip); the question is asked about each image and video in it
+        separately; an archive is unpacked once, into a folder next to it."""
         kind: Literal["all", "image", "video"] = "all"
         """Media types of the folder that are used."""
         system: str = ""
         """System prompt; "": none."""
         out: str | None = None
-        """JSON file of the answers; null: none is written."""
+        """JSON file for the answers; null: none is written."""
         force: bool = False
         """Replace the file of an earlier command."""
 
@@ -64,7 +64,7 @@ class Infer(AnswerAction):
             super().check()
             if self.media is not None and (self.image or self.video):
                 raise wrong(self, "media", "image" if self.image else "video",
-                            why="each file of media is asked about by itself")  # fmt: skip
+                            why="the question is asked about each file of media separately")  # fmt: skip
             if self.kind != "all" and self.media is None:
                 raise wrong(self, "kind", "media", why="it chooses among the files of media")
 
@@ -73,9 +73,9 @@ class Infer(AnswerAction):
     def plan(self) -> Iterator[str]:
         model = self.find()
         yield f"model    {model.folder} ({model.weights_in_words})"
-        yield f"asked    {self.config.prompt}"
+        yield f"question {self.config.prompt}"
         for parts in self.shown():
-            yield from (f"shown    {part.kind} {part.source!s}" for part in parts)
+            yield from (f"media    {part.kind} {part.source!s}" for part in parts)
 
     def run(self) -> Result:
         config, questions, model = self.config, self.questions(), self.find()
@@ -83,7 +83,7 @@ class Infer(AnswerAction):
         if out is not None:
             require_writable(out.parent)
             if out.exists() and not config.force:
-                raise FileExistsError(f"{out} exists; choose another file, or give --force")
+                raise FileExistsError(f"{out} already exists: choose another file, or use --force")
         answerer = self.answerer(model)
         show, answers = share_done("answering") if len(questions) > config.batch_size else None, []
         for answer in answerer.answers(
@@ -136,7 +136,7 @@ class Infer(AnswerAction):
             return [[Part(kind, source=str(file))] for file, kind in media_of(Path(config.media), config.kind)]
         for name in (*config.image, *config.video):
             if not Path(name).is_file():
-                raise UserError(f"{name} is no file")
+                raise UserError(f"{name} is not a file")
         images = [Part("image", source=name) for name in config.image]
         return [[*images, *(Part("video", source=name) for name in config.video)]]
 
@@ -154,7 +154,7 @@ def media_of(place: Path, kind: str) -> list[tuple[Path, Kind]]:
     chosen = [(file, is_a) for file, is_a in found if kind in ("all", is_a) and file.is_file()]
     if not chosen:
         what = "images or videos" if kind == "all" else f"{kind}s"
-        raise UserError(f"{place} holds no {what}; expected files that end with {', '.join(SUFFIXES)}")
+        raise UserError(f"{place} contains no {what}: expected files that end with {', '.join(SUFFIXES)}")
     return chosen
 
 

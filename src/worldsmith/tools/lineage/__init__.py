@@ -3,5 +3,7 @@
 from worldsmith.actions.registry import Command
 
 COMMANDS = {
-    "lineage": Command("draw what a result was made from", {"": "worldsmith.tools.lineage.draw:ShowLineage"}),
+    "lineage": Command(
+        "show which data, weights and code a result was made from", {"": "worldsmith.tools.lineage.draw:ShowLineage"}
+    ),
 }

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Look = Callable[[Path], str]
 DEEPEST = 50
-"""Records in a row, as a guard against records that lead back to themselves."""
+"""Max records in a row: safety limit against records that refer to each other in a circle."""
 SHOWN = 8
 """Hexadecimal digits of a fingerprint."""
 
@@ -32,8 +32,8 @@ class ShowLineage(Action):
 
     class Config(Action.Config):
         result: str
-        """Folder of a result, a run, one of its checkpoints, a file that an action has written; or a run's name, or the
-        id of a record, below the output root."""
+        """Folder of a result, a run, or one of its checkpoints, or a file written by a command; or the name of a run or
+        the id of a record below the output root."""
 
     config: Config
 
@@ -45,10 +45,10 @@ class ShowLineage(Action):
             place = find_place(self.config.result, "RESULT")
         record = place if is_record(place.name) else record_of(place.resolve())
         if record is None:
-            raise FileNotFoundError(f"{place} has no {LINEAGE}: no action has recorded what it was made from")
+            raise FileNotFoundError(f"{place} has no {LINEAGE}: its inputs were not recorded")
         facts = chain(read_lineage(record), functools.cache(fingerprint))
         changes = [*all_changes(facts)]
-        last = "nothing is missing or has changed" if not changes else f"missing or changed: {len(changes)}"
+        last = "inputs are complete and unchanged" if not changes else f"missing or changed: {len(changes)}"
         return Result([*draw(facts), last], facts, code=1 if changes else 0)
 
 
@@ -76,7 +76,7 @@ def chain(record: Lineage, look: Look, depth: int = 0) -> dict[str, Any]:
 
 def look_at(record: Lineage, entry: Mapping[str, Any], place: Path, look: Look) -> dict[str, Any]:
     problem = record.change(entry, place, look)
-    state = "as it was" if entry["fingerprint"] else "not on this machine then"
+    state = "as it was" if entry["fingerprint"] else "not on this machine at that time"
     path = str(place) if place.exists() else entry["path"]
     return {"path": path, "fingerprint": entry["fingerprint"], "state": problem or state, "same": problem is None}
 

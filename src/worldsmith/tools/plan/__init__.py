@@ -4,7 +4,7 @@ from worldsmith.actions.registry import Command
 
 COMMANDS = {
     "plan": Command(
-        "say what a run would need: memory, time, disk, before it has a GPU",
+        "estimate the memory, time and disk of a run without a GPU",
         {"": "worldsmith.tools.plan.plan:PlanRun"},
         about_run=True,
     ),

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from worldsmith.config.tree.draft import Loaded
 
 REFUSED = (UserError, ValueError, NotImplementedError)
-"""Exceptions of settings that the run does not allow."""
+"""Exceptions that mean that the run does not support a setting."""
 MOST_KEPT = 22.0
 """Max CPU seconds reserved for simulating the best setting with all layers."""
 
@@ -84,9 +84,9 @@ class Fitting:
         self.works: dict[tuple[tuple[str, ...], bool], StepWork] = {}
         self.encodings: dict[str, Encodings] = {}
         self.seconds = 0.0
-        """Processor time of the last setting that was carried out with few layers."""
+        """CPU time of the last simulation with few layers."""
         self.longest_of_all = 0.0
-        """The most CPU time of one that was carried out with all layers."""
+        """Max CPU time of a simulation with all layers."""
 
     def with_clips(self, clips: Learned) -> Fitting:
         """Returns the search for other clip sizes, with the same time statistics."""

@@ -20,10 +20,8 @@ MOST_RANKS = 4096
 FIRST = 15
 FEW = "; estimated from a run with few layers"
 """Suffix for a setting that was not simulated with all layers."""
-NOT_THERE = (
-    "weights, moments or activations in main memory (offload), weights or layers cut otherwise (tensor, pipeline)"
-)
-"""Memory-saving features of other programs that do not exist here."""
+NOT_THERE = "weights, optimizer state or activations in host RAM (offload); tensor or pipeline parallelism"
+"""Memory-saving features of other programs that Worldsmith does not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +29,7 @@ class Enough:
     """A number of GPUs with which a setting fits."""
 
     gpus: int | None
-    """Number of GPUs that is enough; None: no number is; 0: not known, since all settings were rejected."""
+    """Number of GPUs that is enough; None: no number is enough; 0: unknown, since all settings were rejected."""
     tried: Tried | None = None
     """The setting that fits."""
 
@@ -41,7 +39,7 @@ class Fits:
     """Result of the search."""
 
     now: Tried | None
-    """The run as it is; None where its degrees are not for so many GPUs, or where it was not tried."""
+    """The unchanged run; None if its parallel degrees do not match the number of GPUs, or if it was not tried."""
     best: Sequence[Tried]
     """Best settings, at most three."""
     others: Mapping[str, Sequence[Tried]]
@@ -51,16 +49,16 @@ class Fits:
     enough: Enough | None
     """Number of GPUs that would be enough, if no setting fits; None: not searched."""
     pace: Gpu
-    """Whose speed the seconds are of."""
+    """GPU whose speed the estimated seconds refer to."""
     data: str
     longest: int
     """Tokens of the longest sample in it."""
     tried: int
     settings: int
     not_tried: int = 0
-    """Settings that may be better than what was found, for which there was no time."""
+    """Number of untried settings that may be better than the result."""
     stopped: Literal["", "time", "interrupted"] = ""
-    """Reason for which the search ended early; "" if it did not."""
+    """Reason for which the search ended early; "" if it was complete."""
     spent: float = 0.0
     """Seconds of CPU time."""
 
@@ -198,13 +196,13 @@ def fit_lines(fits: Fits, gpu: Gpu, start: Sequence[str], run: Sequence[str], *,
         run: Arguments that describe the run, up to those of a setting.
         steps: Optimizer steps of the run.
     """
-    now = "its degrees are not for so many GPUs" if fits.tried else "not tried"
+    now = "its degrees do not match this number of GPUs" if fits.tried else "not tried"
     yield from row("as it is", now if fits.now is None else verdict(fits.now))
     if not fits.best:
         yield from nothing_fits(fits, start, run)
     for number, tried in enumerate(fits.best, start=1):
         yield ""
-        yield from row(f"{number}. {'fits' if number == 1 else 'fits, too'}", verdict(tried))
+        yield from row(f"{number}. {'fits' if number == 1 else 'also fits'}", verdict(tried))
         if tried.seconds is not None:
             yield from row(
                 "run",
@@ -217,39 +215,42 @@ def fit_lines(fits: Fits, gpu: Gpu, start: Sequence[str], run: Sequence[str], *,
         yield from commands(start, run, tried)
     if fits.others and fits.best:
         yield ""
-        yield "the first against those that differ in one thing:"
+        yield "the best setting compared with those that differ in one option:"
         for name, others in fits.others.items():
             told = "; ".join(f"{o.setting.knobs[name]}: {compared(o, fits.best[0])}" for o in others)
             yield from row(f"  {name}", told, first=FIRST + 2)
     yield ""
     told = f"{fits.tried} of {fits.settings} settings; a step has the same samples in all of them"
     if fits.stopped:
-        why = "interrupted" if fits.stopped == "interrupted" else "the time was up"
-        told += f"; {why} after {fits.spent:.0f} s of processor time"
+        why = "interrupted" if fits.stopped == "interrupted" else "the time limit was reached"
+        told += f"; {why} after {fits.spent:.0f} s of CPU time"
         if fits.not_tried:
             settings = "1 setting" if fits.not_tried == 1 else f"{fits.not_tried} settings"
             told += f", before {settings} that may be better"
     yield from row("tried", told)
-    yield from row("data", f"{fits.data}; longer samples than {fits.longest:,} tokens may not go into smaller packs")
+    yield from row("data", f"{fits.data}; samples longer than {fits.longest:,} tokens may not fit into smaller packs")
     if fits.pace is not gpu:
-        yield from row("seconds", f"those of {fits.pace.name}: {gpu.name} states the memory of a GPU, not its speed")
+        yield from row("seconds", f"those of {fits.pace.name}: {gpu.name} only states a memory size, no speed")
     yield from row("not there", NOT_THERE)
 
 
 def nothing_fits(fits: Fits, start: Sequence[str], run: Sequence[str]) -> Iterator[str]:
     yield ""
     if fits.nearest is None:
-        yield from row("nothing fits", "of what was tried" if fits.stopped else "each setting was refused")
+        yield from row("nothing fits", "of the tried settings" if fits.stopped else "every setting was rejected")
         return
     yield from row("nothing fits", f"nearest: {verdict(fits.nearest)}")
     yield from row("learned", describe_learned(fits.nearest))
     yield from commands(start, run, fits.nearest)
     enough = fits.enough
     if enough is not None and enough.tried is not None:
-        yield from row("GPUs", f"with {enough.gpus} of them it fits; plan with --gpus {enough.gpus} --fit")
+        yield from row("GPUs", f"with {enough.gpus} of them it fits; try --gpus {enough.gpus} --fit")
         yield from row("learned", describe_learned(enough.tried))
     elif enough is not None and enough.gpus is None:
-        yield from row("GPUs", "no number of GPUs is enough: what they do not share is too large, such as a pack")
+        yield from row(
+            "GPUs",
+            ("no number of GPUs is enough: the part that each GPU needs for itself, such as a pack, is too large"),
+        )
 
 
 def commands(start: Sequence[str], run: Sequence[str], tried: Tried) -> Iterator[str]:
@@ -270,9 +271,9 @@ def verdict(tried: Tried) -> str:
     if memory is None:
         return f"refused: {tried.refused}"
     if tried.work is None:
-        return f"{size(-memory.spare)} too much, before anything is computed"
-    room = f"{size(memory.spare)} to spare" if tried.fits else f"{size(-memory.spare)} too much"
-    seconds = f"; {format_duration_range(tried.seconds)} a step" if tried.seconds is not None else ""
+        return f"{size(-memory.spare)} too much for weights and optimizer state alone"
+    room = f"{size(memory.spare)} free" if tried.fits else f"{size(-memory.spare)} too much"
+    seconds = f"; {format_duration_range(tried.seconds)} per step" if tried.seconds is not None else ""
     held = f"tensors {size(memory.peak)}" + (f", encoders {size(memory.encoders)}" if memory.encoders else "")
     return f"{size(memory.needed)} of {size(memory.gpu.memory)} ({held}), {room}{seconds}{'' if tried.whole else FEW}"
 
@@ -280,7 +281,7 @@ def verdict(tried: Tried) -> str:
 def compared(other: Tried, best: Tried) -> str:
     """Returns the reason for which `other` is worse than `best`."""
     if other.memory is None:
-        return f"is refused ({other.refused})"
+        return f"is rejected ({other.refused})"
     if not other.fits:
         return f"needs {size(-other.memory.spare)} too much"
     assert other.seconds is not None

@@ -18,7 +18,7 @@ class PackLimits:
     tokens_path: str = "dataloader_train.max_sequence_length"
     samples_path: str = "dataloader_train.max_samples_per_batch"
     sample: int = 0
-    """Most tokens of a sample, which a pack must have room for; 0 = no such limit."""
+    """Max tokens of a sample, which a pack must be able to hold; 0 = no such limit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from worldsmith.tools.plan.evaluate_settings import Clock
 
 BUDGET = 55.0
-"""Seconds of CPU time that a search may take: with starting the command about a minute."""
+"""Max CPU seconds of a search: about a minute with start-up."""
 EVERY = 5.0
-"""Seconds between two lines of progress through a pipe."""
+"""Seconds between two progress lines if the output is not a terminal."""
 INTERRUPTED = 130
 FORMS = {".yaml": "yaml", ".yml": "yaml", ".json": "json"}
 
@@ -51,19 +51,20 @@ class PlanRun(RunAction):
 
     class Config(RunAction.Config):
         gpus: Count | None = None
-        """GPUs of the run (default: the fewest that its degrees allow)"""
+        """number of GPUs (default: the smallest that the parallel degrees allow)"""
         gpu: str = "h100-80"
-        """which ones: such as h200, or memory such as 24GB (default: h100-80)"""
+        """GPU type such as h200, or a memory size such as 24GB (default: h100-80)"""
         quick: bool = False
-        """only parameters and what they take, in a second"""
+        """only count parameters and their memory, in about a second"""
         encoded: bool = False
-        """all clips and captions are in the latent cache before the run, by `worldsmith encode`: no encoder is on its
+        """assume that all latents are cached before the run by `worldsmith encode`, so that no encoder is on its
         GPUs"""
         fit: bool = False
-        """look for settings with which it fits, or is faster, and print up to three, the best first, as override words:
-        recomputation, packs, degrees, encoding first, formats, adapters, smaller clips; takes a minute"""
+        """search for settings that fit, or are faster, and print up to three as overrides, the best first: gradient
+        checkpointing, pack size, parallel degrees, encoding first, number formats, adapters, smaller clips; takes a
+        minute"""
         output: str | None = None
-        """with --fit: write the best as a run, .yaml or .json"""
+        """with --fit: write the best setting as a run config, .yaml or .json"""
 
     config: Config
 
@@ -82,12 +83,12 @@ class PlanRun(RunAction):
         """Raises UserError for flags that would have no effect."""
         config = self.config
         if config.output and not config.fit:
-            raise UserError("-o names the file for the best setting, which --fit looks for")
+            raise UserError("-o names the file for the best setting, which only --fit searches for")
         if config.quick and config.fit:
-            raise UserError("--fit carries out steps and --quick none: leave one out")
+            raise UserError("--fit simulates steps and --quick does not: omit one of them")
         if config.encoded and (config.fit or config.quick):
             raise UserError(
-                f"--encoded has no effect with {'--fit, which tries both' if config.fit else '--quick'}: leave it out"
+                f"--encoded has no effect with {'--fit, which tries both' if config.fit else '--quick'}: omit it"
             )
 
     def find_fits(self) -> Result:
@@ -97,11 +98,14 @@ class PlanRun(RunAction):
 
         words, gpu, output = self.given, self.gpu, Path(self.config.output) if self.config.output else None
         if isinstance(words, Loaded):
-            raise UserError("a search loads the run again with other settings: expected the words that describe it")
+            raise UserError(
+                "a search loads the run again with other settings: it needs the command-line arguments "
+                "that describe the run"
+            )
         if output and output.suffix not in FORMS:
-            raise UserError(f"{output}: the best setting is written as {', '.join(FORMS)}; name such a file")
+            raise UserError(f"{output}: expected a file name that ends in {', '.join(FORMS)} for the best setting")
         if output and output.exists():
-            raise UserError(f"{output} is there already; name another file")
+            raise UserError(f"{output} already exists: choose another file")
         self.print_warnings()
         read, clock = partial(words.load, keep_unset="names"), Clock(BUDGET)
         progress = Progress(clock)
@@ -117,7 +121,7 @@ class PlanRun(RunAction):
             commands = [["worldsmith", "encode"]] * best.encoded + [start]
             lines += ["", "; ".join([f"written: {output}", *(shlex.join([*line, str(output)]) for line in commands)])]
         elif output:
-            lines += ["", f"{output} is not written: nothing that was carried out with all layers fits"]
+            lines += ["", f"{output} is not written: no setting that was simulated with all layers fits"]
         return Result(lines, fit_facts(fits), INTERRUPTED if fits.stopped == "interrupted" else 0 if fits.best else 1)
 
     def facts(self) -> dict[str, Any]:
@@ -132,7 +136,7 @@ class PlanRun(RunAction):
         if self.config.quick:
             return
         if sys.stderr.isatty():
-            print_message("a step is carried out without memory; this can take a minute …")
+            print_message("simulating a step without allocating memory; this can take a minute …")
         yield from plan_lines(self.exact)
 
     @property
@@ -183,7 +187,7 @@ class Progress:
 
     def __call__(self, text: str) -> None:
         text = re.sub(r"\b(model\.config|dataloader_train)\.", "", text)  # what differs has room on the line
-        line = f"{self.clock.spent:.0f} of {self.clock.budget:.0f} s of processor time: {text}"
+        line = f"{self.clock.spent:.0f} of {self.clock.budget:.0f} s of CPU time: {text}"
         if sys.stderr.isatty():
             width = terminal_width(sys.stderr) or WIDTH
             print(f"\r\033[K{line[: width - 1]}", end="", file=sys.stderr, flush=True)

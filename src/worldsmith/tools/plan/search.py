@@ -13,12 +13,12 @@ from worldsmith.planning.work import StepWork
 from worldsmith.tools.plan.settings import Setting
 
 SURELY = 0.05
-"""A setting that lacks this share of its tensors' peak rules out all that keep as much: recomputation, smaller packs
-and sharing them save far more than they add."""
+"""If a setting lacks this fraction of its tensors' peak, all settings with the same memory-saving options are ruled
+out: gradient checkpointing, smaller packs and context parallelism save far more than the other options add."""
 
 FAR = 0.25
-"""If the setting with the smallest states lacks this fraction of its tensors' peak, no other setting fits: what changes
-what is learned changes activations far less."""
+"""If the setting with the smallest weights and optimizer state lacks this fraction of its tensors' peak, no other
+setting fits: options that change what is trained hardly change activations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Tried:
     memory: MemoryVerdict | None = None
     """Memory verdict; None: the setting was rejected."""
     work: StepWork | None = None
-    """Simulated work; None: the training state already exceeds the memory."""
+    """Simulated operations; None: weights and optimizer state alone exceed the memory."""
     seconds: EstimateRange | None = None
     """Estimated seconds per step."""
     refused: str = ""
@@ -50,7 +50,7 @@ class Tried:
 
 
 Evaluate = Callable[[Setting, bool], Tried]
-"""Tries a setting; True: with all layers and all phases."""
+"""Simulates a setting; True: with all layers and all phases."""
 
 
 class OutOfTime(Exception):  # noqa: N818 (no error: it ends a search)
@@ -79,7 +79,7 @@ class SettingSearch:
         self.found: list[Tried] = []
         """Selected settings that were simulated with all layers."""
         self.stopped: Literal["", "time"] = ""
-        """Whether there was no time for all settings that may be better than what was found."""
+        """Whether time was too short for all settings that may be better than the result."""
 
     @property
     def best_so_far(self) -> list[Tried]:

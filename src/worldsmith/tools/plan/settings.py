@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 MODEL = "model.config"
 MODES = ("none", "selective", "full")
-"""Modes of gradient checkpointing, from fast and large to slow and small."""
+"""Modes of gradient checkpointing, from fast with high memory to slow with low memory."""
 MOST_CONTEXT = 8
 ENCODED = "`worldsmith encode` first"
-"""The latent cache is complete before the run, so that the run has no encoders on its GPUs."""
+"""The latent cache is complete before the run, so that no encoders are on the GPUs."""
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-"""Layers that get adapters where a run names none."""
+"""Layers that get adapters if a run names none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class Setting:
     knobs: Mapping[str, str]
     """Description of each chosen option."""
     slower: tuple[int, ...]
-    """Steps towards less memory and more time, by knob: recomputation, context, smaller packs, encoding ahead of the
-    run, reductions."""
+    """Options in the direction of less memory and more time, by setting: gradient checkpointing, context parallelism,
+    smaller packs, encoding before the run, reductions."""
     replicas: int
     packs: Packing
     encoded: bool = False
@@ -152,7 +152,9 @@ def arranged(
                         "packs": f"{count} x {packing.size}",
                         "context": str(context),
                         "replicas": str(replicas),
-                        "gradients": "reduced after each pack" if every else "reduced once a step",
+                        "gradients": "gradients reduced after each pack"
+                        if every
+                        else "gradients reduced once per step",
                     }
                     if encodable:
                         knobs["encoders"] = ENCODED if encoded else "on the GPU until the latent cache is complete"
@@ -175,13 +177,13 @@ def changes(config: Trainer.Config) -> Iterator[Learned]:
     short = model.parallelism.fsdp_master_dtype == "float32" and not model.lora_enabled
     if short:
         level += 1
-        yield Learned(level, "updates of weights are rounded to bfloat16", {**free, **rounded, **masters})
+        yield Learned(level, "weight updates are rounded to bfloat16", {**free, **rounded, **masters})
     if model.ema.enabled:
         level += 1
         without = {**rounded, **without_average(config)}
-        yield Learned(level, "no average of the weights", without)
+        yield Learned(level, "no EMA weights", without)
         if short:
-            says = "no average of the weights, updates rounded to bfloat16"
+            says = "no EMA weights, updates rounded to bfloat16"
             yield Learned(level + 1, says, {**without, **masters})
     if model.converters and not model.lora_enabled:
         return
@@ -196,7 +198,7 @@ def changes(config: Trainer.Config) -> Iterator[Learned]:
             adapters["optimizer.keys_without_decay"] = "[]"
     if model.ema.enabled:
         adapters[f"{MODEL}.ema.trainable_only"] = "true"
-    says = "" if model.lora_enabled else "adapters alone (they want a larger optimizer.lr); "
+    says = "" if model.lora_enabled else "only adapters (they need a higher optimizer.lr); "
     if says:
         yield Learned(10, says[:-2], adapters)
     adapters["checkpoint.save_weights"] = "trained"

@@ -4,7 +4,7 @@ from worldsmith.actions.registry import Command
 
 COMMANDS = {
     "quantize": Command(
-        "make a reasoner's folder with fewer bits for each weight, and judge it",
+        "quantize a reasoner to fewer bits per weight and check its answers",
         {"answers": "worldsmith.tools.quantize.quantize:Quantize"},
         by="model",
     ),

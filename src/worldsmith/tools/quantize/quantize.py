@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 Asked = Sequence[tuple[str, Sequence[Turn]]]
-"""Conversations by key; the last answer of each is the true one."""
+"""Conversations by key; the last answer of each is the ground truth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def compare_answers(asked: Asked, before: TimedAnswers, after: TimedAnswers) -> 
     """
     pairs = {old.key: (old, new) for old, new in zip(before.answers, after.answers) if not old.error and not new.error}
     if not pairs:
-        raise UserError(f"none of the {len(asked)} questions could be asked: {before.answers[0].error}")
+        raise UserError(f"none of the {len(asked)} questions could be answered: {before.answers[0].error}")
     truths = {key: turns[len(question(turns))].text for key, turns in asked if key in pairs}
     tasks = AnswerTasks(metrics=[], soft_threshold=1).choose("auto", truths, {})
     said = [(key, *(split_answer(answer.text)[1] for answer in pair)) for key, pair in pairs.items()]
@@ -87,9 +87,9 @@ class QuantizationInputs:
     model: StoredModel
     quantizer: Quantizer
     calibration: ChatDataset | None
-    """Conversations that activations are observed with; None: scheme and method need none."""
+    """Conversations for observing activations; None: neither scheme nor method needs them."""
     questions: ChatDataset | None
-    """Questions that model and result are asked; None: the result is not judged."""
+    """Questions that the original and the quantized model answer; None: the result is not checked."""
 
 
 class Quantize(AnswerAction, WritingAction):
@@ -104,35 +104,35 @@ class Quantize(AnswerAction, WritingAction):
         out: str
         """The new folder."""
         scheme: Scheme = "FP8_DYNAMIC"
-        """Form of weights and activations, by the names of compressed-tensors. W4A16: weights of 4 bits, activations
-        of 16; FP8 and NVFP4 fix the range of activations beforehand, by the calibration data."""
+        """Number format of weights and activations, by the names of compressed-tensors. W4A16: 4-bit weights, 16-bit
+        activations; FP8 and NVFP4 fix the range of activations in advance, from the calibration data."""
         group_size: Count | None = None
-        """Group size: weights of a row that share a scale (W4A16, W8A16); null: 128."""
+        """Group size: number of weights in a row that share a scale (W4A16, W8A16); null: 128."""
         method: Method = "nearest"
-        """Rounding: nearest; or GPTQ, in which later columns compensate the errors of earlier ones on the calibration
-        data."""
+        """Rounding method: nearest; or GPTQ, where later columns compensate for the errors of earlier ones on the
+        calibration data."""
         dataset: ChatDataset.Config | None = None
-        """Conversations that activations are observed with, where scheme or method ask for it; null: the run's training
-        data."""
+        """Conversations for observing activations, if scheme or method need them; null: the run's training data."""
         samples: Count = 512
         """Max number of calibration samples, evenly spaced."""
         max_sequence_length: Count | None = None
-        """A conversation of more tokens is left out and counted, never cut; null: none is."""
+        """Conversations with more tokens are skipped and counted, never truncated; null: no limit."""
         questions: ChatDataset.Config | None = None
-        """Questions with their answers, which model and result are asked; null: the run's validation data."""
+        """Questions with ground-truth answers for comparing the original and the quantized model; null: the run's
+        validation data."""
         max_questions: Count = 512
-        """Max number of calibration samples, evenly spaced."""
+        """Max number of questions, evenly spaced."""
         judge: bool = True
-        """Off: nothing is asked, and the result is not judged."""
+        """Off: no questions are answered, and the result is not checked."""
         tolerance: Annotated[float, Range(ge=0, le=100)] = 2.0
-        """Points of 100 by which the share of right answers may fall."""
+        """Max allowed drop of the accuracy, in percentage points."""
         batch_size: Count = 8
-        """Questions that are asked at once."""
+        """Number of questions per batch."""
 
         def check(self) -> None:
             super().check()
             if not self.judge and self.questions is not None:
-                raise wrong(self, "questions", "judge", why="nothing is asked", remedy="leave one of them out")
+                raise wrong(self, "questions", "judge", why="no questions are answered", remedy="omit one of them")
 
     config: Config
 
@@ -141,7 +141,7 @@ class Quantize(AnswerAction, WritingAction):
         yield f"model     {found.model.folder} ({found.model.weights_in_words})"
         yield f"scheme    {self.config.scheme}: {describe_quantizer(found.quantizer)}"
         yield f"observe   {describe_selection(found.calibration, self.config.samples)}"
-        yield f"judge     {describe_selection(found.questions, self.config.max_questions)}"
+        yield f"check     {describe_selection(found.questions, self.config.max_questions)}"
         yield f"folder    {self.config.out}"
 
     def run(self) -> Result:
@@ -165,7 +165,7 @@ class Quantize(AnswerAction, WritingAction):
             if found.calibration is not None:
                 facts["calibration"] = self.observe(found.quantizer, answerer, found.calibration)
             if asked:
-                before = self.ask(answerer, asked, "asking the model")
+                before = self.ask(answerer, asked, "answering with the original model")
             del answerer
         with folder_aside(out) as aside:
             about = found.quantizer.fill(aside, out.name)
@@ -173,7 +173,7 @@ class Quantize(AnswerAction, WritingAction):
             passed = True
             if before is not None and questions is not None:
                 answerer = Answerer(quantizing(model.spec.name).load_quantized(aside, device), self.settings(model))
-                check = compare_answers(asked, before, self.ask(answerer, asked, "asking the result"))
+                check = compare_answers(asked, before, self.ask(answerer, asked, "answering with the quantized model"))
                 check["left_out"] += min(config.max_questions, len(questions)) - len(asked)
                 passed = falls_by(check) <= config.tolerance / 100 + 1e-9
                 facts["check"] = {
@@ -212,9 +212,9 @@ class Quantize(AnswerAction, WritingAction):
             for name in ("dataset", "max_sequence_length"):
                 if getattr(config, name) is not None:
                     why = f"{config.scheme} needs no calibration without GPTQ"
-                    raise wrong(config, name, why=why, remedy=f"leave {name} out, or give the method gptq")
+                    raise wrong(config, name, why=why, remedy=f"omit {name}, or use the method gptq")
         if config.judge:
-            purpose = "judge the result by (or give --no-judge)"
+            purpose = "check the result (or use --no-judge)"
             questions = dataset_of(model, config.questions, "questions", "dataloader_val", purpose)
         return QuantizationInputs(model, quantizer, data, questions)
 
@@ -254,7 +254,7 @@ class Quantize(AnswerAction, WritingAction):
                 advice = (
                     f"; the longest has {longest} tokens, raise max_sequence_length" if "too_long" in left_out else ""
                 )
-                raise UserError(f"{data.name} has no conversation to calibrate with: {reasons(left_out)}{advice}")
+                raise UserError(f"{data.name} has no conversation for calibration: {reasons(left_out)}{advice}")
 
         media: Any = answerer.processor.media
         quantizer.observe(answerer.model, samples(), normalize=lambda patches, kind: media.normalize(patches, kind))
@@ -270,7 +270,7 @@ def dataset_of(
     """
     stated = ((model.tree or {}).get(loader) or {}).get("dataset")
     if given is None and stated is None:
-        raise UserError(f"{model.folder} names no data to {purpose}; give --{flag} KIND --{flag}.path PATH")
+        raise UserError(f"{model.folder} states no data to {purpose}: use --{flag} KIND --{flag}.path PATH")
     config = from_dict(stated, ChatDataset.Config) if given is None else given
     dataset: ChatDataset = config.build()
     return dataset
@@ -289,7 +289,7 @@ def conversations(dataset: ChatDataset, count: int) -> Asked:
         with suppress(SampleError):  # `run` counts them
             asked.append((dataset.place(index)[0], dataset.turns(index)))
     if not asked:
-        raise UserError(f"{dataset.name} has no conversation that can be asked")
+        raise UserError(f"{dataset.name} has no conversation with a question")
     return asked
 
 
@@ -317,8 +317,8 @@ def falls_by(check: dict[str, Any]) -> float:
 def describe_quantizer(quantizer: Quantizer) -> str:
     sizes = quantizer.sizes
     return (
-        f"{sizes.quantized / sizes.numbers:.0%} of {sizes.numbers / 1e6:.1f} million numbers, {sizes.factor:.2f} times "
-        "smaller than in bfloat16"
+        f"{sizes.quantized / sizes.numbers:.0%} of {sizes.numbers / 1000000.0:.1f} million parameters, "
+        f"{sizes.factor:.2f} times smaller than in bfloat16"
     )
 
 
@@ -330,34 +330,36 @@ def summarize_quantization(facts: dict[str, Any], place: Path) -> list[str]:
     """Formats the result; the last line states whether the quantized model is usable."""
     size = facts["size"]
     lines = [
-        f"quantized    {place} ({facts['scheme']}): {size['quantized'] / size['numbers']:.0%} of the numbers",
+        f"quantized    {place} ({facts['scheme']}): {size['quantized'] / size['numbers']:.0%} of the parameters",
         f"size         {size['bytes_before'] / 1e6:.1f} MB in bfloat16, now {size['bytes_after'] / 1e6:.1f} MB: "
         f"{size['bytes_before'] / size['bytes_after']:.2f} times smaller",
     ]
     if "calibration" in facts:
         data = facts["calibration"]
         lines.append(
-            f"calibration  {data['used']} conversations of {data['dataset']}, left out: {reasons(data['left_out'])}; "
+            f"calibration  {data['used']} conversations of {data['dataset']}, skipped: {reasons(data['left_out'])}; "
             f"the longest has {data['longest']} tokens"
         )
     if "check" not in facts:
-        return [*lines, "not judged: the result was asked nothing"]
+        return [*lines, "not checked: the result has answered no questions"]
     check = facts["check"]
     fall, allowed = 100 * falls_by(check), 100 * check["tolerance"]
     lines += [
-        f"answers      {check['questions']} questions: {check['same_answers']:.0%} the same as before, "
-        f"{check['became_wrong']} became wrong, {check['became_right']} right "
-        f"(p {check['p_value']:.2g}); left out: {check['left_out']}",
-        f"latency      {1000 * check['seconds_per_answer_before']:.0f} ms an answer before, "
+        f"answers      {check['questions']} questions: {check['same_answers']:.0%} unchanged, "
+        f"{check['became_wrong']} became wrong, {check['became_right']} became right (p = {check['p_value']:.2g}); "
+        f"skipped: {check['left_out']}",
+        f"latency      {1000 * check['seconds_per_answer_before']:.0f} ms per answer before, "
         f"{1000 * check['seconds_per_answer_after']:.0f} ms now (here, through transformers)",
     ]
     if check["dataset"] == facts.get("calibration", {}).get("dataset"):
-        lines.append("warning      the questions are those that it was calibrated with; others would say more")
+        lines.append("warning      the questions were also used for calibration; other questions are a better check")
     if not check["accuracy_before"]:
-        lines.append("warning      the model itself answers none of them right: this check says nothing of the result")
+        lines.append(
+            "warning      the original model answers none of the questions correctly, so this check shows nothing"
+        )
     verdict = "passed" if check["passed"] else "REJECTED"
     return [
         *lines,
-        f"{verdict}: accuracy {check['accuracy_before']:.3f} before, {check['accuracy_after']:.3f} now: falls by "
+        f"{verdict}: accuracy {check['accuracy_before']:.3f} before, {check['accuracy_after']:.3f} now: drops by "
         f"{fall:.1f} points, {allowed:.1f} are allowed",
     ]

@@ -123,7 +123,7 @@ def rehearse_exports(config: Trainer.Config) -> Exports:
             done.findings.append(Finding("export", f"{name}: {error}"))
             continue
         done.findings += compare_tensors(name, tensors, wanted)
-        judge = "" if wanted is None else f", as {wanted.whose} has them"
+        judge = "" if wanted is None else f", as {wanted.whose} expects them"
         done.written[name] = f"{len(tensors):,} tensors{judge}"
     return done
 
@@ -185,13 +185,15 @@ def compare_tensors(format: str, tensors: Mapping[str, Tensor], wanted: Expected
     missing = [name for name in wanted.shapes if name not in tensors and name not in wanted.spare]
     unknown = [name for name in tensors if name not in wanted.shapes]
     if missing:
-        yield Finding("export", f"{format}: {wanted.whose} looks for {listed(missing)}, which would not be written")
+        yield Finding(
+            "export", f"{format}: {wanted.whose} expects {listed(missing)}, which the export would not contain"
+        )
     if unknown:
-        yield Finding("export", f"{format}: {wanted.whose} has no place for {listed(unknown)}")
+        yield Finding("export", f"{format}: unexpected in {wanted.whose}: {listed(unknown)}")
     other = [
         f"{name} ({list(tensor.shape)}, {wanted.whose} has {list(wanted.shapes[name])})"
         for name, tensor in tensors.items()
         if name in wanted.shapes and list(tensor.shape) != list(wanted.shapes[name])
     ]
     if other:
-        yield Finding("export", f"{format}: of another shape: {listed(other)}")
+        yield Finding("export", f"{format}: different shapes: {listed(other)}")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 OWN = "rng_state_"
 """Name prefix of tensors that differ per rank; the rank index follows."""
 Box = tuple[tuple[int, ...], tuple[int, ...]]
-"""First corner and size of a piece of a tensor."""
+"""First corner and size of a box of a tensor."""
 
 
 def compare_weights(records: Sequence[RankRecord], shares: int) -> Iterator[Finding]:
@@ -36,8 +36,9 @@ def compare_weights(records: Sequence[RankRecord], shares: int) -> Iterator[Find
     if whole and shares > 1:
         yield Finding(
             "first step",
-            f"{len(whole)} trained weight{'s are' if len(whole) != 1 else ' is'} not sharded: {listed(whole)}. Each of "
-            f"the {shares} ranks holds all of {'them' if len(whole) != 1 else 'it'}, and the gradients are not reduced",
+            f"{len(whole)} trained weight{'s are' if len(whole) != 1 else ' is'} not sharded: {listed(whole)}. Each "
+            f"of the {shares} ranks holds {'them' if len(whole) != 1 else 'it'} completely, and the gradients are "
+            "not reduced",
         )
     for other in records[1:]:
         for one, two in ((first, other), (other, first)):
@@ -47,7 +48,7 @@ def compare_weights(records: Sequence[RankRecord], shares: int) -> Iterator[Find
             trained = [name for name, weight in one.weights.items() if weight.trained and name in two.weights]
             frozen = [name for name in trained if not two.weights[name].trained]
             if frozen:
-                names = f"{listed(frozen)} trained on rank {one.rank} and frozen on rank {two.rank}"
+                names = f"{listed(frozen)} trained on rank {one.rank} but frozen on rank {two.rank}"
                 yield Finding("first step", names)
         for name, weight in first.weights.items():
             own = other.weights.get(name)
@@ -101,8 +102,8 @@ def compare_two(first: RankRecord, other: RankRecord) -> Finding | None:
         verdict = f"calls another collective than rank {first.rank}"
     return Finding(
         "first step",
-        f"rank {other.rank} {verdict}: number {place + 1} of the step is {instead}, and on rank {first.rank} {wanted}. "
-        "The ranks would wait for each other for ever, or take one tensor for another",
+        f"rank {other.rank} {verdict}: collective {place + 1} of the step is {instead}, but {wanted} on rank "
+        f"{first.rank}. The ranks would wait for each other forever, or use one tensor in place of another",
     )
 
 
@@ -111,7 +112,7 @@ def find_outsiders(records: Sequence[RankRecord]) -> Iterator[Finding]:
     for record in records:
         strange = next((sent for sent in record.trace if record.rank not in sent.ranks), None)
         if strange is not None:
-            message = f"rank {record.rank} calls {describe_collective(strange)}, and is not among these ranks"
+            message = f"rank {record.rank} calls {describe_collective(strange)}, but does not belong to these ranks"
             yield Finding("first step", message)
 
 
@@ -159,7 +160,7 @@ def check_save(records: Sequence[RankRecord], *, shares: int, all_ranks: bool) -
                 break  # the others of a part are wrong in the same way
     positions = sorted({record.data_rank for record in records})
     if all_ranks and positions != list(range(len(positions))):
-        message = f"the positions in the data are those of the shares {positions}, which are not consecutive"
+        message = f"the data loader states belong to the shards {positions}, which are not consecutive"
         yield Finding("save", message)
 
 
@@ -188,7 +189,8 @@ def check_keys(part: str, pieces: Mapping[str, Sequence[TensorShard]], ranks: Se
         yield Finding(
             "save",
             f"{part}: only {'rank' if one else 'ranks'} {', '.join(map(str, few))} of {len(ranks)} "
-            f"{'has' if one else 'have'} {listed(names)}; the others would look for it in vain, or never write it",
+            f"{'has' if one else 'have'} {listed(names)}; the others would not find these entries, or never write "
+            "them",
         )
 
 
@@ -205,16 +207,16 @@ def find_fault(held: Sequence[TensorShard], *, all_ranks: bool) -> str:
         return " is " + ", ".join(f"{words} on rank {rank}" for words, rank in forms.items())
     for (one, first), (two, second) in combinations(boxes.items(), 2):
         if overlap(one, two):
-            return f": rank {first} writes {words_of(one)} and rank {second} {words_of(two)}, both"
+            return f": rank {first} writes {words_of(one)}, and rank {second} {words_of(two)}"
     total, written = math.prod(held[0].size), sum(map(volume, boxes))
     if not all_ranks or written >= total:
         return ""
     more = ""
     if same:
         earlier, piece = same[0]
-        more = f"; ranks {earlier} and {piece.rank} want to write the same {words_of(piece.box)}"
+        more = f"; ranks {earlier} and {piece.rank} would both write {words_of(piece.box)}"
     ranks = format_ranks(sorted({piece.rank for piece in held}))
-    return f": {total - written:,} of {total:,} numbers are written by none of the ranks {ranks}{more}"
+    return f": {total - written:,} of {total:,} elements are written by none of the ranks {ranks}{more}"
 
 
 def find_foreign_rows(held: Sequence[TensorShard], shares: int) -> str:
@@ -231,7 +233,7 @@ def find_foreign_rows(held: Sequence[TensorShard], shares: int) -> str:
         own = first, max(0, min(each, size[0] - first))
         if (start, rows) != own and (rows or own[1]):
             found, wanted = words_of(((start,), (rows,))), words_of(((own[0],), (own[1],)))
-            return f": rank {rank} writes rows {found}, and its own are {wanted}"
+            return f": rank {rank} writes rows {found}, but owns {wanted}"
     return ""
 
 

@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     from worldsmith.training.trainer import Trainer
 
 PACKS = 2
-"""Simulated packs of a step with more gradient accumulation: the first and the last."""
+"""Simulated packs of a step with gradient accumulation over more packs: the first and the last."""
 FILLS = (0.06, 0.03, 0.09)
-"""Shares of the longest pack, by the rank of the data: ranks have read different data, and the least that tells."""
+"""Pack length per data-parallel rank, as fractions of the longest pack: different lengths reveal code that assumes
+equal ones."""
 STEP_DONE = 1
 SHOWN = 3
 """Max number of names in a message."""
@@ -59,7 +60,7 @@ class RankWeight:
     dtype: torch.dtype
     trained: bool
     whole: bool
-    """Whether the rank holds all of it, unsharded, and not because it is meant to (`Model.held`)."""
+    """Whether each rank stores the full tensor although it should be sharded (see `Model.held`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class RankRecord:
     weights: Mapping[str, RankWeight] = field(default_factory=dict)
     """Weights by internal parameter name."""
     trace: Sequence[Sent] = ()
-    """Collectives of the first step, in their order."""
+    """Collectives of the first step, in order."""
     plans: Mapping[str, SavePlan] = field(default_factory=dict)
     """Save plan of the rank, by checkpoint part."""
     texts: Mapping[str, str] = field(default_factory=dict)
@@ -197,15 +198,17 @@ class LayoutKeeper:
         metadata = TensorReader(checkpoint / part).read_metadata()
         stored: Mapping[str, Any] = metadata.state_dict_metadata
         wrong = [
-            f"{name}: {form(stored[name].size, stored[name].properties.dtype)} there, "
-            f"{form(tensor.shape, tensor.dtype)} wanted"
+            f"{name}: expected {form(tensor.shape, tensor.dtype)}, found "
+            f"{form(stored[name].size, stored[name].properties.dtype)}"
             for name, tensor in state.items()
             if name in stored
             and (tuple(stored[name].size), stored[name].properties.dtype) != (tuple(tensor.shape), tensor.dtype)
         ]
         missing = [name for name in state if name not in stored]
         if wrong:
-            self.complaints.append(f"{part}: {len(wrong)} of {len(state)} tensors are of another form: {listed(wrong)}")
+            self.complaints.append(
+                f"{part}: {len(wrong)} of {len(state)} tensors have another shape or dtype: {listed(wrong)}"
+            )
         if missing:
             self.complaints.append(f"{part}: the checkpoint lacks {listed(missing)}")
         if not wrong and not missing:
@@ -223,7 +226,7 @@ def require_filled(state: Mapping[str, Any], items: Sequence[Any]) -> None:
     for name, tensor in state.items():
         own = local_part(tensor).numel()
         if read[name] != own:
-            raise ValueError(f"{name}: {read[name]:,} of this rank's {own:,} numbers would be read")
+            raise ValueError(f"{name}: {read[name]:,} of this rank's {own:,} elements would be read")
 
 
 class NoLoader(SimpleNamespace):

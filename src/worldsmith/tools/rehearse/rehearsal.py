@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from worldsmith.training.trainer import Trainer
 
 MOST = 16
-"""Ranks up to which every one is rehearsed."""
+"""Max number of ranks up to which each rank is simulated."""
 USUAL = 8
 LAYERS = 2
 """Simulated layers per list of repeated layers."""
 SELECTED = "deepstack_visual_indexes"
-"""Layers of a vision encoder from which the first layers of the language model take something."""
+"""Layers of a vision encoder whose outputs the first layers of the language model use."""
 WHOLE = "fullatt_block_indexes"
-"""Layers of a vision encoder that attend to a whole frame, where the others attend within windows."""
+"""Layers of a vision encoder with attention over a full frame instead of windows."""
 CONFIG = "config.json"
 
 
@@ -58,9 +58,9 @@ class Rehearsal:
     layers: str = ""
     records: Sequence[RankRecord] = ()
     resumed: Sequence[int] = ()
-    """Numbers of ranks with which the checkpoint was read again."""
+    """Numbers of ranks with which the checkpoint was loaded again."""
     checkpoint_bytes: int = 0
-    """Size of a checkpoint of the full network, by arithmetic."""
+    """Size of a checkpoint of the full network, computed from the config."""
     assumptions: Sequence[str] = ()
     """Substitutes of components that are not available."""
     exports: Exports = field(default_factory=Exports)
@@ -74,23 +74,25 @@ class Rehearsal:
     def lines(self) -> Iterator[str]:
         """Yields the output lines: the findings, or a summary if there are none."""
         if self.findings:
-            yield f"{len(self.findings)} thing{'s' * (len(self.findings) > 1)} would go wrong on {self.ranks} ranks:"
+            yield f"{len(self.findings)} problem{'s' * (len(self.findings) > 1)} on {self.ranks} ranks:"
             for finding in self.findings:
                 yield from wrap_row("", str(finding), first=2)
             return
         some = "all" if self.is_whole else ", ".join(map(str, self.rehearsed))
         first = self.records[0]
-        yield "found        nothing that would go wrong"
-        yield from wrap_row("ranks", f"{self.ranks} ({self.degrees}), rehearsed: {some}{self.layers}")
+        yield "found        no problems"
+        yield from wrap_row("ranks", f"{self.ranks} ({self.degrees}), simulated: {some}{self.layers}")
         trained = sum(weight.trained for weight in first.weights.values())
         weights = f"{len(first.weights):,} weights, {trained:,} trained"
-        yield from wrap_row("first step", f"{format_collectives(len(first.trace))} a step, the same on all; {weights}")
+        yield from wrap_row(
+            "first step", f"{format_collectives(len(first.trace))} per step, the same on all ranks; {weights}"
+        )
         tensors = sum(
             len({item.index.fqn for r in self.records for item in r.plans[part].items}) for part in first.plans
         )
-        of_these = " of this shorter network" if self.layers else ""
+        of_these = " of this shortened network" if self.layers else ""
         whole = f"a checkpoint of the run takes {size(self.checkpoint_bytes)}"
-        yield from wrap_row("save", f"{tensors:,} tensors{of_these}, each number once; {whole}")
+        yield from wrap_row("save", f"{tensors:,} tensors{of_these}, each element once; {whole}")
         yield from wrap_row("resume", f"on {', '.join(map(str, self.resumed))} ranks")
         refused = {name: f"not for this model: {why}" for name, why in self.exports.refused.items()}
         for name, words in (self.exports.written | refused).items():
@@ -151,7 +153,7 @@ def rehearse_resume(cast: Cast, done: Rehearsal) -> Iterator[Finding]:
     try:
         metadata = join_plans(done.records, all_ranks=done.is_whole)
     except (ValueError, AssertionError) as error:
-        yield Finding("save", f"torch.distributed.checkpoint refuses the plan: {error}")
+        yield Finding("save", f"torch.distributed.checkpoint rejects the plan: {error}")
         return
     assert done.degrees is not None
     checkpoint = write_layout(cast.folder, metadata, done.records[0].texts, done.degrees.data)

@@ -18,7 +18,7 @@ class Rehearse(RunAction):
 
     class Config(RunAction.Config):
         gpus: Count | None = None
-        """Ranks; null: what WORLD_SIZE says, or as many as the degrees of the run ask for."""
+        """Number of ranks; null: WORLD_SIZE, or as many as the parallel degrees of the run require."""
 
     config: Config
 
@@ -27,7 +27,7 @@ class Rehearse(RunAction):
 
         self.print_warnings()
         if sys.stderr.isatty():
-            print_message("every process is simulated; this can take a minute …")
+            print_message("simulating every process; this can take a minute …")
         found = rehearse(self.tree, self.ranks)
         return Result(found.lines(), code=2 if found.findings else 0)
 

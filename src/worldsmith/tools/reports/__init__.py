@@ -3,6 +3,10 @@
 from worldsmith.actions.registry import Command
 
 COMMANDS = {
-    "report": Command("write the page of a run, or compare runs", {"": "worldsmith.tools.reports.report:Report"}),
-    "watch": Command("show a run in a browser on this machine, live", {"": "worldsmith.tools.reports.watch:Watch"}),
+    "report": Command(
+        "write the HTML report of a run, or compare runs", {"": "worldsmith.tools.reports.report:Report"}
+    ),
+    "watch": Command(
+        "show the HTML report of a run in a browser, updated live", {"": "worldsmith.tools.reports.watch:Watch"}
+    ),
 }

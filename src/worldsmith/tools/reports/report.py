@@ -22,7 +22,7 @@ from worldsmith.monitor.page.status import Status, find_status
 
 COMPARISON = "compare.html"
 OPEN_DIFFERENCES = 12
-"""Changed settings that are visible at once; a click shows the others."""
+"""Number of changed settings that are visible at once; a click shows the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +41,15 @@ class Report(Action):
 
     class Config(Action.Config):
         runs: list[str]
-        """Run folders: one for its page, several to compare them."""
+        """Run folders: one for its report, several for a comparison."""
         out: str | None = None
-        """The file of a comparison; null: compare.html in the present folder."""
+        """HTML file of a comparison; null: compare.html in the current folder."""
 
     config: Config
 
     def plan(self) -> Iterator[str]:
         sources = self.prepare()
-        yield f"the page of {', '.join(map(str, sources.folders))} would be written to {sources.page}"
+        yield f"the report of {', '.join(map(str, sources.folders))} would be written to {sources.page}"
 
     def run(self) -> Result:
         sources = self.prepare()
@@ -63,12 +63,14 @@ class Report(Action):
         """Finds the run folders and the page. Raises UserError for a path that is no run folder."""
         folders = [require_run(Path(run)) for run in self.config.runs]
         if not folders:
-            raise UserError("worldsmith report: name a run folder, or several to compare them")
+            raise UserError("worldsmith report: expected one run folder, or several to compare")
         if len(folders) == 1 and self.config.out is not None:
-            raise UserError(f"-o is for comparisons; the page of one run is {folders[0] / FILE}, beside its videos")
+            raise UserError(
+                f"-o applies to comparisons; the report of one run is {folders[0] / FILE}, next to its videos"
+            )
         out = folders[0] / FILE if len(folders) == 1 else Path(self.config.out or COMPARISON)
         if not out.parent.is_dir():
-            raise UserError(f"-o {out}: there is no folder {out.parent}")
+            raise UserError(f"-o {out}: the folder {out.parent} does not exist")
         return ReportSources(folders, out)
 
 
@@ -88,7 +90,7 @@ def comparison(runs: Sequence[RunFiles], place: PageBudget) -> Page:
     series = [(name, run.metrics.series) for run, name in zip(runs, names, strict=True)]
     curves, single = drop_single_values(charts(series))
     thinned = any(series.thinned for run in runs for series in run.metrics.series.values())
-    notes = ["Long curves are drawn with fewer points; all values are in metrics.jsonl."] if thinned else []
+    notes = ["Long curves are thinned out; metrics.jsonl has all values."] if thinned else []
     notes += [single] if single else []
     about = [
         {"name": name, "folder": str(run.folder), "status": status}

@@ -25,14 +25,14 @@ from worldsmith.monitor.page.series import MetricsReader
 
 HOST = "127.0.0.1"
 FRESH = 1.5
-"""Seconds for which a page that was made is good enough."""
+"""Min seconds before a page is built again."""
 PAUSE_PER_COST = 10
-"""And this many for each second that it took to make."""
+"""Additional pause, as a multiple of the last build time."""
 RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 IDLE_SECONDS = 20.0
-"""A connection that sends or accepts nothing for so long is closed. A page asks more often."""
+"""Idle connections are closed after this many seconds. A page sends requests more often."""
 MAX_CONNECTIONS = 64
-"""Connections at a time, each with a thread; a browser opens six. Further ones get status 503."""
+"""Max connections at a time, one thread each (a browser opens six); others get status 503."""
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\nRetry-After: 20\r\n\r\n"
 
 
@@ -51,7 +51,9 @@ class PageServer(ThreadingHTTPServer):
         try:
             super().__init__((HOST, port), Handler)
         except OSError as error:
-            raise UserError(f"port {port} of {HOST}: {error.strerror}; give another --port, or 0 for any") from None
+            raise UserError(
+                f"port {port} of {HOST}: {error.strerror}; choose another --port, or 0 for any free one"
+            ) from None
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if self.free.acquire(blocking=False):
@@ -96,7 +98,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if (self.headers.get("Host") or "").rpartition(":")[0] not in (HOST, "localhost"):
-            self.send_error(HTTPStatus.FORBIDDEN, "only this machine is answered")
+            self.send_error(HTTPStatus.FORBIDDEN, "only requests from this machine are answered")
             return
         path = unquote(urlsplit(self.path).path)
         try:
@@ -179,6 +181,6 @@ class Watch(Action):
 
     def serve(self, server: PageServer) -> Iterator[str]:
         """Yields the address and then serves, as long as the caller iterates."""
-        yield f"{self.config.run} is shown at {server.address} (Ctrl-C ends this; the run goes on)"
+        yield f"{self.config.run} is shown at {server.address} (stop with Ctrl-C; the run continues)"
         with server:
             server.serve_forever()

@@ -3,5 +3,5 @@
 from worldsmith.actions.registry import Command
 
 COMMANDS = {
-    "tune": Command("search for settings of a run, by runs that try them", {"": "worldsmith.tools.tune.tune:Tune"}),
+    "tune": Command("search for good settings of a run by trial runs", {"": "worldsmith.tools.tune.tune:Tune"}),
 }

@@ -31,7 +31,7 @@ class Dimension:
 
     @cached_property
     def is_whole(self) -> bool:
-        """Whether the field takes whole numbers only."""
+        """Whether the field takes integers only."""
         return fits(1, self.hint) and not fits(1.5, self.hint)
 
     @cached_property

@@ -38,7 +38,7 @@ class FinalData:
     data: Sequence[str]
     metric: str
     evaluate: Sequence[str] = ()
-    """Settings of `worldsmith evaluate`, where that gives the figure."""
+    """Settings of `worldsmith evaluate`, if it computes the objective."""
 
     def check(self) -> None:
         """Raises UserError for data that cannot be read, or that the trials see; what evaluate reads is not known."""
@@ -75,8 +75,8 @@ class FinalData:
             other = getattr(seen, f"dataloader_{split}").dataset.build()
             if both := dataset.count_overlap(other):
                 raise UserError(
-                    f"--final-data: {both} of {dataset.num_samples} samples of {dataset.name} are in {other.name}, "
-                    f"too, on which the trials {what}; the final figure is of data that no trial has seen"
+                    f"--final-data: {both} of {dataset.num_samples} samples of {dataset.name} are also in "
+                    f"{other.name}, on which the trials {what}; the final value needs data that no trial has seen"
                 )
 
     def validated(self, settings: Sequence[str], run: Path, folder: Path) -> dict[str, float]:

@@ -20,9 +20,9 @@ from worldsmith.tools.tune.space import Space
 TICKS = 4
 """Approximate number of ticks on a numeric axis."""
 FEWEST = 2
-"""Complete trials that a chart needs."""
+"""Min completed trials for a chart."""
 Lines = Sequence[Mapping[str, Any]]
-"""Trials as trials.jsonl has them."""
+"""Trials, as in trials.jsonl."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class SettingAxis:
 
     dimension: Dimension
     labels: list[str] | None
-    """The values of a setting that is no number; a trial's position is the index of its label. None for numbers."""
+    """Values of a non-numeric setting; a trial's position is the index of its label. None for numbers."""
     positions: list[float | None]
-    """Position of each complete trial; None if it has none."""
+    """Position of each completed trial; None if it has no value."""
 
     @property
     def is_log(self) -> bool:
@@ -59,7 +59,7 @@ def study_charts(lines: Lines, space: Space, metric: str, direction: str) -> tup
     if len(complete) < FEWEST:
         there = f"there {'is' if len(complete) == 1 else 'are'} {len(complete)}"
         named = ", ".join((history_title, *titles.values(), "all settings"))
-        return [], [f"Not drawn, because each needs at least {FEWEST} complete trials and {there}: {named}."]
+        return [], [f"No chart, because each needs at least {FEWEST} completed trials and {there}: {named}."]
     settings = {path: setting_axis(path, lines, space) for path in titles}
     drawn: list[dict[str, Any]] = [chart("history", history_title, history(lines, direction), over="trial")]
     same: list[str] = []
@@ -74,8 +74,8 @@ def study_charts(lines: Lines, space: Space, metric: str, direction: str) -> tup
         else:
             (same if len(points) == len(complete) else few).append(titles[path])
     drawn.append(parallel_coordinates(complete, list(settings.values()), metric, direction))
-    reasons = {"all complete trials have the same value of the setting": same, "too few trials have a value": few}
-    return drawn, [f"Not drawn, because {reason}: {', '.join(named)}." for reason, named in reasons.items() if named]
+    reasons = {"all completed trials have the same value of the setting": same, "too few trials have a value": few}
+    return drawn, [f"No chart, because {reason}: {', '.join(named)}." for reason, named in reasons.items() if named]
 
 
 def history(lines: Lines, direction: str) -> list[dict[str, Any]]:
@@ -113,7 +113,7 @@ def parallel_coordinates(
         ys = [scaled(places[index], found) for places, found in zip(heights, axes, strict=True)]
         share = 1 - rank / max(1, len(complete) - 1)
         drawn.append({
-            "label": f"trial {line['trial']}{' (as it is)' if is_first else ''}: {format_float(line['value'])}",
+            "label": f"trial {line['trial']}{' (baseline)' if is_first else ''}: {format_float(line['value'])}",
             "told": " ".join(line["words"]),
             "x": [n for n, y in enumerate(ys) if y is not None],
             "y": [short(y) for y in ys if y is not None],
@@ -123,7 +123,7 @@ def parallel_coordinates(
             "run": 0,
             "smooth": False,
         })  # fmt: skip
-    title = f"All settings: the best in orange, as it is in grey, the better the darker ({metric})"
+    title = f"All settings: best trial orange, baseline gray, darker lines are better ({metric})"
     named = [{"name": found["name"], "ticks": found["ticks"]} for found in axes]
     return {"id": "across", "title": title, "unit": "", "log": False, "more": 0, "axes": named, "lines": drawn}
 
@@ -217,7 +217,7 @@ def write_page(
         for draw in line["refused"]
     ]
     charts, notes = study_charts(lines, space, metric, direction)
-    few = f"That takes {LEAST} complete trials, in which the value differs."
+    few = f"At least {LEAST} completed trials with different values are required."
     sections = [
         section(
             "study",
@@ -256,17 +256,17 @@ def head(facts: Mapping[str, Any], lines: Lines) -> list[dict[str, str]]:
         found += [fact("As it is", format_float(facts["as_it_is"]), "trial 0")]
     if final := facts.get("final"):
         found += [fact("Best, on final data", format_float(final["best"]), "which no trial has seen")]
-        found += [fact("As it is, on final data", format_float(final["as_it_is"]))]
+        found += [fact("Baseline, on final data", format_float(final["as_it_is"]))]
     found += [fact(state.capitalize(), str(count_trials(lines, state))) for state in ("complete", "pruned", "failed")]
-    return [*found, fact("Draws that could not run", str(sum(len(line["refused"]) for line in lines)))]
+    return [*found, fact("Rejected configurations", str(sum(len(line["refused"]) for line in lines)))]
 
 
 def warning(facts: Mapping[str, Any]) -> str:
     if facts.get("final") or not facts.get("trial"):
         return ""
     return (
-        "The best value is the best of many on the same data, which flatters it. --final-data measures it on data that "
-        "no trial has seen."
+        "The best value was selected from many trials on the same data, so it is too optimistic. --final-data "
+        "measures it on data that no trial has seen."
     )
 
 

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 STUDY, DATABASE, TRIALS, BEST, PAGE = "study.json", "study.db", "trials.jsonl", "best.json", "tune.html"
 LEAST = 4
-"""Complete trials from which importances get."""
+"""Min completed trials for parameter importances."""
 RUNS = "trials"
-"""The folder of the runs, each with its plan and its log next to it."""
+"""Folder of the runs, each with its plan and its log next to it."""
 
 
 class Record:
@@ -174,7 +174,7 @@ def held(folder: Path) -> Iterator[None]:
     try:
         if not try_lock(handle, fcntl.LOCK_EX, folder / LOCK):
             raise UserError(
-                f"{folder}: another `worldsmith tune` works on this study; wait for it, or choose another -o"
+                f"{folder}: another `worldsmith tune` is using this study; wait for it, or choose another -o"
             )
         yield
     finally:
@@ -187,15 +187,17 @@ def require_same_study(folder: Path, about: Mapping[str, Any]) -> None:
         return
     if not (folder / STUDY).exists():
         if any(path.name != LOCK for path in folder.iterdir()):
-            raise UserError(f"{folder} is not empty and holds no study ({STUDY}); choose another -o")
+            raise UserError(f"{folder} is not empty and contains no study ({STUDY}); choose another -o")
         return
     before = read_json_object(folder / STUDY)
     rules = differences({**before, "run": None}, {**about, "run": None})
     if lines := [*rules, *differences(before.get("run", {}), about["run"])]:
-        raise UserError("\n".join([f"{folder} holds another study:", *lines, "Put that back, or choose another -o"]))
+        raise UserError(
+            "\n".join([f"{folder} contains another study:", *lines, "Restore these settings, or choose another -o"])
+        )
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Returns a line for each name that has different values in two tables."""
     names = dict.fromkeys([*before, *now])
-    return [f"  {n}: {before.get(n)!r} there, {now.get(n)!r} now" for n in names if before.get(n) != now.get(n)]
+    return [f"  {n}: was {before.get(n)!r}, is now {now.get(n)!r}" for n in names if before.get(n) != now.get(n)]

@@ -24,7 +24,7 @@ from worldsmith.tools.tune.trial_run import visible_devices
 from worldsmith.training.run_folder import given_root
 
 LOSSES = ("loss", "perplexity", "error")
-"""Parts of the names of metrics that are better when they are smaller."""
+"""Name parts of metrics for which smaller is better."""
 
 
 @dataclass
@@ -41,7 +41,7 @@ class StudySetup:
             return Path(self.config.out)
         folder = self.given.output_folder()
         if not folder:
-            raise UserError("no folder for the study: expected -o DIR, found none. Give it, or results_dir in a spec")
+            raise UserError("no folder for the study: use -o DIR, or results_dir in a spec")
         return (given_root() or Path()) / os.path.expanduser(folder) / "tune"
 
     @cached_property
@@ -83,7 +83,10 @@ class StudySetup:
             return self.config.direction
         if any(part in self.config.metric.rpartition("/")[2].lower() for part in LOSSES):
             return "min"
-        raise UserError(f"--metric {self.config.metric}: is less or more of it better? Add --direction min or max")
+        raise UserError(
+            f"--metric {self.config.metric}: unknown whether smaller or larger values are better. Add "
+            "--direction min or max"
+        )
 
     @cached_property
     def strategy(self) -> Strategy:
@@ -133,11 +136,11 @@ class StudySetup:
         assert self.space.dimensions
         is_validation = config.metric.startswith(("val/", "val_ema/"))
         if is_validation and config.evaluate:
-            raise UserError(f"--evaluate goes with a figure of its own, and {config.metric} is one of the validation")
+            raise UserError(f"--evaluate needs a metric of its own, but {config.metric} is a validation metric")
         if not is_validation and not config.evaluate:
             raise UserError(
-                f"--metric {config.metric}: a figure of the validation is called val/… or val_ema/…; one of "
-                "`worldsmith evaluate` needs --evaluate, with what it is to measure on"
+                f"--metric {config.metric}: validation metrics are named val/… or val_ema/…; a metric of "
+                "`worldsmith evaluate` needs --evaluate with the data to measure on"
             )
         if is_validation and not (tree.trainer.run_validation and tree.dataloader_val is not None):
             remedy = "trainer.run_validation=true and dataloader_val"
@@ -147,15 +150,15 @@ class StudySetup:
         if is_validation and config.metric.startswith("val_ema/") and not tree.model.config.ema.enabled:
             raise UserError(f"--metric {config.metric}: the run keeps no EMA weights (model.config.ema.enabled)")
         if config.pruner != "none" and not is_validation:
-            raise UserError(f"--pruner {config.pruner} needs a figure of the validation as --metric")
+            raise UserError(f"--pruner {config.pruner} needs a validation metric as --metric")
         if config.pruner != "none" and tree.trainer.validation_iter >= tree.trainer.max_iter:
             raise UserError(
-                f"--pruner {config.pruner}: a trial validates at its end alone; lower trainer.validation_iter "
-                f"({tree.trainer.validation_iter}) under trainer.max_iter ({tree.trainer.max_iter})"
+                f"--pruner {config.pruner}: a trial validates only at its end; lower trainer.validation_iter "
+                f"({tree.trainer.validation_iter}) below trainer.max_iter ({tree.trainer.max_iter})"
             )
         callbacks = tree.trainer.callbacks.values()
         if "metrics" not in {type(callback).__qualname__.partition(".")[0].lower() for callback in callbacks}:
-            raise UserError("the run writes no figures: it needs the callback metrics")
+            raise UserError("the run writes no metrics: it needs the callback metrics")
         if self.processes > 1:
             try:
                 require_devices(self.processes)

@@ -34,9 +34,9 @@ class SpecFields:
 
     spec: Spec
     targets: Mapping[str, Sequence[Path]]
-    """Fields of the run that each key sets."""
+    """Run fields that each key sets."""
     given: Sequence[Path] = ()
-    """Fields of the run that words set, whatever the spec says."""
+    """Run fields that overrides set, whatever the spec states."""
 
     def key(self, path: str) -> str | None:
         """Returns the full key of a name; None for the name of a field of the run."""
@@ -65,7 +65,7 @@ class Source:
     name: str
     words: Sequence[str] = ()
     parent: str | None = None
-    """A run or a result whose weights the run starts from; a spec may name it, too."""
+    """Run or result with the initial weights; a spec may name it, too."""
 
     def with_parent_found(self) -> Source:
         """Returns the source with overrides for the parent's weights and model.
@@ -80,9 +80,7 @@ class Source:
         if parent is None:
             return self
         if LOAD_PATH in map(key_of_word, of_run):
-            raise UserError(
-                f"{LOAD_PATH} and {PARENT} {parent} both say what the run starts from; leave one of them out"
-            )
+            raise UserError(f"{LOAD_PATH} and {PARENT} {parent} both set the initial weights; omit one of them")
         start, model = start_of(parent)
         given = [] if of_spec is None else [*of_spec, word_of(SPEC_MODEL, model)]
         return Source(self.name, [*given, *of_run, word_of(LOAD_PATH, start)])
@@ -146,9 +144,9 @@ class Source:
 
 
 RESUMES = (RESUME, "job.resume_newest")
-"""The key of a spec and the field of a run that resume the run saved last."""
+"""Spec key and run field that resume the run saved last."""
 FOLDERS = ("results_dir", "train.output_dir")
-"""Keys of a spec that name the folder of the results; the first counts."""
+"""Spec keys that name the folder of the results; the first one that is set is used."""
 
 
 def launched(words: Sequence[str], processes: int) -> list[str]:

@@ -67,16 +67,16 @@ class Space:
         for word in keep:
             path = self.full(word)
             if path not in marks:
-                raise UserError(f"--keep {word}: the field is not marked for a search; {listed(chosen, 'searched')}")
+                raise UserError(f"--keep {word}: the field is not searchable; {listed(chosen, 'searched')}")
             chosen.pop(path, None)
         given: dict[str, str] = {}
         for word in words:
             path, mark = self.read(word)
             if path in given:
-                raise UserError(f"--search {word}: {path} is given twice")
+                raise UserError(f"--search {word}: {path} occurs twice")
             given[path] = word
             if mark is None and path not in marks:
-                raise UserError(f"--search {word}: the field has no mark of its own; write {path}=… with {FORMS}")
+                raise UserError(f"--search {word}: the field has no range of its own; write {path}=… with {FORMS}")
             if mark is not None:
                 refuse_outside(word, mark, self.hint(path, declared=True))
             chosen[path] = marks[path] if mark is None else ((mark,), self.hint(path))
@@ -96,11 +96,13 @@ class Space:
             if holds and not may_change:
                 settled.add(dimension.path)
         for idle in (d for d in found if d.path in given and d.path not in {d.path for d in self.dimensions}):
-            raise UserError(f"--search {idle.path}: {idle.mark.when} holds never: it is not so, and is not searched")
+            raise UserError(
+                f"--search {idle.path}: its condition {idle.mark.when} is never true, so it is not searched"
+            )
         if not self.dimensions:
             raise UserError(
-                "there is nothing to search: no marked field of this run is left, and no --search says what to try, "
-                f"such as --search optimizer.lr=log:1e-6..1e-3; {listed(marks, 'marked')}"
+                "no setting to search: no searchable field of this run is left, and there is no --search, such as "
+                f"--search optimizer.lr=log:1e-6..1e-3; {listed(marks, 'searchable')}"
             )
 
     @property
@@ -120,12 +122,12 @@ class Space:
             to = self.spec.replaced_by(path, [*self.spec.given, *searched]) if self.spec else None
             if to is not None and path in given:
                 raise UserError(
-                    f"--search {given[path]}: {format_path(to)} is given too, and counts; leave one of them out"
+                    f"--search {given[path]}: {format_path(to)} is also given and has precedence; omit one of them"
                 )
             if to is not None:
-                self.kept.append(f"{path}: {format_path(to)} is given, and counts")
+                self.kept.append(f"{path}: {format_path(to)} is given and has precedence")
             elif isinstance(value, dict | list) and path not in given:
-                self.kept.append(f"{path}: its value is no single one; --search {path}… says what to try")
+                self.kept.append(f"{path}: its value is not a single one; give a range with --search {path}…")
             else:
                 continue
             del chosen[path]
@@ -142,7 +144,7 @@ class Space:
         hint = self.hint(path, word)
         if text is None:
             if when:
-                raise UserError(f"--search {word}: a condition goes with a range")
+                raise UserError(f"--search {word}: a condition requires a range")
             return path, None
         if when:
             other, _, value = when.partition("=")
@@ -164,13 +166,13 @@ class Space:
         if span := _SPAN.fullmatch(text):
             low, high = (decode(end.strip()) for end in span.groups()[1:])
             if not all(type(end) in (int, float) for end in (low, high)):
-                raise ValueError(f"the ends of a span are numbers, found '{span[2]}' and '{span[3]}'")
+                raise ValueError(f"the limits of a range are numbers, found '{span[2]}' and '{span[3]}'")
             if not low < high:
-                raise ValueError(f"the low end {low:g} is not below the high end {high:g}")
+                raise ValueError(f"the lower limit {low:g} is not below the upper limit {high:g}")
             if not any(fits(end, hint) for end in (1, 1.5)):
-                raise ValueError("the field takes no numbers; write choices as A|B|C")
+                raise ValueError("the field is not a number; write choices as A|B|C")
             if not fits(1.5, hint) and not all(float(end).is_integer() for end in (low, high)):
-                raise ValueError("the field takes whole numbers")
+                raise ValueError("the field accepts integers")
             return Search(low=low, high=high, log=span[1] == "log", power_of_two=span[1] == "pow2")
         ratio = _RATIO.fullmatch(text)
         if ratio:
@@ -179,11 +181,11 @@ class Space:
         pairs = [part.rpartition("@") if "@" in part else (part, "", "1") for part in parts]
         choices = [self.choice(value.strip(), float | int if ratio else hint) for value, _, _ in pairs]
         if len(choices) < 2 and not ratio:
-            raise ValueError(f"one choice alone is no search; expected {FORMS}")
+            raise ValueError(f"a search needs more than one choice; expected {FORMS}")
         try:
             weights = [float(weight) for _, _, weight in pairs]
         except ValueError:
-            raise ValueError("what follows @ is a weight, a number") from None
+            raise ValueError("a weight after @ must be a number") from None
         alike = len(set(weights)) == 1
         return Search(choices=choices, weights=() if alike else weights, ratio_of=self.full(ratio[1]) if ratio else "")
 
@@ -199,7 +201,7 @@ class Space:
             return text
         value = read_text(text, hint)
         if not fits(value, hint):
-            raise ValueError(f"the field takes {describe_hint(hint)}, and {text} is none")
+            raise ValueError(f"the field accepts {describe_hint(hint)}, not {text}")
         return value
 
     def hint(self, path: str, word: str = "", *, declared: bool = False) -> Any:
@@ -279,7 +281,9 @@ def ordered(fields: Mapping[str, tuple[Sequence[Search], Any]]) -> dict[str, tup
 
     def visit(path: str, above: tuple[str, ...]) -> None:
         if path in above:
-            raise UserError(f"--search: {' depends on '.join([*above[above.index(path) :], path])}: that is a circle")
+            raise UserError(
+                f"--search: circular dependency: {' depends on '.join([*above[above.index(path) :], path])}"
+            )
         if path in fields and path not in found:
             for mark in fields[path][0]:
                 for needed in mark.depends_on:
@@ -297,7 +301,7 @@ def refuse_outside(word: str, mark: Search, hint: Any) -> None:
     for limit in limits_of(hint):
         for end in ends:
             if not limit.allows(end):
-                raise UserError(f"--search {word}: the field must be {limit}, and {end!r} is not")
+                raise UserError(f"--search {word}: the field must be {limit}, but the limit {end!r} is not")
 
 
 def limits_of(hint: Any) -> Iterator[Any]:
@@ -317,4 +321,4 @@ def as_words(settings: Mapping[str, Any]) -> list[str]:
 
 
 def listed(paths: Mapping[str, Any], what: str) -> str:
-    return f"{what}: {', '.join(paths)}" if paths else f"no field of this run is {what}"
+    return f"{what}: {', '.join(paths)}" if paths else f"this run has no field {what}"

@@ -28,7 +28,7 @@ Direction = Literal["minimize", "maximize"]
 """Direction of the objective, as named by Optuna."""
 PRUNERS = Literal["none", "asha", "hyperband", "median"]
 TRIES = 100
-"""Draws in a row that cannot run, or ran before, until nothing more is tried. The second half is drawn at random."""
+"""Max rejected or repeated configurations in a row before the search gives up. The second half is sampled at random."""
 
 
 class ExhaustedError(Exception):
@@ -44,7 +44,7 @@ class TrialPlan:
     drawn: dict[str, Any] = field(default_factory=dict)
     distributions: dict[str, BaseDistribution] = field(default_factory=dict)
     refused: list[dict[str, Any]] = field(default_factory=list)
-    """Draws before this one that cannot run: their settings, and why."""
+    """Rejected configurations before this trial: settings and reason."""
 
     def to_json(self) -> str:
         from optuna.distributions import distribution_to_json
@@ -124,8 +124,9 @@ class Strategy:
             raise ExhaustedError
         told = next(draw for draw in reversed(refused) if not draw["reason"].startswith("the same as trial"))
         raise UserError(
-            f"trial {number}: none of {TRIES} draws can run; the last one, {told['settings']}: {told['reason']}. "
-            "Narrow the search to what goes together, with conditions where need be"
+            f"trial {number}: none of {TRIES} sampled configurations can run; the last one, {told['settings']}: "
+            f"{told['reason']}. Restrict the search to settings that are valid together, with conditions if "
+            "necessary"
         )
 
     def judge(self, known: Sequence[FrozenTrial], most: int | None = None) -> Judge:

@@ -21,9 +21,9 @@ from worldsmith.training.run_folder import ROOT_VARIABLES
 
 METRICS = "metrics.jsonl"
 REASON = re.compile(r"(?:worldsmith: )?error: (.*)|((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b.*)")
-"""A line of a log that says why."""
+"""Matches a log line that states why a run failed."""
 LONGEST = 500
-"""Letters of a reason."""
+"""Max characters of a reason."""
 
 
 class ValidationReader(MetricsReader):
@@ -36,7 +36,7 @@ class ValidationReader(MetricsReader):
     def begin(self, inode: int | None) -> None:
         super().begin(inode)
         self.values: list[float | None] = []
-        """The metric after each validation, without those before the first step; None for one that is not finite."""
+        """The metric after each validation, without those before the first step; None if it is not finite."""
         self.names: set[str] = set()
         """Names of all metrics of the validations."""
 
@@ -116,7 +116,7 @@ class TrialRun:
         code = self.code()
         if code is not None and code < 0:
             name = signal.Signals(-code).name
-            return f"killed by {name}{', perhaps for want of memory' if -code == signal.SIGKILL else ''}"
+            return f"killed by {name}{', perhaps because memory ran out' if -code == signal.SIGKILL else ''}"
         try:
             lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
@@ -130,7 +130,7 @@ def said_why(lines: Sequence[str]) -> str:
         if match := REASON.match(lines[index].strip()):
             rest = [line.strip() for line in lines[index + 1 : index + 6] if line.strip()]
             return " ".join([match[1] or match[2], *rest])[:LONGEST]
-    return next((line.strip()[:LONGEST] for line in reversed(lines) if line.strip()), "it has said nothing")
+    return next((line.strip()[:LONGEST] for line in reversed(lines) if line.strip()), "its log is empty")
 
 
 def program(words: Sequence[str]) -> list[str]:

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 POLL = 0.2
-"""Seconds between two looks at the runs."""
-NOT_FINITE = "the figure is not finite"
+"""Seconds between two checks of the runs."""
+NOT_FINITE = "the metric is not finite"
 FAILURES = 5
-"""Trials that fail in a row until the study is stopped."""
+"""Number of consecutive failed trials that stops the study."""
 
 
 @dataclass(slots=True)
@@ -50,12 +50,12 @@ class Trials:
     record: Record
     setup: StudySetup
     changed: Callable[[], None]
-    """Is called when a trial has been kept."""
+    """Called when a trial has been recorded."""
     at_work: dict[int, AtWork] = field(default_factory=dict)
     waiting: dict[int, FrozenTrial] = field(default_factory=dict)
-    """Trials that have ended before one with a lower number."""
+    """Trials that ended before one with a lower number."""
     told: set[int] = field(default_factory=set)
-    """Trials of which it was said that they wait."""
+    """Trials whose waiting was already logged."""
     failed: int = 0
     """Number of consecutive failed trials in this command."""
 
@@ -177,7 +177,7 @@ class Trials:
             except UserError as error:
                 reason = str(error)
         if reason and not pruned and trial.plan.number == 0:
-            raise UserError(f"trial 0, the run as it is, has failed: {reason}. Its log is {run.log}")
+            raise UserError(f"trial 0, the baseline, has failed: {reason}. Its log is {run.log}")
         state = "pruned" if pruned else "failed" if value is None else "complete"
         reason = NOT_FINITE if state == "failed" and reason is None else reason
         heard = judge.heard
@@ -203,8 +203,8 @@ class Trials:
             self.changed()
             if self.failed >= FAILURES:
                 raise UserError(
-                    f"{FAILURES} trials in a row have failed, the last one: {trial.user_attrs['reason']}. "
-                    "The same command goes on with others when that is mended"
+                    f"{FAILURES} trials in a row have failed, the last one: {trial.user_attrs['reason']}. Fix the "
+                    "cause; the same command then continues with new trials"
                 )
 
     def tidy(self) -> None:
@@ -241,7 +241,7 @@ class Trials:
         config, direction = self.setup.config, self.setup.direction
         figures = run.facts() if config.evaluate else dict.fromkeys(run.validations.names)
         if config.metric not in figures:
-            raise UserError(f"there is no figure '{config.metric}'; there are: {', '.join(sorted(figures)) or 'none'}")
+            raise UserError(f"there is no metric '{config.metric}'; available: {', '.join(sorted(figures)) or 'none'}")
         values = [figures[config.metric]] if config.evaluate else run.values()
         checkpoint = self.setup.base.tree.checkpoint
         keeps_best = checkpoint.keep_best == config.metric and checkpoint.best_mode == direction

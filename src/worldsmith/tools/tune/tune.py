@@ -32,7 +32,7 @@ from worldsmith.tools.tune.trial_run import program
 from worldsmith.tools.tune.trials import Trials
 
 BEST_RUN = "best.yaml"
-"""The run with the best settings, in a form that `worldsmith train` takes."""
+"""Config of the run with the best settings, for `worldsmith train`."""
 
 
 class Tune(Action):
@@ -48,52 +48,53 @@ class Tune(Action):
 
     class Config(Action.Config):
         source: Annotated[str, Example("videophy2_nano_tiny")]
-        """The run: a recipe's name, a recipe TOML, a YAML tree, a nested spec or a run folder."""
+        """The run: a recipe's name, a recipe TOML, a YAML config, a nested spec or a run folder."""
         words: list[str] = field(default_factory=list)
-        """Changes of the run, such as trainer.max_iter=200."""
+        """Overrides of the run, such as trainer.max_iter=200."""
         parent_run: Annotated[str | None, Example("outputs/train/demo/questions/first:best")] = None
-        """A run or result whose weights every trial starts from, as in `worldsmith train`; parent_job_id of a spec."""
+        """Run or result with the initial weights of every trial, as in `worldsmith train`; parent_job_id of a spec."""
         out: Annotated[str | None, Example("studies/first")] = None
         """Folder of the study; null: `tune` in the results_dir, or else the train.output_dir, of a spec."""
         search: list[str] = field(default_factory=list)
-        """PATH=LOW..HIGH, log:LOW..HIGH, pow2:LOW..HIGH, A|B|C, A|B@3 or OTHER*A|B, then perhaps "if PATH=VALUE"."""
+        """PATH=LOW..HIGH, log:LOW..HIGH, pow2:LOW..HIGH, A|B|C, A|B@3 or OTHER*A|B, optionally followed by "if
+        PATH=VALUE"."""
         keep: list[str] = field(default_factory=list)
-        """Marked fields that are not searched."""
+        """Searchable fields that are not searched."""
         marked: bool = True
-        """Whether the fields that are marked for it are searched beside those of `search`."""
+        """Whether the fields that are marked as searchable are searched in addition to those of `search`."""
         trials: Annotated[int, Range(ge=2)] = 20
-        """Trials in all, with the run as it is; a greater number goes on."""
+        """Total number of trials, including the baseline; increase it to continue a study."""
         hours: PositiveFactor | None = None
         """Time limit of this command in hours, after which no trial starts; null: no limit."""
         parallel: Count = 1
-        """Trials at work at once: each has a GPU for each of its processes, or its part of the processors."""
+        """Number of parallel trials: each has one GPU per process, or its part of the CPUs."""
         metric: str = "val/loss"
-        """A figure of the validation, or with `evaluate` one of `worldsmith evaluate`."""
+        """A validation metric, or with `evaluate` a metric of `worldsmith evaluate`."""
         direction: Literal["min", "max"] | None = None
-        """Whether the least or the greatest value is the best; null: the least of a loss or an error."""
+        """Whether the smallest or the largest value is the best; null: the smallest for a loss or an error."""
         evaluate: list[str] = field(default_factory=list)
-        """Settings of `worldsmith evaluate`, such as dataset.path=DIR: it measures what each trial has made."""
+        """Settings of `worldsmith evaluate`, such as dataset.path=DIR: it measures the result of each trial."""
         final_data: list[str] = field(default_factory=list)
-        """Changes of dataloader_val (of `evaluate`), such as dataset.path=DIR, or of a spec's own keys: data that no
-        trial sees, for the end."""
+        """Overrides of dataloader_val (or of `evaluate`), such as dataset.path=DIR, or of a spec's own keys: data for
+        the final measurement, which no trial sees."""
         sampler: SAMPLERS = "tpe"
-        """Sampler of Optuna."""
+        """Optuna sampler."""
         startup: Count = 10
-        """Trials that are drawn at random before the sampler learns from their values."""
+        """Number of random trials before the sampler uses their values."""
         pruner: PRUNERS = "none"
-        """Pruner of Optuna, which ends trials with worse validations than others."""
+        """Optuna pruner, which stops trials whose validations are worse than those of others."""
         reduction: Annotated[int, Range(ge=2)] = 3
         """Reduction factor of asha and hyperband: one of this many trials continues at each rung."""
         least_validations: Count = 1
         """Min number of validations before a trial can be pruned."""
         seed: Seed = 0
-        """Seed of what is drawn; the runs have their own."""
+        """Seed of the search; the runs have their own."""
         request: str = ""
         """Request in natural language, such as "plain training"; automl_policy=auto|off in `words` has precedence."""
         schemas: str | None = None
-        """Folder of `worldsmith schema --all`: without a readable schema and template in it there is no search."""
+        """Folder of `worldsmith schema --all`; without a readable schema and template in it there is no search."""
         checkpoints: Literal["best", "all"] = "best"
-        """Which trials keep their checkpoints: the best and the run as it is, or all."""
+        """Which trials keep their checkpoints: only the best and the baseline, or all."""
 
     config: Config
 
@@ -136,11 +137,11 @@ class Tune(Action):
         yield f"run         {setup.base.source}"
         if setup.processes > 1:
             yield f"processes   {setup.processes} for each trial (worldsmith launch --nproc-per-node {setup.processes})"
-        yield f"best        the {'least' if setup.direction == 'min' else 'greatest'} {config.metric}"
+        yield f"best        the {'smallest' if setup.direction == 'min' else 'largest'} {config.metric}"
         for dimension in setup.space.dimensions:
             yield f"search      {dimension}"
         yield from (f"kept        {line}" for line in setup.space.kept)
-        yield "trial 0     the run as it is"
+        yield "trial 0     the baseline"
         yield from self.first_trials()
         notes = (line for line in self.preflight() if line.startswith("note "))
         yield from (f"note        {note.removeprefix('note').strip()}" for note in notes)
@@ -157,9 +158,9 @@ class Tune(Action):
             try:
                 plan = setup.strategy.plan(number, setup.space, known, tried, setup.refusal)
             except ExhaustedError:
-                yield "no more can be drawn that is not the same"
+                yield "no other configuration can be sampled"
                 return
-            refused = f" ({len(plan.refused)} draws before it cannot run)" if plan.refused else ""
+            refused = f" ({len(plan.refused)} configurations before it were rejected)" if plan.refused else ""
             yield f"trial {number}     {' '.join(as_words(plan.settings))}{refused}"
             known.append(plan.at_work())
             tried[number] = plan.settings
@@ -192,7 +193,7 @@ class Results:
     setup: StudySetup
     at_work: bool = True
     final: dict[str, Any] | None = None
-    """The figures on the final data, `best` and `as_it_is`."""
+    """Metrics on the final data, `best` and `as_it_is` (the baseline)."""
 
     def changed(self) -> None:
         """Prints the result of a trial and updates the files."""
@@ -204,7 +205,7 @@ class Results:
         beside = (
             f"; best: trial {best.number}, {format_value(best.value)}" if best and best.number != trial.number else ""
         )
-        settings = " ".join(line["words"]) or "the run as it is"
+        settings = " ".join(line["words"]) or "baseline"
         print_message(f"trial {trial.number} of {self.setup.config.trials}: {what} ({settings}){beside}")
         self.write()
 
@@ -271,28 +272,28 @@ class Results:
         """Prints the final message of the command."""
         config, record, counts, best = self.setup.config, self.record, self.record.counts(), self.record.best
         ended = ", ".join(f"{counts[name]} {name}" for name in ("complete", "pruned", "failed"))
-        draws = f"; {counts['refused_draws']} draws could not run" if counts["refused_draws"] else ""
+        draws = f"; {counts['refused_draws']} configurations were rejected" if counts["refused_draws"] else ""
         yield f"{len(record.finished)} of {self.setup.config.trials} trials: {ended}{draws}"
         if ending == "time":
-            yield f"no trial was started after {config.hours:g} hours; the same command goes on"
+            yield f"no trial was started after {config.hours:g} hours; the same command continues"
         if ending == "exhausted":
-            yield "nothing is left to draw that has not been tried"
+            yield "all configurations of the search have been tried"
         if ending == "stopped":
-            yield "stopped; the same command goes on"
+            yield "stopped; the same command continues"
         if best is None or ending == "stopped":
             return
         first = record.finished[0]
-        values = f"{format_value(best.value)}; as it is: {format_value(first.value)}"
+        values = f"{format_value(best.value)}; baseline: {format_value(first.value)}"
         yield f"best: trial {best.number}, {config.metric} {values}"
         for word in line_of(best, record.path(best.number))["words"]:
             yield f"  {word}"
         if self.final is not None:
-            values = f"{format_value(self.final['best'])}; as it is: {format_value(self.final['as_it_is'])}"
-            yield f"on data that no trial saw: {values}"
+            values = f"{format_value(self.final['best'])}; baseline: {format_value(self.final['as_it_is'])}"
+            yield f"on data that no trial has seen: {values}"
         elif best.number:
             yield (
-                f"that is the best of {counts['complete']} figures on the same data, which flatters it: --final-data "
-                "has it measured on data that no trial has seen"
+                f"selected from {counts['complete']} values on the same data, so it is too optimistic: use "
+                "--final-data to measure it on data that no trial has seen"
             )
         yield f"next: {self.next}"
         yield f"page: {record.folder / PAGE}"

@@ -98,7 +98,7 @@ class Callback(Configurable):
             text = json.dumps(content, ensure_ascii=False, indent=1)
             (self.folder / name).write_text(f"{text}\n", encoding="utf-8")
         except OSError as error:
-            logger.warning("%s cannot be written, the run goes on: %s", self.folder / name, error)
+            logger.warning("%s cannot be written, the run continues: %s", self.folder / name, error)
 
     def records(self, name: str, trainer: TrainingRun) -> Sinks:
         """Opens a file of lines in the callback's folder on rank 0; on other ranks nothing is written.
@@ -119,7 +119,7 @@ class Outcome(enum.Enum):
 
     FINISHED = "finished"
     STOPPED = "stopped"
-    """A signal asked for it; the run has saved and can be resumed."""
+    """A signal requested a stop; the run has saved and can be resumed."""
 
 
 def describe_end(trainer: TrainingRun) -> dict[str, str | None]:

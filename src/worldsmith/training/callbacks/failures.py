@@ -30,7 +30,7 @@ class FirstStepWatchdog(Callback):
         after_seconds: Annotated[float, Range(gt=0)] = 1800.0
         """Time limit of the first step, in seconds."""
         abort: bool = False
-        """Whether the process then ends, with exit code 1, rather than waits on."""
+        """Whether the process then ends with exit code 1 instead of waiting."""
 
     config: Config
     file: IO[str] | None = None
@@ -41,10 +41,12 @@ class FirstStepWatchdog(Callback):
             self.folder.mkdir(exist_ok=True)
             self.file = path.open("w")
         except OSError as error:
-            logger.warning("%s cannot be written: nothing watches the first step: %s", path, error)
+            logger.warning("%s cannot be written, so the first step has no time limit: %s", path, error)
             return
-        told = ": it ends here" if self.config.abort else "; it goes on waiting"
-        about = f"[E123] the first step has not ended after {seconds:g} s; {path} has where its threads stand{told}"
+        told = ": it ends here" if self.config.abort else "; it continues to wait"
+        about = (
+            f"[E123] the first step has not ended after {seconds:g} s; {path} has the stack traces of its threads{told}"
+        )
         self.timer = threading.Timer(max(seconds - 1, seconds / 2), logger.warning, (about,))
         self.timer.daemon = True
         self.timer.start()
@@ -88,7 +90,7 @@ class BadBatches(Callback):
         self.written += 1
         if self.written > self.config.most:
             if self.written == self.config.most + 1 and trainer.world.is_main:
-                logger.warning("%s holds %d skipped steps; later ones are not written", self.folder, self.config.most)
+                logger.warning("%s has %d skipped steps; later ones are not written", self.folder, self.config.most)
             return
         norm = step.gradient.norm if step.gradient else None
         batches = [trainer.task.name_samples(batch) for batch in step.inputs.batches]

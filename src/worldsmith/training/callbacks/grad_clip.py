@@ -21,9 +21,9 @@ class GradClip(Callback):
 
     class Config(Callback.Config):
         clip_norm: Annotated[float, Range(gt=0)] = 1.0
-        """Largest global L2 norm of the gradient; steps with a larger one are scaled down to it."""
+        """Max global L2 norm of the gradient; larger gradients are scaled down to it."""
         force_finite: bool = True
-        """Whether NaN and infinite gradient entries become zero. False: such a step is skipped, as in float16."""
+        """Whether NaN and infinite gradient entries become zero. False: such a step is skipped, as with float16."""
 
     config: Config
 
@@ -49,7 +49,7 @@ def clip_gradients(
     from worldsmith.training.step import GradNorm
 
     if clip_norm is not None and not clip_norm > 0:
-        raise ValueError(f"clip_norm must be positive, found {clip_norm}; leave it out to clip nothing")
+        raise ValueError(f"clip_norm must be positive, found {clip_norm}; omit it to disable clipping")
     with_gradient = [p for p in parameters if p.grad is not None]
     gradients = [p.grad for p in with_gradient if p.grad is not None]
     total = global_norm(gradients)

@@ -44,7 +44,7 @@ class Metrics(Callback):
 
     class Config(Callback.Config):
         tensorboard: bool = True
-        """Whether TensorBoard files are written beside metrics.jsonl."""
+        """Whether TensorBoard files are written in addition to metrics.jsonl."""
 
     config: Config
     sinks = Sinks()
@@ -267,7 +267,7 @@ class NormMonitor(Callback):
         every: Count = 100
         """Steps between two measurements."""
         updates: bool = False
-        """Whether updates are measured: keeps a copy of the trained weights during a measured step."""
+        """Whether weight updates are measured: needs a copy of the trained weights during a measured step."""
 
     config: Config
     file = Sinks()

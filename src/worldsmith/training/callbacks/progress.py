@@ -65,7 +65,7 @@ class HeartBeat(Callback):
 
     class Config(Callback.Config):
         every_seconds: Annotated[float, Range(gt=0)] = 2.0
-        """Seconds between two beats; a thread writes them, also while a step takes long."""
+        """Seconds between two heartbeats; a thread writes them, also during a long step."""
 
     config: Config
     file: StatusFile | None = None
@@ -136,7 +136,7 @@ class StatusFile:
                 aside.write_text(json.dumps(status, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
         except OSError as error:
             if not self.failed:
-                logger.warning("%s cannot be written, the run goes on: %s", self.path, error)
+                logger.warning("%s cannot be written, the run continues: %s", self.path, error)
             self.failed = True
 
     def _beat(self) -> None:

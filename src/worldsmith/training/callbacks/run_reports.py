@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PAUSE_PER_COST = 100
-"""Seconds between two rebuilds per second of CPU time of one: rebuilds use at most 1 % of a CPU."""
+"""Min pause between two rebuilds in seconds per second of CPU time of a rebuild: rebuilds use at most 1 % of a CPU."""
 
 
 class RunPage(Callback):
@@ -38,9 +38,9 @@ class RunPage(Callback):
 
     class Config(Callback.Config):
         enabled: bool = True
-        """Whether the page is made; `worldsmith report RUN` makes it at any time."""
+        """Whether the HTML report is written; `worldsmith report RUN` writes it at any time."""
         every_seconds: Count = 30
-        """Seconds between two rebuilds, at least; more where a rebuild takes over a hundredth of that."""
+        """Min seconds between two rebuilds; more if a rebuild takes over 1 % of that."""
 
     config: Config
     child: subprocess.Popen[bytes] | None = None
@@ -104,7 +104,7 @@ class RunPage(Callback):
         self.child.returncode = code = os.waitstatus_to_exitcode(status)
         self.child = None
         if code:
-            self._fail(f"the process that makes it ended with code {code}")
+            self._fail(f"the process that builds it ended with code {code}")
         self._wait_for(used.ru_utime + used.ru_stime)
 
     def _wait_for(self, cost: float) -> None:
@@ -114,7 +114,7 @@ class RunPage(Callback):
     def _fail(self, why: str) -> None:
         if not self.has_failed:
             self.has_failed = True
-            logger.warning("the run page cannot be rebuilt, the run goes on without it: %s", why)
+            logger.warning("the run page cannot be rebuilt, the run continues without it: %s", why)
 
 
 FILE = "plan.json"
@@ -131,9 +131,10 @@ class RunPlan(Callback):
 
     class Config(Callback.Config):
         enabled: bool = True
-        """Whether the plan is made; `worldsmith plan RUN --json > RUN/plan.json` makes it at any time."""
+        """Whether the plan is written; `worldsmith plan RUN --json > RUN/plan.json` writes it at any time."""
         least_parameters: NotNegative = 100_000_000
-        """Networks of fewer are not planned: they fit, and starting the planner takes longer than their steps."""
+        """Min number of parameters for a plan: smaller networks fit anyway, and starting the planner takes longer than
+        their steps."""
 
     config: Config
     child: subprocess.Popen[bytes] | None = None
@@ -167,7 +168,7 @@ class RunPlan(Callback):
                 self.child.terminate()
                 self.child.wait()
                 self.child = None
-                logger.info("the run ends before its plan is made: worldsmith plan %s", trainer.run_folder)
+                logger.info("the run ends before its plan is complete: worldsmith plan %s", trainer.run_folder)
             else:
                 self._take(trainer.run_folder, self.child.returncode)
         if (trainer.run_folder / FILE).exists():
@@ -204,7 +205,7 @@ class RunPlan(Callback):
             logger.info("plan         %s", line)
 
     def _fail(self, why: str) -> None:
-        logger.warning("the plan of the run is not there, and it goes on without: %s", why)
+        logger.warning("the plan of the run is missing, and the run continues without it: %s", why)
 
 
 def plan_command(run_folder: Path, processes: int, device: str) -> list[str]:

@@ -33,11 +33,13 @@ class CompileTokenizer(Callback):
 
     class Config(Callback.Config):
         enabled: bool = False
-        """Whether the encoder is compiled. Pays off when clips are encoded in every step; needs no latent cache."""
+        """Whether the encoder is compiled. Useful if clips are encoded in every step; requires that no latent cache is
+        used."""
         compile_after_iterations: NotNegative = 3
-        """Steps that run before the encoder is compiled."""
+        """Number of steps before the encoder is compiled."""
         warmup_resolutions: list[str] | None = None
-        """Tiers whose sizes are all compiled at that step, ahead of use. None: compile what comes, when it comes."""
+        """Resolution buckets whose sizes are all compiled at that step, in advance. None: compile each size when it
+        occurs."""
 
         def check(self) -> None:
             for index, tier in enumerate(self.warmup_resolutions or ()):
@@ -79,9 +81,9 @@ class ManualGC(Callback):
 
     class Config(Callback.Config):
         every: Count = 50
-        """Steps between two collections."""
+        """Steps between two garbage collections."""
         generation: Annotated[int, Range(ge=0, le=2)] = 1
-        """The oldest generation that is looked at: 0 is quick, 2 looks at everything."""
+        """Oldest generation that is collected: 0 is quick, 2 is a full collection."""
 
     config: Config
     was_on = False
@@ -108,13 +110,13 @@ class Profiler(Callback):
 
     class Config(Callback.Config):
         first_step: Count = 10
-        """The first step that is recorded, counted from 1 over the whole run."""
+        """First step to record, counted from 1 over the complete run."""
         steps: Count = 2
         """Number of steps per window."""
         every: NotNegative = 0
-        """Steps between the beginnings of two windows. 0: there is one."""
+        """Steps between the starts of two windows. 0: only one window."""
         ranks: list[NotNegative] = field(default_factory=lambda: [0])
-        """The processes that record."""
+        """Processes that record."""
         shapes: bool = False
         """Whether the shapes of tensors are recorded."""
         memory: bool = False
@@ -155,6 +157,6 @@ class Profiler(Callback):
             self.folder.mkdir(exist_ok=True)
             active.export_chrome_trace(str(path))
         except (OSError, RuntimeError) as error:
-            logger.warning("%s cannot be written, the run goes on: %s", path, error)
+            logger.warning("%s cannot be written, the run continues: %s", path, error)
         else:
             logger.info("profile of the steps from %d on: %s", self.first, path)

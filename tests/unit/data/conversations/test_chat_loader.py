@@ -229,7 +229,7 @@ def test_a_single_frame_is_said_once(load: Callable, chats: Path, write_clip: Ca
     loader = load()
     list(islice(loader, 10))
     assert loader.counts["single_frame_videos"] > 1
-    assert caplog.text.count("has a single frame, which is shown twice") == 1
+    assert caplog.text.count("has a single frame, which is used twice") == 1
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_a_single_frame_is_said_once(load: Callable, chats: Path, write_clip: Ca
         ({"dataset": LlavaOneVision.Config(streaming=True)}, "read in its order; set one of them to false"),
         (
             {"on_overlong": "error", "max_sequence_length": None, "max_samples_per_batch": 1},
-            "without a cap no sample is too long; set max_sequence_length",
+            "without a limit no sample is too long; set max_sequence_length",
         ),
         (
             {"packer": "pool", "max_sequence_length": None, "max_samples_per_batch": 1},

@@ -173,7 +173,7 @@ def test_templates_without_marks_are_refused(build: Callable, template: str, wor
 
 def test_what_the_template_refuses_is_a_bad_sample(build: Callable) -> None:
     processor = build("{%- if messages[0].role == 'system' %}{{- raise_exception('no system') }}{%- endif %}" + CHATML)
-    with pytest.raises(SampleError, match="template: the chat template refuses the conversation: no system"):
+    with pytest.raises(SampleError, match="template: the chat template rejects the conversation: no system"):
         processor.encode((say("system", "x"), *TWO))
 
 
@@ -209,7 +209,7 @@ def test_a_model_that_sees_needs_its_limits(tmp_path: Path) -> None:
     (folder / "video_preprocessor_config.json").unlink()
     with pytest.raises(DataError, match=r"has no video_preprocessor_config\.json"):
         ChatProcessor.Config().build(folder=folder)
-    with pytest.raises(DataError, match="no tokenizer that can be loaded"):
+    with pytest.raises(DataError, match="the tokenizer cannot be loaded"):
         ChatProcessor.Config().build(folder=tmp_path)
 
 

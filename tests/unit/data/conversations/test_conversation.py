@@ -31,11 +31,11 @@ def test_sound_turns_pass_as_they_are() -> None:
     ("turns", "words"),
     [
         ([], "no_answer: 0 turns"),
-        ([USER], "no_answer: 1 turns, of which 0 of the assistant"),
+        ([USER], "no_answer: 1 turns, 0 of the assistant"),
         ([USER, say("assistant", " \n")], "no_answer"),
         ([ANSWER], "turn 1 .assistant. does not follow"),
         ([USER, ANSWER, ANSWER], "turn 3 .assistant. does not follow"),
-        ([USER, say("system", "x"), USER, ANSWER], "turn 2 is the system's"),
+        ([USER, say("system", "x"), USER, ANSWER], "turn 2 is a system turn"),
         ([USER, say("assistant", "see ", Part("image", source="a.png"))], "turn 2 .assistant. has images"),
     ],
 )

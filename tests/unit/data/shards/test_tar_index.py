@@ -160,7 +160,7 @@ def test_a_storage_that_gives_no_parts_is_refused_and_works_through_a_copy() -> 
     fsspec.register_implementation("whole", Whole, clobber=True)
     with fsspec.open("memory://shards/x.tar", "wb") as file:
         file.write(tar_bytes([("a.txt", b"one")]))
-    with pytest.raises(DataError, match="gives no parts of files; put `filecache::` before the address"):
+    with pytest.raises(DataError, match="does not support range requests; put `filecache::` before the address"):
         index_of("whole://shards/x.tar")
     address = "filecache::memory://shards/x.tar"
     member = index_of(address).members[0]

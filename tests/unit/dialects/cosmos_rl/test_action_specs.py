@@ -209,13 +209,13 @@ def test_a_quantization_without_calibration_data_warns_once(scheme: str, number:
     """FP8_DYNAMIC is meant to have no data, and NVFP4 measures with the data of the run or stops."""
     words = [f"quantize.quantization_scheme={scheme}", "quantize.num_calibration_samples=32"]
     translation = translated("quantize", QUANTIZE_72, tmp_path, *words, "dataset.annotation_path=")
-    told = [text for text in translation.get_warnings() if "no calibration data is named" in text]
+    told = [text for text in translation.get_warnings() if "no calibration data is set" in text]
     assert len(told) == number
     for text in told:
         assert "rounds each weight to the nearest value" in text
         assert "calibration_dataset.annotation_path=FILE, or dataset.annotation_path=FILE" in text
     translation = translated("quantize", QUANTIZE_72, tmp_path, *words)
-    assert not [text for text in translation.get_warnings() if "no calibration data is named" in text]
+    assert not [text for text in translation.get_warnings() if "no calibration data is set" in text]
 
 
 HUB = ["dataset.dataset_id=lmms-lab/flickr30k", "dataset.dataset_split=test[:1]"]
@@ -224,20 +224,20 @@ HUB = ["dataset.dataset_id=lmms-lab/flickr30k", "dataset.dataset_split=test[:1]"
 @pytest.mark.parametrize(
     ("action", "words", "told", "way_out"),
     [
-        ("evaluate", ["vision.fps=2"], "both say how many frames", "~vision.fps"),
+        ("evaluate", ["vision.fps=2"], "both set the number of frames", "~vision.fps"),
         ("evaluate", ["vision.resized_width=448"], "needs resized_height too", "vision.resized_height=PIXELS"),
         ("evaluate", ["vision.video_start=1.5"], "from its first frame to its last", "cut the clips beforehand"),
         ("evaluate", ["vision.video_end=4"], "from its first frame to its last", "cut the clips beforehand"),
         ("evaluate", ["vision.video_override_map=a.json"], "the video that it names", "into the annotations"),
         ("evaluate", ["model.tp_size=2", "num_gpus=4", "evaluation.shard_id=2"], "tp_size = 2 shards", ""),
-        ("evaluate", ["results_dir="], "results_dir: no value is given", "results_dir=VALUE"),
-        ("quantize", ["model.model_path="], "model.model_path: no value is given", "model.model_path=VALUE"),
-        ("inference", ["media="], "media: no value is given", "media=VALUE"),
-        ("evaluate", ["evaluation.shard_id=1"], "which count from 0, found 1", ""),
+        ("evaluate", ["results_dir="], "results_dir: the value is missing", "results_dir=VALUE"),
+        ("quantize", ["model.model_path="], "model.model_path: the value is missing", "model.model_path=VALUE"),
+        ("inference", ["media="], "media: the value is missing", "media=VALUE"),
+        ("evaluate", ["evaluation.shard_id=1"], "shards are counted from 0, found 1", ""),
         ("evaluate", ["generation.presence_penalty=0.5"], "words are not counted", "set it to 0"),
         ("evaluate", ["model.vit_checkpoint_path=vit.pt"], "read from one folder", "leave the key out"),
-        ("evaluate", ["evaluation.answer_type=letter"], "letters are compared in multiple choice", "write freeform"),
-        ("evaluate", ["model.dtype=float16"], "float16 loses", "write bfloat16"),
+        ("evaluate", ["evaluation.answer_type=letter"], "only multiple choice compares letters", "write freeform"),
+        ("evaluate", ["model.dtype=float16"], "float16 loses", "use bfloat16"),
         ("evaluate", ["model.model_name=hf_model://nvidia"], "hf_model://ORG/NAME", ""),
         ("evaluate", ["model.enable_lora=true"], "there is no file", "set model.base_model_path"),
         ("evaluate", ["task.type=its_directionalty"], "one of ''", "did you mean"),
@@ -253,18 +253,18 @@ HUB = ["dataset.dataset_id=lmms-lab/flickr30k", "dataset.dataset_split=test[:1]"
             "did you mean 'quantize.quantization_scheme'?",
         ),
         ("quantize", ["quantize.xyz=1"], "[quantize] has no key 'xyz'", "takes: num_calibration_samples, "),
-        ("evaluate", ["evaluation.seed='${trainer.seed}'"], "a reference stands for text only", ""),
+        ("evaluate", ["evaluation.seed='${trainer.seed}'"], "a reference can only replace text", ""),
         ("quantize", ["quantize.kv_precision=fp8"], "keys and values", "write bf16"),
-        ("quantize", [*HUB, "dataset.annotation_path="], "the hub are not read", "annotation_path"),
+        ("quantize", [*HUB, "dataset.annotation_path="], "hub datasets are not supported", "annotation_path"),
         ("quantize", ["enable_lora=true"], "there is no file", "set model.base_model_path"),
         ("quantize", ["quantization_method.scheme=W4A17"], "W4A17", "did you mean"),
-        ("inference", ["num_frames=8"], "both say how many frames", "~fps"),
+        ("inference", ["num_frames=8"], "both set the number of frames", "~fps"),
         ("inference", ["num_gpus=2"], "one GPU answers", "set num_gpus = 1"),
-        ("inference", ["device_map=balanced"], "not spread over devices", "write auto, cpu or cuda"),
+        ("inference", ["device_map=balanced"], "over devices is not supported", "write auto, cpu or cuda"),
         ("inference", ["type=audio"], "audio", "video"),
-        ("inference", ["~prompt"], "prompt: no value is given", "prompt=VALUE"),
-        ("evaluate", ["~model"], "model.model_name: no value is given", "model.model_name=VALUE"),
-        ("evaluate", ["~dataset"], "dataset.annotation_path: no value is given", "dataset.annotation_path=VALUE"),
+        ("inference", ["~prompt"], "prompt: the value is missing", "prompt=VALUE"),
+        ("evaluate", ["~model"], "model.model_name: the value is missing", "model.model_name=VALUE"),
+        ("evaluate", ["~dataset"], "dataset.annotation_path: the value is missing", "dataset.annotation_path=VALUE"),
         (
             "evaluate",
             ["~dataset.annotation_path"],
@@ -291,7 +291,7 @@ def test_a_trap_is_an_error_with_the_way_out(
         (changed(EVALUATE_70, task="its_directionality"), "its keys are task.type"),
         (changed(EVALUATE_70, metrics=["bleu"]), "its keys are metrics.names, "),
         ({"model.model_name": "x", **EVALUATE_70}, "a key with dots is a path"),
-        (changed(QUANTIZE_72, calibration_dataset={"annotation_path": "x"}), "which is given too"),
+        (changed(QUANTIZE_72, calibration_dataset={"annotation_path": "x"}), "which is also given"),
     ],
 )
 def test_a_file_in_the_wrong_shape_is_said(document: Doc, told: str, tmp_path: Path) -> None:
@@ -380,10 +380,10 @@ def test_bertscore_goes_with_its_model(tmp_path: Path) -> None:
     ("words", "processes", "told"),
     [
         (["num_gpus=8"], None, ""),
-        (["num_gpus=8"], "1", "1 of 8 processes answer, each with a GPU of its own"),
+        (["num_gpus=8"], "1", "1 of 8 processes answer, each with its own GPU"),
         (["num_gpus=8"], "2", "2 of 8 processes answer"),
         (["num_gpus=8"], "8", ""),
-        (["model.tp_size=8"], None, "not split over 8 GPUs here"),
+        (["model.tp_size=8"], None, "tensor parallelism over 8 GPUs is not supported"),
         (["model.tp_size=8"], "2", "2 of 8 processes answer"),
         ([], None, ""),
     ],
@@ -436,8 +436,8 @@ def test_what_is_not_quite_as_it_was_said_is_a_warning(tmp_path: Path) -> None:
     assert "smoothing_strength is approximated" in told
     words = ["quantize.quantization_scheme=FP8", "quantize.max_sequence_length=2048"]
     short = translated("quantize", QUANTIZE_72, tmp_path, *words)
-    assert "videos want 4096 or more" in "\n".join(short.get_warnings())
-    assert "videos want" not in "\n".join(static.get_warnings())
+    assert "videos need 4096 or more" in "\n".join(short.get_warnings())
+    assert "videos need" not in "\n".join(static.get_warnings())
 
 
 def test_the_report_has_a_line_for_every_key_of_the_file(tmp_path: Path) -> None:
@@ -483,4 +483,4 @@ def test_a_missing_adapter_folder_is_an_error_at_its_key(tmp_path: Path) -> None
     document = changed(EVALUATE_70, model__model_name="nowhere/lora", model__enable_lora=True)
     t = translated("evaluate", document, tmp_path)
     assert [problem.path for problem in t.problems] == ["model.base_model_path"]
-    assert "there is no file nowhere/lora/adapter_config.json" in t.problems[0].render()
+    assert "the file nowhere/lora/adapter_config.json does not exist" in t.problems[0].render()

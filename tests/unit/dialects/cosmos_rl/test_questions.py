@@ -56,7 +56,7 @@ def test_several_tables_are_a_mixed_data_set(tmp_path: Path) -> None:
     assert mixed["datasets"]["other"] == {
         "type": LLAVA, "path": "/b.json", "media_root": "", "system_prompt": "You are a helpful assistant.",
     }  # fmt: skip
-    assert any(line.warn and "how to reason" in line.text for line in translation.lines)
+    assert any(line.warn and "no reasoning instruction" in line.text for line in translation.lines)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_several_tables_are_a_mixed_data_set(tmp_path: Path) -> None:
             "datasets.environment.media_dir": "gcloud storage cp -r gs://b/val FOLDER, then "
             "datasets.environment.media_dir=FOLDER_OR_FILE"}),
         (["~datasets"], {}, {
-            "dataset.annotation_path": "write it, or give the word dataset.annotation_path=VALUE"}),
+            "dataset.annotation_path": "set it, or add dataset.annotation_path=VALUE"}),
         (["~datasets", "dataset.annotation_path=s3://b/a.json"], {}, {
             "dataset.annotation_path": "aws s3 cp --recursive s3://b/a.json FOLDER (one file: without --recursive), "
             "then dataset.annotation_path=FOLDER_OR_FILE"}),

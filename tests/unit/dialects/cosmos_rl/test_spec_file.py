@@ -194,7 +194,7 @@ def test_every_key_of_the_class_has_a_row() -> None:
 
 
 def test_a_file_that_is_no_spec_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="a spec is a"):
+    with pytest.raises(ConfigError, match="a spec must be a"):
         read(tmp_path, "", suffix="txt")
     with pytest.raises(ConfigError, match="sections with their keys"):
         read(tmp_path, "[1, 2]", suffix="json")

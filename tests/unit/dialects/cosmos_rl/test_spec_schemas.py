@@ -261,7 +261,7 @@ def test_both_judge_odd_values_alike_and_none_stops_the_reader(action: str, tmp_
         spec = read_spec(form_of(action), str(file))
         told = [problem.render() for problem in spec.problems]
         format_report(translate(spec))
-        references = [text for text in told if "a reference stands for text only" in text]
+        references = [text for text in told if "a reference can only replace text" in text]
         if references or spec.open:  # the reader alone knows what a reference, or an open value of a template, means
             continue
         assert bool(told) == (list(schema.iter_errors(document)) != []), (document, told)
@@ -356,7 +356,7 @@ def test_what_the_export_says_of_a_search_can_be_drawn_from() -> None:
     rate = train["train"]["properties"]["optm_lr"]
     assert rate["minimum"] < rate["default"] < rate["maximum"]
     assert rate["description"].endswith(
-        "A search draws from 5e-07 to 2e-05 (log) if policy.lora=null; 1e-05 to 0.0005 (log) otherwise."
+        "A search samples from 5e-07 to 2e-05 (log) if policy.lora=null; 1e-05 to 0.0005 (log) otherwise."
     )
     decay = train["train"]["properties"]["optm_decay_type"]
     assert (decay["type"], len(decay["enum"])) == ("categorical", len(decay["option_weights"]))
@@ -426,11 +426,11 @@ def test_the_commands_write_what_is_tested_here(tmp_path: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["schema", "toml", "--all"], "say what to describe"),
+        (["schema", "toml", "--all"], "name a schema"),
         (["schema", "--all"], "name a folder with -o DIR"),
-        (["schema", "toml", "--style", "tao"], "--style goes with the spec of an action"),
-        (["schema", "evaluate", "videophy2_sft_nano"], "a recipe goes with"),
-        (["config", "new", "--action", "evaluate", "x.txt"], "ends in .toml, .yaml or .json"),
+        (["schema", "toml", "--style", "tao"], "--style requires the spec of an action"),
+        (["schema", "evaluate", "videophy2_sft_nano"], "a recipe can be used with"),
+        (["config", "new", "--action", "evaluate", "x.txt"], "must end in .toml, .yaml or .json"),
     ],
 )
 def test_a_wrong_word_is_said(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:

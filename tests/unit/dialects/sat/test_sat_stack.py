@@ -88,14 +88,14 @@ def test_the_published_stacks_give_their_table(row: tuple[Any, ...]) -> None:
         assert any("1e-05; 5e-05 to 0.002 is usual with adapters" in text for text in t.get_warnings())
         assert any(f"have the scale 1/{rank}" in text for text in t.get_warnings())
     assert any("trained in float16" in text for text in t.get_warnings()) is (name == "2b")
-    assert any("clips have 49 frames and the model was made for 81" in text for text in t.get_warnings()) is bool(patch)
+    assert any("49 frames, but the model was trained with 81" in text for text in t.get_warnings()) is bool(patch)
 
 
 def test_latents_that_no_data_set_holds_are_encoded_clips() -> None:
     """SAT would take a data set's pixels for latents."""
     t = read("model.latent_input=true")
     assert outcomes(t, "model.latent_input") == ["approximated"]
-    assert any("videos are encoded, and kept in a cache" in text for text in t.get_warnings())
+    assert any("videos are encoded and cached" in text for text in t.get_warnings())
     assert outcomes(read(), "model.latent_input") == ["kept"]
 
 

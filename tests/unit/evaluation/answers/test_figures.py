@@ -174,7 +174,7 @@ def test_two_models_are_compared_by_record() -> None:
     assert found == {"shared": 3, "accuracy": 1, "other_accuracy": 0, "gained": 3, "lost": 0, "p_value": 0.25}
     with pytest.raises(UserError, match="no record in common"):
         compare_accuracy(rows, [{**other, "id": "x"} for other in others], right)
-    with pytest.raises(UserError, match="r000: the true answer is 'yes' here and 'no' in the other"):
+    with pytest.raises(UserError, match="r000: the ground truth is 'yes' here and 'no' in the other"):
         compare_accuracy(rows, [{**other, "gt": "no"} for other in others], right)
 
 

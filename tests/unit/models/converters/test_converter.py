@@ -98,7 +98,7 @@ def test_adapters_are_put_on_converted_layers_that_are_linear_still() -> None:
 @pytest.mark.parametrize(
     ("converters", "message"),
     [
-        ([Idle.Config()], r"converters\[0\] \(Idle\) finds nothing to change"),
+        ([Idle.Config()], r"converters\[0\] \(Idle\) matches no layer"),
         ([Scale.Config(), Idle.Config()], r"converters\[1\] \(Idle\)"),
         ([Renamer.Config()], r"\(Renamer\) changes name or shape of 4 .* layers\.0\.0\.bias.*`base_layer`"),
     ],

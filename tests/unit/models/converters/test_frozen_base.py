@@ -23,9 +23,9 @@ from worldsmith.training.state_bytes import state_bytes
 @pytest.mark.parametrize(
     ("path", "value", "remedy"),
     [
-        ("model.config.lora_enabled", False, "frozen_base freezes the weights that it rounds.*leave the converter out"),
-        ("checkpoint.save_weights", "all", 'keeps no weights that could be saved.*write "trained"'),
-        ("model.config.ema.trainable_only", False, "would take their memory again.*set it to true"),
+        ("model.config.lora_enabled", False, "frozen_base freezes the weights that it quantizes.*omit the converter"),
+        ("checkpoint.save_weights", "all", 'only keeps quantized weights, which cannot be saved.*write "trained"'),
+        ("model.config.ema.trainable_only", False, "would need their original memory again.*set it to true"),
     ],
 )
 def test_what_it_does_not_go_with_is_refused_with_the_way_out(path: str, value: Any, remedy: str) -> None:

@@ -92,7 +92,7 @@ def test_adapters_of_a_frozen_part_are_not_trained(tmp_path: Path) -> None:
     trained = [name for name, p in native_parameters(model.network).items() if p.requires_grad]
     assert trained
     assert all("merger" in name and ".lora_" in name for name in trained)
-    with pytest.raises(ValueError, match="everything is frozen"):
+    with pytest.raises(ValueError, match="all parameters are frozen"):
         make(tmp_path, **settings, lora_target_modules="mlp.linear_fc1")
 
 
@@ -151,9 +151,9 @@ def write_settings(folder: Path, **settings: Any) -> Path:
 def test_what_cannot_be_trained_is_refused_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"model_type is 'vit'; with images and videos .* qwen3_vl"):
         make(tmp_path / "vit", AutoConfig.for_model("vit"))
-    with pytest.raises(ValueError, match=r"'cosmos3_edge' is not trained here: its pictures are cut"):
+    with pytest.raises(ValueError, match=r"'cosmos3_edge' is cannot be trained: its pictures are cut"):
         make(tmp_path / "edge", AutoConfig.for_model("cosmos3_edge"))
-    with pytest.raises(ValueError, match=r"final_logit_softcapping = 30.0: .*not trained here"):
+    with pytest.raises(ValueError, match=r"final_logit_softcapping = 30.0: .*cannot be trained"):
         make(tmp_path / "gemma", AutoConfig.for_model("gemma2"))
     with pytest.raises(ValueError, match=r"policy.backbone.model_name is empty"):
         VisionLanguageModel.Config().build(device="meta")
@@ -170,17 +170,17 @@ HOSTILE = {
     "text_config": ("x", "text_config: expected an object, found text"),
     "vision_config": (5, "vision_config: expected an object, found a number"),
     "model_type": ([], "model_type: expected a text, found a list"),
-    "text_config.num_hidden_layers": (10**9, "num_hidden_layers: expected a whole number from 1 to 1000, found 10+$"),
-    "vision_config.depth": (10**9, "vision_config.depth: expected a whole number from 1 to 1000, found 10+$"),
-    "text_config.hidden_size": (-1, "text_config.hidden_size: expected a whole number from 1 to 2147483647, found -1"),
-    "text_config.vocab_size": (10**12, "text_config.vocab_size: expected a whole number from 1 to 2147483647, found"),
+    "text_config.num_hidden_layers": (10**9, "num_hidden_layers: expected an integer from 1 to 1000, found 10+$"),
+    "vision_config.depth": (10**9, "vision_config.depth: expected an integer from 1 to 1000, found 10+$"),
+    "text_config.hidden_size": (-1, "text_config.hidden_size: expected an integer from 1 to 2147483647, found -1"),
+    "text_config.vocab_size": (10**12, "text_config.vocab_size: expected an integer from 1 to 2147483647, found"),
     "text_config.num_attention_heads": (
         0,
-        "num_attention_heads: expected a whole number from 1 to 2147483647, found 0",
+        "num_attention_heads: expected an integer from 1 to 2147483647, found 0",
     ),
-    "text_config.intermediate_size": ("96", "intermediate_size: expected a whole number .*, found text"),
-    "text_config.head_dim": (True, "head_dim: expected a whole number .*, found True"),
-    "vision_config.patch_size": (0, "vision_config.patch_size: expected a whole number .*, found 0"),
+    "text_config.intermediate_size": ("96", "intermediate_size: expected an integer .*, found text"),
+    "text_config.head_dim": (True, "head_dim: expected an integer .*, found True"),
+    "vision_config.patch_size": (0, "vision_config.patch_size: expected an integer .*, found 0"),
     "vision_config.deepstack_visual_indexes": (9, "transformers cannot build the network: .*deepstack_visual_indexes"),
     "text_config.hidden_act": ("no such", "transformers cannot build the network: .*no such"),
     "text_config.rope_parameters": (3, "transformers cannot build the network: .*rope_parameters"),
@@ -215,5 +215,5 @@ def test_flash_attention_is_refused_where_there_is_none_and_cosmos_takes_the_bes
         config.check_device("cpu")
     model = make(tmp_path)
     assert model.network.config._attn_implementation == "sdpa"
-    assert model.describe_attention() == "sdpa, the best that is available here"
+    assert model.describe_attention() == "sdpa, the best available here"
     assert make(tmp_path / "gpt", decoder("gpt_oss")).network.config._attn_implementation == "eager"

@@ -42,7 +42,7 @@ def test_charts_with_one_value_are_left_out_and_named() -> None:
     series = {"loss": series_of(float), "norms/weight": series_of(lambda step: 141.82, steps=1)}
     drawn, note = drop_single_values(charts([("", series)]))
     assert [chart["id"] for chart in drawn] == ["loss"]
-    assert note == "Charts with a single value so far are not drawn: Norms of the network (Weight 141.8)."
+    assert note == "Charts with a single value so far are not shown: Norms of the network (Weight 141.8)."
     only = charts([("", {"loss": series_of(float, steps=1)})])
     assert drop_single_values(only) == (only, "")  # the first step of a run
 

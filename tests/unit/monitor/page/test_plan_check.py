@@ -92,7 +92,7 @@ def test_what_is_far_from_the_plan_is_marked_with_what_to_look_at(
     assert judged(run)[kind] == (ratio, good)
     told = list(advice(run, plan_checks(run)))
     assert len(told) == (not good)
-    assert all(f"{ratio:.2f} times what was planned: " in line for line in told)
+    assert all(f"{ratio:.2f} times the planned value: " in line for line in told)
     if figures == {"step_seconds": 2.6}:
         assert "waiting for data (25% of a step)" in told[0]
 
@@ -100,7 +100,7 @@ def test_what_is_far_from_the_plan_is_marked_with_what_to_look_at(
 def test_other_tokens_explain_other_seconds(tmp_path: Path) -> None:
     run = run_of(tmp_path, step_seconds=0.5, tokens_per_second=5000)
     seconds, tokens = advice(run, plan_checks(run))
-    assert seconds.endswith("the steps have 0.50 times the planned tokens, for which it would be about 0.5 s to 1 s.")
+    assert seconds.endswith("times the planned tokens, for which about 0.5 s to 1 s would be expected.")
     assert tokens.endswith("memory and seconds are planned for: the most in 8 batches of clips.")
 
 
@@ -116,7 +116,7 @@ def test_a_plan_for_other_gpus_is_not_judged(tmp_path: Path) -> None:
     run = run_of(tmp_path, processes=8)
     assert {good for _, good in judged(run).values()} == {None}
     html = write_page(run.folder).read_text()
-    assert "The plan is that of a run of 2 GPUs, and this one has 8 processes. No figure is judged." in html
+    assert "The plan is for 2 GPUs, but this run has 8 processes. No figure is judged." in html
 
 
 def section_text(run: RunFiles) -> str:

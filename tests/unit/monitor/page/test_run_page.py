@@ -84,8 +84,8 @@ def test_text_of_a_run_stays_text(tmp_path: Path) -> None:
 def test_an_old_folder_says_what_it_lacks(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("trainer: {max_iter: 10}\n")
     write_page(tmp_path)
-    assert "metrics.jsonl : no step has been logged: there are no curves" in text_of(tmp_path, "overview")
-    assert text_of(tmp_path, "curves").startswith("Curves No step has been logged: there are no curves.")
+    assert "metrics.jsonl : no step has been logged, so there are no curves" in text_of(tmp_path, "overview")
+    assert text_of(tmp_path, "curves").startswith("Curves No step has been logged, so there are no curves.")
     assert text_of(tmp_path, "samples") == "Samples No samples have been drawn in this run."
     assert "step 0 of 10" in text_of(tmp_path, "overview")
 
@@ -99,7 +99,7 @@ def test_broken_files_are_named_and_the_rest_is_shown(tmp_path: Path) -> None:
     overview = text_of(folder, "overview")
     for name in ("config.yaml", "status.json", "job_env.yaml"):
         assert f"{name} cannot be read: " in overview
-    assert "messages.jsonl: 1 lines are no JSON and are left out" in overview
+    assert "messages.jsonl: 1 lines that are not JSON are ignored" in overview
     assert "heard" in text_of(folder, "messages")
 
 
@@ -115,7 +115,7 @@ def test_pipes_and_devices_in_the_folder_are_named_and_not_read(tmp_path: Path, 
 
 
 def test_another_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="this is no run folder"):
+    with pytest.raises(UserError, match="not a run folder"):
         write_page(tmp_path)
 
 
@@ -271,7 +271,7 @@ def test_the_counts_of_the_data_say_what_they_count(tmp_path: Path) -> None:
     counts = {"loaded/samples": 1570, "loaded/cache_hit": 1500, "rejected/too_short": 2}
     write_lines(folder / "metrics.jsonl", [{"step": 1, "loss": 1.0, **counts}])
     shown = text_of(folder, "data")
-    assert "Read since the run was last started samples read 1,570 clips taken from the latent cache 1,500" in shown
+    assert "Read since the run was last started samples read 1,570 clips read from the latent cache 1,500" in shown
     assert "Skipped too short 2 A sample counts each time it is read" in shown
 
 
@@ -416,7 +416,7 @@ def test_evaluations_in_the_run_folder_are_shown_with_their_pictures(tmp_path: P
     shown = text_of(folder, "evaluation")
     assert "12 records: ok 11, unparsed 1 · step 24 · raw weights accuracy 0.25 [0.1, 0.5]" in shown
     assert "f1 – " not in shown
-    assert "answers that could not be read 1 accuracy of side left (4) 0.5" in shown
+    assert "answers that could not be parsed 1 accuracy of side left (4) 0.5" in shown
     assert "figure trained untrained adherence 0.75 0 colour 1 0.25" in shown
     assert "figure trained real psnr, dB (higher is better) of 2 samples 20 [19, 21] – " in shown
     html = next(s.html for s in page_of(read_run(folder), PageBudget(folder)).sections if s.name == "evaluation")
@@ -513,9 +513,9 @@ def test_only_pictures_of_the_run_folder_are_shown(room: int, tmp_path: Path, mo
     assert base64.b64encode(secret.read_bytes()).decode() not in html
     assert not re.search(r'src="[^"]*private', html)
     shown = text_of(folder, "samples")
-    assert all(f"{name} lies outside the run folder" in shown for name in names)
+    assert all(f"{name} is outside the run folder" in shown for name in names)
     count = len(names) + len(evaluations.PICTURES)
-    assert f"{count} pictures or videos lie outside the run folder and are not shown" in text_of(folder, "overview")
+    assert f"{count} images or videos are outside the run folder and are not shown" in text_of(folder, "overview")
 
 
 def test_a_comparison_shows_pictures_of_its_run_folders_only(tmp_path: Path) -> None:
@@ -527,4 +527,4 @@ def test_a_comparison_shows_pictures_of_its_run_folders_only(tmp_path: Path) -> 
     html = write_comparison(folders, tmp_path / "compare.html").read_text()
     assert "<img" not in html
     assert base64.b64encode(secret.read_bytes()).decode() not in html
-    assert html.count("pictures or videos lie outside the run folder and are not shown") == 2
+    assert html.count("images or videos are outside the run folder and are not shown") == 2

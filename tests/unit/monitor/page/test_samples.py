@@ -63,7 +63,7 @@ def test_a_real_clip_that_is_missing_or_outside_is_reported(tmp_path: Path) -> N
     assert f"{name} is not there real clip" in text_of(html_of(folder))
     (folder.parent / "private.mp4").write_bytes(b"private")
     real.symlink_to(folder.parent / "private.mp4")
-    assert f"{name} lies outside the run folder real clip" in text_of(html_of(folder))
+    assert f"{name} is outside the run folder real clip" in text_of(html_of(folder))
 
 
 def test_a_comparison_shows_the_real_clip_once(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_held_out_captions_are_labeled_and_explained(tmp_path: Path) -> None:
     text = text_of(html_of(folder))
     assert "Held-out captions belong to validation clips: their samples may stay blurred" in text
     for prompt, label in labels.items():
-        assert f"{prompt} {label} x.mp4 is not there" in text
+        assert f"{prompt} {label} x.mp4 does not exist" in text
 
 
 def test_questions_with_the_same_words_share_one_heading(tmp_path: Path) -> None:

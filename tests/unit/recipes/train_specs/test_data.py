@@ -173,7 +173,7 @@ def test_a_root_of_the_command_line_takes_the_place_of_the_media_of_the_file(
     (root / "a.mp4").touch()
     loaded = read(MEDIA, word)
     assert values(loaded, "dataloader_train.dataset.path", "dataloader_train.dataset.media_root") == [str(root), ""]
-    warned = [warning for warning in loaded.warnings if "has annotations.json and the media" in warning]
+    warned = [warning for warning in loaded.warnings if "contains annotations.json and the media" in warning]
     assert len(warned) == 1  # for media_path and media_root
     loaded = read(MEDIA, word, "custom.dataset.media_path=/data/clips")
     assert values(loaded, "dataloader_train.dataset.media_root") == ["/data/clips"]

@@ -21,10 +21,10 @@ def told(read: Any, name: object) -> str:
 @pytest.mark.parametrize(
     ("name", "network"),
     [
-        ("nvidia/Cosmos-Reason1-7B", "a qwen2_5_vl, taken for the released one"),
-        ("Qwen/Qwen2.5-VL-72B-Instruct", "a qwen2_5_vl, taken for the released one"),
-        ("nvidia/Cosmos-Reason2-8B", "a qwen3_vl, taken for the released one"),
-        ("someone/Reason-7B", "its config.json is not on this machine, so that its network is only known when the run"),
+        ("nvidia/Cosmos-Reason1-7B", "a qwen2_5_vl, assumed to be the released one"),
+        ("Qwen/Qwen2.5-VL-72B-Instruct", "a qwen2_5_vl, assumed to be the released one"),
+        ("nvidia/Cosmos-Reason2-8B", "a qwen3_vl, assumed to be the released one"),
+        ("someone/Reason-7B", "its config.json is not on this machine, so its network is only known when the run"),
     ],
 )
 def test_a_hub_name_that_is_not_on_this_machine(

@@ -87,7 +87,7 @@ def test_the_usual_words_of_the_skill(read: Any, data: Path) -> None:
 
 def test_a_missing_type_means_sft_and_is_said(read: Any) -> None:
     loaded = read(COOKBOOK.replace('type = "sft"\n', ""))
-    assert any("train.train_policy.type is approximated: it is left out, and means sft" in w for w in loaded.warnings)
+    assert any("train.train_policy.type is approximated: it is omitted, which means sft" in w for w in loaded.warnings)
     assert loaded.tree == read(COOKBOOK).tree
     assert not any("train_policy.type" in warning for warning in read(COOKBOOK).warnings)
 
@@ -131,7 +131,7 @@ def test_passes_over_data_that_cannot_be_read_are_refused_and_steps_are_not(read
 @pytest.mark.parametrize(
     ("records", "message"),
     [
-        ("[]", "has 0 records and none that can be used"),
+        ("[]", "has 0 records, but none can be used"),
         ('[{"id": "a", "conversations": 1}]', "none that can be used, the first: "),
         ("{", "JSON"),
     ],

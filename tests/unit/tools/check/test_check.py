@@ -44,14 +44,14 @@ def test_a_run_with_overrides_and_a_part_of_its_data(run_file: Path, capsys: pyt
     assert facts["disk"]["latent_cache"] == 4 * 48 * report["cells"]
     assert facts["disk"]["checkpoints_kept"] * facts["disk"]["checkpoint"] < facts["disk"]["free"]
     assert main(["check", str(run_file), "--sample", "3", "--workers", "0"]) == 0
-    assert "3 of them, evenly spaced, were read as in training" in " ".join(capsys.readouterr().out.split())
+    assert "3 of them, evenly spaced, decoded as in training" in " ".join(capsys.readouterr().out.split())
 
 
 def test_validation_data_that_are_trained_on_are_told(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     facts, code = facts_of(capsys, str(run_file), "--", "trainer.run_validation=true")
     assert (code, facts["overlap"]) == (0, 6)
     assert facts["data"]["val"]["kept"] == 6
-    assert "6 samples of the validation data are trained on, too" in facts["remarks"]
+    assert "6 samples are in both the validation data and the training data" in facts["remarks"]
 
 
 @pytest.mark.parametrize(
@@ -80,8 +80,8 @@ def test_more_processes_than_samples_is_said(run_file: Path, capsys: pytest.Capt
     assert code == 0
     assert facts["data"]["train"]["packs"] == [1] * 6 + [0] * 2
     (remark,) = [remark for remark in facts["remarks"] if "a step takes" in remark]
-    assert "a step takes 2 packs on each process, and an epoch over 6 samples gives 0 to some of 8" in remark
-    assert "What works: at most 1 process, smaller packs" in remark
+    assert "a step takes 2 packs on each process, but an epoch over 6 samples gives only 0 to some of 8" in remark
+    assert "Possible fixes: at most 1 process, smaller packs" in remark
     one_pack = "--", "trainer.grad_accum_iter=1"
     assert facts_of(capsys, str(run_file), "--processes", "2", *one_pack)[1] == 0
     facts, code = facts_of(capsys, str(run_file), "--processes", "2")
@@ -113,8 +113,8 @@ def test_a_family_that_says_nothing_of_its_samples(tmp_path: Path, capsys: pytes
 
 def test_what_is_no_data_set_is_refused(run_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(tmp_path)]) == 2
-    assert "is no run folder and no data set of ours" in capsys.readouterr().err
+    assert "is neither a run folder nor a Worldsmith dataset" in capsys.readouterr().err
     assert main(["check", str(run_file), "--recipe", "moving_shapes"]) == 2
-    assert "--recipe goes with a data set" in capsys.readouterr().err
+    assert "--recipe requires a dataset" in capsys.readouterr().err
     assert main(["check", str(run_file), "--sample", "0"]) == 2
-    assert "argument --sample: expected a whole number from 1 on, found '0'" in capsys.readouterr().err
+    assert "argument --sample: expected an integer of at least 1, found '0'" in capsys.readouterr().err

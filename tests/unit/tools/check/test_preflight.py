@@ -105,7 +105,7 @@ STOPS: dict[str, tuple[Change, str]] = {
     ),
     "c12 d18 one too long ends the run": (
         on(f"{LOADER}.on_overlong", "error", lambda records, _: records[5].update(conversations=LONG)),
-        "dataloader_train.on_overlong is 'error', and 1 samples (16.7%) are longer than the cap: set "
+        "dataloader_train.on_overlong is 'error', but 1 samples (16.7%) exceed the token limit: set "
         "dataloader_train.max_sequence_length to at least 12",
     ),
     "d20 too many broken samples": (lambda records, _: [{**one, "video": "gone.mp4"} for one in records], "are bad"),
@@ -137,7 +137,7 @@ TELLS: dict[str, tuple[Change, Seen]] = {
         lambda train, text: (
             train["notes"] == {"video_fps_disagrees": 4}
             and len(train["said"]["video_fps_disagrees"]) == 4
-            and "chat0 (record 0) states 8.16 frames a second" in train["said"]["video_fps_disagrees"][0]
+            and "chat0 (record 0) states 8.16 fps" in train["said"]["video_fps_disagrees"][0]
             and "video_fps_disagrees 4: chat0 (record 0)" in text
         ),
     ),
@@ -148,7 +148,7 @@ TELLS: dict[str, tuple[Change, Seen]] = {
     ),
     "c11 the same id twice": (
         put(id="chat1"),
-        lambda _, text: "2 of 6 have an id that others have" in text and "record 0 (chat1), record 1 (chat1)" in text,
+        lambda _, text: "2 of 6 have an id that occurs" in text and "record 0 (chat1), record 1 (chat1)" in text,
     ),
     "c11 d24 a medium that is not there": (
         put(video="gone.mp4"),
@@ -162,7 +162,7 @@ TELLS: dict[str, tuple[Change, Seen]] = {
     ),
     "c11 more tags than media": (
         put(conversations=[{"from": "human", "value": "<video> <video>"}, TURNS[1]]),
-        lambda train, _: "the texts hold 2 <video>" in train["left_out"]["bad_record"]["examples"][0]["detail"],
+        lambda train, _: "the texts contain 2 <video>" in train["left_out"]["bad_record"]["examples"][0]["detail"],
     ),
     "c12 some are too long": (
         lambda records, _: records[5].update(conversations=LONG),
@@ -283,7 +283,7 @@ def test_weights_of_the_hub(world: Path, tmp_path: Path, monkeypatch: pytest.Mon
         hub.sizes = {"model.safetensors": 2**60}
         facts, code, text = check(config, headers=True)
         assert code == 2
-        assert "1073741824.00 GiB are to be downloaded, and the disk of the Hugging Face cache" in facts["problems"][0]
+        assert "downloads need 1073741824.00 GiB, but the disk of the Hugging Face cache" in facts["problems"][0]
         hub.gated, hub.asked = {"org/model"}, []
         monkeypatch.setenv("HF_TOKEN", "hf_hidden")
         hub.tokens = {"hf_hidden": set()}
@@ -306,10 +306,10 @@ def test_a_run_that_is_too_large(world: Path, tmp_path: Path, monkeypatch: pytes
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     facts, code, _ = check(config, headers=True)
     assert (code, len(facts["problems"])) == (2, 1)
-    assert "a checkpoint of this run takes" in facts["problems"][0]
-    assert any("on this machine the run does not fit into memory" in remark for remark in facts["remarks"])
+    assert "a checkpoint of this run needs" in facts["problems"][0]
+    assert any("the run does not fit into the memory of this machine" in remark for remark in facts["remarks"])
     monkeypatch.setenv("WORLD_SIZE", "1")
-    assert "on this machine the run does not fit into memory" in check(config, headers=True)[0]["problems"][1]
+    assert "the run does not fit into the memory of this machine" in check(config, headers=True)[0]["problems"][1]
 
 
 @pytest.mark.slow
@@ -323,7 +323,7 @@ def test_a_hub_of_ones_own(world: Path, tmp_path: Path, monkeypatch: pytest.Monk
         for token, code, words in (
             ("hf_good", 0, "org/model is on the hub"),
             ("hf_poor", 2, "the token has no access to it"),
-            ("hf_old", 2, "does not accept the token"),
+            ("hf_old", 2, "rejects the token"),
         ):
             env = {**os.environ, "HF_ENDPOINT": hub.url, "HF_TOKEN": token, "HF_HOME": str(tmp_path / "home")}
             done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
@@ -337,7 +337,7 @@ def test_what_the_machine_has(world: Path, tmp_path: Path) -> None:
     facts, _, text = check(run_of(world, tmp_path, lambda *_: None), headers=True)
     assert 0 < facts["machine"]["needed"] < facts["machine"]["free"]
     assert 0 < facts["disk"]["checkpoint"] * facts["disk"]["checkpoints_kept"] < facts["disk"]["free"]
-    assert "a process holds" in text
+    assert "each process needs" in text
 
 
 SPEC = """
@@ -370,7 +370,8 @@ def test_a_step_that_is_more_than_a_pass_is_told(world: Path, tmp_path: Path) ->
     assert (code, facts["can_start"]) == (0, True)
     assert "note" in text
     assert any(
-        "an epoch over 6 samples gives 2 to some of 1: they see samples twice in one step. What works: "
+        "an epoch over 6 samples gives only 2 to some of 1: they train twice on the same samples within one step. "
+        "Possible fixes: "
         "trainer.grad_accum_iter = 2 or less, smaller packs" in remark
         for remark in facts["remarks"]
     )
@@ -409,7 +410,7 @@ def test_a_spec_of_another_system(world: Path, tmp_path: Path, capsys: pytest.Ca
     assert checked(most, mini=2)[1]["over_cap"] == 0
     code, train, _, remarks = checked(most - 1, batch=3, shards=2)  # one of six is left out: not three for each
     assert (code, len(train["packs"])) == (0, 2)
-    assert any("a step takes 3 packs on each process, and an epoch over" in remark for remark in remarks)
+    assert any("a step takes 3 packs on each process, but an epoch over" in remark for remark in remarks)
     code, train, problems, _ = checked(500, rated=False)
     assert (code, len(problems), train["tokens"]["max"]) == (2, 1, most)
     assert "4 of 4 records with a video state no video_fps, which video_fps = 'require' asks for" in problems[0]
@@ -422,4 +423,4 @@ def test_media_that_lie_one_folder_off(world: Path, tmp_path: Path) -> None:
     (found,) = (one for one in facts["data"]["train"]["flags"] if one["name"] == "media_elsewhere")
     assert (found["count"], found["of"]) == (5, 5)
     assert f"set media_root = '{world / 'data'}'" in found["said"]
-    assert "5 of 5 images and videos that were looked for are not there" in text
+    assert "5 of 5 images and videos were not found" in text

@@ -25,8 +25,8 @@ def test_lines_fit_the_terminal(width: int) -> None:
     assert all(line == line.rstrip() and "\n" not in line for line in lines)
     text = "\n".join(lines)
     assert "truncated      20" in text
-    assert "on 12 further ones 8 to 9 packs each" in text
-    assert "left out     20: 10 samples, and 10 in the records" in text
+    assert "on 12 other processes 8 to 9 packs each" in text
+    assert "left out     20: 10 samples; 10 of the records, before sampling" in text
     assert "pool 98.7%, sequential 90.0%" in " ".join(text.split())
 
 
@@ -38,5 +38,5 @@ def test_an_epoch_over_a_long_run_is_said_where_the_first_one_differs(last: int,
     report.packs, report.steps, report.later_steps = [2], [2.0], [packs_when_full(packs)]
     text = " ".join(" ".join(report_lines(report, width=80, workers=1)).split())
     assert "an epoch 2 packs, 2 steps" in text
-    said = f"over a long run, an epoch is about {later} steps"
+    said = f"over a long run, about {later} steps per epoch"
     assert said in text if later else "over a long run" not in text

@@ -122,11 +122,11 @@ def test_nothing_is_ever_replaced(clips: Path, tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "nowhere.json").symlink_to(tmp_path / "absent")
     (tmp_path / "taken.json.provenance.json").touch()
     for out, words in (
-        (source, "exists, and is not replaced"),
-        (tmp_path / "link.json", "exists, and is not replaced"),
-        (tmp_path / "nowhere.json", "exists, and is not replaced"),
-        (tmp_path / "taken.json", "taken.json.provenance.json exists"),
-        (tmp_path / "no" / "new.json", "there is no folder"),
+        (source, "already exists and is not replaced"),
+        (tmp_path / "link.json", "already exists and is not replaced"),
+        (tmp_path / "nowhere.json", "already exists and is not replaced"),
+        (tmp_path / "taken.json", "taken.json.provenance.json already exists"),
+        (tmp_path / "no" / "new.json", "does not exist"),
         (tmp_path / "new.jsonl", "must end in .json"),
     ):
         assert main(["dataset", "annotate-fps", str(source), "--out", str(out), "--media_root", str(clips)]) == 2

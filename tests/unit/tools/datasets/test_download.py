@@ -43,7 +43,7 @@ def test_a_busy_server_is_asked_again(tmp_path: Path, web: Web) -> None:
     [
         ("/gone", 1, "gone cannot be downloaded: .*404"),
         ("/down", 3, "after 3 attempts: .*500"),
-        ("/cut", 3, "after 3 attempts: 2 of 4 bytes arrived"),
+        ("/cut", 3, "after 3 attempts: received 2 of 4 bytes"),
         ("/empty", 1, "cannot be downloaded: it has 0 bytes"),
     ],
 )
@@ -56,7 +56,7 @@ def test_what_cannot_be_had_leaves_nothing(tmp_path: Path, web: Web, path: str, 
 
 @pytest.mark.parametrize("url", ["file:///etc/hostname", "s3://bucket/a", ""])
 def test_only_the_web_is_read(tmp_path: Path, url: str) -> None:
-    with pytest.raises(UserError, match="is no http or https address"):
+    with pytest.raises(UserError, match="is not an http or https address"):
         download(url, tmp_path / "a")
 
 

@@ -72,7 +72,7 @@ def test_the_command(chats: Path, tmp_path: Path, capsys: Any) -> None:
     command += ["--processor.media.nframes", "4"]
     assert main([*command, "--out", str(tmp_path / "png"), "--frames", "2"]) == 0
     out = capsys.readouterr().out
-    assert "annotations.json: 4 records; left out: no_answer 1" in out
+    assert "annotations.json: 4 records; skipped: no_answer 1" in out
     assert re.search(r"v\.mp4: \d+ tokens, 2 supervised", out)
     assert "<0.1 seconds><|vision_start|><|video_pad|>×6<|vision_end|><0.8 seconds>" in out
     assert "Is it plausible?<|im_end|>\n<|im_start|>assistant\n[[yes<|im_end|>]]" in out
@@ -107,8 +107,8 @@ def test_a_run_shows_what_it_trains_on(chats: Path, tmp_path: Path, capsys: Any)
     [
         ([], "set exactly one"),
         ([MODEL, "--run", "videophy2_nano_tiny"], "set exactly one"),
-        (["--run", "videophy2_nano_tiny", "--dataset.path", "a"], "the run has a dataset of its own"),
-        (["--run", "vision_sft_tiny"], "trains on clips with captions"),
+        (["--run", "videophy2_nano_tiny", "--dataset.path", "a"], "the run already has a dataset"),
+        (["--run", "vision_sft_tiny"], "trains on captioned clips"),
     ],
 )
 def test_what_cannot_be_shown_is_said(words: list[str], message: str, capsys: Any, monkeypatch: Any) -> None:

@@ -88,7 +88,7 @@ def test_other_settings_need_another_folder(tmp_path: Path, web: Web, change: di
     make(tmp_path, web, limit=1)
     before = (tmp_path / "videophy2_train" / "text" / "conversation_0001.json").read_text()
     with pytest.raises(
-        DataError, match=r"was made with other settings \(.*caption_field '' -> 'caption'.*another --out_root"
+        DataError, match=r"was created with other settings \(.*caption_field '' -> 'caption'.*another --out_root"
     ):
         make(tmp_path, web, **change)
     assert (tmp_path / "videophy2_train" / "text" / "conversation_0001.json").read_text() == before
@@ -110,7 +110,7 @@ def test_a_score_of_the_caption_needs_the_caption(tmp_path: Path, web: Web) -> N
 
 
 def test_a_table_without_the_column_is_named(tmp_path: Path, web: Web) -> None:
-    with pytest.raises(DataError, match=r"table\.csv lacks the column dense_caption; it has video_url, pc"):
+    with pytest.raises(DataError, match=r"table\.csv lacks the column dense_caption; its columns: video_url, pc"):
         make(tmp_path, web, caption_field="dense_caption")
 
 
@@ -135,4 +135,4 @@ def test_the_command(tmp_path: Path, web: Web, monkeypatch: pytest.MonkeyPatch, 
     assert {split: fact["records"] for split, fact in facts.items()} == {"train": 1, "test": 1}
     assert (tmp_path / "videophy2_val" / "meta.json").exists()
     assert main(command) == 0
-    assert "1 records, 0 clips new, in" in capsys.readouterr().out
+    assert "1 records, 0 new clips, in" in capsys.readouterr().out

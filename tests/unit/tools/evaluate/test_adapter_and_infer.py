@@ -183,11 +183,11 @@ def test_an_adapter_that_does_not_fit_is_refused(world: Path, capsys: pytest.Cap
         assert evaluate(world, "model", f"out_{name}", "--adapter", str(world / name)) == 2, name
         assert words in capsys.readouterr().err, name
     assert evaluate(world, "adapter", "out_two", "--adapter", str(world / "adapter")) == 2
-    assert "holds adapters too; leave one of them out" in capsys.readouterr().err
+    assert "already contains adapters; omit one of them" in capsys.readouterr().err
     config = json.loads((world / "zero/adapter_config.json").read_text())
     (world / "zero/adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": None}))
     assert evaluate(world, "zero", "out_alone") == 2
-    assert "does not name the model that they belong to; give it with --base" in capsys.readouterr().err
+    assert "does not name their base model; set it with --base" in capsys.readouterr().err
 
 
 def ask(world: Path, *words: str) -> int:
@@ -235,7 +235,7 @@ def test_the_media_may_be_an_archive_with_folders_in_it(
     assert answer["status"] == "ok"
     assert answer["media"][0].endswith("/v/inner/chat0.mp4")
     assert ask(world, "--media", archive, "--kind", "image") == 2
-    assert "v.tar.gz holds no images" in capsys.readouterr().err
+    assert "v.tar.gz contains no images" in capsys.readouterr().err
 
 
 def test_a_question_alone(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -245,7 +245,7 @@ def test_a_question_alone(world: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert answer["status"] == "ok"
     assert ask(world, "--video", str(world / "gone.mp4")) == 2
     assert ask(world, "--media", str(world / "model")) == 2
-    assert "holds no images or videos" in capsys.readouterr().err
+    assert "contains no images or videos" in capsys.readouterr().err
 
 
 def test_a_model_or_an_adapter_that_is_not_finite_answers_nothing(
@@ -258,7 +258,7 @@ def test_a_model_or_an_adapter_that_is_not_finite_answers_nothing(
     save_file(weights, world / "broken/model.safetensors", metadata={"format": "pt"})
     assert main(["infer", str(world / "broken"), "--prompt", "Is it?", "--max-new-tokens", "2"]) == 2
     told = capsys.readouterr().err
-    assert "broken: 1 tensor holds values that are not finite (NaN or infinity): " in told
+    assert "broken: 1 values are not finite (NaN or infinity): " in told
     assert "q_proj.weight" in told
     words = ["--adapter", str(world / "adapter"), "--max-new-tokens", "2"]
     assert main(["infer", str(world / "broken"), "--prompt", "Is it?", *words]) == 2
@@ -278,7 +278,7 @@ def test_an_adapter_of_another_base_is_refused_or_said(
     assert main(["infer", str(world / "model"), "--prompt", "Is it?", *foreign]) == 0
     assert "names the base" not in caplog.text
     assert main(["infer", str(world / "other_base"), "--prompt", "Is it?", *foreign]) == 0
-    assert caplog.text.count(f"names the base {world / 'model'}, and is used on {world / 'other_base'}") == 1
+    assert caplog.text.count(f"names the base {world / 'model'}, but is applied to {world / 'other_base'}") == 1
     ours = Path(shutil.copytree(world / "adapter", world / "recorded"))
     ours.chmod(0o755)
     write_lineage(ours, action="export", settings={}, inputs=[Input("base", world / "model")], outputs=["."])
@@ -290,9 +290,9 @@ def test_an_adapter_of_another_base_is_refused_or_said(
     assert main(["infer", str(world / "other_base"), "--adapter", str(ours), *words]) == 2
     told = capsys.readouterr().err
     assert f"was trained on {world / 'model'} with the fingerprint sha256:" in told
-    assert f"give {ours} as the model with --base {world / 'other_base'}" in told
+    assert f"use {ours} as the model with --base {world / 'other_base'}" in told
     assert main(["infer", str(ours), "--base", str(world / "other_base"), *words]) == 0
-    assert "it is used, as --base says" in caplog.text
+    assert "used nevertheless, because --base names it" in caplog.text
     caplog.clear()
     assert main(["infer", str(ours), *words]) == 0
     write_lineage(copied, action="export", settings={}, inputs=[Input("model", world / "model")], outputs=["."])
@@ -320,7 +320,12 @@ def test_records_that_repeat_or_were_trained_on_are_counted(world: Path, caplog:
         asked = ["--dataset", "LlavaDataset", "--dataset.path", str(world / "asked")]
         assert main(["evaluate", str(world / model), *asked, *HOW, "-o", str(world / f"overlap_{model}")]) == 0
         assert figures(world / f"overlap_{model}")["overlap"] == {"repeated": 2, "in_training_data": 3}
-        assert caplog.text.count("2 of 5 records show and say the same as another one, and count again: 3 are") == 1
+        assert (
+            caplog.text.count(
+                "2 of 5 records have the same text and media as another one and count several times: 3 are"
+            )
+            == 1
+        )
         assert caplog.text.count("3 of 5 records are in the training data of the model") == 1
     caplog.clear()
     assert evaluate(world, "model", "no_overlap") == 0
@@ -330,5 +335,5 @@ def test_records_that_repeat_or_were_trained_on_are_counted(world: Path, caplog:
     (world / "data").rename(world / "data_moved")
     assert main(["evaluate", str(run), *asked, *HOW, "-o", str(world / "overlap_unknown")]) == 0
     (world / "data_moved").rename(world / "data")
-    assert "not compared with the model's training data: " in caplog.text
+    assert "cannot compare the records with the model's training data: " in caplog.text
     assert figures(world / "overlap_unknown")["overlap"]["in_training_data"] is None

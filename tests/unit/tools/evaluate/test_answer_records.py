@@ -131,7 +131,7 @@ def test_no_failure_takes_the_place_of_an_answer(tmp_path: Path) -> None:
     assert saved.read()["a", "other"]["status"] == "gen_error"
     saved.add(answer, "other", number=1, count=2)
     assert "error" not in saved.read()["a", "other"]
-    with pytest.raises(UserError, match="seed was 1 and is 2"):
+    with pytest.raises(UserError, match="seed was 1 and is now 2"):
         saved.begin({"seed": 2}, anew=False)
     saved.begin({"seed": 2}, anew=True)
     assert saved.read() == {}
@@ -174,7 +174,9 @@ def test_records_say_what_is_asked_of_them(tmp_path: Path) -> None:
     assert prepared().kinds == "text"
     with pytest.raises(UserError, match="a record of the kind 'bcq'; metropolis_sgd knows count"):
         prepared(task="metropolis_sgd", task_field="task")
-    with pytest.raises(UserError, match="no record has the field 'category'; there are: conversations, id, task"):
+    with pytest.raises(
+        UserError, match="no record has the field 'category'; available fields: conversations, id, task"
+    ):
         prepared(task="metropolis_sgd")
 
 

@@ -92,7 +92,7 @@ def test_neither_order_nor_dropped_records_change_an_answer(world: Path, alone: 
 def test_shards_are_put_together(world: Path, alone: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of two in one folder the last one writes the results; answers of another machine are copied to them."""
     assert evaluate(world, "shards", "--shard", "0/2") == 0
-    assert "of 8 records are done; the last answer brings the results" in capsys.readouterr().out
+    assert "of 8 records are answered; the results are written after the last one" in capsys.readouterr().out
     assert not (world / "shards/results.json").exists()
     evaluate(world, "machine", "--shard", "1/2")
     shutil.copytree(world / "machine/answers", world / "shards/answers", dirs_exist_ok=True)
@@ -168,7 +168,7 @@ def test_the_same_command_goes_on(world: Path, alone: Path) -> None:
 def test_other_settings_are_refused(world: Path, alone: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(alone, world / "changed")
     assert evaluate(world, "changed", "--repetition-penalty", "1.5") == 2
-    assert "repetition_penalty was 1.0 and is 1.5" in capsys.readouterr().err
+    assert "repetition_penalty was 1.0 and is now 1.5" in capsys.readouterr().err
     assert evaluate(world, "changed", "--repetition-penalty", "1.5", "--force", "--limit", "2") == 0
     assert len(rows_in(world / "changed")) == 2
     assert evaluate(world, "changed", "--force", "--shard", "0/2") == 2
@@ -177,7 +177,7 @@ def test_other_settings_are_refused(world: Path, alone: Path, capsys: pytest.Cap
 
 def test_results_are_not_put_among_the_files_of_the_model(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert evaluate(world, "model/answers") == 2
-    assert "lies in the folder of the model" in capsys.readouterr().err
+    assert "lies inside the model folder" in capsys.readouterr().err
     assert not (world / "model/answers").exists()
 
 
@@ -216,7 +216,9 @@ def test_media_that_were_replaced_are_asked_about_again(
     one.write_bytes(other.read_bytes())
     other.write_bytes(content)
     assert asked()[len(before) :] == ["chat0", "chat3"]
-    assert caplog.text.count("2 records have other text or media than when they were answered: asked again") == 1
+    assert (
+        caplog.text.count("2 records have changed text or media since they were answered: they are answered again") == 1
+    )
     assert asked()[len(before) :] == ["chat0", "chat3"]
 
 
@@ -274,7 +276,10 @@ def test_nothing_to_ask_is_an_error(world: Path, capsys: pytest.CaptureFixture[s
     assert "no record has an answer: {'missing_file': 1}" in capsys.readouterr().err
     assert rows_in(world / "out_gone")[0]["status"] == "prep_error"
     assert evaluate(world, "sliced", "--slices", "weather") == 2
-    assert "no record has the field 'weather'; there are: conversations, id, image, video" in capsys.readouterr().err
+    assert (
+        "no record has the field 'weather'; available fields: conversations, id, image, video"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_flat_spec_of_ten_tables(world: Path) -> None:
@@ -381,7 +386,7 @@ def test_a_plan_says_what_is_opened(world: Path, capsys: pytest.CaptureFixture[s
     said = capsys.readouterr().out
     assert "asked    7 of 8 records" in said
     assert "shard    2 of them, number 1 of 4" in said
-    assert "media    6 files are named, 5 are there; no other file is opened" in said
+    assert "media    6 files are named, 5 exist; no other file is opened" in said
     assert "left out mute: no_answer" in said
     assert "noted    5 of 5 records with a video state no video_fps: the rate of each file is used" in said
     assert not (world / "planned").exists()

@@ -52,7 +52,7 @@ def test_loss_videos_and_metrics(folder: Path, capsys: pytest.CaptureFixture[str
     words = "run --dataset val -o run/own --steps 1 --untrained run --clip clip --videomae videomae --device cpu"
     plan = evaluate(f"{words} --dryrun", capsys)
     assert "data        2 windows of val/video_dataset_file.jsonl" in plan
-    assert "videos      2 of each model, text2video" in plan
+    assert "videos      2 per model, text2video" in plan
     assert not Path("run/own").exists()
     said = evaluate(words, capsys)
     facts = facts_of("run/own")
@@ -68,7 +68,7 @@ def test_loss_videos_and_metrics(folder: Path, capsys: pytest.CaptureFixture[str
         ("loss", "motion", "flicker", "sharpness", "clip_score", "fvd_videomae"), 2
     )
     assert facts["figures"]["clip_score"]["real"]["mean"] > 0
-    reason = "what is generated from text need not look like the clip; --model-mode image2video"
+    reason = "a video generated from text need not look like the clip; use --model-mode image2video"
     assert f"skipped the metric continuation: {reason}" in said
     assert "fvd_videomae: 2 videos are too few" in said
     assert facts["skipped"].keys() == {"continuation"}
@@ -82,7 +82,7 @@ def test_loss_videos_and_metrics(folder: Path, capsys: pytest.CaptureFixture[str
     assert [one["role"] for one in record["inputs"]] == ["model", "dataset"]
     files = times()
     again = evaluate(words, capsys)
-    assert "nothing to do (--force" in again
+    assert "(to measure again: --force" in again
     assert again.splitlines()[1:] == said.splitlines()
     assert times() == files
 
@@ -120,11 +120,9 @@ def test_training_clips_are_pointed_out(
     folder: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     words = "run --dataset data -o out --evaluators loss --device cpu"
-    assert "noted       2 of 2 windows are of clips that are in the training data" in evaluate(
-        f"{words} --dryrun", capsys
-    )
+    assert "noted       2 of 2 windows belong to clips in the training data" in evaluate(f"{words} --dryrun", capsys)
     evaluate(words, capsys)
-    assert "2 of 2 windows are of clips that are in the training data" in caplog.text
+    assert "2 of 2 windows belong to clips in the training data" in caplog.text
     assert facts_of("out")["held_out"]["in_training_data"] == 2
 
 
@@ -134,13 +132,13 @@ def test_an_export_whose_run_is_gone_is_measured_without_the_loss(
     Export.Config(model="run", dtype="float32", out="export").build().run()
     Path("run").rename("moved")
     words = "export --dataset val -o out --steps 1 --max-videos 1 --device cpu"
-    reason = "export does not state its training objective, and no lineage.json leads to the run"
+    reason = "export does not state its training objective, and no lineage.json leads to its training run"
     assert f"loss        {reason}" in evaluate(f"{words} --dryrun", capsys)
     said = evaluate(words, capsys)
     assert f"loss: 1 not measured (trained): {reason}" in said
     assert facts_of("out")["figures"]["motion"]["trained"]["samples"] == 1
     assert reason in evaluate(f"{words} --evaluators loss", capsys, 2)
-    assert "lies in the folder of the model" in evaluate("export --dataset val -o export/out", capsys, 2)
+    assert "lies inside the model folder" in evaluate("export --dataset val -o export/out", capsys, 2)
 
 
 def test_mistakes_are_said_before_anything_is_generated(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,10 +147,13 @@ def test_mistakes_are_said_before_anything_is_generated(folder: Path, capsys: py
         ("--dataset none", "none"),
         ("--dataset val --clip data", "--clip data: config.json is missing. Add --clip FOLDER; `hf download"),
         ("--dataset val --model-mode text2speech", "text2image"),
-        ("--dataset val --prompts p.jsonl", "one of them says what is measured on"),
-        ("-i a.txt --evaluators loss", "the loss is measured on a data set of clips"),
-        ("-i a.txt --model-mode image2video", "samples of files say it themselves"),
-        ("-i a.txt --evaluators fvd", "nothing can be measured: fvd: its weights are not given: add --videomae FOLDER"),
+        ("--dataset val --prompts p.jsonl", "one of them selects what is measured"),
+        ("-i a.txt --evaluators loss", "the loss needs a dataset of clips"),
+        ("-i a.txt --model-mode image2video", "the sample files set them"),
+        (
+            "-i a.txt --evaluators fvd",
+            "no metric can be computed: fvd: its weights are not given: add --videomae FOLDER",
+        ),
         ("--dataset val --evaluators clip", "clip: its weights are not given: add --clip FOLDER; `hf"),
     ):
         for dry in ("", " --dryrun"):

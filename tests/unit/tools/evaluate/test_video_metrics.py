@@ -35,7 +35,7 @@ from worldsmith.tools.evaluate.video_metrics import (
 )
 
 BRACKETS = "in brackets: 95 % interval of the mean over the samples"
-FEW = "of so few samples the interval is too narrow"
+FEW = "the interval is too narrow for so few samples"
 
 
 def clip(level: int, frames: int = 5, height: int = 32) -> Tensor:
@@ -73,7 +73,7 @@ def test_a_video_is_compared_with_the_real_one_after_what_was_given(tmp_path: Pa
     same, other = (made(tmp_path, name, v, tmp_path / "real.mp4") for name, v in (("same", real), ("other", worse)))
     found = values([same, other], "continuation")
     assert found["same"] == {
-        "psnr": "it equals the real one, where PSNR has no bound", "ssim": 1.0, "motion_error": 0.0,
+        "psnr": "it equals the real video, for which PSNR is infinite", "ssim": 1.0, "motion_error": 0.0,
     }  # fmt: skip
     assert found["other"]["psnr"] < 10  # type: ignore[operator]
     assert found["other"]["ssim"] < 0.2  # type: ignore[operator]
@@ -86,7 +86,7 @@ def test_real_videos_that_tell_nothing_are_said(tmp_path: Path) -> None:
     write_mp4(tmp_path / "fast.mp4", clip(40), 16)
     (tmp_path / "broken.mp4").write_bytes(b"none")
     for name, reason in (
-        ("short", "is shorter"), ("fast", "has another rate"), ("broken", "broken.mp4: "), ("", "no real video"),
+        ("short", "is shorter"), ("fast", "has another frame rate"), ("broken", "broken.mp4: "), ("", "no real video"),
     ):  # fmt: skip
         sample = made(tmp_path, "x", clip(40), tmp_path / f"{name}.mp4" if name else None)
         found = values([sample], "continuation")["x"]
@@ -103,7 +103,7 @@ def test_the_real_video_is_named_or_that_which_goes_on(tmp_path: Path) -> None:
     assert find_real(sample({}, "a.mp4", "last"), tmp_path) is None
     assert find_real(sample({}, "a.png"), tmp_path) is find_real(sample({}), tmp_path) is None
     for wrong in ("none.mp4", 3):
-        with pytest.raises(UserError, match=r"x: extra.real must be a video's file, found .*(none.mp4|3)"):
+        with pytest.raises(UserError, match=r"x: extra.real must be a video file, found .*(none.mp4|3)"):
             find_real(sample({"real": wrong}), tmp_path)
 
 
@@ -111,7 +111,7 @@ def test_an_image_does_not_move_and_is_sharp(tmp_path: Path) -> None:
     found = values([made(tmp_path, "x", clip(40, 1))], "motion", "sharpness", "shapes")["x"]
     assert found["motion"] == found["flicker"] == "it is an image"
     assert found["sharpness"] > 0  # type: ignore[operator]
-    assert found["adherence"] == "no notes (extra) of a moving shape"
+    assert found["adherence"] == "no moving-shape annotations (extra)"
 
 
 def test_shapes_are_looked_for_where_the_notes_name_them(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_shapes_are_looked_for_where_the_notes_name_them(tmp_path: Path) -> None
     for notes, expected in (
         ({"colour": colour, "shape": shape, "direction": direction}, 1.0),
         ({"colour": other, "shape": shape, "direction": direction}, 0.0),
-        ({"colour": ["red"], "shape": shape, "direction": direction}, "no notes (extra) of a moving shape"),
+        ({"colour": ["red"], "shape": shape, "direction": direction}, "no moving-shape annotations (extra)"),
     ):
         sample = GeneratedVideo({**form, "extra": notes}, file, 0, None)
         assert values([sample], "shapes")["x"] == {"adherence": expected}
@@ -143,7 +143,7 @@ def test_diversity_is_of_samples_that_differ_in_their_seed_alone(tmp_path: Path)
     videos = [made(tmp_path, name, clip(40), seed=seed) for name, seed in (("c", 0), ("d", 1))]
     other = made(tmp_path, "e", clip(40), seed=0, prompt="another")
     groups = values([*videos, other], "diversity")
-    assert groups == {"c": {"diversity": 0}, "e": {"diversity": "one seed only (num_outputs makes several)"}}
+    assert groups == {"c": {"diversity": 0}, "e": {"diversity": "one seed only (use num_outputs for several)"}}
 
 
 def test_figures_of_models_are_compared_by_pairs() -> None:
@@ -250,7 +250,7 @@ def test_a_video_made_from_text_alone_is_not_compared_with_a_real_one(tmp_path: 
     sample = made(tmp_path, "a", clip(40), tmp_path / "real.mp4", vision_path=None)
     found = values([replace(sample, kept=0)], "continuation")["a"]
     assert found.keys() == {"psnr", "ssim", "motion_error"}
-    assert all("it was generated from text alone" in str(value) for value in found.values())
+    assert all("it was generated from text only" in str(value) for value in found.values())
 
 
 def test_captions_are_held_against_generated_and_real_videos(tmp_path: Path) -> None:

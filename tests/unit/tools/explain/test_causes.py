@@ -152,7 +152,7 @@ def test_a_doubt_is_said_only_where_nothing_else_is_known() -> None:
     assert found(f"{inside}\n{LOST}") == [305]
     assert found(failed.replace("peft/tuners/lora", "shop")) == []
     assert after_text(failed, None) == []
-    assert after_text(f"{failed}\n{OOM}", None)[0].startswith("what this means: The GPU has no room")
+    assert after_text(f"{failed}\n{OOM}", None)[0].startswith("meaning: The GPU has no room")
 
 
 def test_a_library_is_suspected_only_of_what_its_own_frame_raised() -> None:

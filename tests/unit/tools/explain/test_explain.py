@@ -56,7 +56,7 @@ def test_of_a_run_it_reads_the_last_start_and_reckons_with_its_values(run: Path,
     assert first[0] == "GPU out of memory (E28)"
     assert first[1].strip().startswith(f"{run}/logs/rank_00001.log:5, rank 1 (3 times on ranks 0, 1)")
     assert "dataloader_train.max_samples_per_batch=16 (now 32) with trainer.grad_accum_iter=2 (now 1)" in out
-    assert "here: 2 processes (replicate 1, shard 2); packs of at most 32 samples, 1 a step on each process" in out
+    assert "here: 2 processes (replicate 1, shard 2); packs of at most 32 samples, 1 per step on each process" in out
     assert "lora_enabled" not in out  # which is on already
     assert "data_setting" not in out  # which is a reasoner's
     assert "in consequence: another process of the run has ended" in out
@@ -94,7 +94,7 @@ def test_what_is_not_known_is_shown_as_it_is(tmp_path: Path, capsys: pytest.Capt
     log.write_text('Traceback (most recent call last):\n  File "a.py", line 1, in f\n    f()\nmy.OddError: seven\n')
     assert explain(capsys, log).splitlines() == [
         f"{log}:4: my.OddError: seven",
-        "This error is not among those that are known here.",
+        "This error is not known.",
     ]
     log.write_text("all is well\n")
     assert explain(capsys, log) == "No known error in 1 line.\n"
@@ -114,7 +114,7 @@ def test_a_code_is_explained_without_a_log(
     assert (cause["id"], cause["file"], cause["line"], cause["count"]) == (104, None, None, 0)
     assert cause["words"] == ["dataloader_train.num_workers=1"]
     assert main(["explain", "E999"]) == 2
-    assert "there is no error code E999" in capsys.readouterr().err
+    assert "is not an error code999" in capsys.readouterr().err
     (tmp_path / "E104").write_text(f"{OOM}\n")
     assert explain(capsys, "E104").startswith("GPU out of memory")  # a log of that name
 
@@ -138,6 +138,6 @@ def test_the_commands_of_the_guide(
 
 def test_what_is_no_log(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert main(["explain", str(tmp_path / "nothing")]) == 2
-    assert "there is no such log or run folder" in capsys.readouterr().err
+    assert "no such log or run folder" in capsys.readouterr().err
     assert main(["explain", str(tmp_path)]) == 2
-    assert "this is no run folder" in capsys.readouterr().err
+    assert "not a run folder" in capsys.readouterr().err

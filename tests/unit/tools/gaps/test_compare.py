@@ -44,7 +44,7 @@ def test_a_gap_and_its_kind(case: tuple[Any, ...], mode: Mode) -> None:
     row = {"gt": true} if said is NONE else {"response": said, "gt": true}
     wanted = kinds[["exact", "normalized", "yes_no", "letter"].index(mode)]
     if wanted == "-":
-        with pytest.raises(ValueError, match=f"cannot be read as {mode}"):
+        with pytest.raises(ValueError, match=f"cannot be parsed as {mode}"):
             find_gap(row, mode)
         return
     gap = find_gap(row, mode)

@@ -107,8 +107,8 @@ def test_what_else_is_known_of_a_gap(evaluated: Path) -> None:
 def test_the_lines_say_what_is_of_form_only(evaluated: Path) -> None:
     lines = list(config(evaluated).build().run().lines)
     assert lines[-2:] == [
-        "gaps       4 of 5 answers: FN 1, FP 1, format 1, wrong 1",
-        "of form    1: right, and not said as `exact` compares",
+        "failures   4 of 5 answers: FN 1, FP 1, format 1, wrong 1",
+        "format     1: correct, but not in the form that `exact` compares",
     ]
 
 
@@ -124,7 +124,9 @@ def test_without_a_gap_the_columns_stay(evaluated: Path) -> None:
 
 def test_the_modes(evaluated: Path) -> None:
     assert [r["record_id"] for r in find(evaluated, mode="normalized")[0]] == ["b", "d", "e"]
-    with pytest.raises(UserError, match=r"1 rows cannot be compared:\n.*\[4\]: its true answer 'right' cannot be read"):
+    with pytest.raises(
+        UserError, match=r"1 rows cannot be compared:\n.*\[4\]: the ground truth 'right' cannot be parsed"
+    ):
         find(evaluated, mode="yes_no", force=True)
 
 
@@ -199,13 +201,15 @@ def test_records_that_share_an_id(evaluated: Path) -> None:
     write(evaluated / "out" / "zero_shot" / "general" / "results.json", own)
     assert [r["record_id"] for r in find(evaluated, force=True)[0]] == ["x", "x#2"]
     write(evaluated / "out" / "zero_shot" / "general" / "results.json", [{**wrong[0], "question": "Something else?"}])
-    with pytest.raises(UserError, match=r"2 records of .* are called 'x' and show different files"):
+    with pytest.raises(UserError, match=r"2 records of .* have the name 'x' but different files"):
         find(evaluated, force=True)
 
 
 def test_several_results(evaluated: Path) -> None:
     write(evaluated / "out" / "tuned" / "results.json", [row("a", "no", "yes")])
-    with pytest.raises(UserError, match=r"has 2 results\.json; give one as --results-dir, or --merge them:\n.*/tuned/"):
+    with pytest.raises(
+        UserError, match=r"has 2 results\.json; select one with --results-dir, or combine them with --merge:\n.*/tuned/"
+    ):
         find(evaluated)
     rows, facts = find(evaluated, merge=True)
     assert (len(rows), facts["answers"]) == (5, 6)
@@ -252,7 +256,7 @@ def test_places_behind_urls() -> None:
 
 
 def test_a_place_of_another_kind_says_what_it_needs(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"s3://bucket/out: this kind of place needs another package: .*s3fs"):
+    with pytest.raises(UserError, match=r"s3://bucket/out: this type of location needs another package: .*s3fs"):
         FindGaps.Config(results_dir="s3://bucket/out", gaps_parquet=f"{tmp_path}/g.parquet").build().run()
 
 
@@ -287,7 +291,7 @@ def test_what_an_evaluation_has_recorded_need_not_be_given(evaluated: Path) -> N
     inputs = {entry["role"]: entry["record"] for entry in read_lineage(record).inputs}
     assert inputs == {"results": str(folder / "lineage.json"), "dataset": None}
     write(evaluated / "kpi.json", [])
-    with pytest.raises(UserError, match=r"kpi\.json has changed since: it is not what was asked"):
+    with pytest.raises(UserError, match=r"kpi\.json has changed since: it differs from the evaluated file"):
         find(evaluated, kpi_ann_path=None, force=True)
 
 
@@ -296,13 +300,13 @@ def test_results_that_say_what_was_shown_need_no_annotations(evaluated: Path) ->
     write(evaluated / "out" / "zero_shot" / "general" / "results.json", own)
     rows, _ = find(evaluated, kpi_ann_path=None)
     assert [(r["video_id"], r["record_id"]) for r in rows] == [("/clips/a.mp4", "a")]
-    with pytest.raises(UserError, match="which annotations were asked"):
+    with pytest.raises(UserError, match="annotations of the evaluation are unknown"):
         find(evaluated, kpi_ann_path=None, annotations_out=f"{evaluated}/next.json", force=True)
 
 
 def test_nothing_is_replaced_unasked(evaluated: Path) -> None:
     find(evaluated)
-    with pytest.raises(FileExistsError, match=r"gaps\.parquet exists; choose another name, or give --force"):
+    with pytest.raises(FileExistsError, match=r"gaps\.parquet already exists: choose another name, or use --force"):
         find(evaluated)
     find(evaluated, force=True)
 

@@ -51,10 +51,10 @@ def test_the_tree(scores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         f"│       └── model {tmp_path}/run/checkpoints/iter_000000004 "
         f"[{fingerprint(tmp_path / 'run' / 'checkpoints' / 'iter_000000004')[7:15]}]",
         f"│           └── train {tmp_path}/run ",
-        "│               ├── base org/name  <- not on this machine then",
+        "│               ├── base org/name  <- not on this machine at that time",
         f"│               └── dataset {tmp_path}/chats.json [{chats}]",
         f"└── dataset {tmp_path}/chats.json [{chats}]",
-        "nothing is missing or has changed",
+        "inputs are complete and unchanged",
     ]
     assert draw(scores / "results.json")[0] == draw(scores / "lineage.json")[0] == lines, "a file that it wrote"
     monkeypatch.setenv("WORLDSMITH_OUTPUT_ROOT", str(tmp_path))
@@ -78,4 +78,4 @@ def test_the_command(scores: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["lineage", str(tmp_path / "nothing")]) == 2
     assert "RESULT" in capsys.readouterr().err
     assert main(["lineage", str(tmp_path)]) == 2
-    assert "no action has recorded what it was made from" in capsys.readouterr().err
+    assert "its inputs were not recorded" in capsys.readouterr().err

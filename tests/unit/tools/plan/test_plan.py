@@ -86,11 +86,14 @@ def test_a_name_stands_for_no_number_and_no_choice(word: str, capsys: pytest.Cap
     [
         (["vision_sft_nano", "--gpus", "6"], "model.config.parallelism: data_parallel_shard_degree = 8"),
         (["vision_sft_nano", "--gpu", "h10"], "there is no GPU 'h10': did you mean"),
-        (["vision_sft_nano", "--gpus", "0"], "expected a whole number from 1 on, found '0'"),
+        (["vision_sft_nano", "--gpus", "0"], "expected an integer of at least 1, found '0'"),
         (["vision_sft_nan"], "vision_sft_nano"),
         ([], "name one recipe or file"),
-        (["vision_sft_nano", "--fit"], "--fit carries out steps and --quick none: leave one out"),
-        (["vision_sft_nano", "-o", "best.yaml"], "-o names the file for the best setting, which --fit looks for"),
+        (["vision_sft_nano", "--fit"], "--fit simulates steps and --quick does not: omit one of them"),
+        (
+            ["vision_sft_nano", "-o", "best.yaml"],
+            "-o names the file for the best setting, which only --fit searches for",
+        ),
         (["vision_sft_nano", "--json", "--gpu", "h10"], "there is no GPU 'h10': did you mean"),
     ],
 )
@@ -139,7 +142,7 @@ def test_an_interrupted_search_prints_what_it_found(
     assert code == 130
     assert "1. fits" in out
     assert "from a few layers" in out or "worldsmith train cogvideox_2b_tiny" in out
-    assert re.match(r"\d+ of \d+ s of processor time: as it is$", err.splitlines()[0])
+    assert re.match(r"\d+ of \d+ s of CPU time: as it is$", err.splitlines()[0])
 
 
 def test_progress_through_a_pipe_is_a_line_every_few_seconds(capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,7 +150,7 @@ def test_progress_through_a_pipe_is_a_line_every_few_seconds(capsys: pytest.Capt
     for number in range(50):
         progress(f"setting {number}")
     progress.end()
-    assert capsys.readouterr().err == "0 of 60 s of processor time: setting 0\n"
+    assert capsys.readouterr().err == "0 of 60 s of CPU time: setting 0\n"
 
 
 @pytest.mark.slow

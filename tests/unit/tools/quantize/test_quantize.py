@@ -87,7 +87,7 @@ def test_a_bad_result_is_put_aside(world: Path, tmp_path: Path, capsys: pytest.C
     ]
     assert quantize(world, tmp_path / "small", "W4A16", "--group-size", "32", "--method", "gptq", *same) == 1
     said = capsys.readouterr().out
-    assert "the questions are those that it was calibrated with" in said
+    assert "the questions were also used for calibration" in said
     assert said.splitlines()[-1].startswith("REJECTED: accuracy 1.000 before, 0.")
     assert [path.name for path in tmp_path.iterdir()] == ["small.rejected"]
     assert not json.loads((tmp_path / "small.rejected/quantization.json").read_text())["check"]["passed"]
@@ -98,12 +98,12 @@ def test_what_cannot_be_done_is_said_before_anything_is(
 ) -> None:
     model, out = str(world / "model"), ["-o", str(tmp_path / "small")]
     for words, reason in (
-        ([model], "names no data to judge the result by (or give --no-judge); give --questions KIND"),
+        ([model], "states no data to check the result (or use --no-judge): use --questions KIND"),
         ([model, "--no-judge", "--scheme", "NVFP4"], "names no data to observe activations with; give --dataset KIND"),
         ([model, "--no-judge", "--max-sequence-length", "9"], "FP8_DYNAMIC needs no calibration"),
-        ([model, "--no-judge", "--questions", "LlavaDataset"], "nothing is asked"),
+        ([model, "--no-judge", "--questions", "LlavaDataset"], "no questions are answered"),
         ([model, "--no-judge", "--device", "cuda:9"], "CUDA device"),
-        ([model, "--no-judge", "--scheme", "W4A16"], "give --group-size 32"),
+        ([model, "--no-judge", "--scheme", "W4A16"], "use --group-size 32"),
     ):
         assert main(["quantize", *words, *out]) == 2, words
         assert reason in " ".join(capsys.readouterr().err.split()), words
@@ -115,7 +115,7 @@ def test_what_cannot_be_done_is_said_before_anything_is(
     assert main(["quantize", model, "--no-judge", "--dryrun", *out]) == 0
     assert "times smaller than in bfloat16" in capsys.readouterr().out
     assert main(["quantize", model, "--no-judge", *out]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "not judged: the result was asked nothing"
+    assert capsys.readouterr().out.splitlines()[-1] == "not checked: the result has answered no questions"
     for command in ("quantize", "export"):
         assert main([command, str(tmp_path / "small"), "-o", str(tmp_path / "again")]) == 2
         assert "holds quantized weights" in capsys.readouterr().err
@@ -181,7 +181,7 @@ def test_the_record_of_a_quantized_export_is_its_own(
     capsys.readouterr()
     assert main(["lineage", str(tmp_path / "small")]) == 0
     said = capsys.readouterr().out
-    assert [action in said for action in ("quantize ", "export ", "nothing is missing or has changed")] == [True] * 3
+    assert [action in said for action in ("quantize ", "export ", "inputs are complete and unchanged")] == [True] * 3
     assert main(["infer", "--parent", str(tmp_path / "small"), "--prompt", "Is it?", "--max-new-tokens", "2"]) == 0
 
 
@@ -207,5 +207,5 @@ def test_figures_of_both(before: list[Any], after: list[Any], figures: dict[str,
 
 def test_no_answer_is_no_figure() -> None:
     nothing = TimedAnswers([Answer("a", error="unreadable: gone")], 1.0)
-    with pytest.raises(UserError, match="none of the 1 questions could be asked: unreadable: gone"):
+    with pytest.raises(UserError, match="none of the 1 questions could be answered: unreadable: gone"):
         compare_answers([("a", (say("user", "?"), say("assistant", "yes")))], nothing, nothing)

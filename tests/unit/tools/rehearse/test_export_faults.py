@@ -25,8 +25,9 @@ def test_an_export_that_the_librarys_class_does_not_read(
     monkeypatch.setitem(diffusers_keys.ROOT_MODULES, "vae2llm", "proj_into")
     found = rehearse_exports(config).findings
     assert [str(finding) for finding in found] == [
-        "export: diffusers: Cosmos3OmniTransformer looks for proj_in.weight, proj_in.bias, which would not be written",
-        "export: diffusers: Cosmos3OmniTransformer has no place for proj_into.weight, proj_into.bias",
+        "export: diffusers: Cosmos3OmniTransformer expects proj_in.weight, proj_in.bias, "
+        "which the export would not contain",
+        "export: diffusers: unexpected in Cosmos3OmniTransformer: proj_into.weight, proj_into.bias",
     ]
 
 
@@ -43,5 +44,5 @@ def test_adapters_of_layers_that_the_librarys_network_does_not_have(
     monkeypatch.setitem(diffusers_keys.LAYER_MODULES, "self_attn.v_proj", "self_attn.to_values")
     config.model.config.lora_enabled, config.model.config.lora_target_modules = True, "q_proj,v_proj"
     found = [str(finding) for finding in rehearse_exports(config).findings]
-    assert found[-1].startswith("export: adapter: PEFT around Cosmos3OmniTransformer has no place for ")
+    assert found[-1].startswith("export: adapter: unexpected in PEFT around Cosmos3OmniTransformer: ")
     assert "self_attn.to_values.lora_A.weight" in found[-1]

@@ -39,7 +39,7 @@ def test_a_sound_run_has_nothing_that_would_go_wrong(config: Trainer.Config) -> 
     done = rehearse(config, RANKS)
     assert not done.findings
     text = "\n".join(done.lines())
-    assert "4 (replicate 1 × shard 4), rehearsed: all" in text
+    assert "4 (replicate 1 × shard 4), simulated: all" in text
     assert "4 weights, 4 trained" in text
     assert "resume       on 4, 2, 1 ranks" in text
 
@@ -70,7 +70,7 @@ def test_a_rank_that_skips_a_collective(config: Trainer.Config, monkeypatch: pyt
 
     monkeypatch.setattr(ToyTask, "check_gradients", check)
     (found,) = findings(config)
-    assert found.startswith("first step: rank 2 skips 1 collective that rank 0 calls: number ")
+    assert found.startswith("first step: rank 2 skips 1 collective that rank 0 calls: collective ")
     assert "on rank 0 all_reduce (8 bytes, float64, ranks 0-3)" in found
 
 
@@ -88,9 +88,9 @@ def test_a_rank_that_calls_its_collectives_in_another_order(
 
     monkeypatch.setattr(ToyModel, "make_network", make)
     (found,) = findings(config)
-    assert "rank 1 calls its collectives in another order than rank 0: number " in found
+    assert "rank 1 calls its collectives in another order than rank 0: collective " in found
     assert "is all_gather of layers.1 (" in found
-    assert "on rank 0 all_gather of layers.0 (" in found
+    assert "but all_gather of layers.0 (" in found
 
 
 def test_a_key_of_the_checkpoint_that_only_rank_0_has(config: Trainer.Config, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,8 +115,8 @@ def test_two_ranks_that_write_the_same_piece_and_leave_a_hole(
 
     monkeypatch.setattr(fsdp, "make_mesh", wrong)
     found = findings(config)
-    expected = "save: model: net.layers.0.weight: 4 of 16 numbers are written by none of the ranks 0-3; ranks 0 and 1"
-    assert any(line.startswith(f"{expected} want to write the same [0:1, 0:4]") for line in found)
+    expected = "save: model: net.layers.0.weight: 4 of 16 elements are written by none of the ranks 0-3; ranks 0 and 1"
+    assert any(line.startswith(f"{expected} would both write [0:1, 0:4]") for line in found)
 
 
 def test_an_optimizer_state_of_another_shape_when_it_is_read_again(
@@ -130,8 +130,8 @@ def test_an_optimizer_state_of_another_shape_when_it_is_read_again(
 
     monkeypatch.setattr(run_state, "optimizer_state", rows)
     found = findings(config)
-    assert found[0].startswith("resume: on 4 ranks, rank 3: optim: 4 of 12 tensors are of another form: ")
-    assert "state.layers.0.weight.exp_avg: [4] float32 there, [4, 4] float32 wanted" in found[0]
+    assert found[0].startswith("resume: on 4 ranks, rank 3: optim: 4 of 12 tensors have another shape or dtype: ")
+    assert "state.layers.0.weight.exp_avg: expected [4, 4] float32, found [4] float32" in found[0]
 
 
 def test_a_dtype_that_differs_between_ranks(config: Trainer.Config, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +154,7 @@ def test_a_weight_that_is_trained_on_one_rank_and_frozen_on_another(
 
     monkeypatch.setattr(ToyModel, "choose_trained", choose)
     found = findings(config)
-    assert "first step: layers.0.weight, layers.0.bias trained on rank 0 and frozen on rank 1" in found
+    assert "first step: layers.0.weight, layers.0.bias trained on rank 0 but frozen on rank 1" in found
 
 
 def test_a_layer_that_is_called_where_the_data_ask_for_it(
@@ -172,4 +172,4 @@ def test_a_layer_that_is_called_where_the_data_ask_for_it(
     monkeypatch.setattr(ToyModel, "make_network", make)
     found = findings(config)
     assert found[0].startswith("first step: rank 1 skips ")
-    assert "on rank 0 all_gather of layers.1 (" in found[0]
+    assert "but all_gather of layers.1 (" in found[0]

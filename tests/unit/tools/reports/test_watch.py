@@ -101,7 +101,7 @@ def test_only_this_machine_is_answered(server: PageServer) -> None:
 
 
 def test_a_port_that_is_taken_is_said(server: PageServer) -> None:
-    with pytest.raises(UserError, match=rf"port {server.server_port} of 127.0.0.1: .*give another --port"):
+    with pytest.raises(UserError, match=rf"port {server.server_port} of 127.0.0.1: .*choose another --port"):
         PageServer(server.folder, server.server_port)
 
 

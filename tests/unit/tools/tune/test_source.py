@@ -64,7 +64,7 @@ def test_the_folder_of_a_study_is_named_by_the_spec(tmp_path: Path) -> None:
     spec.write_text("train: {epoch: 1}\n")
     assert Source(str(spec)).output_folder() is None
     assert Source("videophy2_nano_tiny").output_folder() is None
-    with pytest.raises(UserError, match="no folder for the study: expected -o DIR, found none"):
+    with pytest.raises(UserError, match="no folder for the study: use -o DIR"):
         _ = Tune.Config(source=str(spec)).build().setup.folder
     assert Tune.Config(source=str(spec), words=["results_dir=a"]).build().setup.folder == Path("a/tune")
     assert Tune.Config(source=str(spec), words=["results_dir=a"], out="b").build().setup.folder == Path("b")
@@ -171,8 +171,8 @@ def test_every_trial_starts_from_the_parent(parent: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--parent", "parent", "checkpoint.load_path=other"], "both say what the run starts from"),
-        (["--parent", "parent", "parent_job_id=other"], "leave one of them out"),
+        (["--parent", "parent", "checkpoint.load_path=other"], "both set the initial weights"),
+        (["--parent", "parent", "parent_job_id=other"], "omit one of them"),
         (["--parent", "parent", "policy.model_name_or_path=a/b"], "both name the model"),
         (["--parent", "gone"], "no run of this name"),
     ],
@@ -203,7 +203,7 @@ def test_a_trial_has_the_processes_that_the_run_asks_for() -> None:
 @pytest.mark.parametrize(
     ("gpus", "words", "message"),
     [
-        (1, [], r"each trial: \[E113\] 2 processes on this machine need as many GPUs, found 1"),
+        (1, [], r"each trial: \[E113\] 2 processes on this machine need one GPU each, found 1"),
         (2, ["--parallel", "2"], "--parallel 2 with 2 processes each: this machine has 2 CUDA devices"),
         (2, [], None),
         (0, ["--parallel", "2"], None),

@@ -149,17 +149,19 @@ def test_a_key_that_a_field_of_the_run_replaces_is_kept(spec: str) -> None:
     found = space(spec, "optimizer.lr=1e-5", search=("trainer.max_iter=5|10",))
     assert not {"train.optm_lr", "train.epoch"} & paths(found)
     assert found.kept == [
-        "train.epoch: trainer.max_iter is given, and counts",
-        "train.optm_lr: optimizer.lr is given, and counts",
+        "train.epoch: trainer.max_iter is given and has precedence",
+        "train.optm_lr: optimizer.lr is given and has precedence",
     ]
-    with pytest.raises(UserError, match=r"--search train.optm_lr=.*: optimizer.lr is given too, and counts; leave one"):
+    with pytest.raises(
+        UserError, match=r"--search train.optm_lr=.*: optimizer.lr is also given and has precedence; omit one"
+    ):
         space(spec, search=("train.optm_lr=1e-6|1e-5", "optimizer.lr=1e-6|1e-5"))
 
 
 def test_a_table_of_rates_is_kept_unless_one_of_them_is_named(spec: str) -> None:
     table = 'train.optm_lr={global: 1e-5, "model.visual": 1e-6}'
     found = space(spec, table)
-    assert found.kept == ["train.optm_lr: its value is no single one; --search train.optm_lr… says what to try"]
+    assert found.kept == ["train.optm_lr: its value is not a single one; give a range with --search train.optm_lr…"]
     named = space(spec, table, search=("train.optm_lr.global=log:1e-6..1e-4",), marked=False)
     (settings,) = draws(named, 1)
     assert Source(spec, [table]).load(as_words(settings)).tree.optimizer.lr == settings["train.optm_lr.global"]
@@ -169,11 +171,11 @@ def test_a_table_of_rates_is_kept_unless_one_of_them_is_named(spec: str) -> None
     ("word", "said"),
     [
         ("train.optm_rl=1..2", "'train' has no key 'optm_rl'; did you mean 'train.optm_lr'"),
-        ("train.epoch=0..3", "must be at least 1, and 0 is not"),
+        ("train.epoch=0..3", "must be at least 1, but the limit 0 is not"),
         ("custom.vision.fbs=1|2", "'custom.vision' has no key 'fbs'; did you mean 'custom.vision.fps'"),
-        ("train.optm_decay_type=cosin|linear", "cosin is none"),
+        ("train.optm_decay_type=cosin|linear", "not cosin"),
         ("optimizer.learn=1..2", "'optimizer' has no key 'learn'"),
-        ("train.output_dir", "has no mark of its own"),
+        ("train.output_dir", "has no range of its own"),
     ],
 )
 def test_a_wrong_word_is_refused_by_name(spec: str, word: str, said: str) -> None:

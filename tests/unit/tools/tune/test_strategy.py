@@ -91,7 +91,7 @@ def test_draws_that_cannot_run_are_left_out_and_counted(space: Space) -> None:
     refused = [draw for plan in found for draw in plan.refused]
     assert refused
     assert all(draw["settings"][LR] < 1e-4 and draw["reason"] == "too slow" for draw in refused)
-    with pytest.raises(UserError, match=r"none of 100 draws can run; the last one, .*: never"):
+    with pytest.raises(UserError, match=r"none of 100 sampled configurations can run; the last one, .*: never"):
         Strategy("min").plan(1, space, [TrialPlan(0).at_work()], {0: {}}, lambda settings: "never")
 
 

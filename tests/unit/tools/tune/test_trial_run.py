@@ -43,7 +43,7 @@ def test_a_process_that_is_killed_says_by_what(tmp_path: Path) -> None:
     assert os.getpgid(run.process.pid) == run.process.pid  # the terminal's Ctrl-C does not reach it
     os.kill(run.process.pid, signal.SIGKILL)
     run.process.wait()
-    assert run.reason() == "killed by SIGKILL, perhaps for want of memory"
+    assert run.reason() == "killed by SIGKILL, perhaps because memory ran out"
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_a_process_that_is_killed_says_by_what(tmp_path: Path) -> None:
         ),
         ("Traceback\n  File x\ntorch.OutOfMemoryError: CUDA out of memory\n", "torch.OutOfMemoryError: CUDA out of"),
         ("step 1\nstep 2\n", "step 2"),
-        ("", "it has said nothing"),
+        ("", "its log is empty"),
     ],
 )
 def test_why_a_run_has_failed_is_read_from_its_log(log: str, why: str) -> None:

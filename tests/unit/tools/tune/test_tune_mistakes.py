@@ -27,15 +27,18 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     ("words", "said"),
     [
         (["--search", "optimizer.rate=1..2"], "--search optimizer.rate=1..2: 'optimizer' has no key 'rate'"),
-        (["--search", "optimizer.lr=2..1"], "the low end 2 is not below the high end 1"),
-        (["--keep", "optimizer.lr"], "there is nothing to search"),
+        (["--search", "optimizer.lr=2..1"], "the lower limit 2 is not below the upper limit 1"),
+        (["--keep", "optimizer.lr"], "no setting to search"),
         (["--trials", "1"], "trials must be at least 2, found 1"),
-        (["--metric", "val/accuracy"], "is less or more of it better? Add --direction min or max"),
+        (
+            ["--metric", "val/accuracy"],
+            "unknown whether smaller or larger values are better. Add --direction min or max",
+        ),
         (["--metric", "accuracy", "--direction", "max"], "needs --evaluate"),
-        (["--evaluate", "dataset=LlavaDataset"], "--evaluate goes with a figure of its own"),
+        (["--evaluate", "dataset=LlavaDataset"], "--evaluate needs a metric of its own"),
         (["trainer.run_validation=false"], "the run does not validate"),
         (["--metric", "val_ema/loss"], "keeps no EMA weights"),
-        (["--pruner", "asha", "trainer.validation_iter=50"], "validates at its end alone"),
+        (["--pruner", "asha", "trainer.validation_iter=50"], "validates only at its end"),
         (["~trainer.callbacks.metrics"], "needs the callback metrics"),
         (["--pruner", "ahsa"], "did you mean 'asha'"),
         (["--trails", "5"], "trails"),
@@ -55,13 +58,13 @@ def test_a_folder_of_another_study_or_of_something_else_is_left_alone(
 ) -> None:
     words = [*RUN, "-o", str(tmp_path)]
     (tmp_path / "thesis.tex").write_text("all of it")
-    assert f"{tmp_path} is not empty and holds no study" in refused(capsys, *words)
+    assert f"{tmp_path} is not empty and contains no study" in refused(capsys, *words)
     (tmp_path / "thesis.tex").unlink()
     about = {"metric": "val/accuracy", "run": {"optimizer.lr": 0.5}}
     (tmp_path / "study.json").write_text(json.dumps(about))
     said = refused(capsys, *words)
-    assert "holds another study" in said
-    assert "metric: 'val/accuracy' there, 'val/loss' now" in said
+    assert "contains another study" in said
+    assert "metric: was 'val/accuracy', is now 'val/loss'" in said
     assert "optimizer.lr: 0.5 there, 1e-06 now" in said
 
 
@@ -87,5 +90,5 @@ def test_two_commands_do_not_work_on_one_study(tmp_path: Path) -> None:
                 with held(tmp_path / "study"):
                     os._exit(0)
             except UserError as error:
-                os._exit(7 if "another `worldsmith tune` works on this study" in str(error) else 1)
+                os._exit(7 if "another `worldsmith tune` is using this study" in str(error) else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

@@ -46,9 +46,9 @@ def write_study(folder: Path, lines: list[dict[str, Any]]) -> tuple[list[str], s
 def test_without_values_there_are_no_charts(tmp_path: Path) -> None:
     charts, text = write_study(tmp_path, [trial(0, "failed", None), trial(1, "pruned", 2.0, **{"optimizer.lr": 1e-4})])
     assert charts == []
-    assert text.count("Not drawn") == 1
+    assert text.count("No chart") == 1
     assert (
-        "Not drawn, because each needs at least 2 complete trials and there are 0: val/loss by trial, "
+        "No chart, because each needs at least 2 completed trials and there are 0: val/loss by trial, "
         "val/loss over scheduler, val/loss over optimizer.lr, all settings." in text
     )
 
@@ -69,5 +69,5 @@ def test_a_setting_that_no_trial_changed_has_no_chart(same: bool, tmp_path: Path
     charts, text = write_study(tmp_path, lines)
     over = [] if same else ["slice optimizer.lr"]
     assert charts == ["history", "slice scheduler", *over, "across"]
-    told = "all complete trials have the same value of the setting: val/loss over optimizer.lr." in text
+    told = "all completed trials have the same value of the setting: val/loss over optimizer.lr." in text
     assert told is same

@@ -21,7 +21,7 @@ class ChatDataset(Configurable, StreamDataset):
         """Type of media in its conversations, for plans without data."""
 
         system_prompt: str = ""
-        """Opens every conversation that has no system turn of its own; "" = none."""
+        """System prompt of conversations without one; "" = none."""
 
         def check_files(self) -> None:
             """Raises DataError when the dataset cannot be read; opens no image or video."""
@@ -83,7 +83,6 @@ def import_datasets(path: str) -> Any:
         import datasets
     except ImportError:
         raise DataError(
-            f"{path} is read with the library 'datasets', which is not installed; "
-            "install it with `pip install 'worldsmith[datasets]'`"
+            f"{path} needs the library 'datasets', which is not installed: `pip install 'worldsmith[datasets]'`"
         ) from None
     return datasets

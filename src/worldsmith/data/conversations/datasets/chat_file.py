@@ -23,11 +23,11 @@ from worldsmith.data.stream.quarantine import Rejection
 
 MAX_FPS = 1000
 LOOKED_AT = 100
-"""Media whose files are looked for; where they all are missing, the others will be."""
+"""Number of media files that are checked; if all of them are missing, the others are assumed missing, too."""
 NO_FPS = "no_video_fps"
 FOLLOWS = {
-    "optional": "state no video_fps: the rate of each file is used",
-    "require": "state no video_fps, which video_fps = 'require' asks for",
+    "optional": "state no video_fps: the frame rate of each file is used",
+    "require": "state no video_fps, which video_fps = 'require' demands",
 }
 
 
@@ -39,7 +39,7 @@ class Entry:
     record: Any
     line: int | None
     number: int
-    """Which record of the file it is, from 0."""
+    """0-based index of the record in the file."""
     files: tuple[str, ...]
     """Files of its images and videos."""
     shows_video: bool
@@ -57,13 +57,15 @@ class ChatFile(ChatDataset):
         path: str = ""
         """The file of the records, or its folder."""
         media_root: str = ""
-        """Folder to which media paths are relative, or its archive (.tar, .tar.gz, .zip); "" = that of the file."""
+        """Folder that media paths are relative to, or its archive (.tar, .tar.gz, .zip); "" = the folder of the
+        file."""
         skip: NotNegative = 0
         """Number of records at the beginning of the file to skip."""
         limit: NotNegative = 0
         """Maximum number of records after them; 0 = all."""
         video_fps: Literal["optional", "require", "probe"] = "optional"
-        """A record's own `video_fps`: used where there is one, required of all, or not used (the video's rate is)."""
+        """Use of a record's own `video_fps`: optional (used if it exists), require, or probe (ignored; the video's
+        frame rate is used)."""
 
         def check_files(self) -> None:
             """Raises DataError also when a record lacks the `video_fps` that is required."""
@@ -131,8 +133,8 @@ class ChatFile(ChatDataset):
     def require_rates(self) -> None:
         for lacks in flag_missing_rates(self) if self.config.video_fps == "require" else ():
             raise DataError(
-                f"{self.name}: {lacks}: {lacks.named}. `worldsmith dataset annotate-fps {self.file} --out NEW` writes "
-                "a file that has it; video_fps = 'optional' or 'probe' reads each video's own rate"
+                f"{self.name}: {lacks}: {lacks.named}. `worldsmith dataset annotate-fps {self.file} --out NEW` "
+                "writes a file that has it; video_fps = 'optional' or 'probe' reads each video's own frame rate"
             )
 
     @classmethod
@@ -201,12 +203,14 @@ class ChatFile(ChatDataset):
     def medium(self, kind: Literal["image", "video"], path: Any, stated_fps: Any = None) -> Part:
         """Returns an image or a video of a record. Raises SampleError: bad_record, remote_path, no_video_fps."""
         if not isinstance(path, str) or not path or "\0" in path:
-            raise SampleError("bad_record", f"the path of the {kind} must be text without NUL, found {path!r}")
+            raise SampleError(
+                "bad_record", f"the path of the {kind} must be text without NUL characters, found {path!r}"
+            )
         if kind == "image" and path.startswith("data:"):
             return Part("image", source=path)
         path = path.removeprefix("file://")
         if "://" in path or path.startswith("data:"):
-            raise SampleError("remote_path", f"'{path[:200]}' is no local {kind}; copy it beside the data set file")
+            raise SampleError("remote_path", f"'{path[:200]}' is not a local {kind}; copy it next to the dataset file")
         fps = self._fps(stated_fps) if kind == "video" else None
         first, *others = (os.path.join(root, path) for root in self.media_roots)
         if others and not os.path.exists(first):
@@ -218,7 +222,9 @@ class ChatFile(ChatDataset):
             return None
         if stated is None:
             if self.config.video_fps == "require":
-                raise SampleError(NO_FPS, "the record has no 'video_fps'; video_fps = 'optional' reads the video's")
+                raise SampleError(
+                    NO_FPS, "the record has no 'video_fps'; video_fps = 'optional' uses that of the video"
+                )
             return None
         if isinstance(stated, bool) or not isinstance(stated, (int, float)) or not 0 < stated <= MAX_FPS:
             raise SampleError("bad_record", f"'video_fps' must be above 0, at most {MAX_FPS}, found {stated!r:.80}")
@@ -258,10 +264,10 @@ def flag_file(dataset: ChatFile) -> Iterator[DataFlag]:
     yield from flag_missing_rates(dataset)
     names = Counter(entry.name for entry in dataset.entries if entry.name)
     repeated = [{"index": entry.number, "key": entry.name} for entry in dataset.entries if names[entry.name] > 1]
-    said = "have an id that others have, too: further uses are called id#2, id#3"
+    said = "have an id that occurs more than once: later ones are named id#2, id#3"
     yield from flag_records("ids_repeated", repeated, dataset.num_records, said)
     unnamed = [{"index": entry.number, "key": entry.key} for entry in dataset.entries if not entry.name]
-    said = "have no id and are called by their place in the file"
+    said = "have no id and are named by their position in the file"
     yield from flag_records("ids_missing", unnamed, dataset.num_records, said)
     yield from flag_media_elsewhere(dataset)
 
@@ -292,7 +298,7 @@ def flag_media_elsewhere(dataset: ChatFile) -> Iterator[DataFlag]:
     if root is not None:
         of = {file: entry for entry in reversed(dataset.entries) for file in entry.files}
         found = [{"index": of[file].number, "key": of[file].key, "detail": file} for file in missing]
-        said = f"images and videos that were looked for are not there, and {root} has them: set media_root = '{root}'"
+        said = f"images and videos were not found, but {root} has them: set media_root = '{root}'"
         yield from flag_records("media_elsewhere", found, len(files), said)
 
 

@@ -14,11 +14,11 @@ from worldsmith.data.json_records import read_list
 from worldsmith.data.stream.errors import DataError, SampleError
 
 TAG = re.compile(r"\n?<(image|video)>\n?")
-"""A place of an image or a video, with the line breaks that set it apart."""
+"""Placeholder of an image or a video, with surrounding line breaks."""
 WRAPPERS = ("annotations", "data", "samples", "items")
 """Possible keys of the list of records if the file is a JSON object."""
 TURNS = "conversations"
-"""The key by which a record is known."""
+"""Key of a record's name."""
 
 
 class LlavaDataset(ChatFile):
@@ -70,7 +70,7 @@ def tagged_turns(conversations: Any, images: Sequence[Part], videos: Sequence[Pa
     for kind, media in waiting.items():
         if tags[kind] != len(media):
             raise SampleError(
-                "bad_record", f"the texts hold {tags[kind]} <{kind}>, the record has {len(media)} {kind}s"
+                "bad_record", f"the texts contain {tags[kind]} <{kind}>, but the record has {len(media)} {kind}s"
             )
     return [Turn("user", tuple(split_at_tags(turn.text, waiting))) if turn.role == "user" else turn for turn in turns]
 
@@ -82,7 +82,7 @@ def show_first(turns: list[Turn], media: Sequence[Part]) -> list[Turn]:
     """
     first = next((number for number, turn in enumerate(turns) if turn.role == "user"), None)
     if first is None:
-        raise SampleError("bad_record", "no turn of the user shows the record's images or videos")
+        raise SampleError("bad_record", "no user turn shows the record's images or videos")
     turns[first] = Turn("user", (*media, *turns[first].parts))
     return turns
 
@@ -97,4 +97,4 @@ def split_at_tags(text: str, waiting: dict[str, list[Part]]) -> Iterator[Part]:
 
 
 def no_parts(kind: Literal["image", "video"], named: Any) -> Part:
-    raise SampleError("bad_record", f"'value' must be text; {kind}s are listed beside the conversation")
+    raise SampleError("bad_record", f"'value' must be text; {kind}s are listed next to the conversation")

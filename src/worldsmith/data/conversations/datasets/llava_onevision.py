@@ -21,7 +21,7 @@ class LlavaOneVision(ChatDataset):
 
     class Config(ChatDataset.Config):
         path: str = "lmms-lab/LLaVA-OneVision-Data"
-        """Repository of the hub, or a local folder of Parquet or Arrow files."""
+        """Hub repository, or a local folder of Parquet or Arrow files."""
         subset: str = "ai2d(gpt4v)"
         """Name of the subset; "" = the only one."""
         split: str = "train"
@@ -29,9 +29,9 @@ class LlavaOneVision(ChatDataset):
         revision: str = ""
         """Commit or tag of the repository; "" = the newest."""
         streaming: bool = False
-        """Read from the hub while training. The loader then needs shuffle = false."""
+        """Stream from the hub during training; requires shuffle = false."""
         limit: NotNegative = 0
-        """Max number of records, from the first; 0: all."""
+        """Use only the first N records; 0: all."""
 
     def __init__(self, config: Config) -> None:
         """Raises DataError when the library is not installed or the dataset cannot be loaded."""
@@ -102,7 +102,7 @@ def load_records(config: LlavaOneVision.Config) -> tuple[Any, int]:
     except (OSError, ValueError, RuntimeError) as error:
         raise DataError(f"{config.path} ({config.subset}, {config.split}) cannot be loaded: {error}") from error
     if not (count or config.limit):
-        raise DataError(f"{config.path} does not say how many records it streams; set dataloader_train.dataset.limit")
+        raise DataError(f"{config.path} does not state how many records it has; set dataloader_train.dataset.limit")
     count = min(count or config.limit, config.limit or count)
     return Streamed(found) if config.streaming else found, count
 

@@ -13,7 +13,7 @@ from worldsmith.data.json_records import parse_json, read_list
 from worldsmith.data.stream.errors import SampleError, read_error
 
 NAMES = {"id": ("id", "name"), "media": ("media", "video"), "conversation": ("conversation", "text")}
-"""The keys of a record, and what they may be called."""
+"""Keys of a record, and their possible names."""
 
 
 class ManifestDataset(ChatFile):
@@ -71,6 +71,7 @@ class ManifestDataset(ChatFile):
         turns = parse_messages(record["conversation"], medium)
         if len(names) != 1:
             raise SampleError(
-                "bad_record", f"the conversation names {len(names)} media ({', '.join(names)}); one is there"
+                "bad_record",
+                f"the conversation refers to {len(names)} media files ({', '.join(names)}), but only one is given",
             )
         return turns

@@ -21,9 +21,9 @@ MEDIA: dict[str, Literal["image", "video"]] = {
     "video_url": "video",
 }
 RESIZED = ("resized_height", "resized_width")
-"""Keys of a part that give the size of an image, or of each frame of a video."""
+"""Keys of a part with the size of an image, or of each frame of a video."""
 UNREAD = ("weight", "tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
-"""Keys of a message that would change what is trained; a message with one of them is rejected."""
+"""Keys of a message that would change what is trained; messages with one of them are rejected."""
 Medium = Callable[[Literal["image", "video"], Any], Part]
 
 
@@ -67,14 +67,14 @@ def message_turns(record: dict[str, Any], open_medium: Callable[..., Part]) -> l
     def medium(kind: Literal["image", "video"], path: Any) -> Part:
         if path is None:
             if not waiting[kind]:
-                raise SampleError("bad_record", f"a part shows a {kind} that neither it nor '{kind}s' names")
+                raise SampleError("bad_record", f"a part shows a {kind} that neither the part nor '{kind}s' names")
             path = waiting[kind].pop(0)
         return open_medium(kind, path, record.get("video_fps"))
 
     turns = parse_messages(record.get("messages"), medium)
     left = {kind: len(paths) for kind, paths in waiting.items() if paths}
     if left:
-        raise SampleError("bad_record", f"no part shows {left} of the line's images or videos")
+        raise SampleError("bad_record", f"no part shows {left} of the record's images or videos")
     return turns
 
 
@@ -107,7 +107,7 @@ def parse_messages(messages: Any, medium: Medium, *, role_key: str = "role", tex
             raise SampleError("bad_record", f"message {number} must be an object, found {abbreviate(message)}")
         unread = [name for name in UNREAD if message.get(name) is not None]
         if unread:
-            raise SampleError("bad_record", f"message {number} has '{unread[0]}', which is not read")
+            raise SampleError("bad_record", f"message {number} has '{unread[0]}', which is not supported")
         parts = parse_content(message.get(text_key), medium, f"'{text_key}' of message {number}")
         turns.append(Turn(role_of(message.get(role_key)), parts))
     return turns
@@ -129,7 +129,7 @@ def parse_part(part: Any, medium: Medium, where: str) -> Part:
     further = sorted(given - {"type", "text", "detail", "image", "video", "image_url", "video_url", *RESIZED})
     if further:
         raise SampleError(
-            "bad_record", f"{where}: '{further[0]}' of a part is not read; limits and rates are set for all"
+            "bad_record", f"{where}: '{further[0]}' of a part is not supported; limits and frame rates are set for all"
         )
     if kind in TEXTS:
         if not isinstance(part.get("text"), str):
@@ -148,7 +148,9 @@ def parse_size(part: dict[str, Any], where: str) -> tuple[int, int] | None:
         return None
     if type(height) is not int or type(width) is not int or min(height, width) < 1:
         found = f"found {abbreviate(height)} and {abbreviate(width)}"
-        raise SampleError("bad_record", f"{where}: {' and '.join(RESIZED)} must both be whole numbers from 1, {found}")
+        raise SampleError(
+            "bad_record", f"{where}: {' and '.join(RESIZED)} must both be integers of at least 1, {found}"
+        )
     return height, width
 
 

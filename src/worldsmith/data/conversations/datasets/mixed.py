@@ -20,14 +20,14 @@ class MixedDataset(ChatDataset):
 
     class Config(ChatDataset.Config):
         datasets: dict[str, ChatDataset.Config] = field(default_factory=dict)
-        """Data sets of any kind by a name, which stands before the keys of their conversations."""
+        """Datasets of any type by name, which is the prefix of the keys of their conversations."""
 
         def check(self) -> None:
             if not self.datasets:
-                raise ValueError("a mixed data set needs at least one data set in `datasets`")
+                raise ValueError("a mixed dataset needs at least one dataset in `datasets`")
             for name, config in self.datasets.items():
                 if isinstance(config, LlavaOneVision.Config) and config.streaming:
-                    raise ValueError(f"datasets.{name}: a streamed data set is not mixed; set its streaming = false")
+                    raise ValueError(f"datasets.{name}: a streamed dataset cannot be mixed; set its streaming = false")
             super().check()
 
         def with_optional_rates(self) -> Self:

@@ -14,7 +14,7 @@ from worldsmith.data.stream.errors import SampleError
 
 SUFFIX = "_benchmark_qa_pairs.json"
 INSTRUCTION = "Give only the letter of the right option."
-"""Ends every question; in our own words, so that scores are not comparable to the published ones to the last digit."""
+"""Ends every question; our own wording, so scores are not exactly comparable to published ones."""
 
 
 class QaPairsDataset(ChatFile):
@@ -54,7 +54,7 @@ class QaPairsDataset(ChatFile):
         answer = pair.get("answer", pair.get("correct_answer"))
         if not isinstance(options, dict) or not isinstance(question, str) or answer not in options:
             raise SampleError(
-                "bad_record", "a question needs 'question', 'index2ans' and an 'answer' that is one of it"
+                "bad_record", "a question needs 'question', 'index2ans' and an 'answer' that 'index2ans' contains"
             )
         lines = [question, *(f"({letter}) {text}" for letter, text in options.items()), INSTRUCTION]
         video = self.medium("video", record.get("video"), record.get("video_fps"))

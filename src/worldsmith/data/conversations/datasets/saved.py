@@ -16,11 +16,11 @@ from worldsmith.data.json_records import parse_json
 from worldsmith.data.stream.errors import DataError, SampleError
 
 MARKS = ("dataset_dict.json", "state.json")
-"""Files of a folder that `save_to_disk` wrote: of several splits, and of one."""
+"""Files of a folder written by `save_to_disk`: with several splits, and with one."""
 FILES = (".parquet", ".arrow", ".jsonl", ".json", ".csv")
 """Files that the library loads records from."""
 STORED = "stored"
-"""Key of what stands in a record for a medium whose bytes are in the dataset."""
+"""Key of a placeholder for an image or a video whose bytes are in the dataset."""
 MEDIA = ("image", "images", "video", "videos")
 
 
@@ -39,7 +39,7 @@ class SavedDataset(ChatFile):
         split: str = ""
         """Splits to read, such as train or train+validation; "" = the only one."""
         subset: str = ""
-        """Name of the subset, for folders that were not written by `save_to_disk`; "" = the only one."""
+        """Name of the subset, for folders not written by `save_to_disk`; "" = the only one."""
 
     config: Config
     file_name = MARKS[0]
@@ -52,8 +52,8 @@ class SavedDataset(ChatFile):
         folder = Path(self.config.path)
         if not self.config.path or not folder.is_dir():
             raise DataError(
-                f"the data set folder '{self.config.path}' does not exist: expected a folder that `save_to_disk` of "
-                "the library 'datasets' wrote. Give its path as dataset.path"
+                f"the dataset folder '{self.config.path}' does not exist: expected a folder written by "
+                "`save_to_disk` of the library 'datasets'. Set its path as dataset.path"
             )
         return folder
 
@@ -107,7 +107,7 @@ class SavedDataset(ChatFile):
         if not isinstance(path, dict) or STORED not in path:
             return super().medium(kind, path, stated_fps)
         if kind == "video":
-            raise SampleError("bad_record", "the bytes of a video are stored in the data set; write them to a file")
+            raise SampleError("bad_record", "the bytes of a video are stored in the dataset; write them to a file")
         number, column, place = path[STORED]
         found = self.rows[number][column]
         return Part("image", source=(found if isinstance(found, list) else [found])[place]["bytes"])
@@ -130,16 +130,14 @@ def load_rows(config: SavedDataset.Config) -> Any:
         else:
             if not any(file.suffix in FILES for file in folder.rglob("*")):
                 raise DataError(
-                    f"{folder} holds no data set: expected a folder that `save_to_disk` wrote, or one of "
+                    f"{folder} contains no dataset: expected a folder written by `save_to_disk`, or one of "
                     f"{', '.join(FILES)} files. Write the conversations as annotations.json"
                 )
             found = datasets.load_dataset(str(folder), config.subset or None)
         if isinstance(found, datasets.DatasetDict):
             found = datasets.concatenate_datasets([found[name] for name in splits_of(config, list(found))])
         elif config.split and str(found.split) != config.split:
-            raise DataError(
-                f"{folder} is saved as one data set without splits: found split '{config.split}'. Leave it out"
-            )
+            raise DataError(f"{folder} is one dataset without splits: found split '{config.split}'. Omit it")
         return undecoded(found, datasets)
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         if isinstance(error, DataError):

@@ -99,7 +99,7 @@ def resized(height: int, width: int, frames: int, counted: int, factor: int, lea
     """
     if max(height, width) > MAX_ASPECT * min(height, width):
         raise SampleError(
-            "extreme_aspect", f"{width}x{height} px; one side may be {MAX_ASPECT} times the other at most"
+            "extreme_aspect", f"{width}x{height} px; the longer side may be at most {MAX_ASPECT} times the shorter one"
         )
     rows, columns = round(height / factor) * factor, round(width / factor) * factor
     if counted * rows * columns > most:

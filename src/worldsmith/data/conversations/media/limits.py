@@ -20,7 +20,7 @@ IMAGE_FILE, VIDEO_FILE, JOINT_FILE = (
 )
 CONFIG_FILE = "config.json"
 BICUBIC = 3
-"""The only resampling that is known here, by its number in PIL."""
+"""The only supported resampling method, by its number in PIL."""
 
 
 logger = logging.getLogger(__name__)
@@ -31,11 +31,12 @@ class VideoStyle:
     """Video preprocessing of a network for which the settings files rely on defaults of transformers classes."""
 
     times_as_text: bool = True
-    """Each time is written as `<1.5 seconds>` before its own frame; else positions give it (`second_per_grid_ts`)."""
+    """Whether each timestamp is written as `<1.5 seconds>` before its frame; otherwise position ids encode it
+    (`second_per_grid_ts`)."""
     per_frame: bool = False
-    """Limits of pixels are those of one frame, not of all frames of a video together."""
+    """Whether pixel limits apply to one frame, not to all frames of a video together."""
     without_file: bool = False
-    """Released folders state only limits of images; videos then have those of qwen-vl-utils."""
+    """Whether released folders state only limits of images; videos then have those of qwen-vl-utils."""
 
 
 QWEN3_VL = VideoStyle()
@@ -52,12 +53,12 @@ class Limits:
     """Sizes in pixels; the patches are those of the vision tower, before `merge` x `merge` of them become a token."""
 
     min_pixels: int
-    """Least rows * columns of an image, or of a frame; of a video times its frames, unless its style is `per_frame`."""
+    """Min rows * columns of an image, or of a frame; for a video times its frames, unless its style is `per_frame`."""
     max_pixels: int
     patch: int
     merge: int
     temporal: int
-    """Frames in a patch."""
+    """Temporal patch size in frames."""
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
@@ -75,7 +76,7 @@ class VideoLimits(Limits):
     min_frames: int
     max_frames: int
     frame_pixels: int | None
-    """Most pixels of a frame; None = no cap."""
+    """Max pixels of a frame; None = no limit."""
     frame_floor: int
     """Min pixels of a frame of a long video."""
     style: VideoStyle
@@ -139,8 +140,8 @@ def cap_of(settings: Mapping[str, Any], stated: Mapping[str, Any], style: VideoS
 def warn_of_defaults(folder: Path) -> None:
     """Warns once per folder that default limits are used."""
     logger.warning(
-        "%s has no %s: frames of videos are scaled as qwen-vl-utils scales them, to 128 to 768 tokens a frame and "
-        "115,200 a video; transformers would take the limits of images for them",
+        "%s has no %s: video frames are scaled as in qwen-vl-utils, to 128 to 768 tokens per frame and 115,200 per "
+        "video; transformers would use the limits of images for them",
         folder, VIDEO_FILE,
     )  # fmt: skip
 
@@ -167,8 +168,8 @@ def read_section(folder: Path, name: str, joint_name: str) -> tuple[dict[str, An
     except UserError as error:
         raise DataError(str(error)) from error
     raise DataError(
-        f"{folder} has no {name} (nor a section {joint_name} in {JOINT_FILE}); without it the sizes of pictures are "
-        "unknown. Copy it from the model's repository"
+        f"{folder} has no {name} (nor a section {joint_name} in {JOINT_FILE}), which sets image sizes. Copy it from "
+        "the model's repository"
     )
 
 
@@ -186,7 +187,7 @@ def common_limits(settings: dict[str, Any], where: str) -> dict[str, Any]:
     }
     missing = [name for name, value in found.items() if not value]
     if missing:
-        raise DataError(f"{where} lacks {', '.join(missing)}; copy the file anew from the model's repository")
+        raise DataError(f"{where} lacks {', '.join(missing)}; copy the file again from the model's repository")
     expected = {
         "resample": BICUBIC,
         "do_resize": True,

@@ -29,7 +29,7 @@ class ImagePlan:
     source: str | bytes
     size: Size
     grid: tuple[int, int, int]
-    """Patches in time, rows and columns."""
+    """Number of patches in time, rows and columns."""
     tokens: int
 
 
@@ -40,17 +40,17 @@ class VideoPlan:
     source: str
     info: VideoInfo
     indices: list[int]
-    """The frames of the file that are used."""
+    """Indices of the used frames."""
     times: list[float]
-    """Seconds from the first frame, one for each row of the grid's time."""
+    """Seconds from the first frame, one per temporal grid step."""
     size: Size
     grid: tuple[int, int, int]
     frame_tokens: int
-    """Tokens of one time."""
+    """Tokens per temporal grid step."""
     seconds: float
     """Seconds between two temporal grid steps, from the mean rate of the selected frames."""
     fps: float | None = None
-    """The rate that took the place of the container's."""
+    """Frame rate that replaced that of the container."""
 
     @property
     def tokens(self) -> int:
@@ -68,23 +68,23 @@ class MediaProcessor(Configurable):
         _alternatives: ClassVar[tuple[tuple[str, ...], ...]] = (("fps", "nframes"),)
 
         fps: Annotated[PositiveFactor, Search(choices=(1.0, 2.0, 3.0), when="nframes=null"), Popular()] | None = None
-        """Frames taken of each second of a video; unset = as the model folder says (2). Not together with nframes."""
+        """Sampled frames per second of video; unset = as in the model folder (2). Cannot be combined with nframes."""
         nframes: Annotated[Count, Search(low=4, high=32, power_of_two=True, when="fps=null"), Popular()] | None = None
-        """Frames taken of every video; a shorter one gives all it has."""
+        """Number of frames sampled from every video; a shorter one contributes all its frames."""
         min_frames: Count | None = None
         """Min sampled frames with fps, if the video has them; unset: as in the model folder (4)."""
         max_frames: Count | None = None
         """Max sampled frames with fps; unset: as in the model folder (768)."""
         min_pixels: Count | None = None
-        """Least pixels of an image or of a frame; unset = as the model folder says."""
+        """Min pixels of an image or of a frame; unset = as in the model folder."""
         max_pixels: Count | None = None
-        """Most pixels of an image or of a frame; unset = as the model folder says."""
+        """Max pixels of an image or of a frame; unset = as in the model folder."""
         total_pixels: Count | None = None
-        """Most pixels of a video, over its frames; a token is 2 of 32 x 32 (28 x 28). Unset = as the folder says."""
+        """Max pixels of a video, over all its frames; a token is 2 of 32 x 32 (28 x 28). Unset = as in the folder."""
         resized_height: Count | None = None
-        """Rows of every image and frame, rounded to what the model takes; their own proportions are not kept."""
+        """Height of every image and frame in pixels, rounded to what the model supports; aspect ratios are not kept."""
         resized_width: Count | None = None
-        """Columns of every image and frame. Set both or neither; they leave no room for limits of pixels."""
+        """Width of every image and frame in pixels. Set both or neither; pixel limits then have no effect."""
         video_limits: Literal["model", "qwen_vl_utils"] = "model"
         """Default limits of videos: `model`: those of the model folder, as in transformers; `qwen_vl_utils`: 128 to 768
         tokens per frame, 115,200 per video, and an even number of frames, as in that package and Cosmos-RL."""
@@ -96,11 +96,11 @@ class MediaProcessor(Configurable):
             for limit in ("min_pixels", "max_pixels", "total_pixels"):
                 if self.resized_height is not None and getattr(self, limit) is not None:
                     why = "all images and frames have the size that is set, whatever the limit"
-                    raise wrong(self, "resized_height", limit, why=why, remedy=f"leave {limit} out")
+                    raise wrong(self, "resized_height", limit, why=why, remedy=f"omit {limit}")
             if self.fps is not None and self.nframes is not None:
-                raise wrong(self, "fps", "nframes", why="both say how many frames are taken", remedy="set one of them")
+                raise wrong(self, "fps", "nframes", why="both set the number of frames", remedy="set one of them")
             if self.nframes is not None and (self.min_frames is not None or self.max_frames is not None):
-                why = "the limits bound what fps asks for; with nframes they have no effect"
+                why = "the limits apply to fps; with nframes they have no effect"
                 raise wrong(self, "min_frames", "max_frames", "nframes", why=why)
             for least, most in (
                 ("min_frames", "max_frames"),
@@ -109,7 +109,7 @@ class MediaProcessor(Configurable):
             ):
                 low, high = getattr(self, least), getattr(self, most)
                 if low is not None and high is not None and low > high:
-                    raise wrong(self, least, most, why="nothing lies between")
+                    raise wrong(self, least, most, why="no value is between them")
 
     def __init__(self, config: Config, *, folder: Path) -> None:
         """Raises DataError when `folder` lacks the preprocessor files."""
@@ -213,7 +213,9 @@ class MediaProcessor(Configurable):
             return [index / (fps or info.fps) for index in indices]
         times = frame_times(path)
         if len(times) <= indices[-1]:
-            raise SampleError("truncated", f"{len(times)} frames have a time; the container states {info.num_frames}")
+            raise SampleError(
+                "truncated", f"{len(times)} frames have a timestamp; the container states {info.num_frames}"
+            )
         return [times[index] for index in indices]
 
     def read(self, plan: ImagePlan | VideoPlan) -> np.ndarray:

@@ -18,7 +18,7 @@ from worldsmith.data.stream.errors import SampleError, read_error
 from worldsmith.data.video_file import VideoInfo, file_status, pick_few
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF")
-"""Accepted image formats; none of them starts another program, as EPS does."""
+"""Accepted image formats; none of them runs another program, as EPS does."""
 TURNED = (5, 6, 7, 8)
 """EXIF orientations that swap height and width."""
 

@@ -19,7 +19,7 @@ OUTPUT, RESULTS, TIMESTAMP, RESUME = "train.output_dir", "results_dir", "train.t
 PROJECT, GROUP, EXPERIMENT = (f"logging.{name}_name" for name in ("project", "group", "experiment"))
 VISION = "custom.vision"
 FALLBACK = {"fps": 1.0, "max_pixels": 81_920}
-"""Settings of videos of the data script of TAO and Cosmos-Reason1."""
+"""Video settings of the data script of TAO and Cosmos-Reason1."""
 LOADERS = ("dataloader_train", "dataloader_val")
 FRAMES = ("fps", "nframes", *BOUNDS, *PIXELS, *RESIZED)
 
@@ -28,9 +28,9 @@ FRAMES = ("fps", "nframes", *BOUNDS, *PIXELS, *RESIZED)
 def kind(t: SpecTranslation) -> None:
     key = "train.train_policy.type"
     if t.get(key) == "sft":
-        t.report(key, "kept", "supervised fine-tuning, which every run here is")
+        t.report(key, "kept", "supervised fine-tuning, as in every run here")
     else:
-        text = "it is left out, and means sft here; there, without a table train_policy, it would mean grpo"
+        text = "it is omitted, which means sft here; in Cosmos-RL without a table train_policy it would mean grpo"
         t.report(key, "approximated", text, warn=True)
 
 
@@ -40,11 +40,11 @@ def tensor_parallelism(t: SpecTranslation) -> None:
     if size > 1:
         shard = t.get("policy.parallelism.dp_shard_size")
         more = f"policy.parallelism.dp_shard_size={shard * size if shard > 0 else -1}"
-        t.refuse(key, f"there is no tensor parallelism here, {size} cannot be had", f"{key}=1 {more}")
+        t.refuse(key, f"tensor parallelism is not supported, found {size}", f"{key}=1 {more}")
     elif t.is_stated(key):
         t.report(key, "kept", "as it is here")
     else:
-        t.report(key, "approximated", "it is left out, and is 1 here; there it would be 2", warn=True)
+        t.report(key, "approximated", "it is omitted, and is 1 here; in Cosmos-RL it would be 2", warn=True)
 
 
 @computed("train.fsdp_offload", "train.activation_offload")
@@ -64,7 +64,7 @@ def offload(t: SpecTranslation) -> None:
     fix = "; ".join(word for word, is_open in others if is_open)
     for key in ("train.fsdp_offload", "train.activation_offload"):
         if t.get(key):
-            t.refuse(key, "nothing is offloaded to host RAM", f"{key}=false; what saves GPU memory instead: {fix}")
+            t.refuse(key, "offloading to host RAM is not supported", f"{key}=false; to save GPU memory instead: {fix}")
         else:
             t.report(key, "kept", "as it is here")
 
@@ -73,7 +73,7 @@ def offload(t: SpecTranslation) -> None:
 def training_clipping(t: SpecTranslation) -> None:
     key, norm = "train.optm_grad_norm_clip", t.get("train.optm_grad_norm_clip")
     most = norm if norm > 0 else 1e30
-    never = "" if norm > 0 else ": it is measured, and never so large"
+    never = "" if norm > 0 else ": it is measured, but has no limit"
     t.assign(key, "trainer.callbacks.grad_clip.clip_norm", most, never)
 
 
@@ -82,7 +82,7 @@ def seeds(t: SpecTranslation) -> None:
     seed = t.get("train.seed")
     t.assign("train.seed", "trainer.seed", 42 if seed is None or seed < 0 else seed)
     if t.get("train.deterministic"):
-        text = "every draw follows from the seed; kernels of a GPU are not restricted"
+        text = "all random numbers depend on the seed; GPU kernels are not made deterministic"
         t.report("train.deterministic", "approximated", text)
     else:
         t.report("train.deterministic", "kept", "as it is here")
@@ -104,12 +104,12 @@ def run_folder(t: SpecTranslation) -> None:
         below = f"{folder or '.'}/{name}"
         t.assign(TIMESTAMP, "job.name", name, f": {OUTPUT} is the run folder itself")
     else:
-        t.report_stated("kept", "the time of the start", TIMESTAMP)
+        t.report_stated("kept", "the start time", TIMESTAMP)
     if folder:
         t.put("job.folder", folder, source=OUTPUT if output else RESULTS)
     where = f"job.folder = {format_value(folder)}; " if folder else ""
-    t.report(OUTPUT, "renamed", f"{where}the run lies in {below}")
-    t.report_stated("renamed" if results else "unneeded", f"the run lies in {below}", RESULTS)
+    t.report(OUTPUT, "renamed", f"{where}the run folder is in {below}")
+    t.report_stated("renamed" if results else "unneeded", f"the run folder is in {below}", RESULTS)
 
 
 @computed(RESUME)
@@ -120,7 +120,7 @@ def resume(t: SpecTranslation) -> None:
         t.put("checkpoint.load_training_state", True, source=RESUME)
         text = (
             f"a new run that continues from checkpoint.load_path = {format_value(value)}, a run or checkpoint of "
-            "Worldsmith; give the weights of a run of Cosmos-RL as policy.model_safetensor_path"
+            "Worldsmith; set the weights of a Cosmos-RL run as policy.model_safetensor_path"
         )
         t.report(RESUME, "approximated", text)
     elif value:
@@ -138,10 +138,12 @@ def names(t: SpecTranslation) -> None:
     for key in (GROUP, EXPERIMENT):
         if key in given:
             t.report(
-                key, "renamed", f"job.group = {format_value('/'.join(given.values()))}; the run's own name is its time"
+                key,
+                "renamed",
+                f"job.group = {format_value('/'.join(given.values()))}; the run's own name is its start time",
             )
         elif t.is_stated(key):
-            t.report(key, "unneeded", "no name is given")
+            t.report(key, "unneeded", "the name is missing")
 
 
 @computed("logging.logger")
@@ -149,7 +151,7 @@ def trackers(t: SpecTranslation) -> None:
     logger = t.get("logging.logger")
     mode = "online" if "wandb" in logger else "disabled"
     rest = [name for name in logger if name != "wandb"]
-    own = f"; {', '.join(rest)}: every run has its console, metrics and page" if rest else ""
+    own = f"; {', '.join(rest)}: every run writes console output, metrics and a report" if rest else ""
     t.assign("logging.logger", "job.wandb_mode", mode, own)
 
 
@@ -159,9 +161,9 @@ def longest(t: SpecTranslation) -> None:
     source, mini = "policy.model_max_length", t.get("train.train_policy.mini_batch")
     longest = t.get(source)
     put_caps(t, "dataloader_train", mini, source)
-    text = f"dataloader_train.max_sample_tokens = {longest}; a longer sample is left out, never cut"
+    text = f"dataloader_train.max_sample_tokens = {longest}; longer samples are skipped, never truncated"
     if mini > 1:
-        text += f"; a pack of {mini} may have {mini * longest} tokens, as there"
+        text += f"; a pack of {mini} may have {mini * longest} tokens, as in Cosmos-RL"
     t.report(source, "renamed", text)
 
 
@@ -170,33 +172,31 @@ def training_frames(t: SpecTranslation) -> None:
     given = {name: t.get(f"{VISION}.{name}") for name in FRAMES if t.get(f"{VISION}.{name}") is not None}
     for name in ("video_start", "video_end"):
         if t.get(f"{VISION}.{name}") is not None:
-            why = "every video is shown from its first frame to its last"
+            why = "every video is used from its first frame to its last"
             t.refuse(f"{VISION}.{name}", why, "cut the clips beforehand")
     drop_overruled(t, f"{VISION}.", given, by_fps="nframes" not in given)
     if "fps" in given and "nframes" in given:
-        why = "fps and nframes both say how many frames are taken"
+        why = "fps and nframes both set the number of frames"
         t.refuse(f"{VISION}.nframes", why, f"~{VISION}.nframes or ~{VISION}.fps")
         return
     put_frames(t, {"video_limits": "qwen_vl_utils"})
     script, default = default_frames(t)
     if not t.is_stated(VISION):
         put_frames(t, default)
-        text = f"left out: {format_value(default)}, as the data script of {script} has it"
+        text = f"omitted: {format_value(default)}, as in the data script of {script}"
         t.report(VISION, "approximated", text, warn=True)
     elif "total_pixels" in default and not given.keys() & {"total_pixels", "resized_height"}:
         put_frames(t, {"total_pixels": default["total_pixels"]})
-        text = (
-            f"left out: dataloader_train.processor.media.total_pixels = {default['total_pixels']}, as {script} has it"
-        )
+        text = f"omitted: dataloader_train.processor.media.total_pixels = {default['total_pixels']}, as in {script}"
         t.report(f"{VISION}.total_pixels", "approximated", text)
     elif "total_pixels" in default and "total_pixels" in given:
-        text = f"kept, where {script} replaces it by {default['total_pixels'] // 2} (0.9 x model_max_length x 1024)"
+        text = f"kept, although {script} replaces it by {default['total_pixels'] // 2} (0.9 x model_max_length x 1024)"
         t.report(VISION, "approximated", text, warn=True)
     if "total_pixels" in given:
         given["total_pixels"] *= 2
     put_frames(t, given)
     for name, value in given.items():
-        text = "; there two frames count once, here each" if name == "total_pixels" else ""
+        text = "; in Cosmos-RL two frames count once, here each" if name == "total_pixels" else ""
         t.report(
             f"{VISION}.{name}", "renamed", f"dataloader_train.processor.media.{name} = {format_value(value)}{text}"
         )
@@ -239,7 +239,7 @@ def readers(t: SpecTranslation) -> None:
         if t.get(workers):
             t.move(ready, f"{loader}.prefetch_factor", "renamed")
         else:
-            t.report_stated("dead", f"{workers} is 0: nobody reads ahead", ready)
+            t.report_stated("dead", f"{workers} is 0: there are no loader workers", ready)
 
 
 def one_of(**names: str) -> Any:
@@ -247,7 +247,7 @@ def one_of(**names: str) -> Any:
 
     def read(value: str) -> str:
         if value not in names:
-            raise ValueError(f"{value} cannot be had here; there are {', '.join(names)}")
+            raise ValueError(f"{value} is not available here; available: {', '.join(names)}")
         return names[value]
 
     return read
@@ -264,7 +264,7 @@ ALIASES = {
     "learning_rate": "train.optm_lr",
     "mini_batch": "train.train_policy.mini_batch",
 }
-"""Short word -> key."""
+"""Short name → key."""
 RL_RULES = read_key_rules("cosmos_rl", "reinforcement_learning")
 FORM = SpecForm(
     "train",

@@ -16,7 +16,7 @@ SCHEME = "hf_model://"
 BACKBONE, FREEZE = "model.config.policy.backbone", "model.config.policy.freeze"
 LR = "train.optm_lr"
 LORA_RULES = read_key_rules("cosmos_rl", "lora")
-"""Rules of the table `policy.lora`, where a spec has it."""
+"""Rules of the table `policy.lora`, if a spec has it."""
 
 
 @computed(NAME, REVISION)
@@ -27,7 +27,7 @@ def trained_model(t: SpecTranslation) -> None:
         return
     bare = name.removeprefix(SCHEME)
     if "://" in bare or (name.startswith(SCHEME) and not re.fullmatch(r"[\w.-]+/[\w.-]+(@[^/]+)?", bare)):
-        t.refuse(NAME, f"'{name}' is no name of a model", f"write {SCHEME}org/name, org/name or a folder")
+        t.refuse(NAME, f"'{name}' is not a model name", f"write {SCHEME}org/name, org/name or a folder")
         return
     if revision:
         bare += f"@{revision}"
@@ -56,7 +56,7 @@ def learning_rates(t: SpecTranslation) -> None:
         if not rates or len(set(rates)) > 1:
             parts = ("model.visual.merger", "model.visual")
             table = ", ".join(f'"{part}" = {rate}' for part, rate in zip(parts, (rates[1:2] or [0]) + rates[:1]))
-            why = "a list has one rate for each part of the model, and which part is which depends on the model"
+            why = "a list has one learning rate per component of the model, and the components depend on the model"
             fix = f"write a table: {LR} = {{global = {rates[-1]}, {table}}}" if rates else "write one number"
             t.refuse(LR, why, fix)
             return
@@ -64,7 +64,9 @@ def learning_rates(t: SpecTranslation) -> None:
     if isinstance(rates, dict):
         if not rates.get("global"):
             t.refuse(
-                LR, "the table has no rate `global` above 0, which is that of all other parameters", f"{LR}.global=1e-6"
+                LR,
+                "the table has no learning rate `global` above 0, which applies to all other parameters",
+                f"{LR}.global=1e-6",
             )
             return
         prefixes = parameter_prefixes(name for name in rates if name != "global")
@@ -72,7 +74,7 @@ def learning_rates(t: SpecTranslation) -> None:
         t.put("optimizer.lr_multipliers", rest, source=LR)
         t.put("optimizer.lr", rates["global"], source=LR)
         text = f"optimizer.lr = {rates['global']}, optimizer.lr_multipliers = {format_value(rest)}"
-        t.report(LR, "approximated", f"{text}; the deepest module of a parameter decides, and each must have some")
+        t.report(LR, "approximated", f"{text}; the deepest module of a parameter is used, and each must have some")
         return
     t.assign(LR, "optimizer.lr", rates)
 
@@ -90,10 +92,10 @@ def parameter_prefixes(modules: Iterable[str]) -> dict[str, str]:
 def trained_weights(t: SpecTranslation) -> None:
     frozen, kept, table = (t.get(f"policy.{name}") for name in ("freeze_pattern", "trainable_pattern", "trainable_map"))
     if frozen and kept:
-        why = "freeze_pattern and trainable_pattern cannot both be given"
+        why = "freeze_pattern and trainable_pattern cannot be combined"
         t.refuse("policy.trainable_pattern", why, "~policy.freeze_pattern or ~policy.trainable_pattern")
     elif kept and t.get("policy.lora") is not None and not all("lora_" in pattern for pattern in kept):
-        why = "next to adapters all weights are frozen: expected patterns that contain lora_, which choose among them"
+        why = "next to adapters all weights are frozen: expected patterns that contain lora_, which select among them"
         t.refuse("policy.trainable_pattern", why, "~policy.trainable_pattern, or ~policy.lora")
     else:
         t.move("policy.freeze_pattern", f"{FREEZE}.frozen_params", "renamed")
@@ -101,7 +103,7 @@ def trained_weights(t: SpecTranslation) -> None:
     if table:
         names = [re.escape(name) for name, on in table.items() if on] or ["…"]
         fix = f"policy.trainable_pattern={format_value(names)}"
-        t.refuse("policy.trainable_map", "modules by name are not looked up here", fix)
+        t.refuse("policy.trainable_map", "modules cannot be selected by name here", fix)
 
 
 @computed("policy.lora")
@@ -114,7 +116,7 @@ def adapters(t: SpecTranslation) -> None:
     rank, alpha = t.get("policy.lora.r"), t.get("policy.lora.lora_alpha")
     scale = "lora_alpha"
     if t.get("policy.lora.use_rslora"):
-        alpha, scale = alpha * math.sqrt(rank), "lora_alpha x sqrt(r), which is what use_rslora means"
+        alpha, scale = alpha * math.sqrt(rank), "lora_alpha x sqrt(r), as use_rslora defines"
     if alpha <= 0:
         t.refuse("policy.lora.lora_alpha", f"expected a number above 0, found {alpha:g}", "policy.lora.lora_alpha=8")
     else:
@@ -132,8 +134,8 @@ def put_targets(t: SpecTranslation) -> None:
     key, to = "policy.lora.target_modules", "model.config.lora_target_modules"
     targets = t.get(key)
     if not targets or (isinstance(targets, str) and targets != "all-linear"):
-        t.refuse(key, "it names the layers that get an adapter", f"{key}=[q_proj,v_proj], or {key}=all-linear")
+        t.refuse(key, "it names the layers with adapters", f"{key}=[q_proj,v_proj], or {key}=all-linear")
     elif targets == "all-linear" or targets == ["all-linear"]:
-        t.assign(key, to, "all-linear", ": all linear layers but the language head")
+        t.assign(key, to, "all-linear", ": all linear layers except the language head")
     else:
-        t.assign(key, to, ",".join(dict.fromkeys(targets)), "; whole names, where parts would do there")
+        t.assign(key, to, ",".join(dict.fromkeys(targets)), "; complete names, whereas Cosmos-RL also accepts parts")

@@ -25,9 +25,9 @@ HELD_OUT = 0.1
 SAVED = "SavedDataset"
 MANIFEST = "ManifestDataset"
 FORMS = ("annotation_path", "path", "dataset_root")
-"""Keys of a table of files, one for each layout: LLaVA annotations, a saved dataset, a folder with a manifest."""
+"""Keys of a table of files, one per layout: LLaVA annotations, a saved dataset, a folder with a manifest."""
 MEDIA = ("media_path", "media_root")
-"""The two names of the media folder."""
+"""Both names of the media folder."""
 FIELDS = ("name", "subset", "revision", "split", "test_size", "local_dir")
 
 
@@ -40,14 +40,14 @@ FIELDS = ("name", "subset", "revision", "split", "test_size", "local_dir")
 def data_sets(t: SpecTranslation) -> None:
     key = TRAIN if t.get(TRAIN) is not None or t.get(OLD) is None else OLD
     if t.get(TRAIN) is not None and t.get(OLD) is not None:
-        t.refuse(OLD, f"{TRAIN} is given too", f"~{OLD}")
+        t.refuse(OLD, f"{TRAIN} is also given", f"~{OLD}")
     if is_named(t, key):
         put_files(t, key, "dataloader_train")
-        report_unused_names(t, NAMES, f"the data is that of {key}")
+        report_unused_names(t, NAMES, f"the data comes from {key}")
     elif t.get(f"{NAMES}.name") or t.get(f"{NAMES}.local_dir"):
         put_named(t, NAMES, "dataloader_train")
     else:
-        t.refuse(f"{TRAIN}.annotation_path", "no data is named", ADVICE)
+        t.refuse(f"{TRAIN}.annotation_path", "no data is set", ADVICE)
     put_validation(t)
 
 
@@ -70,7 +70,9 @@ def put_files(t: SpecTranslation, key: str, loader: str) -> None:
     source, to = f"{key}.{forms[0]}", f"{loader}.dataset"
     given = t.get(source).removeprefix("file://")
     if given.lower().endswith(ARCHIVES):
-        t.refuse(source, "records are not read from an archive; media are", f"unpack it: {source}=FILE_OR_FOLDER")
+        t.refuse(
+            source, "records cannot be read from an archive, only media can", f"unpack it: {source}=FILE_OR_FOLDER"
+        )
         return
     if not put_media(t, key, to):
         return
@@ -87,8 +89,8 @@ def put_files(t: SpecTranslation, key: str, loader: str) -> None:
         t.report_stated("renamed", f"part of {to}.path", f"{key}.meta_file")
     if forms[0] != "dataset_root":
         t.report_stated("unneeded", f"it belongs to {key}.dataset_root", f"{key}.meta_file")
-    t.report_stated("unneeded", f"{source} names the data", *(f"{key}.{form}" for form in FORMS if form != forms[0]))
-    t.report_stated("kept", "answers are what is learned here", f"{key}.response_mode")
+    t.report_stated("unneeded", f"{source} sets the data", *(f"{key}.{form}" for form in FORMS if form != forms[0]))
+    t.report_stated("kept", "the loss is computed on answers only", f"{key}.response_mode")
     put_column(t, forms[0])
     put_prompt(t, key, to)
 
@@ -97,8 +99,8 @@ def put_annotations(t: SpecTranslation, key: str, to: str, given: str) -> None:
     """LLaVA annotations; the data hook of TAO requires the rate of every video, the older hooks do not read it."""
     source, policy = f"{key}.annotation_path", "optional" if key == OLD else "require"
     t.put(f"{to}.video_fps", policy, source=source)
-    rule = f"a video's record must have video_fps, or say -- {to}.video_fps=optional"
-    rule = rule if policy == "require" else "video_fps of a record is used where it is stated, else the video's own"
+    rule = f"records with a video must have video_fps, or add -- {to}.video_fps=optional"
+    rule = rule if policy == "require" else "video_fps of a record is used if it exists, otherwise the video's own"
     t.assign(source, f"{to}.path", given, f"; {rule}")
 
 
@@ -109,18 +111,18 @@ def put_media(t: SpecTranslation, key: str, to: str) -> bool:
     if words:
         for name in [name for name in files if name not in words]:
             if t.is_stated(f"{key}.{name}") and files[name]:
-                t.report(f"{key}.{name}", "unneeded", f"{key}.{words[0]} of the command line takes its place")
+                t.report(f"{key}.{name}", "unneeded", f"{key}.{words[0]} of the command line replaces it")
             del files[name]
     elif t.spec.is_word(f"{key}.annotation_path") and holds_media(root := t.get(f"{key}.annotation_path")):
         others = [name for name, value in files.items() if value and not is_same_folder(value, root)]
         for name in others:
-            text = f"{format_value(root)} of the command line has annotations.json and the media"
-            hint = f"{text}; give {key}.{name}=FOLDER if they are elsewhere"
+            text = f"{format_value(root)} of the command line contains annotations.json and the media"
+            hint = f"{text}; set {key}.{name}=FOLDER if they are elsewhere"
             t.report(f"{key}.{name}", "unneeded", hint, warn=name == others[0])
             del files[name]
     first, second = (files.get(name) for name in MEDIA)
     if first and second and first != second:
-        t.refuse(f"{key}.media_root", "media_path says something else", f"~{key}.media_root or ~{key}.media_path")
+        t.refuse(f"{key}.media_root", "media_path has another value", f"~{key}.media_root or ~{key}.media_path")
         return False
     for name, value in files.items():
         if value:
@@ -154,7 +156,7 @@ def put_column(t: SpecTranslation, form: str) -> None:
     if form == "path":
         t.report(COLUMN, "renamed", f"dataloader_train.dataset.column = {format_value(t.get(COLUMN))}")
     else:
-        t.report(COLUMN, "unneeded", "annotations hold it under `conversations`, there as here")
+        t.report(COLUMN, "unneeded", "annotations store it under `conversations`, as in Cosmos-RL")
 
 
 def put_named(t: SpecTranslation, key: str, loader: str) -> None:
@@ -164,7 +166,7 @@ def put_named(t: SpecTranslation, key: str, loader: str) -> None:
     if refuse_remote(t, source):
         return
     if not os.path.isdir(folder):
-        why, fix = f"'{folder}' is no folder here, and a run downloads no data set", ADVICE
+        why, fix = f"'{folder}' is not a folder on this machine, and runs do not download datasets", ADVICE
         if re.fullmatch(r"[\w.-]+/[\w.-]+", folder):
             download = f"hf download {folder} --repo-type dataset --local-dir FOLDER"
             fix = f"{download}, then {key}.name=FOLDER; or {ADVICE}"
@@ -198,7 +200,7 @@ def put_prompt(t: SpecTranslation, key: str, to: str) -> None:
         if number == 0:
             t.assign(name, f"{to}.system_prompt", t.get(name))
         elif t.get(name) != t.get(given[0]):
-            t.refuse(name, f"{given[0]} gives another prompt", f"~{name} or ~{given[0]}")
+            t.refuse(name, f"{given[0]} sets another prompt", f"~{name} or ~{given[0]}")
         elif key != VAL:
             t.report(name, "kept", f"the same as {given[0]}")
 
@@ -209,18 +211,18 @@ def put_validation(t: SpecTranslation) -> None:
     named = f"{VAL_NAMES}.name" if t.get(f"{VAL_NAMES}.name") else f"{VAL_NAMES}.local_dir"
     if not enabled:
         unused = (VAL, VAL_NAMES, "validation.val_before_train", "validation.batch_size", TEST_SIZE)
-        t.report_stated("unneeded", "validation.enable is false: nothing is measured", *unused)
+        t.report_stated("unneeded", "validation.enable is false: no validation", *unused)
         return
     if is_named(t, VAL):
         put_files(t, VAL, "dataloader_val")
-        report_unused_names(t, VAL_NAMES, f"the data is that of {VAL}")
+        report_unused_names(t, VAL_NAMES, f"the data comes from {VAL}")
     elif t.get(named):
         put_named(t, VAL_NAMES, "dataloader_val")
     else:
         hold_out(t)
-        report_unused_names(t, VAL_NAMES, "no data set is named")
+        report_unused_names(t, VAL_NAMES, "no dataset is named")
     if is_named(t, VAL) or t.get(named):
-        t.report_stated("unneeded", "there is data to validate on, and nothing is held out", TEST_SIZE)
+        t.report_stated("unneeded", "there is validation data, so no records are held out", TEST_SIZE)
     t.move("validation.val_before_train", "trainer.run_validation_on_start", "renamed")
     size, source = t.get("validation.batch_size"), "validation.batch_size"
     if size is None:
@@ -242,7 +244,7 @@ def hold_out(t: SpecTranslation) -> None:
     size, train = t.get(TEST_SIZE), t.data.get("dataloader_train", {}).get("dataset", {})
     ways = f"{VAL}.annotation_path=FILE, or validation.enable=false"
     if size is not None and size == 0:
-        why = f"there is no data to validate on: {VAL} names none, and {TEST_SIZE} = 0 holds nothing out"
+        why = f"there is no validation data: {VAL} names none, and {TEST_SIZE} = 0 holds out none"
         t.refuse("validation.enable", why, f"{TEST_SIZE}={HELD_OUT}, or {ways}")
         return
     if not train.get("path"):
@@ -250,20 +252,20 @@ def hold_out(t: SpecTranslation) -> None:
     try:
         records, _ = count_records(train)
     except (ValueError, OSError) as error:
-        t.refuse("validation.enable", f"the records to hold out some of cannot be counted: {error}", ways)
+        t.refuse("validation.enable", f"the records cannot be counted, so none can be held out: {error}", ways)
         return
     asked = HELD_OUT if size is None else size
     count = max(min(int(records * asked) if isinstance(asked, float) else asked, records - 1), 1)
     if records < 2:
-        t.refuse("validation.enable", "of a single record none can be held out for validation", ways)
+        t.refuse("validation.enable", "a single record cannot be held out for validation", ways)
         return
     source = TEST_SIZE if t.is_stated(TEST_SIZE) else "validation.enable"
     for name, value in train.items():
         t.put(f"dataloader_val.dataset.{name}", value, source=source)
     t.put("dataloader_val.dataset.limit", count, source=source)
     t.put("dataloader_train.dataset.skip", count, source=source)
-    usual = "" if size is not None else f": no size is given, and {HELD_OUT:.0%} is the default there"
-    text = f"held out {count} of {records} records for validation, the first ones{usual}; none of them is trained on"
+    usual = "" if size is not None else f": no size is given, and {HELD_OUT:.0%} is the default in Cosmos-RL"
+    text = f"held out {count} of {records} records for validation, the first ones{usual}; they are not trained on"
     t.report(TEST_SIZE, "renamed", text, warn=True)
 
 
@@ -287,5 +289,5 @@ def count_records(dataset: dict[str, Any]) -> tuple[int, int]:
         raise ValueError(str(error)) from error
     if not len(found):
         why = f", the first: {found.rejections[0].detail}" if found.rejections else ""
-        raise ValueError(f"{found.name} has {found.num_records} records and none that can be used{why}")
+        raise ValueError(f"{found.name} has {found.num_records} records, but none can be used{why}")
     return found.num_records, len(found)

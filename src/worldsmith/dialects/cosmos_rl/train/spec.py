@@ -15,17 +15,17 @@ Degree = Annotated[int, Range(ge=1, also=-1)]
 
 class Parallelism(Config):
     n_init_replicas: Count = 1
-    """Copies of the whole run."""
+    """Number of replicas of the complete run."""
     tp_size: Count = 1
-    """Tensor parallelism, which there is none of here; left out, it is 2 in Cosmos-RL."""
+    """Tensor parallelism, which is not supported; if omitted, it is 2 in Cosmos-RL."""
     cp_size: Count = 1
     """Context parallelism."""
     ep_size: Count = 1
     """Expert parallelism."""
     dp_shard_size: Annotated[Degree, Popular()] = 1
-    """Processes among which the weights are cut; -1: all that are left."""
+    """Sharding (FSDP) degree; -1: all remaining processes."""
     dp_replicate_size: Annotated[Count, Popular()] = 1
-    """Copies of these."""
+    """Number of replicas of the sharded groups."""
     pp_size: Count = 1
     """Pipeline parallelism."""
     pp_dynamic_shape: bool = False
@@ -40,21 +40,21 @@ class Parallelism(Config):
 
 class Lora(Config):
     r: Annotated[Count, Search(low=4, high=256, power_of_two=True, on=True), Popular()] = 8
-    """Rank of the adapters."""
+    """LoRA rank."""
     lora_alpha: Annotated[Factor, Search(choices=(1, 2, 4), ratio_of="policy.lora.r", on=True), Popular()] = 8.0
-    """Scale of the adapters; their effect is lora_alpha / r."""
+    """LoRA alpha: adapters are scaled by lora_alpha / r."""
     lora_dropout: Annotated[DropoutRate, Search(low=0.0, high=0.1, on=True)] = 0.0
     """Fraction of the adapters' input elements that dropout sets to zero in training."""
     target_modules: list[str] | str | None = None
     """Layers that get an adapter, or all-linear."""
     modules_to_save: list[str] | None = None
-    """Modules that are trained whole."""
+    """Modules that are fully trained."""
     use_rslora: bool = False
-    """Divide by the root of the rank."""
+    """Divide by the square root of the rank (rsLoRA)."""
     init_lora_weights: bool | str = True
-    """First values of the adapters."""
+    """Initialization of the adapters."""
     alpha_pattern: dict[str, float] | None = None
-    """Other scales by name."""
+    """Other LoRA alphas by name."""
     r_pattern: dict[str, int] | None = None
     """Other ranks by name."""
     lora_names: list[str] = field(default_factory=lambda: ["default"])
@@ -62,7 +62,7 @@ class Lora(Config):
     lora_path: str | None = None
     """Adapters to start from."""
     primary_adapter: str | None = None
-    """The adapter that is trained."""
+    """Adapter that is trained."""
 
 
 class Policy(Config):
@@ -71,23 +71,23 @@ class Policy(Config):
     )
     """The model: hub name, hf_model://org/name, or folder."""
     model_safetensor_path: str | None = None
-    """Weights in place of the model's own."""
+    """Weights that replace the model's own."""
     model_revision: str | None = None
-    """Version of the repository on the hub."""
+    """Revision of the hub repository."""
     model_max_length: Annotated[Count, Example(40960), Popular()] = 4096
-    """Tokens of a sample at most."""
+    """Max tokens of a sample."""
     model_gradient_checkpointing: bool = True
-    """Recompute activations in the backward pass."""
+    """Gradient checkpointing."""
     is_diffusers: bool = False
     """A generator, not a reasoner."""
     parallelism: Parallelism = field(default_factory=Parallelism)
     """Parallelism degrees."""
     lora: Lora | None = None
-    """Adapters; without this table all weights are trained."""
+    """LoRA adapters; without this table all weights are trained."""
     freeze_pattern: list[str] | None = None
-    """Regular expressions: what fits one is frozen."""
+    """Regular expressions: matching parameters are frozen."""
     trainable_pattern: list[str] | None = None
-    """Regular expressions: what fits none is frozen."""
+    """Regular expressions: parameters that match none are frozen."""
     trainable_map: dict[str, bool] | None = None
     """Module name = whether it is trained."""
     enable_liger_kernel: bool = False
@@ -104,32 +104,32 @@ class ValidationTable(Config):
     enable: Annotated[bool, Popular()] = False
     """Measure the loss on held-out data."""
     val_before_train: bool = False
-    """Also before the first step."""
+    """Also validate before the first step."""
     freq: Count = 20
     """Interval in steps."""
     freq_in_epoch: NotNegative = 0
     """Interval in epochs; replaces freq if above 0."""
     batch_size: Count | None = None
-    """Samples at once."""
+    """Batch size."""
     dataset: DatasetNames = field(default_factory=DatasetNames)
-    """The data set, unless `custom` names files."""
+    """The dataset, unless `custom` names files."""
     dataloader_num_workers: NotNegative = 0
-    """Processes that read."""
+    """Number of loader workers."""
     dataloader_prefetch_factor: Count | None = None
-    """Samples that each of them holds ready."""
+    """Samples that each worker prepares in advance."""
     enable_dataset_cache: bool = False
-    """Keep processed samples on the disk."""
+    """Cache processed samples on disk."""
 
 
 class Logging(Config):
     logger: list[str] = field(default_factory=list)
     """Metric loggers: console, wandb, tao."""
     level: str | None = None
-    """Which messages are shown."""
+    """Log level."""
     log_interval: Count = 100
     """Steps between log lines."""
     multi_modal_log_interval: Count | None = None
-    """Steps between shown samples."""
+    """Steps between logged samples."""
     project_name: str = "cosmos_rl"
     """First level of the run's name."""
     group_name: str | None = None
@@ -137,9 +137,9 @@ class Logging(Config):
     experiment_name: str | None = None
     """Last level."""
     report_mfu: bool = False
-    """Log how well the GPU is used."""
+    """Log GPU utilization."""
     wandb_run_id: str | None = None
-    """Run of the tracker to go on with."""
+    """Tracker run to resume."""
     wandb_run_name: str | None = None
     """Name of the run in Weights & Biases."""
     wandb_resume: Literal["allow", "must", "never", "auto"] | None = "allow"
@@ -148,13 +148,13 @@ class Logging(Config):
 
 class SubProfiler(Config):
     do_profile: bool = False
-    """Profile at all."""
+    """Enable profiling."""
     active_steps: NotNegative = 1
-    """Steps that are recorded."""
+    """Number of recorded steps."""
     warmup_steps: NotNegative = 1
-    """Steps before them."""
+    """Warm-up steps before recording."""
     wait_steps: NotNegative = 1
-    """Steps before those."""
+    """Skipped steps before the warm-up."""
     rank_filter: list[int] = field(default_factory=list)
     """Processes that record."""
     record_shape: bool = False
@@ -169,7 +169,7 @@ class SubProfiler(Config):
 
 class ProfilerTable(Config):
     enable_profiler: bool = False
-    """Record what the steps spend their time on."""
+    """Record durations of operations."""
     enable_nsys: bool = False
     """Profile with Nsight."""
     sub_profiler_config: SubProfiler = field(default_factory=SubProfiler)
@@ -180,7 +180,7 @@ class DataFiles(Config):
     annotation_path: Annotated[str, Popular()] = ""
     """A list of records with conversations, or the folder of annotations.json."""
     media_path: Annotated[str, Popular()] = ""
-    """Folder to which images and videos are relative, or its archive; "": that of the annotations."""
+    """Folder that images and videos are relative to, or its archive; "": the folder of the annotations."""
     media_root: str = ""
     """Newer name of the media folder."""
     path: str = ""
@@ -190,34 +190,34 @@ class DataFiles(Config):
     meta_file: str = "meta.json"
     """The manifest in dataset_root."""
     system_prompt: str | None = None
-    """Opens every conversation."""
+    """System prompt of every conversation."""
     response_mode: Literal["", "answer"] = ""
     """Part of a record on which the loss is computed."""
 
 
 class Vision(Config):
     fps: Annotated[PositiveFactor, Search(choices=(1, 2, 3), when="nframes=null", on=True), Popular()] | None = None
-    """Frames of a second of a video. Not together with nframes."""
+    """Sampled frames per second of video. Cannot be combined with nframes."""
     nframes: Annotated[Count, Search(choices=(4, 8, 16), when="fps=null"), Popular()] | None = None
-    """Frames of every video."""
+    """Number of frames sampled from every video."""
     min_frames: Count | None = None
     """Min sampled frames with fps."""
     max_frames: Count | None = None
     """Max sampled frames with fps."""
     video_start: float | None = None
-    """Second at which a clip begins."""
+    """Start time of a clip, in seconds."""
     video_end: float | None = None
-    """Second at which it ends."""
+    """End time of a clip, in seconds."""
     min_pixels: Count | None = None
-    """Least pixels of a frame."""
+    """Min pixels of a frame."""
     max_pixels: Count | None = None
-    """Most pixels of a frame."""
+    """Max pixels of a frame."""
     total_pixels: Annotated[Count, Popular()] | None = None
-    """Most pixels of a video."""
+    """Max pixels of a video."""
     resized_height: Count | None = None
-    """Rows of every frame."""
+    """Height of every frame."""
     resized_width: Count | None = None
-    """Columns of every frame."""
+    """Width of every frame."""
 
 
 class Custom(Config):
@@ -230,7 +230,7 @@ class Custom(Config):
     dataset: DataFiles | None = None
     """The training data under its older name."""
     system_prompt: Annotated[str | None, Popular()] = None
-    """Opens every conversation of both."""
+    """System prompt of every conversation of both."""
     vision: Vision = field(default_factory=Vision)
     """Frames and sizes of images and videos."""
 
@@ -243,17 +243,17 @@ class TrainSpec(Config):
     policy: Policy = field(default_factory=Policy)
     """The model and how it is trained."""
     validation: ValidationTable = field(default_factory=ValidationTable)
-    """Measuring on held-out data."""
+    """Validation on held-out data."""
     logging: Logging = field(default_factory=Logging)
-    """Names and figures."""
+    """Names and metrics."""
     custom_: Custom = field(default_factory=Custom)
     """Data files and frames."""
     profiler: ProfilerTable = field(default_factory=ProfilerTable)
-    """Recording of time."""
+    """Profiling."""
     results_dir: str = ""
     """Folder of the results."""
     custom_script: str = ""
-    """Code that makes the data set."""
+    """Code that builds the dataset."""
     redis: str = ""
     """Port of the controller's store."""
     eth_ips: str = ""

@@ -36,7 +36,7 @@ class Steps:
         """Returns the number of steps of `epochs` epochs; None if it is unknown, which is reported as a mistake in
         `key`."""
         if self.per_epoch is None:
-            t.refuse(key, "epochs cannot be converted to steps: the samples cannot be counted", "give steps instead")
+            t.refuse(key, "epochs cannot be converted to steps: the samples cannot be counted", "use steps instead")
             return None
         return epochs * self.per_epoch
 
@@ -84,13 +84,13 @@ def put_batch(t: SpecTranslation, processes: int) -> None:
         fitting = max(n for n in range(1, min(batch, mini) + 1) if batch % n == 0)
         larger = -(-batch // mini) * mini
         fix = f"{MINI}={fitting} (the same step, {fitting} at once), or {BATCH}={larger}"
-        why = f"a step of {batch} samples cannot be made of mini-batches of {mini}"
+        why = f"a step of {batch} samples cannot be divided into mini-batches of {mini}"
         t.refuse(MINI if t.is_stated(MINI) and not t.is_stated(BATCH) else BATCH, why, fix)
         return
     packs = batch // mini
     t.assign(MINI, "dataloader_train.max_samples_per_batch", mini)
-    each = f"{batch} samples a step on each of {processes} processes: {batch * processes} together"
-    t.assign(BATCH, "trainer.grad_accum_iter", packs, f" packs of {mini}; {each}, whatever its name says")
+    each = f"{batch} samples per step on each of {processes} processes: {batch * processes} together"
+    t.assign(BATCH, "trainer.grad_accum_iter", packs, f" packs of {mini}; {each}, despite its name")
 
 
 def count_steps(t: SpecTranslation, ranks: int) -> Steps | None:
@@ -114,14 +114,14 @@ def count_steps(t: SpecTranslation, ranks: int) -> Steps | None:
         return None
     total, whole = epochs * per_epoch, samples == per_epoch * batch * ranks
     rest = "" if whole else f", rounded {'down' if drop_last else 'up'} in each epoch"
-    text = f"{epochs} epochs of {per_epoch} steps: {samples} samples, {batch} a step on each of {ranks} ranks{rest}"
+    text = f"{epochs} epochs of {per_epoch} steps: {samples} samples, {batch} per step on each of {ranks} ranks{rest}"
     if most is not None and most < total:
         t.report(EPOCH, "approximated", f"{text}, would be {total} steps; {MOST} ends the run earlier")
         t.assign(MOST, "trainer.max_iter", most)
         return Steps(most, per_epoch)
     if most is not None:
         t.report(MOST, "unneeded", f"the epochs end after {total} steps")
-    note = "" if whole else "; the data goes on where the last step ended, so that no sample is left out"
+    note = "" if whole else "; the data continues where the last step ended, so no sample is skipped"
     t.assign(EPOCH, "trainer.max_iter", total, f"; {text}{note}")
     return Steps(total, per_epoch)
 
@@ -130,7 +130,7 @@ def refuse_uncounted(t: SpecTranslation, error: str) -> None:
     """A mistake at the key that names the data: epochs are counted in its samples."""
     key, text = t.sources[parse_path(DATA)], f"the samples of an epoch cannot be counted: {error}"
     t.lines.append(ReportLine(EPOCH, "refused", text, t.is_stated(EPOCH)))
-    fix = f"{key}=PATH with data that is there, or {MOST}=N; {UNKNOWN}"
+    fix = f"{key}=PATH with existing data, or {MOST}=N; {UNKNOWN}"
     t.problems.append(Problem(key, text, hint=fix, place=t.spec.place(key)))
 
 
@@ -165,7 +165,7 @@ def put_schedule(t: SpecTranslation, steps: Steps) -> None:
         t.put(f"scheduler.{name}", list(values), source=source)
     t.report(SHAPE, "renamed", f"{SHAPES.get(shape, 'no decay')} over {decay} of {total} steps")
     t.report(START, "renamed", f"scheduler.f_start = {start}")
-    t.report(END, "renamed", f"scheduler.f_min = {end}" if decay else "nothing falls, so it has no effect")
+    t.report(END, "renamed", f"scheduler.f_min = {end}" if decay else "no decay, so it has no effect")
     if t.get(RATIO) is not None:
         t.report(RATIO, "renamed", f"scheduler.cycle_lengths: the last {decay} steps")
 
@@ -181,7 +181,7 @@ def warm_up_steps(t: SpecTranslation, total: int) -> int:
     if key == WARM_UP_EPOCHS:
         each = total // t.get("train.epoch")
         whole = each * t.get("train.epoch")
-        t.report_stated("dead", f"{WARM_UP_EPOCHS} takes its place", WARM_UP)
+        t.report_stated("dead", f"{WARM_UP_EPOCHS} replaces it", WARM_UP)
     is_fraction = isinstance(asked, float) and asked <= 1
     found = int(asked * (whole if is_fraction else each))
     t.report(
@@ -197,7 +197,7 @@ def put_saves(t: SpecTranslation, steps: Steps) -> None:
         t.assign(enable, "checkpoint.save_iter", steps.total, note, outcome="approximated")
         t.report_stated("unneeded", f"{enable} is false", key, in_epochs)
         return
-    t.report(enable, "kept", "a run here always saves")
+    t.report(enable, "kept", "runs always save here")
     put_interval(t, steps, key, in_epochs, "checkpoint.save_iter")
 
 
@@ -215,9 +215,9 @@ def put_interval(t: SpecTranslation, steps: Steps, key: str, in_epochs: str, to:
         found = steps.of_epochs(t, in_epochs, epochs)
         if found is not None:
             t.assign(in_epochs, to, found, f", the steps of {epochs} epochs")
-        t.report_stated("dead", f"{in_epochs} takes its place", key)
+        t.report_stated("dead", f"{in_epochs} replaces it", key)
     elif every == 0:
-        t.refuse(key, f"after every 0 steps, and {in_epochs} is 0 too", f"{key}=20, or {in_epochs}=1")
+        t.refuse(key, f"after every 0 steps, and {in_epochs} is also 0", f"{key}=20, or {in_epochs}=1")
     else:
         t.assign(key, to, every)
-        t.report_stated("unneeded", f"{key} gives it in steps", in_epochs)
+        t.report_stated("unneeded", f"{key} sets it in steps", in_epochs)

@@ -15,7 +15,7 @@ Rates = float | list[float] | dict[str, float]
 
 class Fp8(Config):
     enable_fp8: bool = False
-    """Compute in 8-bit floating point."""
+    """Compute in float8."""
     fp8_recipe: Literal["dynamic_scaling", "delayed_scaling"] = "dynamic_scaling"
     """Scaling recipe."""
     quant_recipe: Literal["rowwise", "tensorwise"] = "rowwise"
@@ -24,7 +24,7 @@ class Fp8(Config):
 
 class Fp4(Config):
     enable_fp4: bool = False
-    """Compute in 4-bit floating point."""
+    """Compute in FP4."""
     fp4_recipe: Literal["dynamic_scaling", "delayed_scaling"] = "dynamic_scaling"
     """Scaling recipe."""
     quant_recipe: Literal["rowwise", "tensorwise"] = "rowwise"
@@ -33,83 +33,83 @@ class Fp4(Config):
 
 class Ckpt(Config):
     enable_checkpoint: Annotated[bool, Popular()] = False
-    """Save while training."""
+    """Save during training."""
     save_freq: NotNegative = 20
     """Save every this many steps."""
     save_freq_in_epoch: Annotated[NotNegative, Popular()] = 0
-    """Save every this many passes over the data; above 0 it takes the place of save_freq."""
+    """Save every this many epochs; above 0 it replaces save_freq."""
     save_mode: Literal["async", "sync"] = "async"
-    """Write in the background, or let the training wait."""
+    """Write in the background, or block the training."""
     max_keep: Annotated[int, Range(ge=1, also=-1)] = 5
     """Number of checkpoints to keep; -1: all."""
     export_safetensors: bool = True
     """Write a Hugging Face folder with each save."""
     upload_hf: bool = False
-    """Send the result to the hub."""
+    """Upload the result to the hub."""
     hf_repo_name: str = "Comos-Reason1"
     """Repository for upload_hf."""
     upload_s3: bool | Literal["final", "all"] = False
-    """Send checkpoints to an object store."""
+    """Upload checkpoints to an object store."""
     s3_bucket: str | None = None
     """Bucket for upload_s3."""
     s3_prefix: str = "outputs"
-    """The folder there."""
+    """Folder in the bucket."""
 
 
 class DatasetNames(Config):
     """A data set of the hub; for annotations in files it names a cache."""
 
     name: str = ""
-    """Repository, or the name of the cache."""
+    """Repository, or name of the cache."""
     subset: str | None = ""
-    """Part of the repository."""
+    """Subset of the repository."""
     revision: str | None = ""
-    """Version of the repository."""
+    """Revision of the repository."""
     split: str | list[str] = ""
     """Split, or several."""
     test_size: float | int | None = None
-    """Held-out share or number of records; 0: none."""
+    """Fraction or number of held-out records; 0: none."""
     local_dir: str = ""
     """Folder of the data set."""
 
 
 class TrainPolicy(Config):
     type_: Annotated[Literal["", "sft", "grpo"], Example("sft", required=True)] = ""
-    """sft: supervised fine-tuning, which every run here is."""
+    """sft: supervised fine-tuning, as in every run here."""
     trainer_type: str = "sft"
-    """Which trainer of that kind."""
+    """Trainer of that type."""
     dataset: DatasetNames = field(default_factory=DatasetNames)
-    """The data set, unless `custom` names files."""
+    """The dataset, unless `custom` names files."""
     mini_batch: Annotated[Count, Popular()] = 2
-    """Samples that go through the model at once on each process."""
+    """Mini-batch size on each process."""
     dataloader_shuffle: bool = True
-    """A new order in every pass."""
+    """New random order in every epoch."""
     dataloader_seed: int = 0
     """Seed of the order."""
     dataloader_batch_size: Count | None = 1
-    """Samples that the loader hands over at once."""
+    """Samples per loader batch."""
     enable_dataset_cache: bool = False
-    """Keep processed samples on the disk."""
+    """Cache processed samples on disk."""
     dataloader_num_workers: NotNegative = 0
-    """Processes that read."""
+    """Number of loader workers."""
     dataloader_prefetch_factor: Count | None = None
-    """Samples that each of them holds ready."""
+    """Samples that each worker prepares in advance."""
     dataloader_drop_last: bool = True
-    """Leave an incomplete step out."""
+    """Drop an incomplete step."""
     data_dispatch_as_rank_in_mesh: bool = False
-    """Deal samples by the rank in the mesh."""
+    """Distribute samples by the rank in the mesh."""
     conversation_column_name: str = "conversations"
-    """The key of a record that holds its conversation."""
+    """Record key of the conversation."""
     system_prompt: str = ""
-    """Opens every conversation."""
+    """System prompt of every conversation."""
     balance_dp_token: bool = True
-    """Weigh each process's loss by its tokens."""
+    """Weight each process's loss by its tokens."""
     enable_dp_load_balancing: bool = False
-    """Batches of like lengths."""
+    """Batches of similar lengths."""
     load_balanced_pool_size: Count = 32
-    """Samples among which they are chosen."""
+    """Number of samples that they are selected from."""
     load_balanced_max_tokens_for_batch: Count | None = None
-    """Their cap in tokens."""
+    """Their token limit."""
     load_balanced_batching_strategy: Literal["prefer_closest", "prefer_first"] = "prefer_closest"
     """Selection strategy of balanced batches."""
     load_balanced_batches_per_optimizer_step: Count = 1
@@ -126,13 +126,13 @@ class Training(Config):
     timestamp: str = ""
     """Folder below it."""
     epoch: Annotated[Count, Search(low=1, high=20, on=True), Popular()] = 1
-    """Passes over the data."""
+    """Number of epochs."""
     max_num_steps: Annotated[Count | None, Example(1000)] = None
     """Steps at most."""
     resume: bool | str = False
-    """Go on from the newest checkpoint, or from this one."""
+    """Resume from the newest checkpoint, or from this one."""
     train_batch_per_replica: Annotated[Count, Search(choices=(8, 16, 32)), Popular()] = 8
-    """Samples of a step on EACH data-parallel process."""
+    """Samples per step on EACH data-parallel process."""
     optm_name: Literal["AdamW", "Adam"] = "AdamW"
     """Optimizer."""
     optm_lr: Annotated[
@@ -141,17 +141,17 @@ class Training(Config):
         Search(low=1e-5, high=5e-4, log=True, on=True),
         Popular(),
     ] = 1e-6
-    """Learning rate; or a table of rates by module, with `global` for all others."""
+    """Learning rate; or a table of learning rates by module, with `global` for all others."""
     optm_impl: Literal["fused", "foreach", "for-loop"] | list[str] = "fused"
-    """Kernel of the optimizer."""
+    """Optimizer implementation."""
     optm_weight_decay: Annotated[Factor, Search(low=0.0, high=0.1)] = 0.01
     """Decoupled weight decay."""
     optm_betas: Annotated[list[DecayRate], Length(2, 2)] = field(default_factory=lambda: [0.9, 0.999])
-    """AdamW's two decay rates."""
+    """AdamW betas."""
     epsilon: Factor = 1e-6
     """AdamW's epsilon."""
     optm_warmup_steps: Annotated[int | float, Range(ge=0, finite=True)] = 20
-    """Steps of warm-up; up to 1.0 with a decimal point: a share of all steps."""
+    """Warm-up steps; up to 1.0 with a decimal point: a fraction of all steps."""
     optm_warmup_epochs: (
         Annotated[int | float, Range(ge=0, finite=True), Search(choices=(0, 0.05, 0.1), ratio_of="epoch")] | None
     ) = None
@@ -164,45 +164,45 @@ class Training(Config):
     ] = None
     """Learning rate decay after the warm-up."""
     optm_decay_ratio: Share | None = None
-    """Share of all steps in which it falls; before that it stays."""
+    """Fraction of all steps with decay; before that the learning rate is constant."""
     optm_min_lr_factor: Factor = 0.0
     """Factor at the end."""
     optm_grad_norm_clip: float = 1.0
-    """Largest norm of the gradient; 0 and less: it is only measured."""
+    """Max norm of the gradient; 0 and less: it is only measured."""
     ema_enable: bool = False
-    """Keep an average of the weights."""
+    """Maintain EMA weights."""
     ema_decay: Share = 0.9999
     """EMA decay."""
     ema_update_step_interval: NotNegative = 0
-    """Steps between its updates."""
+    """Steps between EMA updates."""
     master_dtype: Dtype = "float32"
     """Number format of the weights between steps."""
     param_dtype: Dtype = "bfloat16"
     """Number format of the computation."""
     fsdp_reduce_dtype: Dtype = "float32"
-    """Number format in which gradients are added up."""
+    """Number format of gradient accumulation."""
     logprob_dtype: Dtype = "float32"
     """Reinforcement learning only."""
     transfer_dtype: Dtype | None = None
     """Reinforcement learning only."""
     fsdp_offload: bool = False
-    """Keep weights in main memory."""
+    """Keep weights in host RAM."""
     fsdp_reshard_after_forward: Literal["default", "always", "never", "true", "false"] | bool = "default"
-    """Let gathered weights go after the forward pass."""
+    """Free all-gathered weights after the forward pass."""
     compile: Annotated[bool, Popular()] = True
     """torch.compile of the model."""
     async_tp_enabled: bool = False
-    """Overlap the traffic of tensor parallelism."""
+    """Overlap the communication of tensor parallelism."""
     activation_offload: bool = False
-    """Keep activations in main memory."""
+    """Keep activations in host RAM."""
     fa_version: Literal[2, 3] | None = None
     """Version of flash attention."""
     deterministic: bool = False
-    """Only kernels that give the same bits each time."""
+    """Only deterministic kernels."""
     seed: int | None = None
-    """Seed of all draws."""
+    """Seed of all random numbers."""
     sequence_packing: bool = False
-    """Samples of a mini-batch in one row."""
+    """Pack the samples of a mini-batch into one row."""
     fp8: Fp8 = field(default_factory=Fp8)
     """8-bit computation."""
     fp4: Fp4 = field(default_factory=Fp4)
@@ -212,13 +212,13 @@ class Training(Config):
     local_dataset: bool | None = True
     """Each process reads the dataset itself."""
     force_use_hf: bool | None = False
-    """Take the model class of transformers."""
+    """Use the model class of transformers."""
     non_text: bool = False
-    """The data holds no text."""
+    """The data contains no text."""
     save_ckpt_at_exit: bool = True
-    """Save when a signal asks to stop."""
+    """Save when a signal requests a stop."""
     signal_to_handle: list[str] = field(default_factory=lambda: ["SIGUSR1"])
-    """Signals that ask so."""
+    """Signals that request a stop."""
     sync_weight_interval: Count = 1
     """Reinforcement learning only."""
     prefetch_payloads: bool = False

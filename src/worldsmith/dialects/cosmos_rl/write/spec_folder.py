@@ -167,7 +167,7 @@ def _ranges(cases: list[Schema]) -> str:
         ends = "one of {choices}" if "choices" in case else "{minimum} to {maximum}"
         condition = f"if {case['cond']}" if "cond" in case else "otherwise"
         texts.append(f"{ends.format(**case)} ({case['scale']}) {condition}")
-    return f"A search draws from {'; '.join(texts)}." if texts else ""
+    return f"A search samples from {'; '.join(texts)}." if texts else ""
 
 
 def _is_above(field: Schema) -> bool:

@@ -23,7 +23,7 @@ from worldsmith.dialects.cosmos_rl.names import key_of, keys_of
 from worldsmith.dialects.translation import SpecForm
 
 NOTES = ("description", "default", "examples")
-"""JSON Schema keywords that describe a field and do not restrict its values."""
+"""JSON Schema keywords that describe a field without restricting its values."""
 
 
 def spec_schema(form: SpecForm) -> Schema:
@@ -126,7 +126,7 @@ def _leave_open(properties: dict[str, Schema], key: str, value: Any) -> None:
     kept = {name: said for name, said in field.items() if name in NOTES or name.startswith("x-")}
     kind = {name: said for name, said in field.items() if name not in kept}
     options = kind["anyOf"] if list(kind) == ["anyOf"] else [kind]
-    properties[key] = {"anyOf": [*options, {"const": value, "description": "Leaves the key open."}], **kept}
+    properties[key] = {"anyOf": [*options, {"const": value, "description": "Accepts any value for the key."}], **kept}
 
 
 def _pointer(root: Schema, key: str) -> str:

@@ -22,11 +22,11 @@ from worldsmith.dialects.translation import SpecForm
 WIDTH = 118
 YAML_SUFFIXES = (".yaml", ".yml")
 INTRODUCTION = (
-    "The spec of {name}. Every key has its default, or an example if it must be given; a key behind a # is left out. "
+    "The spec of {name}. Every key has its default, or an example if it is required; a key behind a # is omitted. "
 )
 WAYS = (
     "Flags win over the file: worldsmith {command} --settings FILE",
-    "Words win over the file: worldsmith {command} --spec FILE {key}=VALUE",
+    "Arguments win over the file: worldsmith {command} --spec FILE {key}=VALUE",
 )
 """Ways in which a command accepts its settings and specs."""
 
@@ -40,7 +40,7 @@ def spec_template(form: SpecForm, file: str) -> str:
     if name.endswith(".json"):
         return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
     if not name.endswith((".toml", *YAML_SUFFIXES)):
-        raise UserError(f"{file}: the name of a spec ends in .toml, .yaml or .json")
+        raise UserError(f"{file}: the name of a spec must end in .toml, .yaml or .json")
     command = "infer" if form.name == "inference" else form.name
     first = next(iter(form.aliases), "") or _first_key(values)
     way = WAYS[bool(form.rules)].format(command=command, key=first)

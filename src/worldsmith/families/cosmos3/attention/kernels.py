@@ -24,9 +24,9 @@ from worldsmith.families.cosmos3.attention.modes import AxisWindow
 
 BLOCK = 128
 VERSIONS = 32
-"""Compilations of the kernel: by what needs a gradient, with and without autograd."""
+"""Max compilations of the kernel: per need of gradients, with and without autograd."""
 OPERATIONS = {1: "na1d", 2: "na2d", 3: "na3d"}
-"""NATTEN's function by number of axes."""
+"""NATTEN functions by number of axes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class NattenSegment:
     grid: tuple[int, ...]
     """Number of latent tokens along each axis longer than 1."""
     windows: tuple[AxisWindow, ...]
-    """The neighborhood along those axes; empty: every latent sees all."""
+    """Neighborhood along those axes; empty: each latent attends to all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,11 +33,11 @@ class NeighborhoodConfig(Config):
     """
 
     window_size: list[Annotated[int, Range(ge=2, also=-1)]] = field(default_factory=list)
-    """Tokens seen along each axis; -1: the whole axis."""
+    """Window size in tokens along each axis; -1: the complete axis."""
     window_size_float: list[Annotated[float, Range(gt=0, le=1)]] = field(default_factory=list)
     """Window size as a fraction of the axis; at least 2 tokens."""
     stride: list[Count] = field(default_factory=list)
-    """Consecutive tokens that share one window, per axis, at most the window; empty: each has its own."""
+    """Number of consecutive tokens that share one window, per axis, at most the window size; empty: 1."""
     stride_float: list[Share] = field(default_factory=list)
     """Stride as a fraction of the window; 0: stride 1."""
     dilation: list[Count] = field(default_factory=list)
@@ -45,7 +45,7 @@ class NeighborhoodConfig(Config):
     dilation_float: list[Share] = field(default_factory=list)
     """Dilation as a fraction of the largest one that fits; 0: dilation 1."""
     is_causal: list[bool] = field(default_factory=list)
-    """Per axis: see no later token. Empty: false."""
+    """Per axis: whether attention is causal. Empty: false."""
 
     def check(self) -> None:
         counts, shares = ("window_size", "stride", "dilation"), ("window_size_float", "stride_float", "dilation_float")
@@ -54,18 +54,18 @@ class NeighborhoodConfig(Config):
             return
         used = [name for name in given if name in counts], [name for name in given if name in shares]
         if all(used):
-            why = f"{', '.join(used[0])} count tokens and {', '.join(used[1])} are shares of the grid"
+            why = f"{', '.join(used[0])} are numbers of tokens and {', '.join(used[1])} are fractions of the grid"
             raise wrong(self, *used[0], *used[1], why=why, remedy="use one kind")
         if not self.window_size and not self.window_size_float:
-            raise wrong(self, *given, why="there is no window", remedy="add window_size or window_size_float")
+            raise wrong(self, *given, why="the window is missing", remedy="add window_size or window_size_float")
         window = "window_size" if self.window_size else "window_size_float"
         for name in given:
             if len(getattr(self, name)) != len(getattr(self, window)):
-                raise wrong(self, name, window, why="they differ in length", remedy="write one item per axis")
+                raise wrong(self, name, window, why="their lengths differ", remedy="write one item per axis")
         for axis, size in enumerate(self.window_size):
             stride, dilation = _item(self.stride, axis, 1), _item(self.dilation, axis, 1)
             if size == -1 and dilation != 1:
-                raise wrong(self, f"dilation[{axis}]", f"window_size[{axis}]", why="the latter takes every token")
+                raise wrong(self, f"dilation[{axis}]", f"window_size[{axis}]", why="the latter covers all tokens")
             if size != -1 and stride > size:
                 raise wrong(self, f"stride[{axis}]", f"window_size[{axis}]", why="the stride is larger than the window")
 
@@ -90,11 +90,11 @@ class AttentionPattern:
     causal in time."""
 
     profiles: Mapping[int, NeighborhoodConfig]
-    """Rank -> neighborhood; a rank without one is dense."""
+    """Number of axes -> neighborhood; grids with other numbers of axes use dense attention."""
     temporal_causal: bool = False
-    """See the own and earlier frames, whole."""
+    """Whether latents attend only to the same and earlier frames."""
     where: str = ""
-    """Path of the setting."""
+    """Config path of the setting."""
 
     def windows(self, grid: Grid) -> Windows | None:
         """Returns the neighborhood in a grid; None where every latent sees all.
@@ -127,7 +127,7 @@ class AttentionPattern:
             )
         if own.stride > own.window:
             raise UserError(
-                f"{self.where}: stride {own.stride} is larger than the window, which is {own.window} tokens of "
+                f"{self.where}: stride {own.stride} is larger than the window, which has {own.window} tokens of "
                 f"{AXES[axis]} in the grid {' x '.join(map(str, grid))}"
             )
 
@@ -164,14 +164,14 @@ def attention_modes(
     if given and implementation != "three_way":
         raise WrongValueError(
             {given[0]: settings[given[0]], "joint_attn_implementation": implementation},
-            why="the former restricts what latents see, which this implementation cannot",
-            remedy="set joint_attn_implementation = 'three_way', or leave it out",
+            why="the former restricts the attention of latents, which this implementation does not support",
+            remedy="set joint_attn_implementation = 'three_way', or omit it",
         )
     if len(given) == 2:
         raise WrongValueError(
             settings,
-            why="both say what latents see",
-            remedy="leave one out (is_causal = [true, false, false] makes the windows of a layer causal in time)",
+            why="both restrict the attention of latents",
+            remedy="omit one (is_causal = [true, false, false] makes the windows of a layer causal in time)",
         )
     if video_temporal_causal:
         return AttentionModes(implementation, (AttentionPattern({}, True, "video_temporal_causal"),), (0,) * num_layers)
@@ -180,7 +180,7 @@ def attention_modes(
     if len(natten_parameter_list) != num_layers:
         raise WrongValueError(
             {"natten_parameter_list": natten_parameter_list, "network.num_hidden_layers": num_layers},
-            why="there must be an item for each layer",
+            why="there must be one item per layer",
             remedy="write one per layer, {} for a dense one",
         )
     patterns: list[AttentionPattern] = []
@@ -199,7 +199,7 @@ def read_profiles(entry: Mapping[str, NeighborhoodConfig], where: str) -> dict[i
     profiles = {}
     for name, profile in entry.items():
         if name not in PROFILES:
-            why = f"'{name}' is no profile; a layer has '1d', '2d' and '3d', by axes longer than 1"
+            why = f"'{name}' is not a profile; a layer has '1d', '2d' and '3d', by the number of axes longer than 1"
             raise WrongValueError({where: entry}, why=why)
         rank = len(profile.window_size or profile.window_size_float)
         if rank not in (0, PROFILES[name]):
@@ -228,7 +228,7 @@ def describe_modes(modes: AttentionModes) -> str:
     if modes.implementation != "three_way":
         return f"{modes.implementation}: every layer dense"
     if modes.patterns[0].temporal_causal:
-        return "three_way: no layer's latents see later frames"
+        return "three_way: in all layers latents attend only to the same and earlier frames"
     restricted = [index for index, pattern in enumerate(modes.layers) if modes.patterns[pattern].profiles]
     ranks = sorted({f"{rank}d" for pattern in modes.patterns for rank in pattern.profiles})
     if not restricted:
@@ -243,8 +243,8 @@ def check_device(implementation: str, device: str) -> None:
     """Raises UserError for an implementation that cannot train on a device ("cuda:0"), saying what can."""
     if implementation == "flex" and not device.startswith("cuda"):
         raise UserError(
-            f"joint_attn_implementation = 'flex' trains on CUDA only, and this is '{device}', where FlexAttention has "
-            "no backward pass; here joint_attn_implementation = 'two_way' computes the same"
+            f"joint_attn_implementation = 'flex' only trains on CUDA; on '{device}' FlexAttention has no backward "
+            "pass. joint_attn_implementation = 'two_way' computes the same"
         )
 
 

@@ -49,9 +49,9 @@ class SegmentPlan:
     restore: Tensor | None
     """Rows of the concatenated group outputs in the order of q, [N_q]; None when they already are in order."""
     query_rows: Tensor | None
-    """Rows of q, segment after segment, [N_q]; None when the segments fill q in order."""
+    """Rows of q, segment after segment, [N_q]; None if the segments are consecutive in q."""
     key_rows: Tensor | None
-    """Rows of k and v, segment after segment; None when the segments fill k and v in order."""
+    """Rows of k and v, segment after segment; None if the segments are consecutive in k and v."""
     cu_q: Tensor
     """Cumulative query lengths, int32 [segments + 1]."""
     cu_kv: Tensor
@@ -59,7 +59,7 @@ class SegmentPlan:
     max_q: int
     max_kv: int
     masked: bool = False
-    """Whether a query of a segment may not see all of its keys, in addition to causality."""
+    """Whether some queries of a segment may not attend to all of its keys, in addition to causality."""
 
     def to(self, dtype: torch.dtype) -> SegmentPlan:
         """Returns the plan with masks of this dtype; otherwise every layer would create and keep its own copy."""

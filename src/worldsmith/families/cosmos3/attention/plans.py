@@ -26,7 +26,7 @@ from worldsmith.families.cosmos3.attention.packed import LatentPlan, SegmentPlan
 logger = logging.getLogger(__name__)
 
 MASK_ENTRIES = 2**24
-"""A segment's frames are split while its mask has more entries than this."""
+"""Max mask entries of a segment; larger segments are split by frames."""
 
 
 def plan_latents(
@@ -65,10 +65,10 @@ def plan_latents(
 def natten_chosen(device: torch.device) -> bool:
     """Returns whether neighborhoods run on NATTEN's kernels on this device; said once."""
     if natten_available(device):
-        logger.info("attention: neighbourhoods run on NATTEN's kernels")
+        logger.info("attention: neighborhoods use NATTEN's kernels")
         return True
     missing = "; NATTEN's kernels are not installed (pip install natten)" if device.type == "cuda" else ""
-    logger.info("attention: neighbourhoods run as masked dense attention on %s, exact but slower%s", device, missing)
+    logger.info("attention: neighborhoods use masked dense attention on %s, exact but slower%s", device, missing)
     return False
 
 

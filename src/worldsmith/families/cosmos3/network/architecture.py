@@ -13,7 +13,7 @@ from worldsmith.config.declare.ranges import Count, Factor, LayerCount, Length, 
 from worldsmith.models.weights.shapes import Shapes, linear, matrices, norm, repeat_shapes
 
 TIMESTEP_CHANNELS = 256
-"""Channels of the sinusoid that the timestep embedder reads."""
+"""Channels of the sinusoidal timestep embedding."""
 LAYERS = "language_model.model.layers"
 """Module path of the decoder layers."""
 
@@ -28,39 +28,39 @@ class NetworkConfig(Config):
     hidden_size: Count = 4096
     """Width of both residual streams."""
     intermediate_size: Count = 12288
-    """Width inside each MLP."""
+    """Inner width of each MLP."""
     num_hidden_layers: LayerCount = 36
-    """Decoder layers; each holds an understanding and a generation parameter set."""
+    """Decoder layers; each has an understanding and a generation parameter set."""
     num_attention_heads: Count = 32
     """Query heads. heads x head_dim may differ from hidden_size."""
     num_key_value_heads: Count = 8
     """Key and value heads (grouped-query attention)."""
     head_dim: Count = 128
-    """Channels per head."""
+    """Channels per attention head."""
     rms_norm_eps: Positive = 1e-6
     """Epsilon of every RMSNorm."""
     hidden_act: Literal["silu", "relu2"] = "silu"
     """silu: gated MLP, Qwen-style RMSNorm. relu2: squared ReLU without gate, RMSNorm weight applied in fp32 (Edge)."""
     qk_norm_for_text: bool = True
-    """Normalise queries and keys of the understanding tower per head."""
+    """Whether queries and keys of the understanding tower are normalized per head."""
     use_und_k_norm_for_gen: bool = False
-    """Give the generation tower its own RMSNorm of the (un-normed) text keys. Needs qk_norm_for_text = false."""
+    """Whether the generation tower has its own RMSNorm of the (un-normed) text keys. Needs qk_norm_for_text = false."""
     rope_theta: Annotated[float, Range(gt=1, finite=True)] = 5e6
     """Base of the rotary frequencies."""
     mrope_section: Annotated[list[NotNegative], Length(3, 3)] = field(default_factory=lambda: [24, 20, 20])
     """Rotary frequency slots for time, height and width, interleaved; sums to head_dim / 2."""
     attention_bias: bool = False
-    """Biases in the attention projections; only false exists in this family."""
+    """Whether the attention projections have biases; only false is supported."""
     latent_channel: Count = 48
     """Channels of a video latent."""
     latent_patch_size: Count = 2
-    """Side, in latent pixels, of the square that becomes one token."""
+    """Spatial patch size: side, in latents, of the square that becomes one token."""
     base_fps: Count = 24
     """Frame rate at which one latent frame advances the temporal position by exactly one."""
     enable_fps_modulation: bool = True
     """Scale temporal positions by base_fps / fps. false: every latent frame is one step."""
     unified_3d_mrope_reset_spatial_ids: bool = True
-    """Height and width positions start at 0. false: they start at the temporal offset of the video."""
+    """Whether height and width positions start at 0. false: they start at the temporal offset of the video."""
     unified_3d_mrope_temporal_modality_margin: NotNegative = 15000
     """Gap in temporal positions between the last text token and the first latent frame."""
     temporal_compression_factor: Count = 4
@@ -68,19 +68,19 @@ class NetworkConfig(Config):
     timestep_scale: Positive = 0.001
     """Factor from timestep (0..1000) to the input of the sinusoid (0..1)."""
     action_gen: bool = False
-    """Hold the action heads."""
+    """Whether the network has action heads."""
     max_action_dim: Count = 64
     """Action channels; shorter actions are zero-padded."""
     num_embodiment_domains: Count = 32
-    """Rows of the domain-aware action heads."""
+    """Number of domains of the action heads."""
     sound_gen: bool = False
-    """Hold the sound heads."""
+    """Whether the network has sound heads."""
     sound_dim: Count = 64
     """Channels of a sound latent."""
     sound_latent_fps: Positive = 25.0
     """Sound latents per second."""
     initializer_range: Factor = 0.02
-    """Standard deviation of the normal initialisation of the understanding tower."""
+    """Standard deviation of the normal initialization of the understanding tower."""
 
     @property
     def patch_dim(self) -> int:
@@ -102,14 +102,14 @@ class NetworkConfig(Config):
                 raise wrong(
                     self,
                     "mrope_section",
-                    why=f"they cannot be interleaved in {slots} slots: the height and width sections may not be longer "
-                    "than the time section",
+                    why=f"they cannot be interleaved in {slots} slots: the height and width sections must not be "
+                    "longer than the time section",
                 )
         if self.use_und_k_norm_for_gen and self.qk_norm_for_text:
             names = "use_und_k_norm_for_gen", "qk_norm_for_text"
-            raise wrong(self, *names, why="the former normalises raw text keys", remedy="set qk_norm_for_text = false")
+            raise wrong(self, *names, why="the former normalizes raw text keys", remedy="set qk_norm_for_text = false")
         if self.attention_bias:
-            raise wrong(self, "attention_bias", why="it does not exist in this family", remedy="leave it false")
+            raise wrong(self, "attention_bias", why="it is not supported in this family", remedy="leave it false")
 
 
 def edge() -> NetworkConfig:

@@ -19,11 +19,11 @@ from worldsmith.families.cosmos3.network.rope import Rotary, apply_rotary
 from worldsmith.families.cosmos3.network.sequence import Geometry
 
 TextMemory = tuple[Tensor, Tensor]
-"""Keys (rotated, as the generation tower sees them) and values of a layer's text tokens, each [N_und, kv_heads, d]."""
+"""Keys (rotated, as used by the generation tower) and values of a layer's text tokens, each [N_und, kv_heads, d]."""
 HALVES = ("read", "remember", "write")
-"""Methods of a layer that are recomputed each on its own."""
+"""Methods of a layer that are recomputed separately."""
 TOKENWISE = ("text_in", "text_out", "latent_in", "latent_out")
-"""Methods of a layer that are compiled: all but attention, which is a kernel of its own."""
+"""Methods of a layer that are compiled: all but attention, which uses its own kernel."""
 
 
 class GatedMLP(nn.Module):
@@ -132,7 +132,7 @@ class MoTDecoderLayer(nn.Module):
         elif und is not None:
             und, memory = self.read(und, geometry)
         if memory is None:
-            raise ValueError("a decoder layer needs either the text stream or the memory of a text that it read before")
+            raise ValueError("a decoder layer needs either the text stream or the memory of an earlier text")
         return und, self.write(gen, memory, geometry)
 
     def read(self, und: Tensor, geometry: Geometry) -> tuple[Tensor, TextMemory]:

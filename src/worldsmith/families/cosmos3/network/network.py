@@ -97,8 +97,8 @@ class Cosmos3Network(nn.Module):
         """Raises ValueError for a pack whose attention was planned for other layers."""
         if pack.patterns != self.attention.patterns:
             raise ValueError(
-                f"the pack was planned for {len(pack.patterns)} attention patterns that are not the network's "
-                f"({describe_modes(self.attention)}); give pack_samples the network's `attention`"
+                f"the pack was planned for {len(pack.patterns)} attention patterns that differ from the network's "
+                f"({describe_modes(self.attention)}); pass the network's `attention` to pack_samples"
             )
 
     def geometry(self, pack: PackedSequence) -> Geometry:
@@ -183,8 +183,8 @@ def check_inputs(pack: PackedSequence, latents: Sequence[Tensor], timesteps: Ten
     for index, (latent, layout) in enumerate(zip(latents, pack.layouts, strict=True)):
         if tuple(latent.shape) != (channels, *layout.latent_shape):
             raise ValueError(
-                f"sample {index}: its layout needs a latent of shape {[channels, *layout.latent_shape]}, "
-                f"found {list(latent.shape)}"
+                f"sample {index}: its layout requires a latent of shape {[channels, *layout.latent_shape]}, found "
+                f"{list(latent.shape)}"
             )
 
 

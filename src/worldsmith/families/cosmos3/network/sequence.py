@@ -151,7 +151,7 @@ def pack_samples(
     network, naming the sample; UserError for a neighborhood that does not fit a sample.
     """
     if not layouts:
-        raise ValueError("cannot pack an empty list of samples")
+        raise ValueError("the list of samples to pack is empty")
     for index, layout in enumerate(layouts):
         check_layout(index, layout)
     grids = tuple(token_grid(layout.latent_shape, config) for layout in layouts)
@@ -216,6 +216,6 @@ def check_ids(ids: Sequence[Sequence[int]], vocab_size: int) -> None:
     for index, sample in enumerate(ids):
         if min(sample) < 0 or max(sample) >= vocab_size:
             raise ValueError(
-                f"sample {index}: token ids span {min(sample)}..{max(sample)}, but the network's vocab_size is "
-                f"{vocab_size}; the text tokenizer and the network do not belong together"
+                f"sample {index}: token ids range from {min(sample)} to {max(sample)}, but the network's vocab_size "
+                f"is {vocab_size}; the text tokenizer and the network do not belong together"
             )

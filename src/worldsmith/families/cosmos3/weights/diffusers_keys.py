@@ -133,9 +133,9 @@ def network_config_from_diffusers(config: Mapping[str, Any]) -> NetworkConfig:
     known = {*SAME_FIELDS, *UNUSED_FIELDS}
     unknown = [key for key in config if key not in known and not key.startswith("_")]
     if unknown:
-        raise ValueError(f"transformer config has keys that this network does not know: {', '.join(sorted(unknown))}")
+        raise ValueError(f"unknown keys in the transformer config: {', '.join(sorted(unknown))}")
     if config.get("attention_dropout"):
-        raise ValueError(f"transformer config has attention_dropout {config['attention_dropout']}; only 0 is known")
+        raise ValueError(f"transformer config has attention_dropout {config['attention_dropout']}; only 0 is supported")
     types = {field.name: field.type for field in fields(NetworkConfig)}
     values: dict[str, Any] = {name: config[name] for name in SAME_FIELDS if config.get(name) is not None}
     values = {name: float(value) if types[name] == "float" else value for name, value in values.items()}
@@ -152,6 +152,6 @@ def network_config_from_diffusers(config: Mapping[str, Any]) -> NetworkConfig:
     if config.get("patch_latent_dim", network.patch_dim) != network.patch_dim:
         raise ValueError(
             f"transformer config has patch_latent_dim {config['patch_latent_dim']}, but latent_patch_size "
-            f"{network.latent_patch_size} and latent_channel {network.latent_channel} make {network.patch_dim}"
+            f"{network.latent_patch_size} and latent_channel {network.latent_channel} give {network.patch_dim}"
         )
     return network

@@ -271,13 +271,13 @@ def require_exportable(config: Cosmos3Generator.Config, defaults: GenerationDefa
     attention = read_attention(config)
     if not attention.is_dense:
         raise ValueError(
-            "diffusers has dense attention only, and this model has another one "
-            f"({describe_modes(attention)}): its outputs would differ there; use --format native"
+            f"diffusers only has dense attention, but this model uses {describe_modes(attention)}: its outputs "
+            "would differ; use --format native"
         )
     if defaults.shift is None:
         raise ValueError(
-            "the schedule of an exported pipeline needs a shift, and the training run does not fix one number for it; "
-            "give the shift to export with"
+            "the schedule of an exported pipeline needs a shift, but the training run does not have a single one; "
+            "set it with --shift"
         )
     if not (defaults.shift > 0 and math.isfinite(defaults.shift)):
         raise ValueError(f"the schedule of an exported pipeline needs a positive shift, found {defaults.shift}")

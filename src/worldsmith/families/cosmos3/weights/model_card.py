@@ -48,7 +48,7 @@ The same from the command line: `worldsmith generate {name} --prompt "a prompt"`
 
 def adapter_card(name: str, about: Mapping[str, Any]) -> str:
     """Writes the adapter card (Markdown): base weights, and how PEFT and diffusers load the adapter."""
-    base = f"`{about['base_model']}`" if about["base_model"] else "the weights that the run started from"
+    base = f"`{about['base_model']}`" if about["base_model"] else "the initial weights of the run"
     return f"""---
 library_name: peft
 pipeline_tag: text-to-video
@@ -107,9 +107,7 @@ def format_facts(about: Mapping[str, Any]) -> str:
         known += [f"{video['num_frames']} frames"] if video["num_frames"] else []
         known += [f"{video['fps']:g} frames per second"] if video["fps"] else []
         size = f", such as {', '.join(known)}" if known else ""
-        paragraphs.append(
-            f"Trained on `{card['data']}`: {card['clips']} clips, {card['windows']} windows of them{size}."
-        )
+        paragraphs.append(f"Trained on `{card['data']}`: {card['clips']} clips, {card['windows']} windows{size}.")
     if "measured" in card:
         measured = ", ".join(f"{name} {value:g}" for name, value in card["measured"].items())
         paragraphs.append(f"Measured by `worldsmith evaluate`: {measured}.")
@@ -120,7 +118,7 @@ def format_facts(about: Mapping[str, Any]) -> str:
 
 def metadata_advice(generation: Mapping[str, Any]) -> str:
     """Returns advice on prompt suffixes, so that prompts end like the training captions."""
-    advice = "Structured captions (JSON) are used as they stand. Plain captions end in one period."
+    advice = "Structured captions (JSON) are used unchanged. Plain captions end with one period."
     height, width, frames, fps = (generation[key] for key in ("height", "width", "num_frames", "fps"))
     sentences = []
     if generation["append_duration_fps"]:
@@ -132,6 +130,6 @@ def metadata_advice(generation: Mapping[str, Any]) -> str:
     if sentences:
         advice += f"""
 In training they were followed by {" ".join(sentences)}
-with the clip's own numbers: end the prompt in that way. The pipeline's own templates do so too, but they also put
-negated sentences, which training never showed, into the negative prompt."""
+with the clip's own numbers: end the prompt in the same way. The pipeline's own templates also do this, but they add
+negated sentences, which never occurred in training, to the negative prompt."""
     return f"{advice}\n"

@@ -24,7 +24,7 @@ HEADS = {
 
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "max_action_dim",
          "num_embodiment_domains", "sound_dim")  # fmt: skip
-"""Other values show in the tensors' shapes or names, which are compared one by one."""
+"""Settings that are checked here; others show in the tensors' shapes or names, which are compared one by one."""
 MEANINGS = ("hidden_act", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "qk_norm_for_text",
             "use_und_k_norm_for_gen", "rope_theta", "mrope_section", "latent_channel", "latent_patch_size",
             "timestep_scale")  # fmt: skip
@@ -39,7 +39,7 @@ def network_difference(stored: Mapping[str, Any], network: NetworkConfig) -> Net
 
     def among(names: tuple[str, ...]) -> list[str]:
         return [
-            f"{name} is {stored[name]!r} there and {getattr(network, name)!r} here"
+            f"{name} is {stored[name]!r} in the weights and {getattr(network, name)!r} in the config"
             for name in names
             if stored.get(name) is not None and stored[name] != getattr(network, name)
         ]
@@ -71,11 +71,11 @@ def network_of(source: WeightSource, heads: Sequence[str] = ()) -> NetworkConfig
     tier = released_tier(source.shapes) if missing else None
     if tier is not None:
         settings = asdict(tier)
-        logger.info("%s: no settings beside the weights; its shapes are those of a released network", source.describe)
+        logger.info("%s: no settings next to the weights; its shapes match a released network", source.describe)
     elif missing:
         raise UserError(
-            f"{source.describe}: nothing says what {' and '.join(missing)} of this network are; a config.json with "
-            "its settings belongs beside the weights"
+            f"{source.describe}: {' and '.join(missing)} of this network are unknown; put a config.json with its "
+            "settings next to the weights"
         )
     for kind, names in HEADS.items():
         settings[f"{kind}_gen"] = kind in heads or any(name.startswith(names[0]) for name in source.shapes)

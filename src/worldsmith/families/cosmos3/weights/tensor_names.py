@@ -74,15 +74,15 @@ def language_weights(source: WeightSource, config: Mapping[str, Any]) -> dict[st
     differing = [*difference.meanings, *difference.sizes]
     if differing:
         raise UserError(
-            f"{source.describe} has another language model than the model folder: {'; '.join(differing)}. Give the "
-            "folder of a model of the same size as --vlm-model-name"
+            f"{source.describe} has another language model than the model folder: {'; '.join(differing)}. Set "
+            "--vlm-model-name to the folder of a model of the same size"
         )
     names = [name for name in source.shapes if name.startswith("language_model.") and not is_generation(name)]
     adapted = [name for name in names if is_adapter(name)]
     if adapted:
         raise UserError(
-            f"{source.describe} has adapters beside its language model, such as {adapted[0]}; merge them first: "
-            "`worldsmith export RUN --format native -o DIR`"
+            f"{source.describe} has adapters in addition to its language model, such as {adapted[0]}; merge them "
+            "first: `worldsmith export RUN --format native -o DIR`"
         )
     return {qwen_name(name): name for name in names if ".visual." not in name}
 
@@ -209,7 +209,7 @@ def text_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     if not is_edge and "qwen3" not in kind and kind != NATIVE_TYPE:
         raise ValueError(f"model_type is '{kind}'; expected a Qwen3-VL, Edge or Nemotron text model")
     if "moe" in kind:
-        raise ValueError(f"model_type is '{kind}': mixture-of-experts reasoners are not part of this family")
+        raise ValueError(f"model_type is '{kind}': mixture-of-experts reasoners do not belong to this family")
     settings |= EDGE_STYLE if is_edge else QWEN_STYLE
     return settings | rope_settings(text)
 
@@ -236,7 +236,9 @@ def nemotron_settings(config: Mapping[str, Any], *, layers: int) -> dict[str, An
     absent = {name: getattr(tier, name) for name in ("rope_theta", "mrope_section") if name not in rope}
     if absent and settings.get("head_dim") == tier.head_dim:
         shown = ", ".join(f"{name} = {value}" for name, value in absent.items())
-        logger.warning("the Nemotron config states no %s; taken from the Edge network: %s", " and ".join(absent), shown)
+        logger.warning(
+            "the Nemotron config lacks %s; values of the Edge network are used: %s", " and ".join(absent), shown
+        )
         rope |= absent
     return settings | rope
 
@@ -257,7 +259,7 @@ def same_fields(text: Mapping[str, Any]) -> dict[str, Any]:
 def refuse_biases(text: Mapping[str, Any]) -> None:
     for switch in ("attention_bias", "mlp_bias", "use_bias"):
         if text.get(switch):
-            raise ValueError(f"{switch} is true, and this family of networks has no such biases")
+            raise ValueError(f"{switch} is true, but networks of this family have no such biases")
 
 
 def rope_settings(text: Mapping[str, Any]) -> dict[str, Any]:
@@ -275,11 +277,11 @@ def require_turns(text: Mapping[str, Any], layers: int) -> None:
     if found and found != ["attention", "mlp"] * layers:
         shown = f"{', '.join(found[:8])}{', …' if len(found) > 8 else ''} ({len(found)} blocks)"
         raise ValueError(
-            f"{name}: expected attention and mlp in turn, {2 * layers} blocks as the tensors have, found {shown}"
+            f"{name}: expected alternating attention and mlp, {2 * layers} blocks as in the tensors, found {shown}"
         )
     count = text.get("num_hidden_layers")
     if not found and count not in (None, 2 * layers):
-        raise ValueError(f"num_hidden_layers: expected {2 * layers} blocks, as the tensors have, found {count}")
+        raise ValueError(f"num_hidden_layers: expected {2 * layers} blocks, as in the tensors, found {count}")
 
 
 def qwen_name(name: str) -> str:

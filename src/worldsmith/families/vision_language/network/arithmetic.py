@@ -13,10 +13,10 @@ DENSE = ("llama", "mistral", "qwen2", "qwen2_5_vl", "qwen3", "qwen3_vl")
 MIXTURES = ("qwen3_moe", "qwen3_vl_moe")
 """Model types with mixture-of-experts layers."""
 TABLES = ("embed_tokens", "pos_embed", "mlp.gate")
-"""Matrices that are no linear layers: embeddings, and what chooses experts."""
+"""Weights that are not linear layers: embeddings, and expert routers."""
 HEAD = "lm_head.weight"
 COUNTED = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
-"""Model types whose operations are counted here."""
+"""Model types whose operations can be counted."""
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
 

@@ -26,9 +26,9 @@ from worldsmith.models.parameter_names import native_name
 from worldsmith.models.real_values import in_simulation, with_real_values
 
 PACKABLE = (*VISUAL, "llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "deepseek_v3", "llama4_text")
-"""Model types that keep samples in one row apart by their positions; others do not, or were never tried."""
+"""Model types that separate the samples of a packed row by their position ids; others do not, or were not tested."""
 LOGIT_CHANGES = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_scaling": 1.0}
-"""Settings with which a model changes its logits after the head, and their values without effect."""
+"""Settings with which a model changes its logits after the head, and their neutral values."""
 DONE = "_is_hf_initialized"
 """Attribute of tensors and modules that transformers does not initialize."""
 
@@ -53,8 +53,8 @@ def make_network(folder: Path, attention: str, *, packed_attention: str = "") ->
         config = load_from_folder(AutoConfig, folder)
     if hasattr(config, "quantization_config"):
         raise ValueError(
-            f"{folder / 'config.json'}: quantization_config: quantized weights are not trained; give the model that "
-            "they were made of"
+            f"{folder / 'config.json'}: quantization_config: quantized weights cannot be trained; use the original "
+            "model"
         )
     if (reason := why_not_trained(config.to_dict())) is not None:  # also for parts that the file leaves to defaults
         raise ValueError(f"{folder / 'config.json'}: {reason}")
@@ -63,7 +63,7 @@ def make_network(folder: Path, attention: str, *, packed_attention: str = "") ->
         if getattr(text, name, neutral) not in (None, neutral):
             raise ValueError(
                 f"{folder / 'config.json'}: {name} = {getattr(text, name)}: this model changes its logits after the "
-                "head, which the loss over supervised tokens does not do; such models are not trained here"
+                "head, which the loss over supervised tokens does not support"
             )
     kind: Any = AutoModelForImageTextToText if visual else AutoModelForCausalLM
     chosen = choose_attention(attention, kind._model_mapping[type(config)])
@@ -139,7 +139,7 @@ def decoder_of(network: Any) -> Any:
 def why_not_packed(network: Any) -> str | None:
     """Returns the reason for which samples cannot be packed into one row of this network; None if they can."""
     model_type = network.config.model_type
-    return None if model_type in PACKABLE else f"{model_type} is not known to keep samples in one row apart"
+    return None if model_type in PACKABLE else f"{model_type} is not known to separate the samples of one row"
 
 
 @torch.no_grad()
@@ -173,7 +173,7 @@ def initial_backbone_value(network: Any, name: str, place: str, seed: int) -> Te
             owner._parameters.update(kept)
     if not in_simulation() and fresh.isnan().any():
         raise ValueError(
-            f"{name} has no first value of its own in transformers: set checkpoint.load_path to weights that have it"
+            f"transformers does not initialize {name}: set checkpoint.load_path to weights that contain it"
         )
     return fresh.detach()
 
@@ -203,7 +203,7 @@ def compute_buffers(network: Any) -> None:
             owning_model(network, path)._init_weights(owner)
         for name, buffer in owner.named_buffers(recurse=False):
             if not in_simulation() and buffer.isnan().any():
-                raise RuntimeError(f"transformers computes no value for the buffer {path}.{name} of such a network")
+                raise RuntimeError(f"transformers does not compute the buffer {path}.{name} of such a network")
 
 
 class marked:  # noqa: N801 (a context manager)

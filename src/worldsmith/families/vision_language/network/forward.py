@@ -29,9 +29,9 @@ from worldsmith.models.real_values import real_values
 Head = Callable[[Tensor], Tensor]
 """Hidden states [n, width] to logits [n, vocabulary]."""
 BY_SAMPLE, BY_BORDERS = "sdpa_by_sample", "sdpa_by_borders"
-"""Names of `attend` in transformers: for eager layers, and for compiled ones, which are not given sample lengths."""
+"""Names of `attend` in transformers: for eager layers, and for compiled ones, which get no sample lengths."""
 IN_WINDOWS = "flash_in_windows"
-"""Name of `attend_in_windows`; transformers passes the windows' borders only to names that contain flash."""
+"""Name of `attend_in_windows`; transformers passes window boundaries only to names that contain flash."""
 HALF = (torch.bfloat16, torch.float16)
 """Dtypes of the variable-length attention kernels."""
 
@@ -43,19 +43,20 @@ class Inputs:
     input_ids: Tensor
     """[rows, length]."""
     position_ids: Tensor
-    """[rows, length], or [4, rows, length]: plain ones, which begin at 0 for each sample, and three axes (mRoPE)."""
+    """[rows, length], or [4, rows, length]: text positions, which restart at 0 for each sample, and three axes
+    (mRoPE)."""
     attention_mask: Tensor | None
-    """[rows, length], true for tokens; None: a packed row, whose samples the plain positions keep apart."""
+    """[rows, length], true for tokens; None: a packed row, whose samples are separated by the text positions."""
     predicting: Tensor
-    """[S]: places in the flattened rows from whose states supervised tokens are predicted."""
+    """[S]: indices, in the flattened rows, of the states from which supervised tokens are predicted."""
     targets: Tensor
-    """[S]: those tokens."""
+    """[S]: ids of those tokens."""
     sample_lengths: list[int] | None = None
     """Tokens of each sample of a packed row."""
     cu_seqlens: Tensor | None = None
     """int32 [samples + 1]: index of the first token of each sample of a packed row, then the length of the row."""
     patches: Tensor | None = None
-    """float32 [patches, values], those of all images, then those of all videos; None for a text decoder."""
+    """float32 [patches, values]: those of all images, then those of all videos; None for a text decoder."""
     grids: Tensor | None = None
     """[media, 3]: frames, rows and columns in patches; on the CPU."""
     vision: Mapping[str, Any] = field(default_factory=dict)

@@ -33,7 +33,7 @@ FAMILY = "vision_language"
 VISUAL = "model.visual."
 HEAD, TABLE = "lm_head.weight", "model.language_model.embed_tokens.weight"
 STOCK = {4096: "Qwen/Qwen3-VL-8B-Instruct", 5120: "Qwen/Qwen3-VL-32B-Instruct"}
-"""Hidden size of a released generator's language model → the model whose tower belongs to it."""
+"""Hidden size of a released generator's language model → the model whose vision tower belongs to it."""
 
 
 def assemble(
@@ -103,9 +103,9 @@ def stock_of(source: WeightSource) -> str:
     width = source.settings.get("hidden_size")
     if width not in STOCK:
         raise UserError(
-            f"{source.describe}: its language model has the width {width}, and those of "
-            f"{', '.join(f'{name} {size}' for size, name in STOCK.items())}; give a Qwen3-VL folder of its size as "
-            "--vlm-model-name"
+            f"{source.describe}: its language model has the width {width}, those of "
+            f"{', '.join(f'{name} {size}' for size, name in STOCK.items())}; set --vlm-model-name to a Qwen3-VL "
+            "folder of its size"
         )
     return STOCK[width]
 
@@ -129,8 +129,8 @@ def require_tied(source: WeightSource, language: Mapping[str, str]) -> None:
 
     if not torch.equal(source.read(language[HEAD]), source.read(language[TABLE])):
         raise UserError(
-            f"{source.describe} has a language head that is not its embedding table, and the model folder ties the two "
-            "(tie_word_embeddings); give another folder as --vlm-model-name"
+            f"{source.describe} has a language head that differs from its embedding table, but the model folder "
+            "ties the two (tie_word_embeddings); set another folder as --vlm-model-name"
         )
 
 
@@ -138,12 +138,12 @@ def require_complete(joined: WeightSource, wanted: Mapping[str, Sequence[int]]) 
     """Raises UserError unless these are all weights of the model, and no others, in its shapes."""
     problems = {
         "missing": [name for name in wanted if name not in joined.shapes],
-        "not part of a Qwen3-VL": [name for name in joined.shapes if name not in wanted],
-        "of another shape": [n for n, shape in wanted.items() if list(joined.shapes.get(n, shape)) != list(shape)],
+        "not in a Qwen3-VL": [name for name in joined.shapes if name not in wanted],
+        "with another shape": [n for n, shape in wanted.items() if list(joined.shapes.get(n, shape)) != list(shape)],
     }
     found = [f"{len(names)} {what} ({', '.join(names[:3])})" for what, names in problems.items() if names]
     if found:
-        raise UserError(f"{joined.describe} is no whole model: {'; '.join(found)}")
+        raise UserError(f"{joined.describe} is not a complete model: {'; '.join(found)}")
 
 
 def require_tower(folder: Path, tower: WeightSource, dtype_of: Any) -> None:
@@ -155,7 +155,7 @@ def require_tower(folder: Path, tower: WeightSource, dtype_of: Any) -> None:
         there = torch.empty(tower.shapes[name], dtype=dtype_of(VISUAL + name))
         tower.read_into({name: there})
         if not torch.equal(written.read(VISUAL + name), there):
-            raise UserError(f"{VISUAL}{name} was not written as it is in {tower.describe}; try again")
+            raise UserError(f"{VISUAL}{name} was written with other values than in {tower.describe}; try again")
 
 
 def describe_assembly(
@@ -191,8 +191,8 @@ def describe_sources(
     if chosen is None:
         return [
             *lines,
-            f"vision tower: {len(visual.shapes)} tensors from {visual.describe}, since the source has none: right for "
-            "a language model that was never trained to see",
+            f"vision tower: {len(visual.shapes)} tensors from {visual.describe}, since the source has none: correct "
+            "for a language model that was never trained with images",
         ]
     changed = sum(not has_same_values(visual, stock, name) for name in visual.shapes)
     return [

@@ -23,9 +23,9 @@ class InputStatistics:
     """Statistics of the observed inputs of layers, by module path."""
 
     largest: dict[str, Tensor] = field(default_factory=dict)
-    """The largest absolute input, float32 []."""
+    """Largest absolute input, float32 []."""
     moments: dict[str, Tensor] = field(default_factory=dict)
-    """The sum of x xᵀ over inputs x, float32 [in, in], on the layer's device."""
+    """Sum of x xᵀ over inputs x, float32 [in, in], on the layer's device."""
 
 
 @contextmanager

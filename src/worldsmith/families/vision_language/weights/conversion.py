@@ -127,7 +127,9 @@ class FolderWeights(WeightSource):
                 self.shapes[key], self.names[key] = list(part.shape), name
         if self.shapes != {key: list(part.shape) for key, part in conversion.write(blank).items()}:
             kind = conversion.model.config.model_type
-            raise ValueError(f"models of the type '{kind}' keep several of the network's weights as one: not exported")
+            raise ValueError(
+                f"models of the type '{kind}' store several of the network's weights as one: export is not supported"
+            )
         self.average_shapes, self.copies, self.unknown = {}, {}, []
 
     def read_into(self, tensors: Mapping[str, Tensor], *, average: bool = False, no_dist: bool = True) -> None:

@@ -80,7 +80,7 @@ class VisionLanguageFormats(FamilyFormats):
         own, patterns = folder_settings(folder), cache(lambda: unexpected_patterns(folder))
         return NetworkDifference(
             meanings=[
-                f"{name} is {value!r} there and {own[name]!r} here"
+                f"{name} is {value!r} in the weights and {own[name]!r} in the config"
                 for name, value in settings.items()
                 if name in own and own[name] != value
             ],

@@ -28,9 +28,9 @@ WEIGHT_INDEX = "*.index.json"
 ORIGINS = "tensor_origins.json"
 """File in an assembled folder that records the source of each tensor."""
 OTHERS = (CONFIG, WEIGHT_INDEX, ORIGINS, ABOUT, MANIFEST, "adapter_config.json", f"*{LINEAGE}", "quantization.json")
-"""Files that belong to the weights, not to what surrounds them."""
+"""Files that belong to the weights, not to the rest of the folder."""
 INCIDENTAL = ("max_position_embeddings", "initializer_range", "use_cache", "name_or_path", "attn_implementation")
-"""Settings that change nothing in what stored weights compute."""
+"""Settings that do not change the output of stored weights."""
 ROOM = "text_config", "vision_config"
 DTYPES = ("dtype", "torch_dtype")
 """Keys of the number format in config.json: the one of transformers 5 and the one of transformers 4."""
@@ -38,10 +38,10 @@ PREPROCESSOR_FILES = {
     "preprocessor_config.json": "image_processor",
     "video_preprocessor_config.json": "video_processor",
 }
-"""A file of its own for images and for videos; or else a section of the joint file."""
+"""A separate file for images and for videos; or a section of the joint file."""
 JOINT = "processor_config.json"
 MIN_FRAMES, MAX_FRAMES = 4, 768
-"""transformers' bounds of the number of frames, where a file does not state them."""
+"""transformers' default limits of the number of frames, if a file does not state them."""
 BY_FRAME: dict[str, dict[str, Any]] = {
     "qwen2_5_vl": {
         "video_processor_type": "Qwen2VLVideoProcessor",
@@ -50,11 +50,11 @@ BY_FRAME: dict[str, dict[str, Any]] = {
         "max_video_tokens": 128_000,
     }
 }
-"""Model types whose limits of pixels are those of one frame, with what a run takes without a file for videos."""
+"""Model types whose pixel limits apply to one frame, with the limits used if there is no file for videos."""
 SHARED = ("patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std", "resample", "rescale_factor")
 """Preprocessor settings that images and videos of a model share."""
 CAPPED_SHARE = 0.9
-"""Fraction of `max_video_tokens` that a video may have."""
+"""Max fraction of `max_video_tokens` for one video."""
 
 
 def find_folder(name: str, *, field: str) -> Path:
@@ -73,7 +73,7 @@ def copy_companions(source: Path, target: Path) -> list[str]:
         if file.is_file() and matches_any(file.name, FILES) and not matches_any(file.name, OTHERS)
     )
     if not any(matches_any(name, ("tokenizer*", "*.model", "vocab.*")) for name in names):
-        raise UserError(f"{source} has no tokenizer (tokenizer.json); expected a model folder of transformers")
+        raise UserError(f"{source} has no tokenizer (tokenizer.json); expected a transformers model folder")
     for name in names:
         shutil.copyfile(source / name, target / name)
     return names
@@ -99,11 +99,10 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
     kind = config.get("model_type")
     if kind is None or kind not in CONFIG_MAPPING:
-        found = (
-            f"model_type is {kind!r}" if kind else f"no model_type ({config.get('_class_name', 'nothing else said')})"
-        )
+        class_name = config.get("_class_name", "no class name either")
+        found = f"model_type is {kind!r}" if kind else f"no model_type ({class_name})"
         raise ValueError(
-            f"{found}; expected a model of transformers. The language model of a generator becomes a reasoner by "
+            f"{found}; expected a transformers model. The language model of a generator becomes a reasoner with "
             "`worldsmith convert SOURCE --to vlm -o DIR`"
         )
     common = set(PretrainedConfig().to_dict()) - {"tie_word_embeddings"}
@@ -208,8 +207,8 @@ def write_picture_settings(media: Mapping[str, Any], folder: Path, model_type: s
     unsaid = [f"{name} = {given[name]}" for name in ("min_pixels", "max_pixels") if name in given]
     if unsaid:
         logger.warning(
-            "the export does not hold what %s means for a video: transformers bounds the pixels of all its frames "
-            "together. Give --processor.media.%s when you ask it about videos",
+            "the export cannot express the video limit %s: transformers limits the pixels of all its frames "
+            "together. Add --processor.media.%s to commands that use videos",
             *(" and ".join(unsaid), unsaid[0].replace(" = ", " ")),
         )
 

@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from worldsmith.checkpoint.formats.stored_model import StoredModel
 
 DTYPE = torch.bfloat16
-"""Dtype of scales and of everything that is not quantized."""
+"""Dtype of scales and of all weights that are not quantized."""
 IGNORED = ["lm_head", r"re:.*visual\..*", r"re:.*mlp\.gate$"]
-"""Linear layers that stay as they are: the head, the vision tower with its projector, routers of experts."""
+"""Linear layers that are not quantized: the head, the vision tower with its projector, expert routers."""
 TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Layers with the same input, which vLLM makes one of: their NVFP4 weights need the same global scale."""
+"""Layers with the same input, which vLLM fuses: their NVFP4 weights need the same global scale."""
 MIN_QUANTIZED = 0.5
 """Minimum fraction of the decoder's weights that must be quantized."""
 
@@ -65,7 +65,7 @@ class Quantization:
         self.weights, self.inputs = self.scheme.weights, self.scheme.input_activations
         if group_size is not None:
             if self.weights.strategy != "group":
-                raise UserError(f"group_size {group_size} has no effect: {scheme} has groups of its own; leave it out")
+                raise UserError(f"group_size {group_size} has no effect: {scheme} has fixed groups; omit it")
             self.weights.group_size = group_size
         self.scheme.format = infer_module_format(torch.nn.Linear, self.scheme)
         found = match_named_modules(network, self.scheme.targets, IGNORED)
@@ -91,12 +91,10 @@ class Quantization:
             fitting = [
                 s for s in (64, 32, 16) if s < size and all(x.in_features % s == 0 for x in self.layers.values())
             ]
-            way = (
-                f"give --group-size {fitting[0]}" if fitting and self.weights.strategy == "group" else "choose another"
-            )
+            way = f"use --group-size {fitting[0]}" if fitting and self.weights.strategy == "group" else "choose another"
             raise UserError(
-                f"{scheme} takes weights in groups of {size}, and {name} has {count} inputs ({len(odd)} layers do not "
-                f"fit); {way}"
+                f"{scheme} quantizes weights in groups of {size}, but {name} has {count} inputs ({len(odd)} layers "
+                f"do not match); {way}"
             )
 
     def compress(
@@ -247,8 +245,8 @@ def require_library() -> None:
     """Raises UserError where compressed-tensors is not installed."""
     if importlib.util.find_spec("compressed_tensors") is None:
         raise UserError(
-            "models are quantized, and quantized ones loaded, with the library 'compressed-tensors', which is not "
-            "installed; install it with `pip install 'worldsmith[quantize]'`"
+            "quantized models need the library 'compressed-tensors', which is not installed: `pip install "
+            "'worldsmith[quantize]'`"
         )
 
 
@@ -273,8 +271,8 @@ class ReasonerQuantizer(Quantizer):
         decoder = sum(p.numel() for name, p in network.named_parameters() if name.startswith(inside))
         if self.sizes.quantized < MIN_QUANTIZED * decoder:
             raise UserError(
-                f"{self.model.folder}: only {self.sizes.quantized} of the {decoder} numbers of its decoder are in "
-                "linear layers; experts in one tensor have no quantized form in transformers and are not quantized here"
+                f"{self.model.folder}: only {self.sizes.quantized} of the {decoder} parameters of its decoder are "
+                "in linear layers; experts in one tensor cannot be quantized in transformers' format"
             )
 
     def observe(self, model: Any, samples: Iterable[Any], *, normalize: Callable[[Tensor, str], Tensor]) -> None:
@@ -285,7 +283,7 @@ class ReasonerQuantizer(Quantizer):
                 model.read(sample, normalize=normalize)
         unseen = [name for name in layers if name not in seen.largest]
         if unseen:
-            raise UserError(f"no sample has reached {unseen[0]} ({len(unseen)} layers); give other data")
+            raise UserError(f"no sample has reached {unseen[0]} ({len(unseen)} layers); use other data")
         self.weights.seen = seen
 
     def fill(self, folder: Path, name: str) -> dict[str, Any]:

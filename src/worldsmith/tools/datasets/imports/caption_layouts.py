@@ -43,7 +43,7 @@ Named = Mapping[Path, list[Path]]
 CAPTION_NAMES = ("caption.json", "caption.txt")
 META = ".meta.jsonl"
 COPY = "-$#%@&"
-"""SAT drops this and what follows from a key before it looks for the key."""
+"""SAT cuts keys at this marker before it looks them up."""
 
 
 def recognise_tables(source: Path) -> str:
@@ -78,7 +78,7 @@ def read_tables(source: Path, choices: Choices) -> Iterator[Found]:
 
 def recognise_line_lists(source: Path) -> str:
     folders = folders_of(source)
-    return f"{' and '.join(LINE_FILES)} are in {folders[0]}" if folders else ""
+    return f"found {' and '.join(LINE_FILES)} in {folders[0]}" if folders else ""
 
 
 def read_line_lists(source: Path, choices: Choices) -> Iterator[Found]:
@@ -93,14 +93,16 @@ def read_line_lists(source: Path, choices: Choices) -> Iterator[Found]:
         require_same_length(folder, files)
         if IMAGE_LIST in files:
             count = sum(1 for line in files[IMAGE_LIST] if line.strip())
-            yield f"{folder / IMAGE_LIST}: the image of a clip is its first frame here; {count} images are not read"
+            yield f"{folder / IMAGE_LIST}: the first frame of each clip is its image, so {count} images are not read"
         for number, (prompt, video, *_) in enumerate(zip(*files.values(), strict=True), start=1):
             if not prompt.strip() and not video.strip():
                 continue
             try:
                 path = media_path(folder, video)
                 if not prompt.strip():
-                    yield f"{folder / LINE_FILES[0]}: line {number} is blank, and {LINE_FILES[1]} names {video.strip()}"
+                    yield (
+                        f"{folder / LINE_FILES[0]}: line {number} is blank, but {LINE_FILES[1]} names {video.strip()}"
+                    )
                 yield Clip(path, caption_of(prompt), split_within(source, path, folder / LINE_FILES[0]))
             except SampleError as error:
                 yield Rejection(
@@ -135,7 +137,7 @@ def csv_rows(table: Path) -> Iterator[tuple[int, dict[str, Any] | SampleError]]:
             reader = csv.reader(file, strict=True)
             names = next(reader, [])
             if len(set(names)) < len(names):
-                raise ValueError(f"{table}: a column name stands twice in the first line: {', '.join(names)}")
+                raise ValueError(f"{table}: a column name occurs twice in the first line: {', '.join(names)}")
             for cells in reader:
                 if len(cells) == len(names):
                     yield reader.line_num, dict(zip(names, cells))
@@ -153,7 +155,7 @@ def column(table: Path, row: Iterable[str], chosen: str | None, known: tuple[str
     for name in [chosen] if chosen is not None else known:
         if name in row:
             return name
-    raise ValueError(f"{table} has no column {chosen or ' or '.join(known)} for {what}; there are: {', '.join(row)}")
+    raise ValueError(f"{table} has no column {chosen or ' or '.join(known)} for {what}; its columns: {', '.join(row)}")
 
 
 def caption_columns(table: Path, row: Iterable[str], chosen: str | None) -> list[str]:
@@ -201,14 +203,14 @@ def require_same_length(folder: Path, files: dict[str, list[str]]) -> None:
         ),
         "",
     )
-    raise ValueError(f"{folder}: {told}; each line of one belongs to the same line of the others{blank}")
+    raise ValueError(f"{folder}: {told}; both files need the same number of lines, one pair per clip{blank}")
 
 
 def recognise_sidecars(source: Path) -> str:
     captions = caption_files(source)
     for name, media in media_files(source).items():
         if name in captions:
-            return f"{captions[name][0]} stands beside {media[0].name}"
+            return f"found {captions[name][0]} next to {media[0].name}"
     return ""
 
 
@@ -248,7 +250,7 @@ def pair_up(source: Path, media: Named, captions: Named) -> Iterator[Found]:
         files = captions.get(name, [])
         if name not in media:
             where = str(source / files[0])
-            yield Rejection(str(name), "caption_without_video", "no video or image has its name", where)
+            yield Rejection(str(name), "caption_without_video", "no video or image has the same name", where)
             continue
         try:
             found: dict[str, Any] = {}
@@ -283,7 +285,7 @@ def read_caption_file(path: Path) -> dict[str, Any]:
     """
     try:
         if not path.is_file():  # reading from a FIFO would wait for ever
-            raise SampleError("bad_caption", f"{path.name} is no file, or leads to none")
+            raise SampleError("bad_caption", f"{path.name} is not a file, or a broken link")
         content = path.read_bytes()
     except OSError as error:
         raise SampleError("unreadable", str(error)) from None
@@ -346,10 +348,10 @@ def clip_of_sample(
 ) -> Clip:
     """Raises SampleError: missing_file, bad_record, bad_caption, bad_json."""
     if sample.repeated:
-        raise SampleError("bad_record", f"there are two members {sample.key}.{sample.repeated}")
+        raise SampleError("bad_record", f"two members are named {sample.key}.{sample.repeated}")
     video = next((sample.members[ending] for ending in VIDEOS if ending in sample.members), None)
     if video is None:
-        raise SampleError("missing_file", f"there is no video under this key; found {', '.join(sample.members)}")
+        raise SampleError("missing_file", f"no video has this key; found {', '.join(sample.members)}")
     said = told.get(sample.key.split(COPY)[0], {}) if "id" in sample.members else {}
     captions = caption_of({name: said[name] for name in columns if name in said})
     if len(columns) == 1 and columns[0] in said:

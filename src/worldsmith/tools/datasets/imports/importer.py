@@ -86,7 +86,7 @@ class Cut:
 
     scenes: bool = False
     threshold: float = THRESHOLD
-    """Change between two frames that begins a new scene."""
+    """Frame-to-frame change at which a new scene begins."""
     frames: int | None = None
     """Length of a window in frames."""
     seconds: float | None = None
@@ -133,13 +133,13 @@ def gather(
                 key += os.path.splitext(path)[1] or "+"
             try:
                 if path.encode(errors="replace") != path.encode(errors="surrogateescape"):
-                    raise SampleError("bad_path", "the path is no Unicode, which a data set file is made of")
+                    raise SampleError("bad_path", "the path is not valid Unicode, which a dataset file requires")
                 if (path, item.frames) in seen:
-                    raise SampleError("duplicate", "the same file is named before")
+                    raise SampleError("duplicate", "the same file was already imported")
                 seen.add((path, item.frames))
                 captions = item.captions or ({"caption": caption} if caption else {})
                 if not captions:
-                    raise SampleError("no_caption", "no text belongs to it; --caption TEXT gives one to all such clips")
+                    raise SampleError("no_caption", "it has no caption; --caption TEXT sets one for all such clips")
                 add_clip(made, replace(item, path=Path(path), key=key, captions=captions), out / item.split, cut)
                 made.constant_captions += not item.captions
                 keys.add(key)
@@ -157,7 +157,7 @@ def write_import(made: Import, out: Path, header: dict[str, Any], *, force: bool
         FileExistsError: The folder has other content, or contains the dataset and `force` is False.
     """
     if not prepare_folder(out, header, CONTENTS, force):
-        raise FileExistsError(f"{out} holds this data set already; give --force to make it anew from its source")
+        raise FileExistsError(f"{out} already contains this dataset: use --force to import it again")
     for split, records in made.records.items():
         (out / split).mkdir()
         write_text(out / split / NAME, json_lines(records))
@@ -175,7 +175,7 @@ def add_clip(made: Import, clip: Clip, folder: Path, cut: Cut) -> None:
     status, info = examine(path)
     frames = clip.frames if clip.frames is not None else range(info.num_frames)
     if frames.stop > info.num_frames:
-        detail = f"frames {frames.start}..{frames.stop - 1} are wanted of a file that has {info.num_frames}"
+        detail = f"frames {frames.start}..{frames.stop - 1} are requested, but the file has {info.num_frames}"
         raise SampleError("window_out_of_range", detail)
     windows = []
     for window in windows_of(frames, path, status.st_mtime_ns, info, cut):
@@ -234,8 +234,8 @@ def scene_starts(path: str, mtime_ns: int, threshold: float) -> tuple[int, ...]:
         from scenedetect import ContentDetector, SceneManager, VideoOpenFailure, open_video
     except ImportError:
         raise UserError(
-            "scene changes are found with the library 'scenedetect', which is not installed; "
-            "install it with `pip install 'worldsmith[scenes]'`"
+            "scene detection needs the library 'scenedetect', which is not installed: `pip install "
+            "'worldsmith[scenes]'`"
         ) from None
     manager = SceneManager()
     manager.add_detector(ContentDetector(threshold=threshold))
@@ -244,7 +244,7 @@ def scene_starts(path: str, mtime_ns: int, threshold: float) -> tuple[int, ...]:
     except VideoOpenFailure as error:
         raise SampleError("unreadable", f"PySceneDetect: {error}") from None
     if not (times := frame_times(path)):
-        raise SampleError("no_time_stamps", "without them it is not known which frame begins a scene")
+        raise SampleError("no_time_stamps", "without them the first frame of each scene is unknown")
     spacing = times[-1] / max(1, len(times) - 1)
     return tuple(bisect_left(times, cut.seconds - spacing / 2) for cut in manager.get_cut_list())
 

@@ -28,7 +28,7 @@ from worldsmith.tools.datasets.imports.source_clips import SPLITS, Choices, Clip
 INFO = "meta/info.json"
 VERSIONS = ("v2.0", "v2.1", "v3.0")
 BOOKKEEPING = ("timestamp", "frame_index", "episode_index", "index", "task_index")
-"""Columns of every dataset; the others are actions, states and rewards."""
+"""Columns that every dataset has; the others are actions, states and rewards."""
 SAME_RATE = 0.001
 """Max relative difference between the frame rates of a file and of the dataset."""
 SAME_TIME = 0.25
@@ -45,11 +45,11 @@ def read_lerobot(source: Path, choices: Choices) -> Iterator[Found]:
     try:
         dataset = open_dataset(source, choices.camera)
         if left := sorted({*dataset.videos} - {*dataset.cameras}):
-            yield f"cameras that are left out: {', '.join(left)}"
+            yield f"skipped cameras: {', '.join(left)}"
         for episode in dataset.episodes:
             yield from clips_of(dataset, episode)
     except KeyError as error:
-        raise ValueError(f"{source} is no whole LeRobot dataset: {error} is missing in its meta folder") from None
+        raise ValueError(f"{source} is not a complete LeRobot dataset: {error} is missing in its meta folder") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +85,13 @@ class Dataset:
 def open_dataset(source: Path, cameras: Sequence[str]) -> Dataset:
     info = read_json_object(source / INFO)
     if info["codebase_version"] not in VERSIONS:
-        raise ValueError(f"{source} is LeRobot {info['codebase_version']}; what can be read is {', '.join(VERSIONS)}")
+        raise ValueError(f"{source} is LeRobot {info['codebase_version']}; supported versions: {', '.join(VERSIONS)}")
     check_info(source, info)
     videos = [name for name, feature in info["features"].items() if feature["dtype"] == "video"]
     if not videos:
-        raise ValueError(f"{source} has no videos; pictures inside of parquet files are not read")
+        raise ValueError(f"{source} has no videos; images inside parquet files are not supported")
     if unknown := sorted({*cameras} - {*videos}):
-        raise ValueError(f"{source} has no camera {', '.join(unknown)}; there are: {', '.join(videos)}")
+        raise ValueError(f"{source} has no camera {', '.join(unknown)}; its cameras: {', '.join(videos)}")
     wanted = [name for name in videos if name in cameras or (not cameras and not is_depth(info["features"][name]))]
     is_v3 = info["codebase_version"] == "v3.0"
     if is_v3:
@@ -114,7 +114,7 @@ def check_info(source: Path, info: dict[str, Any]) -> None:
         raise ValueError(f"{source / INFO}: features: expected an object of objects, found {features!r:.80}")
     size = info.get("chunks_size", 1)
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ValueError(f"{source / INFO}: chunks_size: expected a whole number above 0, found {size!r:.80}")
+        raise ValueError(f"{source / INFO}: chunks_size: expected an integer above 0, found {size!r:.80}")
     for name in ("data_path", "video_path"):
         if not isinstance(info[name], str):
             raise ValueError(f"{source / INFO}: {name}: expected a text, found {info[name]!r:.80}")
@@ -126,7 +126,7 @@ def json_lines(file: Path) -> list[dict[str, Any]]:
     try:
         return [json.loads(line) for line in read_lines(file)]
     except json.JSONDecodeError as error:
-        raise ValueError(f"{file} cannot be read as a JSON object a line: {error}") from None
+        raise ValueError(f"{file} cannot be read as JSON Lines: {error}") from None
 
 
 def is_depth(feature: dict[str, Any]) -> bool:
@@ -172,7 +172,7 @@ def first_episode_frame(dataset: Dataset, episode: dict[str, Any], camera: str, 
     status, info = examine(video)
     fps = dataset.info["fps"]
     if abs(info.fps - fps) > SAME_RATE * fps:
-        raise SampleError("rate_differs", f"the file has {info.fps:g} frames a second, {INFO} says {fps:g}")
+        raise SampleError("rate_differs", f"the file has {info.fps:g} fps, {INFO} states {fps:g}")
     if not dataset.is_v3:
         return 0
     begin, times = episode[f"videos/{camera}/from_timestamp"], times_of(video, status.st_mtime_ns)
@@ -180,7 +180,7 @@ def first_episode_frame(dataset: Dataset, episode: dict[str, Any], camera: str, 
         raise SampleError("times_differ", f"from_timestamp: expected seconds, found {begin}")
     frame = bisect_left(times, begin - SAME_TIME / fps)
     if frame == len(times) or times[frame] > begin + SAME_TIME / fps:
-        raise SampleError("times_differ", f"no frame is shown at {begin:g} s, where the episode begins")
+        raise SampleError("times_differ", f"no frame at {begin:g} s, where the episode begins")
     return frame
 
 
@@ -194,11 +194,11 @@ def episode_rows(dataset: Dataset, episode: dict[str, Any], data: Path) -> tuple
     index, length = episode["episode_index"], episode["length"]
     if not data.is_file():
         if len(episode["tasks"]) > 1:
-            raise SampleError("several_tasks", f"without {data} it is not known which frame belongs to which task")
+            raise SampleError("several_tasks", f"without {data} the tasks of the frames are unknown")
         return None, ["".join(episode["tasks"])] * length
     first, tasks = data_rows(data, data.stat().st_mtime_ns).get(index, (0, []))
     if len(tasks) != length:
-        raise SampleError("rows_differ", f"the episode has {length} frames, and {len(tasks)} rows in {data}")
+        raise SampleError("rows_differ", f"the episode has {length} frames, but {data} has {len(tasks)} rows for it")
     return first, [dataset.tasks[task] for task in tasks]
 
 
@@ -231,8 +231,7 @@ def table_rows(file: Path, *columns: str) -> list[dict[str, Any]]:
         from pyarrow import ArrowInvalid, parquet
     except ImportError:
         raise UserError(
-            f"{file} is read with the library 'pyarrow', which is not installed; "
-            "install it with `pip install 'worldsmith[lerobot]'`"
+            f"{file} needs the library 'pyarrow', which is not installed: `pip install 'worldsmith[lerobot]'`"
         ) from None
     try:
         wanted = columns or [name for name in parquet.read_schema(file).names if not name.startswith("stats/")]

@@ -20,13 +20,13 @@ SPLITS = {
     **dict.fromkeys(("validation", "valid", "dev", "val"), "val"),
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
-"""Folder names of splits, as Hugging Face's `datasets` knows them, and what they are called here."""
+"""Split folder names that Hugging Face `datasets` recognizes → split names of Worldsmith."""
 STRUCTURED = {
     *("subjects", "background_setting", "lighting", "aesthetics", "cinematography", "style_medium", "artistic_style"),
     *("context", "actions", "text_and_signage_elements", "segments", "transitions", "temporal_caption"),
     "audio_description",
 }
-"""Keys of a structured caption, of which one must be there for an object to be taken for one."""
+"""Keys of a structured caption; an object with at least one of them is a structured caption."""
 TEXT_KEYS = ("caption", "text", "prompt")
 
 
@@ -46,7 +46,7 @@ class Clip:
     extra: dict[str, Any] = field(default_factory=dict)
     """Further keys of the record."""
     linked: dict[str, Path] = field(default_factory=dict)
-    """Files that `extra` speaks of: key of an object in it → what its `path` will be, seen from the record's file."""
+    """Files that `extra` refers to: key of an object in it → its future `path`, relative to the record's file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Choices:
 
 
 Found = Clip | Rejection | str
-"""A text is a remark on the source, for people."""
+"""Note about the source, for messages."""
 
 
 def split_of(relative: Path) -> str:
@@ -118,9 +118,9 @@ def is_blank(value: Any) -> bool:
 def media_path(folder: Path, text: Any) -> Path:
     """Returns the file that a list names, seen from the list's folder. Raises SampleError: no_path, remote_path."""
     if not isinstance(text, str) or not text.strip() or "\0" in text:
-        raise SampleError("no_path", f"expected the path of a file, found {text!r}")
+        raise SampleError("no_path", f"expected a file path, found {text!r}")
     if "://" in text:
-        raise SampleError("remote_path", f"'{text}' is remote; download it and name the local path")
+        raise SampleError("remote_path", f"'{text}' is remote: download it and use the local path")
     return folder / text.strip()
 
 

@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BATCH = 8
-"""Questions that are asked at once."""
+"""Max number of questions per batch."""
 GOOD_TOKENS, LEAST_TOKENS = 16, 8
-"""Max new tokens below which fewer questions are asked instead, and the fewest."""
+"""Max new tokens below which the number of questions is reduced instead, and the minimum of it."""
 TOKEN = 0.25
 """Assumed cost of a new token in forward passes of a training sample."""
 TRAINING, HELD_OUT = "training question", "held-out question"
-"""Labels of questions that are trained on, and of questions of the validation data."""
+"""Labels of questions from the training and from the validation data."""
 MEDIA, LARGEST = "media", 64 * 2**20
-"""Folder of copies of the images and videos that questions are about, and the size in bytes of the largest one."""
+"""Folder of copies of the images and videos that questions are about, and the max size in bytes of a copied file."""
 
 
 class DrawAnswers(DrawSamples):
@@ -46,8 +46,8 @@ class DrawAnswers(DrawSamples):
         makes: ClassVar[str] = "answers"
 
         dataset: ChatDataset.Config | None = None
-        """Dataset of the conversations; `samples` of them are asked, evenly spaced over the dataset. None: the
-        validation data if the run validates, else the training data."""
+        """Dataset of the conversations; `samples` of them are used, evenly spaced over the dataset. None: the
+        validation data if the run validates, otherwise the training data."""
         max_new_tokens: Count = 64
         """Max number of tokens of an answer; it may be lower if `every` is None."""
 
@@ -70,7 +70,9 @@ class DrawAnswers(DrawSamples):
         data: Any = run.dataloader_train
         if self.config.dataset or run.trainer.run_validation or data.num_workers or not is_streamed(data.dataset):
             return ""
-        return "the training data are streamed by this process, and the first questions are at the start of the stream"
+        return (
+            "the training data are streamed by this process, so the first questions come from the start of the stream"
+        )
 
     def prepare(self, trainer: TrainingRun) -> None:
         if self.answerer is not None:
@@ -98,7 +100,7 @@ class DrawAnswers(DrawSamples):
         answers = self.answerer.answers(asked, batch_size=BATCH, max_new_tokens=most)
         for number, ((_, turns), answer) in enumerate(zip(chosen, answers), start=1):
             if answer.error:
-                raise DataError(f"{answer.key} cannot be asked: {answer.error}")
+                raise DataError(f"{answer.key} cannot be answered: {answer.error}")
             self.give_way(trainer, number / len(chosen))
             last = question(turns)[-1]
             truth = turns[len(question(turns))].text.strip()
@@ -136,13 +138,13 @@ def choose_questions(dataset: ChatDataset, count: int, answerer: Answerer) -> li
             turns = dataset.turns(index)
             answerer.processor.prompt(question(turns), key=key)
         except SampleError as error:
-            logger.warning("%s is not among the questions that are asked again and again: %s", key, error)
+            logger.warning("%s is not among the sampled questions: %s", key, error)
             continue
         found.append((key, turns))
         if len(found) == count:
             break
     if not found:
-        raise DataError(f"{dataset.name} has no conversation that can be asked")
+        raise DataError(f"{dataset.name} has no conversation with a question")
     return found
 
 

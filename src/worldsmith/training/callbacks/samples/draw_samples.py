@@ -31,9 +31,9 @@ logger = logging.getLogger(__name__)
 Weights = Literal["live", "ema"]
 FILE = "samples.jsonl"
 DRAWINGS = 5
-"""Number of drawings of a run for which the size of one is chosen where no interval is set; the first takes longer."""
+"""Target number of sample generations in a run without a fixed interval; it determines the size of one."""
 AGREEMENT = timedelta(minutes=5)
-"""Timeout for the other ranks to report, after the forward passes, whether theirs have failed."""
+"""Timeout for other ranks to report failures after the forward passes."""
 STEP_PASSES = 3
 """Cost of training on a sample in forward passes of a sample."""
 
@@ -51,9 +51,9 @@ class DrawnSample:
     expected: str | None = None
     """The ground truth of the answer."""
     media: str | None = None
-    """The file that the prompt is about."""
+    """File that the prompt is about."""
     source: str | None = None
-    """Whether the prompt is from the training or the held-out data, as a label; None: it is from neither."""
+    """Label of training or held-out data that the prompt comes from; None: neither."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,24 +98,24 @@ class DrawSamples(Callback):
         every: Count | None = None
         """Generates samples after every `every` steps and after the last step, whatever they cost. None: before the
         first step, after about 30 % of the steps, later as often as `max_time_fraction` allows, and after the last
-        step; number and quality of the samples are then also chosen to fit."""
+        step; number and quality of the samples are then chosen to fit."""
         max_time_fraction: Annotated[float, Range(gt=0, le=1)] = 0.03
         """Max fraction of the run's time that is spent on samples if `every` is None."""
         on_start: bool = False
         """Whether a new run with a number in `every` also generates samples before its first step."""
         samples: Count = 4
-        """Number of prompts taken from the data if none are given; the maximum if `every` is None."""
+        """Number of prompts from the data if none are given; the maximum if `every` is None."""
         weights: list[Weights] = field(default_factory=list)
-        """Weights to generate with: raw weights ("live") and EMA weights ("ema", if the run keeps them). Empty: the
-        EMA weights if the run keeps them, else the raw weights. Each kind costs the same again."""
+        """Weights to generate with: raw weights ("live") and EMA weights ("ema", if the run keeps them). Empty: the EMA
+        weights if the run keeps them, otherwise the raw weights. Both together cost twice as much."""
 
         def check_run(self, run: Any) -> None:
             model = run.model.config
             if not self.enabled:
                 return
             if model.makes != self.makes:
-                why = f"a model of the family '{run.model.name}' makes {model.makes or 'nothing that is known'}"
-                raise wrong(self, "enabled", why=f"{why}, and this draws {self.makes}", remedy="write false")
+                why = f"a model of the family '{run.model.name}' makes {model.makes or 'no known output'}"
+                raise wrong(self, "enabled", why=f"{why}, this callback {self.makes}", remedy="write false")
             if self.weights == ["ema"] and not model.ema.enabled:
                 raise wrong(self, "weights", why="the run keeps no EMA weights", remedy='write ["live"]')
 
@@ -130,19 +130,19 @@ class DrawSamples(Callback):
 
     config: Config
     size: DrawingSize | None = None
-    """Size of a drawing; None: that of the config, since it has an interval."""
+    """Size of one generation of samples; None: as in the config, since it has an interval."""
     budget: DrawingBudget | None = None
     """Set on rank 0 if the config has no interval."""
     decision = Decision(0, 1)
     log: MetricsLog | None = None
     parts_done = 0
-    """Kinds of weights that are drawn with, of those of this drawing."""
+    """Weights (raw or EMA) to generate with, of those in this generation."""
     preparing = 0.0
-    """Seconds of this drawing in `prepare`."""
+    """Seconds that `prepare` took in this generation."""
     peers: SideGroup | None = None
     """Separate process group of all ranks, so that a failing rank does not disturb other collectives."""
     failed = 0
-    """Drawings of which something is missing."""
+    """Incomplete generations of samples."""
 
     @abstractmethod
     def prepare(self, trainer: TrainingRun) -> None:
@@ -221,7 +221,7 @@ class DrawSamples(Callback):
             self.log.close()
             self.log = None
         if self.failed > 1:
-            logger.warning("%d drawings of samples have failed", self.failed)
+            logger.warning("%d sample generations have failed", self.failed)
 
     def is_due(self, trainer: TrainingRun) -> bool:
         """Returns whether to draw at this step whatever it costs."""
@@ -281,8 +281,8 @@ class DrawSamples(Callback):
             self.decision = self.budget.decide(done, self.size.prompts)
             if done == last and not self.decision.prompts:
                 logger.info(
-                    "no samples are drawn after step %d, the last: they would take more than %.3g of the run's time; "
-                    "trainer.callbacks.%s.every=%d draws them nevertheless",
+                    "no samples are generated after step %d, the last: they would take more than %.3g of the run's "
+                    "time; trainer.callbacks.%s.every=%d generates them nevertheless",
                     *(done, self.config.max_time_fraction, self.folder.name, last),
                 )
         self.decision = trainer.world.broadcast(self.decision)
@@ -300,7 +300,7 @@ class DrawSamples(Callback):
             except GivesWayError:
                 samples = None
                 if trainer.world.is_main:
-                    logger.info("samples after step %d are left out: the run is asked to stop", step)
+                    logger.info("samples after step %d are skipped: the run was asked to stop", step)
             if samples and trainer.world.is_main:
                 try:
                     folder = self._write(trainer, samples)
@@ -397,4 +397,4 @@ class DrawSamples(Callback):
         self.failed += 1
         if self.failed == 1:
             kind = f"{type(why).__name__}: " if isinstance(why, Exception) and not isinstance(why, UserError) else ""
-            logger.warning("no samples are drawn after step %d, the run goes on without them: %s%s", step, kind, why)
+            logger.warning("no samples are generated after step %d, but the run continues: %s%s", step, kind, why)

@@ -35,17 +35,17 @@ QUALITY = 95
 """Quality of JPEG files."""
 FROM_TEXT = {"text2image", "text2video"}
 TRAINING, HELD_OUT = "training caption", "held-out caption"
-"""Labels of captions of clips that are trained on, and of clips of the validation data."""
+"""Labels of captions from the training and from the validation data."""
 CANDIDATES = 8
-"""Captions of the data that are read for each one that is sampled."""
+"""Number of captions read from the data per sampled caption."""
 GOOD_STEPS, LEAST_STEPS = 8, 2
-"""Solver steps below which fewer prompts are drawn instead, and the fewest."""
+"""Solver steps below which the number of prompts is reduced instead, and the minimum of it."""
 DECODING = 8
 """Assumed cost of decoding and writing a sample in forward passes of a training sample."""
 REAL = "real"
 """Subfolder with the dataset's own clips."""
 REAL_BYTES = 64_000
-"""Max size of a file with a clip of the dataset, unless it has it at the lowest quality: a page embeds it."""
+"""Max file size of a clip of the dataset, above which its quality is lowered: a page embeds it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,29 +73,29 @@ class DrawVideos(DrawSamples):
         makes: ClassVar[str] = "videos"
 
         prompts: list[str] = field(default_factory=list)
-        """Captions to generate. Without any here and in `prompt_files`, `samples` captions of the data: half of them
-        of training clips and half of held-out clips if the run validates, else all of training clips. A model that
-        reads an image gets the first frame of the caption's clip."""
+        """Captions to generate. Without any here and in `prompt_files`: `samples` captions of the data, half of them of
+        training clips and half of held-out clips if the run validates, otherwise all of training clips. A model with
+        image input gets the first frame of the caption's clip."""
         prompt_files: list[str] = field(default_factory=list)
-        """Files with further samples, or glob patterns, in the format of `worldsmith generate`; a sample may have a
-        size, a seed, and an image or a video to start from."""
+        """Files with more samples, or glob patterns, in the format of `worldsmith generate`; a sample may have a size,
+        a seed, and an image or a video to start from."""
         guidance: list[Factor] = field(default_factory=lambda: [3.0])
-        """Scales of classifier-free guidance, a video for each; 0 ignores the prompt, 1 is without guidance and takes
-        half the time. A scale is constant over the solver steps, also for a family that otherwise varies it."""
+        """Scales of classifier-free guidance, one video each; 0 ignores the prompt, 1 is without guidance and takes
+        half the time. A scale is constant over the solver steps, also for families that otherwise vary it."""
         steps: Annotated[int, Range(ge=1, le=NOISE_LEVELS)] = 35
-        """Solver steps of a video; the maximum if `every` is None."""
+        """Number of solver steps of a video; the maximum if `every` is None."""
         shift: PositiveFactor | None = None
-        """Shift of the noise schedule; None: that of the training's resolution bucket."""
+        """Shift of the noise schedule; None: as in training for the resolution bucket."""
         seed: Seed = 0
-        """Seed of the first prompt's noise; each further prompt has the next seed."""
+        """Seed of the first prompt's noise; each later prompt uses the next seed."""
 
         def check_run(self, run: Any) -> None:
             super().check_run(run)
             if self.enabled and not self.guidance:
-                raise wrong(self, "guidance", why="nothing would be drawn", remedy="write [1.0] for no guidance")
+                raise wrong(self, "guidance", why="no samples would be generated", remedy="use [1.0] for no guidance")
             if self.enabled and self.prompts and not FROM_TEXT & set(run.model.config.modes):
-                why = f"this model makes {', '.join(run.model.config.modes)}"
-                remedy = "give samples with their vision_path in prompt_files, or neither of them"
+                why = f"this model generates {', '.join(run.model.config.modes)}"
+                remedy = "set samples with their vision_path in prompt_files, or none of them"
                 raise wrong(self, "prompts", why=why, remedy=remedy)
 
         def fit(self, passes: float) -> DrawingSize:
@@ -116,7 +116,7 @@ class DrawVideos(DrawSamples):
     config: Config
     requests: Sequence[GenerationRequest] = ()
     captions: Sequence[ClipCaption] = ()
-    """Origins of the first prompts, if these are captions of the data."""
+    """Sources of the first prompts, if these are captions of the data."""
 
     @property
     def steps(self) -> int:
@@ -124,7 +124,7 @@ class DrawVideos(DrawSamples):
 
     def obstacle(self, run: Any) -> str:
         network = run.model.config.sampling_network
-        return f"{network} would be loaded next to the trained network" if network else ""
+        return f"{network} would be loaded in addition to the trained network" if network else ""
 
     def prepare(self, trainer: TrainingRun) -> None:
         if self.requests:
@@ -323,9 +323,13 @@ def read_requests(files: Sequence[str], defaults: GenerationDefaults, model: Any
     for entry in read_files(files) if files else ():
         for layer in entry.layers:
             if own := [name for name in SAME_FOR_ALL if getattr(layer.settings, name) is not None]:
-                raise ValueError(f"{layer.source}: {', '.join(own)} cannot be a sample's own: all are drawn alike")
+                raise ValueError(
+                    f"{layer.source}: {', '.join(own)} cannot be set per sample: they are the same for all"
+                )
         decided = decide(entry, nothing, defaults, cells, "the run", model.modes)
         if any(args.strength is not None for args in decided):
-            raise ValueError(f"{entry.layers[0].source}: a video that is made anew is not drawn; give an image or none")
+            raise ValueError(
+                f"{entry.layers[0].source}: samples that transform a video are not supported here; use an image or none"
+            )
         found += [args.request(cells) for args in decided]
     return found

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 MAX_DRAWINGS = 50
-"""Max number of drawings in a run, however cheap they are."""
+"""Max number of sample generations in a run, however cheap they are."""
 BEFORE_THE_END = 0.8
-"""Part of the fraction that drawings before the last step may use, since steps become faster than was expected."""
+"""Part of the time fraction that generations before the last step may use, since steps become faster than expected."""
 FIRST_BETWEEN = 0.3
-"""Fraction of the steps after which the first drawing between the ends is made, if the complete run can afford it."""
+"""Fraction of the steps after which the first intermediate generation happens, if the complete run can afford it."""
 SMALL_DRAWING = 5.0
-"""A drawing after the last step that takes at most this many seconds may exceed the fraction: of one prompt in a short
-run, of all prompts in a resumed run, of which only the time since then is known."""
+"""A generation after the last step may exceed the time fraction if it takes at most this many seconds: with one prompt
+in a short run, with all prompts in a resumed run, where only the time since then is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Decision:
     """Decision of rank 0 after a step."""
 
     prompts: int
-    """Number of prompts to draw now; 0: none."""
+    """Number of prompts to generate now; 0: none."""
     next_check: int
     """The next step at which rank 0 decides."""
 
@@ -60,7 +60,7 @@ class DrawingBudget:
         self.clock = clock
         self.start = clock()
         self.spent = 0.0
-        """Seconds spent on drawings."""
+        """Seconds spent on sample generation."""
         self.seconds_per_prompt: float | None = None
         self.last_drawing = first_step
 

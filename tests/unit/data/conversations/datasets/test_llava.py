@@ -108,14 +108,14 @@ def test_rates_that_records_state(tmp_path: Path, policy: str, rates: list[float
         ({"conversations": []}, "bad_record", "expected a list of messages"),
         ({"conversations": [{"from": "human", "value": 3}]}, "bad_record", "'value' of message 1 must be text"),
         ({"conversations": [{"from": "tool", "value": "x"}]}, "unknown_role", "found 'tool'"),
-        ({"conversations": [{"from": "gpt", "value": "x", "weight": 0}]}, "bad_record", "'weight', which is not read"),
+        ({"conversations": [{"from": "gpt", "value": "x", "weight": 0}]}, "bad_record", "which is not supported"),
         ({"conversations": [{"from": "human", "value": [{"type": "image"}]}]}, "bad_record", "must be text"),
         (chat("only a question"), "no_answer", "1 turns"),
         (chat("<image> or <image>", "a", image="a.png"), "bad_record", "hold 2 <image>, the record has 1 images"),
         (chat("<image>", "a", images=["a.png", "b.png"]), "bad_record", "hold 1 <image>, the record has 2"),
         (chat("<image>", "a", video="v.mp4"), "bad_record", "hold 1 <image>, the record has 0"),
         (chat("?", "a", image="a.png", images=["b.png"]), "bad_record", "both 'image' and 'images'"),
-        (chat("?", "a", image="https://x/a.png"), "remote_path", "copy it beside"),
+        (chat("?", "a", image="https://x/a.png"), "remote_path", "copy it next to"),
         (chat("?", "a", image="a\0.png"), "bad_record", "without NUL"),
         (chat("?", "a", image=[3]), "bad_record", "found 3"),
         (chat("?", "a", video="v.mp4", video_fps="fast"), "bad_record", "'video_fps' must be above 0, at most 1000"),
@@ -258,8 +258,8 @@ def test_a_key_that_is_given_twice_is_a_bad_record(tmp_path: Path) -> None:
     dataset = LlavaDataset.Config(path=str(tmp_path)).build()
     assert [dataset.place(index)[0] for index in range(len(dataset))] == ["good"]
     assert [(r.reason, r.detail) for r in dataset.rejections] == [
-        ("bad_record", "record 1: the key 'id' is given twice"),
-        ("bad_record", "record 2: the key 'value' is given twice"),
+        ("bad_record", "record 1: the key 'id' occurs twice"),
+        ("bad_record", "record 2: the key 'value' occurs twice"),
     ]
     file.write_text(twice)
     assert len(LlavaDataset.Config(path=str(tmp_path)).build()) == 0

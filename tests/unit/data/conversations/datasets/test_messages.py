@@ -84,9 +84,9 @@ def test_parts_without_a_name_take_the_next_medium(tmp_path: Path) -> None:
         (asks({"type": "audio", "audio": "a"}), "bad_record", "part of type 'audio'"),
         (asks("text"), "bad_record", "part of type None"),
         (asks({"type": "text"}), "bad_record", "a text part needs text"),
-        (asks({"type": "video", "video": "v", "fps": 2}), "bad_record", "'fps' of a part is not read"),
-        (asks({"type": "video", "video": "v", "resized_width": 2}), "bad_record", "must both be whole numbers"),
-        (asks({"type": "image"}), "bad_record", "neither it nor 'images' names"),
+        (asks({"type": "video", "video": "v", "fps": 2}), "bad_record", "'fps' of a part is not supported"),
+        (asks({"type": "video", "video": "v", "resized_width": 2}), "bad_record", "must both be integers"),
+        (asks({"type": "image"}), "bad_record", "neither the part nor 'images' names"),
         (asks({"type": "text", "text": "x"}, images=["a"]), "bad_record", "no part shows {'image': 1}"),
         (asks({"type": "image_url", "image_url": {"url": "http://x/a.png"}}), "remote_path", "http://x/a.png"),
         (asks({"type": "video", "video": "data:video/mp4;base64,AA"}), "remote_path", "no local video"),
@@ -111,6 +111,6 @@ def test_a_line_that_gives_a_key_twice_is_a_bad_record(tmp_path: Path) -> None:
     good = json.dumps(asks({"type": "text", "text": "Is it?"}))
     dataset = build(tmp_path, good, good.replace('"text": "Is it?"', '"text": "Is it?", "text": "Was it?"'))
     assert [(r.reason, r.detail, r.line) for r in dataset.rejections] == [
-        ("bad_record", "the key 'text' is given twice", 2)
+        ("bad_record", "the key 'text' occurs twice", 2)
     ]
     assert len(dataset) == 1

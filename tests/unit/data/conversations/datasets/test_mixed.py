@@ -74,7 +74,7 @@ def test_the_system_prompt_opens_conversations_that_have_none(config):
 
 @pytest.mark.parametrize(
     ("datasets", "said"),
-    [({}, "at least one"), ({"hub": LlavaOneVision.Config(streaming=True)}, "datasets.hub: a streamed data set")],
+    [({}, "at least one"), ({"hub": LlavaOneVision.Config(streaming=True)}, "datasets.hub: a streamed dataset")],
 )
 def test_what_cannot_be_mixed_is_refused(datasets, said):
     with pytest.raises(ValueError, match=said):

@@ -132,7 +132,7 @@ def test_settings_of_an_image(build: Callable) -> None:
     [
         ({"fps": 1.0, "nframes": 8}, "set one of them"),
         ({"nframes": 8, "max_frames": 9}, "no effect"),
-        ({"min_pixels": 9, "max_pixels": 8}, "nothing lies between"),
+        ({"min_pixels": 9, "max_pixels": 8}, "no value is between"),
         ({"fps": 0.0}, "above 0"),
     ],
 )

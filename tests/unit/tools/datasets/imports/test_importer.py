@@ -50,7 +50,7 @@ def test_where_validation_clips_come_from_is_said(tmp_path: Path, capsys: pytest
     for suffix in ("mp4", "txt"):
         (source / f"b.{suffix}").rename(source / f"val/b.{suffix}")
     assert main(words) == 0
-    assert f"validate on it: export VAL_DATASET_PATH={out}/val\n" in capsys.readouterr().out
+    assert f"to validate: export VAL_DATASET_PATH={out}/val\n" in capsys.readouterr().out
     assert (len(records(out)), len(records(out, "val"))) == (1, 1)
 
 
@@ -76,7 +76,7 @@ def test_a_data_set_that_is_there_is_replaced_only_by_force(tmp_path: Path, caps
     words = ["dataset", "import", str(tmp_path / "source"), "-o", str(tmp_path / "out")]
     assert main(words) == 0
     assert main(words) == 2
-    assert "--force to replace it" in capsys.readouterr().err
+    assert "replace it with --force" in capsys.readouterr().err
     clip(tmp_path / "source/three.mp4")
     write(tmp_path / "source/three.txt", "a third")
     assert main([*words, "--force"]) == 0
@@ -84,7 +84,7 @@ def test_a_data_set_that_is_there_is_replaced_only_by_force(tmp_path: Path, caps
     (tmp_path / "mine").mkdir()
     write(tmp_path / "mine/notes.txt", "mine")
     assert main([*words[:-1], str(tmp_path / "mine"), "--force"]) == 2
-    assert "was not made by this command" in capsys.readouterr().err
+    assert "was not created by this command" in capsys.readouterr().err
 
 
 def test_a_dry_run_says_the_same_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -209,9 +209,9 @@ def test_unevenly_spaced_frames_and_long_files_are_said(tmp_path: Path, write_cl
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"camera": ["top"]}, "--camera means nothing to the layout lines"),
-        ({"caption_column": "text"}, "--caption-column means nothing to the layout lines"),
-        ({"out": "source/out"}, "lies in the source"),
+        ({"camera": ["top"]}, "--camera has no effect on the layout lines"),
+        ({"caption_column": "text"}, "--caption-column has no effect on the layout lines"),
+        ({"out": "source/out"}, "lies inside the source"),
         ({"source": "nowhere"}, "does not exist"),
     ],
 )

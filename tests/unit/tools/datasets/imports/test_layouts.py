@@ -53,14 +53,14 @@ def test_what_is_two_layouts_at_once_is_not_guessed(tmp_path: Path) -> None:
 
 
 def test_a_source_of_no_layout_says_what_was_looked_for(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"none of the layouts:\n  sidecar: A folder of videos"):
+    with pytest.raises(ValueError, match=r"none of the supported layouts:\n  sidecar: A folder of videos"):
         find_layout(tmp_path, "auto")
     clip(tmp_path / "a.mp4")
     assert find_layout(tmp_path, "auto")[0] == "sidecar"
     with pytest.raises(ValueError, match="has not the layout lerobot: A LeRobot dataset"):
         find_layout(tmp_path, "lerobot")
     write(tmp_path / "train/video_dataset_file.jsonl", "{}")
-    with pytest.raises(ValueError, match="there is nothing to import"):
+    with pytest.raises(ValueError, match="no import is needed"):
         find_layout(tmp_path, "auto")
 
 
@@ -110,7 +110,7 @@ def test_lines_belong_to_their_numbers_whatever_is_blank(tmp_path: Path, pairs: 
     try:
         found = list(LAYOUTS["lines"].read(tmp_path, Choices()))
     except ValueError as error:  # one file ends before the other
-        assert str(error).count(" lines") == 2  # noqa: PT017
+        assert str(error).count(" lines") == 3  # noqa: PT017
         return
     taken = [item.captions.get("caption", "") for item in found if isinstance(item, Clip)]
     assert taken == [prompt.strip() for prompt, video in pairs if video]
@@ -190,7 +190,7 @@ def test_columns_are_said_and_can_be_chosen(tmp_path: Path) -> None:
     assert left_out("table", tmp_path) == [("bad_record", 3)]
     chosen = clips("table", tmp_path, path_column="name", caption_column="mine")
     assert {name: item.captions for name, item in chosen.items()} == {"q.mp4": {"caption": "three"}}
-    with pytest.raises(ValueError, match="has no column other for captions; there are: name, path"):
+    with pytest.raises(ValueError, match="has no column other for captions; its columns: name, path"):
         clips("table", tmp_path, caption_column="other")
     write(tmp_path / "metadata.csv", "a,b\n1,2\n")
     with pytest.raises(ValueError, match=r"has no column file_name or .* for paths; there are: a, b"):

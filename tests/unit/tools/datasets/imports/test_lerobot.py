@@ -60,7 +60,7 @@ def test_frames_and_rows_of_an_episode_belong_together(make, tmp_path: Path) -> 
 def test_cameras_are_chosen_by_their_key(make, tmp_path: Path) -> None:
     make(tmp_path)
     assert clips(tmp_path, CAMERAS[1]).keys() == {f"episode_{index:06d}/{CAMERAS[1]}" for index in EPISODES}
-    with pytest.raises(ValueError, match=f"has no camera front; there are: {', '.join(CAMERAS)}"):
+    with pytest.raises(ValueError, match=f"has no camera front; its cameras: {', '.join(CAMERAS)}"):
         clips(tmp_path, "front")
 
 
@@ -69,7 +69,7 @@ def test_a_depth_camera_is_left_out_unless_it_is_asked_for(tmp_path: Path) -> No
     features = json.loads((tmp_path / "meta/info.json").read_bytes())["features"]
     change_info(tmp_path, features={**features, CAMERAS[0]: {"dtype": "video", "info": {"video.is_depth_map": True}}})
     assert {key.split("/")[1] for key in clips(tmp_path)} == {CAMERAS[1]}
-    assert next(read_lerobot(tmp_path, Choices())) == f"cameras that are left out: {CAMERAS[0]}"
+    assert next(read_lerobot(tmp_path, Choices())) == f"skipped cameras: {CAMERAS[0]}"
     assert {key.split("/")[1] for key in clips(tmp_path, CAMERAS[0])} == {CAMERAS[0]}
 
 
@@ -161,7 +161,7 @@ def test_a_start_between_two_frames_is_not_rounded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("info", "message"),
     [
-        ({"codebase_version": "v1.6"}, r"is LeRobot v1.6; what can be read is v2.0, v2.1, v3.0"),
+        ({"codebase_version": "v1.6"}, r"is LeRobot v1.6; supported versions: v2.0, v2.1, v3.0"),
         ({"features": {"action": {"dtype": "float32"}}}, "has no videos"),
         ({"video_path": "videos/{no_such}.mp4"}, "'no_such' is missing"),
     ],
@@ -203,7 +203,7 @@ def test_a_task_may_be_in_a_column_without_name_and_the_extra_is_named(
         ("fps", 0, "expected a number above 0, found 0"),
         ("features", 5, "expected an object of objects, found 5"),
         ("features", {"camera": "video"}, "expected an object of objects"),
-        ("chunks_size", "many", "expected a whole number above 0, found 'many'"),
+        ("chunks_size", "many", "expected an integer above 0, found 'many'"),
         ("video_path", ["a"], "expected a text"),
         ("splits", "all", "expected an object, found 'all'"),
     ],
