@@ -25,8 +25,7 @@ def plural(number: float, noun: str) -> str:
 
 
 def format_float(value: float | None, digits: int = 4) -> str:
-    """Returns a number with `digits` significant digits: 0.01234, 1,570; only very large or small ones with an
-    exponent."""
+    """Formats a number with `digits` significant digits: 0.01234, 1,570; very large or small ones with an exponent."""
     if value is None:
         return "–"
     text = f"{value:.{digits}g}"
@@ -54,7 +53,7 @@ def words(name: str) -> str:
 
 
 def breakable(path: str) -> Markup:
-    """Returns a path that may go on in the next line after a dot."""
+    """Returns a dotted path as HTML that can be wrapped after each dot."""
     return Markup("<wbr>").join(f"{part}." for part in path.split("."))[:-1]
 
 
