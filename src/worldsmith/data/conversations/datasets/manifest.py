@@ -1,4 +1,4 @@
-"""The layout of a prepared VideoPhy-2: a manifest, one media file and one conversation file a record."""
+"""The layout of a prepared VideoPhy-2: a manifest, and one media file and one conversation file per record."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ManifestDataset(ChatFile):
                 yield number, None, error
 
     def _complete(self, record: Any) -> dict[str, Any]:
-        """Returns the record with its conversation in place of the file's name."""
+        """Returns the record with its conversation instead of the file name."""
         if isinstance(record, SampleError):
             raise record
         if not isinstance(record, dict):

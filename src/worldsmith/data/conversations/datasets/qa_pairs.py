@@ -37,7 +37,7 @@ class QaPairsDataset(ChatFile):
         return (path / f"{path.name}{SUFFIX}").is_file() or (path.is_file() and path.name.endswith(SUFFIX))
 
     def read_records(self) -> Iterator[tuple[int, int | None, Any]]:
-        """Yields each question with its video; a record without questions is rejected."""
+        """Yields each question with its video; a record without questions is yielded unchanged, for rejection."""
         number = 0
         for record in read_list(self.file):
             pairs = record.get("qa_pairs") if isinstance(record, dict) else None

@@ -24,7 +24,7 @@ TURNED = (5, 6, 7, 8)
 
 
 def image_shape(source: str | bytes) -> tuple[int, int]:
-    """Returns (height, width) of the upright image, from its header. Raises SampleError."""
+    """Returns (height, width) of an image in upright orientation, from its header; raises SampleError."""
     with open_image(source) as image:
         width, height = image.size
         turned = image.getexif().get(ExifTags.Base.Orientation) in TURNED
@@ -34,10 +34,14 @@ def image_shape(source: str | bytes) -> tuple[int, int]:
 def read_image(source: str | bytes, size: tuple[int, int]) -> np.ndarray:
     """Reads an image as uint8 [3, H, W], resized to `size` = (H, W) (bicubic).
 
-    The image is rotated upright by its EXIF orientation; transparent pixels become white.
+    The image is rotated upright by its EXIF orientation; transparent pixels are blended with white.
+
+    Args:
+        source: A file, its bytes or a data URI.
+        size: (H, W) in pixels.
 
     Raises:
-        SampleError: The image cannot be read.
+        SampleError: If the image cannot be read.
     """
     with open_image(source) as image:
         upright = ImageOps.exif_transpose(image)
@@ -49,7 +53,11 @@ def read_image(source: str | bytes, size: tuple[int, int]) -> np.ndarray:
 
 
 def read_video(path: str, info: VideoInfo, indices: Sequence[int], size: tuple[int, int]) -> np.ndarray:
-    """Reads the frames `indices` as uint8 [T, 3, H, W], upright and resized to `size` = (H, W). Raises SampleError."""
+    """Reads the frames `indices` as uint8 [T, 3, H, W], upright and resized to `size` = (H, W).
+
+    Raises:
+        SampleError: If the video cannot be read.
+    """
     frames = np.empty((len(indices), 3, *size), np.uint8)
     for number, frame in enumerate(pick_few(path, info, indices)):
         # One thread: starting several threads per frame takes far longer than converting a small frame.
@@ -91,7 +99,11 @@ def normalize(patches: torch.Tensor, mean: Sequence[float], std: Sequence[float]
 
 @contextmanager
 def open_image(source: str | bytes) -> Iterator[Image.Image]:
-    """Opens an image without decoding its pixels. Raises SampleError, also for errors while the image is used."""
+    """Context manager that opens an image without decoding its pixels.
+
+    Raises:
+        SampleError: If the image cannot be opened or, in the block, decoded.
+    """
     try:
         with Image.open(readable(source), formats=FORMATS) as image:
             yield image
@@ -108,7 +120,7 @@ def open_image(source: str | bytes) -> Iterator[Image.Image]:
 
 
 def readable(source: str | bytes) -> str | io.BytesIO:
-    """Returns the input for PIL. Raises SampleError if the file is missing, empty or not a regular file."""
+    """Returns the input for PIL; raises SampleError if the file is missing, empty or not a regular file."""
     if isinstance(source, str) and source.startswith("data:"):
         head, _, text = source.partition(",")
         if not head.endswith(";base64"):
@@ -127,7 +139,7 @@ def readable(source: str | bytes) -> str | io.BytesIO:
 
 
 def resize(pixels: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
-    """Resizes uint8 [N, 3, H, W]: bicubic with antialiasing, in integers, as torchvision's resize."""
+    """Resizes uint8 [N, 3, H, W] to (H, W): bicubic with antialiasing, in integers, as the resize of torchvision."""
     if tuple(pixels.shape[2:]) == size:
         return pixels
     return F.interpolate(pixels, size=size, mode="bicubic", antialias=True)
