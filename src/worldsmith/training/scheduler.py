@@ -1,4 +1,4 @@
-"""Learning-rate schedules in cycles: linear warm-up, then a way down: linear, half a cosine, or by a root."""
+"""Learning-rate schedules in cycles: linear warm-up, then a decay: linear, half a cosine, or by a square root."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ class LambdaSchedule(Configurable):
 
     @staticmethod
     def decay(progress: float) -> float:
-        """Returns the way down, from 1 at progress 0 to 0 at progress 1; each schedule has its own."""
+        """Returns the decay factor: 1 at progress 0, falling to 0 at progress 1. Each schedule defines its own."""
         raise TypeError("LambdaSchedule has no way down of its own; use LambdaLinear, LambdaCosine or LambdaSqrt")
 
     def step(self) -> None:
-        """Moves on by one optimizer step and logs the learning rates when `verbosity_interval` says so."""
+        """Advances by one optimizer step; logs the learning rates at the interval of the config."""
         self.scheduler.step()
         count, every = self.scheduler.last_epoch, self.config.verbosity_interval
         if every and count % every == 0:
@@ -76,16 +76,16 @@ class LambdaSchedule(Configurable):
 
     @property
     def learning_rates(self) -> list[float]:
-        """The learning rate of each parameter group for the next optimizer step."""
+        """Learning rate of each parameter group for the next optimizer step."""
         return [float(lr) for lr in self.scheduler.get_last_lr()]
 
     @property
     def steps(self) -> int:
-        """Optimizer steps taken."""
+        """Number of completed optimizer steps."""
         return int(self.scheduler.last_epoch)
 
     def resume(self, steps: int) -> None:
-        """Continues after `steps` optimizer steps, with the learning rates that this config gives there.
+        """Sets the number of completed optimizer steps, with the learning rates that this config gives for it.
 
         A stored schedule is not loaded, since the config of a resumed run may have changed.
         """
@@ -134,7 +134,7 @@ class LambdaSqrt(LambdaSchedule):
 
 
 def multiplier(config: LambdaSchedule.Config, n: int) -> float:
-    """f(n): the factor of the learning rate for the optimizer step that follows n others."""
+    """Returns f(n), the factor on the learning rate for the optimizer step after n completed steps."""
     cycle, last = 0, len(config.cycle_lengths) - 1
     while cycle < last and n > config.cycle_lengths[cycle]:
         n -= config.cycle_lengths[cycle]
@@ -150,14 +150,14 @@ def multiplier(config: LambdaSchedule.Config, n: int) -> float:
 
 
 def schedule_warnings(config: LambdaSchedule.Config, steps: int, rate: float) -> Iterator[str]:
-    """Warnings about cycles that are not longer than their warm-up, and about a run that goes on after the last cycle.
+    """Yields warnings about cycles that are not longer than their warm-up, and about runs longer than the last cycle.
 
-    A config in which a reference is left, such as to an environment variable that is not set, gets none.
+    A config with an unresolved reference, such as to an environment variable that is not set, gets no warnings.
 
     Args:
-        config: The schedule.
+        config: Schedule.
         steps: Optimizer steps of the run.
-        rate: The learning rate that the schedule multiplies.
+        rate: Learning rate that the schedule multiplies.
     """
     if any(map(is_reference, (steps, rate, *(value for _, value in walk(config))))):
         return

@@ -90,7 +90,7 @@ class Metrics(Callback):
 
 
 def step_metrics(step: StepResult, trainer: TrainingRun) -> dict[str, Any]:
-    """Metrics of one step over all ranks, which call this together; seconds and memory are those of this rank."""
+    """Returns the metrics of one step over all ranks; seconds and memory are those of this rank. Collective."""
     data = count_data(trainer)
     return {
         "loss": step.loss,
@@ -174,7 +174,7 @@ class DataCounts:
 
 
 def count_data(trainer: TrainingRun) -> DataCounts:
-    """Counts the data of all ranks, which call this together."""
+    """Returns the data counts of all ranks. Collective."""
     loader, world = trainer.state.loader, trainer.world
     rejected = Counter(r.reason for r in loader.dataset.rejections)  # every rank has read the whole list
     loaded: Counter[str] = Counter()
@@ -322,8 +322,7 @@ def total_norm(norms: Mapping[str, float]) -> float:
 
 
 def square_sums(tensors: Sequence[Tensor | None]) -> list[float]:
-    """Computes the sum of squares of each tensor over all shards; 0 for None. Tensors of a mesh are reduced
-    together."""
+    """Computes the sum of squares of each tensor over all shards; 0 for None. Collective for sharded tensors."""
     import torch
     from torch.distributed.tensor import DTensor, Partial, Replicate
 
@@ -362,7 +361,7 @@ class ParamCount(Callback):
 
 
 def module_path(name: str) -> str:
-    """Returns the part of a network to which a parameter belongs: its path up to the first number, else its module.
+    """Returns the module to which a parameter belongs: its path up to the first number, else without the last name.
 
     `model.layers.3.mlp.up_proj.weight` → `model.layers.3`; `vae2llm.bias` → `vae2llm`.
     """

@@ -1,4 +1,4 @@
-"""`RunPage` and `RunPlan`: `report.html` and `plan.json`, made by other processes during the run."""
+"""`RunPage` and `RunPlan`: write `report.html` and `plan.json` in other processes during the run."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class RunPage(Callback):
         return self.config.enabled and trainer.world.is_main
 
     def _write(self, trainer: TrainingRun, known: Mapping[str, Any]) -> None:
-        """Builds the page in this process, before or after all steps."""
+        """Builds the report in this process, before the first or after the last step."""
         from worldsmith.monitor.page.run_page import write_page
 
         begun = time.process_time()
@@ -174,7 +174,7 @@ class RunPlan(Callback):
             self._compare(trainer.run_folder)
 
     def _take(self, folder: Path, code: int) -> None:
-        """Moves the plan to the run folder and logs it in a line."""
+        """Moves the plan to the run folder and logs it on one line."""
         self.child = None
         from worldsmith.monitor.page.plan_check import plan_in_a_line
 
@@ -208,14 +208,14 @@ class RunPlan(Callback):
 
 
 def plan_command(run_folder: Path, processes: int, device: str) -> list[str]:
-    """Returns the command that plans the run in the folder on GPUs like that of this process."""
+    """Returns the command that plans the run in `run_folder` on `processes` GPUs like that of this process."""
     trusted = [word for name in trusted_packages() if name != "worldsmith" for word in ("--trust", name)]
     plan = ["plan", str(run_folder / "config.yaml"), "--gpus", str(processes), "--gpu", plan_gpu_name(device), "--json"]
     return [sys.executable, "-m", "worldsmith", *trusted, *plan]
 
 
 def plan_gpu_name(device: str) -> str:
-    """Returns the GPU name for `worldsmith plan`; the memory size of a machine without a GPU."""
+    """Returns the GPU name for `worldsmith plan`; without a GPU, the memory size of the machine."""
     if device.startswith("cuda"):
         return word_of_device(device)
     import psutil

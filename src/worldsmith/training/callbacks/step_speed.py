@@ -1,4 +1,4 @@
-"""`CompileTokenizer` and `ManualGC` make steps faster, `Profiler` shows where their time goes."""
+"""`CompileTokenizer` and `ManualGC` reduce the step time, `Profiler` shows how it is spent."""
 
 from __future__ import annotations
 
