@@ -311,8 +311,7 @@ class LossScaler(Configurable):
         """Loss scale of the next step."""
 
     def unscale(self) -> bool:
-        """Divides the gradients by the scale and updates the scale; returns whether a gradient overflowed on any rank.
-        """
+        """Divides the gradients by the scale and updates it; returns whether a gradient overflowed on any rank."""
         if not self.scaler.is_enabled():
             return False
         self.scaler.unscale_(self.optimizer)

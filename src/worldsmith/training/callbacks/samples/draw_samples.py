@@ -120,8 +120,7 @@ class DrawSamples(Callback):
                 raise wrong(self, "weights", why="the run keeps no EMA weights", remedy='write ["live"]')
 
         def fit(self, passes: float) -> DrawingSize:
-            """Returns the size of a drawing that costs about `passes` training sample forward passes, or the smallest.
-            """
+            """Returns the size of a drawing that costs about `passes` sample forward passes, or the smallest."""
             raise NotImplementedError
 
         def cost(self, size: DrawingSize) -> float:
