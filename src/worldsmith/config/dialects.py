@@ -285,9 +285,9 @@ def translate_stack(chosen: Dialect, source: Document) -> StackTranslation:
 
 
 def _is_ours(data: dict[str, Any]) -> bool:
-    """Returns whether files are in our format: they name a recipe or the root class, or have sections of our config.
+    """Returns whether files use the keys of this package: they name a recipe or the root class, or have its sections.
 
-    Other systems have a `model` section too; ours contains a name and a config.
+    Other systems have a `model` section too; that of this package contains `name` and `config`.
     """
     own = [key for key in data if key in _own_keys()]
     if own == ["model"]:

@@ -51,14 +51,17 @@ class Problem:
 
     @property
     def file(self) -> str | None:
+        """File of the source position; None without a position."""
         return self.place.file if self.place else None
 
     @property
     def line(self) -> int | None:
+        """1-based line of the source position; None without one."""
         return self.place.line if self.place else None
 
     @property
     def column(self) -> int | None:
+        """1-based column of the source position; None without one."""
         return self.place.column if self.place else None
 
     def at(self, place: Place | None) -> Problem:

@@ -31,6 +31,7 @@ class SharedStream:
 
     @property
     def ranks(self) -> int:
+        """Number of ranks of the group."""
         return self.group.size()
 
     @property

@@ -123,6 +123,7 @@ class TerminalView:
             go_quiet(self.console, error)
 
     def warning(self, message: str) -> None:
+        """Prints a warning above the progress line."""
         self.print(f"warning: {message}", style="yellow")
 
 

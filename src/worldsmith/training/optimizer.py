@@ -54,12 +54,17 @@ class ParameterState:
 class AdamW(Configurable):
     """`torch.optim.AdamW` with an allow-list of parameters and learning rates by name.
 
-    - `keys_to_select` freezes every parameter whose name contains none of the substrings. With LoRA everything but the
-      adapters is frozen before: the list may stay empty, be ["lora_"], or choose among the adapters.
+    - `keys_to_select` freezes every parameter whose name contains none of the substrings. With LoRA, all parameters
+      except the adapters are frozen before: the list may be empty, ["lora_"], or a selection of adapters.
     - `lr_multipliers`: the first substring, in the order of the table, that a name contains decides.
-    - `weight_decay` is that of all parameters but of those that `keys_without_decay` names and, unless `decay_vectors`,
-      those of one dimension: biases, and weights of norms.
-    - A pattern that reaches no parameter is an error. One that an earlier pattern robs is reported in the log.
+    - `weight_decay` applies to all parameters except those that match `keys_without_decay` and, unless `decay_vectors`,
+      parameters of one dimension: biases, and weights of norms.
+    - A pattern that matches no trained parameter is an error. A pattern that has no effect on some of its parameters,
+      because an earlier pattern matches them, is logged.
+
+    Attributes:
+        groups: Names, learning rate and weight decay of each parameter group.
+        optimizer: The torch optimizer.
     """
 
     class Config(Configurable.Config):
@@ -277,8 +282,8 @@ def nearest_names(pattern: str, names: Iterable[str], count: int = 3) -> list[st
 class LossScaler(Configurable):
     """`torch.amp.GradScaler` over the trained parameters of a run.
 
-    The loss of a step is multiplied by `scale`; `unscale` divides the gradients by it, before anyone looks at them. A
-    gradient that is not finite, on any rank, is an overflow: the step is skipped and the scale is halved.
+    The loss of a step is multiplied by `scale`; `unscale` divides the gradients by it, before they are used. A gradient
+    that is not finite, on any rank, is an overflow: the step is skipped and the scale is halved.
     """
 
     class Config(Configurable.Config):

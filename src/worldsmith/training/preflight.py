@@ -185,7 +185,12 @@ def kept_checkpoints(config: RunConfig) -> int:
 
 
 def build_optimizer(config: RunConfig, network: nn.Module) -> Optimizer:
-    """Builds the optimizer of a network on the meta device, and freezes the parameters that the run does not train."""
+    """Builds the optimizer of a network on the meta device, and freezes the parameters that the run does not train.
+
+    Args:
+        config: Config of the run.
+        network: Network on the meta device, changed in place.
+    """
     adamw: AdamW = replace(config.optimizer, fused=False).build(network=network)  # a meta device has no fused kernel
     optimizer: Optimizer = adamw.optimizer
     return optimizer
@@ -234,7 +239,16 @@ def require_memory(config: RunConfig, world: World) -> None:
 
 
 def check_space(config: RunConfig, model: Model, processes: int, folder: Path) -> list[str]:
-    """Returns a warning if the checkpoints of a run do not all fit on the disk of `folder`; empty if they fit.
+    """Checks whether the checkpoints of a run fit on the disk.
+
+    Args:
+        config: Config of the run.
+        model: Model whose trained parameters were selected.
+        processes: Number of ranks.
+        folder: Existing folder on the disk.
+
+    Returns:
+        A warning if they do not all fit; else empty.
 
     Raises:
         UserError: If not even one checkpoint fits.

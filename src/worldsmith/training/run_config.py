@@ -98,7 +98,7 @@ class LoopConfig(Config):
 
 
 class RunConfig(Configurable.Config):
-    """The root of a run's config. Files name it by its component, `Trainer`."""
+    """Root of a run's config. Files name it by its component, `Trainer`."""
 
     job: JobConfig = field(default_factory=JobConfig)
     """Identity of the run."""

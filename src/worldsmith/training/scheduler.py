@@ -27,10 +27,9 @@ TRIAL_STEPS = 20
 class LambdaSchedule(Configurable):
     """Multiplies every group's learning rate by f(n), n the number of optimizer steps taken.
 
-    In a cycle of length L with W warm-up steps: n < W gives f_start + (f_max - f_start)·n/W, then
-    f_min + (f_max - f_min)·decay((n - W)/(L - W)). The step on which a cycle ends still belongs to it. After the last
-    cycle f stays at its end value. With W >= L the cycle ends during its warm-up. A subclass gives `decay`, which falls
-    from 1 to 0.
+    In a cycle of length L with W warm-up steps: n < W gives f_start + (f_max - f_start)·n/W, then f_min + (f_max -
+    f_min)·decay((n - W)/(L - W)). The last step of a cycle still belongs to it. After the last cycle, f keeps its final
+    value. With W >= L the cycle ends during its warm-up. A subclass defines `decay`, which falls from 1 to 0.
     """
 
     class Config(Configurable.Config):

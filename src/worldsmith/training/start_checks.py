@@ -205,7 +205,12 @@ def wanted_moments(checkpoint: Path, skipped: Sequence[str] = ()) -> list[str]:
 
 
 def state_shapes(network: nn.Module, average: PowerEMA.Config) -> dict[str, list[int]]:
-    """Returns the shapes of a complete checkpoint's weights by name: `net.*` and, with EMA weights, `net_ema.*`."""
+    """Returns the shapes of a complete checkpoint's weights by name: `net.*` and, with EMA weights, `net_ema.*`.
+
+    Args:
+        network: Network, may be on the meta device.
+        average: EMA settings of the run.
+    """
     parameters = native_parameters(network)
     shapes = {LIVE + name: list(parameter.shape) for name, parameter in parameters.items()}
     if average.enabled:

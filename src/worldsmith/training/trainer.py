@@ -47,15 +47,24 @@ logger = logging.getLogger(__name__)
 class Trainer(Configurable):
     """Builds everything that the tree describes and runs the loop.
 
-    - A run folder that holds a checkpoint is continued, bit for bit, and never started anew.
+    - If the run folder contains a checkpoint, the run is resumed from it, bit for bit, and never restarted.
     - SIGTERM, SIGINT, SIGHUP, SIGUSR1 and a file named STOP in the run folder stop the run at the next step boundary,
       after a save.
-    - Periodic saves are written in the background. One that fails is counted and the training goes on; the last one,
-      and the one before a stop, must succeed.
-    - A step whose loss or gradient is not finite changes nothing but the step count.
+    - Periodic saves are written in the background. A failed one is counted and training continues; the last save, and
+      the save before a stop, must succeed.
+    - A step with a non-finite loss or gradient changes only the step count.
 
-    Raises UserError for what the user can fix (another config in the run folder, …), ConfigError for contradictions,
-    FloatingPointError after too many skipped steps in a row, SaveError if the last checkpoint cannot be written.
+    Args:
+        config: Config of the run; references are resolved.
+        run_folder: Run folder; None: from the job section.
+        resume_changed: Whether a resumed run may have other settings and data.
+        launch: Start command and environment, for the records of the run; None: not known.
+
+    Raises:
+        UserError: For problems that the user can fix, such as another config in the run folder.
+        ConfigError: For settings that contradict each other.
+        FloatingPointError: After too many skipped steps in a row.
+        SaveError: If the last checkpoint cannot be written.
     """
 
     class Config(RunConfig):

@@ -78,7 +78,21 @@ class ExportedModel:
 
 
 def export_stored_weights(layout: WeightLayout, model: StoredModel, out: Path, options: ExportOptions) -> bool:
-    """Exports a stored model; see `export_weights`."""
+    """Exports a stored model to the folder `out` in a weights layout, see `export_weights`.
+
+    Args:
+        layout: Layout of the folder.
+        model: Model on disk.
+        out: Target folder.
+        options: Options of the export.
+
+    Returns:
+        False if the same export exists already.
+
+    Raises:
+        FileExistsError: If `out` contains anything else.
+        ValueError: If merging the adapters would change no weight.
+    """
     if options.merge:
         model.require_effect()
     source, card = model.open(merge=options.merge), facts_of(model)

@@ -144,6 +144,7 @@ class FamilyFormats(WeightFormats):
         raise self.not_converted(format)
 
     def not_converted(self, format: str) -> UserError:
+        """Returns the error for a conversion that the family does not support."""
         return UserError(
             f"weights of the family '{self.family}' are not converted to {format}; give --to dcp or native"
         )

@@ -49,7 +49,7 @@ class Merged:
 
 
 def use_adapter(model: StoredModel, adapter: str | None) -> StoredModel:
-    """Returns the model with the adapter of `--adapter`; the model unchanged if `adapter` is None.
+    """Returns the model with the adapter of `--adapter`; without an adapter, the model unchanged.
 
     Raises:
         UserError: If the model has adapters already, or the adapter was trained on another base.

@@ -227,6 +227,10 @@ def base_in_peft(base_model: str) -> dict[str, Any]:
 def read_adapter(layout: AdapterLayout, folder: str | Path) -> StoredAdapter:
     """Reads a LoRA folder in the format of PEFT, or a file for `load_lora_weights` (or its folder).
 
+    Args:
+        layout: Adapter names of the model family.
+        folder: Adapter folder, or file.
+
     Raises:
         FileNotFoundError: If a file is missing.
         UserError: If a file is damaged or has invalid values.

@@ -45,9 +45,9 @@ BYTES_PER_TENSOR = 2048
 class Checkpointer(Configurable):
     """Saves and restores a run in one folder. All ranks call every method together.
 
-    - One save at a time. With `background` a process writes it from a copy of the tensors while the caller goes on;
-      `is_saving` and `settle` belong to it.
-    - A save that fails raises SaveError, leaves nothing behind, and touches no complete checkpoint.
+    - One save at a time. With `background`, a process writes it from a copy of the tensors while the caller continues;
+      see `is_saving` and `settle`.
+    - A failed save raises SaveError, leaves no file, and does not change complete checkpoints.
     """
 
     class Config(Configurable.Config):
@@ -264,11 +264,14 @@ def load_positions(checkpoint: Path) -> list[dict[str, Any]]:
 
 
 def start_writer(config: Checkpointer.Config) -> WriterProcess | None:
-    """Starts the process for background saves, if the config requires it; None if saves are written by a thread.
+    """Starts the process for background saves, if the config requires it.
 
     Call it as early as possible, before the network, a process group or a CUDA context exists, since the process is
-    forked and would inherit them. On systems other than Linux the result is None, since processes do not survive a fork
-    there.
+    forked and would inherit them.
+
+    Returns:
+        The process; None on systems other than Linux, where processes do not survive a fork: a thread then writes
+        saves.
     """
     if not config.async_save or sys.platform != "linux":
         return None

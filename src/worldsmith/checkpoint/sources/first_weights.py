@@ -28,6 +28,7 @@ class FirstWeights:
 
     @property
     def describe(self) -> str:
+        """Description of the weights, for messages."""
         unread = f"; {self.unread} is not read" if self.unread else ""
         return f"{self.field} = {self.path}{unread}"
 

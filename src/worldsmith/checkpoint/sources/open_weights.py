@@ -77,7 +77,17 @@ def open_weights(
 
 
 def require_weights(path: str, *, field: str, family: str = "") -> None:
-    """Checks that a path contains weights; raises like `open_weights`. Reads no tensor and downloads no file."""
+    """Checks that a path contains weights. Reads no tensor and downloads no file.
+
+    Args:
+        path: As in `open_weights`.
+        field: As in `open_weights`.
+        family: As in `open_weights`.
+
+    Raises:
+        FileNotFoundError: If the path contains no weights.
+        UserError: If the format is not supported.
+    """
     from worldsmith.checkpoint.run.find_checkpoint import checkpoint_folders
     from worldsmith.checkpoint.sources.safetensors_weights import has_safetensors, open_safetensors
     from worldsmith.models.model_files import look_for

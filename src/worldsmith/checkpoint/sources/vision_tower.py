@@ -67,7 +67,10 @@ def tower_in(folder: Path, files: Mapping[str, Path], keys: Mapping[str, str]) -
 def tower_names(keys: Iterable[str], *, beside: bool = False, bare: bool = False) -> dict[str, str]:
     """Returns the tower's own names → these keys.
 
-    `beside`: also keys with the prefix of its folder; `bare`: also keys without any prefix.
+    Args:
+        keys: Tensor names.
+        beside: Also accept names with the prefix of the tower's folder.
+        bare: Also accept names without a prefix.
     """
     found = {}
     for key in keys:

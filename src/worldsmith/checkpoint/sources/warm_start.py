@@ -201,7 +201,19 @@ def compare_weights(
     allow_initialised: Sequence[str] = (),
     average_as_live: bool = False,
 ) -> LoadReport:
-    """Compares the weights of a source with the `wanted` tensors without reading them; as `plan_loading`."""
+    """Compares the weights of a source with the `wanted` tensors without reading them.
+
+    Args:
+        source: Weights on disk.
+        wanted: Shape of each tensor by name with the prefix `net.` or `net_ema.`.
+        keys_to_skip: As in `load_weights`.
+        spec: As in `load_weights`.
+        allow_initialised: As in `load_weights`.
+        average_as_live: As in `load_weights`.
+
+    Raises:
+        UserError: As in `load_weights`.
+    """
     report = LoadReport(source=source.describe, folder=str(source.path))
     if average_as_live and not source.average_shapes:
         raise UserError(f"checkpoint.load_ema_to_reg: {source.describe} holds no EMA weights; set it to false")
@@ -284,6 +296,7 @@ def live_name(name: str) -> str:
 
 
 def shorten_names(names: Sequence[str], limit: int = 3) -> str:
+    """Returns the number of names and the first `limit` of them, as text."""
     shown = ", ".join(names[:limit])
     return f"{len(names)} ({shown}{', …' if len(names) > limit else ''})"
 

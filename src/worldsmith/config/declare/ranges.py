@@ -74,6 +74,7 @@ class Length:
     most: int | None = None
 
     def allows(self, value: Any) -> bool:
+        """Returns whether the length of a value is in the range; True for values that are neither lists nor text."""
         if not isinstance(value, (list, str)):
             return True
         return self.least <= len(value) and (self.most is None or len(value) <= self.most)

@@ -125,6 +125,7 @@ def misfit(path: Path, hint: Any, value: Any) -> Problem:
 
 
 def mismatch(path: Path, expected: str, value: Any) -> Problem:
+    """Returns the problem for a value at `path` where something else was expected."""
     return Problem(format_path(path), "", expected=expected, found=describe_value(value))
 
 

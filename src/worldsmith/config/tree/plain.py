@@ -48,7 +48,12 @@ def required_fields(cls: type[Config]) -> list[str]:
 
 
 def to_yaml(config: Config, *, custom: bool = False) -> str:
-    """Returns the config as YAML text, which `from_yaml` reads."""
+    """Returns the config as YAML text, which `from_yaml` reads.
+
+    Args:
+        config: Config.
+        custom: Whether to include the opaque data in ``custom``.
+    """
     from worldsmith.config.yaml.text import dump_yaml
 
     return dump_yaml(to_dict(config, custom=custom))

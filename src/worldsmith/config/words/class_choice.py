@@ -41,7 +41,8 @@ def named_class(name: str, hint: Any, path: Path) -> str | Problem:
         path: Path of the field, for messages.
 
     Returns:
-        The dotted name, whose package is then trusted; a Problem if no class or several classes have the name.
+        The dotted name (the package of a short name is then trusted); a Problem if no class or several classes have the
+        name.
     """
     if "." in name:
         return name

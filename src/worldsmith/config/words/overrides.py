@@ -76,7 +76,7 @@ def parse_overrides(words: Sequence[str], problems: list[Problem]) -> list[Overr
 
 
 def take_recipe(overrides: Sequence[Override]) -> tuple[Override | None, list[Override]]:
-    """Splits overrides into the last one that selects a recipe (None if no one does) and those that change values."""
+    """Splits overrides into the last one that selects a recipe (None without one) and those that change values."""
     chosen = [override for override in overrides if override.path in RECIPE_WORDS and override.action != "~"]
     return (chosen[-1] if chosen else None), [override for override in overrides if override not in chosen]
 

@@ -33,6 +33,7 @@ class TypedFlag:
 
     @property
     def place(self) -> Place:
+        """Position of the flag on the command line, for messages."""
         shown = " ".join((f"--{self.name}", *self.values)).encode("utf-8", "replace").decode()
         return Place("flag", None, 1, len(shown), shown)
 

@@ -161,6 +161,7 @@ def keys_of(tree: Config) -> Iterator[tuple[TomlField, Path]]:
 
 
 def hint_at(tree: Config, path: Path) -> Any:
+    """Returns the annotated type of the field at `path` of a config; Any if the path is not a field."""
     parent = find(tree, path[:-1])
     return annotated_hints(type(parent))[str(path[-1])] if isinstance(parent, Config) else Any
 

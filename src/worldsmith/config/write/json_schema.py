@@ -147,6 +147,7 @@ class TreeSchema(_Types):
 
 
 def has_sections(hint: Any) -> bool:
+    """Returns whether a type hint contains a Config class, also inside of lists, dicts and unions."""
     return is_config_class(hint) or any(has_sections(argument) for argument in get_args(hint))
 
 

@@ -48,8 +48,8 @@ class Window:
 class VideoDataset(Configurable, StreamDataset):
     """Reads the records of a data set file or of shards and flattens their windows; opens no video.
 
-    What cannot be used is in `rejections`. The order of `windows` follows the hash of the uuid, so that it does not
-    depend on the order of the lines.
+    Unusable records are in `rejections`. `windows` are ordered by a hash of the uuid, so their order does not depend on
+    the order of the lines.
     """
 
     class Config(Configurable.Config):

@@ -65,6 +65,7 @@ class CheckedTar(tarfile.TarFile):
 
 
 def is_archive(path: str | Path) -> bool:
+    """Returns whether a path has the suffix of a supported archive."""
     return str(path).lower().endswith(SUFFIXES)
 
 

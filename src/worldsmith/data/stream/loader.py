@@ -30,10 +30,11 @@ PACKERS: dict[str, type[Packer[Any]]] = {
 class PackingDataLoader(Configurable):
     """Packs of samples, for ever, in an order that depends on nothing but the data set, the seed and the rank.
 
-    Position p of the stream is sample p % n of epoch p // n; rank r of w takes the positions with p % w == r. Worker
-    processes and what they prefetch change nothing. `state_dict()` is that of the pack handed out last.
-    Samples that cannot be used go to the quarantine and never stop the run, unless there are too many (DataError).
-    A subclass names the data set in its Config and gives the maker of its samples.
+    Position p of the stream is sample p % n of epoch p // n; rank r of w reads the positions with p % w == r. Workers
+    and prefetching do not change the order. `state_dict()` is the position after the pack that was yielded last.
+
+    Unusable samples go to the quarantine and do not stop the run, unless there are too many (DataError). A subclass
+    declares the dataset in its Config and passes the maker of its samples.
     """
 
     class Config(Configurable.Config):

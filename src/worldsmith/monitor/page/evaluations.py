@@ -80,7 +80,7 @@ def figures_in(facts: Mapping[str, Any]) -> tuple[list[str], Rows]:
 
 
 def of_videos(figures: Mapping[str, Any]) -> tuple[list[str], Rows]:
-    """Figures of generated videos: means over them."""
+    """Returns columns (models) and rows of the metrics of generated videos."""
     known = {name: about for name, about in figures.items() if isinstance(about, Mapping)}
     columns = list(dict.fromkeys(model for about in known.values() for model in get_table(about, "not_measured")))
     rows = {}

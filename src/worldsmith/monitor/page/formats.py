@@ -45,6 +45,7 @@ def seconds(value: float) -> str:
 
 
 def time(moment: datetime) -> str:
+    """Formats a time in UTC with minutes."""
     return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 

@@ -77,7 +77,7 @@ def going_on(run: RunFiles, status: Status) -> Iterator[Advice]:
 
 
 def lengthening(run: RunFiles, steps: int) -> str:
-    """Returns the overrides that train a run up to `steps`; a schedule that is not constant is made longer."""
+    """Returns the overrides that train a run up to `steps`, with a longer schedule if it is not constant."""
     words = ["--", f"trainer.max_iter={steps}"]
     cycles, top, bottom = (lookup(run.config, f"scheduler.{name}", []) for name in ("cycle_lengths", "f_max", "f_min"))
     if cycles and sum(cycles) < steps and top[-1:] != bottom[-1:]:

@@ -76,12 +76,18 @@ class Page:
 
 
 def section(name: str, title: str, **values: Any) -> Section:
-    """Renders a section of the report from the template `name`. Values are escaped."""
+    """Renders a section of the report.
+
+    Args:
+        name: Name of the section and of its template in `look/`, without suffix.
+        title: Title of the section.
+        values: Variables of the template; they are escaped.
+    """
     return Section(name, title, Markup(templates().get_template(f"{name}.html").render(**values)))
 
 
 def write_html(page: Page, out: Path) -> Path:
-    """Writes the HTML report atomically.
+    """Writes a report as an HTML file, atomically, and returns its path.
 
     Raises:
         OSError: If it cannot be written.

@@ -87,6 +87,7 @@ class RunFiles:
 
     @property
     def name(self) -> str:
+        """Name of the run folder."""
         return self.folder.resolve().name
 
 

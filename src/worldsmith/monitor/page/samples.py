@@ -169,6 +169,7 @@ class PromptSamples:
 
     @property
     def key(self) -> tuple[str, str]:
+        """Prompt, and the file that it is about, which identify the group."""
         return self.prompt, self.about
 
 

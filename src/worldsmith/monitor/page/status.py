@@ -50,6 +50,7 @@ class Status:
 
     @property
     def at_work(self) -> bool:
+        """Whether the run is starting or running."""
         return self.state in AT_WORK
 
     @property

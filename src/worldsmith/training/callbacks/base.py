@@ -33,11 +33,12 @@ logger = logging.getLogger(__name__)
 class Callback(Configurable):
     """Does nothing at every point; subclasses override the points that they need.
 
-    Before the first step: on_run_start → (the first batch is read) → on_train_start. Points in the order of a step:
-    on_training_step_start → (forward and backward of all packs) → on_before_optimizer_step → (optimizer, scheduler,
-    average) → on_training_step_end → after_training_step → (validation, when it is due) → on_validation_end → (save,
-    when it is due) → on_save_checkpoint_end. All ranks call all points. `folder` belongs to the callback; it exists on
-    rank 0.
+    All ranks call all hooks. `folder` belongs to the callback; it exists on rank 0.
+
+    - Before the first step: on_run_start → (the first batch is read) → on_train_start.
+    - In each step: on_training_step_start → (forward and backward of all packs) → on_before_optimizer_step →
+      (optimizer, scheduler, EMA) → on_training_step_end → after_training_step → (validation, if due) →
+      on_validation_end → (save, if due) → on_save_checkpoint_end.
     """
 
     class Config(Configurable.Config):

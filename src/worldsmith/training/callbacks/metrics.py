@@ -38,8 +38,8 @@ GREATEST = ("cpu_percent", "ram_bytes", "gpu_percent", "gpu_bytes")
 class Metrics(Callback):
     """Writes the figures of every `trainer.logging_iter`-th step, of the first, the last, and of each skipped one.
 
-    A validation has a line of its own, with the number of steps before it. A run that continues from a checkpoint first
-    removes the lines of what it will do again. `job.wandb_mode` says whether Weights & Biases gets the figures, too.
+    A validation has its own line, with the number of steps before it. A resumed run first removes the lines of steps
+    that it repeats. With `job.wandb_mode` the metrics are also sent to Weights & Biases.
     """
 
     class Config(Callback.Config):
@@ -200,9 +200,12 @@ def peak_memory_bytes(device: str) -> int:
 class DeviceMonitor(Callback):
     """Reads every process's devices now and then: `devices.jsonl` has one line a reading, with an entry a process.
 
-    `cpu_percent` (100 is one busy core, loader workers not counted) and `ram_bytes` are of the process,
-    `ram_free_bytes` of its machine; `gpu_bytes` is held by tensors, `gpu_percent` how busy the GPU is, where its driver
-    can be asked (package pynvml). The greatest of each over all processes is a figure of the run, `devices`.
+    - `cpu_percent` (100 is one busy core, without loader workers) and `ram_bytes` are of the process, `ram_free_bytes`
+      is of its machine.
+    - `gpu_bytes` is allocated by tensors. `gpu_percent` is the GPU utilization, if the driver reports it (package
+      pynvml).
+
+    The maximum of each value over all processes is the metric `devices` of the run.
     """
 
     class Config(Callback.Config):
@@ -259,8 +262,9 @@ class DeviceMonitor(Callback):
 class NormMonitor(Callback):
     """Measures L2 norms of what is trained: `norms.jsonl` has one line a measurement, by part of the network.
 
-    `weight` is that before the step, `gradient` that before clipping, `update` the norm of what the step changed. Over
-    the whole network they are a figure of the run, `norms`. Sharded weights count once, whatever the processes.
+    `weight` is the norm of the weights before the step, `gradient` that before clipping, `update` the norm of the
+    change in the step. The norms over the network are the metric `norms` of the run. Sharded weights count once,
+    independent of the number of processes.
     """
 
     class Config(Callback.Config):

@@ -33,7 +33,7 @@ PAUSE_PER_COST = 100
 class RunPage(Callback):
     """Rewrites `report.html` in the run folder: at the start, in a process of its own now and then, and at the end.
 
-    No step waits for it, and a page that cannot be made never ends a run: that is said once. On rank 0.
+    Only rank 0 does it. No step waits for it. Best effort: the first error is logged, and the run continues.
     """
 
     class Config(Callback.Config):
@@ -125,8 +125,8 @@ LOWEST = 19
 class RunPlan(Callback):
     """Plans the run while it goes on: `plan.json` in the run folder, which the run page sets beside what is measured.
 
-    A process of its own, of the lowest priority, without a GPU, carries out a step without memory; no step waits for
-    it. It ends with the run. A plan that cannot be made is said once and ends nothing. On rank 0.
+    Rank 0 starts a separate process with the lowest priority and without a GPU, which simulates a step without memory.
+    No step waits for it, and it ends with the run. Best effort: an error is logged, and the run continues.
     """
 
     class Config(Callback.Config):

@@ -14,7 +14,7 @@ from worldsmith.data.stream.sample_maker import StreamDataset
 
 
 class ChatDataset(Configurable, StreamDataset):
-    """Conversations by their index. Media are named, not opened."""
+    """Base class of chat datasets: conversations by index. Images and videos are named, not opened."""
 
     class Config(Configurable.Config):
         usual_media: ClassVar[Literal["image", "video"]] = "image"

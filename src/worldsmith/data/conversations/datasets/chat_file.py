@@ -51,7 +51,7 @@ class Entry:
 
 
 class ChatFile(ChatDataset):
-    """A dataset that is a file of records, each known and checked before the run. The file is never written."""
+    """Base class of chat datasets in a file of records, which are parsed before the run. The file is never written."""
 
     class Config(ChatDataset.Config):
         path: str = ""

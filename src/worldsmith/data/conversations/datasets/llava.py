@@ -24,9 +24,10 @@ TURNS = "conversations"
 class LlavaDataset(ChatFile):
     """`annotations.json`: a list of `{"id", "image" | "images", "video" | "videos", "video_fps", "conversations"}`.
 
-    An object that has this list as "annotations", "data", "samples" or "items" will do, and a single record.
-    All turns are used. Each `<image>` and `<video>` in a user's text is the place of the next image or video; media
-    without any tag come before the first user's text. Other numbers of tags than of media are refused.
+    An object that has this list as "annotations", "data", "samples" or "items" is accepted too, and so is a single
+    record. All turns are used. Each `<image>` and `<video>` in a user's text is the position of the next image or
+    video; media of a record without tags come before the first user's text. Records with different numbers of tags and
+    media are rejected.
     """
 
     class Config(ChatFile.Config):

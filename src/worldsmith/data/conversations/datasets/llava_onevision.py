@@ -15,8 +15,8 @@ from worldsmith.data.stream.errors import DataError, SampleError
 class LlavaOneVision(ChatDataset):
     """Records `{"id", "image", "conversations": [{"from", "value"}]}`, an image or none in each.
 
-    Streamed, a record is found by reading on to it, so that the order must be that of the dataset and a run that goes
-    on reads up to its place first. Otherwise all is fetched before the run.
+    A streamed dataset is read sequentially, so the order must be that of the dataset, and a resumed run first reads up
+    to its position. Otherwise the complete dataset is downloaded before the run.
     """
 
     class Config(ChatDataset.Config):

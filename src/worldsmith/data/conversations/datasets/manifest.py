@@ -19,8 +19,8 @@ NAMES = {"id": ("id", "name"), "media": ("media", "video"), "conversation": ("co
 class ManifestDataset(ChatFile):
     """`meta.json`: a list of `{"id", "media", "conversation"}`, paths relative to it.
 
-    A conversation file has messages with typed content. Its images and videos carry a name such as "video_0" that
-    stands for the record's one media file.
+    A conversation file has messages with typed content. Its images and videos have a name such as "video_0" for the
+    media file of the record.
     """
 
     class Config(ChatFile.Config):

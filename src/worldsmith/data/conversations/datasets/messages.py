@@ -30,9 +30,9 @@ Medium = Callable[[Literal["image", "video"], Any], Part]
 class MessagesDataset(ChatFile):
     """`messages.jsonl`: a line is `{"id", "messages", "images", "videos", "video_fps"}` or only a list of messages.
 
-    Content is text or a list of parts: `{"type": "text", "text": …}`, `{"type": "image", "image": path}`,
-    `{"type": "image_url", "image_url": {"url": path or data URI}}`, `{"type": "video", "video": path}`. A part without
-    a file uses the next of the line's `images` or `videos`. Conversations may be text only.
+    Content is text or a list of parts: `{"type": "text", "text": …}`, `{"type": "image", "image": path}`, `{"type":
+    "image_url", "image_url": {"url": path or data URI}}`, `{"type": "video", "video": path}`. A part without a file
+    uses the next file of the line's `images` or `videos`. Conversations without media are valid.
     """
 
     class Config(ChatFile.Config):

@@ -20,8 +20,8 @@ INSTRUCTION = "Give only the letter of the right option."
 class QaPairsDataset(ChatFile):
     """`NAME_benchmark_qa_pairs.json`: a list of `{"video", "qa_pairs": [{"question", "index2ans", "answer"}]}`.
 
-    Each question is a conversation of its own. `path` is the file, or its folder, which is called NAME. Videos are
-    relative to it.
+    Each question is a conversation. `path` is the file, or its folder, which must be named NAME. Video paths are
+    relative to the folder.
     """
 
     class Config(ChatFile.Config):

@@ -32,7 +32,7 @@ class SavedDataset(ChatFile):
     """
 
     class Config(ChatFile.Config):
-        """`path` is the folder."""
+        """Settings of the dataset; `path` is its folder."""
 
         column: str = "conversations"
         """Name of the column with the conversations."""

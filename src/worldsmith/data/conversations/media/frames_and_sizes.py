@@ -61,6 +61,7 @@ def patch_times(times: Sequence[float], temporal: int) -> list[float]:
 
 
 def rates_differ(rate: float, other: float) -> bool:
+    """Returns whether two frame rates differ by more than `TOLERANCE`."""
     return abs(rate / other - 1) > TOLERANCE
 
 

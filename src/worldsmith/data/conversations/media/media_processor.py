@@ -54,14 +54,15 @@ class VideoPlan:
 
     @property
     def tokens(self) -> int:
+        """Number of tokens of the video."""
         return self.grid[0] * self.frame_tokens
 
 
 class MediaProcessor(Configurable):
     """Frames, sizes and patches as the Hugging Face processor of a model folder makes them, without torchvision.
 
-    What is to be read is planned first, from headers alone, so that tokens can be counted before anything is decoded.
-    Images are scaled by PIL and videos by torch, on uint8, as transformers' PIL and torchvision backends do it.
+    Images and videos are planned from their headers first, so that tokens can be counted before they are decoded.
+    Images are scaled by PIL and videos by torch, on uint8, as the PIL and torchvision backends of transformers do.
     """
 
     class Config(Configurable.Config):

@@ -235,13 +235,13 @@ class DrawSamples(Callback):
         return self.config.samples if self.size is None else self.size.prompts
 
     def kinds(self, trainer: TrainingRun) -> list[Weights]:
-        """Returns the weights to generate samples with, of those that the run has."""
+        """Returns the kinds of weights to generate samples with that the run has."""
         has_ema = trainer.state.ema is not None
         wanted: list[Weights] = self.config.weights or (["ema"] if has_ema else ["live"])
         return [weights for weights in wanted if weights == "live" or has_ema]
 
     def give_way(self, trainer: TrainingRun, share: float) -> None:
-        """Raises GivesWayError, on all ranks, after a stop request. `share`: completed fraction of `draw`."""
+        """Raises GivesWayError on all ranks after a stop request; `share`: completed fraction of `draw`."""
         trainer.share = (self.parts_done + share) / len(self.kinds(trainer))
         if trainer.world.any(trainer.is_asked_to_stop()):
             raise GivesWayError

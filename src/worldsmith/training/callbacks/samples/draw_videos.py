@@ -252,8 +252,8 @@ class DrawVideos(DrawSamples):
     def _write_real(self, trainer: TrainingRun, folder: Path) -> list[Path | None]:
         """Writes the clips of the data whose captions are prompts, as seen in training, in the size of the samples.
 
-        Existing files are kept. Contains None for a clip that cannot be read; empty if the prompts are not from the
-        data.
+        Existing files are not written again. The result contains None for a clip that cannot be read; it is empty if
+        the prompts are not from the data.
         """
         from worldsmith.sampling.training_data import read_clip
 

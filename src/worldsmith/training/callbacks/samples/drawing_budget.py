@@ -31,10 +31,17 @@ class Decision:
 class DrawingBudget:
     """Decides on rank 0 after which steps samples are generated, based on measured times.
 
-    A "drawing" is one generation of samples. The first drawing between the ends is made after `FIRST_BETWEEN` of the
+    A "drawing" is one generation of samples. The first drawing between the ends happens after `FIRST_BETWEEN` of the
     steps at the latest, with fewer prompts if a complete one does not fit into `fraction` of the expected total time.
-    Each later one is made when the time spent on drawings, including the next one, is at most `fraction` of the elapsed
+    Each later one happens when the time spent on drawings, including the next one, is at most `fraction` of the elapsed
     time. Enough of the expected total time is reserved for the drawing after the last step.
+
+    Args:
+        fraction: Max fraction of the run's time, from 0 to 1.
+        first_step: Steps that were completed before this process started.
+        last_step: Steps of the complete run.
+        steps_per_prompt: Estimated cost of a prompt in training steps, used until a drawing has been measured.
+        clock: Returns the time in seconds.
     """
 
     def __init__(
@@ -46,15 +53,7 @@ class DrawingBudget:
         steps_per_prompt: float,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Starts the clock of the run.
-
-        Args:
-            fraction: Max fraction of the run's time, from 0 to 1.
-            first_step: Steps that were completed before this process started.
-            last_step: Steps of the complete run.
-            steps_per_prompt: Estimated cost of a prompt in training steps, used until a drawing has been measured.
-            clock: Returns the time in seconds.
-        """
+        """Starts the clock of the run."""
         self.fraction = fraction
         self.first_step, self.last_step = first_step, last_step
         self.steps_per_prompt = steps_per_prompt
@@ -121,7 +120,7 @@ class DrawingBudget:
 
 
 def first_drawing_between(first_step: int, last_step: int) -> int:
-    """Returns the step after which the first drawing between the ends is made at the latest.
+    """Returns the step after which the first drawing between the ends happens at the latest.
 
     Args:
         first_step: Steps that were completed before this process started.
