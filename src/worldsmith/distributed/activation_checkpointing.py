@@ -66,7 +66,7 @@ def recompute_methods(
 def recomputed(
     function: Callable[..., Any], config: ActivationCheckpointingConfig, saved: SavedOps | None
 ) -> Callable[..., Any]:
-    """Wraps `function` in activation checkpointing."""
+    """Returns `function` wrapped in activation checkpointing, without changing it."""
     compare = config.determinism_check == "match"
 
     def run(*args: Any, **kwargs: Any) -> Any:

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SharedStream:
-    """A stream of `length` tokens, sharded over a context-parallel group; implements the network's `TokenShare`."""
+    """A stream of `length` tokens, sharded over a context-parallel group; implements the network's `TokenShare`.
+
+    Methods that are marked "Collective" must be called by all ranks of the group.
+    """
 
     group: dist.ProcessGroup
     length: int

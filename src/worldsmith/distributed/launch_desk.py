@@ -1,4 +1,4 @@
-"""Messages from launched processes to their launcher: exit codes and the output of one rank."""
+"""Messages from launched processes to their launcher: exit codes, and which messages were already printed."""
 
 from __future__ import annotations
 

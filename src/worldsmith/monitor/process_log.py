@@ -101,6 +101,11 @@ def begin_log(run_folder: Path, *, rank: int, size: int) -> None:
     """Starts the log file of this rank in the run folder; no effect without `copy_output`.
 
     The file gets a line about this start, then all output since `copy_output`.
+
+    Args:
+        run_folder: Run folder.
+        rank: Index of this rank.
+        size: Number of ranks.
     """
     if _log is None:
         return

@@ -94,7 +94,15 @@ def _fit_word(line: str, width: int) -> str:
 
 
 def fitting_columns(widths: Sequence[int], room: int) -> list[list[int]]:
-    """Splits a table into parts of at most `room` characters; returns the column numbers of each part."""
+    """Splits a table into parts that fit into a number of characters.
+
+    Args:
+        widths: Width of each column.
+        room: Max characters of a part, with two spaces per column.
+
+    Returns:
+        Column indexes of each part.
+    """
     parts: list[list[int]] = [[]]
     for column, width in enumerate(widths):
         if parts[-1] and sum(widths[known] + 2 for known in parts[-1]) + width + 2 > room:

@@ -120,7 +120,7 @@ def nested_modules(parts: NetworkParts) -> list[nn.Module]:
 def replicated_modules(parts: NetworkParts) -> list[nn.Module]:
     """Returns the frozen float32 modules inside layers, whose parameters are replicated on every rank.
 
-    As FSDP units of their own they would cost an all-gather each, and their hooks cannot be part of a compiled layer.
+    As separate FSDP units they would cost an all-gather each, and their hooks cannot be part of a compiled layer.
     """
     return [m for m in nested_modules(parts) if not any(p.requires_grad for p in m.parameters())]
 

@@ -195,7 +195,7 @@ def initial_weight_inputs(folder: Path, config: RunConfig) -> list[Input | dict[
 
 
 def dataset_inputs(split: str, dataset: Any) -> Iterator[Input]:
-    """Yields the lineage inputs of a dataset, one for each member of a mixture."""
+    """Yields the lineage inputs of a dataset, one for each member of a mixture; `split`: "train" or "val"."""
     for member in getattr(dataset, "members", {"": dataset}).values():
         yield Input("dataset", member.name, {"split": split, "records": member.num_records, "samples": len(member)})
 

@@ -197,7 +197,12 @@ def steps_done(checkpoint: Path) -> int:
 
 
 def wanted_moments(checkpoint: Path, skipped: Sequence[str] = ()) -> list[str]:
-    """Returns the names of the optimizer state to load: all but that of `skipped` weights (`net.<name>`)."""
+    """Returns the names of the optimizer state to load from a checkpoint.
+
+    Args:
+        checkpoint: Checkpoint folder.
+        skipped: Weights (`net.<name>`) without optimizer state in the new run, since they were not loaded.
+    """
     from worldsmith.checkpoint.dcp.reader import stored_shapes
 
     fresh = tuple(f"state.{name.removeprefix(LIVE)}." for name in skipped if name.startswith(LIVE))

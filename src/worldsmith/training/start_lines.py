@@ -155,7 +155,16 @@ def validation_lines(config: RunConfig, validator: Validator | None) -> Iterator
 def step_lines(
     config: RunConfig, loader: PackingDataLoader, samples: int, tokens: int, *, done: int, processes: int
 ) -> list[str]:
-    """Returns lines on samples and tokens per step and on the number of epochs, estimated from one pack."""
+    """Returns lines on samples and tokens per step and on the number of epochs, estimated from one pack.
+
+    Args:
+        config: Config of the run.
+        loader: Training data.
+        samples: Samples of the pack.
+        tokens: Tokens of the pack.
+        done: Number of completed steps.
+        processes: Number of data-parallel ranks.
+    """
     loop = config.trainer
     packs, steps = loop.grad_accum_iter * processes, loop.max_iter - done
     epochs = steps * packs * samples / len(loader.dataset)

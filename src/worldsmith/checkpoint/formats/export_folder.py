@@ -107,6 +107,10 @@ def require_free(out: Path, index: str, *, force: bool) -> None:
 def read_about(out: Path, index: str) -> dict[str, Any] | None:
     """Returns the description of the export in `out`; None if `out` does not exist or is empty.
 
+    Args:
+        out: Target folder.
+        index: File that every export of this format has.
+
     Raises:
         FileExistsError: If `out` contains anything other than an export, since an export may not replace it.
     """
@@ -154,9 +158,15 @@ def count_numbers(shapes: Mapping[str, Sequence[int]]) -> int:
 
 
 def add_to_card(folder: Path, measured: Mapping[str, float], frames: Path) -> bool:
-    """Adds metrics and an image of generated frames to the model card of the export `folder`.
+    """Adds metrics and an image of generated frames to the model card of an export.
 
-    Returns False, without changes, if the folder is not an export or its card was edited.
+    Args:
+        folder: Exported folder.
+        measured: Metrics by name.
+        frames: Image file, which is copied into the folder.
+
+    Returns:
+        False, without changes, if the folder is not an export or its card was edited.
     """
     file, card = folder / ABOUT, folder / "README.md"
     about = read_optional_json(file)

@@ -194,7 +194,19 @@ class AssemblesModels(Protocol):
         dtype: DType | Literal["stored"],
         force: bool,
     ) -> list[str]:
-        """Writes a model of this family from another family's weights; returns lines about the origin of its parts."""
+        """Writes a model of this family from the weights of another family.
+
+        Args:
+            path: Weights of the other family (as accepted by `open_weights`).
+            out: Target folder.
+            base: Model with the components that these weights lack; None: the released model of the same size.
+            tower: Weights of the vision tower; None: the tower of `path`, else that of `base`.
+            dtype: Dtype of the weights; "stored": that of each stored tensor.
+            force: Replace an older conversion.
+
+        Returns:
+            Lines on the origin of the model's parts.
+        """
 
 
 @runtime_checkable

@@ -356,6 +356,11 @@ def one_rank(adapters: Mapping[str, Tensor]) -> int:
 def load_adapter(layout: AdapterLayout, network: nn.Module, folder: str | Path) -> list[str]:
     """Adds the adapters of an adapter folder to a network in place and freezes all other parameters.
 
+    Args:
+        layout: Adapter names of the model family.
+        network: Network without adapters.
+        folder: Adapter folder, or file for `load_lora_weights`.
+
     Returns:
         Paths of the adapted layers.
 

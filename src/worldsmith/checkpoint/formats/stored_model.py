@@ -59,7 +59,7 @@ class StoredModel:
 
     @property
     def config(self) -> Any:
-        """The model's config."""
+        """Config of the model."""
         return self.spec.config
 
     @property

@@ -279,7 +279,11 @@ def start_writer(config: Checkpointer.Config) -> WriterProcess | None:
 
 
 def state_bytes(parts: Mapping[str, Mapping[str, Tensor]]) -> int:
-    """Returns the estimated size on disk of a checkpoint of these tensors, over all ranks."""
+    """Returns the estimated bytes on disk of a checkpoint of these tensors, over all ranks.
+
+    Args:
+        parts: Tensors of each part by name, sharded or not.
+    """
     tensors = [tensor for state in parts.values() for tensor in state.values()]
     return sum(tensor.numel() * tensor.element_size() + BYTES_PER_TENSOR for tensor in tensors)
 

@@ -37,7 +37,7 @@ def sample_guidance(tree: Mapping[str, Any]) -> dict[str, float]:
 
 
 def shift_of(tree: Mapping[str, Any]) -> float | None:
-    """Returns the timestep shift of a run (config as plain data); None if it depends on the size of each clip."""
+    """Returns the noise schedule shift of a run (config as plain data); None if it depends on the size of each clip."""
     shift = tree["objective"]["shift"]
     if isinstance(shift, dict):
         shift = shift.get(tree["dataloader_train"]["dataset"]["resolution"])

@@ -31,7 +31,7 @@ class Draft:
         tree: The config; None if mistakes prevent building it.
         places: Source positions of values, by path.
         broken: Paths that could not be set.
-        recipes: Functions that build the underlying recipes, oldest first.
+        recipes: Returns (name, config) of the underlying recipes, oldest first.
     """
 
     source: str

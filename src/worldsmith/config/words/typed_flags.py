@@ -26,7 +26,7 @@ from worldsmith.config.words.overrides import RECIPE_WORDS, Override, apply_over
 
 @dataclass(frozen=True, slots=True)
 class TypedFlag:
-    """One flag as typed: its name without dashes, and the arguments that follow it."""
+    """One flag as given on the command line: its name without dashes, and the arguments that follow it."""
 
     name: str
     values: tuple[str, ...] = ()

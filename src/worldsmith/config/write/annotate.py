@@ -67,7 +67,12 @@ def comment(loaded: Loaded, path: Path, value: Any) -> str:
 
 
 def annotate(text: str, comments: dict[Path, str]) -> str:
-    """Adds a comment to each of the given leaves of YAML text: after the leaf, or above a leaf of several lines."""
+    """Adds comments to leaves of YAML text: after a leaf on one line, above a leaf of several lines.
+
+    Args:
+        text: YAML text, which is not changed otherwise.
+        comments: Comment by path of the leaf; "" adds none.
+    """
     places = read_yaml(text, "<tree>").places
     lines = text.splitlines()
     first = {path: (place.line or 1) - 1 for path, place in places.items()}

@@ -104,7 +104,7 @@ def toml_pair(key: str, value: Any) -> str:
 
 
 def python_text(text: str) -> str:
-    """Returns a Python string literal in double quotes."""
+    """Returns text as a Python string literal in double quotes."""
     body = repr(text)
     return body if body[0] == '"' else '"' + body[1:-1].replace("\\'", "'").replace('"', '\\"') + '"'
 

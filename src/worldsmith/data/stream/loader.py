@@ -70,7 +70,7 @@ class PackingDataLoader(Configurable):
 
         @property
         def sample_cap(self) -> int | None:
-            """Tokens that a sample stays below; None = no limit."""
+            """Exclusive cap on the tokens of a sample; None: no limit."""
             return self.max_sequence_length
 
         def relax(self) -> Self:

@@ -103,7 +103,7 @@ class Quarantine:
             self._list(self.file, json.dumps(line, ensure_ascii=False))
 
     def _list(self, file: Path, line: str) -> None:
-        """Appends a line to a list. Best effort: a write error, as on a full disk, is only logged."""
+        """Appends a line to a list. Best effort: a write error, as on a full disk, is only logged and counted."""
         try:
             append_line(file, line)
         except OSError as error:

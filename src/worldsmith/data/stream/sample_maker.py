@@ -185,9 +185,9 @@ class SampleMaker(ABC, Generic[S]):
 
 
 class ThroughPipe:
-    """Base of dataclasses whose tensors are pickled as numpy arrays.
+    """Base class of dataclasses whose tensors are pickled as numpy arrays.
 
-    Tensors would be sent through shared memory, which is tiny in many containers.
+    PyTorch would send tensors through shared memory, which is tiny in many containers.
     """
 
     __slots__ = ()

@@ -150,7 +150,7 @@ class Worker(Generic[S]):
 
 @contextmanager
 def signals_blocked() -> Iterator[None]:
-    """Blocks `STOP_SIGNALS` here and in worker processes that are forked meanwhile.
+    """Context manager: blocks `STOP_SIGNALS` here and in worker processes that are forked in the block.
 
     A run that is stopped saves first, and needs its workers until it ends them itself. Signals to the run itself are
     delivered when the block ends.

@@ -71,6 +71,12 @@ def patchify(frames: np.ndarray, *, patch: int, merge: int, temporal: int) -> np
 
     Rows are ordered by time, then blocks of `merge` x `merge` patches that become one token, then patches of a block.
     Columns are ordered by channel, frame, row, column. The last frame is repeated to fill the last patch.
+
+    Args:
+        frames: Frames; H and W are multiples of patch * merge.
+        patch: Pixels per side of a patch.
+        merge: Patches per side of a token.
+        temporal: Frames of a patch.
     """
     if extra := -len(frames) % temporal:
         frames = np.concatenate([frames, np.repeat(frames[-1:], extra, axis=0)])
@@ -84,14 +90,22 @@ def patchify(frames: np.ndarray, *, patch: int, merge: int, temporal: int) -> np
 
 
 def unpatchify(rows: np.ndarray, grid: Sequence[int], *, patch: int, merge: int, temporal: int) -> np.ndarray:
-    """Converts rows of `patchify` back to frames [T, 3, H, W], including repeated last frames."""
+    """Converts rows of `patchify` back to frames [T, 3, H, W], including repeated last frames.
+
+    Args:
+        rows: Patches in the order of `patchify`.
+        grid: Patches in time, height and width.
+        patch: Pixels per side of a patch.
+        merge: Patches per side of a token.
+        temporal: Frames of a patch.
+    """
     times, height, width = grid
     split = rows.reshape(times, height // merge, width // merge, merge, merge, -1, temporal, patch, patch)
     return split.transpose(0, 6, 5, 1, 3, 7, 2, 4, 8).reshape(times * temporal, -1, height * patch, width * patch)
 
 
 def normalize(patches: torch.Tensor, mean: Sequence[float], std: Sequence[float]) -> torch.Tensor:
-    """Converts uint8 rows of `patchify` to float32: (x / 255 - mean) / std for each channel, on the same device."""
+    """Converts uint8 rows of `patchify` to float32 on the same device: (x / 255 - mean) / std for each channel."""
     values = patches.to(torch.float32).div_(255).view(len(patches), len(mean), -1)
     centre, spread = (torch.tensor(v, dtype=torch.float32, device=patches.device)[:, None] for v in (mean, std))
     return values.sub_(centre).div_(spread).view(len(patches), -1)
