@@ -1,4 +1,4 @@
-"""The typed run tree and the front doors that lead to it. Never imports torch."""
+"""The typed config and the config formats that are read into it. Never imports torch."""
 
 from worldsmith.config.declare.configurable import Config, Configurable
 from worldsmith.config.declare.field_docs import field_docs

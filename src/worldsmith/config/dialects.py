@@ -1,11 +1,11 @@
-"""Dialects: config files of other systems, translated to our tree with the place of every value kept.
+"""Dialects: config files of other systems, converted to the typed config with the source position of every value.
 
 There are two kinds. A `Dialect` is a function that moves the keys of a YAML stack; keys that it does not read are
-reported as unknown, so that nothing is dropped silently. The first one is ours, whose files are in terms of our tree
-already. A `RunDialect` reads files on its own and starts from one recipe: those of the package are folders of
-`worldsmith/dialects/` whose `__init__.py` has `DIALECT = RunDialect(...)`.
+reported as unknown, so no key is dropped without a message. The first one is that of this package, whose files already
+use the names of the typed config. A `RunDialect` reads files itself and starts from one recipe: those of the package
+are subpackages of `worldsmith/dialects/` whose `__init__.py` has `DIALECT = RunDialect(...)`.
 
-Other packages bring the first kind, through an entry point of the group ``worldsmith.dialects``: name = module.
+Other packages provide the first kind, through an entry point of the group ``worldsmith.dialects``: name = module.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ATTRIBUTE = "DIALECT"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDialect:
-    """Files of another system that describe a whole run. Functions are import paths as "package.module:name"."""
+    """Reader for files of another system that describe a whole run. Functions are given as "package.module:name"."""
 
     name: str
     recipe: str
@@ -60,20 +60,28 @@ class RunDialect:
     """Whether the file of ``--spec`` is always read by this dialect, which then reports its mistakes."""
 
     def claims_files(self, files: Sequence[str]) -> bool:
-        """Returns whether files are its own."""
+        """Returns whether this dialect reads the files, which depends on their suffixes and content."""
         if not all(file.lower().endswith(self.suffixes) for file in files):
             return False
         return bool(_load(self.claims)(files))
 
     def read_files(self, files: Sequence[str], words: Sequence[str]) -> Draft:
-        """Returns the draft of the run that files describe, changed by `words`. Raises ConfigError."""
+        """Reads the files as the draft of a run.
+
+        Args:
+            files: Paths of config files that the dialect claims.
+            words: Overrides in the names of the other system, such as ``train.epoch=2``.
+
+        Raises:
+            ConfigError: If a file cannot be read; other mistakes are in the draft.
+        """
         draft: Draft = _load(self.read)(files, words)
         return draft
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """A function that moves the keys of a stack. `read` is None for files that are in terms of our tree already."""
+    """A function that moves the keys of a YAML stack. `read` None: the files already use the keys of this package."""
 
     name: str
     doc: str
@@ -84,7 +92,7 @@ class Dialect:
 
 @dataclass(kw_only=True)
 class Translation:
-    """Settings of another system on their way to ours."""
+    """Settings of another system while they are converted to the typed config."""
 
     data: dict[str, Any] = field(default_factory=dict)
     """Translated settings, as nested tables."""
@@ -94,33 +102,42 @@ class Translation:
     warnings: list[str] = field(default_factory=list)
 
     def set_value(self, target: Path, value: Any) -> None:
-        """Sets a value of ours."""
+        """Sets a value of the typed config by its path."""
         node = self.data
         for part in target[:-1]:
             node = node.setdefault(str(part), {})
         node[str(target[-1])] = value
 
     def get_warnings(self) -> list[str]:
-        """Returns warnings for users who do not read the report."""
+        """Returns the warnings that are printed even if the user does not read the report."""
         return self.warnings
 
 
 @dataclass
 class StackTranslation(Translation):
-    """The merged files of a foreign stack (`source`) on their way to our tree. Paths are text, such as ``args.lr``."""
+    """The merged files of another system (`source`) while they are converted to the typed config.
+
+    Paths are text, such as ``args.lr``. A path that is read, moved, ignored or refused counts as known.
+    """
 
     source: Document
     known: set[Path] = field(default_factory=set)
 
     def get(self, path: str, default: Any = None) -> Any:
-        """Returns the value at a path of the source, which counts as read; `default` if the files leave it out."""
+        """Returns the value at a path of the source and marks the path as known; `default` if the files omit it."""
         parts = parse_path(path)
         self.known.add(parts)
         found = find(self.source.data, parts, ABSENT)
         return default if found is ABSENT else found
 
     def put(self, path: str, value: Any, *, source: str | None = None) -> None:
-        """Sets a value of our tree (or ``recipe``); mistakes in it are shown at `source`."""
+        """Sets a value of the typed config.
+
+        Args:
+            path: Path in the typed config, or ``recipe``.
+            value: Value to set.
+            source: Path in the source, at whose position mistakes in the value are reported; None: no position.
+        """
         target = parse_path(path)
         self.set_value(target, value)
         origin = parse_path(source) if source else None
@@ -129,8 +146,13 @@ class StackTranslation(Translation):
                 self.spans[(*target, *known[len(origin or ()) :])] = span
 
     def move(self, source: str, target: str, convert: Callable[[Any], Any] | None = None) -> None:
-        """Copies a value to our config if the files set it. A ValueError or TypeError of `convert` becomes a reported
-        mistake."""
+        """Copies a value of the source to the typed config if the files set it.
+
+        Args:
+            source: Path in the source.
+            target: Path in the typed config.
+            convert: Converts the value; its ValueError or TypeError becomes a reported mistake. None: unchanged.
+        """
         value = self.get(source, ABSENT)
         if value is ABSENT:
             return
@@ -140,23 +162,24 @@ class StackTranslation(Translation):
             self.refuse(source, str(error))
 
     def ignore(self, path: str, reason: str) -> None:
-        """Declares a key without meaning here; if the files set it, a warning is added."""
+        """Marks a key that has no effect here as known; adds a warning with the reason if the files set it."""
         if self.get(path, ABSENT) is not ABSENT:
             span = self.source.spans.get(parse_path(path))
             where = f"{span.key.file}:{span.key.line}: " if span else ""
             self.warnings.append(f"{where}{path} has no effect: {reason}")
 
     def refuse(self, path: str, reason: str) -> None:
-        """Declares an unsupported key; if the files set it, a mistake is added."""
+        """Marks an unsupported key as known; adds a mistake with the reason if the files set it."""
         if self.get(path, ABSENT) is not ABSENT:
             self.problem(path, reason)
 
     def problem(self, path: str, message: str, hint: str | None = None) -> None:
+        """Adds a mistake at the source position of a path."""
         span = self.source.spans.get(parse_path(path))
         self.problems.append(Problem(path, message, hint=hint, place=span.value if span else None))
 
     def finish(self) -> None:
-        """Adds a mistake for every key that was not read, at the highest level where the dialect knows nothing."""
+        """Adds a mistake for every unknown key, at the highest level below which the dialect reads no key."""
         sections = {path[:length] for path in self.known for length in range(len(path))}
         reported: set[Path] = set()
         for leaf, _ in flatten(self.source.data):
@@ -176,9 +199,14 @@ _DIALECTS: dict[str, Dialect] = {}
 
 
 def dialect(name: str, *, claims: Claims) -> Callable[[Reader], Reader]:
-    """Registers a function that reads a stack. `claims` says, from the merged data, whether files are its own.
+    """Decorator that registers a function as the dialect `name`, which reads a YAML stack.
 
-    Raises ValueError for a name that is taken.
+    Args:
+        name: Unique name, which a file can give in the key ``dialect``.
+        claims: Returns, for the merged data, whether the files are of this dialect.
+
+    Raises:
+        ValueError: If another module has registered the name.
     """
 
     def register(read: Reader) -> Reader:
@@ -207,18 +235,27 @@ def shipped_dialects() -> list[RunDialect]:
 
 
 def find_run_dialect(files: Sequence[str], *, is_spec: bool = False) -> RunDialect | None:
-    """Returns the first dialect that claims files; None if they are of no such dialect.
+    """Returns the first `RunDialect` that claims the files; None if no dialect claims them.
 
     Args:
         files: Paths of config files.
-        is_spec: They were given with ``--spec``: that of specs is found although it does not claim them.
+        is_spec: Whether they were given with ``--spec``: then the dialect for specs is returned if no dialect claims
+            them.
     """
     found = next((dialect for dialect in shipped_dialects() if dialect.claims_files(files)), None)
     return found or (next(dialect for dialect in shipped_dialects() if dialect.is_spec) if is_spec else None)
 
 
 def detect_dialect(data: dict[str, Any], chosen: Any = None) -> Dialect:
-    """Returns the dialect of merged files: the chosen one, else the only one that claims them. Raises ConfigError."""
+    """Returns the dialect of merged files.
+
+    Args:
+        data: Merged content of the files.
+        chosen: Name of the dialect in the files; None: the only dialect that claims the data.
+
+    Raises:
+        ConfigError: If `chosen` does not exist, or no dialect or several dialects claim the data.
+    """
     names = dialect_names()
     if chosen is not None:
         if chosen in names:
@@ -239,7 +276,7 @@ def detect_dialect(data: dict[str, Any], chosen: Any = None) -> Dialect:
 
 
 def translate_stack(chosen: Dialect, source: Document) -> StackTranslation:
-    """Returns the source in terms of our tree. Mistakes are in `problems` of the result."""
+    """Converts the merged files to the typed config. Mistakes are in `problems` of the result."""
     translation = StackTranslation(source)
     if chosen.read is not None:
         chosen.read(translation)
@@ -248,9 +285,9 @@ def translate_stack(chosen: Dialect, source: Document) -> StackTranslation:
 
 
 def _is_ours(data: dict[str, Any]) -> bool:
-    """Returns whether files are in our format: they name a recipe or the root class, or have sections of our config.
+    """Returns whether files use the keys of this package: they name a recipe or the root class, or have its sections.
 
-    Other systems have a `model` section too; ours contains a name and a config.
+    Other systems have a `model` section too; that of this package contains `name` and `config`.
     """
     own = [key for key in data if key in _own_keys()]
     if own == ["model"]:

@@ -1,4 +1,4 @@
-"""Mistakes of the user, all of them at once, each with its place and the way out."""
+"""User mistakes in a config, reported all at once, each with its source position and a suggestion."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Place:
 class Problem:
     """One mistake: the path of the value, what is wrong, what was expected and found, and what to do.
 
-    `concerns` are the paths of the values that the message is about, where `path` is that of their section.
+    If `path` is that of a section, `concerns` are the paths of the values in it that the message is about.
     """
 
     path: str
@@ -46,27 +46,30 @@ class Problem:
 
     @property
     def keys(self) -> Path:
-        """The path as keys; of the whole tree there are none."""
+        """`path` as a tuple of keys and list indexes; empty for the root of the config."""
         return parse_path(self.path) if self.path else ()
 
     @property
     def file(self) -> str | None:
+        """File of the source position; None without a position."""
         return self.place.file if self.place else None
 
     @property
     def line(self) -> int | None:
+        """1-based line of the source position; None without one."""
         return self.place.line if self.place else None
 
     @property
     def column(self) -> int | None:
+        """1-based column of the source position; None without one."""
         return self.place.column if self.place else None
 
     def at(self, place: Place | None) -> Problem:
-        """Returns the problem with a source position, unless it already has one."""
+        """Returns the problem with the source position `place`, unless it already has one."""
         return self if place is None or self.place is not None else replace(self, place=place)
 
     def render(self) -> str:
-        """Returns the lines that the user reads: place, path and message, the source line with a caret, the advice."""
+        """Formats the problem as lines: position, path and message, source line with a caret, suggestion."""
         place, lines = self.place, []
         where = ""
         if place:
@@ -86,9 +89,13 @@ class Problem:
 
 
 class WrongValueError(ValueError):
-    """Raised by a section's `check()`: invalid values, the reason or the allowed values, and the fix.
+    """Raised by `check()` of a section: names the invalid values, the allowed values or the reason, and the fix.
 
-    `found` maps paths from the section (``lr``, ``caps.size``, ``betas[1]``) to the invalid values.
+    Args:
+        found: Invalid value by path from the section, such as ``lr``, ``caps.size`` or ``betas[1]``.
+        allowed: Allowed values, as the end of "must be …".
+        why: Reason why the values are invalid.
+        remedy: What the user should do.
     """
 
     def __init__(self, found: Mapping[str, Any], *, allowed: str = "", why: str = "", remedy: str = "") -> None:
@@ -102,7 +109,7 @@ class WrongValueError(ValueError):
         super().__init__(f"{self.message}; {remedy}" if remedy else self.message)
 
     def within(self, section: str) -> WrongValueError:
-        """Changes the names, in place, to paths from the config that holds the section; the message names it once."""
+        """Prepends `section` to all paths, in place, so that they start at the parent section; returns the error."""
         self.names = tuple(f"{section}.{name}" for name in self.names)
         self.message = f"{section}: {self.message}"
         self.args = (f"{section}: {self}",)
@@ -110,7 +117,18 @@ class WrongValueError(ValueError):
 
 
 def wrong(section: Any, *names: str, allowed: str = "", why: str = "", remedy: str = "") -> WrongValueError:
-    """Returns the error that says what is wrong with values of a section; what they are is read from it."""
+    """Builds a WrongValueError for values of a section, which are read from the section.
+
+    Args:
+        section: Config section.
+        names: Paths of the invalid values from the section, such as ``lr`` or ``betas[1]``.
+        allowed: Allowed values, as the end of "must be …".
+        why: Reason why the values are invalid.
+        remedy: What the user should do.
+
+    Returns:
+        The error, for `raise`.
+    """
     found = {}
     for name in names:
         node: Any = section
@@ -121,10 +139,13 @@ def wrong(section: Any, *names: str, allowed: str = "", why: str = "", remedy: s
 
 
 class ConfigError(UserError, ValueError):
-    """A config that cannot be used. `problems` lists every mistake that was found.
+    """A config that cannot be used. `problems` lists every mistake, in file order.
 
-    `rest` is the resolved tree apart from its mistakes, and `places` says where its values stand, if it got so far.
-    `where` says what holds the mistakes.
+    Args:
+        problems: Mistakes; duplicates are removed.
+        rest: Resolved config apart from the mistakes; None if reading stopped earlier.
+        places: Source position of each value by its path.
+        where: Name of the source in the title of the message.
     """
 
     def __init__(
@@ -142,6 +163,7 @@ class ConfigError(UserError, ValueError):
         super().__init__(self.render())
 
     def render(self) -> str:
+        """Formats the number of mistakes and the first `SHOWN` of them."""
         count = len(self.problems)
         title = f"{count} mistake{'s' * (count != 1)} in {self.where}"
         more = [f"and {count - SHOWN} more; fix these first"] if count > SHOWN else []
@@ -149,7 +171,16 @@ class ConfigError(UserError, ValueError):
 
 
 def locate(problems: Iterable[Problem], places: Mapping[Path, Place]) -> list[Problem]:
-    """Adds the place of each problem: of a value that it is about, of its path, the nearest above, or one below."""
+    """Adds a source position to each problem that has none.
+
+    Args:
+        problems: Mistakes.
+        places: Source position of each value by its path.
+
+    Returns:
+        The problems with the position of the first known value in `concerns`, else of `path`, else of its nearest
+        parent or its first child.
+    """
     return [problem if problem.place else problem.at(_place_of(problem, places)) for problem in problems]
 
 
@@ -161,6 +192,7 @@ def _place_of(problem: Problem, places: Mapping[Path, Place]) -> Place | None:
 
 
 def find_place(path: str, places: Mapping[Path, Place]) -> Place | None:
+    """Returns the position of a path, of its nearest parent or of its first child; None if none of them is known."""
     try:
         parts = parse_path(path)
     except ValueError:
@@ -172,8 +204,7 @@ def find_place(path: str, places: Mapping[Path, Place]) -> Place | None:
 
 
 def blamed_line(error: BaseException) -> Place | None:
-    """Returns the line of a recipe's or a component's own code that an error comes from: the last one that is not
-    ours."""
+    """Returns the last line outside of this subpackage in the traceback: the user's code that caused the error."""
     if isinstance(error, SyntaxError) and error.filename:
         return Place(error.filename, error.lineno)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
@@ -185,8 +216,11 @@ def blamed_line(error: BaseException) -> Place | None:
 
 
 def raise_interrupt(error: BaseException) -> None:
-    """Raises `error` again if it is Ctrl-C. Any other error of a user's code is a mistake in that code, a SystemExit or
-    an own subclass of KeyboardInterrupt included."""
+    """Raises `error` again if it is exactly KeyboardInterrupt (Ctrl-C).
+
+    All other exceptions of user code count as mistakes in that code, including SystemExit and subclasses of
+    KeyboardInterrupt.
+    """
     if type(error) is KeyboardInterrupt:
         raise error
 
@@ -197,7 +231,13 @@ def describe_error(error: BaseException) -> str:
 
 
 def code_problem(what: str, error: BaseException, path: str = "") -> Problem:
-    """Converts an exception in a user's code into a problem with its source line, instead of a traceback."""
+    """Converts an exception in user code into a problem with its source line, instead of a traceback.
+
+    Args:
+        what: Beginning of the message, such as the failed action.
+        error: Exception of the user code.
+        path: Path of the config value that led to the code; "": none.
+    """
     return Problem(path, f"{what}: {describe_error(error)}", place=blamed_line(error))
 
 
@@ -218,7 +258,7 @@ def _shown(value: Any) -> str:
 
 
 def _caret(place: Place) -> list[str]:
-    """Returns the source line and a caret under the place; long lines are cut to a window around it."""
+    """Returns the source line and a line with a caret below the position; long lines are cut to a window around it."""
     source = values.printable((place.source or "").rstrip("\r\n").replace("\t", " "))
     column = place.column or 1
     start = max(0, column - 60) if len(source) > 110 else 0

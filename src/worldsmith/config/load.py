@@ -37,10 +37,20 @@ def load(
     keep_unset: Kept = False,
     spec_words: Sequence[str] | None = None,
 ) -> Loaded:
-    """Returns the resolved tree of a TOML, YAML or JSON file, a run folder, a recipe name or a stack, changed by words.
+    """Loads, overrides, resolves and checks a config of any format.
 
-    With `spec_words` the file is a nested spec, or files are a SAT stack, which these dotted words change before it is
-    translated. `keep_unset`: see `Kept`. Raises ConfigError with every mistake.
+    Args:
+        source: TOML, YAML or JSON file, run folder, recipe name or nested spec; several files are a YAML stack.
+        words: Overrides of the command line, such as ``trainer.max_iter=100``.
+        keep_unset: Which references to environment variables may stay unresolved, see `Kept`.
+        spec_words: Overrides of a nested spec or SAT stack, which are applied before the file is converted. Not None: a
+            file is read as a spec.
+
+    Returns:
+        The resolved config with the source position of each value.
+
+    Raises:
+        ConfigError: With all mistakes.
     """
     problems: list[Problem] = []
     draft, overrides = read_draft(source, parse_overrides(words, problems), spec_words)
@@ -51,10 +61,15 @@ def load(
 def read_draft(
     source: str | Sequence[str], overrides: Sequence[Override] = (), spec_words: Sequence[str] | None = None
 ) -> tuple[Draft, list[Override]]:
-    """Reads a config source without flags and overrides; returns the draft and the overrides that remain to be applied.
+    """Reads a config source; returns the draft and the overrides that remain to be applied.
 
-    Several sources are a YAML stack. ``job.experiment=NAME`` selects the recipe for every kind of source. Mistakes in
-    the content are collected in the draft.
+    The override ``job.experiment=NAME`` selects the recipe for every kind of source. Mistakes in the content are
+    collected in the draft.
+
+    Args:
+        source: As in `load`.
+        overrides: Parsed overrides.
+        spec_words: As in `load`.
 
     Raises:
         ConfigError: If a source is not readable or a recipe does not exist.
@@ -74,7 +89,7 @@ def read_draft(
 
 
 def is_spec(source: str) -> bool:
-    """Returns whether a file is a nested training spec, as ``--spec`` takes it."""
+    """Returns whether a file is a nested training spec, which the option ``--spec`` accepts."""
     dialect = find_run_dialect([source])
     return dialect is not None and dialect.is_spec
 
@@ -82,7 +97,7 @@ def is_spec(source: str) -> bool:
 def _over_one_recipe(
     dialect: RunDialect, files: Sequence[str], words: Sequence[str], overrides: Sequence[Override]
 ) -> tuple[Draft, list[Override]]:
-    """Reads files of another system, which start from a fixed recipe; an override that selects another is a mistake."""
+    """Reads files of another system, which have a fixed recipe; an override with another recipe is a problem."""
     draft = dialect.read_files(files, words)
     chosen, rest = take_recipe(overrides)
     if chosen:
@@ -129,7 +144,7 @@ def _read_yaml(file: str, overrides: Sequence[Override]) -> tuple[Draft, list[Ov
 
 
 def _lineage(name: str) -> Recipes:
-    """Returns the recipes that a tree says it comes from; none if there is no such recipe here."""
+    """Returns the recipes from which a config is derived; empty if the recipe `name` is not registered."""
     return list(lineage(name)) if isinstance(name, str) and name and is_recipe(name) else []
 
 

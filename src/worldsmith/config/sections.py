@@ -1,4 +1,4 @@
-"""Sections of the run tree that belong to no component."""
+"""Sections of the config that belong to no component."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class JobConfig(Config):
             raise wrong(self, "folder", why="runs are only written to this machine", remedy="write a folder")
 
     def check_files(self) -> None:
-        """Raises UserError when Weights & Biases is wanted and its package, or a login, is missing."""
+        """Raises UserError if `wandb_mode` requires the package wandb or a login that is missing."""
         if self.wandb_mode == "disabled":
             return
         if importlib.util.find_spec("wandb") is None:
@@ -63,7 +63,7 @@ class JobConfig(Config):
 
 
 def has_wandb_login() -> bool:
-    """Returns whether `wandb login` has left a key for the server of this environment in the user's netrc file."""
+    """Returns whether the netrc file of the user has a key for the Weights & Biases server of this environment."""
     host = urllib.parse.urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname
     try:
         return bool(host and netrc.netrc(os.environ.get("NETRC")).authenticators(host))
@@ -121,7 +121,7 @@ class ActivationCheckpointingConfig(Config):
 
 
 def check_patterns(section: Config, name: str) -> None:
-    """Raises WrongValueError for an item of a list of text that is no regular expression."""
+    """Raises WrongValueError if an item of the list field `name` is not a valid regular expression."""
     for index, pattern in enumerate(getattr(section, name)):
         try:
             re.compile(pattern)

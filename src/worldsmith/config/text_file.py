@@ -1,4 +1,4 @@
-"""Reading a config file: what can be wrong with the file itself, said in the terms of the file."""
+"""Reads config files; errors of the file itself have a source position."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ _TOKEN = re.compile(
 
 
 def read_config_text(path: str | os.PathLike[str]) -> str:
-    """Returns the text of a config file, without a byte-order mark and with ``\n`` line ends.
+    """Returns the text of a UTF-8 config file, without a byte order mark and with LF line ends.
 
-    Raises ConfigError for a file that is missing, a folder, unreadable, too large, or not UTF-8 (with the line).
+    Raises:
+        ConfigError: If the file is missing, is a folder, cannot be read, is larger than 4 MiB or is not UTF-8.
     """
     name = os.fspath(path)
     try:
@@ -49,9 +50,9 @@ def read_config_text(path: str | os.PathLike[str]) -> str:
 
 
 def check_extent(text: str, file: str) -> None:
-    """Raises ConfigError, with the place, for TOML or JSON that is nested deeper or holds more than a config does.
+    """Raises ConfigError, with the position, for TOML or JSON text that is nested too deeply or has too many values.
 
-    The parsers recurse with the depth, and take long over dotted keys without end: so it is asked before they run.
+    It is called before parsing, since the parsers recurse with the depth and are slow for long dotted keys.
     """
     depth = dots = count = 0
     for token in _TOKEN.finditer(text):

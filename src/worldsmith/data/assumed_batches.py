@@ -73,7 +73,7 @@ def assumed_clips(
     fill: float = 1.0,
     encoded: bool = True,
 ) -> AssumedBatch:
-    """Returns clips that fill the fraction `fill` of a pack; captions fill the rest, up to their limit.
+    """Returns dummy clips that fill the fraction `fill` of a pack; captions fill the rest, up to their limit.
 
     A clip that does not fit into that fraction is assumed to be shorter.
 
@@ -82,8 +82,8 @@ def assumed_clips(
         grid: Latent grid of the video VAE.
         channels: Channels of the latents.
         first_frames: What samples contain of their first frame; a frame that is encoded in every step has pixels.
-        fill: Fraction of the token cap of a pack.
-        encoded: Clips have latents (as from a cache); if not, pixels.
+        fill: Fraction of the token cap of a pack, 0 to 1.
+        encoded: Clips have latents (as from a cache); False: pixels.
     """
     dataset, room = data.dataset, room_of(data.max_sequence_length, fill)
     width, height = exact_size(dataset.resolution) or RESOLUTIONS[dataset.resolution][ASPECT]
@@ -126,15 +126,15 @@ def assumed_clips(
 def assumed_chats(
     data: ChatLoader.Config, media: MediaProcessor | None, placeholders: dict[str, int], *, fill: float = 1.0
 ) -> AssumedBatch:
-    """Returns conversations with one image or video each that fill a fraction of a pack.
+    """Returns dummy conversations with one image or video each that fill a fraction of a pack.
 
-    If the number of samples of a pack is limited, each has as many images or videos as fill the pack.
+    If the number of samples of a pack is limited, each conversation has enough images or videos to fill the pack.
 
     Args:
         data: Config of the loader.
-        media: The processor of the model; None for a text model.
-        placeholders: Ids of the placeholder tokens of "image" and "video".
-        fill: Fraction of the token cap of a pack.
+        media: Processor of the model; None for a text model.
+        placeholders: IDs of the placeholder tokens of "image" and "video".
+        fill: Fraction of the token cap of a pack, 0 to 1.
     """
     kind: Kind = data.dataset.usual_media
     grid = (0, 0, 0) if media is None else grid_of(media, kind)
@@ -178,7 +178,7 @@ def with_contents(clip: VideoSample, *, kind: FirstFrames, channels: int, encode
 
 
 def assumed_first_frame(clip: VideoSample, kind: FirstFrames, *, channels: int, encoded: bool) -> VideoSample:
-    """Returns the sample of a clip's first frame, as a loader makes it."""
+    """Returns the dummy sample of the first frame of a clip, as a loader builds it."""
     opening = kind.startswith("opening")
     shape = clip.latent_shape if opening else (1, *clip.latent_shape[1:])
     pixels = not encoded or kind in ("encoded in every epoch", "opening and pixels")
@@ -204,7 +204,7 @@ def room_of(cap: int | None, fill: float) -> float:
 
 
 def most(data: Any) -> int:
-    """Returns the samples of a batch without a token cap."""
+    """Returns the max number of samples of a batch; 1 if it is not limited."""
     return int(data.max_samples_per_batch or 1)
 
 

@@ -11,7 +11,14 @@ MIN_FPS, MAX_FPS = 0.01, 1000
 
 
 def require_clip(frames: int, height: int, width: int, fps: float) -> None:
-    """Raises ValueError for an invalid frame rate, and for a clip with more RGB bytes than host RAM."""
+    """Raises ValueError for an invalid frame rate, or if the RGB bytes of a clip exceed the host RAM.
+
+    Args:
+        frames: Number of frames.
+        height: Height in pixels.
+        width: Width in pixels.
+        fps: Frames per second.
+    """
     if not (math.isfinite(fps) and MIN_FPS <= fps <= MAX_FPS):
         raise ValueError(f"fps must be from {MIN_FPS} to {MAX_FPS}, found {fps}")
     needed, memory = 3 * frames * height * width, psutil.virtual_memory().total

@@ -1,4 +1,4 @@
-"""Short marks of what files hold, so that one that was replaced under its name is noticed, at a bounded cost."""
+"""Short fingerprints of file content, which detect a replaced file at a bounded cost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ READERS = 8
 
 
 def content_mark(path: str | Path) -> str:
-    """Returns 12 hex digits of a hash of a file's size and three pieces of its content; "" if it is not readable."""
+    """Returns a short fingerprint of a file: 12 hex digits of a hash of its size and three pieces of its content.
+
+    At most 48 KiB are read. The result is "" if the file cannot be read or is not a regular file.
+    """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for a writer
     except (OSError, ValueError):
@@ -38,7 +41,7 @@ def content_mark(path: str | Path) -> str:
 
 
 def content_marks(paths: Iterable[str]) -> dict[str, str]:
-    """Returns the marks of the first `MOST` different files."""
+    """Returns the fingerprints of the first `MOST` different files by path, see `content_mark`."""
     chosen = list(islice(dict.fromkeys(paths), MOST))
     with ThreadPoolExecutor(READERS) as pool:
         return dict(zip(chosen, pool.map(content_mark, chosen)))

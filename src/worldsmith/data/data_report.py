@@ -20,7 +20,10 @@ BARS = 8
 
 @dataclass(slots=True)
 class DataReport:
-    """Counts of a dataset, equal to those of a run over it; what was not measured is None or empty."""
+    """Result of inspecting a dataset. Counts equal those of a run over it.
+
+    Values that were not measured are None or empty.
+    """
 
     dataset: str
     records: int
@@ -79,17 +82,22 @@ class DataReport:
 
     @classmethod
     def of_dataset(cls, dataset: StreamDataset, cap: int | None) -> DataReport:
-        """Returns the report before any sample is opened."""
+        """Builds the report before any sample is read: counts and skipped records.
+
+        Args:
+            dataset: Dataset of a loader.
+            cap: Exclusive cap on the tokens of a sample; None: no cap.
+        """
         report = cls(dataset.name, dataset.num_records, dataset.num_samples, len(dataset), cap=cap)
         report.leave_out(dataset.rejections)
         return report
 
     def facts(self) -> dict[str, Any]:
-        """Returns the report as plain data."""
+        """Returns the report as plain data (dicts, lists, numbers, texts)."""
         return asdict(self)
 
     def leave_out(self, rejections: Iterable[Rejection]) -> None:
-        """Adds skipped records or samples."""
+        """Counts skipped records or samples by reason, with the first ones as examples."""
         for rejection in rejections:
             group = self.left_out.setdefault(rejection.reason, LeftOut())
             group.count += 1
@@ -100,7 +108,7 @@ class DataReport:
         self.left_out = dict(sorted(self.left_out.items()))
 
     def count_features(self, samples: Iterable[Any]) -> None:
-        """Sets `features` to histograms of the features of these samples."""
+        """Sets `features` to histograms of the features of samples (`SampleMaker.features`)."""
         values: dict[str, list[float | str]] = defaultdict(list)
         for features in samples:
             for name, found in features.items():
@@ -119,7 +127,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class DataFlag:
-    """A property of `count` of `of` records or samples that are kept; the run does not stop for it."""
+    """A warning about `count` of `of` records or samples, which are still used; the run does not stop for it."""
 
     name: str
     count: int
@@ -134,13 +142,20 @@ class DataFlag:
 
     @property
     def named(self) -> str:
-        """The examples as one line."""
+        """The examples on one line."""
         more = ", …" if self.count > len(self.examples) else ""
         return ", ".join(f"record {one['index']} ({one['key']})" for one in self.examples) + more
 
 
 def flag_records(name: str, found: Iterable[dict[str, Any]], of: int, said: str) -> Iterable[DataFlag]:
-    """Yields a flag of the records that were found, with the first ones as examples; nothing if none was found."""
+    """Yields a flag for the given records, with the first ones as examples; yields no flag without records.
+
+    Args:
+        name: Name of the flag.
+        found: Records with the property: `index`, `key` and optionally `detail`.
+        of: Number of all records.
+        said: Message that follows "3 of 20 ".
+    """
     found = list(found)
     if found:
         yield DataFlag(name, len(found), of, said, list(islice(found, EXAMPLES)))
@@ -159,14 +174,14 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Labels and counts of bars; numbers in ascending order, words by frequency."""
+    """Labels and counts of bars: numbers in ascending order, texts by frequency."""
 
     labels: list[str]
     counts: list[int]
 
 
 def distribution(values: Sequence[float]) -> Distribution | None:
-    """Returns the distribution of the values; None without values."""
+    """Returns count, sum, percentiles and max of the values; None without values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -175,7 +190,10 @@ def distribution(values: Sequence[float]) -> Distribution | None:
 
 
 def histogram(values: Sequence[float | str]) -> Histogram:
-    """Returns a histogram; few different numbers get a bar each, many get bars of equal width, rare words "others"."""
+    """Returns a histogram of numbers or texts with at most `BARS` bars.
+
+    A few different numbers get one bar each, others get bars of equal width. Rare texts share one bar.
+    """
     words = [value for value in values if isinstance(value, str)]
     numbers = [value for value in values if not isinstance(value, str)]
     if words:
@@ -190,7 +208,7 @@ def histogram(values: Sequence[float | str]) -> Histogram:
 
 
 def binned(numbers: Sequence[float]) -> list[tuple[str, int]]:
-    """Returns (label, count) of bars of equal width; bars of integers begin and end at integers."""
+    """Returns (label, count) of bars of equal width; bars of integers start and end at integers."""
     low, high = min(numbers), max(numbers)
     whole = all(float(number).is_integer() for number in numbers)
     width = math.ceil((high - low + 1) / BARS) if whole else (high - low) / BARS
@@ -204,5 +222,5 @@ def binned(numbers: Sequence[float]) -> list[tuple[str, int]]:
 
 
 def format_number(number: float) -> str:
-    """Formats a number: integers in full, others with four digits."""
+    """Formats a number: integers in full, others with four significant digits."""
     return str(int(number)) if float(number).is_integer() else f"{number:.4g}"

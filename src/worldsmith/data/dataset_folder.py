@@ -1,4 +1,4 @@
-"""The folder of a dataset that Worldsmith writes: complete or absent, and recognized by the header in dataset.json."""
+"""Folders of datasets that Worldsmith writes: complete or absent, and identified by the header in dataset.json."""
 
 from __future__ import annotations
 
@@ -17,10 +17,19 @@ LIST = ".files"
 
 
 def prepare_folder(out: Path, header: dict[str, Any], contents: Sequence[str], force: bool) -> bool:
-    """Prepares `out` for writing; returns False if it contains the complete dataset of this header.
+    """Prepares the folder `out` for a dataset; removes files of an earlier dataset.
 
-    `contents` names the files and folders to come; those of an earlier dataset are removed. Raises FileExistsError for
-    a dataset with another header (unless `force`) and for a folder with other content.
+    Args:
+        out: Folder of the dataset, which is created if it does not exist.
+        header: Settings that identify the dataset, stored in dataset.json.
+        contents: Names of the files and folders that will be written.
+        force: Whether a complete dataset may be replaced.
+
+    Returns:
+        False if the folder already contains the complete dataset of this header and `force` is False; else True.
+
+    Raises:
+        FileExistsError: If the folder contains a dataset with another header (without `force`) or other files.
     """
     done, partial = out / "dataset.json", out / "dataset.partial.json"
     if done.is_file() and not force:
@@ -47,7 +56,12 @@ def prepare_folder(out: Path, header: dict[str, Any], contents: Sequence[str], f
 
 
 def complete_folder(out: Path, summary: dict[str, Any]) -> None:
-    """Marks the dataset as complete: writes `summary`, which includes the header, as dataset.json."""
+    """Marks the dataset in `out` as complete: writes the list of files and dataset.json.
+
+    Args:
+        out: Folder that `prepare_folder` has prepared.
+        summary: Content of dataset.json, including the header.
+    """
     written = [name for name in files_in(out) if name not in (LIST, "dataset.partial.json")]
     write_text(out / LIST, "".join(f"{name}\n" for name in written))
     write_json(out / "dataset.json", summary)
@@ -55,4 +69,5 @@ def complete_folder(out: Path, summary: dict[str, Any]) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
+    """Writes plain data as an indented JSON file, atomically."""
     write_text(path, json.dumps(content, indent=2) + "\n")

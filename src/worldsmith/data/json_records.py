@@ -1,4 +1,4 @@
-"""Data set files: JSON, one record per line or all in one list."""
+"""Dataset files in JSON: one record per line (JSON Lines), or all records in one list."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ MAYBE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
 
 
 def read_lines(file: Path) -> Iterator[tuple[int, bytes]]:
-    """Yields (1-based line number, text) of every non-blank line; detects gzip from the first bytes."""
+    """Yields (1-based line number, bytes) of every non-blank line; gzip is detected from the first bytes.
+
+    Raises:
+        DataError: If the file cannot be read to its end.
+    """
     try:
         with open(file, "rb") as raw:
             zipped = raw.read(2) == b"\x1f\x8b"
@@ -32,7 +36,11 @@ def read_lines(file: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def parse_json(text: bytes) -> Any:
-    """Raises SampleError: bad_json; bad_record for a text that is no Unicode and for a key that is given twice."""
+    """Parses one JSON record.
+
+    Raises:
+        SampleError: bad_json if the text is not valid JSON; bad_record for an unpaired surrogate or a repeated key.
+    """
     try:
         value, faults = read_noting_repeats(text)
     except (ValueError, RecursionError) as error:
@@ -43,7 +51,11 @@ def parse_json(text: bytes) -> Any:
 
 
 def read_noting_repeats(text: bytes) -> tuple[Any, dict[int, SampleError]]:
-    """Parses JSON; returns (value, errors of objects with duplicate keys, by their `id`). Raises like `json.loads`."""
+    """Parses JSON; returns the value and the errors of objects with repeated keys, by their `id`.
+
+    Raises:
+        ValueError: As `json.loads`.
+    """
     faults: dict[int, SampleError] = {}
 
     def repeated(found: dict[str, Any], key: str) -> None:
@@ -53,7 +65,7 @@ def read_noting_repeats(text: bytes) -> tuple[Any, dict[int, SampleError]]:
 
 
 def repeat_in(value: Any, faults: Mapping[int, SampleError]) -> SampleError | None:
-    """Returns the first fault of an object in a value; None without one."""
+    """Returns the first error in `faults` of an object in `value`; None without one. See `read_noting_repeats`."""
     if not faults or not isinstance(value, (dict, list)):
         return None
     if fault := faults.get(id(value)):
@@ -63,7 +75,7 @@ def repeat_in(value: Any, faults: Mapping[int, SampleError]) -> SampleError | No
 
 
 def first_record(file: Path) -> Any:
-    """Returns the first record of a file of lines that can be read; None without one."""
+    """Returns the first valid record of a JSON Lines file; None without one or for another file type."""
     if ".jsonl" not in file.name:
         return None
     for _, line in read_lines(file):
@@ -83,11 +95,18 @@ def no_unicode(value: Any) -> SampleError | None:
 
 
 def read_list(file: Path, *, wrappers: Sequence[str] = (), single: str = "") -> list[Any]:
-    """Returns the records of a file that is one JSON list; in place of one that is no Unicode or gives a key twice,
-    what is wrong with it.
+    """Reads the records of a file with one JSON list.
 
-    An object will do that has the list under one of `wrappers`, or one that has the key `single` and so is a record.
-    Raises DataError for anything else.
+    Args:
+        file: JSON file.
+        wrappers: Keys under which an object may contain the list.
+        single: Key by which an object is recognized as a single record.
+
+    Returns:
+        The records; a SampleError instead of a record with an unpaired surrogate or a repeated key.
+
+    Raises:
+        DataError: If the file is not valid JSON or contains no such list.
     """
     try:
         text = file.read_bytes()
@@ -107,7 +126,11 @@ def read_list(file: Path, *, wrappers: Sequence[str] = (), single: str = "") -> 
 
 
 def records_in(value: Any, wrappers: Sequence[str] = (), single: str = "") -> list[Any]:
-    """Returns the list of records that a JSON value is or holds, itself; see `read_list`. Raises DataError."""
+    """Returns the list of records that a JSON value is or contains, not a copy; see `read_list`.
+
+    Raises:
+        DataError: If the value contains no such list.
+    """
     if isinstance(value, list):
         return value
     expected = "a list of records"

@@ -32,12 +32,16 @@ TEXT_FOLDER = "text"
 
 
 class EncodedCache:
-    """A folder of safetensors files of one tensor each.
+    """A cache folder of safetensors files with one tensor each.
 
-    The key is a SHA-256 over everything that changes the tensor; a changed input gets another key, so no entry is ever
-    invalidated. Writing is atomic (a file appears complete or not at all). A damaged file is a miss: it is counted in
-    `corrupt`, removed and written again. An unreadable file is a miss, a failed write is counted in `unwritten`. Both
-    are logged once; they only cost time, since the encoder runs again.
+    The key is a SHA-256 over everything that changes the tensor: a changed input gets another key, so entries are never
+    invalidated. Files are written atomically. A damaged file is a cache miss: it is counted in `corrupt`, removed and
+    written again. An unreadable file is a miss, and a failed write is counted in `unwritten`; the first such error is
+    logged. Errors only cost time, since the encoder runs again.
+
+    Args:
+        folder: Cache folder, which is created if it does not exist.
+        fingerprint: Checksum of the encoder's weights, config and precision.
     """
 
     encoder: ClassVar[str]
@@ -48,8 +52,7 @@ class EncodedCache:
     """Name of the encoded input, for messages."""
 
     def __init__(self, folder: Path, fingerprint: str) -> None:
-        """Opens the cache in `folder` for an encoder with this `fingerprint` (checksum of weights, config and
-        precision)."""
+        """Opens the cache in `folder` for an encoder with this `fingerprint`, and removes stale temporary files."""
         self.folder = Path(folder)
         self.fingerprint = fingerprint
         self.corrupt = 0
@@ -67,7 +70,7 @@ class EncodedCache:
         return self.folder / "incoming"
 
     def key_for(self, **everything: Any) -> str:
-        """Returns the key of the given JSON values, the encoder's fingerprint and the format version."""
+        """Returns the key of keyword arguments with JSON values, the encoder's fingerprint and the format version."""
         facts = {"facts": everything, self.encoder: self.fingerprint, "format": FORMAT_VERSION}
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
@@ -76,7 +79,12 @@ class EncodedCache:
         return self.folder / key[:2] / f"{key}.safetensors"
 
     def get(self, key: str, shape: tuple[int, ...] | None = None) -> Tensor | None:
-        """Returns the stored tensor or None. With `shape`, another shape behind the first axis counts as damage."""
+        """Returns the stored tensor on the CPU; None if it is missing, unreadable or damaged.
+
+        Args:
+            key: Key of the entry.
+            shape: Expected shape without the first dimension; another shape counts as damage. None: any shape.
+        """
         from safetensors import SafetensorError, safe_open
 
         path = self.path_for(key)
@@ -103,13 +111,13 @@ class EncodedCache:
         return found
 
     def look_up(self, key: str, shape: tuple[int, ...]) -> tuple[Tensor | None, Literal["hit", "miss", "corrupt"]]:
-        """Returns the result of `get` and its outcome."""
+        """Returns the result of `get` and its outcome: "hit", "miss" or "corrupt"."""
         damaged = self.corrupt
         found = self.get(key, shape)
         return found, "hit" if found is not None else "miss" if self.corrupt == damaged else "corrupt"
 
     def put(self, key: str, encoded: Tensor) -> None:
-        """Stores a tensor; a failed write is counted and logged once."""
+        """Stores a tensor in its dtype; the first failed write is logged, later ones are only counted."""
         from safetensors.torch import save
 
         encoded = encoded.detach().cpu().contiguous()
@@ -150,25 +158,26 @@ class EncodedCache:
 
 
 class LatentCache(EncodedCache):
-    """Latents [C, t, h, w] of windows of clips; the fingerprint is that of the VAE."""
+    """Cache of latents [C, t, h, w] of clip windows in float32; the fingerprint is that of the VAE."""
 
     encoder, tensor, what = "vae", "latents", "clip"
 
     def clip_key(
         self, window: Window, status: FileStatus, selection: FrameSelection, size: tuple[int, int], *counts: int
     ) -> str:
-        """Returns the key of the latents of a window's first used frames.
+        """Returns the key of the latents of a clip window, or of its first frames.
 
-        The key changes with the clip's file (`file_identity`), the window's numbers in the dataset, the first used
-        frame and the interval, the number of frames, the size, the VAE (`fingerprint`) and `FORMAT_VERSION`. The
-        caption is no part of it.
+        The key changes with the clip's file (`file_identity`), the window in the dataset, the first used frame and the
+        interval, the number of frames, the size, the VAE (`fingerprint`) and `FORMAT_VERSION`. The caption is not part
+        of the key.
 
         Args:
-            window: The window of the dataset.
+            window: Window of the dataset.
             status: Size and modification time of its file.
-            selection: The used frames; `counts` replaces their number.
+            selection: Used frames; `counts` replaces their number.
             size: (H, W) in pixels after scaling and cropping.
-            counts: Number of encoded frames; a second number for one frame followed by empty ones: the total length.
+            counts: Number of encoded frames; with a second number, one frame followed by empty frames up to this total
+                length.
         """
         return self.key_for(
             file=file_identity(status, window.path, window.relative_path, window.mark),
@@ -183,7 +192,10 @@ class LatentCache(EncodedCache):
 
 
 class TextCache(EncodedCache):
-    """Hidden states [tokens, d] of captions, in the precision of the text encoder; encoders may share a folder."""
+    """Cache of text-encoder hidden states [tokens, d] of captions, in the precision of the encoder.
+
+    Several text encoders may share a folder.
+    """
 
     encoder, tensor, what = "text_encoder", "states", "caption"
 
@@ -191,7 +203,13 @@ class TextCache(EncodedCache):
         super().__init__(folder / TEXT_FOLDER, "")
 
     def key(self, fingerprint: str, ids: Sequence[int], length: int) -> str:
-        """Returns the key of an encoder and the padded ids of a caption; the first `length` ids are text."""
+        """Returns the key of a caption.
+
+        Args:
+            fingerprint: Fingerprint of the text encoder.
+            ids: Padded token IDs.
+            length: Number of IDs that are text; the others are padding.
+        """
         return self.key_for(by=fingerprint, ids=list(ids), length=length)
 
 
@@ -211,7 +229,7 @@ def file_identity(status: FileStatus, path: str, relative_path: str, mark: str =
 
 
 def checksum(tensor: Tensor) -> str:
-    """Returns the CRC-32 of the values; safetensors files have no checksum."""
+    """Returns the CRC-32 of the tensor's bytes as hex digits, since safetensors files have no checksum."""
     import torch
 
     return f"{zlib.crc32(tensor.contiguous().view(-1).view(torch.uint8).numpy().data):08x}"

@@ -1,6 +1,6 @@
-"""Video files, read with PyAV: what a file is, and the frames of it that are wanted.
+"""Reads video files with PyAV: metadata, and selected frames.
 
-A path may be the address of a part of a tar (`shards.part`), which is read into memory as a whole.
+A path may be the address of a tar member (`shards.addresses`), which is read into memory completely.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ VARIABLE_RATE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class VideoInfo:
-    """A clip as it is shown: `width` and `height` in pixels after the rotation that its metadata asks for."""
+    """Metadata of a clip as displayed: `width` and `height` are in pixels, after the rotation in the metadata."""
 
     width: int
     height: int
@@ -64,6 +64,7 @@ class VideoInfo:
 
     @property
     def duration(self) -> float:
+        """Duration in seconds."""
         return self.num_frames / self.fps
 
 
@@ -76,7 +77,14 @@ class FileStatus(NamedTuple):
 
 
 def examine(path: str) -> tuple[FileStatus, VideoInfo]:
-    """Returns status (size, times) and video info of a file. Raises SampleError."""
+    """Returns status (size, modification time) and metadata of a video or image file. Decodes one frame.
+
+    Args:
+        path: Path, or address of a tar member.
+
+    Raises:
+        SampleError: If the file is not a readable video.
+    """
     if is_part(path):
         status = FileStatus(len(read_part(path)), 0)
     else:
@@ -86,8 +94,15 @@ def examine(path: str) -> tuple[FileStatus, VideoInfo]:
 
 
 def file_status(path: str, other_reason: str) -> os.stat_result:
-    """Returns size and times of a regular file. Raises SampleError, with `other_reason` for a FIFO, folder or
-    device."""
+    """Returns `os.stat` of a regular file.
+
+    Args:
+        path: Path.
+        other_reason: Reason of the error for a FIFO, folder or device.
+
+    Raises:
+        SampleError: If the file cannot be accessed or is not a regular file.
+    """
     try:
         status = os.stat(path)
     except OSError as error:
@@ -99,7 +114,11 @@ def file_status(path: str, other_reason: str) -> os.stat_result:
 
 @lru_cache(maxsize=65536)
 def probe(path: str, size: int, mtime_ns: int) -> VideoInfo:
-    """Facts about a file, remembered per (path, size, mtime). Decodes one frame. Raises SampleError."""
+    """Returns the metadata of a video file, cached by (path, size, mtime). Decodes one frame.
+
+    Raises:
+        SampleError: If the file is not a readable video.
+    """
     with opened(path) as (container, stream):
         stated = stated_frames(stream)
         first = next(container.decode(stream), None)
@@ -113,10 +132,10 @@ def probe(path: str, size: int, mtime_ns: int) -> VideoInfo:
 
 
 def stated_frames(stream: VideoStream) -> int | None:
-    """Frames that are shown, as the container states; None where that cannot be relied on.
+    """Returns the number of displayed frames that the container states; None if that number is missing or unreliable.
 
-    Matroska and WebM state no number; an MP4 that was cut without encoding it anew hides frames (by an edit list) that
-    its number includes.
+    Matroska and WebM state no number. An MP4 that was cut without re-encoding hides frames (by an edit list) that its
+    number includes.
     """
     rate, duration, base = stream.average_rate, stream.duration, stream.time_base
     if stream.frames and rate and duration and base and abs(duration * base * rate - stream.frames) < 0.5:
@@ -125,16 +144,27 @@ def stated_frames(stream: VideoStream) -> int | None:
 
 
 def count_frames(path: str) -> int:
-    """Frames that are shown, counted by packets, which is exact and decodes nothing. Raises SampleError."""
+    """Returns the number of displayed frames, counted by packets: exact, and without decoding.
+
+    Raises:
+        SampleError: If the file is not a readable video.
+    """
     with opened(path) as (container, stream):
         return sum(1 for packet in container.demux(stream) if packet.size and not packet.is_discard)
 
 
 def pick(path: str, info: VideoInfo, indices: Sequence[int]) -> Iterator[VideoFrame]:
-    """Yields the decoded frames `indices`, which ascend.
+    """Yields the decoded frames with the given indices.
 
-    Decodes from the start, one frame after the other: exact for every stream, also those with a variable rate.
-    Raises SampleError: truncated when the file ends or breaks before the last frame.
+    All frames from the start are decoded in order: exact for every stream, also with a variable frame rate.
+
+    Args:
+        path: Path, or address of a tar member.
+        info: Metadata of the file, from `examine`.
+        indices: Frame indices in ascending order.
+
+    Raises:
+        SampleError: truncated if the file ends or is damaged before the last frame.
     """
     done = 0
     with opened(path) as (container, stream):
@@ -148,12 +178,17 @@ def pick(path: str, info: VideoInfo, indices: Sequence[int]) -> Iterator[VideoFr
 
 
 def pick_few(path: str, info: VideoInfo, indices: Sequence[int]) -> Iterator[VideoFrame]:
-    """Decodes the same frames as `pick`, faster if they are far apart: frames without dependents are not decoded.
+    """Yields the same frames as `pick`, faster if they are far apart: frames without dependents are not decoded.
 
     Frames are identified by time stamps; if these are incomplete, `pick` is used.
 
+    Args:
+        path: Path, or address of a tar member.
+        info: Metadata of the file, from `examine`.
+        indices: Frame indices in ascending order.
+
     Raises:
-        SampleError: If the file is not readable.
+        SampleError: If the file cannot be read or is truncated.
     """
     with opened(path) as (container, stream):
         skips = stream.codec_context.name in SKIPPING and container.format.name not in WITHOUT_STAMPS
@@ -172,12 +207,16 @@ def pick_few(path: str, info: VideoInfo, indices: Sequence[int]) -> Iterator[Vid
 
 
 def frame_stamps(container: InputContainer, stream: VideoStream) -> list[int]:
-    """Returns the time stamps of all frames that are shown, in order; reads the whole stream and decodes nothing."""
+    """Returns the sorted time stamps of all displayed frames; reads the complete stream without decoding."""
     return sorted(p.pts for p in container.demux(stream) if p.size and p.pts is not None and not p.is_discard)
 
 
 def frame_times(path: str) -> list[float]:
-    """Returns the time of each frame, in seconds after the first, without decoding. Raises SampleError."""
+    """Returns the time of each frame in seconds after the first frame, without decoding.
+
+    Raises:
+        SampleError: If the file is not a readable video.
+    """
     with opened(path) as (container, stream):
         base = stream.time_base or Fraction(1)
         stamps = frame_stamps(container, stream)
@@ -187,9 +226,9 @@ def frame_times(path: str) -> list[float]:
 def decode(
     container: InputContainer, stream: VideoStream, info: VideoInfo, *, needed: Container[int] | None = None
 ) -> Iterator[VideoFrame]:
-    """Frames in display order; a damaged one is an error, not a gray image.
+    """Yields decoded frames in display order; raises SampleError for a damaged frame.
 
-    With `needed`, frames that no other is built on are left out unless their time stamps are in it.
+    With `needed`, frames without dependents are skipped unless their time stamps are in it.
     """
     number = 0
     for packet in container.demux(stream):
@@ -209,7 +248,7 @@ def decode(
 
 @contextmanager
 def opened(path: str) -> Iterator[tuple[InputContainer, VideoStream]]:
-    """Context manager: yields the container and its video stream. Raises SampleError if the video is not readable."""
+    """Context manager: yields the container and its video stream; raises SampleError if the video is not readable."""
     try:
         with av.open(source_of(path), "r", options=OPTIONS, **TEXTS) as container:
             # A cover image of a song is a video stream, too, but not one to train on.
@@ -248,7 +287,7 @@ def source_of(path: str) -> str | io.BytesIO:
 
 
 def why_unreadable(path: str, reason: str, detail: str) -> tuple[str, str]:
-    """Returns a more precise (reason, detail) for an unreadable file; the given ones if there is none."""
+    """Returns a more precise (reason, detail) for an unreadable file; the given ones if no better reason is found."""
     try:
         with io.BytesIO(read_part(path)) if is_part(path) else open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -283,9 +322,10 @@ def is_cut_mp4(file: BinaryIO, size: int) -> bool:
 
 
 def frame_rate(stream: VideoStream) -> tuple[float, bool]:
-    """Returns (fps, whether frames are unevenly spaced): the base rate (ffprobe's r_frame_rate), or the average.
+    """Returns (fps, whether frames are unevenly spaced): the base rate (ffprobe's r_frame_rate), or the average rate.
 
-    The base rate of unevenly spaced frames is only a clock that fits all times, often several times too fast.
+    For unevenly spaced frames, the base rate is only a time base that fits all time stamps, often several times too
+    high.
 
     Raises:
         SampleError: If neither rate is usable.

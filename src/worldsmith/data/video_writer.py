@@ -1,4 +1,4 @@
-"""H.264 MP4 files whose bytes repeat: the same frames give the same file, in every process and on every x86 CPU."""
+"""Writes H.264 MP4 files deterministically: equal frames give equal bytes in every process and on every x86 CPU."""
 
 from __future__ import annotations
 
@@ -20,10 +20,20 @@ X86_PARAMS = "asm=sse4.2"
 
 
 def write_video(path: Path, frames: np.ndarray, fps: float, *, crf: int = 12, preset: str = "medium") -> None:
-    """Writes uint8 frames [T, H, W, 3] as H.264 (yuv420p). The file appears only when complete.
+    """Writes a video as H.264 (yuv420p) in MP4, atomically.
 
-    Odd sides are padded by one repeated pixel row or column, which a notice in the log says, since yuv420p has none.
-    `crf`: x264 quality, 0 (lossless) to 51. Raises ValueError for another shape or dtype, or fps that is not positive.
+    Odd sides are padded by one repeated pixel row or column, with a warning in the log, since yuv420p requires even
+    sides.
+
+    Args:
+        path: File to write.
+        frames: uint8 array [T, H, W, 3] in RGB.
+        fps: Frames per second.
+        crf: Quality of x264, 0 (lossless) to 51.
+        preset: Preset of x264.
+
+    Raises:
+        ValueError: If the frames have another shape or dtype, or `fps` is not positive.
     """
     if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[3] != 3 or frames.shape[0] == 0:
         raise ValueError(f"{path}: expected uint8 frames [T, H, W, 3], found {frames.dtype} {list(frames.shape)}")

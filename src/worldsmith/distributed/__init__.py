@@ -1,1 +1,1 @@
-"""Processes, meshes and sharding. One process on a CPU needs none of it and pays for none of it."""
+"""Processes, device meshes and sharding. A run of one process on a CPU uses none of it."""

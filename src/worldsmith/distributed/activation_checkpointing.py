@@ -1,6 +1,6 @@
-"""Activation checkpointing: a part of the network keeps its inputs only and runs again in the backward pass.
+"""Activation checkpointing: a module stores only its inputs and runs its forward pass again in the backward pass.
 
-What needs no gradient is neither kept nor run again, as nothing in the backward pass asks for it.
+Modules without gradients are neither stored nor recomputed, as the backward pass does not use them.
 """
 
 from __future__ import annotations
@@ -46,12 +46,14 @@ def recompute_methods(
 ) -> None:
     """Wraps methods of each module in activation checkpointing, in place; call it before sharding.
 
-    Parameter names do not change. PyTorch checks shapes, dtypes and devices of recomputed tensors.
+    Parameter names do not change. PyTorch checks shapes, dtypes and devices of recomputed tensors. Mode "none" changes
+    no module.
 
     Args:
         modules: Modules whose methods are wrapped.
         names: Method names.
-        config: Mode and settings of activation checkpointing.
+        config: Mode and settings of activation checkpointing. The modules of one call share the list of saved
+            operators.
     """
     if config.mode == "none":
         return
@@ -65,7 +67,7 @@ def recompute_methods(
 def recomputed(
     function: Callable[..., Any], config: ActivationCheckpointingConfig, saved: SavedOps | None
 ) -> Callable[..., Any]:
-    """Wraps `function` in activation checkpointing."""
+    """Returns `function` wrapped in activation checkpointing, without changing it."""
     compare = config.determinism_check == "match"
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -82,7 +84,7 @@ def recomputed(
 
 
 class TwoRuns:
-    """A checkpointed call and its recomputation, whose values must be equal if `compare` is set."""
+    """A checkpointed call and its recomputation; raises RuntimeError if `compare` is set and their values differ."""
 
     def __init__(self, function: partial[Any], *, compare: bool, saved: SavedOps | None) -> None:
         self.function, self.compare, self.saved = function, compare, saved
@@ -99,7 +101,7 @@ class TwoRuns:
         return result
 
     def check(self, result: Any) -> None:
-        """Raises RuntimeError when the repetition differs from the first run."""
+        """Raises RuntimeError if the recomputation gives values that differ from those of the first run."""
         sums = checksum(result)
         if self.first is None:
             self.first = sums
@@ -113,10 +115,12 @@ class TwoRuns:
 
 
 class SavedOps:
-    """The ops whose outputs are kept: any of the patterns is found in the name, such as `aten.mm.default`.
+    """Policy of selective checkpointing: saves the outputs of operators whose names match a pattern.
 
-    `fmha` (fused multi-head attention) is one more name of every fused attention op, whatever the device calls it.
-    An op that writes into its arguments is never kept: compiled code reuses that memory (`aten.mm.out`).
+    A pattern is a regular expression that is searched in the name, such as `aten.mm.default`.
+
+    `fmha` (fused multi-head attention) is an additional name of every fused attention operator on all devices. An
+    operator that writes into its arguments (`aten.mm.out`) is never saved, because compiled code reuses that memory.
     """
 
     def __init__(self, patterns: Sequence[str]) -> None:
@@ -126,7 +130,7 @@ class SavedOps:
         self.reported = False
 
     def __call__(self, context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        """Returns the policy that PyTorch asks for each op."""
+        """Returns the policy for an operator, as `create_selective_checkpoint_contexts` requires."""
         name = str(op)
         if name not in self.seen:
             label = f"{name} fmha" if FUSED_ATTENTION.search(name) else name
@@ -161,7 +165,7 @@ class SavedOps:
 
 
 def writes(op: Any) -> bool:
-    """Returns whether an op changes its arguments; the higher-order ones, which have no schema, do not."""
+    """Returns whether an operator changes its arguments; False for higher-order operators, which have no schema."""
     schema = getattr(op, "_schema", None)
     return schema is not None and bool(schema.is_mutable)
 

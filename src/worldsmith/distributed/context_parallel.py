@@ -1,8 +1,8 @@
 """Context parallelism (Ulysses): the ranks of a group share the tokens of one pack, and its heads inside attention.
 
-Each of the two streams is filled up to a multiple of the group's size and cut into consecutive shares. Around attention
-one all-to-all brings together all tokens for a share of the heads, another one brings back all heads of a rank's own
-tokens (Jacobs et al. 2023, arXiv:2309.14509). Gradients equal those of one rank that holds everything.
+Each of the two token streams is padded to a multiple of the group size and split into consecutive shards. Before
+attention, one all-to-all gathers all tokens for a shard of the heads; after attention, another one returns all heads of
+the rank's own tokens (Jacobs et al. 2023, arXiv:2309.14509). Gradients equal those of one rank that has all tokens.
 """
 
 from __future__ import annotations
@@ -24,37 +24,50 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SharedStream:
-    """A stream of `length` tokens, sharded over a context-parallel group; implements the network's `TokenShare`."""
+    """A stream of `length` tokens, sharded over a context-parallel group; implements the network's `TokenShare`.
+
+    Methods that are marked "Collective" must be called by all ranks of the group.
+    """
 
     group: dist.ProcessGroup
     length: int
 
     @property
     def ranks(self) -> int:
+        """Number of ranks of the group."""
         return self.group.size()
 
     @property
     def own_length(self) -> int:
-        """Tokens of each rank, those that fill up the stream included."""
+        """Number of tokens of each rank, including padding."""
         return -(-self.length // self.ranks)
 
     def shard(self, tokens: Tensor, fill: float = 0) -> Tensor:
+        """Returns this rank's shard [own_length, …] of a stream [length, …], padded with `fill`."""
         start = self.group.rank() * self.own_length
         return self.padded(tokens, fill)[start : start + self.own_length]
 
     def to_heads(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Exchanges token shards for head shards of all tensors with one all-to-all. Repeats key heads if fewer than
-        ranks."""
+        """Exchanges token shards for head shards with one all-to-all, which all ranks of the group must call.
+
+        Args:
+            tensors: Token shards [own_length, heads, d]. Heads are repeated if there are fewer heads than ranks.
+
+        Returns:
+            One tensor [length, heads per rank, d] for each argument.
+        """
         shares = [self.head_shares(tensor) for tensor in tensors]
         sent = torch.cat(shares, dim=2).transpose(0, 1)
         received = AllToAll.apply(sent, self.group).flatten(0, 1)[: self.length]
         return received.split([share.shape[2] for share in shares], dim=1)
 
     def to_tokens(self, attended: Tensor) -> Tensor:
+        """Exchanges a head shard [length, heads per rank, d] for the token shard [own_length, heads, d]. Collective."""
         sent = self.padded(attended).unflatten(0, (self.ranks, self.own_length))
         return AllToAll.apply(sent, self.group).transpose(0, 1).flatten(1, 2)
 
     def gather(self, tokens: Tensor) -> Tensor:
+        """All-gathers the token shards [own_length, …] into the stream [length, …], without padding. Collective."""
         return Gather.apply(tokens, self.group)[: self.length]
 
     def head_shares(self, tensor: Tensor) -> Tensor:
@@ -64,13 +77,13 @@ class SharedStream:
         return tensor.unflatten(1, (self.ranks, -1))
 
     def padded(self, tokens: Tensor, fill: float = 0) -> Tensor:
-        """Returns the stream filled up to a multiple of the ranks."""
+        """Pads a stream along its first dimension to a multiple of the number of ranks."""
         missing = self.ranks * self.own_length - self.length
         return F.pad(tokens, (0, 0) * (tokens.ndim - 1) + (0, missing), value=fill) if missing else tokens
 
 
 class AllToAll(torch.autograd.Function):
-    """Row block i of [ranks, …] goes to rank i; what comes back is in rank order. It is its own transpose."""
+    """All-to-all of row blocks [ranks, …], which is its own transpose: block i goes to rank i."""
 
     @staticmethod
     def forward(ctx: Any, blocks: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -105,6 +118,7 @@ class Gather(torch.autograd.Function):
 
 
 def all_to_all(blocks: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Sends block i of [ranks, …] to rank i; returns the received blocks in rank order. Collective."""
     blocks = blocks.contiguous()
     received = torch.empty_like(blocks)
     dist.all_to_all_single(received, blocks, group=group)
@@ -112,8 +126,18 @@ def all_to_all(blocks: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def divide_work(world: World, shapes: Sequence[Sequence[int]], make: Callable[[int], Tensor]) -> list[Tensor]:
-    """Returns `make(i)` (float32 of shapes[i]) for every i; in a context-parallel group each is computed by one
-    rank."""
+    """Computes a list of tensors; the ranks of a context-parallel group divide the work and broadcast the results.
+
+    All ranks of the group must call it with the same shapes. Without a group, this rank computes all tensors.
+
+    Args:
+        world: This process, with its context-parallel group.
+        shapes: Shape of each tensor.
+        make: Computes tensor i, of shape `shapes[i]`.
+
+    Returns:
+        All tensors in order. In a group they are float32.
+    """
     if world.context_group is None:
         return [make(i) for i in range(len(shapes))]
     place, ranks = world.context_group.rank(), world.context_group.size()
@@ -127,7 +151,12 @@ def divide_work(world: World, shapes: Sequence[Sequence[int]], make: Callable[[i
 
 
 def require_same_packs(world: World, samples: Iterable[object]) -> None:
-    """Raises RuntimeError when the ranks of a context-parallel group have read different data."""
+    """Raises RuntimeError if the ranks of a context-parallel group have read different samples. Collective.
+
+    Args:
+        world: This process; without a context-parallel group the function returns immediately.
+        samples: Identification of the samples of the step. Their `repr` is compared.
+    """
     if world.context_group is None:
         return
     digest = hashlib.sha256(repr(list(samples)).encode()).hexdigest()

@@ -15,9 +15,9 @@ PARALLELISM = "model.config.parallelism"
 
 @dataclass(frozen=True, slots=True)
 class Degrees:
-    """Arrangement of the ranks: their number is replicate × shard × context.
+    """Arrangement of the ranks: the number of ranks is replicate × shard × context.
 
-    Every `context` neighboring ranks work on the same packs, so the data has replicate × shard shares. The weights are
+    Every `context` consecutive ranks process the same packs, so the data has replicate × shard shards. The weights are
     sharded over the shard × context ranks of a replica.
     """
 
@@ -27,12 +27,12 @@ class Degrees:
 
     @property
     def data(self) -> int:
-        """Number of shares of the data."""
+        """Number of data shards: replicate × shard."""
         return self.replicate * self.shard
 
     @property
     def weights(self) -> int:
-        """Number of shards of the weights."""
+        """Number of weight shards: shard × context."""
         return self.shard * self.context
 
     def __str__(self) -> str:
@@ -41,7 +41,15 @@ class Degrees:
 
 
 def plan_degrees(parallelism: ParallelismConfig, processes: int) -> Degrees:
-    """Returns the arrangement of `processes` ranks. Raises WrongValueError with the degrees that would work."""
+    """Returns the arrangement of the ranks of a run; degrees of -1 are resolved.
+
+    Args:
+        parallelism: Parallelism section of the config.
+        processes: Number of ranks.
+
+    Raises:
+        WrongValueError: If the degrees do not fit the number of ranks, with the degrees that would work.
+    """
     try:
         return fit_degrees(
             parallelism.data_parallel_shard_degree,
@@ -54,7 +62,7 @@ def plan_degrees(parallelism: ParallelismConfig, processes: int) -> Degrees:
 
 
 def check_world_size(parallelism: ParallelismConfig) -> None:
-    """Raises WrongValueError if the degrees do not fit the number of processes in WORLD_SIZE."""
+    """Raises WrongValueError if the degrees do not fit WORLD_SIZE; no check if WORLD_SIZE is not set."""
     processes = launched_processes()
     if processes is None:
         return
@@ -73,15 +81,22 @@ def launch_warnings(parallelism: ParallelismConfig) -> Iterator[str]:
 
 
 def launched_processes() -> int | None:
-    """Returns the number of processes in WORLD_SIZE; None if it is not set, or is no such number."""
+    """Returns the number of processes in WORLD_SIZE; None if it is not set or is not a positive number."""
     text = os.environ.get("WORLD_SIZE", "")
     return int(text) if text.isascii() and text.isdigit() and 0 < len(text) < 10 and int(text) > 0 else None
 
 
 def fit_degrees(shard: int, replicate: int, world_size: int, *, context: int = 1) -> Degrees:
-    """Replaces -1 by the degree that fits; replicate × shard × context must be the number of processes.
+    """Resolves degrees of -1 and checks that replicate × shard × context is the number of processes.
 
-    Raises WrongValueError with the product and with the degrees that would work.
+    Args:
+        shard: Sharding degree, or -1 for the remaining ranks.
+        replicate: Number of replicas, or -1 for the remaining ranks. If both are -1, all ranks shard one replica.
+        world_size: Number of ranks.
+        context: Context-parallel degree, at least 1.
+
+    Raises:
+        WrongValueError: With the product and the degrees that would work.
     """
     found = dict(zip(NAMES, (shard, replicate, context)))
     for name, degree in found.items():
@@ -116,16 +131,21 @@ def fit_degrees(shard: int, replicate: int, world_size: int, *, context: int = 1
 
 
 def needed_processes(shard: int, replicate: int, context: int) -> str:
-    """Describes the number of processes: `8 processes`, or `a multiple of 8 processes` if a degree is -1."""
+    """Describes the required number of processes: `8 processes`, or `a multiple of 8 processes` if a degree is -1."""
     product = max(shard, 1) * max(replicate, 1) * context
     open_ended = "" if min(shard, replicate) > 0 else "a multiple of "
     return f"{open_ended}{product} process{'es' * (product > 1)}"
 
 
 def check_heads(context: int, heads: int, key_heads: int) -> None:
-    """Raises WrongValueError unless `context` ranks can share the attention heads of one sequence evenly.
+    """Raises WrongValueError if `context` ranks cannot share the attention heads of one sequence evenly.
 
-    With fewer key heads than ranks, several ranks get a copy of the same key head.
+    With fewer key heads than ranks, several ranks have a copy of the same key head.
+
+    Args:
+        context: Context-parallel degree.
+        heads: Number of query heads.
+        key_heads: Number of key and value heads.
     """
     works = [n for n in divisors(heads) if key_heads % n == 0 or n % key_heads == 0]
     if context not in works:

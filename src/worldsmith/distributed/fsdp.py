@@ -1,6 +1,7 @@
-"""FSDP2: every decoder layer is one unit, the root holds the rest. Masters stay fp32, compute may be bf16.
+"""FSDP2: every decoder layer is one unit, the root module has the other parameters.
 
-The sharded step equals the single-process step: gradients are reduced in fp32 and averaged over the ranks.
+Parameters are stored in fp32 (master weights), and the compute dtype may be bf16. The sharded step equals the
+single-process step: gradients are reduced in fp32 and averaged over the ranks.
 """
 
 from __future__ import annotations
@@ -27,7 +28,15 @@ if TYPE_CHECKING:
 
 
 def make_mesh(world: World, degrees: Degrees) -> DeviceMesh:
-    """Creates the device mesh for FSDP: 1-D without replicas, else (dp_replicate, dp_shard)."""
+    """Creates the device mesh for FSDP. Collective: all ranks must call it.
+
+    Args:
+        world: This process. A process group of one rank is created if none exists.
+        degrees: Arrangement of the ranks.
+
+    Returns:
+        Mesh (dp_shard,) with one replica, else (dp_replicate, dp_shard).
+    """
     ensure_process_group(world)
     device_type = torch.device(world.device).type
     if degrees.replicate == 1:
@@ -48,13 +57,21 @@ def shard_network(
     entries: Mapping[nn.Module, Sequence[str]] | None = None,
     left_alone: Iterable[nn.Parameter] = (),
 ) -> None:
-    """Shards `network` in place over `mesh`; each of `units` is gathered on its own, when it is used.
+    """Shards `network` in place with FSDP2; each of `units` is all-gathered separately when it is used.
 
-    Modules in `full_precision` compute in fp32. Inputs are never cast, since positions and timesteps must stay fp32.
-    Modules in `unused`, which no pass gathers, get no policy: with one, PyTorch looks for their gradients where a step
-    has several packs. `entries` are methods in addition to `forward` around which a module's weights are gathered too.
-    Every rank has the parameters `left_alone` as they are.
-    The divide factor is left alone: gloo has no pre-multiplied sum, and the loss weights expect the mean over ranks.
+    All ranks must call it. Inputs are never cast, since positions and timesteps must stay fp32. The gradient divide
+    factor is not changed: gloo has no pre-multiplied sum, and the loss weights expect the mean over ranks.
+
+    Args:
+        network: Root module, which becomes a unit too.
+        units: Submodules that become separate FSDP units, such as decoder layers.
+        mesh: Mesh from `make_mesh`.
+        compute_dtype: Dtype of all-gathered parameters in the forward and backward pass.
+        full_precision: Modules that compute in fp32.
+        unused: Modules that no forward pass uses. They get no mixed-precision policy: with one, PyTorch would expect
+            their gradients in steps with several packs.
+        entries: Names of methods in addition to `forward` around which the parameters of a module are all-gathered.
+        left_alone: Parameters that are not sharded; every rank has them complete.
     """
     exact = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32, cast_forward_inputs=False)
     policy = replace(exact, param_dtype=compute_dtype)
@@ -78,8 +95,8 @@ def reduce_gradients(network: nn.Module, *, last: bool, every_pack: bool) -> Non
     """Sets whether the next backward pass reduces gradients over the ranks; no effect without FSDP.
 
     Args:
-        network: The network.
-        last: Whether it is the last backward pass of the step, which reduces the gradients of the whole step.
+        network: Network that is the root of FSDP, or an unsharded one.
+        last: Whether the next backward pass is the last one of the step, which reduces the gradients of the whole step.
         every_pack: Reduce-scatter in every backward pass, and all-reduce over replicas in the last one only. False:
             earlier passes accumulate full fp32 gradients on each rank.
     """
@@ -89,19 +106,23 @@ def reduce_gradients(network: nn.Module, *, last: bool, every_pack: bool) -> Non
 
 
 def forget_failed_forward(network: nn.Module) -> None:
-    """Brings a network back to its sharded weights after an exception in a forward pass.
+    """Returns a network to its sharded parameters after an exception in a forward pass; no effect without FSDP.
 
-    Without that, the layer in which the pass has failed keeps the weights that it had there, and the next backward pass
-    leaves out its gradients.
+    Otherwise the layer in which the exception was raised keeps its all-gathered parameters, and the next backward pass
+    omits its gradients.
     """
     if isinstance(network, FSDPModule) and network._get_fsdp_state()._is_root is not None:  # None before the first pass
         network.reset_iter_state()
 
 
 def count_collectives(network: nn.Module, world: World) -> int:
-    """Returns the number of collectives that this process has started, in all groups that take part in forward passes.
+    """Returns the number of collectives that this process has started, in all groups that forward passes use.
 
-    After a failure, ranks with other numbers cannot go on: their next collectives would not be the same ones.
+    Ranks whose counts differ after a failure cannot continue, since their next collectives would not match.
+
+    Args:
+        network: Network whose parameters name the mesh.
+        world: This process, with its context-parallel group.
     """
     mesh = next((p.device_mesh for p in network.parameters() if isinstance(p, DTensor)), None)
     groups = {dist.group.WORLD, world.context_group, *(mesh.get_all_groups() if mesh is not None else ())}

@@ -1,4 +1,4 @@
-"""GPUs that runs are planned for and measured on, by the figures of their makers' data sheets."""
+"""GPUs for which runs are planned and measured, with the values of the manufacturers' data sheets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PCIE_4, PCIE_5 = 32e9, 64e9
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A kind of GPU, in a machine of the usual make. Rates are peaks; one of 0 is not known."""
+    """A GPU model in a typical server. Rates are peak rates; 0 means unknown."""
 
     name: str
     memory: int
@@ -70,9 +70,16 @@ ALSO |= {"rtx-4090-24": "rtx-4090", "rtx-5090-32": "rtx-5090", "rtx-3090-24": "r
 
 
 def find_gpu(word: str) -> Gpu:
-    """Returns the GPU of that name, or one of which the memory alone is known for a size such as 24GB or 22.5GiB.
+    """Returns the GPU for a name or a memory size.
 
-    Raises UserError for another word.
+    Args:
+        word: Name, such as `h100`, or memory size, such as `24GB` or `22.5GiB`. Case, spaces and hyphens do not matter.
+
+    Returns:
+        The known GPU; for a memory size a GPU whose other values are unknown.
+
+    Raises:
+        UserError: For any other text, with similar names.
     """
     plain = re.sub(r"[\s_]+", "-", word.strip().lower())
     size = re.fullmatch(r"(\d+(?:\.\d+)?)-?(gib|gb|g)", plain)
@@ -93,14 +100,18 @@ def find_gpu(word: str) -> Gpu:
 
 
 def gpu_of_device(device: str) -> Gpu | None:
-    """Returns the GPU that a driver calls so, such as "NVIDIA H100 80GB HBM3"; None for one that is not known."""
+    """Returns the GPU for the name that the driver reports, such as "NVIDIA H100 80GB HBM3"; None if it is unknown."""
     parts = [(part, gpu) for gpu in GPUS.values() for part in gpu.driver_names]
     found = [(len(part), gpu) for part, gpu in parts if re.search(rf"\b{part}\b", device)]
     return max(found, key=lambda match: match[0])[1] if found else None
 
 
 def word_of_device(device: str) -> str:
-    """Returns the name by which `find_gpu` finds the GPU `device`; the memory size for an unknown GPU."""
+    """Returns the argument with which `find_gpu` finds a CUDA device: its name, or its memory size if it is unknown.
+
+    Args:
+        device: PyTorch device, such as "cuda:0".
+    """
     import torch
 
     about = torch.cuda.get_device_properties(device)

@@ -1,4 +1,4 @@
-"""Messages from launched processes to their launcher: exit codes and the output of one rank."""
+"""Messages from launched processes to their launcher: exit codes, and which messages were already printed."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ PATIENCE = 10.0
 
 
 class LaunchDesk:
-    """The launcher's side, on a port of this machine: no file that could be cleaned away, and no disk that is full.
+    """Context manager: server of the launcher on a local port, for messages of the processes that it started.
 
-    While it is open, the environment tells the processes that are started how to reach it.
+    While it is open, an environment variable gives its address to the started processes. It needs no file, so a full
+    disk or a cleaned folder does not matter.
     """
 
     def __init__(self) -> None:
@@ -62,23 +63,26 @@ class LaunchDesk:
 
 
 def launcher_pid() -> int | None:
-    """Returns the process that has started this one by `worldsmith launch`; None: nobody has."""
+    """Returns the process ID of `worldsmith launch` if it started this process; else None."""
     known = os.environ.get(LAUNCHER)
     return int(known.split()[0]) if known else None
 
 
 def tell_end(exit_code: int) -> None:
-    """Reports the exit code of this process to the launcher."""
+    """Reports the exit code of this process to the launcher; no effect without a launcher."""
     _visit("ended", str(exit_code))
 
 
 def is_said(message: str) -> bool:
-    """Returns whether another process of this launch, on this machine, says the same; who asks first is to say it."""
+    """Returns whether another process of this launch on this machine has already printed `message`.
+
+    The first process that calls this function gets False and has to print the message. False without a launcher.
+    """
     return _visit("say", hashlib.sha256(message.encode(errors="surrogatepass")).hexdigest()) == "said"
 
 
 def _visit(*words: Any) -> str | None:
-    """Returns the desk's answer; None without a launcher, also when it has been killed: nobody asks then."""
+    """Returns the answer of the launcher; None if there is no launcher or it has been killed."""
     known = os.environ.get(LAUNCHER)
     if not known:
         return None

@@ -11,7 +11,7 @@ LIMITS = (("memory.max", "memory.current", "inactive_file"),
 
 
 def held_memory(device: str) -> int:
-    """Returns the bytes that this process holds now: of tensors on "cuda:0", of everything on "cpu"."""
+    """Returns the bytes that this process uses now: allocated tensors on "cuda:0", the resident set size on "cpu"."""
     if device.startswith("cuda"):
         import torch
 
@@ -22,8 +22,12 @@ def held_memory(device: str) -> int:
 
 
 def free_memory(device: str, *, group: Path = CGROUP) -> int:
-    """Returns the bytes that can still be allocated on "cpu" or "cuda:0": of host RAM the smaller of machine and
-    container."""
+    """Returns the bytes that can still be allocated on a device.
+
+    Args:
+        device: "cpu" or a CUDA device such as "cuda:0".
+        group: Folder of the control groups; on "cpu" the result is limited by the memory limit of the container.
+    """
     if device.startswith("cuda"):
         import torch
 

@@ -21,7 +21,7 @@ GONE = re.compile(r"(closed|reset) by peer|broken pipe|peer closed|remote (proce
 
 
 class PeerError(Exception):
-    """Work of several ranks failed; `errors` are those of the ranks that it failed on."""
+    """An operation failed on at least one rank; `errors` are the exceptions of the ranks on which it failed."""
 
     def __init__(self, errors: dict[int, BaseException]) -> None:
         super().__init__(errors)
@@ -34,9 +34,9 @@ class PeerError(Exception):
 
 
 class Peers(ABC):
-    """Collective operations on Python objects. All ranks call the same methods in the same order.
+    """Collectives on Python objects. All ranks must call the same methods in the same order.
 
-    If work fails on one rank, all ranks raise: the original error in a run of one process, else PeerError.
+    If the operation fails on one rank, all ranks raise: the original exception in a run of one process, else PeerError.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -44,24 +44,30 @@ class Peers(ABC):
 
     @property
     def is_main(self) -> bool:
+        """Whether this is rank 0."""
         return self.rank == 0
 
     @abstractmethod
     def exchange(self, kind: Kind, payload: bytes | list[bytes] | None, error: Exception | None) -> Any:
-        """Moves bytes between the ranks, unless one of them brings an error: then all raise PeerError.
+        """Exchanges bytes between the ranks. If at least one rank passes an error, all ranks raise PeerError.
 
-        "all_gather" returns everyone's payload, on all; "gather" on rank 0 only; "scatter" deals rank 0's list.
+        Args:
+            kind: "all_gather" returns all payloads on every rank; "gather" returns them on rank 0 and None elsewhere;
+                "scatter" returns to each rank its item of the list of rank 0.
+            payload: Pickled object; a list with one item per rank for "scatter" on rank 0; None if this rank sends
+                none.
+            error: Exception of this rank; None if its work succeeded.
         """
 
     def run(self, work: Callable[[], T]) -> list[T]:
-        """Calls `work` on every rank and returns all values in rank order, on every rank."""
+        """Calls `work` on every rank and returns all values in rank order, on every rank. Values must be picklable."""
         if self.size == 1:
             return [work()]
         payloads: list[bytes] = self._exchange("all_gather", lambda: pickle.dumps(work()))
         return [pickle.loads(payload) for payload in payloads]
 
     def run_on_main(self, work: Callable[[], object]) -> None:
-        """Calls `work` on rank 0 only."""
+        """Calls `work` on rank 0 only; the other ranks wait, and raise PeerError if it fails. Collective."""
 
         def on_main() -> None:
             if self.is_main:
@@ -77,7 +83,7 @@ class Peers(ABC):
         return [pickle.loads(payload) for payload in payloads or []]
 
     def scatter(self, work: Callable[[], list[T]]) -> T:
-        """Calls `work` on rank 0 only, which makes a value for each rank; returns this rank's."""
+        """Calls `work` on rank 0 only, which returns one value per rank; returns the value of this rank."""
         if self.size == 1:
             return work()[0]
         dealt = self._exchange("scatter", lambda: [pickle.dumps(v) for v in work()] if self.is_main else None)
@@ -96,9 +102,9 @@ class Peers(ABC):
 
 
 class SideGroup(Peers):
-    """Peers in a process group of their own, over gloo: a thread meets in it while the main thread trains.
+    """Peers in a separate gloo process group, so that a thread can use it while the main thread trains.
 
-    All ranks build it together.
+    All ranks must create it together.
     """
 
     def __init__(self, rank: int, size: int, *, patience: timedelta = PATIENCE) -> None:
@@ -129,9 +135,11 @@ class SideGroup(Peers):
 
 
 def portable(error: Exception | None) -> Exception | None:
-    """Returns the error in a form that can be sent to other processes, which loses the errors behind it.
+    """Returns an exception that can be pickled and sent to other processes; None for None.
 
-    Of those the file system's is the one that matters. Others take their traceback along.
+    An OSError in the exception chain replaces the exception, since chained exceptions are lost. Other exceptions get
+    their traceback as a note. An exception that cannot be pickled is replaced by a RuntimeError or OSError with its
+    text.
     """
     import traceback
 
@@ -153,7 +161,7 @@ def portable(error: Exception | None) -> Exception | None:
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yields the error and everything behind it: other ranks' errors and chained ones."""
+    """Yields the exception, its chained exceptions and the exceptions of other ranks in a PeerError."""
     waiting, seen = [error], set()
     while waiting:
         cause = waiting.pop(0)
@@ -167,7 +175,7 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def lost_partner(error: BaseException) -> str | None:
-    """Returns a message if `error` means that another process ended while this one waited for it; else None.
+    """Returns a message if `error` means that another process of the run ended or cannot be reached; else None.
 
     PyTorch reports this only in the text of a RuntimeError; gloo includes the address of the other machine.
     """

@@ -1,4 +1,4 @@
-"""Signals between the processes of a run: those that ask it to stop, and the one that tells of a parent's end."""
+"""Signals between the processes of a run: stop requests, and the signal at the end of a parent process."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ PR_SET_PDEATHSIG = 1
 
 @contextmanager
 def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Calls `handler` for each signal that asks for a stop; a SIGHUP that is ignored (nohup) stays ignored.
+    """Context manager that installs `handler` for all stop signals; an ignored SIGHUP (nohup) stays ignored.
 
-    Only the main thread can do that; elsewhere nothing is handled.
+    It has no effect outside of the main thread, since only the main thread can install signal handlers.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -43,10 +43,10 @@ def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]
 
 @contextmanager
 def acting_at_once(act: Callable[[int], None]) -> Iterator[None]:
-    """Calls `act` for each of these signals from a thread of its own.
+    """Context manager: calls `act` with the number of each stop signal, from a separate thread.
 
-    Python calls a handler when the main thread gets back to Python code; one that waits in a library, such as for
-    another machine, never does.
+    Python runs signal handlers only when the main thread executes Python code. A main thread that waits in a library,
+    for example for another machine, would never run them. It has no effect outside of the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -74,9 +74,13 @@ def acting_at_once(act: Callable[[int], None]) -> Iterator[None]:
 
 
 def signal_at_parents_end(number: int, parent: int) -> None:
-    """Lets the kernel send this process a signal when its parent ends, at once if `parent` is gone already.
+    """Makes the kernel send a signal to this process when its parent ends, immediately if `parent` has already ended.
 
-    Processes that this one forks do not inherit that. Only Linux can do it; elsewhere nothing happens.
+    Forked processes do not inherit the setting. It has no effect on systems other than Linux.
+
+    Args:
+        number: Signal number.
+        parent: Expected process ID of the parent.
     """
     if sys.platform != "linux":
         return
@@ -86,9 +90,10 @@ def signal_at_parents_end(number: int, parent: int) -> None:
 
 
 def follow_launcher() -> None:
-    """Asks for SIGTERM at the end of the launcher, or of torchrun: their ranks save and stop without them.
+    """Requests SIGTERM for this process when `worldsmith launch` or torchrun ends, so that it saves and stops.
 
-    A launcher has said who it is, so that its end is noticed also when it came before this.
+    With `worldsmith launch`, the process ID of the launcher is known, so its end is noticed even if it ended before
+    this call. No effect without a launcher.
     """
     parent = launcher_pid()
     if parent is not None or "TORCHELASTIC_RUN_ID" in os.environ:

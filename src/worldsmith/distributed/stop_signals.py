@@ -1,4 +1,4 @@
-"""A run is asked to stop, by a signal or by a file; it does at the next step boundary, after it has saved."""
+"""Stop requests: a signal or a file stops a run at the next step boundary, after it has saved a checkpoint."""
 
 from __future__ import annotations
 
@@ -26,14 +26,20 @@ repeats it."""
 
 
 class StopSignals:
-    """While active, remembers the first signal. A second SIGINT interrupts at once; others are not needed and ignored.
+    """Context manager that remembers the first stop signal or the stop file, for a run that stops at a step boundary.
 
-    Worker processes that are forked meanwhile ignore them: who asks the whole job asks them too, and the run ends them.
-    Only the main thread can catch signals; elsewhere this does nothing. `file`, if there is one, counts like a signal.
+    A second SIGINT raises KeyboardInterrupt; other later signals are ignored. Worker processes that are forked
+    meanwhile ignore the signals: the run itself ends its workers. Only the main thread can catch signals; elsewhere
+    signals are not handled.
     """
 
     def __init__(self, file: Path | None = None, *, notice: str = "") -> None:
-        """Prepares the stop request. `file`: stop file; `notice`: text printed at the first SIGINT."""
+        """Prepares the stop request.
+
+        Args:
+            file: Stop file, which counts like a signal as soon as it exists; None: no stop file.
+            notice: Text printed to standard error at the first SIGINT; "": no text.
+        """
         self.file = file
         self.notice = notice
         self.received: str | None = None
@@ -56,7 +62,7 @@ class StopSignals:
         return self.received
 
     def honour(self) -> None:
-        """Removes the file, or folder: the next start of the run is to go on. One that cannot be is said."""
+        """Removes the stop file or folder, so that the next start of the run continues. An error is logged."""
         if self.file is None or not self.file.exists():
             return
         try:
@@ -92,7 +98,7 @@ def exit_when_asked() -> Iterator[None]:
 
 
 def leave(number: int) -> None:
-    """Ends this process because of a signal, with nothing to save."""
+    """Exits this process immediately with PREEMPTED because of the signal `number`."""
     if number == signal.SIGHUP:
         leave_terminal()
     with suppress(OSError):
@@ -101,7 +107,7 @@ def leave(number: int) -> None:
 
 
 def leave_terminal() -> None:
-    """Lets standard output and errors go nowhere if they are a terminal, which is gone after SIGHUP: writing fails."""
+    """Redirects stdout and stderr to /dev/null if they are a terminal, since writing fails after SIGHUP."""
     for descriptor in (1, 2):
         if stat.S_ISCHR(os.fstat(descriptor).st_mode):
             nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -1,4 +1,4 @@
-"""The processes of a run: who am I, how many are we, and the few things that all must agree on."""
+"""The processes of a run: rank, number of ranks, device and the collectives on Python objects."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ SAY_AFTER = 30.0
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """This process's place among the processes of the run. One process needs no process group."""
+    """This process among the processes of the run. A run of one process needs no process group.
+
+    Methods that are marked "Collective" must be called by all ranks.
+    """
 
     rank: int = 0
     size: int = 1
@@ -34,6 +37,7 @@ class World:
 
     @property
     def is_main(self) -> bool:
+        """Whether this is rank 0."""
         return self.rank == 0
 
     @property
@@ -43,15 +47,16 @@ class World:
 
     @property
     def data_rank(self) -> int:
-        """Which share of the data this rank reads; the ranks of a context-parallel group read the same one."""
+        """Index of the data shard that this rank reads; the ranks of a context-parallel group read the same shard."""
         return self.rank // self.context_parallel
 
     @property
     def data_size(self) -> int:
-        """Into how many shares the data is cut."""
+        """Number of data shards."""
         return self.size // self.context_parallel
 
     def barrier(self) -> None:
+        """Waits for all ranks. Collective."""
         if self.size > 1:
             import torch.distributed as dist
 
@@ -78,7 +83,7 @@ class World:
         return values
 
     def gather_context(self, value: Any) -> list[Any]:
-        """Returns the `value` of every rank of the context-parallel group, on each of them."""
+        """Returns the `value` of every rank of the context-parallel group. Collective in the group."""
         if self.context_group is None:
             return [value]
         import torch.distributed as dist
@@ -88,7 +93,7 @@ class World:
         return values
 
     def sum(self, *values: float) -> list[float]:
-        """Returns the sums over all ranks, in float64."""
+        """Returns the sum of each value over all ranks, in float64. Collective."""
         if self.size == 1:
             return [float(value) for value in values]
         import torch
@@ -99,7 +104,10 @@ class World:
         return totals.tolist()
 
     def data_sum(self, *values: float) -> list[float]:
-        """Returns the sums over data-parallel ranks, in float64; a context-parallel group counts once. Collective."""
+        """Returns the sum of each value over data-parallel ranks, in float64. Collective.
+
+        A context-parallel group counts once.
+        """
         return [total / self.context_parallel for total in self.sum(*values)]
 
     def any(self, flag: bool) -> bool:
@@ -108,21 +116,27 @@ class World:
 
 
 def world_size() -> int:
-    """Returns the number of processes from torchrun's environment variables."""
+    """Returns the number of processes in WORLD_SIZE, which torchrun sets; 1 if it is not set."""
     return _environment_int("WORLD_SIZE", 1)
 
 
 def launched_as() -> tuple[int, int, int]:
-    """Returns (rank, number of processes, local rank) from torchrun's environment, without a process group."""
+    """Returns (rank, number of processes, local rank) from the environment of torchrun, without a process group."""
     return _environment_int("RANK", 0), world_size(), _environment_int("LOCAL_RANK", 0)
 
 
 def start_world(*, context_parallel: int = 1) -> World:
-    """Reads the place of this process from the environment that torchrun sets, and joins the process group.
+    """Selects the device of this process and joins the process group. Collective if WORLD_SIZE is greater than 1.
 
-    Every `context_parallel` neighbors form a group, whose size must divide the number of processes. Without that
-    environment the run is one process. Raises ValueError when the environment is incomplete, or has no GPU for this
-    process while others have one.
+    Args:
+        context_parallel: Number of consecutive ranks that form a context-parallel group; must divide the number of
+            ranks.
+
+    Returns:
+        The process with its rank and device. A run of one process has no process group.
+
+    Raises:
+        ValueError: If the environment of torchrun is incomplete, or the machine has GPUs, but not one for this process.
     """
     import torch.distributed as dist
 
@@ -147,8 +161,11 @@ def start_world(*, context_parallel: int = 1) -> World:
 
 
 def join_process_group(device: str, size: int) -> None:
-    """Meets the other processes of the same start of the same launch; those of another one, at the same address, are
-    never met, nor are the addresses read that an earlier try has left there. Rank 0 says when that takes long."""
+    """Creates the default process group for the processes of this launch.
+
+    The key prefix in the store contains the launch and its restart count, so processes and addresses of other attempts
+    at the same address are not used. Rank 0 logs a warning if other processes are missing after `SAY_AFTER` seconds.
+    """
     import torch.distributed as dist
 
     store, rank, _ = next(dist.rendezvous("env://", timeout=PATIENCE))
@@ -174,7 +191,7 @@ def backends(device: str) -> str:
 
 
 def take_device(local_rank: int) -> str:
-    """Selects this process's device as the current one. Raises ValueError if there are too few GPUs."""
+    """Makes GPU `local_rank` the current device and returns it; returns "cpu" on a machine without GPUs."""
     import torch
 
     if not torch.cuda.is_available():
@@ -185,14 +202,14 @@ def take_device(local_rank: int) -> str:
 
 
 def present_device() -> str:
-    """Returns the device that a process alone on this machine would take."""
+    """Returns the device of a run of one process on this machine: "cuda:0" or "cpu"."""
     import torch
 
     return "cuda:0" if torch.cuda.is_available() else "cpu"
 
 
 def require_devices(processes: int) -> None:
-    """Raises ValueError when this machine has GPUs, but not one for each of its processes."""
+    """Raises ValueError if this machine has GPUs, but fewer than `processes`, the number of processes on it."""
     import torch
 
     count = torch.cuda.device_count()
@@ -226,7 +243,7 @@ def ensure_process_group(world: World) -> None:
 
 
 def stop_world() -> None:
-    """Leaves the process group, if there is one."""
+    """Destroys the default process group, if it exists."""
     if "torch.distributed" not in sys.modules:  # also when its import was what failed
         return
     import torch.distributed as dist
@@ -241,7 +258,10 @@ def local_size() -> int:
 
 
 def gather_tensors(tensor: Tensor, group: ProcessGroup) -> list[Tensor]:
-    """Gathers a tensor of the same shape and dtype from all ranks of the group, in rank order."""
+    """All-gathers a tensor; returns the tensors of all ranks of the group in rank order.
+
+    All ranks of the group must call it with a tensor of the same shape and dtype.
+    """
     import torch
     import torch.distributed as dist
 

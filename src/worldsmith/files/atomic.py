@@ -1,4 +1,4 @@
-"""Files and folders that appear complete or not at all, also when the power goes."""
+"""Atomic writing of files and folders: they appear complete or not at all, also after a power failure."""
 
 from __future__ import annotations
 
@@ -44,12 +44,18 @@ def sync_tree(folder: Path) -> None:
 
 @contextmanager
 def replacing(path: Path, *, within: Path | None = None, durable: bool = True) -> Iterator[Path]:
-    """Context manager: yields a temporary path that atomically replaces `path` at the end; removed after an error.
+    """Context manager: yields a temporary path that atomically replaces `path` at the end.
+
+    The block has to create the temporary file. After an exception the temporary file is removed and `path` is
+    unchanged.
 
     Args:
-        path: File to replace. An OSError names it.
-        within: Folder of the temporary file, on the same file system; None: that of `path`.
+        path: File to replace, which need not exist.
+        within: Folder of the temporary file, on the same file system; None: the folder of `path`.
         durable: Flush to disk; False: the file can be lost or empty after a power failure.
+
+    Raises:
+        OSError: With `path` as its file name instead of the temporary path.
     """
     aside = (within or path.parent) / f"{SAVING}{path.name}.{uuid.uuid4().hex}"
     try:
@@ -67,7 +73,7 @@ def replacing(path: Path, *, within: Path | None = None, durable: bool = True) -
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replaces `path` by `text`, see `replacing`."""
+    """Atomically replaces the file `path` by `text` in UTF-8 and flushes it to disk, see `replacing`."""
     with replacing(path) as aside:
         aside.write_text(text, encoding="utf-8")
 
@@ -76,11 +82,15 @@ def write_text(path: Path, text: str) -> None:
 def folder_aside(target: Path) -> Iterator[Path]:
     """Context manager: yields an empty temporary folder next to `target`, for `publish_folder`; removes it at the end.
 
-    Remains of interrupted processes are removed first.
+    A temporary folder that an interrupted process has left for the same `target` is removed first. The folder is
+    locked, so that only one process at a time prepares `target`.
+
+    Args:
+        target: Final path of the folder, which need not exist. Missing parent folders are created.
 
     Raises:
-        FileExistsError: If another process is writing to it.
-        OSError: With ENOSPC for any exception caused by a full disk.
+        FileExistsError: If another process is preparing `target`.
+        OSError: With ENOSPC instead of any exception that was caused by a full disk.
     """
     aside = target.with_name(f"{SAVING}{target.name}")
     restore_name(target)
@@ -101,8 +111,7 @@ def folder_aside(target: Path) -> Iterator[Path]:
 
 
 def claim_folder(aside: Path) -> int | None:
-    """Creates or empties the temporary folder `aside` and locks it; returns the lock, or None if another process has
-    it."""
+    """Creates or empties `aside` and locks it; returns the open handle, None if another process has the lock."""
     try:
         if aside.exists():
             left = lock(aside)
@@ -122,7 +131,7 @@ def claim_folder(aside: Path) -> int | None:
 
 
 def is_open_as(handle: int, path: Path) -> bool:
-    """Returns whether what is at `path` now is the file or folder that is open."""
+    """Returns whether `path` is still the file or folder that the descriptor `handle` has open."""
     try:
         return os.path.samestat(os.fstat(handle), path.stat())
     except FileNotFoundError:
@@ -130,8 +139,7 @@ def is_open_as(handle: int, path: Path) -> bool:
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Returns whether a full disk, or quota, is behind an error; libraries that are not Python have only words for
-    it."""
+    """Returns whether a full disk or quota caused `error`, also if only the message of a native library states it."""
     full = (errno.ENOSPC, errno.EDQUOT)
     while error is not None:
         if (isinstance(error, OSError) and error.errno in full) or any(os.strerror(n) in str(error) for n in full):
@@ -141,7 +149,7 @@ def is_disk_full(error: BaseException | None) -> bool:
 
 
 def restore_name(target: Path) -> None:
-    """Restores a folder whose replacement was interrupted by a kill."""
+    """Restores `target` if a process was killed between hiding the old folder and publishing the new one."""
     for old in target.parent.glob(f"{REMOVING}{target.name}.*"):
         if not target.exists():
             os.replace(old, target)
@@ -150,15 +158,15 @@ def restore_name(target: Path) -> None:
 
 
 def publish_folder(aside: Path, target: Path, *, replace: bool = True) -> None:
-    """Publishes the finished folder `aside` as `target` by an atomic rename.
+    """Flushes the finished folder `aside` to disk and publishes it as `target` by an atomic rename.
 
     Args:
-        aside: Temporary folder on the same file system.
+        aside: Temporary folder on the same file system, usually from `folder_aside`.
         target: Final path.
-        replace: Whether an existing `target` may be replaced.
+        replace: Whether a `target` that contains files may be replaced. An empty folder is always replaced.
 
     Raises:
-        FileExistsError: If `target` is not empty and `replace` is False.
+        FileExistsError: If `target` contains files and `replace` is False.
     """
     sync_tree(aside)
     if target.exists() and any(target.iterdir()):
@@ -174,9 +182,9 @@ def publish_folder(aside: Path, target: Path, *, replace: bool = True) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Removes `folder`. It loses its name first: half a folder is never seen under it.
+    """Removes `folder`, which is renamed first, so that an incomplete folder never has its name.
 
-    What cannot be removed is said and left: the space is lost, and nothing else.
+    Best effort: an error is logged as a warning, and the disk space stays in use.
     """
     try:
         discard(hide(folder))
@@ -185,7 +193,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def discard(path: Path) -> bool:
-    """Removes a file, a link or a folder; False when that cannot be, which is logged."""
+    """Removes a file, link or folder; returns False and logs a warning if it cannot be removed."""
     try:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -198,7 +206,7 @@ def discard(path: Path) -> bool:
 
 
 def hide(folder: Path) -> Path:
-    """Renames `folder` to a hidden name before its removal; returns the new path."""
+    """Renames `folder` to a hidden name before its removal and returns the new path."""
     hidden = folder.with_name(f"{REMOVING}{folder.name}.{os.getpid()}")
     os.replace(folder, hidden)
     sync_folder(folder.parent)
@@ -206,7 +214,11 @@ def hide(folder: Path) -> Path:
 
 
 def remove_leftovers(parent: Path) -> list[str]:
-    """Removes what an interrupted save or removal left in `parent`; returns the names."""
+    """Removes the files and folders that interrupted saves and removals left in `parent`.
+
+    Returns:
+        Names of the removed entries, sorted. An entry that cannot be removed is logged and not listed.
+    """
     names = sorted(entry.name for entry in os.scandir(parent) if entry.name.startswith((SAVING, REMOVING)))
     # A folder that is not wholly removed must not keep its name: the next save of that step needs it.
     return [name for name in names if discard(hide(parent / name) if name.startswith(SAVING) else parent / name)]

@@ -1,4 +1,4 @@
-"""`UserError`: the exception of every room for what the user can mend. `CodedError`: errors that have a code."""
+"""`UserError`: base of exceptions for problems that the user can fix. `CodedError`: exceptions with a code."""
 
 import re
 
@@ -7,16 +7,19 @@ CODE = re.compile(r"\[E(1\d\d)\] ")
 
 
 class CodedError(Exception):
-    """Base of the errors whose message may begin with a code, such as `[E103] `.
+    """Base class of exceptions whose message may begin with a code, such as `[E103] `.
 
-    Logs, errors that quote the message and other processes keep the code.
+    The code is part of the text, so it survives in logs, in errors that quote the message and in other processes.
     """
 
     @property
     def code(self) -> int | None:
-        """The first code in the message; None without one."""
+        """The first code in the message, such as 103 for `[E103]`; None if the message has no code."""
         return next(map(int, CODE.findall(str(self))), None)
 
 
 class UserError(CodedError):
-    """Something that the user can mend: printed as one line, exit code 2, no traceback."""
+    """A problem that the user can fix.
+
+    The command line prints the message as one line without a traceback and exits with code 2.
+    """

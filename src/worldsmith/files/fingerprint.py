@@ -1,4 +1,4 @@
-"""Fingerprints of files and folders: what tells that an input of an action is still the same. Never a time."""
+"""Fingerprints of files and folders: they show whether an input of an action has changed, independent of file times."""
 
 from __future__ import annotations
 
@@ -25,15 +25,25 @@ MEDIA = (
 
 
 def fingerprint(path: str | Path) -> str:
-    """`sha256:…` of a file's content, or of a folder's: over the name, size and content of every file in it.
+    """Computes the content fingerprint `sha256:…` of a file or folder.
 
-    A file that the folder's own `manifest.json` lists counts by its CRC-32, a file of the Hugging Face cache by the
-    SHA-256 that it is stored under, and images, videos and archives by their size alone; all others by their SHA-256.
-    A file is read once in a process unless it changes, also where its checksum is verified. A run folder counts as its
-    latest checkpoint, a checkpoint without its training state. Hidden files do not count, nor does what a folder says
-    about itself.
+    The fingerprint of a file is its SHA-256. That of a folder covers the name, the size and a checksum of every file:
 
-    Raises OSError where nothing can be read, UserError for a folder that lacks what its manifest lists.
+    - CRC-32 for files that the `manifest.json` of the folder lists,
+    - the SHA-256 in the file name for files of the Hugging Face cache,
+    - only the size for images, videos, arrays and archives,
+    - SHA-256 for all other files.
+
+    A run folder counts as its latest checkpoint, or as its `config.yaml` if it has no checkpoint; a checkpoint counts
+    without its training state. Hidden files and files that only describe the folder (manifest, README, lineage) do not
+    count. An unchanged file is read once per process, together with the verification of its checksum.
+
+    Args:
+        path: Local file or folder.
+
+    Raises:
+        OSError: If a file or folder cannot be read.
+        UserError: If a file that the manifest lists is missing.
     """
     path = Path(path)
     if path.is_file():
@@ -52,7 +62,7 @@ def fingerprint(path: str | Path) -> str:
 
 
 def names_in(folder: Path) -> list[str]:
-    """Returns the files below a folder that count, by their paths in it."""
+    """Returns the relative paths of all files below a folder that count for its fingerprint."""
     names = []
     for root, folders, files in os.walk(folder, onerror=fail):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -61,7 +71,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 def is_record(name: str) -> bool:
-    """Returns whether a file tells what others were made from: `lineage.json`, or `NAME.lineage.json`."""
+    """Returns whether a file name is that of a lineage record: `lineage.json` or `NAME.lineage.json`."""
     return name == LINEAGE or name.endswith(f".{LINEAGE}")
 
 
@@ -70,7 +80,7 @@ def fail(error: OSError) -> None:
 
 
 def listed_files(folder: Path) -> set[str]:
-    """Returns the files that the folder's own manifest lists; none for other programs' files of that name."""
+    """Returns the model files that the manifest of the folder lists; empty without a manifest of this package."""
     if not (folder / MANIFEST).is_file():
         return set()
     files = read_json_object(folder / MANIFEST).get("files")
@@ -80,7 +90,7 @@ def listed_files(folder: Path) -> set[str]:
 
 
 def mark(folder: Path, name: str, *, is_listed: bool) -> str:
-    """Returns the size and the cheapest reliable checksum of a file."""
+    """Returns the size and the cheapest reliable checksum of a file, as text."""
     file = folder / name
     if is_listed:
         if not file.is_file():

@@ -1,4 +1,4 @@
-"""JSON files that lie next to weights: configs, indexes, manifests."""
+"""JSON files next to weights: configs, indexes and manifests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,18 @@ KINDS = {dict: "an object", list: "a list", str: "text", bool: "true or false", 
 
 
 def read_json_object(file: Path) -> dict[str, Any]:
-    """Returns the object that a file holds. Raises UserError, with the file and the place in it, for anything else."""
+    """Reads the JSON object in a file.
+
+    Args:
+        file: Regular file in UTF-8.
+
+    Returns:
+        The object as a dictionary.
+
+    Raises:
+        UserError: If the file is not valid JSON (with line and column) or its top level is not an object.
+        OSError: If the file cannot be read, or is a pipe or a device.
+    """
     require_regular(file)
     try:
         data = json.loads(file.read_bytes())
@@ -30,18 +41,27 @@ def read_json_object(file: Path) -> dict[str, Any]:
 
 
 def read_optional_json(file: Path) -> dict[str, Any]:
-    """Returns the object that a file holds; empty if there is no such file.
+    """Reads the JSON object in a file; returns an empty dictionary if `file` is not an existing file.
 
-    Raises UserError as `read_json_object` does.
+    Raises:
+        UserError: As `read_json_object`.
+        OSError: As `read_json_object`.
     """
     return read_json_object(file) if file.is_file() else {}
 
 
 def object_of(pairs: Sequence[tuple[str, Any]], repeated: Callable[[dict[str, Any], str], None]) -> dict[str, Any]:
-    """Returns an `object_pairs_hook` of `json.loads`; calls `repeated` with the object and each key that is given
-    again.
+    """Builds a dictionary from the pairs of a JSON object and reports repeated keys.
 
-    Python's reader takes the last of the values without a word.
+    It implements `object_pairs_hook` of `json.loads`, which by default keeps the last value of a repeated key without a
+    warning.
+
+    Args:
+        pairs: Keys and values in file order.
+        repeated: Called with the dictionary and the key, once for each repetition.
+
+    Returns:
+        The dictionary, with the last value of each key.
     """
     found = dict(pairs)
     if len(found) < len(pairs):
@@ -54,7 +74,11 @@ def object_of(pairs: Sequence[tuple[str, Any]], repeated: Callable[[dict[str, An
 
 
 def section(data: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Returns the object under a key; empty without one. Raises ValueError for a value of another kind."""
+    """Returns the object under the key `name` of a JSON object; empty if the key is missing or null.
+
+    Raises:
+        ValueError: If the value is not an object.
+    """
     value = data.get(name)
     if value is None:
         return {}
@@ -64,9 +88,10 @@ def section(data: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def are_numbers(values: Any, *, above: float = -LARGEST) -> bool:
-    """Returns whether a value is a list of numbers that float32 can hold, all greater than `above`."""
+    """Returns whether `values` is a list of numbers within the range of float32, all greater than `above`."""
     return isinstance(values, list) and all(type(value) in (int, float) and above < value < LARGEST for value in values)
 
 
 def json_type(value: Any) -> str:
+    """Returns the type of a JSON value for messages, such as "an object"."""
     return KINDS.get(type(value), "nothing")

@@ -1,4 +1,4 @@
-"""Text files that hold one thing a line."""
+"""Text files with one record per line."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from pathlib import Path
 
 
 def read_lines(path: Path) -> list[str]:
-    """Returns the lines of a UTF-8 text file, without a byte order mark.
+    """Returns the lines of a UTF-8 text file, without line ends and without a byte order mark.
 
-    Only line feeds end one, with or without a return before them: other separators may stand in a text. Raises
-    ValueError, naming the file, for bytes that are no UTF-8.
+    Only LF and CRLF end a line: other Unicode line separators are part of the text.
+
+    Raises:
+        ValueError: With the file name, if the file is not UTF-8.
+        OSError: If the file cannot be read.
     """
     try:
         text = path.read_bytes().decode("utf-8-sig")
@@ -25,14 +28,21 @@ def read_lines(path: Path) -> list[str]:
 
 
 def require_regular(path: Path) -> None:
-    """Raises OSError for a FIFO or a device: reading one would wait, or go on, for ever."""
+    """Raises OSError if `path` is a pipe or a device, since reading one could block or never end."""
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise OSError(errno.EINVAL, "expected a regular file, found a pipe or a device", str(path))
 
 
 def append_line(path: Path, line: str) -> None:
-    """Adds a whole line to a file that is made if need be; a last line that was cut off is ended first."""
+    """Appends `line` and a line feed to a file, which is created if it does not exist.
+
+    If the last line of the file is incomplete, it is ended first. The line is written at once: another process never
+    reads a part of it.
+
+    Raises:
+        OSError: If the disk is full or the file cannot be written; the file is then unchanged.
+    """
     with open(path, "ab+", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(size - 1, 0))
@@ -41,7 +51,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 def append(file: FileIO, data: bytes) -> None:
-    """Adds all of it at once: a reader never sees a half of it. Or raises OSError and leaves the file as it was."""
+    """Appends `data` with one write call; raises OSError and restores the old length if not all bytes were written."""
     end = file.seek(0, os.SEEK_END)
     try:
         if file.write(data) != len(data):  # the disk was full after a part of it

@@ -1,4 +1,4 @@
-"""Locks that end with the process that holds them: on one file, on files that are being read, on a run folder."""
+"""Locks that end with the process that has them: on one file, on files that are being read, on a run folder."""
 
 from __future__ import annotations
 
@@ -16,9 +16,18 @@ LOCK_FILE = ".lock"
 
 
 def lock(path: Path) -> int | None:
-    """Returns a handle that keeps a file or folder locked until it is closed; None while another process has it locked.
+    """Locks a file or folder exclusively (flock), without waiting.
 
-    A file system without locks keeps nobody away. Raises OSError for what cannot be opened.
+    On a file system without locks, the path is opened and not locked.
+
+    Args:
+        path: Existing file or folder.
+
+    Returns:
+        File descriptor that keeps the lock until it is closed; None if another process has the lock.
+
+    Raises:
+        OSError: If `path` cannot be opened.
     """
     handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
@@ -31,9 +40,13 @@ def lock(path: Path) -> int | None:
 
 
 def lease(file: Path) -> bool:
-    """Lets `file`, and what its owner keeps with it, stay until `release_leases` or the end of this process.
+    """Takes a shared lock on `file` until `release_leases` or the end of the process, so that it is not removed.
 
-    False when it is gone already. A file system without locks gives none, and the file may go.
+    The lock protects the file from processes that call `take_unleased` before a removal, together with the data that
+    its owner stores with it. On a file system without locks the file is not protected.
+
+    Returns:
+        False if the file has been removed or is being removed; else True.
     """
     if file in _leases:
         return True
@@ -62,18 +75,24 @@ def release_leases() -> None:
 
 
 def take_unleased(file: Path) -> int | None:
-    """Returns a handle that keeps new readers away until it is closed; None while somebody has a lease.
+    """Locks `file` exclusively before its removal, without waiting for its readers.
 
-    Where there is no such file, or a file system knows no locks, nobody is kept away. Raises OSError for a file that
-    cannot be opened.
+    If the file does not exist or the file system has no locks, the returned descriptor protects no file.
+
+    Returns:
+        File descriptor that keeps new readers away until it is closed; None while a process has a lease.
+
+    Raises:
+        OSError: If the file cannot be opened.
     """
     return lock(file if file.exists() else Path(os.devnull))
 
 
 def in_use(folder: Path) -> str | None:
-    """Returns a description of the process that has locked the folder; None if it is not locked. Changes nothing.
+    """Returns a description of the process that has locked a run folder; None if it is not locked. Changes no file.
 
-    Do not call it in the locking process: POSIX releases its lock when it closes any handle of the file.
+    Do not call it in the process that has the lock: POSIX releases the lock when that process closes any handle of the
+    lock file.
     """
     path = folder / LOCK_FILE
     try:
@@ -87,7 +106,16 @@ def in_use(folder: Path) -> str | None:
 
 
 def try_lock(handle: int, kind: int, path: Path) -> bool:
-    """Tries to lock; returns False if another process has the lock. Without lock support it warns and returns True."""
+    """Tries to lock an open file without waiting (fcntl); without lock support it logs a warning and returns True.
+
+    Args:
+        handle: File descriptor.
+        kind: `fcntl.LOCK_SH` or `fcntl.LOCK_EX`.
+        path: Path of the file, for the warning.
+
+    Returns:
+        False if another process has the lock.
+    """
     try:
         fcntl.lockf(handle, kind | fcntl.LOCK_NB)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""`manifest.json`: size and CRC-32 of every file of a checkpoint, so that damage is found before anything is read."""
+"""`manifest.json`: size and CRC-32 of every file of a checkpoint, to find damage before the files are loaded."""
 
 from __future__ import annotations
 
@@ -54,13 +54,27 @@ def list_files(folder: Path) -> list[Path]:
 
 
 def summarize_files(folder: Path, files: Iterable[Path]) -> dict[str, list[int]]:
-    """Computes [size, CRC-32] of `files` by relative path, in several threads."""
+    """Computes [size in bytes, CRC-32] of each file in several threads.
+
+    Args:
+        folder: Folder that contains the files.
+        files: Paths below `folder`.
+
+    Returns:
+        The values by path relative to `folder`.
+    """
     files = list(files)
     with ThreadPoolExecutor(THREADS) as pool:
         return dict(zip([str(path.relative_to(folder)) for path in files], pool.map(summarize_file, files)))
 
 
 def write_manifest(folder: Path, entries: dict[str, list[int]]) -> None:
+    """Writes `manifest.json` into `folder`.
+
+    Args:
+        folder: Checkpoint folder.
+        entries: [size in bytes, CRC-32] of each file by relative path, see `summarize_files`.
+    """
     (folder / MANIFEST).write_text(json.dumps({"files": dict(sorted(entries.items()))}, indent=1), encoding="utf-8")
 
 
@@ -76,13 +90,17 @@ def summarize_file(path: Path) -> list[int]:
 
 
 def find_damage(checkpoint: Path, *, only: tuple[str, ...] = ("",), rank: int = 0, ranks: int = 1) -> str | None:
-    """Returns a description of the damage of a checkpoint folder; None if every file exists and is unchanged.
+    """Compares the files of a checkpoint folder with its manifest and describes the first damage.
 
     Args:
-        checkpoint: Checkpoint folder with a manifest of checksums.
-        only: Prefixes of the files to check.
+        checkpoint: Checkpoint folder with `manifest.json`.
+        only: Prefixes of the relative paths to check, such as `("model/",)`; the default checks all files.
         rank: Index of this rank.
-        ranks: Number of ranks that share the work; the checkpoint is intact if none finds damage.
+        ranks: Number of ranks that divide the files among them; the checkpoint is intact if none finds damage.
+
+    Returns:
+        Description of the first damage, such as "model/x is missing"; None if the files of this rank are intact. A
+        missing or invalid manifest counts as damage.
     """
     try:
         require_regular(checkpoint / MANIFEST)
@@ -115,7 +133,7 @@ def find_damage(checkpoint: Path, *, only: tuple[str, ...] = ("",), rank: int = 
 
 
 def find_change(checkpoint: Path, name: str, expected: list[int]) -> str | None:
-    """Returns how a file differs from the manifest; None if it is unchanged."""
+    """Describes how the content of a file differs from the manifest; None if it is unchanged."""
     try:
         return None if summarize_file(checkpoint / name) == expected else f"the content of {name} has changed (CRC-32)"
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Model and adapter folders of other programs, read without running code from them or opening files outside."""
+"""Reads model and adapter folders of other programs without running their code or opening files outside of them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,20 @@ ADAPTER_CONFIG = "adapter_config.json"
 
 
 def load_from_folder(kind: Any, folder: Path, **options: Any) -> Any:
-    """Calls `kind.from_pretrained` of a transformers or diffusers class on a local folder.
+    """Loads an object of a transformers or diffusers class from a local folder, without network access or remote code.
+
+    Args:
+        kind: Class with `from_pretrained`.
+        folder: Local folder.
+        options: Further arguments of `from_pretrained`.
+
+    Returns:
+        The result of `from_pretrained`.
 
     Raises:
-        UserError: If the folder requires its own code, or names kernels or files outside of it.
-        OSError: As the library.
-        ValueError: As the library, and instead of its other exceptions about files, with the folder.
+        UserError: If the folder requires its own code, or names attention kernels of the hub or files outside of it.
+        OSError: As raised by the library.
+        ValueError: As raised by the library, and instead of other exceptions about the files, with the folder.
     """
     require_safe(folder)
     try:
@@ -47,7 +55,7 @@ def load_from_folder(kind: Any, folder: Path, **options: Any) -> Any:
 
 
 def require_safe(folder: Path) -> None:
-    """Raises UserError for a config.json that names kernels, and for an index that names files outside the folder."""
+    """Raises UserError if a model folder names attention kernels of the hub or weight files outside of the folder."""
     config = folder / "config.json"
     if config.is_file():
         require_known_attention(read_json_object(config), str(config))
@@ -56,7 +64,12 @@ def require_safe(folder: Path) -> None:
 
 
 def require_known_attention(config: Mapping[str, Any], source: str) -> None:
-    """Raises UserError for a config, read from `source`, with another attention than those of transformers itself."""
+    """Raises UserError if a model config names an attention implementation that would be loaded from the hub.
+
+    Args:
+        config: Model config, with nested configs.
+        source: Where the config was read, for the message.
+    """
     for path, value in attention_settings(config):
         if value is not None and value not in ATTENTION:
             raise UserError(
@@ -66,7 +79,7 @@ def require_known_attention(config: Mapping[str, Any], source: str) -> None:
 
 
 def attention_settings(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields path and value of every attention implementation in a config."""
+    """Yields the key path and the value of every attention implementation in a config and its nested configs."""
     if isinstance(node, list):
         for index, item in enumerate(node):
             yield from attention_settings(item, f"{path}[{index}]")
@@ -82,16 +95,23 @@ def attention_settings(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def listed_files(index: Path) -> set[str]:
-    """Returns the names of the weight files that an index lists; empty for another JSON file.
+    """Returns the names of the weight files in a safetensors index; empty if the JSON file has no `weight_map`.
 
-    Raises like `read_weight_map`.
+    Raises:
+        UserError: As `read_weight_map`.
     """
     return set(read_weight_map(index).values()) if "weight_map" in read_json_object(index) else set()
 
 
 def read_weight_map(index: Path) -> dict[str, str]:
-    """Returns tensor name → file name. Raises UserError if the index is invalid or names files outside of its
-    folder."""
+    """Reads the file name of each tensor from a safetensors index (`*.index.json`).
+
+    Returns:
+        Tensor name → file name, relative to the folder of the index.
+
+    Raises:
+        UserError: If the index is invalid or empty, or names files outside of its folder.
+    """
     data = read_json_object(index)
     try:
         weight_map = section(data, "weight_map")
@@ -111,20 +131,24 @@ def read_weight_map(index: Path) -> dict[str, str]:
 
 
 def is_inside(name: str) -> bool:
-    """Returns whether a relative path stays in its folder, on every system; links are followed, as the Hugging Face
-    cache has them."""
+    """Returns whether a relative path stays in its folder on POSIX and Windows.
+
+    Links are not checked, since the Hugging Face cache consists of links.
+    """
     paths = PurePosixPath(name), PureWindowsPath(name)
     return bool(paths[0].parts) and "\0" not in name and not any(path.anchor or ".." in path.parts for path in paths)
 
 
 def is_adapter_folder(folder: str | Path) -> bool:
-    """Returns whether a local folder holds adapters in PEFT's format."""
+    """Returns whether a local folder contains adapters in the format of PEFT (`adapter_config.json`)."""
     return (Path(folder) / ADAPTER_CONFIG).is_file()
 
 
 def base_of_adapter(folder: str | Path) -> str:
-    """Returns the base model that the adapters' own files name, as `org/name[@revision]` or a path; "" = they name
-    none."""
+    """Returns the base model that `adapter_config.json` names, as `org/name[@revision]` or a path.
+
+    The result is "" if the file names no base model or cannot be read.
+    """
     try:
         stated = read_json_object(Path(folder) / ADAPTER_CONFIG)
     except (OSError, UserError):

@@ -1,4 +1,4 @@
-"""Checks before files are written or replaced: the disk accepts them, and no other file is lost."""
+"""Checks before files are written or replaced: the disk accepts them, and no other file is overwritten."""
 
 from __future__ import annotations
 
@@ -15,14 +15,21 @@ SHOWN = 5
 
 
 def nearest_folder(path: Path) -> Path:
-    """Returns the path itself or the first of those above it that is there."""
+    """Returns `path` if it exists, else its nearest existing parent folder."""
     return next(place for place in (path, *path.absolute().parents) if place.exists())
 
 
 def require_writable(folder: Path, *, what: str = "") -> None:
-    """Tries whether files can be made in `folder`, which need not be there yet; nothing is left behind.
+    """Checks that files can be created in `folder` by writing a temporary file of 64 KiB, which is removed again.
 
-    Raises UserError if not; `what` says, before the path, what the folder is.
+    If `folder` does not exist, its nearest existing parent is tested.
+
+    Args:
+        folder: Folder that will be written.
+        what: Text for the message before the path, with a trailing space, such as "the run folder ".
+
+    Raises:
+        UserError: If the folder cannot be written.
     """
     home = nearest_folder(folder)
     try:
@@ -41,7 +48,13 @@ def files_in(folder: Path) -> list[str]:
 
 
 def require_only(folder: Path, own: Collection[str], *, within: Collection[str] | None = None) -> None:
-    """Raises FileExistsError when `folder`, or what is called `within` in it, holds other files than its `own`."""
+    """Raises FileExistsError if `folder` contains files other than `own`, before the folder is replaced.
+
+    Args:
+        folder: Existing folder.
+        own: Relative paths of the files that may be replaced.
+        within: Names of entries of `folder` to which the check is limited; None: all files.
+    """
     others = [name for name in files_in(folder) if name not in own]
     others = [name for name in others if within is None or Path(name).parts[0] in within]
     if others:

@@ -1,4 +1,4 @@
-"""`lineage.json`: what a result was made from, with which settings, and how to tell that neither has changed."""
+"""`lineage.json`: inputs and settings of a result, with fingerprints that show whether the files have changed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """Something that an action has read."""
+    """An input of an action: a file, a folder or a Hub model."""
 
     role: Role
     path: str | Path
@@ -35,7 +35,7 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """A record, read from its file."""
+    """A lineage record that was read from its file."""
 
     file: Path
     """Current location."""
@@ -43,22 +43,27 @@ class Lineage:
 
     @property
     def folder(self) -> Path:
+        """Folder that contains the record."""
         return self.file.parent
 
     @property
     def id(self) -> str:
+        """Hash of action, settings, inputs and outputs."""
         return str(self.data["id"])
 
     @property
     def action(self) -> str:
+        """Name of the action that made the result."""
         return str(self.data["action"])
 
     @property
     def inputs(self) -> list[dict[str, Any]]:
+        """Recorded inputs, each with role, path, fingerprint and the path of its own record."""
         return list(self.data["inputs"])
 
     @property
     def outputs(self) -> list[dict[str, Any]]:
+        """Recorded outputs, each with path in the folder, size in bytes and fingerprint."""
         return list(self.data["outputs"])
 
     def locate(self, entry: Mapping[str, Any]) -> Path:
@@ -69,11 +74,11 @@ class Lineage:
     def change(
         self, entry: Mapping[str, Any], place: Path, look: Callable[[Path], str] | None = fingerprint
     ) -> str | None:
-        """Returns how an input or output at `place` differs from its record; None if it is unchanged.
+        """Describes how an input or output differs from its record; None if it is unchanged.
 
         Args:
             entry: Record of the input or output.
-            place: Path to check.
+            place: Current path.
             look: Computes the current fingerprint; None: check only that the path exists.
         """
         if not place.exists():
@@ -93,15 +98,24 @@ def write_lineage(
     inputs: Iterable[Input | Mapping[str, Any]],
     outputs: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """Writes the record of a result, as the last of its files, and returns it.
+    """Writes the lineage record of a result. Call it after all other files of the result are written.
 
-    `place` is the result's folder, which gets `lineage.json`, or `ACTION.lineage.json` where that tells of another
-    action; or the file that the result is, next to which `FILE.lineage.json` is written. `settings` are plain data
-    (`to_dict` of the action's config) without secrets. `outputs` are files by their names in the folder, "." for a
-    folder that is a model itself; a file need not name itself. An input that is not on this machine has no fingerprint;
-    it may also be an entry of another record, which is repeated.
+    A result folder gets `lineage.json`, or `ACTION.lineage.json` if `lineage.json` belongs to another action. A result
+    file gets `FILE.lineage.json` next to it.
 
-    Raises OSError when something cannot be read or written.
+    Args:
+        place: Folder or file of the result.
+        action: Name of the action.
+        settings: Plain data (`to_dict` of the action's config) without secrets.
+        inputs: Inputs of the action, or entries of another record, which are copied. An input that is not on this
+            machine has no fingerprint.
+        outputs: Paths of result files in the folder; "." for a folder that is a model. A result file is added itself.
+
+    Returns:
+        The record.
+
+    Raises:
+        OSError: If an input or output cannot be read, or the record cannot be written.
     """
     file = record_file(Path(place), action)
     folder = file.parent
@@ -126,7 +140,7 @@ def write_lineage(
 
 
 def record_file(place: Path, action: str) -> Path:
-    """Returns the file of a result's record."""
+    """Returns the path at which the record of a result is written."""
     if place.is_file():
         return place.with_name(f"{place.name}.{LINEAGE}")
     file = place / LINEAGE
@@ -134,6 +148,7 @@ def record_file(place: Path, action: str) -> Path:
 
 
 def describe_input(entry: Input) -> dict[str, Any]:
+    """Builds the record entry of an input, with its fingerprint."""
     path = Path(entry.path)
     if not path.exists():
         return {"role": entry.role, "path": str(entry.path), "fingerprint": None, "record": None, **entry.facts}
@@ -149,6 +164,7 @@ def describe_input(entry: Input) -> dict[str, Any]:
 
 
 def describe_output(folder: Path, name: str) -> dict[str, Any]:
+    """Builds the record entry of the output `name` in `folder`, with its size and fingerprint."""
     path = folder / name
     files = (
         [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file() and not is_record(file.name)]
@@ -157,7 +173,7 @@ def describe_output(folder: Path, name: str) -> dict[str, Any]:
 
 
 def record_of(path: Path) -> Path | None:
-    """Returns the record that tells of a file, a folder, or a run's checkpoint; None without one."""
+    """Returns the path of the lineage record of a file, a folder, or a checkpoint of a run; None without a record."""
     if path.parent.name == "checkpoints":
         path = path.parent.parent
     if path.is_dir():
@@ -170,13 +186,19 @@ def record_of(path: Path) -> Path | None:
 
 
 def lists_output(record: Path, name: str) -> bool:
+    """Returns whether a lineage record has an output of that name."""
     return any(entry["path"] == name for entry in read_lineage(record).outputs)
 
 
 def read_lineage(place: str | Path) -> Lineage:
-    """Returns the record in a folder, or in a file.
+    """Reads a lineage record.
 
-    Raises FileNotFoundError for none, UserError for what is no record.
+    Args:
+        place: Folder with `lineage.json`, or the record file.
+
+    Raises:
+        FileNotFoundError: If there is no record.
+        UserError: If the file is not a record of this schema version.
     """
     place = Path(place)
     file = place / LINEAGE if place.is_dir() else place

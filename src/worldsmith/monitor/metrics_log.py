@@ -1,4 +1,4 @@
-"""`metrics.jsonl`: one JSON object per line, each with its step, appended and flushed at once."""
+"""`metrics.jsonl`: one JSON object per line, each with its step, appended and flushed immediately."""
 
 from __future__ import annotations
 
@@ -17,14 +17,18 @@ logger = logging.getLogger(__name__)
 
 
 class MetricsLog:
-    """Appends metrics to a file that never says the same of a step twice.
+    """Appends metrics to a file in which each step is recorded once, also after a resume.
 
-    Opening it for a run that goes on from `resumed_step` (0 for a new run) removes what an interrupted run wrote beyond
-    that step, of the lines of that step those that `is_redone` names, and a last line that was cut off. Numbers that
-    are NaN or infinite are written as null, since JSON has no word for them. A line that cannot be written, as on a
-    full disk, raises OSError and leaves the file as it was.
+    When it is opened for a run that resumes, lines of later steps and incomplete lines are removed. NaN and infinite
+    numbers are written as null, since JSON has no form for them.
 
-    Raises UserError when the file cannot be opened.
+    Args:
+        path: Metrics file; missing folders are created.
+        resumed_step: Step at which the run resumes; 0 for a new run.
+        is_redone: Returns whether a line of `resumed_step` is removed too, because the run repeats it.
+
+    Raises:
+        UserError: If the file cannot be opened.
     """
 
     def __init__(
@@ -40,7 +44,16 @@ class MetricsLog:
             raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Appends one line. Raises TypeError for a value that is no number, text, list or mapping; OSError."""
+        """Appends one line.
+
+        Args:
+            step: Number of completed optimizer steps.
+            metrics: Numbers, texts, lists and mappings of them.
+
+        Raises:
+            TypeError: If a value has another type.
+            OSError: If the line cannot be written, as on a full disk; the file is then unchanged.
+        """
         record = {"step": step, **{key: to_json_value(key, value) for key, value in metrics.items() if key != "step"}}
         append(self.file, (json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n").encode())
 
@@ -60,7 +73,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def truncate_after(path: Path, step: int, is_redone: Callable[[dict[str, Any]], bool] = lambda record: False) -> None:
-    """Rewrites the file, atomically, without the lines of later steps, those redone of `step`, and what is no JSON."""
+    """Removes lines of later steps, redone lines of `step` and invalid lines from a metrics file, atomically."""
     kept, dropped, broken = [], 0, 0
     for line, record in records(path):
         if record is None:
@@ -82,7 +95,7 @@ def truncate_after(path: Path, step: int, is_redone: Callable[[dict[str, Any]], 
 
 
 def records(path: Path) -> list[tuple[bytes, dict[str, Any] | None]]:
-    """Returns each line with its record; None for a truncated line or one without a step."""
+    """Returns (line, record) of each line; the record is None for an incomplete line or one without a step."""
     found: list[tuple[bytes, dict[str, Any] | None]] = []
     for line in path.read_bytes().splitlines(keepends=True):
         try:
@@ -95,7 +108,7 @@ def records(path: Path) -> list[tuple[bytes, dict[str, Any] | None]]:
 
 
 def to_json_value(key: str, value: Any) -> Any:
-    """Returns the value as JSON has it: scalars of numeric libraries as numbers, non-finite numbers as null."""
+    """Converts a metric to a JSON value: scalars of numeric libraries to numbers, non-finite numbers to None."""
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
         value = value.item()
     if isinstance(value, float):

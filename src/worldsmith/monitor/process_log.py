@@ -1,4 +1,4 @@
-"""`logs/rank_<5 digits>.log` of a run folder: what each process of a launch prints, appended over all starts."""
+"""`logs/rank_<5 digits>.log` of a run folder: output of each process, appended over all starts of the run."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ TERMINAL_CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class ProcessLog:
-    """Log of a process. Keeps lines in memory until it has a file; lines that cannot be written, as on a full disk, are
-    skipped, with a single warning."""
+    """Log of a process, which keeps lines in memory until its file is known.
+
+    Lines that cannot be written, as on a full disk, are skipped with a single warning.
+    """
 
     def __init__(self) -> None:
         self.path: Path | None = None
@@ -62,8 +64,10 @@ class ProcessLog:
 
 
 class CopiedStream:
-    """A text stream whose lines are in the log too, as a terminal would show them: what a progress bar draws over is
-    left out, and so are colors."""
+    """A text stream that also copies its lines to the log, as a terminal shows them.
+
+    Overwritten progress-bar states and colors are not copied.
+    """
 
     def __init__(self, stream: TextIO, log: ProcessLog) -> None:
         self._stream, self._log, self._rest = stream, log, ""
@@ -87,14 +91,22 @@ _log: ProcessLog | None = None
 
 
 def copy_output() -> None:
-    """Starts copying the output of Python code in this process to its log; the output still appears in the terminal."""
+    """Starts copying stdout and stderr of Python code in this process to its log; the terminal still gets them."""
     global _log
     _log = ProcessLog()
     sys.stdout, sys.stderr = CopiedStream(sys.stdout, _log), CopiedStream(sys.stderr, _log)  # type: ignore[assignment]
 
 
 def begin_log(run_folder: Path, *, rank: int, size: int) -> None:
-    """Starts the log file in the run folder: a line on this start, then all output. No effect without `copy_output`."""
+    """Starts the log file of this rank in the run folder; no effect without `copy_output`.
+
+    The file gets a line about this start, then all output since `copy_output`.
+
+    Args:
+        run_folder: Run folder.
+        rank: Index of this rank.
+        size: Number of ranks.
+    """
     if _log is None:
         return
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

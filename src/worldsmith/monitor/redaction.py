@@ -1,4 +1,4 @@
-"""Taking secrets out of what a run writes about itself."""
+"""Removes secrets from the records of a run."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ def redact_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_kept(name: str) -> bool:
+    """Returns whether the value of an environment variable is recorded."""
     return KEPT_VARIABLES.fullmatch(name) is not None and not SECRET_VARIABLE.search(name)
 
 
@@ -62,5 +63,5 @@ def redact_urls(text: str) -> str:
 
 
 def redact_setting(path: str, text: str) -> str:
-    """Returns the value of a setting such as `client.api_key`, without what is secret in it."""
+    """Returns the value of a config setting such as `client.api_key`; secrets in it are redacted."""
     return REDACTED if text and SECRET_OPTION.search(path) else redact_urls(text)

@@ -1,4 +1,4 @@
-"""`launch_info.yaml` and `job_env.yaml`: how a run was started, and on what."""
+"""`launch_info.yaml` and `job_env.yaml`: how a run was started, and its machine and software."""
 
 from __future__ import annotations
 
@@ -37,7 +37,19 @@ def write_run_record(
     seed: int | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> None:
-    """Writes both files into the run folder; the launches of an earlier record are kept under `earlier_launches`."""
+    """Writes `launch_info.yaml` and `job_env.yaml` into the run folder; secrets are redacted.
+
+    Records of earlier launches are kept under `earlier_launches`.
+
+    Args:
+        folder: Run folder, which is created if it does not exist.
+        command: Command line.
+        config_path: Config file; None without one.
+        overrides: Overrides of the command line.
+        world_size: Number of ranks.
+        seed: Seed of the run; None if it has none.
+        environment: Environment variables.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     launch_path = folder / "launch_info.yaml"
     launch: dict[str, Any] = {
@@ -55,7 +67,12 @@ def write_run_record(
 
 
 def write_origins(path: Path, origins: Mapping[str, Mapping[str, Any]] | None) -> None:
-    """Writes who wrote each value of the config, secrets left out. Where that is not known, no file says otherwise."""
+    """Writes the origin of each config value as JSON; secrets are redacted.
+
+    Args:
+        path: File to write.
+        origins: Result of `describe_origins`; None (not known): an existing file is removed.
+    """
     if origins is None:
         path.unlink(missing_ok=True)
         return
@@ -67,8 +84,7 @@ def write_origins(path: Path, origins: Mapping[str, Mapping[str, Any]] | None) -
 
 
 def describe_environment(*, world_size: int, seed: int | None, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Describes host, CPUs, package versions, torch build and threads, git state, and the environment without
-    secrets."""
+    """Describes host, package versions, torch build, git state and environment variables; secrets are redacted."""
     return {
         "host": socket.gethostname(),
         "platform": platform.platform(),
@@ -85,7 +101,7 @@ def describe_environment(*, world_size: int, seed: int | None, environment: Mapp
 
 
 def package_versions() -> dict[str, str]:
-    """Returns the installed versions of the packages that can change a run's numbers."""
+    """Returns the versions of the installed packages that can change the results of a run, by name."""
     versions = {}
     for name in PACKAGES:
         try:
@@ -96,6 +112,7 @@ def package_versions() -> dict[str, str]:
 
 
 def describe_torch() -> dict[str, Any]:
+    """Describes the torch build, its devices and threads."""
     import torch
 
     return {
@@ -110,7 +127,7 @@ def describe_torch() -> dict[str, Any]:
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
-    """Returns commit, branch, remote and changed files of the git repository around `folder`; None without one."""
+    """Returns commit, branch, remote and changed files of the git repository of `folder`; None without one."""
     commit = git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None
@@ -124,7 +141,7 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 
 
 def git(folder: Path, *arguments: str) -> str | None:
-    """Returns the output of a git command; None when git or a repository is missing."""
+    """Returns the output of a git command; None if it fails."""
     try:
         done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -133,7 +150,7 @@ def git(folder: Path, *arguments: str) -> str | None:
 
 
 def earlier_launches(path: Path) -> list[dict[str, Any]]:
-    """Returns the launches that a file records already, oldest first."""
+    """Returns the launches in an existing `launch_info.yaml`, oldest first."""
     if not path.exists():
         return []
     try:
@@ -147,5 +164,5 @@ def earlier_launches(path: Path) -> list[dict[str, Any]]:
 
 
 def write_yaml(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes the file whole or not at all."""
+    """Writes a YAML file atomically."""
     write_text(path, yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True, width=1000))

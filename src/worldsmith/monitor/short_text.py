@@ -1,4 +1,4 @@
-"""Figures in a few letters, for people."""
+"""Short forms of numbers for messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,14 @@ def format_duration(seconds: float, *, spaced: bool = False) -> str:
 
 
 def format_bytes(count: float, *, gib: str = ".2f", mib: str = ".1f", gib_from: float = 2**30) -> str:
-    """Formats bytes as 4.56 GiB or 12.3 MiB, with the number formats `gib` and `mib`; GiB from `gib_from` bytes on."""
+    """Formats bytes as 4.56 GiB or 12.3 MiB.
+
+    Args:
+        count: Number of bytes.
+        gib: Number format of GiB.
+        mib: Number format of MiB.
+        gib_from: Bytes from which GiB are used.
+    """
     return f"{count / 2**30:{gib}} GiB" if count >= gib_from else f"{count / 2**20:{mib}} MiB"
 
 

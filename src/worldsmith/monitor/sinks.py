@@ -28,10 +28,10 @@ logger = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
-    """Receiver of metrics. Its exceptions do not end the run."""
+    """Destination of metrics. Its exceptions do not end the run."""
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Writes metrics after `step` steps: numbers, texts, lists, and mappings of them."""
+        """Writes the metrics after `step` optimizer steps: numbers, texts, lists, and mappings of them."""
 
     def close(self, *, failed: bool = False) -> None:
         """Closes the sink.
@@ -42,9 +42,9 @@ class Sink(Protocol):
 
 
 class Sinks:
-    """Passes all metrics to all sinks. An exception of a sink is logged once and counted; it still gets later metrics.
+    """Passes all metrics to all sinks, which have names for messages.
 
-    Sinks have names for use in messages.
+    The first exception of a sink is logged and all are counted; the sink still gets later metrics.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Sinks:
         """Number of failed writes, by sink."""
 
     def add(self, name: str, make: Callable[[], Sink]) -> None:
-        """Adds the sink that `make` builds; if that fails, logs a warning and continues without it."""
+        """Adds the sink that `make` builds under a name; if that fails, logs a warning and continues without it."""
         try:
             self.sinks[name] = make()
         except Exception as error:
@@ -69,6 +69,7 @@ class Sinks:
                     logger.warning("%s cannot be written, the run continues: %s", name, describe_error(error))
 
     def close(self, *, failed: bool = False) -> None:
+        """Closes all sinks and logs how many writes have failed; `failed`: whether the run ended with an error."""
         for name, sink in self.sinks.items():
             try:
                 sink.close(failed=failed)
@@ -80,7 +81,7 @@ class Sinks:
 
 
 def numbers(metrics: Mapping[str, Any], prefix: str = "") -> list[tuple[str, float]]:
-    """Returns the numeric metrics with their full names: nested mappings give `outer/inner`."""
+    """Returns (name, value) of the numeric metrics; values of nested mappings are named `outer/inner`."""
     found: list[tuple[str, float]] = []
     for key, value in metrics.items():
         if isinstance(value, Mapping):
@@ -94,10 +95,15 @@ EVENT_FILE_PREFIX = "events.out.tfevents."
 
 
 class TensorBoardLog:
-    """Writes every numeric metric as a curve to TensorBoard event files; texts and lists stay in `metrics.jsonl`.
+    """Writes every numeric metric to TensorBoard event files; texts and lists are only in `metrics.jsonl`.
 
-    On resume the readers are made to forget what an interrupted run wrote after `resumed_step` (0 for a new run).
-    Raises OSError when the files cannot be written, as on a full disk; they stay readable.
+    Args:
+        folder: Folder of the event files.
+        resumed_step: Step at which the run resumes, 0 for a new run. Readers drop points of earlier runs after this
+            step.
+
+    Raises:
+        OSError: If the files cannot be written, as on a full disk; they stay readable.
     """
 
     def __init__(self, folder: Path, *, resumed_step: int = 0) -> None:
@@ -138,10 +144,11 @@ class TensorBoardLog:
 
 
 def file_stamps(folder: Path) -> list[int]:
-    """Returns the numbers in the names of the files that are there, which readers take in the order of their names.
+    """Returns the numbers in the names of the existing event files; readers load the files in the order of their names.
 
-    TensorBoard's own writer puts the second there, and then host, process and a counter as text: what two runs wrote
-    within a second, or by clocks that differ, is read in any order. So a new file here has a greater number than all.
+    TensorBoard's own writer uses the time in seconds, then host, process and a counter as text. So files of two runs
+    within a second, or of machines with different clocks, are read in arbitrary order. A new file therefore gets a
+    number that is greater than all existing ones.
     """
     found = (re.match(re.escape(EVENT_FILE_PREFIX) + r"(\d+)", path.name) for path in folder.iterdir())
     return [int(match[1]) for match in found if match]
@@ -151,10 +158,10 @@ ID_FILE = "wandb_id.txt"
 
 
 class WandbLog:
-    """Sends every number to Weights & Biases, or keeps it for `wandb sync` in `wandb/` of the run folder.
+    """Sends every numeric metric to Weights & Biases, or stores it for `wandb sync` in `wandb/` of the run folder.
 
-    A resumed run has the same id, from `wandb_id.txt`; a step that is run again is there twice. The command
-    line, the environment and the code of the process are not sent. Raises what `wandb` raises.
+    A resumed run keeps its id, which is stored in `wandb_id.txt`; steps that are repeated appear twice. The command
+    line, the environment and the code of the process are not sent. Exceptions of `wandb` are passed on.
     """
 
     def __init__(self, folder: Path, job: JobConfig, tree: Mapping[str, Any]) -> None:
@@ -193,7 +200,7 @@ class WandbLog:
 
 
 def stable_id(path: Path) -> str:
-    """Returns the id that the file holds; a new one is written to it."""
+    """Returns the id in the file `path`; if the file does not exist, creates it with a new id."""
     if not path.exists():
         write_text(path, f"{secrets.token_hex(4)}\n")
     return path.read_text(encoding="utf-8").strip()

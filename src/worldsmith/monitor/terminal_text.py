@@ -1,6 +1,6 @@
-"""Text on its way to the terminal: what it holds from outside does not control the terminal, or flood it.
+"""Text for the terminal: untrusted text can neither control the terminal nor flood it.
 
-In a terminal, lines end between words, as wide as it is. Files and pipes get the lines as they are.
+In a terminal, lines are wrapped at its width. Files and pipes get the lines unchanged.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _AS_IT_IS = re.compile(r"\s*\d*\s\|(\s|$)|(next:)?\s*worldsmith \w")
 
 
 def terminal_width(stream: TextIO) -> int | None:
-    """Columns of the terminal that a stream writes to; None for a file or a pipe."""
+    """Returns the columns of the terminal that `stream` writes to; None for a file or pipe."""
     with suppress(OSError, ValueError, AttributeError):
         if stream.isatty():
             return max(NARROWEST, _stated_width() or os.get_terminal_size(stream.fileno()).columns)
@@ -38,21 +38,21 @@ def terminal_width(stream: TextIO) -> int | None:
 
 
 def _stated_width() -> int | None:
-    """Returns the value of the variable COLUMNS; None where it is not set or not a number above 0."""
+    """Returns the value of the variable COLUMNS; None if it is not set or not a positive number."""
     columns = os.environ.get("COLUMNS", "")
     return int(columns) or None if columns.isdecimal() and len(columns) < 6 else None
 
 
 def text_width() -> int:
-    """Columns for paragraphs on standard output: at most `WIDTH`, the terminal's and the variable COLUMNS."""
+    """Returns the columns for paragraphs on standard output: those of the terminal or COLUMNS, at most `WIDTH`."""
     return max(NARROWEST, min(WIDTH, terminal_width(sys.stdout) or _stated_width() or WIDTH))
 
 
 def fit_width(text: str, width: int | None) -> str:
-    """Returns the text with all lines wrapped that are wider than `width`, between words; None: as it is.
+    """Wraps lines that are wider than `width` between words; None: returns the text unchanged.
 
-    The text of a second column stays in it. Words that are wider, lines of files and commands are not broken. A word
-    that does not fit its column is indented by `NARROW`, or not at all.
+    The text of a second column stays in that column. Words wider than the line, source lines and commands are not
+    broken. A word that does not fit its column is indented by `NARROW`, or not at all.
     """
     if width is None:
         return text
@@ -86,7 +86,7 @@ def _wrap(line: str, width: int) -> list[str]:
 
 
 def _fit_word(line: str, width: int) -> str:
-    """Returns the line; one that is too wide, which is a single word such as a path, is indented by 4 or not at all."""
+    """Returns the line; a line that is one long word, such as a path, is indented by `NARROW` or not at all."""
     word = line.strip()
     if len(line) <= width or len(line) - len(word) <= NARROW:
         return line
@@ -94,7 +94,15 @@ def _fit_word(line: str, width: int) -> str:
 
 
 def fitting_columns(widths: Sequence[int], room: int) -> list[list[int]]:
-    """Splits a table into parts of at most `room` characters; returns the column numbers of each part."""
+    """Splits a table into parts that fit into a number of characters.
+
+    Args:
+        widths: Width of each column.
+        room: Max characters of a part, with two spaces per column.
+
+    Returns:
+        Column indexes of each part.
+    """
     parts: list[list[int]] = [[]]
     for column, width in enumerate(widths):
         if parts[-1] and sum(widths[known] + 2 for known in parts[-1]) + width + 2 > room:
@@ -104,28 +112,29 @@ def fitting_columns(widths: Sequence[int], room: int) -> list[list[int]]:
 
 
 def print_text(text: str) -> None:
-    """Prints results on standard output."""
+    """Prints a result on standard output, wrapped and with escaped control characters."""
     print(fit_width(escape_controls(text), terminal_width(sys.stdout)), flush=True)
 
 
 def print_message(text: str) -> None:
-    """Prints an error or a note on standard error."""
+    """Prints an error or a note on standard error, wrapped, shortened and with escaped control characters."""
     print(fit_width(escape_controls(limit_message(text)), terminal_width(sys.stderr)), file=sys.stderr, flush=True)
 
 
 def print_warning(text: str) -> None:
+    """Prints `warning: ` and the text on standard error, see `print_message`."""
     print_message(f"warning: {text}")
 
 
 class TerminalFormatter(logging.Formatter):
-    """Log records as a terminal shows them, tracebacks included."""
+    """Formats log records and tracebacks for the terminal: wrapped, shortened, with escaped control characters."""
 
     def format(self, record: logging.LogRecord) -> str:
         return fit_width(escape_controls(limit_message(super().format(record))), terminal_width(sys.stderr))
 
 
 def format_last_resort() -> None:
-    """Records that no handler takes are formatted like all others."""
+    """Sets the formatter of `logging.lastResort`, which prints records without a handler."""
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(TerminalFormatter("%(message)s"))
 
@@ -138,7 +147,7 @@ def terminal_handler() -> logging.Handler:
 
 
 def command_lines(words: Sequence[str]) -> Iterator[str]:
-    """Formats a command in lines that fit the terminal and can be pasted."""
+    """Yields the lines of a shell command, indented and broken so that they fit the terminal and can be pasted."""
     lines, now = [], ""
     for word in map(shlex.quote, words):
         if now and len(now) + len(word) > text_width() - 8:

@@ -27,11 +27,19 @@ LEAST_BAR = 6
 
 
 class TerminalView:
-    """A progress line: step, loss, tokens/s, time left. To be used as a context manager.
+    """Context manager that shows a progress line: step, loss, tokens/s and remaining time.
 
-    In a terminal the line is redrawn in place, four times a second, with a progress bar of the activity `meanwhile`
-    below it; None: no such bar. Elsewhere (a file, a pipe) a plain line is printed for the first and last step and then
-    every `plain_interval` seconds. Log records of `worldsmith` and everything printed meanwhile appear above the line.
+    In a terminal the line is redrawn in place four times per second, with a second line for the current activity.
+    Elsewhere (file, pipe) a plain line is printed for the first and last step and at intervals. Log records of
+    `worldsmith` and other output appear above the line.
+
+    Args:
+        total_steps: Number of steps of the run.
+        first_step: Number of steps that were completed before.
+        console: Console to write to; None: standard output.
+        plain_interval: Min seconds between plain lines.
+        clock: Returns the time in seconds.
+        meanwhile: Returns the current activity; None: no second line.
     """
 
     def __init__(
@@ -88,7 +96,7 @@ class TerminalView:
         tokens_per_second: float | None = None,
         remaining_seconds: float | None = None,
     ) -> None:
-        """Shows the state after `step` optimizer steps. Unknown rates are left out."""
+        """Shows the state after `step` optimizer steps. Values that are None are omitted."""
         parts = [f"loss {loss:.4f}"]
         if remaining_seconds is not None and step < self.total_steps:
             parts.append(f"{format_duration(remaining_seconds)} left")
@@ -107,7 +115,7 @@ class TerminalView:
             self.print(f"step {step}/{self.total_steps}  {text}")
 
     def print(self, message: str, *, style: str = "") -> None:
-        """Prints a message above the live line."""
+        """Prints a message above the progress line."""
         text = fit_width(escape_controls(message), self.console.width if self.console.is_terminal else None)
         try:
             self.console.print(Text(text, style=style), soft_wrap=True)
@@ -115,11 +123,12 @@ class TerminalView:
             go_quiet(self.console, error)
 
     def warning(self, message: str) -> None:
+        """Prints a warning above the progress line."""
         self.print(f"warning: {message}", style="yellow")
 
 
 class Bars(Progress):
-    """The line of the steps, and one of the activity next to them, which is asked for at each redrawing."""
+    """The progress line and a line for the current activity, which is updated at each redraw."""
 
     def __init__(self, *columns: ProgressColumn, meanwhile: Callable[[], Activity | None], console: Console) -> None:
         self.meanwhile = meanwhile
@@ -137,7 +146,7 @@ class Bars(Progress):
 
 
 class LastingConsole(Console):
-    """A console whose reader may go away (`| head`, a log viewer that died): rich would end the run without a word."""
+    """A console that stops its output if its reader ends (`| head`), where rich would end the run without a message."""
 
     def on_broken_pipe(self) -> None:
         go_quiet(self, BrokenPipeError("its reader has closed it"))
@@ -154,7 +163,7 @@ def go_quiet(console: Console, error: OSError) -> None:
 
 
 class ViewHandler(logging.Handler):
-    """Shows log records in a view."""
+    """Log handler that prints records above the progress line of a view."""
 
     def __init__(self, view: TerminalView) -> None:
         super().__init__(logging.INFO)

@@ -1,4 +1,4 @@
-"""`Throughput`: how fast a run is, over its recent steps; `Activity`: what it does at the moment."""
+"""`Throughput`: speed of a run over recent steps; `Activity`: current activity of a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Activity:
 
 
 class Throughput:
-    """Tokens and steps per second over the last `window` steps; the first step, which warms up, is left out."""
+    """Tokens and steps per second over the last `window` steps, without the first step, which includes warm-up."""
 
     def __init__(self, *, window: int = 50, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -39,14 +39,16 @@ class Throughput:
         self.last = now
 
     def leave_out(self, seconds: float) -> None:
-        """Excludes seconds since the last step that were not spent on training."""
+        """Excludes `seconds` since the last step that were not spent on training, such as validation."""
         if self.last is not None:
             self.last += seconds
 
     @property
     def seconds_per_step(self) -> float | None:
-        """Mean seconds of typical steps; None before the first one. Atypical steps count only if the window has no
-        other."""
+        """Mean seconds of typical steps; None before the first one.
+
+        Unusual steps count only if the full window contains no others.
+        """
         usual = [seconds for seconds, _, unusual in self.recent if not unusual]
         if not usual and len(self.recent) == self.recent.maxlen:
             usual = [seconds for seconds, *_ in self.recent]

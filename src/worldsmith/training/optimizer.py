@@ -1,4 +1,4 @@
-"""`AdamW` over the parameters that a run trains, and `LossScaler`: the scale of the loss in float16."""
+"""`AdamW` for the trained parameters of a run, and `LossScaler`: the loss scale in float16."""
 
 from __future__ import annotations
 
@@ -52,14 +52,19 @@ class ParameterState:
 
 
 class AdamW(Configurable):
-    """`torch.optim.AdamW` with an allow-list of parameters and learning rates by name.
+    """`torch.optim.AdamW` with a selection of trained parameters and learning rates by parameter name.
 
-    - `keys_to_select` freezes every parameter whose name contains none of the substrings. With LoRA everything but the
-      adapters is frozen before: the list may stay empty, be ["lora_"], or choose among the adapters.
+    - `keys_to_select` freezes every parameter whose name contains none of the substrings. With LoRA, all parameters
+      except the adapters are frozen before: the list may be empty, ["lora_"], or a selection of adapters.
     - `lr_multipliers`: the first substring, in the order of the table, that a name contains decides.
-    - `weight_decay` is that of all parameters but of those that `keys_without_decay` names and, unless `decay_vectors`,
-      those of one dimension: biases, and weights of norms.
-    - A pattern that reaches no parameter is an error. One that an earlier pattern robs is reported in the log.
+    - `weight_decay` applies to all parameters except those that match `keys_without_decay` and, unless `decay_vectors`,
+      parameters of one dimension: biases, and weights of norms.
+    - A pattern that matches no trained parameter is an error. A pattern that has no effect on some of its parameters,
+      because an earlier pattern matches them, is logged.
+
+    Attributes:
+        groups: Names, learning rate and weight decay of each parameter group.
+        optimizer: The torch optimizer.
     """
 
     class Config(Configurable.Config):
@@ -89,6 +94,11 @@ class AdamW(Configurable):
                     raise wrong(self, name, why="an empty pattern matches every parameter", remedy="remove it")
 
     def __init__(self, config: Config, *, network: nn.Module) -> None:
+        """Freezes the parameters that are not selected, in place, and builds the optimizer for the others.
+
+        Raises:
+            ValueError: If the network has no trainable parameter, or a pattern matches no trained parameter.
+        """
         config.check()
         self.config = config
         select_parameters(network, config.keys_to_select)
@@ -104,7 +114,7 @@ class AdamW(Configurable):
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """The trained parameters, in the optimizer's order."""
+        """Trained parameters, in the order of the optimizer."""
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
 
@@ -114,11 +124,20 @@ def trainable_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def frozen_names(network: nn.Module) -> list[str]:
+    """Returns the internal names of the parameters that are not trainable."""
     return [name for name, p in native_parameters(network).items() if not p.requires_grad]
 
 
 def select_parameters(network: nn.Module, patterns: list[str]) -> None:
-    """Freezes every parameter whose name contains none of the patterns; never unfreezes one."""
+    """Freezes every parameter whose name contains none of the patterns; never unfreezes one.
+
+    Args:
+        network: Network, changed in place.
+        patterns: Substrings of parameter names; empty: no parameter is frozen.
+
+    Raises:
+        ValueError: If the network has no trainable parameter, or a pattern matches none.
+    """
     trainable = trainable_parameters(network)
     if not trainable:
         raise ValueError("all parameters of the network are frozen: there is nothing to train")
@@ -136,9 +155,15 @@ def select_parameters(network: nn.Module, patterns: list[str]) -> None:
 
 
 def group_parameters(named: dict[str, nn.Parameter], config: AdamW.Config, frozen: list[str]) -> list[ParameterGroup]:
-    """Groups by learning rate and decay, in order of first appearance. Raises ValueError for a pattern that fits none.
+    """Groups parameters by learning rate and weight decay, in order of first appearance.
 
-    `frozen`: names of parameters that are not trained.
+    Args:
+        named: Trained parameters by internal name.
+        config: Learning rate, weight decay and patterns.
+        frozen: Names of the parameters that are not trained, for messages.
+
+    Raises:
+        ValueError: If a pattern matches no trained parameter.
     """
     factors = factors_by_name(list(named), config.lr_multipliers, frozen)
     for pattern in config.keys_without_decay:
@@ -154,7 +179,7 @@ def group_parameters(named: dict[str, nn.Parameter], config: AdamW.Config, froze
 
 
 def factors_by_name(names: list[str], multipliers: dict[str, float], frozen: list[str]) -> dict[str, float]:
-    """Returns the learning rate multiplier of each parameter name that a pattern matches."""
+    """Returns the learning rate multiplier of each parameter that a pattern matches, by name; ValueError as above."""
     taken: dict[str, str] = {}
     for pattern in multipliers:
         fits = [name for name in names if pattern in name]
@@ -172,7 +197,7 @@ def factors_by_name(names: list[str], multipliers: dict[str, float], frozen: lis
 
 
 def build_adamw(groups: list[dict[str, Any]], config: AdamW.Config) -> Any:
-    """Returns the torch optimizer; falls back from the fused kernel, with a warning, where a device has none."""
+    """Builds the torch optimizer; uses the plain kernel, with a warning, on devices without a fused one."""
     import torch
 
     options: dict[str, Any] = {
@@ -191,10 +216,14 @@ def build_adamw(groups: list[dict[str, Any]], config: AdamW.Config) -> Any:
 
 
 def parameter_state(config: AdamW.Config, bytes_per_element: int) -> ParameterState:
-    """Returns the optimizer state of a parameter in float32 or bfloat16.
+    """Returns the optimizer state of one parameter.
 
     If a setting that can change the state differs from its default, this imports torch and runs one step on a parameter
     of 64 elements.
+
+    Args:
+        config: Optimizer settings.
+        bytes_per_element: 4 for a float32 parameter, 2 for bfloat16.
     """
     defaults = class_defaults(type(config))
     if all(getattr(config, name) == defaults[name] for name in defaults.keys() - STATE_UNCHANGED):
@@ -216,7 +245,7 @@ def parameter_state(config: AdamW.Config, bytes_per_element: int) -> ParameterSt
 def has_fused_kernel(device: torch.device, dtype: torch.dtype) -> bool:
     """Returns whether the fused optimizer kernel supports device and dtype.
 
-    Tries a step on one zero, since torch raises only in the first step.
+    Runs a step on a single zero, since torch raises only in the first step.
     """
     import torch
 
@@ -230,7 +259,7 @@ def has_fused_kernel(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def no_match(where: str, pattern: str, names: list[str], frozen: list[str]) -> ValueError:
-    """Returns the error for a pattern that reaches no trained parameter; names those that come closest."""
+    """Returns the error for a pattern that matches no trained parameter, with the most similar names."""
     stopped = [name for name in frozen if pattern in name]
     if stopped:
         why = ": with model.config.lora_enabled only adapters are trained" if any(map(is_adapter, names)) else ""
@@ -256,8 +285,8 @@ def nearest_names(pattern: str, names: Iterable[str], count: int = 3) -> list[st
 class LossScaler(Configurable):
     """`torch.amp.GradScaler` over the trained parameters of a run.
 
-    The loss of a step is multiplied by `scale`; `unscale` divides the gradients by it, before anyone looks at them. A
-    gradient that is not finite, on any rank, is an overflow: the step is skipped and the scale is halved.
+    The loss of a step is multiplied by `scale`; `unscale` divides the gradients by it, before they are used. A gradient
+    that is not finite, on any rank, is an overflow: the step is skipped and the scale is halved.
     """
 
     class Config(Configurable.Config):
@@ -268,7 +297,13 @@ class LossScaler(Configurable):
         constant."""
 
     def __init__(self, config: Config, *, optimizer: Optimizer, enabled: bool) -> None:
-        """Builds the gradient scaler of `optimizer`; if not `enabled`, the scale is always 1."""
+        """Builds the gradient scaler of an optimizer.
+
+        Args:
+            config: Settings of the loss scale.
+            optimizer: Optimizer whose gradients are unscaled.
+            enabled: False: the scale is always 1.
+        """
         import torch
 
         config.check()
@@ -285,7 +320,7 @@ class LossScaler(Configurable):
         """Loss scale of the next step."""
 
     def unscale(self) -> bool:
-        """Divides the gradients by the scale and chooses that of the next step; whether one overflowed, on any rank."""
+        """Divides the gradients by the scale and updates it; returns whether a gradient overflowed on any rank."""
         if not self.scaler.is_enabled():
             return False
         self.scaler.unscale_(self.optimizer)
@@ -305,7 +340,7 @@ class LossScaler(Configurable):
         return {ours: torch.tensor(kept[key], dtype=torch.float64) for key, ours in SCALER_STATE.items() if key in kept}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Continues with what `state_dict` gave; what is missing stays."""
+        """Restores the state of `state_dict`; missing entries are left unchanged."""
         own = self.scaler.state_dict()
         found = {key: type(own[key])(state[ours]) for key, ours in SCALER_STATE.items() if key in own and ours in state}
         if found:

@@ -22,13 +22,16 @@ MAX_COMPILATIONS = 32
 
 
 def join_world(model: Model.Config) -> World:
-    """Joins the process group of the run; returns its ranks. Raises ValueError if the degrees do not fit the number of
-    processes."""
+    """Joins the process group of the run and returns this process. Collective.
+
+    Raises:
+        ValueError: If the parallelism degrees do not fit the number of processes.
+    """
     return start_world(context_parallel=plan_degrees(model.parallelism, world_size()).context)
 
 
 def prepare_process(loop: LoopConfig, world: World) -> None:
-    """Threads and seeds of this process."""
+    """Sets the number of CPU threads of this process and seeds its random generators (trainer.seed + rank)."""
     import rich.style  # noqa: F401 (draws a random number when it is first imported: before the seeds)
     import torch
 
@@ -40,9 +43,15 @@ def prepare_process(loop: LoopConfig, world: World) -> None:
 
 
 def build_model(config: Model.Config, world: World) -> Model:
-    """Builds the model with the network sharded for `world`, on the device; its weights have no values yet.
+    """Builds the model with its network sharded over the ranks, on the device, with uninitialized weights. Collective.
 
-    Raises ValueError for degrees that do not fit, UserError for what cannot train on the device.
+    Args:
+        config: Model config.
+        world: This process.
+
+    Raises:
+        ValueError: If the parallelism degrees do not fit the number of processes.
+        UserError: If the model cannot be trained on the device.
     """
     config.check_device(world.device)
     for converter in config.converters:
@@ -54,7 +63,7 @@ def build_model(config: Model.Config, world: World) -> Model:
 
 
 def prepare_network(model: Model, world: World) -> None:
-    """Compiles the network, adds recomputation and shards it, in place, on the meta device, as the config says."""
+    """Compiles the network, adds activation checkpointing and shards it, in place, on the meta device. Collective."""
     from worldsmith.distributed.activation_checkpointing import recompute_methods
 
     config, parts = model.config, model.parts()
@@ -66,7 +75,7 @@ def prepare_network(model: Model, world: World) -> None:
 
 
 def share_context(parts: NetworkParts, world: World) -> None:
-    """Lets the ranks of a context-parallel group share the tokens of a pack."""
+    """Makes the ranks of a context-parallel group share the tokens of a pack; no effect without a group."""
     group = world.context_group
     if group is not None and parts.share_tokens is not None:
         from worldsmith.distributed.context_parallel import SharedStream
@@ -75,7 +84,7 @@ def share_context(parts: NetworkParts, world: World) -> None:
 
 
 def shard(model: Model, parts: NetworkParts, world: World, degrees: Degrees) -> None:
-    """Shards the network over all ranks, where it `is_sharded`."""
+    """Shards the network over all ranks if `is_sharded` is True."""
     import torch
 
     config = model.config
@@ -111,7 +120,7 @@ def nested_modules(parts: NetworkParts) -> list[nn.Module]:
 def replicated_modules(parts: NetworkParts) -> list[nn.Module]:
     """Returns the frozen float32 modules inside layers, whose parameters are replicated on every rank.
 
-    As FSDP units of their own they would cost an all-gather each, and their hooks cannot be part of a compiled layer.
+    As separate FSDP units they would cost an all-gather each, and their hooks cannot be part of a compiled layer.
     """
     return [m for m in nested_modules(parts) if not any(p.requires_grad for p in m.parameters())]
 
@@ -131,9 +140,14 @@ def compile_layers(model: Model, world: World) -> None:
 
 
 def is_sharded(model: Model.Config, processes: int) -> bool:
-    """Returns whether FSDP has the network: that of one process too, where it computes in another format than it keeps.
+    """Returns whether the network is wrapped by FSDP.
 
-    FSDP over the process itself is then what casts the weights for the forward and backward pass.
+    This is also the case in a run of one process whose compute dtype differs from the dtype of its parameters: FSDP
+    then casts the parameters for the forward and backward pass.
+
+    Args:
+        model: Model config.
+        processes: Number of ranks.
     """
     kept_apart = model.lora_enabled and model.precision != "float32"  # adapters are float32 in any case
     return processes > 1 or model.precision != model.parallelism.fsdp_master_dtype or kept_apart
@@ -142,9 +156,15 @@ def is_sharded(model: Model.Config, processes: int) -> bool:
 def compile_methods(
     modules: Iterable[nn.Module], names: Sequence[str], config: CompileConfig, *, fullgraph: bool = True
 ) -> None:
-    """Compiles these methods of each module with torch.compile, in place; parameter names stay unchanged.
+    """Compiles methods of each module with torch.compile, in place; parameter names do not change.
 
-    Layers with the same code share one compilation. `fullgraph`: see `compile_function`.
+    Layers with the same code share one compilation.
+
+    Args:
+        modules: Modules whose methods are compiled.
+        names: Method names.
+        config: Settings of torch.compile; no effect if it is not enabled.
+        fullgraph: Whether graph breaks are forbidden.
     """
     if not config.enabled:
         return
@@ -155,7 +175,13 @@ def compile_methods(
 
 
 def compile_function(function: Callable[..., Any], *, dynamic: bool, fullgraph: bool = True) -> Callable[..., Any]:
-    """Returns `function` compiled; `fullgraph` forbids graph breaks. The first call raises UserError if that fails."""
+    """Compiles a function with torch.compile; its first call raises UserError if the compilation fails.
+
+    Args:
+        function: Function or method.
+        dynamic: Compile once for all shapes; False: once per shape, at most `MAX_COMPILATIONS` times.
+        fullgraph: Whether graph breaks are forbidden.
+    """
     import torch
 
     # torch's overloads forget the limit, which its signature has.

@@ -1,7 +1,7 @@
 """Checks before a run is built: missing files, too little memory or disk space, unusual settings.
 
-A component checks its own files: `check_files` of its Config raises for missing files, reads little and downloads
-nothing.
+A component checks its own files: `check_files` of its Config raises for missing files, reads little and downloads no
+file.
 """
 
 from __future__ import annotations
@@ -49,15 +49,18 @@ def check_files(
     mistakes: Sequence[Problem] = (),
     variables: Mapping[Keys, str] | None = None,
 ) -> list[Problem]:
-    """Returns problems of the files that a run reads and of its folder, in the order of the config.
+    """Checks the files that a run reads, and whether its folder can be written.
 
     A run that resumes from a checkpoint with all weights does not need its initial weights.
 
     Args:
         config: Config of the run.
-        run_folder: Folder of the run; None: not known yet.
+        run_folder: Run folder; None: not known yet.
         mistakes: Known mistakes of the config; files that depend on them are not checked.
-        variables: Environment variables that set config values, to be named in messages.
+        variables: Names of the environment variables that set config values, for messages.
+
+    Returns:
+        Problems in the order of the config.
     """
     config = config if mistakes else resolve(config)
     wrong = [problem.keys for problem in mistakes if problem.path]
@@ -90,7 +93,7 @@ def check_files(
 
 
 def name_variable(message: str, config: RunConfig, section: Keys, variables: Mapping[Keys, str]) -> str:
-    """Returns the message about a section, with the environment variable that gave the value in the message."""
+    """Appends to a message about a section the environment variable that set the value in the message."""
     for path, name in variables.items():
         value = find(config, path) if path[: len(section)] == section else None
         if isinstance(value, str) and value and value in message:
@@ -99,12 +102,12 @@ def name_variable(message: str, config: RunConfig, section: Keys, variables: Map
 
 
 def lacks_text(config: RunConfig, section: Keys, wrong: Sequence[Keys]) -> bool:
-    """Returns whether a text of a section, perhaps the name of a file, is not known because of a mistake."""
+    """Returns whether a text field of a section, which may be a file name, is unknown because of a mistake."""
     return any(path[:-1] == section and isinstance(find(config, path), (str, NoneType)) for path in wrong)
 
 
 def require_start(config: RunConfig) -> None:
-    """Raises FileNotFoundError or UserError when there are no weights where a new run looks for them; reads none."""
+    """Raises FileNotFoundError or UserError if the initial weights of a new run do not exist; reads no tensor."""
     start = config.initial_weights()
     if start is not None:
         require_weights(start.path, field=start.field.removeprefix("checkpoint."), family=config.model.name)
@@ -116,7 +119,14 @@ def require_files(
     world: World | None = None,
     variables: Mapping[Keys, str] | None = None,
 ) -> None:
-    """Raises UserError, on all ranks, that lists all that `check_files` finds; process 0 looks."""
+    """Raises UserError on all ranks with all problems that `check_files` finds on rank 0. Collective.
+
+    Args:
+        config: Config of the run.
+        run_folder: Run folder.
+        world: Ranks of the run; None: one process.
+        variables: Names of the environment variables that set config values, for messages.
+    """
     world = world or World()
     problems = world.broadcast(check_files(config, run_folder, variables=variables) if world.is_main else None)
     lines = [f"{problem.path}: {problem.message}" for problem in problems]
@@ -127,7 +137,7 @@ def require_files(
 
 
 def schedule_remarks(config: RunConfig) -> Iterator[str]:
-    """Warnings about the learning rate of a run that the config alone does not give."""
+    """Yields warnings about the learning rate that need more than the checks of the config."""
     from worldsmith.training.scheduler import TRIAL_STEPS, multiplier
 
     schedule, steps = config.scheduler, config.trainer.max_iter
@@ -154,17 +164,17 @@ def rate_remarks(config: RunConfig) -> Iterator[str]:
 
 
 def run_states(config: RunConfig, model: Model, processes: int) -> StateBytes:
-    """Returns the bytes that each process holds from step to step. What is trained must have been chosen."""
+    """Returns the bytes of the training state of each process. Call it after the trained parameters were selected."""
     return state_bytes(table_of(model), config, plan_degrees(model.config.parallelism, processes))
 
 
 def checkpoint_size(config: RunConfig, model: Model, processes: int) -> int:
-    """Returns the estimated size of a checkpoint on disk. Call it after the trained parameters were selected."""
+    """Returns the estimated bytes of a checkpoint on disk. Call it after the trained parameters were selected."""
     return checkpoint_bytes(table_of(model), config, plan_degrees(model.config.parallelism, processes)).files
 
 
 def kept_checkpoints(config: RunConfig) -> int:
-    """Returns the most checkpoints of the run that are on the disk at once, the one that is being written included."""
+    """Returns the max number of checkpoints on disk at the same time, including the one that is being written."""
     saves = -(-config.trainer.max_iter // config.checkpoint.save_iter)
     keep, every, best = config.checkpoint.keep_latest_k, config.checkpoint.keep_every, config.checkpoint.keep_best
     if best is not None:
@@ -175,7 +185,12 @@ def kept_checkpoints(config: RunConfig) -> int:
 
 
 def build_optimizer(config: RunConfig, network: nn.Module) -> Optimizer:
-    """Builds the optimizer of a network on the meta device, and freezes what the run does not train."""
+    """Builds the optimizer of a network on the meta device, and freezes the parameters that the run does not train.
+
+    Args:
+        config: Config of the run.
+        network: Network on the meta device, changed in place.
+    """
     adamw: AdamW = replace(config.optimizer, fused=False).build(network=network)  # a meta device has no fused kernel
     optimizer: Optimizer = adamw.optimizer
     return optimizer
@@ -192,8 +207,8 @@ def lack_of_memory(states: StateBytes, world: World, processes: int) -> str | No
     """Returns a message if the training state does not fit in free memory; None if it fits.
 
     Args:
-        states: Sizes of one process.
-        world: Ranks of the run.
+        states: Bytes of one process.
+        world: This process.
         processes: Number of processes on this machine; a GPU has one of them.
     """
     on_gpu = world.device.startswith("cuda")
@@ -210,9 +225,9 @@ def lack_of_memory(states: StateBytes, world: World, processes: int) -> str | No
 
 
 def require_memory(config: RunConfig, world: World) -> None:
-    """Raises UserError, on all ranks, when what a process is about to allocate is more than what is free.
+    """Raises UserError on all ranks if the training state of a process does not fit in its free memory. Collective.
 
-    Before anything has memory: a machine that runs out of it ends processes without a word.
+    It is called before memory is allocated, since the system kills processes without a message if memory runs out.
     """
     model: Model = config.model.config.build(device="meta")
     build_optimizer(config, model.network)
@@ -224,7 +239,20 @@ def require_memory(config: RunConfig, world: World) -> None:
 
 
 def check_space(config: RunConfig, model: Model, processes: int, folder: Path) -> list[str]:
-    """Remarks on whether the run's checkpoints fit on the disk of `folder`. Raises UserError when not even one does."""
+    """Checks whether the checkpoints of a run fit on the disk.
+
+    Args:
+        config: Config of the run.
+        model: Model whose trained parameters were selected.
+        processes: Number of ranks.
+        folder: Existing folder on the disk.
+
+    Returns:
+        A warning if they do not all fit; else empty.
+
+    Raises:
+        UserError: If not even one checkpoint fits.
+    """
     needed, kept = checkpoint_size(config, model, processes), kept_checkpoints(config)
     free = shutil.disk_usage(folder).free
     if needed > free:

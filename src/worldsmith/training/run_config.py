@@ -34,7 +34,7 @@ from worldsmith.training.scheduler import AnySchedule, LambdaLinear, schedule_wa
 
 
 def default_callbacks() -> dict[str, Callback.Config]:
-    """Returns the callbacks that every run has unless it says otherwise."""
+    """Returns the default callbacks of a run by name."""
     return {
         "grad_clip": GradClip.Config(),
         "compile_tokenizer": CompileTokenizer.Config(),
@@ -93,14 +93,14 @@ class LoopConfig(Config):
     """Callbacks by name; each one has a folder of that name in the run folder."""
 
     def validates_after(self, steps: int) -> bool:
-        """Returns whether the weights after so many steps are validated."""
+        """Returns whether a validation is due after `steps` steps."""
         if not self.run_validation or not steps:
             return self.run_validation and self.run_validation_on_start
         return steps % self.validation_iter == 0 or steps == self.max_iter
 
 
 class RunConfig(Configurable.Config):
-    """The root of a run's config. Files name it by its component, `Trainer`."""
+    """Root of a run's config. Files name it by its component, `Trainer`."""
 
     job: JobConfig = field(default_factory=JobConfig)
     """Identity of the run."""
@@ -127,11 +127,11 @@ class RunConfig(Configurable.Config):
     _root: ClassVar[bool] = True
 
     def initial_weights(self) -> FirstWeights | None:
-        """Returns the weights that a new run starts from; None: random ones."""
+        """Returns the initial weights of a new run; None if they are random."""
         return first_weights(self.checkpoint.load_path, self.checkpoint.init, self.model.config)
 
     def check(self) -> None:
-        """Raises WrongValueError for settings that exist but do not work together, with the value that does."""
+        """Raises WrongValueError for settings that do not work together, with a value that does."""
         model = self.model.config
         if self.job.task != model.task:
             why = f"models of the family '{model.family}' need another task"
@@ -185,7 +185,7 @@ class RunConfig(Configurable.Config):
 
 
 def check_best_checkpoint(config: RunConfig) -> None:
-    """Raises WrongValueError for a best checkpoint, or an early stop, that no validation decides."""
+    """Raises WrongValueError if best checkpoint or early stopping depend on a validation that the run does not do."""
     metric, patience = config.checkpoint.keep_best, config.trainer.early_stop_patience
     if metric is not None and not config.trainer.run_validation:
         both = "checkpoint.keep_best", "trainer.run_validation"

@@ -1,4 +1,4 @@
-"""The run folder, `<output root>/<project>/<group>/<name>/`: its path, its records, its messages and its lock."""
+"""The run folder, `<output root>/<project>/<group>/<name>/`: its path, records, messages and lock."""
 
 from __future__ import annotations
 
@@ -67,18 +67,12 @@ class Launch:
 
 
 def output_root() -> Path:
-    """Returns the folder above all runs, from the environment or `outputs/train`.
-
-    UserError when two variables disagree.
-    """
+    """Returns the folder of all runs, from the environment or `outputs/train`; UserError if two variables differ."""
     return given_root() or Path(DEFAULT_ROOT)
 
 
 def given_root() -> Path | None:
-    """Returns the output root of the environment; None if no variable gives it.
-
-    UserError when two variables disagree.
-    """
+    """Returns the output root of the environment; None if no variable sets it; UserError if two variables differ."""
     given = {name: os.environ[name] for name in ROOT_VARIABLES if os.environ.get(name)}
     if len(set(given.values())) > 1:
         both = ", ".join(f"{name}={value}" for name, value in given.items())
@@ -89,8 +83,8 @@ def given_root() -> Path | None:
 def run_path(job: JobConfig) -> Path:
     """Returns the run folder of a job. UserError as `output_root`.
 
-    For a job without a name: with `resume_newest` the run that was saved last, else a new one, named by the launcher
-    or after the time.
+    A job without a name gets, with `resume_newest`, the most recently saved run; else a new one, named by the launcher
+    or after the current time.
     """
     group = output_root() / job.project / job.group
     if job.folder:
@@ -107,7 +101,13 @@ def run_path(job: JobConfig) -> Path:
 
 
 def name_run(job: JobConfig, folder: Path, world: World) -> Path:
-    """Returns names a job without a name after the folder that rank 0 has found for it, and returns this folder."""
+    """Names a job without a name after the folder that rank 0 has found for it; returns this folder. Collective.
+
+    Args:
+        job: Job section of the config, changed in place.
+        folder: Result of `run_path`; only that of rank 0 is used.
+        world: Ranks of the run.
+    """
     folder = world.broadcast(folder)
     if world.is_main and not (folder / "checkpoints").exists():
         why = f"{folder.parent} has no run with a checkpoint to resume" if job.resume_newest else "job.name is empty"
@@ -117,12 +117,12 @@ def name_run(job: JobConfig, folder: Path, world: World) -> Path:
 
 
 def start_time() -> str:
-    """Returns the present time as part of a folder's name."""
+    """Returns the current time as part of a folder name."""
     return datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
 
 
 def newest_run(group: Path) -> Path | None:
-    """Returns the run below `group` whose last checkpoint is the newest; None if no run has one."""
+    """Returns the run below `group` with the most recent checkpoint; None if no run has one."""
     pointers = list(group.glob(f"*/checkpoints/{POINTER}"))
     return max(pointers, key=lambda file: file.stat().st_mtime_ns).parents[1] if pointers else None
 
@@ -130,14 +130,14 @@ def newest_run(group: Path) -> Path | None:
 def write_records(
     folder: Path, config: RunConfig, launch: Launch, loaders: Mapping[str, PackingDataLoader], *, world_size: int
 ) -> None:
-    """Writes what the run folder records about a run: its config, how it was started, its data and its lineage.
+    """Writes the records of a run into its folder: config, start command, data and lineage.
 
     Args:
-        folder: the run folder.
-        config: config of the run, with a name.
-        launch: how the run was started.
-        loaders: loaders of the data, by "train" and "val".
-        world_size: number of processes.
+        folder: Run folder, which is created if it does not exist.
+        config: Config of the run, with a name.
+        launch: Start command and environment.
+        loaders: Data loaders by "train" and "val".
+        world_size: Number of processes.
     """
     from worldsmith.config.yaml.text import dump_yaml
     from worldsmith.data.stream import dataset_record
@@ -170,7 +170,7 @@ def write_records(
 
 
 def write_on_main(world: World, folder: Path, write: Callable[[], object]) -> None:
-    """Calls `write` on process 0, when all are there. Raises UserError, on all, when the folder cannot be written."""
+    """Calls `write` on rank 0 when all ranks are here; raises UserError on all ranks if it fails. Collective."""
     problem = None
     world.barrier()
     if world.is_main:
@@ -186,7 +186,7 @@ def write_on_main(world: World, folder: Path, write: Callable[[], object]) -> No
 
 
 def initial_weight_inputs(folder: Path, config: RunConfig) -> list[Input | dict[str, Any]]:
-    """Returns the weights that the first start of the run has read, also when it resumes; empty for random weights."""
+    """Returns the lineage inputs for the weights that the first start of the run has read; empty for random weights."""
     if (folder / LINEAGE).is_file() and checkpoint_folders(folder / "checkpoints"):
         return [entry for entry in read_lineage(folder).inputs if entry["role"] == "base"]
     if config.initial_weights() is None:
@@ -195,13 +195,13 @@ def initial_weight_inputs(folder: Path, config: RunConfig) -> list[Input | dict[
 
 
 def dataset_inputs(split: str, dataset: Any) -> Iterator[Input]:
-    """Yields the files of a dataset, one entry for each member of a mixture."""
+    """Yields the lineage inputs of a dataset, one for each member of a mixture; `split`: "train" or "val"."""
     for member in getattr(dataset, "members", {"": dataset}).values():
         yield Input("dataset", member.name, {"split": split, "records": member.num_records, "samples": len(member)})
 
 
 def redact_settings(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Copies the settings without passwords and tokens, as `config_origins.json` shows them."""
+    """Returns a copy of the settings with redacted passwords and tokens."""
     plain: dict[str, Any] = {}
     for name, value in tree.items():
         if isinstance(value, Mapping):
@@ -212,21 +212,21 @@ def redact_settings(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 
 
 class MessageLog(logging.Handler):
-    """Within its block, which may be entered again, it keeps the records of `worldsmith` from INFO on.
+    """Log handler and context manager that stores log records of `worldsmith` from INFO on in a JSON Lines file.
 
-    Until `begin` they wait in memory, so that a start that is refused leaves nothing behind. An exception that leaves
-    the block is a message, too. One that cannot be written, as on a full disk, is left out. Where nobody else listens,
-    warnings reach the standard error as they do without it.
+    Until `begin` the records are kept in memory, so that a rejected start leaves no file. An exception that leaves the
+    block is recorded too. Records that cannot be written are dropped. Without another handler, warnings still reach
+    standard error.
     """
 
     def __init__(self, path: Path | None, *, step: Callable[[], int]) -> None:
-        """`path`: None keeps nothing. `step`: how many steps are done, asked when a message is written."""
+        """Prepares the log. `path`: file, None: no record is stored; `step`: returns the number of completed steps."""
         super().__init__(logging.INFO)
         self.path, self.step = path, step
         self.waiting: list[tuple[datetime.datetime, str, str]] | None = []
 
     def begin(self) -> None:
-        """The run folder is this run's from now on."""
+        """Writes the waiting records; from now on records are written to the file."""
         waiting, self.waiting = self.waiting or [], None
         for message in waiting:
             self._write(*message)
@@ -248,8 +248,7 @@ class MessageLog(logging.Handler):
             self.waiting.append(message)
 
     def _is_alone(self) -> bool:
-        """Returns whether records of `worldsmith` reach no other handler, which Python would answer with its last
-        resort."""
+        """Returns whether no other handler gets the records of `worldsmith`; Python then uses its last resort."""
         logger: logging.Logger | None = logging.getLogger("worldsmith")
         while logger is not None:
             if any(handler is not self for handler in logger.handlers):
@@ -275,12 +274,12 @@ class MessageLog(logging.Handler):
 
 
 class RunLock:
-    """Creates the run folder and locks it until `release` or the end of rank 0. All ranks build it together.
+    """Creates the run folder and locks it until `release` or the end of rank 0. Collective.
 
     The lock is a POSIX record lock: it works over NFS, is not inherited by forked processes, and ends with its process.
 
     Raises:
-        UserError: on all ranks, if another run has locked the folder, if it cannot be written, or if a rank does not
+        UserError: On all ranks, if another run has locked the folder, if it cannot be written, or if a rank does not
             see the folder of rank 0.
     """
 
@@ -312,7 +311,7 @@ class RunLock:
             self._handle = None
 
     def require_held(self) -> None:
-        """Raises SaveError, on all ranks, if the folder was moved, removed or replaced: another run may use it."""
+        """Raises SaveError on all ranks if the folder was moved, removed or replaced. Collective."""
         lost = self.world.broadcast(self._lost() if self.world.is_main else None)
         if lost is not None:
             raise SaveError(
@@ -331,7 +330,7 @@ class RunLock:
         return None if same else "was replaced, or its lock file was,"
 
     def withdraw(self) -> None:
-        """Unlocks the folder and removes it, with the folders above, if the lock has created them."""
+        """Unlocks the folder, and removes it and its parents if the lock has created them."""
         is_own = self._handle is not None and self._lost() is None
         for place in self._made[:1] if is_own else ():
             shutil.rmtree(place, ignore_errors=True)
@@ -364,7 +363,7 @@ def lock_folder(folder: Path, token: str) -> int:
 
 
 def find_lock_problem(folder: Path, token: str, *, rank: int, host: str) -> str | None:
-    """Reason why this rank cannot use the folder that rank 0, on `host`, has locked with `token`; None: it can."""
+    """Returns why this rank cannot use the folder that rank 0, on `host`, has locked with `token`; None if it can."""
     for attempt in range(LOCK_READS):
         time.sleep(LOCK_READ_PAUSE if attempt else 0.0)
         try:

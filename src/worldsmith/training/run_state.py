@@ -1,4 +1,4 @@
-"""`RunState`: the state on which the next step of a run depends, and how it is saved and restored."""
+"""`RunState`: the state on which the next step of a run depends; saves and restores it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,14 @@ logger = logging.getLogger(__name__)
 class RunState:
     """Weights, EMA weights, optimizer, learning rate schedule, counters, RNG states and data loader state of a run.
 
-    All ranks build it and call its methods together. Weights are uninitialized until `start` or `restore`.
+    All ranks must create it and call its methods together. Weights are uninitialized until `start` or `restore`.
+
+    Args:
+        config: Config of the run.
+        model: Model with a sharded network.
+        loader: Data loader of this rank.
+        checkpointer: Saves and loads the checkpoints.
+        run_folder: Run folder.
     """
 
     def __init__(
@@ -83,7 +90,7 @@ class RunState:
         return out_of_patience or self.iteration >= self.config.trainer.max_iter
 
     def describe_end(self) -> str:
-        """Returns the reason for which no step is left."""
+        """Returns the reason why no step is left."""
         best, most = self.best, self.config.trainer.max_iter
         if best is None or self.iteration >= most:
             return f"{self.iteration} of {most} steps are complete"
@@ -94,7 +101,7 @@ class RunState:
         )
 
     def must_skip(self, step: StepResult) -> bool:
-        """Returns whether a step must be skipped, after its gradient norm was computed."""
+        """Returns whether a step must be skipped, after its gradient norm was computed; counts skipped steps."""
         assert step.gradient is not None
         scales = f"the loss scale {step.loss_scale:g}; the next step has {self.scaler.scale:g}"
         cause = f"float16 overflows at {scales}" if step.overflowed else ""
@@ -111,7 +118,14 @@ class RunState:
         self.iteration += 1
 
     def save(self, *, background: bool = False) -> Path:
-        """Writes a checkpoint. Raises SaveError."""
+        """Writes a checkpoint and returns its folder. Collective.
+
+        Args:
+            background: Write it in the background, see `Checkpointer.save`.
+
+        Raises:
+            SaveError: If it cannot be written.
+        """
         texts, only_trained = {"config.yaml": to_yaml(self.config)}, self.config.checkpoint.save_weights == "trained"
         if only_trained:
             texts[frozen_weights.FILE] = self.weights.frozen_record
@@ -132,11 +146,19 @@ class RunState:
         )
 
     def restore(self, checkpoint: Path, *, changes: Sequence[str] = (), resume_changed: bool = False) -> None:
-        """Puts a checkpoint of this run back. The config decides rates and settings, the checkpoint the state.
+        """Restores a checkpoint of this run. Collective.
 
-        On as many ranks as it was saved with, bit for bit; on others the tensors are sharded anew, and so is the data.
-        `changes` are the settings that have changed since. Raises UserError when the network does not fit, when frozen
-        weights are no longer what they were, or when the dataset has changed and `resume_changed` is not set.
+        Learning rates and settings come from the config, the state from the checkpoint. With the same number of ranks
+        the run continues bit for bit; with another number, tensors and data are sharded again.
+
+        Args:
+            checkpoint: Checkpoint folder.
+            changes: Settings that have changed since, for messages.
+            resume_changed: Whether the dataset may have changed.
+
+        Raises:
+            UserError: If the network does not fit, frozen weights have changed, or the dataset has changed and
+                `resume_changed` is False.
         """
         require_same_shapes(checkpoint, self.network, self.model.config.ema, changes=changes)
         only_trained = frozen_weights.is_partial(checkpoint)
@@ -154,7 +176,10 @@ class RunState:
         logger.info("resuming from %s: %d steps are complete", checkpoint, self.iteration)
 
     def start(self) -> None:
-        """Weights of a new run and, with `load_training_state`, everything else of the checkpoint they come from."""
+        """Initializes the weights of a new run. Collective.
+
+        With `checkpoint.load_training_state` it also restores the other state of the checkpoint in load_path.
+        """
         with_state = self.config.checkpoint.load_training_state
         report = self.weights.load_initial(with_state=with_state)
         if report is None:
@@ -179,7 +204,7 @@ class RunState:
         logger.info("using the training state of %s: %d steps are complete", checkpoint, self.iteration)
 
     def _restore_optimizer(self, checkpoint: Path, *, skipped: Sequence[str] = ()) -> None:
-        """Restores optimizer state and schedule. `skipped` weights (`net.<name>`) have no optimizer state yet."""
+        """Restores optimizer state and schedule. `skipped`: weights (`net.<name>`) that get no optimizer state."""
         optim = empty_optimizer_state(self.network, self.optimizer, wanted_moments(checkpoint, skipped))
         self.checkpointer.load_part(checkpoint, "optim", optim)
         restore_optimizer_state(self.network, self.optimizer, optim)
@@ -210,9 +235,9 @@ class RunState:
         return state
 
     def _restore_position(self, checkpoint: Path, *, record: Path, may_change: bool) -> None:
-        """Restores the data loader state.
+        """Restores the data loader state. A changed number of ranks is logged.
 
-        Logs a change of the number of ranks. Raises UserError if the dataset has changed, unless `may_change`.
+        Raises UserError if the dataset has changed, unless `may_change`.
         """
         loader, positions = self.loader, load_positions(checkpoint)
         changes = require_same_data(loader, checkpoint, positions, record, may=may_change)

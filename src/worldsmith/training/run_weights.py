@@ -1,4 +1,4 @@
-"""`RunWeights`: raw and EMA weights of a run, their initial values, and what is frozen of them."""
+"""`RunWeights`: raw and EMA weights of a run, their initial values, and the frozen weights."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ logger = logging.getLogger(__name__)
 
 
 class RunWeights:
-    """The raw weights of a network and its EMA weights, if the run keeps any. All ranks call it together."""
+    """Raw weights of a network and its EMA weights, if the run has any. All ranks must call the methods together."""
 
     def __init__(self, config: RunConfig, model: Model, ema: PowerEMA | None, world: World) -> None:
         self.config, self.model, self.ema, self.world = config, model, ema, world
 
     def state_dict(self, *, only_trained: bool = False) -> dict[str, Tensor]:
-        """`net.*` and `net_ema.*`: the weights themselves, not copies.
+        """Returns the weights `net.*` and `net_ema.*`, not copies.
 
         Args:
-            only_trained: leave out what training does not change.
+            only_trained: Omit weights that are not trained.
         """
         parameters = native_parameters(self.model.network)
         state = {LIVE + name: parameter.detach() for name, parameter in parameters.items()}
@@ -45,15 +45,15 @@ class RunWeights:
         return {name: tensor for name, tensor in state.items() if parameters[strip_weight_prefix(name)].requires_grad}
 
     def load_initial(self, *, with_state: bool = False) -> LoadReport | None:
-        """Loads the initial weights of a new run, draws the others from the seed, and logs which were loaded.
+        """Loads the initial weights of a new run, initializes the others from the seed, and logs a report.
 
-        EMA weights that are not loaded start as a copy.
+        EMA weights that are not loaded start as a copy of the raw weights.
 
         Args:
-            with_state: also require the training state next to the weights, before any weight is read.
+            with_state: Require the training state next to the weights, before a weight is read.
 
         Returns:
-            What was loaded; None for random weights.
+            Report on the loaded weights; None for random weights.
         """
         settings, seed, start = self.config.checkpoint, self.config.trainer.seed, self.config.initial_weights()
         report = None
@@ -88,7 +88,7 @@ class RunWeights:
         return report
 
     def frozen(self) -> dict[str, Tensor | WeightSum]:
-        """Raw weights that training does not change, by native name; checksums of weights that are now quantized."""
+        """Returns the frozen raw weights by internal name; checksums instead of weights that are now quantized."""
         taken = {name: layer.taken for name, layer in self.model.held.items()}
         parameters = native_parameters(self.model.network).items()
         frozen = {name: parameter.detach() for name, parameter in parameters if not parameter.requires_grad}
@@ -96,12 +96,12 @@ class RunWeights:
 
     @cached_property
     def frozen_record(self) -> str:
-        """Content of `frozen_weights.json`. These weights do not change, so it is written once."""
+        """Content of `frozen_weights.json`. It is computed once, since these weights do not change."""
         return describe_frozen_weights(self.frozen(), source=self.source)
 
     @property
     def source(self) -> str:
-        """Source of the initial weights."""
+        """Description of the source of the initial weights."""
         start = self.config.initial_weights()
         if start is None:
             return f"random weights from trainer.seed = {self.config.trainer.seed}"

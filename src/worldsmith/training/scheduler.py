@@ -1,4 +1,4 @@
-"""Learning-rate schedules in cycles: linear warm-up, then a way down: linear, half a cosine, or by a root."""
+"""Learning-rate schedules in cycles: linear warm-up, then a decay: linear, half a cosine, or by a square root."""
 
 from __future__ import annotations
 
@@ -25,12 +25,11 @@ TRIAL_STEPS = 20
 
 
 class LambdaSchedule(Configurable):
-    """Multiplies every group's learning rate by f(n), n the number of optimizer steps taken.
+    """Multiplies the learning rate of every group by f(n), where n is the number of completed optimizer steps.
 
-    In a cycle of length L with W warm-up steps: n < W gives f_start + (f_max - f_start)·n/W, then
-    f_min + (f_max - f_min)·decay((n - W)/(L - W)). The step on which a cycle ends still belongs to it. After the last
-    cycle f stays at its end value. With W >= L the cycle ends during its warm-up. A subclass gives `decay`, which falls
-    from 1 to 0.
+    In a cycle of length L with W warm-up steps: n < W gives f_start + (f_max - f_start)·n/W, then f_min + (f_max -
+    f_min)·decay((n - W)/(L - W)). The last step of a cycle still belongs to it. After the last cycle, f keeps its final
+    value. With W >= L the cycle ends during its warm-up. A subclass defines `decay`, which falls from 1 to 0.
     """
 
     class Config(Configurable.Config):
@@ -64,11 +63,11 @@ class LambdaSchedule(Configurable):
 
     @staticmethod
     def decay(progress: float) -> float:
-        """Returns the way down, from 1 at progress 0 to 0 at progress 1; each schedule has its own."""
+        """Returns the decay factor: 1 at progress 0, falling to 0 at progress 1. Each schedule defines its own."""
         raise TypeError("LambdaSchedule has no decay of its own; use LambdaLinear, LambdaCosine or LambdaSqrt")
 
     def step(self) -> None:
-        """Moves on by one optimizer step and logs the learning rates when `verbosity_interval` says so."""
+        """Advances by one optimizer step; logs the learning rates at the interval of the config."""
         self.scheduler.step()
         count, every = self.scheduler.last_epoch, self.config.verbosity_interval
         if every and count % every == 0:
@@ -76,16 +75,16 @@ class LambdaSchedule(Configurable):
 
     @property
     def learning_rates(self) -> list[float]:
-        """The learning rate of each parameter group for the next optimizer step."""
+        """Learning rate of each parameter group for the next optimizer step."""
         return [float(lr) for lr in self.scheduler.get_last_lr()]
 
     @property
     def steps(self) -> int:
-        """Optimizer steps taken."""
+        """Number of completed optimizer steps."""
         return int(self.scheduler.last_epoch)
 
     def resume(self, steps: int) -> None:
-        """Continues after `steps` optimizer steps, with the learning rates that this config gives there.
+        """Sets the number of completed optimizer steps, with the learning rates that this config gives for it.
 
         A stored schedule is not loaded, since the config of a resumed run may have changed.
         """
@@ -98,7 +97,7 @@ class LambdaSchedule(Configurable):
 
 
 class LambdaLinear(LambdaSchedule):
-    """A straight line down after the warm-up."""
+    """Linear decay after the warm-up."""
 
     class Config(LambdaSchedule.Config):
         """As `LambdaSchedule.Config`."""
@@ -109,7 +108,7 @@ class LambdaLinear(LambdaSchedule):
 
 
 class LambdaCosine(LambdaSchedule):
-    """Half a cosine down after the warm-up."""
+    """Cosine decay (half a period) after the warm-up."""
 
     class Config(LambdaSchedule.Config):
         """As `LambdaSchedule.Config`."""
@@ -123,7 +122,7 @@ AnySchedule = Annotated[LambdaSchedule.Config, Search(choices=("LambdaLinear", "
 
 
 class LambdaSqrt(LambdaSchedule):
-    """One minus the root of the way: a steep fall that gets flatter."""
+    """Decay by 1 - sqrt(progress) after the warm-up: steep first, then flatter."""
 
     class Config(LambdaSchedule.Config):
         """As `LambdaSchedule.Config`."""
@@ -134,7 +133,7 @@ class LambdaSqrt(LambdaSchedule):
 
 
 def multiplier(config: LambdaSchedule.Config, n: int) -> float:
-    """f(n): the factor of the learning rate for the optimizer step that follows n others."""
+    """Returns f(n), the factor on the learning rate for the optimizer step after n completed steps."""
     cycle, last = 0, len(config.cycle_lengths) - 1
     while cycle < last and n > config.cycle_lengths[cycle]:
         n -= config.cycle_lengths[cycle]
@@ -150,14 +149,14 @@ def multiplier(config: LambdaSchedule.Config, n: int) -> float:
 
 
 def schedule_warnings(config: LambdaSchedule.Config, steps: int, rate: float) -> Iterator[str]:
-    """Warnings about cycles that are not longer than their warm-up, and about a run that goes on after the last cycle.
+    """Yields warnings about cycles that are not longer than their warm-up, and about runs longer than the last cycle.
 
-    A config in which a reference is left, such as to an environment variable that is not set, gets none.
+    A config with an unresolved reference, such as to an environment variable that is not set, gets no warnings.
 
     Args:
-        config: The schedule.
+        config: Schedule.
         steps: Optimizer steps of the run.
-        rate: The learning rate that the schedule multiplies.
+        rate: Learning rate that the schedule multiplies.
     """
     if any(map(is_reference, (steps, rate, *(value for _, value in walk(config))))):
         return

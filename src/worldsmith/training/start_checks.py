@@ -1,4 +1,4 @@
-"""Comparisons at the start of a run, before a tensor is read: of all ranks, and of the run with what it has saved.
+"""Comparisons at the start of a run, before a tensor is read: between ranks, and between the run and its saved state.
 
 A dry run makes the same comparisons.
 """
@@ -70,7 +70,7 @@ ADAPTERS = "model.config.lora_enabled"
 
 
 def require_same_config(world: World, config: RunConfig) -> None:
-    """Raises UserError on all ranks if their configs differ."""
+    """Raises UserError on all ranks if their configs differ. Collective."""
     first, *others = world.gather(flatten(to_dict(config)))
     lines = [
         f"  {path}: {first.get(path, ABSENT)!r} for process 0, {other.get(path, ABSENT)!r} for process {rank}"
@@ -83,7 +83,7 @@ def require_same_config(world: World, config: RunConfig) -> None:
 
 
 def require_same_dataset(world: World, dataset: StreamDataset) -> None:
-    """Raises UserError on all ranks if their datasets differ."""
+    """Raises UserError on all ranks if their datasets differ. Collective."""
     found = world.gather((dataset.fingerprint, f"{len(dataset)} samples in {Path(dataset.name).absolute()}"))
     lines = [f"  process {rank}: {what}" for rank, (mark, what) in enumerate(found) if mark != found[0][0]]
     if lines:
@@ -96,8 +96,16 @@ def require_same_shapes(
 ) -> None:
     """Compares names and shapes of a checkpoint with those of the network that resumes from it.
 
-    Raises UserError when something is missing, has another shape, or would be dropped; `changes` are the settings that
-    have changed, which explain it. An average that the run no longer keeps may be dropped, which is logged.
+    EMA weights that the run does not have any more may be dropped, which is logged.
+
+    Args:
+        checkpoint: Checkpoint folder.
+        network: Network of the run.
+        average: EMA settings of the run.
+        changes: Settings that have changed since, for messages.
+
+    Raises:
+        UserError: If a weight is missing, has another shape, or would be dropped.
     """
     from worldsmith.checkpoint.dcp.reader import stored_shapes
 
@@ -156,8 +164,12 @@ def require_same_data(
 def require_training_state(report: LoadReport, config: RunConfig) -> Path:
     """Returns the checkpoint whose training state a new run takes over (`checkpoint.load_training_state`).
 
-    `report` is of the weights from the same place. Raises UserError when it holds nothing else, or when no step is left
-    to do after it.
+    Args:
+        report: Report on the weights of that checkpoint.
+        config: Config of the run.
+
+    Raises:
+        UserError: If the source contains only weights, or has completed all steps of the run.
     """
     checkpoint = Path(report.folder).parent
     if not (checkpoint / "optim" / METADATA).exists():
@@ -174,7 +186,7 @@ def require_training_state(report: LoadReport, config: RunConfig) -> Path:
 
 
 def steps_done(checkpoint: Path) -> int:
-    """Returns the number of steps after which a checkpoint was saved, whatever the name of its folder is."""
+    """Returns the number of completed steps in a checkpoint, independent of the folder name."""
     import torch
 
     from worldsmith.checkpoint.dcp.reader import load_part
@@ -185,7 +197,12 @@ def steps_done(checkpoint: Path) -> int:
 
 
 def wanted_moments(checkpoint: Path, skipped: Sequence[str] = ()) -> list[str]:
-    """Returns the optimizer state that is taken from a checkpoint: all but that of `skipped` weights (`net.<name>`)."""
+    """Returns the names of the optimizer state to load from a checkpoint.
+
+    Args:
+        checkpoint: Checkpoint folder.
+        skipped: Weights (`net.<name>`) without optimizer state in the new run, since they were not loaded.
+    """
     from worldsmith.checkpoint.dcp.reader import stored_shapes
 
     fresh = tuple(f"state.{name.removeprefix(LIVE)}." for name in skipped if name.startswith(LIVE))
@@ -193,7 +210,12 @@ def wanted_moments(checkpoint: Path, skipped: Sequence[str] = ()) -> list[str]:
 
 
 def state_shapes(network: nn.Module, average: PowerEMA.Config) -> dict[str, list[int]]:
-    """Returns the names and shapes of a complete checkpoint's weights: `net.*` and, with EMA weights, `net_ema.*`."""
+    """Returns the shapes of a complete checkpoint's weights by name: `net.*` and, with EMA weights, `net_ema.*`.
+
+    Args:
+        network: Network, may be on the meta device.
+        average: EMA settings of the run.
+    """
     parameters = native_parameters(network)
     shapes = {LIVE + name: list(parameter.shape) for name, parameter in parameters.items()}
     if average.enabled:
@@ -208,7 +230,13 @@ def state_shapes(network: nn.Module, average: PowerEMA.Config) -> dict[str, list
 def require_same_run(folder: Path, config: RunConfig, *, resume_changed: bool) -> list[str]:
     """Compares the config of a resumed run with the saved one and returns the differences that matter.
 
-    Raises UserError with the differences unless `resume_changed` is set.
+    Args:
+        folder: Run folder.
+        config: Config of the run.
+        resume_changed: Whether differences are allowed.
+
+    Raises:
+        UserError: If there are differences and they are not allowed.
     """
     changes = changed_settings(folder, config)
     if changes and not resume_changed:
@@ -220,10 +248,14 @@ def require_same_run(folder: Path, config: RunConfig, *, resume_changed: bool) -
 
 
 def completion(folder: Path, config: RunConfig) -> str | None:
-    """Message about a run whose steps are all done, without building anything; None if steps are left.
+    """Returns a message if all steps of a run are completed, without building a component; None if steps are left.
 
-    Raises UserError if the config or the dataset differs from that of the run, since no step is left that it could
-    change.
+    Args:
+        folder: Run folder.
+        config: Config of the run; a job without a name gets that of the folder.
+
+    Raises:
+        UserError: If config or dataset differ from those of the run, since no step is left to which they could apply.
     """
     from worldsmith.checkpoint.run.find_checkpoint import folder_iteration, read_pointer
     from worldsmith.files.manifest import find_damage
@@ -247,10 +279,7 @@ def completion(folder: Path, config: RunConfig) -> str | None:
 
 
 def changed_settings(folder: Path, config: RunConfig) -> list[str]:
-    """Returns the settings that differ from the saved config of the run and matter.
-
-    UserError if that cannot be read.
-    """
+    """Returns the settings that differ from the saved config of the run and matter; UserError if it cannot be read."""
     path = folder / "config.yaml"
     if not path.exists():
         raise UserError(f"{folder} has checkpoints but no config.yaml, so the run cannot be continued safely")
@@ -268,8 +297,7 @@ def changed_settings(folder: Path, config: RunConfig) -> list[str]:
 
 
 def changed_data(folder: Path, config: RunConfig) -> list[str]:
-    """Returns the samples of the dataset that have changed since the run was trained; for a missing one it only
-    warns."""
+    """Returns the changes of the dataset since the run was trained; a dataset that cannot be read is only logged."""
     from worldsmith.data.stream.dataset_record import FILE, changed_samples
     from worldsmith.data.stream.errors import DataError
 
@@ -299,7 +327,7 @@ def changed_values(before: dict[str, object], after: dict[str, object]) -> list[
 
 
 def is_same_setting(before: object, after: object) -> bool:
-    """Returns whether two values are equal, or paths of the same shipped asset in two installations of the package."""
+    """Returns whether two values are equal, or paths of the same asset of the package in two installations."""
     if isinstance(before, str) and isinstance(after, str) and (name := asset_name(before)):
         return name == asset_name(after)
     return before == after

@@ -1,4 +1,4 @@
-"""Lines that a run prints before its first step; plans share them."""
+"""Lines that a run prints before its first step; plans print them too."""
 
 from __future__ import annotations
 
@@ -45,7 +45,12 @@ if TYPE_CHECKING:
 
 
 def start_lines(run: TrainingRun, batch: Any) -> Iterator[str]:
-    """Yields the lines of the start itself, as they become known. `batch` is the first of this rank."""
+    """Yields the lines that a run prints at its start.
+
+    Args:
+        run: The run.
+        batch: First batch of this rank.
+    """
     config, task, loader = run.config, run.task, run.state.loader
     yield f"run folder   {run.run_folder}{describe_start(config, run.resumed)}"
     for callback in run.callbacks.values():
@@ -65,7 +70,10 @@ def describe_start(config: RunConfig, checkpoint: Path | None) -> str:
 
 
 def model_lines(config: RunConfig, network: nn.Module, task: Task, optimizer: Optimizer) -> list[str]:
-    """Family, parameters, and what to expect of them; what is trained must have been chosen."""
+    """Returns lines on model family, parameters, weight decay and converters.
+
+    Call it after the trained parameters were selected.
+    """
     total, trained = counts(table_of(task.model))
     average = ", with EMA weights" if config.model.config.ema.enabled else ""
     return [
@@ -78,7 +86,7 @@ def model_lines(config: RunConfig, network: nn.Module, task: Task, optimizer: Op
 
 
 def state_lines(config: RunConfig, model: Model, processes: int, place: Path) -> Iterator[str]:
-    """Yields the sizes of the training state and of a checkpoint, compared with the free space of `place`."""
+    """Yields the sizes of the training state and of a checkpoint, with the free space on the disk of `place`."""
     states = run_states(config, model, processes)
     yield f"states       {describe_states(states)}, before activations"
     checkpoint, kept = checkpoint_size(config, model, processes), kept_checkpoints(config)
@@ -90,8 +98,7 @@ def state_lines(config: RunConfig, model: Model, processes: int, place: Path) ->
 
 
 def folder_lines(config: RunConfig, run_folder: Path, checkpoint: Path | None, changes: Sequence[str]) -> Iterator[str]:
-    """Yields the run folder, the checkpoint that the run resumes from, what has changed since, and who uses the
-    folder."""
+    """Yields lines on the run folder: checkpoint to resume from, changed settings, process that uses it."""
     yield f"run folder   {run_folder}{describe_start(config, checkpoint)}"
     yield from (f"changed      {line}" for line in changes)
     lost = None if checkpoint is None else gone_back(checkpoint, config.checkpoint.keep_latest_k)
@@ -103,7 +110,7 @@ def folder_lines(config: RunConfig, run_folder: Path, checkpoint: Path | None, c
 
 
 def memory_notes(config: RunConfig, model: Model, processes: int) -> Iterator[str]:
-    """Reports that the states of a process do not fit into the memory of this machine."""
+    """Yields a line if the training state of a process does not fit in the memory of this machine."""
     states = run_states(config, model, processes)
     lack = lack_of_memory(states, World(device=present_device()), min(processes, local_size()))
     if lack is not None:
@@ -134,7 +141,7 @@ def base_rates(network: nn.Module, optimizer: Optimizer) -> dict[str, float]:
 
 
 def validation_lines(config: RunConfig, validator: Validator | None) -> Iterator[str]:
-    """When and on what is validated; nothing for a run without validation data."""
+    """Yields lines on interval and data of validation; none without validation data."""
     loop = config.trainer
     if validator is not None:
         start = "before the first step, " if loop.run_validation_on_start else ""
@@ -148,7 +155,16 @@ def validation_lines(config: RunConfig, validator: Validator | None) -> Iterator
 def step_lines(
     config: RunConfig, loader: PackingDataLoader, samples: int, tokens: int, *, done: int, processes: int
 ) -> list[str]:
-    """Returns lines on samples and tokens per step and on the number of epochs, estimated from one pack."""
+    """Returns lines on samples and tokens per step and on the number of epochs, estimated from one pack.
+
+    Args:
+        config: Config of the run.
+        loader: Training data.
+        samples: Samples of the pack.
+        tokens: Tokens of the pack.
+        done: Number of completed steps.
+        processes: Number of data-parallel ranks.
+    """
     loop = config.trainer
     packs, steps = loop.grad_accum_iter * processes, loop.max_iter - done
     epochs = steps * packs * samples / len(loader.dataset)
@@ -171,7 +187,18 @@ class LoadingPlan:
 
 
 def plan_initial_weights(config: RunConfig, network: nn.Module, optimizer: Optimizer, *, is_new: bool) -> LoadingPlan:
-    """Compares names and shapes of the initial weights with those of the network; reads no tensor."""
+    """Compares names and shapes of the initial weights with those of the network; reads no tensor.
+
+    Args:
+        config: Config of the run.
+        network: Network, may be on the meta device.
+        optimizer: Optimizer of the network.
+        is_new: Whether the run is new; a resumed run does not take over a training state.
+
+    Raises:
+        FileNotFoundError: If there are no such weights.
+        UserError: If they do not fit.
+    """
     from worldsmith.checkpoint.run.optimizer_state import empty_optimizer_state
 
     settings, model, start = config.checkpoint, config.model.config, config.initial_weights()
@@ -204,7 +231,19 @@ def data_lines(
     *,
     may_change: bool,
 ) -> list[str]:
-    """Returns lines on the dataset and the next batch, which is read for real; `checkpoint`: state to resume from."""
+    """Returns lines on the dataset and the next batch, which is read.
+
+    Args:
+        config: Config of the run.
+        task: Task of the run.
+        loader: Data loader; its position is changed.
+        checkpoint: Checkpoint with the data loader state; None: the start of the data.
+        processes: Number of data-parallel ranks.
+        may_change: Whether the dataset may differ from that of the checkpoint.
+
+    Raises:
+        UserError: If the dataset has changed and `may_change` is False.
+    """
     lines, done = [], 0
     if checkpoint is not None:
         record = checkpoint.parent.parent / dataset_record.FILE

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunComponents:
-    """Components that the config of a run describes."""
+    """The components of a run, built from its config."""
 
     model: Model
     task: Task
@@ -42,16 +42,24 @@ class RunComponents:
 
     @property
     def loaders(self) -> dict[str, PackingDataLoader]:
-        """Loaders of the data, by "train" and "val"."""
+        """Data loaders by "train" and "val"."""
         return {"train": self.state.loader, **({"val": self.validator.loader} if self.validator else {})}
 
 
 def start_run(
     config: RunConfig, checkpointer: Checkpointer, run_folder: Path, checkpoint: Path | None, *, resume_changed: bool
 ) -> RunComponents:
-    """Builds a run, and starts it or resumes it from `checkpoint`. All ranks call it together.
+    """Builds a run and starts or resumes it. Collective.
 
-    Raises UserError if the run does not fit the checkpoint, the disk or the data, or if ranks differ.
+    Args:
+        config: Resolved config.
+        checkpointer: Checkpointer of the run, with its ranks.
+        run_folder: Run folder.
+        checkpoint: Checkpoint to resume from; None: a new run.
+        resume_changed: Whether settings and data may differ from those of the checkpoint.
+
+    Raises:
+        UserError: If the run does not fit the checkpoint, the disk or the data, or if ranks differ.
     """
     world = checkpointer.world
     changes = [] if checkpoint is None else require_same_run(run_folder, config, resume_changed=resume_changed)
@@ -73,7 +81,7 @@ def start_run(
 
 
 def build_components(config: RunConfig, checkpointer: Checkpointer, run_folder: Path) -> RunComponents:
-    """Builds the components of a run; the network has no values yet. Raises UserError if the data of ranks differ."""
+    """Builds the components of a run with uninitialized weights. Collective; UserError if datasets differ."""
     world = checkpointer.world
     memory_before = held_memory(world.device)
     model: Model = build_model(config.model.config, world)

@@ -1,8 +1,8 @@
 """Computes the exact bytes of weights, gradients, optimizer state and EMA weights of a process, and of a checkpoint.
 
-Sharding splits the first axis of each weight into equal chunks; the last ones are shorter or empty. FSDP2 pads chunks
-of weights and gradients to the size of the first one; optimizer state and EMA weights are not padded. torch is imported
-only for optimizer settings that can change its state.
+Sharding splits the first dimension of each weight into equal chunks; the last ones are shorter or empty. FSDP2 pads
+chunks of weights and gradients to the size of the first one; optimizer state and EMA weights are not padded. torch is
+imported only for optimizer settings that can change its state.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PIECE = 1830
 
 @dataclass(frozen=True, slots=True)
 class StateBytes:
-    """Bytes that a process holds from step to step, and during accumulation, before activations."""
+    """Bytes of the training state of a process between steps and during gradient accumulation, without activations."""
 
     parameters: int
     gradients: int
@@ -59,6 +59,7 @@ class StateBytes:
 
     @property
     def total(self) -> int:
+        """Sum of all categories."""
         return sum(self.parts.values())
 
 
@@ -66,7 +67,7 @@ def state_bytes(table: Mapping[str, Weight], run: RunConfig, degrees: Degrees, r
     """Computes the training state of one process in bytes; rank 0 has the most.
 
     Args:
-        table: Table of all weights; see `models.weights.table`.
+        table: All weights by name, see `models.weights.table`.
         run: Config of the run.
         degrees: Parallelism degrees.
         rank: Index of the rank.
@@ -106,7 +107,7 @@ def state_bytes(table: Mapping[str, Weight], run: RunConfig, degrees: Degrees, r
 
 
 def shard_elements(weight: Weight, shares: int, place: int = 0) -> int:
-    """Returns the number of elements of chunk `place` of `shares` along the first axis of a weight."""
+    """Returns the number of elements of chunk `place` of `shares` chunks along the first dimension of a weight."""
     rows, *inner = weight.shape
     chunk = -(-rows // shares)
     return max(0, min(rows - place * chunk, chunk)) * math.prod(inner)
@@ -117,7 +118,7 @@ def bytes_per_number(weight: Weight, model: Model.Config) -> int:
 
 
 def optimizer_states(weights: Sequence[Weight], run: RunConfig) -> list[ParameterState]:
-    """Optimizer state of each of the trained weights."""
+    """Returns the optimizer state of each trained weight."""
     sizes = [bytes_per_number(weight, run.model.config) for weight in weights]
     states = {size: parameter_state(run.optimizer, size) for size in set(sizes)}
     return [states[size] for size in sizes]
@@ -129,7 +130,7 @@ def is_averaged(weight: Weight, model: Model.Config) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointBytes:
-    """Bytes of one checkpoint, of all processes together."""
+    """Bytes of one checkpoint over all processes."""
 
     weights: int
     average: int
@@ -141,12 +142,12 @@ class CheckpointBytes:
 
     @property
     def tensors(self) -> int:
-        """Exactly what the tensors take."""
+        """Exact bytes of the tensors."""
         return self.weights + self.average + self.moments + self.other
 
     @property
     def files(self) -> int:
-        """About what they take on disk."""
+        """Estimated bytes on disk."""
         return self.tensors + PIECE * self.pieces
 
 
@@ -156,7 +157,7 @@ def checkpoint_bytes(
     """Computes the size of a checkpoint after the first step.
 
     Args:
-        table: Table of all weights; see `models.weights.table`.
+        table: All weights by name, see `models.weights.table`.
         run: Config of the run.
         degrees: Parallelism degrees.
         gpus: Whether each process has a GPU, whose RNG state is saved.
@@ -184,7 +185,7 @@ def checkpoint_bytes(
 
 
 def chunks(weight: Weight, shares: int) -> int:
-    """Returns the pieces of a weight in a checkpoint; all empty chunks are one."""
+    """Returns the number of chunks of a weight in a checkpoint; all empty chunks count as one."""
     rows = weight.shape[0]
     filled = -(-rows // -(-rows // shares))
     return filled + (filled < shares)

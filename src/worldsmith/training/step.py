@@ -85,7 +85,9 @@ class StepGuard:
     A skipped step changes no weight, optimizer state, learning rate or EMA weight.
 
     Attributes:
-        max_consecutive: max number of skipped steps in a row; one more raises FloatingPointError.
+        max_consecutive: Max number of skipped steps in a row; one more raises FloatingPointError.
+        skipped: Number of skipped steps of the run.
+        consecutive: Number of skipped steps since the last one that was not skipped.
     """
 
     def __init__(self, *, max_consecutive: int = 100) -> None:
@@ -99,14 +101,14 @@ class StepGuard:
         """Returns whether the optimizer, scheduler and EMA must not step, and counts a skipped step.
 
         Args:
-            step: number of the step, from 1.
-            loss: mean loss over all ranks.
-            gradient: norm of the gradient.
-            weight: weight of the step; 0 if no sample contributes to the loss.
-            cause: reason for which the step is skipped whatever its loss is.
+            step: Number of the step, from 1.
+            loss: Mean loss over all ranks.
+            gradient: Norm of the gradient.
+            weight: Weight of the step; 0 if no sample contributes to the loss.
+            cause: Reason to skip the step independent of its loss; "": none.
 
         Raises:
-            FloatingPointError: more than `max_consecutive` steps in a row are skipped.
+            FloatingPointError: If more than `max_consecutive` steps in a row are skipped.
         """
         if weight and math.isfinite(loss) and gradient.finite and not cause:
             self.consecutive = 0
@@ -187,9 +189,15 @@ def forward_backward(inputs: StepInputs, task: Task, *, seed: int, scaler: LossS
 
 
 def forward_backward_batch(task: Task, batch: Any, loss_factor: float, *, seed: int) -> LossSum:
-    """Runs both passes over one batch and returns its detached loss.
+    """Runs the forward and backward pass of one batch and returns its detached loss.
 
-    A function of its own, so that no local variable keeps the autograd graph alive in the next forward pass.
+    It is a separate function so that no local variable keeps the autograd graph alive in the next forward pass.
+
+    Args:
+        task: Computes the loss of a batch.
+        batch: Batch of this rank.
+        loss_factor: Factor on the summed loss in the backward pass.
+        seed: Seed of the random values in the loss.
     """
     with seeded_rng(network_seed(task, batch, seed)):
         loss = task.loss(batch, seed=seed)

@@ -1,4 +1,4 @@
-"""`Trainer`: one run, from its config tree to its last checkpoint."""
+"""`Trainer`: one run, from its config to its last checkpoint."""
 
 from __future__ import annotations
 
@@ -45,17 +45,26 @@ logger = logging.getLogger(__name__)
 
 
 class Trainer(Configurable):
-    """Builds everything that the tree describes and runs the loop.
+    """Builds all components of the config and runs the training loop.
 
-    - A run folder that holds a checkpoint is continued, bit for bit, and never started anew.
+    - If the run folder contains a checkpoint, the run is resumed from it, bit for bit, and never restarted.
     - SIGTERM, SIGINT, SIGHUP, SIGUSR1 and a file named STOP in the run folder stop the run at the next step boundary,
       after a save.
-    - Periodic saves are written in the background. One that fails is counted and the training goes on; the last one,
-      and the one before a stop, must succeed.
-    - A step whose loss or gradient is not finite changes nothing but the step count.
+    - Periodic saves are written in the background. A failed one is counted and training continues; the last save, and
+      the save before a stop, must succeed.
+    - A step with a non-finite loss or gradient changes only the step count.
 
-    Raises UserError for what the user can fix (another config in the run folder, …), ConfigError for contradictions,
-    FloatingPointError after too many skipped steps in a row, SaveError if the last checkpoint cannot be written.
+    Args:
+        config: Config of the run; references are resolved.
+        run_folder: Run folder; None: from the job section.
+        resume_changed: Whether a resumed run may have other settings and data.
+        launch: Start command and environment, for the records of the run; None: not known.
+
+    Raises:
+        UserError: For problems that the user can fix, such as another config in the run folder.
+        ConfigError: For settings that contradict each other.
+        FloatingPointError: After too many skipped steps in a row.
+        SaveError: If the last checkpoint cannot be written.
     """
 
     class Config(RunConfig):
@@ -106,7 +115,15 @@ class Trainer(Configurable):
             raise
 
     def train(self) -> Outcome:
-        """Runs to `max_iter`, or to the step boundary after a signal."""
+        """Trains until `max_iter`, or until the step boundary after a stop request. Collective.
+
+        Returns:
+            Whether the run is finished or was stopped.
+
+        Raises:
+            FloatingPointError: After too many skipped steps in a row.
+            SaveError: If a required checkpoint cannot be written.
+        """
         if self.state.is_done:
             self._log("the run is complete: %s", self.state.describe_end())
             self.lock.release()
@@ -159,7 +176,7 @@ class Trainer(Configurable):
         return Outcome.FINISHED
 
     def training_step(self, batches: Iterator[Any]) -> StepResult:
-        """Returns one optimizer step over `grad_accum_iter` batches."""
+        """Does one optimizer step over `grad_accum_iter` batches and returns its result. Collective."""
         from worldsmith.training.step import forward_backward, read_batches
 
         start, state = time.perf_counter(), self.state
@@ -179,17 +196,16 @@ class Trainer(Configurable):
         return step
 
     def measure_gradients(self, step: StepResult) -> StepResult:
-        """Lets the callbacks change the gradients, and returns the step with their norm before that."""
+        """Lets the callbacks change the gradients; returns the step with the gradient norm before that."""
         for callback in self.callbacks.values():
             if (norm := callback.on_before_optimizer_step(self, step)) is not None:
                 step = replace(step, gradient=norm)
         return step if step.gradient else replace(step, gradient=clip_gradients(self.state.parameters, None))
 
     def validate(self) -> bool:
-        """Measures the present weights on the validation data if that is due. A stop goes before. Whether they are the
-        best so far, and have to be saved for it.
+        """Validates the current weights if that is due; returns whether they are the best so far. Collective.
 
-        A run that continues from here does it (again): what a stop kept from being measured is made up for.
+        The best weights must be saved. A stop request ends the validation early; the resumed run then does it again.
         """
         if self.validator is None or not self.config.trainer.validates_after(self.iteration):
             return False
@@ -206,10 +222,15 @@ class Trainer(Configurable):
         return self.state.judge(found.figures)
 
     def save(self, *, required: bool = True) -> None:
-        """Writes a checkpoint of the present state, in the background if it may be (`async_save`) and not `required`.
+        """Writes a checkpoint of the current state. Collective.
 
-        Raises SaveError when a required one cannot be written; another one is counted as failed and said. Raises it too
-        when the run folder is no longer that of this run.
+        Args:
+            required: Write it now and raise if that fails. False: write it in the background if `async_save` is set; a
+                failure is logged and counted.
+
+        Raises:
+            SaveError: If a required checkpoint cannot be written, or the run folder does not belong to this run any
+                more.
         """
         self.lock.require_held()
         if self.checkpointer.is_saving:
@@ -229,7 +250,7 @@ class Trainer(Configurable):
 
     @contextlib.contextmanager
     def busy(self, doing: str) -> Iterator[None]:
-        """Within the block the run says that it does this."""
+        """Context manager that reports `doing` as the current activity of the run."""
         before, self.doing = self.doing, doing
         try:
             yield
@@ -238,11 +259,11 @@ class Trainer(Configurable):
 
     @property
     def iteration(self) -> int:
-        """Steps that are done, skipped ones included."""
+        """Number of completed steps, including skipped ones."""
         return self.state.iteration
 
     def _start(self, *, resume_changed: bool, launch: Launch) -> None:
-        """Builds the run and starts or resumes it. The records of the run folder change when that has succeeded."""
+        """Builds the run and starts or resumes it; the records in the run folder are written only if that succeeds."""
         from worldsmith.training.start_run import start_run
 
         config, world, folder = self.config, self.world, self.run_folder
@@ -261,7 +282,7 @@ class Trainer(Configurable):
         begin_log(folder, rank=world.rank, size=world.size)
 
     def _begin(self) -> Iterator[Any]:
-        """Returns the stream of batches, of which the first has been read. Says what the run is about to do."""
+        """Returns the stream of batches, after the first one was read, and logs the start of the run."""
         from worldsmith.training.start_lines import start_lines
 
         first = next(stream := iter(self.state.loader))
@@ -271,7 +292,7 @@ class Trainer(Configurable):
         return chain(iter([first]), stream)  # which lets go of the batch, as it would not of a list
 
     def _settle_save(self, *, report: bool = True) -> None:
-        """Waits for the save in the background, if there is one, and calls the callbacks unless `report` is false."""
+        """Waits for the background save, if there is one, and calls the callbacks unless `report` is False."""
         try:
             checkpoint = self.checkpointer.settle()
         except SaveError as error:

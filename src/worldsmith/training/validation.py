@@ -1,7 +1,7 @@
 """The loss on validation data, and the best validation of a run so far.
 
-A validation computes no gradients and uses fixed noise, with the raw and the EMA weights. It reads its stream from the
-start each time, draws its noise from the seed of that stream, and changes no state of the training: the same weights
+A validation computes no gradients and uses fixed noise, with the raw and the EMA weights. It reads its data from the
+start each time, generates its noise from the seed of that data, and changes no state of the training: the same weights
 give the same metrics at any time.
 """
 
@@ -57,14 +57,14 @@ class ValidationBatch:
 
 
 class Validator:
-    """Measures the network on the validation data. All ranks build it and call it together."""
+    """Measures the loss on the validation data. All ranks must create it and call its methods together."""
 
     def __init__(self, task: Task, *, max_packs: int | None) -> None:
-        """Builds the loader of the validation data; without a run folder one for a dry run.
+        """Builds the loader of the validation data; for a dry run if the task has no run folder.
 
         Args:
-            task: the task of the validation data.
-            max_packs: max number of packs on each rank; None: all samples.
+            task: Task of the validation data.
+            max_packs: Max number of packs on each rank; None: all samples.
         """
         self.task, self.max_packs = task, max_packs
         self.network, self.world, self.seed = task.model.network, task.world, task.data.seed
@@ -77,7 +77,16 @@ class Validator:
         asked: Callable[[], bool] = bool,
         tell: Callable[[float], object] = lambda share: None,
     ) -> Validation | None:
-        """Returns None if a rank is `asked` to stop meanwhile. `tell` receives the approximate completed fraction."""
+        """Validates the current weights and, if given, the EMA weights. Collective.
+
+        Args:
+            average: EMA weights; None: only the raw weights are validated.
+            asked: Returns whether this rank is asked to stop.
+            tell: Receives the approximate completed fraction.
+
+        Returns:
+            Metrics; None if a rank was asked to stop in the meantime.
+        """
         import torch
 
         start, network = time.perf_counter(), self.network
@@ -96,7 +105,7 @@ class Validator:
         return Validation(figures, found.samples, found.tokens, time.perf_counter() - start)
 
     def remarks(self, training: StreamDataset, run_folder: Path) -> Iterator[str]:
-        """Warnings about samples that are also trained on, and about changes of the data since the last validation."""
+        """Yields warnings about samples that are also trained on, and about changes of the validation data."""
         both = self.loader.dataset.count_overlap(training)
         if both:
             yield (
@@ -110,7 +119,7 @@ class Validator:
             )
 
     def measure(self, asked: Callable[[], bool], tell: Callable[[float], object]) -> MeanMetrics | None:
-        """Means over the stream with the current weights, weighted like those of a step."""
+        """Returns mean metrics over the validation data with the current weights; None if a rank is asked to stop."""
         sums, weights = [], []
         samples = 0
         for found in self.batches(asked):
@@ -126,10 +135,10 @@ class Validator:
         return reduce_metrics(self.task, sums, weights)
 
     def batches(self, asked: Callable[[], bool]) -> Iterator[ValidationBatch | None]:
-        """Yields the batches of this rank, as many on each rank; None ends them early.
+        """Yields the batches of this rank, the same number on each rank; yields None to end early.
 
-        A sharded network is gathered by all ranks together: one that has no batch left takes part with its last one, or
-        with that of another, which counts nothing there.
+        All ranks all-gather a sharded network together: a rank without a further batch repeats its last one, or uses
+        that of another rank, which does not count.
         """
         batch: Any = None
         with contextlib.closing(self.loader.first_pass()) as stream:
@@ -150,7 +159,7 @@ class Validator:
 
 @contextlib.contextmanager
 def evaluating(network: nn.Module) -> Iterator[None]:
-    """Puts the network into eval mode within the block."""
+    """Context manager that sets a network to evaluation mode and restores the mode of each module afterwards."""
     training = [module for module in network.modules() if module.training]
     network.eval()
     try:
@@ -171,10 +180,14 @@ def prefix_names(prefix: str, found: MeanMetrics | None) -> dict[str, float]:
 
 
 class BestSoFar:
-    """Keeps the best value of one metric, and counts the validations since then.
+    """The best value of one metric so far, and the number of validations since then.
 
     Each validation counts once, so that a resumed run decides like one that never stopped. A value that is not finite
-    is never the best. `step` is 0 until there is a best one.
+    is never the best. `step` is 0 until there is a best value.
+
+    Args:
+        metric: Name of a validation metric.
+        mode: "min" or "max".
     """
 
     def __init__(self, metric: str, mode: Literal["min", "max"]) -> None:
@@ -189,10 +202,12 @@ class BestSoFar:
         """Number of validations since the best one."""
 
     def judge(self, step: int, figures: Mapping[str, float]) -> bool:
-        """Returns whether the weights after `step` steps are the best so far; False for a validation that was counted
-        before.
+        """Records a validation; returns whether the weights after `step` steps are the best so far.
 
-        Raises UserError if the validation has no such metric.
+        A validation that was counted before returns False.
+
+        Raises:
+            UserError: If the validation has no such metric.
         """
         if self.metric not in figures:
             there = ", ".join(figures)
@@ -208,7 +223,7 @@ class BestSoFar:
         return True
 
     def state_dict(self) -> dict[str, float]:
-        """The names contain the metric, so that a best value of another metric is not loaded."""
+        """Returns the state; names contain the metric, so that the best value of another metric is not loaded."""
         kept = {"value": self.value, "step": self.step, "judged": self.judged, "without": self.without}
         return {f"best[{self.metric},{self.mode}].{name}": float(value) for name, value in kept.items()}
 

@@ -1,4 +1,4 @@
-"""Folders of torch.distributed.checkpoint (DCP): tensors only, read and written by any number of ranks."""
+"""Folders of torch.distributed.checkpoint (DCP): they contain tensors only, and any number of ranks can read them."""
 
 from __future__ import annotations
 
@@ -38,11 +38,20 @@ def save_part(
     single_file_per_rank: bool = True,
     staged: bool = False,
 ) -> None:
-    """Writes the tensors of a planner, which is set up, to a DCP folder; every file is synced to disk.
+    """Writes the tensors of a planner to a DCP folder; every file is synced to disk. Collective over `peers`.
 
-    The steps of `torch.distributed.checkpoint.save`, with `peers` instead of a process group, so that they can be taken
-    where there is none. `peers` None: this process is alone. `staged`: the tensors are in host RAM, and CUDA is not
-    to be used, as in a process that was forked. Raises FileNotFoundError when rank 0 does not see what another wrote.
+    It does the steps of `torch.distributed.checkpoint.save` with `peers` instead of a process group, so it also works
+    in a process without one.
+
+    Args:
+        folder: Folder to create.
+        planner: Planner that is set up, see `planner_of`.
+        peers: Ranks that write together; None: this process only.
+        single_file_per_rank: One file per rank; False: one file per tensor.
+        staged: The tensors are in host RAM and CUDA must not be used, as in a forked process.
+
+    Raises:
+        FileNotFoundError: If rank 0 does not see a file that another rank wrote.
     """
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
@@ -75,5 +84,5 @@ def save_part(
 
 
 def whole_checkpoint(folder: Path) -> Path:
-    """Returns the checkpoint that a folder of tensors is the model of; any other folder itself."""
+    """Returns the checkpoint folder if `folder` is its `model/` folder; any other folder unchanged."""
     return folder.parent if folder.name == "model" and (folder / METADATA).is_file() else folder

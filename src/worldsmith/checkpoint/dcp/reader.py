@@ -1,7 +1,7 @@
-"""Reading folders of torch.distributed.checkpoint (DCP) from anywhere, without running what somebody put in them.
+"""Reads folders of torch.distributed.checkpoint (DCP) from any source, without running code in them.
 
-DCP keeps names, shapes and places of the tensors in a pickle, `.metadata`, and unpickles every entry that is marked
-there as a plain object. Here only what DCP itself writes for tensors is taken out of a pickle.
+DCP stores names, shapes and locations of the tensors in a pickle, `.metadata`, and unpickles every entry that is marked
+there as a plain object. This module loads only those classes from a pickle that DCP itself writes for tensors.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ALLOWED = {
 
 
 class TensorReader(FileSystemReader):
-    """A `FileSystemReader` that knows of tensors only; entries of other kinds are not there for it.
+    """A `FileSystemReader` that reads tensors only; entries of other types are ignored.
 
     Raises UserError for a `.metadata` that DCP did not write.
     """
@@ -62,7 +62,7 @@ class TensorReader(FileSystemReader):
 
 
 class MetadataUnpickler(pickle.Unpickler):
-    """Finds the names of `ALLOWED` and of tensor types, and refuses every other one before it is looked up."""
+    """Unpickler that loads only the names in `ALLOWED` and dtypes; raises UserError for any other name."""
 
     def __init__(self, stream: Any, file: Path) -> None:
         super().__init__(stream)
@@ -86,7 +86,7 @@ def enum_member(kind: Any, name: Any) -> Enum:
     """Safe replacement of `getattr`, with which some Python versions (such as 3.11.2) pickle enum members.
 
     Raises:
-        TypeError: For anything else, since getattr would reach every method of a class.
+        TypeError: For any other object, since getattr could return any method of a class.
     """
     if isinstance(kind, EnumType) and name in kind.__members__:
         return kind.__members__[name]  # type: ignore[no-any-return]
@@ -94,7 +94,7 @@ def enum_member(kind: Any, name: Any) -> Enum:
 
 
 def is_tensor(name: Any, entry: Any) -> bool:
-    """Returns whether an entry describes a tensor. Raises TypeError for one that is marked so and is none."""
+    """Returns whether an entry describes a tensor; raises TypeError if its description is malformed."""
     if not isinstance(entry, TensorStorageMetadata):
         return False
     well_formed = isinstance(name, str) and isinstance(entry.properties.dtype, torch.dtype)
@@ -104,12 +104,25 @@ def is_tensor(name: Any, entry: Any) -> bool:
 
 
 def read_entries(folder: Path) -> dict[str, TensorStorageMetadata]:
-    """Reads shape, dtype and location of every tensor in a DCP folder, by name."""
+    """Reads shape, dtype and chunks of every tensor in a DCP folder, by name.
+
+    Raises:
+        UserError: If the metadata is damaged or was not written by DCP.
+    """
     return TensorReader(folder).read_metadata().state_dict_metadata  # type: ignore[return-value]
 
 
 def load_part(folder: Path, state: dict[str, Any], *, no_dist: bool) -> None:
-    """Reads a DCP folder into the tensors of `state`, in place. Raises UserError for a folder that cannot be read."""
+    """Reads a DCP folder into the tensors of `state`, in place.
+
+    Args:
+        folder: DCP folder.
+        state: Name → tensor to fill; a DTensor gets this rank's shard.
+        no_dist: This process reads alone. False: collective, all ranks must call it.
+
+    Raises:
+        UserError: If the folder cannot be read.
+    """
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_loader import load
 
@@ -124,5 +137,5 @@ def load_part(folder: Path, state: dict[str, Any], *, no_dist: bool) -> None:
 
 
 def stored_shapes(folder: Path) -> dict[str, list[int]]:
-    """Returns name and shape of every tensor in a DCP folder. Raises UserError if the folder is not readable."""
+    """Returns the shape of every tensor in a DCP folder by name; raises UserError if the folder is not readable."""
     return {name: list(entry.size) for name, entry in read_entries(folder).items()}

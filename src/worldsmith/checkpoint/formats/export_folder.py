@@ -1,4 +1,4 @@
-"""Common parts of all export formats: the description in `worldsmith.json` and the atomic write of the folder."""
+"""Common parts of all export formats: the description in `worldsmith.json`, and atomic writing of the folder."""
 
 from __future__ import annotations
 
@@ -56,9 +56,15 @@ class ExportSource:
 
 
 def require_place(out: Path, index: str) -> None:
-    """Tries, before any weight is read, whether the folder `out` can be made; nothing is left behind.
+    """Checks, before weights are read, that an export can be written to `out`.
 
-    Raises UserError where nothing can be written, FileExistsError for what no export may replace (see `read_about`).
+    Args:
+        out: Target folder.
+        index: File that every export of this format has.
+
+    Raises:
+        UserError: If the folder cannot be written.
+        FileExistsError: If `out` contains anything that an export must not replace.
     """
     require_writable(out.absolute().parent)
     read_about(out, index)
@@ -90,7 +96,7 @@ def may_write(out: Path, about: Mapping[str, Any], force: bool, *, index: str) -
 
 
 def require_free(out: Path, index: str, *, force: bool) -> None:
-    """Raises FileExistsError when something is at `out` that may not be replaced; see `read_about`."""
+    """Raises FileExistsError if `out` exists and may not be replaced, see `read_about`."""
     present = read_about(out, index)
     if present is not None and not force:
         raise FileExistsError(f"{out} already exists: replace it with --force, or choose another folder")
@@ -100,6 +106,10 @@ def require_free(out: Path, index: str, *, force: bool) -> None:
 
 def read_about(out: Path, index: str) -> dict[str, Any] | None:
     """Returns the description of the export in `out`; None if `out` does not exist or is empty.
+
+    Args:
+        out: Target folder.
+        index: File that every export of this format has.
 
     Raises:
         FileExistsError: If `out` contains anything other than an export, since an export may not replace it.
@@ -128,7 +138,7 @@ def origin_of(model: StoredModel, *, merge: bool) -> ExportSource:
 
 
 def facts_of(model: StoredModel) -> dict[str, Any]:
-    """Returns the facts about the training data for the model card, as recorded in the run folder."""
+    """Returns the facts about the training data for the model card; empty if they are not recorded."""
     if model.tree is None:
         card = section(read_optional_json(model.folder / ABOUT), "card")
         return {name: card[name] for name in ("data", "clips", "windows") if name in card}
@@ -148,9 +158,15 @@ def count_numbers(shapes: Mapping[str, Sequence[int]]) -> int:
 
 
 def add_to_card(folder: Path, measured: Mapping[str, float], frames: Path) -> bool:
-    """Adds metrics and an image of generated frames to the model card of the export `folder`.
+    """Adds metrics and an image of generated frames to the model card of an export.
 
-    Returns False, without changes, if the folder is not an export or its card was edited.
+    Args:
+        folder: Exported folder.
+        measured: Metrics by name.
+        frames: Image file, which is copied into the folder.
+
+    Returns:
+        False, without changes, if the folder is not an export or its card was edited.
     """
     file, card = folder / ABOUT, folder / "README.md"
     about = read_optional_json(file)
@@ -187,16 +203,17 @@ def find_export_damage(out: Path, about: Mapping[str, Any]) -> str | None:
 
 
 def is_whole(out: Path, about: Mapping[str, Any]) -> bool:
-    """Returns whether every file of an export is there and unchanged."""
+    """Returns whether all files of an export exist and are unchanged."""
     return find_export_damage(out, about) is None
 
 
 def same_export(present: Mapping[str, Any], about: Mapping[str, Any]) -> bool:
+    """Returns whether two descriptions are of the same export, apart from files, versions and card."""
     return {k: v for k, v in present.items() if k not in LOOSE} == {k: v for k, v in about.items() if k not in LOOSE}
 
 
 def state_versions(format: str, *packages: str) -> dict[str, Any]:
-    """Returns the first entries of an export's description: its format, and the software versions."""
+    """Returns the first entries of an export's description: versions (also of `packages`) and the format."""
     return {"worldsmith": __version__, "versions": {name: version(name) for name in packages}, "format": format}
 
 
@@ -205,6 +222,12 @@ def new_export(
     out: Path, about: dict[str, Any], card: Callable[[str, Mapping[str, Any]], str], *, force: bool
 ) -> Iterator[Path]:
     """Context manager: yields a temporary folder, then writes its README and publishes it as `out`.
+
+    Args:
+        out: Target folder.
+        about: Description of the export, to which the files are added.
+        card: Returns the README for the folder's name and the description.
+        force: Whether an older export may be replaced.
 
     Raises:
         FileExistsError: As `publish_export`.
@@ -216,10 +239,18 @@ def new_export(
 
 
 def publish_export(aside: Path, out: Path, about: dict[str, Any], *, force: bool) -> None:
-    """Writes checksums of the weight files and `about` with a list of all files, and makes the folder visible as `out`.
+    """Writes the checksums and the description of an export, and publishes the folder `aside` as `out`.
 
-    Raises FileExistsError for an export that has appeared there meanwhile, unless `force` lets it be replaced.
     Weight files get the permissions of an ordinary file: safetensors makes them readable by their owner only.
+
+    Args:
+        aside: Temporary folder with the files.
+        out: Target folder.
+        about: Description, to which sizes and checksums of the files are added.
+        force: Whether an older export may be replaced.
+
+    Raises:
+        FileExistsError: If `out` was written in the meantime and `force` is False.
     """
     weights = [file for file in list_files(aside) if file.suffix in WEIGHT_FILES or file.name in WEIGHT_FILES]
     write_manifest(aside, summarize_files(aside, weights))
@@ -251,11 +282,13 @@ def add_tensor(digest: Any, name: str, tensor: Tensor) -> None:
 
 
 def parameters(about: Mapping[str, Any]) -> str:
+    """Returns the number of parameters as a part of a sentence; "" if it is not known."""
     count = about.get("card", {}).get("parameters")
     return f" of {count / 1e6:.1f} million parameters" if count else ""
 
 
 def origin(about: Mapping[str, Any], what: str) -> str:
+    """Describes the origin of exported weights for the model card; `what` is the noun for the weights."""
     source = about["source"]
     run = f" of the run `{source['run']}`" if source["run"] else ""
     return (

@@ -1,4 +1,4 @@
-"""Exports that hold a model's weights in safetensors files, with a config.json and whatever belongs to the model."""
+"""Exports of weights in safetensors files, with a config.json and the components of the model."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class WeightLayout:
 
 @dataclass(frozen=True, slots=True)
 class ExportedModel:
-    """A model and what its exported folder states about it."""
+    """A model and the description of its exported folder."""
 
     weights: WeightSource
     spec: ModelSpec
@@ -78,7 +78,21 @@ class ExportedModel:
 
 
 def export_stored_weights(layout: WeightLayout, model: StoredModel, out: Path, options: ExportOptions) -> bool:
-    """Exports a stored model; see `export_weights`."""
+    """Exports a stored model to the folder `out` in a weights layout, see `export_weights`.
+
+    Args:
+        layout: Layout of the folder.
+        model: Model on disk.
+        out: Target folder.
+        options: Options of the export.
+
+    Returns:
+        False if the same export exists already.
+
+    Raises:
+        FileExistsError: If `out` contains anything else.
+        ValueError: If merging the adapters would change no weight.
+    """
     if options.merge:
         model.require_effect()
     source, card = model.open(merge=options.merge), facts_of(model)
@@ -102,8 +116,10 @@ def export_stored_weights(layout: WeightLayout, model: StoredModel, out: Path, o
 
 
 def named_tensors(layout: WeightLayout, model: StoredModel, options: ExportOptions) -> dict[str, Tensor]:
-    """Returns all tensors of an export at once (`ExportFormat.tensors`); `export_stored_weights` reads them one by
-    one."""
+    """Returns all tensors of an export by their names in the files (`ExportFormat.tensors`), all in host RAM.
+
+    `export_stored_weights` reads them one by one instead.
+    """
     import torch
 
     spec = model.merged_spec if options.merge else model.spec
@@ -115,10 +131,7 @@ def named_tensors(layout: WeightLayout, model: StoredModel, options: ExportOptio
 
 
 def tower_of(model: StoredModel, place: str) -> WeightSource:
-    """Returns the vision tower at `place`, or with OWN that which the model came with.
-
-    Raises UserError if none exists.
-    """
+    """Returns the vision tower at `place`, or for OWN that of the initial weights; UserError without a tower."""
     if place != OWN:
         source = open_weights(place, field="--vision-tower")
     elif model.tree is None:
@@ -134,7 +147,7 @@ def tower_of(model: StoredModel, place: str) -> WeightSource:
 
 
 def with_tower(source: WeightSource, tower: WeightSource, prefix: str) -> WeightSource:
-    """Returns the weights of both, the tower's names after `prefix`."""
+    """Returns the weights of both sources; names of the tower get `prefix`."""
     places = {name: (source, name) for name in source.shapes}
     places |= {prefix + name: (tower, name) for name in tower.shapes}
     return JoinedWeights(f"{source.describe} with {tower.describe}", places)
@@ -149,21 +162,21 @@ def export_weights(
     force: bool = False,
     max_shard_size: int = 5 * GIGABYTE,
 ) -> bool:
-    """Writes the folder `out`, which appears when it is complete.
+    """Writes the weights, config and components of a model as the folder `out`, atomically.
 
     Args:
-        layout: How the folder is written.
-        model: The model.
-        out: The folder.
-        dtype: Dtype of the weights that the model does not keep in float32.
+        layout: Layout of the folder.
+        model: Model to export.
+        out: Target folder.
+        dtype: Dtype of the weights that the model does not store in float32.
         force: Replace an older export; other files are never replaced.
-        max_shard_size: Maximum size of a weight file in bytes.
+        max_shard_size: Max size of a weight file in bytes.
 
     Returns:
         False if the same export exists already.
 
     Raises:
-        FileExistsError: `out` is something else.
+        FileExistsError: If `out` contains anything else.
     """
     spec, source = model.spec, model.weights
     formats = formats_of(spec.name)
@@ -196,7 +209,7 @@ def export_weights(
 
 
 def native_config(spec: ModelSpec, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the content of config.json: the model type that readers look for, and the model's whole config."""
+    """Returns the content of config.json: model type, dtype and the complete model config."""
     return {
         "model_type": formats_of(spec.name).native_type or spec.name,
         "dtype": about["dtype"],
@@ -220,7 +233,7 @@ NATIVE = ExportFormat(
 
 
 def exports_of(family: str) -> dict[str, ExportFormat]:
-    """Returns the export formats of a family, by name; only the native one if it has none of its own."""
+    """Returns the export formats of a family by name; only the native one if the family has none of its own."""
     return formats_of(family).exports() or {"native": NATIVE}
 
 
@@ -234,15 +247,22 @@ def write_safetensors(
     average: bool = False,
     max_shard_size: int = 5 * GIGABYTE,
 ) -> str:
-    """Writes `stem.safetensors`, or `stem-00001-of-0000N.safetensors` and an index when one file would be too large.
+    """Writes `stem.safetensors`, or several files `stem-00001-of-0000N.safetensors` with an index.
 
     Args:
-        keys: internal parameter name → name in the files.
-        dtype_of: the dtype in which the tensor of an internal parameter name is stored.
-        average: take the EMA weights where the source has them.
-        max_shard_size: bytes of a file; a tensor that is larger by itself gets its own file.
+        folder: Existing folder.
+        stem: Base name of the files.
+        source: Weights.
+        keys: Internal parameter name → name in the files.
+        dtype_of: Returns the dtype in which the weight of an internal parameter name is stored.
+        average: Write the EMA weights, if there are any.
+        max_shard_size: Max size of a file in bytes; a larger tensor gets its own file.
 
-    Returns the digest of all tensors (see `weights_digest`). Raises UserError for a tensor that is not finite.
+    Returns:
+        Digest of all tensors, see `weights_digest`.
+
+    Raises:
+        UserError: If a tensor is not finite.
     """
     import torch
     from safetensors.torch import save_file

@@ -1,4 +1,4 @@
-"""`FamilyFormats`: the formats that the weights of a model family are read from, exported to and converted to."""
+"""`FamilyFormats`: formats from which the weights of a model family are read, and to which they are exported."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ OWN = "own"
 
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
+    """Options of an export that all formats share."""
+
     dtype: DType = "bfloat16"
     merge: bool = True
     """Merge the adapters of a LoRA run into the weights."""
@@ -39,7 +41,7 @@ class ExportOptions:
 
 @dataclass(frozen=True, slots=True)
 class ExportFormat:
-    """One format in which a family's models are exported."""
+    """One export format of a model family."""
 
     folder: str
     """Name of the exported folder in the run folder."""
@@ -68,9 +70,9 @@ class ExportFormat:
 
 
 class FamilyFormats(WeightFormats):
-    """The formats of one family; the base class is for families without formats of their own.
+    """Formats of one model family; the base class is for families without formats of their own.
 
-    What only some families can do is declared by the protocols of this module and of `weight_formats`.
+    Optional abilities of a family are declared by the protocols of this module and of `weight_formats`.
     """
 
     tower = ""
@@ -79,31 +81,36 @@ class FamilyFormats(WeightFormats):
     """`model_type` in the config.json of a native export; empty: the family's name."""
 
     def library_network(self, config: Configurable.Config) -> nn.Module | None:
-        """Returns the model's network as a class of the library that exports are for, on the meta device.
-
-        None without such a library.
-        """
+        """Returns the network as a class of the library that loads exports, on the meta device; None without one."""
         return None
 
     def exports(self) -> dict[str, ExportFormat]:
-        """Returns the family's own export formats, by name; empty: only the native one (see `exports_of`)."""
+        """Returns the family's own export formats by name; empty: only the native one (see `exports_of`)."""
         return {}
 
     def stored_dtype(self, dtype: DType, config: Configurable.Config | None = None) -> Callable[[str], torch.dtype]:
-        """Returns the dtype of each weight in an export in `dtype`, by its name there; `config` is the model's."""
+        """Returns a function from a weight's name in an export to its dtype.
+
+        Args:
+            dtype: Dtype of the export.
+            config: Model config; None: not known.
+        """
         import torch
 
         target: torch.dtype = getattr(torch, dtype)
         return lambda name: target
 
     def pack_components(self, config: Configurable.Config, folder: Path, tree: Mapping[str, Any] | None = None) -> None:
-        """Copies the components that the model needs besides its weights into an exported folder.
+        """Copies the components that the model needs in addition to its weights into an exported folder.
 
-        `tree` is the config of the run, whose other settings may be needed to use the model; None without a run.
+        Args:
+            config: Model config.
+            folder: Exported folder.
+            tree: Config of the run as plain data, with settings that the model may need; None without a run.
         """
 
     def exported_config(self, spec: ModelSpec) -> dict[str, Any]:
-        """Returns a model's config as plain data, as a native export states it."""
+        """Returns the model config as plain data, as a native export stores it."""
         return to_dict(spec)
 
     def left_out(self, format: str, config: Configurable.Config) -> list[str]:
@@ -111,7 +118,12 @@ class FamilyFormats(WeightFormats):
         return []
 
     def card(self, name: str, about: Mapping[str, Any]) -> str:
-        """Returns the README.md of an exported folder of this name; `about` is its description."""
+        """Returns the README.md of an exported folder.
+
+        Args:
+            name: Name of the folder.
+            about: Description of the export (`worldsmith.json`).
+        """
         return (
             f"# {name}\n\nThe weights of a {self.family} model under their native names (`{NATIVE_PREFIX}…`), in "
             f"{about['dtype']}, exported by Worldsmith {about['worldsmith']}. To train from it: "
@@ -119,14 +131,22 @@ class FamilyFormats(WeightFormats):
         )
 
     def foreign_keys(self, format: str) -> tuple[str, Callable[[str], str]]:
-        """Returns, for `convert --to FORMAT`, the base name of the weight files, and internal name → name in them."""
+        """Returns the base name of the weight files and the function internal name → name there, for `convert`.
+
+        Args:
+            format: FORMAT of `convert --to FORMAT`.
+
+        Raises:
+            UserError: If the family is not converted to this format.
+        """
         raise self.not_converted(format)
 
     def foreign_config(self, format: str, spec: ModelSpec) -> dict[str, Any]:
-        """Returns, for `convert --to FORMAT`, the content of config.json."""
+        """Returns the content of config.json for `convert --to FORMAT`."""
         raise self.not_converted(format)
 
     def not_converted(self, format: str) -> UserError:
+        """Returns the error for a conversion that the family does not support."""
         return UserError(
             f"weights of the family '{self.family}' cannot be converted to {format}; use --to dcp or native"
         )
@@ -142,10 +162,10 @@ class AddsHeads(Protocol):
 
 @runtime_checkable
 class NamesLibraryShapes(Protocol):
-    """Formats of a family whose library reads other tensors than those of its network's state dict."""
+    """Formats of a family whose library reads tensors other than those of its network's state dict."""
 
     def library_shapes(self, config: Configurable.Config) -> Mapping[str, Sequence[int]]:
-        """Returns name and shape of every tensor that the library's class reads from a weights folder."""
+        """Returns the shape of every tensor that the library reads from a weights folder, by name."""
 
 
 @runtime_checkable
@@ -161,7 +181,7 @@ class LoadsPipelineAdapters(Protocol):
 
 @runtime_checkable
 class AssemblesModels(Protocol):
-    """Formats of a family whose models can be made out of another family's (`convert --to WORD`)."""
+    """Formats of a family whose models can be built from those of another family (`convert --to WORD`)."""
 
     assembled_as: str
     """Value of `convert --to`."""
@@ -176,7 +196,19 @@ class AssemblesModels(Protocol):
         dtype: DType | Literal["stored"],
         force: bool,
     ) -> list[str]:
-        """Writes a model of this family from another family's weights; returns lines about the origin of its parts."""
+        """Writes a model of this family from the weights of another family.
+
+        Args:
+            path: Weights of the other family (as accepted by `open_weights`).
+            out: Target folder.
+            base: Model with the components that these weights lack; None: the released model of the same size.
+            tower: Weights of the vision tower; None: the tower of `path`, else that of `base`.
+            dtype: Dtype of the weights; "stored": that of each stored tensor.
+            force: Replace an older conversion.
+
+        Returns:
+            Lines on the origin of the model's parts.
+        """
 
 
 @runtime_checkable
@@ -184,20 +216,21 @@ class HasLanguageModel(Protocol):
     """Formats of a family whose networks contain the language model of a Qwen3-VL (`convert --to vlm`)."""
 
     def language_weights(self, source: WeightSource, config: Mapping[str, Any]) -> dict[str, str]:
-        """Returns the names in a Qwen3-VL folder with this config.json → internal names of the same weights.
+        """Returns names in a Qwen3-VL folder with this config.json → internal names of the same weights.
 
-        Raises UserError if the language model of the source is not that of the folder.
+        Raises:
+            UserError: If the language model of the source is not that of the folder.
         """
 
 
 def formats_of(family: str) -> FamilyFormats:
-    """Returns the formats of a family; those of the base class if it has none of its own."""
+    """Returns the formats of a model family; those of the base class if it has none of its own."""
     found = FORMATS.find(family)
     return found if isinstance(found, FamilyFormats) else FamilyFormats(family)
 
 
 def assembling(word: str) -> AssemblesModels:
-    """Returns the formats of the family that `convert --to` this word makes. Raises LookupError if no family does."""
+    """Returns the formats of the family that `convert --to WORD` builds; raises LookupError without one."""
     for formats in FORMATS.all():
         if isinstance(formats, AssemblesModels) and formats.assembled_as == word:
             return formats
@@ -205,7 +238,7 @@ def assembling(word: str) -> AssemblesModels:
 
 
 def language_weights(family: str, source: WeightSource, config: Mapping[str, Any]) -> dict[str, str]:
-    """Returns `HasLanguageModel.language_weights` of a family. Raises UserError if it has no language model."""
+    """Returns `HasLanguageModel.language_weights` of a family; raises UserError if it has no language model."""
     formats = formats_of(family)
     if not isinstance(formats, HasLanguageModel):
         raise formats.not_converted("vlm")

@@ -1,4 +1,4 @@
-"""A model from disk: from a run folder, one of its checkpoints, an exported folder, or a hub repository of one."""
+"""Finds a model on disk: a run folder, one of its checkpoints, an exported folder, or a Hub repository."""
 
 from __future__ import annotations
 
@@ -40,24 +40,36 @@ FILES = ("*.safetensors", "*.json", "*.txt", "*.jinja", "*.model")
 def load_model(
     path: str | Path, *, weights: Weights = "auto", device: str | torch.device = "cpu", base: str | None = None
 ) -> Any:
-    """Returns the model that is stored at `path`, ready for use; see `find_model`."""
+    """Loads the model at a path for inference.
+
+    Args:
+        path: As in `find_model`.
+        weights: As in `find_model`.
+        device: Device of the weights.
+        base: As in `find_model`.
+
+    Returns:
+        The model of its family, in evaluation mode, without gradients.
+    """
     return find_model(path, weights=weights, base=base).load(device)
 
 
 def find_model(path: str | Path, *, weights: Weights = "auto", base: str | None = None) -> StoredModel:
-    """Finds a model without reading its weights.
+    """Finds a model without reading its weights. Checkpoints are verified.
 
     Args:
-        path: a run folder (its newest complete checkpoint is taken), an iter folder, an exported pipeline or native
-            export, the hub name of one of the last two, or a folder of adapters in PEFT's format, whose base is read.
-        weights: "ema" the EMA weights, "live" the raw weights, "untrained" those that the run started from, "auto"
-            the EMA weights if there are any, else the raw weights.
-        base: where the weights are now on which a checkpoint of trained weights only was trained (what
-            `open_weights` takes), or where the base of adapters is; None: at the load_path in the run's config, or
-            where the adapters' own files say.
+        path: A run folder (its newest intact checkpoint), an iter folder, an exported pipeline or native export, the
+            Hub name of one of the last two, or a folder of LoRA adapters in the format of PEFT, with its base model.
+        weights: "ema": EMA weights; "live": raw weights; "untrained": initial weights of the run; "auto": EMA weights
+            if there are any, else raw weights.
+        base: Current location of the base weights of a checkpoint of trained weights or of adapters (as accepted by
+            `open_weights`); None: as in the run's config or in the adapters' files.
 
-    A checkpoint is verified. Raises FileNotFoundError when `path` holds no model, ValueError when it does not have the
-    weights asked for, ConfigError when its config cannot be read, UserError when it is damaged or needs no base.
+    Raises:
+        FileNotFoundError: If `path` contains no model.
+        ValueError: If the model does not have the requested weights.
+        ConfigError: If its config cannot be read.
+        UserError: If it is damaged, or `base` is given and not needed.
     """
     model, checkpoint = identify(path, base)
     is_given = base is not None
@@ -74,15 +86,14 @@ def find_model(path: str | Path, *, weights: Weights = "auto", base: str | None 
 
 
 def find_family(path: str | Path, *, base: str | None = None) -> str:
-    """Returns the family of the model at `path`, from its config alone; raises like `find_model`."""
+    """Returns the family of the model at `path`, from its config only; arguments and errors as in `find_model`."""
     return identify(path, base)[0].spec.name
 
 
 def identify(path: str | Path, base: str | None = None) -> tuple[StoredModel, Path | None]:
-    """Returns the model at `path` before its weights are chosen, and the iter folder if `path` is one; nothing is
-    verified.
+    """Returns the model at `path` before its weights are chosen, and the iter folder if `path` is one.
 
-    Of adapters it is their base, `base` or what their own files name, with the adapters on it.
+    For adapters, it is their base model (`base`, or the one in their own files) with the adapters. No file is verified.
     """
     path = local_folder(full_name(str(path)), file_patterns=FILES, field="model")
     about = read_optional_json(path / ABOUT)
@@ -125,7 +136,7 @@ def identify(path: str | Path, base: str | None = None) -> tuple[StoredModel, Pa
 
 
 def read_run(config_file: Path, path: Path) -> StoredModel:
-    """Returns the model of a run as it began."""
+    """Returns the untrained model of a run."""
     if not config_file.is_file():
         raise FileNotFoundError(f"{path}: {config_file} is missing, so the model is unknown")
     tree = read_yaml(read_config_text(config_file), str(config_file)).data
@@ -147,7 +158,7 @@ def read_run(config_file: Path, path: Path) -> StoredModel:
 
 
 def choose_of_run(model: StoredModel, checkpoint: Path | None, weights: Weights) -> StoredModel:
-    """Returns the model with the weights that are asked for; `checkpoint` None means the run's newest complete one."""
+    """Returns the model of a run with the requested weights; `checkpoint` None: its newest intact checkpoint."""
     if weights == "untrained":
         if model.base is not None and model.start is None:
             raise needs_no_base(model.folder, "it started from random weights")
@@ -168,7 +179,7 @@ def choose_of_run(model: StoredModel, checkpoint: Path | None, weights: Weights)
 
 
 def read_export(folder: Path, spec: ModelSpec, about: Mapping[str, Any]) -> StoredModel:
-    """Returns the model in a folder that holds all its weights: our export, or a pipeline of another library."""
+    """Returns the model in a folder with all its weights: an export, or a pipeline of another library."""
     formats = weight_formats(spec.name)
     formats.place_components(spec.config, folder)
     source = section(about, "source")
@@ -188,7 +199,7 @@ def read_export(folder: Path, spec: ModelSpec, about: Mapping[str, Any]) -> Stor
 
 
 def read_generation(formats: Any, about: Mapping[str, Any], folder: Path) -> Any:
-    """Returns the defaults for generating that an export keeps. Raises UserError for others than its family has."""
+    """Returns the generation defaults of an export; raises UserError for unknown or invalid ones."""
     generation = section(about, "generation")
     defaults = formats.read_defaults({})
     hints = {} if defaults is None else get_type_hints(type(defaults))
@@ -202,7 +213,7 @@ def read_generation(formats: Any, about: Mapping[str, Any], folder: Path) -> Any
 
 
 def choose_of_export(model: StoredModel, _: Path | None, weights: Weights) -> StoredModel:
-    """Returns the model, if it has the weights that are asked for."""
+    """Returns the model of an export; raises ValueError if it does not have the requested weights."""
     if model.base is not None:
         raise needs_no_base(model.folder, "an exported folder contains all weights")
     if weights not in ("auto", model.weights):

@@ -1,4 +1,4 @@
-"""A model with adapters of a folder merged into its weights, as a folder that is named by what it is made of."""
+"""Merges an adapter into the weights of a model; the result is a folder whose name is a fingerprint of its inputs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NAMED_BY = 16
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """A merged folder, and what merging has done."""
+    """A folder with merged weights, and statistics of the merge."""
 
     folder: str
     fingerprint: str
@@ -49,9 +49,10 @@ class Merged:
 
 
 def use_adapter(model: StoredModel, adapter: str | None) -> StoredModel:
-    """Returns the model with the adapter of `--adapter`, if there is one.
+    """Returns the model with the adapter of `--adapter`; without an adapter, the model unchanged.
 
-    Raises UserError for a model that has adapters already, and for another base than the adapter's record states.
+    Raises:
+        UserError: If the model has adapters already, or the adapter was trained on another base.
     """
     if adapter is None:
         return model
@@ -63,7 +64,7 @@ def use_adapter(model: StoredModel, adapter: str | None) -> StoredModel:
 
 
 def require_no_adapters(model: StoredModel, adapter: Path) -> None:
-    """Raises UserError when `adapter` would be added to weights that hold it, or their run's own adapters, already."""
+    """Raises UserError if the weights of the model already contain `adapter` or the adapters of their own run."""
     source = read_source(model.folder)
     trained = model.has_adapters and model.weights != "untrained"
     if trained or (source.merged and source.run == read_source(adapter).run):
@@ -74,11 +75,18 @@ def require_no_adapters(model: StoredModel, adapter: Path) -> None:
 
 
 def check_base(model: StoredModel, adapter: Path, *, is_given: bool = False) -> None:
-    """Compares the base of an adapter, as its files state it, with the model that it is used on.
+    """Checks that an adapter, according to its files, was trained on the model that it is used with.
 
-    Raises UserError when the adapter's `lineage.json` has a fingerprint that neither the model nor what the model was
-    exported from has; with `is_given`, where `--base` names the base, that is a warning. A warning too when only the
-    name in the adapter's files is another one. One process of a launch looks for all.
+    If only the base name in the adapter's files differs, a warning is logged. Only rank 0 checks.
+
+    Args:
+        model: Base model.
+        adapter: Adapter folder.
+        is_given: Whether the user named the base with `--base`; a difference is then only a warning.
+
+    Raises:
+        UserError: If the fingerprint of the base in the adapter's `lineage.json` differs from those of the model and of
+            the inputs of the model.
     """
     if os.environ.get("RANK", "0") != "0":
         return
@@ -110,7 +118,7 @@ def check_base(model: StoredModel, adapter: Path, *, is_given: bool = False) -> 
 
 
 def base_folders(model: StoredModel) -> list[Path]:
-    """Returns the folders that may be recorded as the base when a run starts from a model."""
+    """Returns the folders of a model that a run which starts from it may record as its base."""
     if model.weights == "untrained":
         start = model.base or (model.start.path if model.start is not None else str(model.folder))
         return [Path(start) if is_local(start) else model.folder]
@@ -127,7 +135,7 @@ def inputs_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def is_called(folder: Path, name: str) -> bool:
-    """Returns whether a folder, or one of the folders that it lies in, has a name that an adapter gives to its base."""
+    """Returns whether a folder or one of its parents has the base name that an adapter states."""
     if is_local(name):
         return folder.resolve().is_relative_to(Path(name).resolve())
     repository = name.removeprefix("hf://").partition("@")[0].rstrip("/")
@@ -136,10 +144,16 @@ def is_called(folder: Path, name: str) -> bool:
 
 
 def merge_adapter(model: StoredModel, place: Path) -> Merged:
-    """Writes `model`, which has an adapter, into a folder of `place`, one tensor at a time; the folder appears when it
-    is complete. One that is there is used when it is of the same base and adapter, and whole.
+    """Merges the adapter of `model` into its weights and exports them to a folder in `place`, tensor by tensor.
 
-    Raises UserError for an adapter that is not the model's, or whose changes are lost in the rounding of the weights.
+    The folder is published atomically. An intact folder of the same base and adapter is reused.
+
+    Args:
+        model: Model with an adapter.
+        place: Parent folder of merged weights.
+
+    Raises:
+        UserError: If the adapter does not fit the model, or its changes are lost when rounding the weights.
     """
     assert model.adapter is not None
     source = model.open()
@@ -165,7 +179,7 @@ def merge_adapter(model: StoredModel, place: Path) -> Merged:
 
 
 def read_merged(folder: Path, facts: Path) -> Merged | None:
-    """Returns the facts of a merged folder; None if it is not complete."""
+    """Returns the description of a merged folder; None if the folder is not complete."""
     if not facts.is_file() or not (folder / ABOUT).is_file():
         return None
     if not is_whole(folder, read_json_object(folder / ABOUT)):
@@ -185,8 +199,7 @@ def stored_dtype(source: WeightSource) -> DType:
 
 
 def count_changes(source: MergedWeights, dtype: DType, *, average: bool) -> tuple[int, float]:
-    """Returns the number of weights that differ from the base weights when stored in `dtype`, and the largest
-    difference."""
+    """Returns the number of weights that differ from the base when stored in `dtype`, and the max difference."""
     import torch
 
     stored, changed, largest = getattr(torch, dtype), 0, 0.0

@@ -1,4 +1,4 @@
-"""Adapters (LoRA) as a folder in PEFT's format, for the model of another library; both ways."""
+"""LoRA adapters as a folder in the format of PEFT, for the model of another library: export and import."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def diffusers_header(config: Mapping[str, Any], prefix: str = PREFIX) -> dict[st
 
 
 def export_of(layout: AdapterLayout) -> ExportFormat:
-    """Returns the family's export format of adapters."""
+    """Returns the adapter export format of a family."""
     return ExportFormat(
         "export_adapter",
         CONFIG,
@@ -97,7 +97,7 @@ def export_stored_adapter(layout: AdapterLayout, model: StoredModel, out: Path, 
 
 
 def require_adapters(model: StoredModel) -> None:
-    """Raises ValueError for a model that has none."""
+    """Raises ValueError if the model has no adapters of its own."""
     if not model.has_adapters or model.tree is None:
         raise ValueError(
             f"{model.folder} has no adapters: it was trained without model.lora_enabled, or they are merged"
@@ -130,12 +130,29 @@ def export_adapter(
     dtype: DType = "float32",
     force: bool = False,
 ) -> bool:
-    """Writes adapters, by internal parameter name, as the folder `out`; False when the same export is there already.
+    """Writes LoRA adapters as the folder `out`, atomically.
 
-    `base_model` names the weights that they belong to, also in `adapter_config.json`; `average_of_base`: its EMA
-    weights. The folder appears when it is complete. Raises ValueError when there are no adapters or when they change
-    nothing, UserError when they are not finite, FileExistsError when `out` is something else (`force` replaces an older
-    export, never other files).
+    Args:
+        layout: Adapter names of the model family.
+        adapters: Matrices by internal parameter name.
+        out: Target folder.
+        alpha: LoRA alpha.
+        dropout: LoRA dropout in training.
+        base_model: Path or Hub name of the base model; "": not known.
+        average_of_base: Whether the adapters belong to the EMA weights of the base.
+        source: Run of the adapters.
+        defaults: Generation defaults of the family; None: none.
+        card: Facts for the model card.
+        dtype: Dtype of the stored matrices.
+        force: Replace an older export; other files are never replaced.
+
+    Returns:
+        False if the same export exists already.
+
+    Raises:
+        ValueError: If there are no adapters or all B matrices are zero.
+        UserError: If a matrix is not finite.
+        FileExistsError: If `out` contains anything else.
     """
     from safetensors.torch import save_file
 
@@ -169,13 +186,13 @@ def export_adapter(
 
 
 def require_effect(adapters: Mapping[str, Tensor]) -> None:
-    """Raises ValueError when all B are zero."""
+    """Raises ValueError if all B matrices are zero."""
     if not any(bool(tensor.any()) for name, tensor in adapters.items() if name.endswith(MATRICES[1])):
         raise ValueError("all adapters are zero, as before training, so they have no effect")
 
 
 def named_adapters(layout: AdapterLayout, adapters: Mapping[str, Tensor], dtype: DType) -> dict[str, Tensor]:
-    """Returns the matrices under PEFT's names."""
+    """Returns the matrices in `dtype` on the CPU, under the names of PEFT."""
     import torch
 
     target = getattr(torch, dtype)
@@ -185,7 +202,7 @@ def named_adapters(layout: AdapterLayout, adapters: Mapping[str, Tensor], dtype:
 def adapter_config(
     layout: AdapterLayout, adapters: Mapping[str, Tensor], alpha: float, base_model: str, dropout: float = 0.0
 ) -> dict[str, Any]:
-    """Returns the content of `adapter_config.json`; the layers are listed by their whole path in the library."""
+    """Returns the content of `adapter_config.json`; layers are listed by their full path in the library."""
     layers = [name.removesuffix(MATRICES[0]) for name in adapters if name.endswith(MATRICES[0])]
     return {
         "peft_type": "LORA",
@@ -200,8 +217,7 @@ def adapter_config(
 
 
 def base_in_peft(base_model: str) -> dict[str, Any]:
-    """Returns the base in PEFT's words: a repository of the hub and its revision, or the absolute path of a local
-    folder."""
+    """Returns the base model in the keys of PEFT: Hub repository and revision, or an absolute path."""
     hub = None if is_local(base_model) else hub_name(base_model)
     if hub is None:
         return {"base_model_name_or_path": lasting_name(base_model) if base_model else None}
@@ -209,10 +225,17 @@ def base_in_peft(base_model: str) -> dict[str, Any]:
 
 
 def read_adapter(layout: AdapterLayout, folder: str | Path) -> StoredAdapter:
-    """Reads a LoRA folder in PEFT's format, or a file for `load_lora_weights` (or its folder).
+    """Reads a LoRA folder in the format of PEFT, or a file for `load_lora_weights` (or its folder).
 
-    Raises FileNotFoundError when a file is missing, UserError when one is damaged or not understood, ValueError for an
-    adapter that is not plain LoRA (another method, a rank or scale per layer, biases) or belongs to another network.
+    Args:
+        layout: Adapter names of the model family.
+        folder: Adapter folder, or file.
+
+    Raises:
+        FileNotFoundError: If a file is missing.
+        UserError: If a file is damaged or has invalid values.
+        ValueError: If the adapter is not plain LoRA (another method, a rank or scale per layer, biases) or belongs to
+            another network.
     """
     folder = Path(folder)
     file = pipeline_file(folder) if layout.part else None
@@ -261,8 +284,7 @@ def is_scale(alpha: Any) -> bool:
 
 
 def pipeline_file(path: Path) -> Path | None:
-    """Returns the file for `load_lora_weights` that a path is, or that its folder holds alone; None for anything
-    else."""
+    """Returns the file for `load_lora_weights` at `path` or in that folder; None for an adapter folder of PEFT."""
     if path.is_file():
         return path if path.suffix == ".safetensors" else None
     file = path / PIPELINE_WEIGHTS
@@ -274,11 +296,12 @@ def read_pipeline_file(layout: AdapterLayout, file: Path, alpha: float | None = 
 
     Args:
         layout: Adapter names of the model family.
-        file: The safetensors file.
+        file: Safetensors file.
         alpha: LoRA alpha, if the file does not state it.
 
     Raises:
-        UserError: If alpha is not known. ValueError as `read_adapter`.
+        UserError: If alpha is not known.
+        ValueError: As `read_adapter`.
     """
     with open_file(file) as opened:
         header = opened.metadata() or {}
@@ -331,6 +354,11 @@ def one_rank(adapters: Mapping[str, Tensor]) -> int:
 
 def load_adapter(layout: AdapterLayout, network: nn.Module, folder: str | Path) -> list[str]:
     """Adds the adapters of an adapter folder to a network in place and freezes all other parameters.
+
+    Args:
+        layout: Adapter names of the model family.
+        network: Network without adapters.
+        folder: Adapter folder, or file for `load_lora_weights`.
 
     Returns:
         Paths of the adapted layers.

@@ -1,4 +1,4 @@
-"""Quantization of a model: the protocol of a family's formats that can do it, and its quantizer."""
+"""Quantization of models: the quantizer, and the protocol of families whose models can be quantized."""
 
 from __future__ import annotations
 
@@ -36,11 +36,12 @@ class Sizes:
 
     @property
     def factor(self) -> float:
+        """Size before quantization divided by the size after it."""
         return self.bytes_before / self.bytes_after
 
 
 class Quantizer(ABC):
-    """One scheme for one model."""
+    """Quantizes one model with one scheme."""
 
     needs_data: bool
     """Whether the inputs of layers must be observed before quantization."""
@@ -48,26 +49,42 @@ class Quantizer(ABC):
 
     @abstractmethod
     def observe(self, model: Any, samples: Iterable[Any], *, normalize: Callable[[Tensor, str], Tensor]) -> None:
-        """Notes what the layers of the loaded model get when it reads the samples."""
+        """Records the inputs of the layers while the loaded model processes samples (calibration).
+
+        Args:
+            model: Loaded model.
+            samples: Samples for calibration.
+            normalize: Normalizes the patches of an "image" or "video".
+        """
 
     @abstractmethod
     def fill(self, folder: Path, name: str) -> dict[str, Any]:
-        """Writes all files of a folder that will be called `name`; returns what it says about itself."""
+        """Writes the quantized model into `folder`; `name` is its final name. Returns the description of the folder."""
 
 
 @runtime_checkable
 class QuantizesModels(Protocol):
-    """Formats of a family whose models can be quantized; it reads the folders too (`QuantizedFolders`)."""
+    """Formats of a family whose models can be quantized; they also read the folders (`QuantizedFolders`)."""
 
     def quantizer(self, model: StoredModel, scheme: Scheme, group_size: int | None, method: Method) -> Quantizer:
-        """Returns the quantizer of a model. Raises UserError for a model that cannot be quantized."""
+        """Returns the quantizer of a model.
+
+        Args:
+            model: Model to quantize.
+            scheme: Scheme of compressed-tensors.
+            group_size: Number of weights that share a scale; None: the default of the scheme.
+            method: "nearest" rounds to the nearest value, "gptq" uses calibration data.
+
+        Raises:
+            UserError: If the model cannot be quantized.
+        """
 
     def load_quantized(self, folder: Path, device: str | torch.device) -> Any:
         """Loads the quantized model in a folder."""
 
 
 def quantizing(family: str) -> QuantizesModels:
-    """Returns the formats of a family that quantize its models. Raises UserError if they cannot."""
+    """Returns the formats of a family whose models can be quantized; raises UserError for other families."""
     formats = weight_formats(family)
     if not isinstance(formats, QuantizesModels):
         raise UserError(f"models of the family '{family}' cannot be quantized")

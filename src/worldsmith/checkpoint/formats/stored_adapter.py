@@ -1,4 +1,4 @@
-"""Adapters (LoRA) read from a folder: their tensor names in a library, and whether they fit some weights."""
+"""LoRA adapters in a folder: their tensor names in a library, and whether they fit given weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PREFIX = "base_model.model"
 
 @dataclass(frozen=True, slots=True)
 class StoredAdapter:
-    """An adapter folder that was read and checked."""
+    """A LoRA adapter that was read and checked."""
 
     folder: Path
     rank: int
@@ -30,12 +30,12 @@ class StoredAdapter:
     """Matrices by internal parameter name."""
 
     def __post_init__(self) -> None:
-        """Raises UserError for a matrix that is not finite."""
+        """Raises UserError if a matrix is not finite."""
         require_finite(str(self.folder), non_finite(self.weights))
 
     @property
     def layers(self) -> list[str]:
-        """The paths of the adapted layers."""
+        """Paths of the adapted layers, sorted."""
         return sorted(
             {name.removesuffix(matrix) for name in self.weights for matrix in MATRICES if name.endswith(matrix)}
         )
@@ -85,11 +85,11 @@ class AdapterLayout:
         raise ValueError(f"'{name}' is not the name of an adapter matrix")
 
     def layer_name(self, path: str) -> str:
-        """Returns the path of an adapted layer, in the library."""
+        """Returns the path of an adapted layer in the library."""
         return self.outward(f"{path}.weight").removesuffix(".weight")
 
     def native_adapter_name(self, name: str) -> str:
-        """Converts a PEFT name to ours (inverse of `peft_name`); raises ValueError for other names."""
+        """Converts a PEFT name to the internal one (inverse of `peft_name`); raises ValueError for other names."""
         for matrix in MATRICES:
             if name.endswith(matrix) and name.startswith(f"{PREFIX}."):
                 base = name.removeprefix(f"{PREFIX}.").removesuffix(matrix)

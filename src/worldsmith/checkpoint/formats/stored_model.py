@@ -1,4 +1,4 @@
-"""`StoredModel`: a model on disk, whose weights are read when they are asked for."""
+"""`StoredModel`: a model on disk, whose weights are read on request."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WEIGHTS_NAMES = {"live": "raw weights", "ema": "EMA weights", "untrained": "untr
 
 @dataclass(frozen=True)
 class StoredModel:
-    """A model on disk whose config has been read and whose weights have been chosen, but not read yet."""
+    """A model on disk: its config is read and its weights are chosen, but not read yet."""
 
     folder: Path
     """The checkpoint's iter folder, the exported folder, or (untrained) the run folder."""
@@ -59,16 +59,17 @@ class StoredModel:
 
     @property
     def config(self) -> Any:
-        """The model's config."""
+        """Config of the model."""
         return self.spec.config
 
     @property
     def formats(self) -> WeightFormats:
+        """Formats of the model's family."""
         return weight_formats(self.spec.name)
 
     @property
     def weights_folder(self) -> Path:
-        """The folder that holds the weights of an exported model."""
+        """Folder with the weights of an exported model."""
         if self.weights_path is not None:
             return Path(self.weights_path)
         formats = self.formats
@@ -76,39 +77,44 @@ class StoredModel:
 
     @property
     def quantized(self) -> QuantizedFolders | None:
-        """The formats that load the folder, if it holds quantized weights."""
+        """Formats that load the folder if it contains quantized weights; else None."""
         formats = self.formats
         return formats if isinstance(formats, QuantizedFolders) and formats.is_quantized(self.folder) else None
 
     @property
     def has_adapters(self) -> bool:
-        """Whether its run trained adapters (LoRA)."""
+        """Whether the run of the model trained LoRA adapters."""
         return bool(getattr(self.config, "lora_enabled", False))
 
     @property
     def start(self) -> FirstWeights | None:
-        """The weights that its run started from; None for random ones and where no run is known."""
+        """Initial weights of the run; None if they are random or no run is known."""
         return None if self.tree is None else start_in(self.tree, self.config)
 
     @property
     def merged_spec(self) -> ModelSpec:
-        """The model without adapters, as it is once they are merged."""
+        """The model with its adapters merged, that is, without adapters."""
         return ModelSpec(name=self.spec.name, config=self.config.without_adapters()) if self.has_adapters else self.spec
 
     @property
     def weights_in_words(self) -> str:
-        """Which weights are meant, for people."""
+        """Description of the chosen weights, such as "EMA weights, 100 steps"."""
         return "untrained" if self.weights == "untrained" else f"{WEIGHTS_NAMES[self.weights]}, {self.iteration} steps"
 
     @property
     def average(self) -> bool:
-        """Whether the EMA weights are meant."""
+        """Whether the EMA weights are chosen."""
         return self.weights == "ema"
 
     def open(self, *, merge: bool = True) -> WeightSource:
-        """Returns the weights, to be read one by one; those of a LoRA run with their adapters merged, if `merge`.
+        """Opens the weights, which are then read one by one.
 
-        Raises FileNotFoundError or UserError when they, or what they build on, cannot be read.
+        Args:
+            merge: Merge the adapters of a LoRA run. An adapter in `adapter` is always merged.
+
+        Raises:
+            FileNotFoundError: If the weights or their base do not exist.
+            UserError: If they cannot be read, or an adapter does not fit.
         """
         source = self._source
         if self.adapter is not None:
@@ -125,7 +131,7 @@ class StoredModel:
 
     @cached_property
     def _source(self) -> WeightSource:
-        """The weights, verified: that is done once, however often they are opened."""
+        """The verified weights. Verification happens once, on first access."""
         if self.tree is None:
             self.require_dense()
             return open_weights(self.weights_path or self.weights_folder, field="model", family=self.spec.name)
@@ -136,7 +142,7 @@ class StoredModel:
         return checkpoint
 
     def require_dense(self) -> None:
-        """Raises UserError for quantized weights, of which nothing else can be made."""
+        """Raises UserError if the weights are quantized, since they cannot be converted."""
         if self.quantized is not None:
             raise UserError(
                 f"{self.folder} contains quantized weights, which support only infer and evaluate: use the model "
@@ -144,7 +150,7 @@ class StoredModel:
             )
 
     def require_effect(self) -> None:
-        """Raises ValueError when the adapters of a LoRA run would change nothing in what is exported."""
+        """Raises ValueError if merging the adapters of a LoRA run would change no weight."""
         source = self.open()
         if isinstance(source, MergedWeights) and not source.changes_something(average=self.average):
             raise ValueError(
@@ -154,11 +160,18 @@ class StoredModel:
     def load(
         self, device: str | torch.device = "cpu", *, full_precision: bool = False, keep_adapters: bool = False
     ) -> Any:
-        """Returns the model with its weights in its own precision, or float32 with `full_precision`; never takes more
-        memory.
+        """Loads the model for inference, without a second copy of the weights in memory.
 
-        A LoRA run's adapters are merged into the weights unless `keep_adapters`. Raises UserError when the weights do
-        not fit the config.
+        Args:
+            device: Device of the weights.
+            full_precision: Load in float32; False: in the precision of the model config.
+            keep_adapters: Keep the adapters of a LoRA run separate; False: merge them.
+
+        Returns:
+            The model of its family, in evaluation mode, without gradients.
+
+        Raises:
+            UserError: If the weights do not fit the config, are incomplete or not finite.
         """
         import torch
 

@@ -1,4 +1,4 @@
-"""`WeightFormats`: how the weights of a model family are recognized and read, and the lookup of a family's formats."""
+"""`WeightFormats`: how the weights of a model family are recognized and read, and the lookup of formats by family."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NATIVE_PREFIX = "model.net."
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A weight that a folder stores as several tensors."""
+    """A weight that is stored as several tensors."""
 
     keys: Sequence[str]
     """Names of these tensors in the files."""
@@ -41,7 +41,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Naming:
-    """One naming scheme, applied to the tensors of one folder."""
+    """A naming scheme, applied to the tensors of one folder."""
 
     family: str
     describe: str
@@ -73,11 +73,11 @@ class NetworkDifference:
 
 
 class WeightFormats:
-    """The folder formats of one family that weights are read from. The base class reads native exports only.
+    """Formats from which the weights of one family are read. The base class reads native exports only.
 
     A model config is the `Config` of the family's model. `settings` are the network settings that a folder states, by
-    the names of the network's fields. What only some families can do is declared by protocols, such as
-    `ForeignCheckpoints` and `QuantizedFolders`: a family's class implements them by having their methods.
+    the field names of the network config. Optional abilities are declared by protocols, such as `ForeignCheckpoints`
+    and `QuantizedFolders`: a family's class implements them by having their methods.
     """
 
     reads = ""
@@ -89,9 +89,14 @@ class WeightFormats:
         self.family = family
 
     def find_naming(self, keys: Sequence[str], config: Mapping[str, Any]) -> Naming | None:
-        """Returns the naming scheme of tensors with these names and this config.json; None for another family's.
+        """Recognizes the naming scheme of a folder; None if it belongs to another family.
 
-        Raises ValueError if two names are the same tensor.
+        Args:
+            keys: Names of the tensors in the files.
+            config: Content of config.json.
+
+        Raises:
+            ValueError: If two names are the same tensor.
         """
         own = {key.removeprefix(NATIVE_PREFIX): key for key in keys if key.startswith(NATIVE_PREFIX)}
         return Naming(self.family, "native export", own, self.native_settings) if own else None
@@ -101,9 +106,10 @@ class WeightFormats:
         return self.settings_of(section(section(config, "model"), "config"))
 
     def settings_of(self, model_config: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the network settings in a model config as plain data.
+        """Returns the network settings in a model config that is plain data.
 
-        Raises ValueError for unknown or invalid ones.
+        Raises:
+            ValueError: If a setting is unknown or invalid.
         """
         return {}
 
@@ -112,9 +118,10 @@ class WeightFormats:
         return NetworkDifference()
 
     def model_of(self, source: WeightSource, heads: Sequence[str] = ()) -> ModelSpec:
-        """Returns the model that weights belong to, with the requested heads.
+        """Returns the model of some weights, with the requested heads.
 
-        Raises UserError if they do not state enough.
+        Raises:
+            UserError: If the settings of the weights are not sufficient.
         """
         raise UserError(f"{source.describe}: weights of the family '{self.family}' cannot be converted")
 
@@ -126,11 +133,11 @@ class WeightFormats:
         """Sets the paths of a model config to the components in an exported folder."""
 
     def defaults_of_run(self, tree: Mapping[str, Any]) -> Any:
-        """Returns the generation defaults in a run's config; None if the family has none."""
+        """Returns the generation defaults in the config of a run (plain data); None if the family has none."""
         return None
 
     def read_defaults(self, data: Mapping[str, Any]) -> Any:
-        """Returns the generation defaults in an export's description."""
+        """Returns the generation defaults from the `generation` section of an export; None if the family has none."""
         return None
 
     def published_defaults(self, config: Configurable.Config, folder: Path) -> Any:
@@ -148,12 +155,12 @@ class WeightFormats:
 
 @runtime_checkable
 class ForeignCheckpoints(Protocol):
-    """Formats of a family that reads and writes checkpoints of another training system, not in safetensors."""
+    """Formats of a family that reads and writes checkpoints of another training system, which are not safetensors."""
 
     def find_source(self, root: Path) -> Callable[[], WeightSource] | None:
-        """Opens the weights in such a folder or file; None for any other.
+        """Returns a function that opens the weights at `root`; None if they are not in such a format.
 
-        Raises UserError for one of this kind that is damaged.
+        The function raises UserError if the files are damaged.
         """
 
     def write_foreign(
@@ -165,39 +172,46 @@ class ForeignCheckpoints(Protocol):
         dtype_of: Callable[[str], torch.dtype],
         vae: str | None = None,
     ) -> None:
-        """Writes weights, and the VAE at `vae`, in the format of `convert --to FORMAT`.
+        """Writes weights in the format of `convert --to FORMAT`.
 
-        Raises ValueError for weights that the format cannot hold.
+        Args:
+            format: Name of the format.
+            folder: Folder to fill.
+            spec: Model.
+            source: Weights of the model.
+            dtype_of: Returns the dtype in which the weight of an internal parameter name is stored.
+            vae: Path of the VAE to include; None: none.
+
+        Raises:
+            ValueError: If the format cannot store the weights.
         """
 
 
 @runtime_checkable
 class QuantizedFolders(Protocol):
-    """Formats of a family with exported folders of quantized weights: they are used as they are, and not converted."""
+    """Formats of a family with exported folders of quantized weights, which are for inference only."""
 
     def is_quantized(self, folder: Path) -> bool:
         """Returns whether the weights in an exported folder are quantized."""
 
     def load_quantized(self, folder: Path, device: str | torch.device) -> Any:
-        """Loads the model of a folder for which `is_quantized` is true."""
+        """Loads the model of a folder for which `is_quantized` returns True."""
 
 
 @runtime_checkable
 class SeveralNetworks(Protocol):
-    """Formats of a family whose released folders hold several networks, of which a model is one."""
+    """Formats of a family whose released folders contain several networks, one of which is the model."""
 
     def weights_folder(self, config: Configurable.Config, folder: Path) -> Path:
-        """Returns the folder with the weights of this model, in an exported folder or one that `read_pipeline`
-        reads."""
+        """Returns the folder with the weights of the model, in an exported or released folder."""
 
 
 @runtime_checkable
 class EarlierRuns(Protocol):
-    """Formats of a family that reads the model config of runs of earlier versions, whose classes do not exist now."""
+    """Formats of a family that reads model configs of earlier versions, whose classes do not exist any more."""
 
     def network_of_run(self, model: Mapping[str, Any]) -> ModelSpec:
-        """Returns a model with the network that the `model` section of a run's config states; other settings may
-        differ."""
+        """Returns a model with the network of a run's `model` section; other settings may differ."""
 
 
 FORMATS: FamilyRegistry[WeightFormats] = FamilyRegistry(
@@ -207,14 +221,17 @@ FORMATS: FamilyRegistry[WeightFormats] = FamilyRegistry(
 
 
 def weight_formats(family: str) -> WeightFormats:
-    """Returns the formats of a family; those of the base class if it has none of its own."""
+    """Returns the formats of a model family; those of the base class if it has none of its own."""
     return FORMATS.find(family) or WeightFormats(family)
 
 
 def find_naming(keys: Iterable[str], config: Mapping[str, Any], *, wanted: str = "") -> Naming | None:
-    """Returns the naming scheme of a folder's tensors and its config.json; None if no family knows it.
+    """Recognizes the naming scheme of a folder's tensors; None if no family has such tensors.
 
-    The config of a native export states the family. `wanted` is the preferred family if several can read a folder.
+    Args:
+        keys: Names of the tensors in the files.
+        config: Content of config.json. That of a native export states the family.
+        wanted: Preferred family if several families can read the folder.
     """
     keys = list(keys)
     model = config.get("model")
@@ -225,24 +242,24 @@ def find_naming(keys: Iterable[str], config: Mapping[str, Any], *, wanted: str =
 
 
 def find_source(root: Path) -> Callable[[], WeightSource] | None:
-    """Opens weights in the format of another training system (`ForeignCheckpoints`); None for all other paths."""
+    """Returns a function that opens weights of another training system (`ForeignCheckpoints`); else None."""
     found = (formats.find_source(root) for formats in FORMATS.all() if isinstance(formats, ForeignCheckpoints))
     return next((opens for opens in found if opens is not None), None)
 
 
 def run_network(model: Mapping[str, Any]) -> ModelSpec:
-    """Returns the model that the `model` section of a run's config states."""
+    """Returns the model in the `model` section of a run's config, which is plain data."""
     formats = weight_formats(model["name"])
     return formats.network_of_run(model) if isinstance(formats, EarlierRuns) else from_dict(dict(model), ModelSpec)
 
 
 def describe_readable() -> str:
-    """Returns the formats of other programs that are read, for messages."""
+    """Returns the supported formats of other programs, for messages."""
     return "; ".join(formats.reads for formats in FORMATS.all() if formats.reads)
 
 
 def full_name(name: str) -> str:
-    """Returns the hub name of a released model's short name, and the folder of a run's best checkpoint.
+    """Resolves the short name of a released model to its Hub name, and `RUN/checkpoints/best` to a folder.
 
     Any other name is returned unchanged.
     """

@@ -1,8 +1,8 @@
 """Checkpoints of a run: `iter_<9 digits>/{model,optim,scheduler,trainer,dataloader}` and `latest_checkpoint.txt`.
 
-The first four are torch.distributed.checkpoint folders that hold tensors only. A checkpoint is written into a hidden
-folder, synced to disk, and renamed when it is complete; then the pointer moves. A manifest with checksums tells a
-damaged checkpoint from a whole one. See docs/checkpoints.md.
+The first four are torch.distributed.checkpoint folders that contain tensors only. A checkpoint is written into a hidden
+folder, synced to disk and renamed when it is complete; then the pointer is updated. A manifest with checksums
+identifies damaged checkpoints. See docs/checkpoints.md.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ BYTES_PER_TENSOR = 2048
 
 
 class Checkpointer(Configurable):
-    """Saves and restores a run in one folder. All ranks call every method together.
+    """Saves and restores the checkpoints of a run in one folder. All ranks must call every method together.
 
-    - One save at a time. With `background` a process writes it from a copy of the tensors while the caller goes on;
-      `is_saving` and `settle` belong to it.
-    - A save that fails raises SaveError, leaves nothing behind, and touches no complete checkpoint.
+    - One save at a time. With `background`, a process writes it from a copy of the tensors while the caller continues;
+      see `is_saving` and `settle`.
+    - A failed save raises SaveError, leaves no file, and does not change complete checkpoints.
     """
 
     class Config(Configurable.Config):
@@ -132,12 +132,22 @@ class Checkpointer(Configurable):
         retire: bool = True,
         is_best: bool = False,
     ) -> Path:
-        """Writes the checkpoint of `iteration` and returns its folder; waits for the save before it, if there is one.
+        """Writes the checkpoint of `iteration`; waits for the previous save first. Collective.
 
-        `parts` maps model, optim, scheduler and trainer to their tensors; `dataloader` is this rank's position (JSON);
-        `texts` are small files to keep next to them, such as config.yaml. With `background` the tensors are copied and
-        the folder appears later. Without `retire` no older checkpoint is removed, whatever the settings say. One that
-        `is_best` is pointed to as such when it is complete. Raises SaveError (a save in the background: `settle` does).
+        Args:
+            iteration: Number of completed optimizer steps.
+            parts: Tensors of "model", "optim", "scheduler" and "trainer" by name, sharded or not.
+            dataloader: Data loader state of this rank as JSON data; None: not saved.
+            texts: Small text files of the checkpoint by name, such as config.yaml.
+            background: Copy the tensors and write them in the background; `settle` returns the result.
+            retire: Whether old checkpoints may be removed according to the config.
+            is_best: Whether the pointer to the best checkpoint is updated when the checkpoint is complete.
+
+        Returns:
+            Folder of the checkpoint, which does not exist yet if it is written in the background.
+
+        Raises:
+            SaveError: If this save or the previous background save failed; raised on all ranks.
         """
         self.settle()
         target, needed = self.folder / folder_name(iteration), state_bytes(parts)
@@ -157,23 +167,30 @@ class Checkpointer(Configurable):
 
     @property
     def is_saving(self) -> bool:
-        """Whether a save in the background is still being written on this rank."""
+        """Whether this rank is still writing a background save."""
         return self._saving is not None and not self._saving.done()
 
     @property
     def has_saved(self) -> bool:
-        """Whether a save in the background has ended on this rank, well or badly, and `settle` has not said so yet."""
+        """Whether a background save has ended on this rank (also with an error) and `settle` was not called yet."""
         return self._saving is not None and self._saving.done()
 
     def settle(self) -> Path | None:
-        """Waits for the save in the background and returns its folder; None without one. Raises SaveError."""
+        """Waits for the background save and returns its folder; None without one. Collective.
+
+        Raises:
+            SaveError: If the save failed.
+        """
         if self._saving is None:
             return None
         saving, self._saving = self._saving, None
         return saving.result()
 
     def latest(self) -> Path | None:
-        """Returns the checkpoint to resume from, None without any; see `find_latest`. Says what that lets go."""
+        """Returns the checkpoint to resume from; None without one. Collective, see `find_latest`.
+
+        Logs a warning if the next save will remove later checkpoints.
+        """
         found = find_latest(self.folder, self.world, own=True)
         lost = gone_back(found, self.config.keep_latest_k) if found and self.world.is_main else None
         if lost is not None:
@@ -181,7 +198,7 @@ class Checkpointer(Configurable):
         return found
 
     def load_part(self, checkpoint: Path, part: str, state: dict[str, Any]) -> None:
-        """Reads `part` of a checkpoint into the tensors of `state`, in place."""
+        """Reads a part ("model", "optim", …) of a checkpoint into the tensors of `state`, in place. Collective."""
         from worldsmith.checkpoint.dcp.reader import load_part
 
         load_part(checkpoint / part, state, no_dist=self.world.size == 1)
@@ -198,7 +215,7 @@ class Checkpointer(Configurable):
         return Stager(allocate, on_cuda=self.world.device.startswith("cuda"))
 
     def _write_staged(self, save: Save, needed: int, layout: StagedLayout, buffer: Tensor) -> Path:
-        """Runs in a thread, which has little to do as long as the process lives."""
+        """Writes a staged save, in a thread: by the writer process if it is alive, else in this process."""
         with self._all_or_nothing(save.target, needed):
             if self._process is not None and self._process.is_alive:
                 error = self._process.write(save, layout, self._peers)
@@ -220,7 +237,7 @@ class Checkpointer(Configurable):
 
     @contextmanager
     def _all_or_nothing(self, target: Path, needed: int) -> Iterator[None]:
-        """Turns what goes wrong within (on all ranks, since they agree) into SaveError; removes what was written."""
+        """Context manager: converts an error, which all ranks have, to SaveError and removes incomplete files."""
         try:
             yield
         except Exception as error:
@@ -241,18 +258,21 @@ class Checkpointer(Configurable):
 
 
 def load_positions(checkpoint: Path) -> list[dict[str, Any]]:
-    """Returns the saved data positions, one for each data-parallel group of the run that saved."""
+    """Returns the saved data loader states, one for each data-parallel rank of the run that saved."""
     files = (checkpoint / "dataloader").glob("rank_*.json")
     ordered = sorted(files, key=lambda path: int(path.stem.removeprefix("rank_")))
     return [json.loads(path.read_text(encoding="utf-8")) for path in ordered]
 
 
 def start_writer(config: Checkpointer.Config) -> WriterProcess | None:
-    """Returns the process that will write saves in the background, if there are to be any; to be forked as early as can
-    be.
+    """Starts the process for background saves, if the config requires it.
 
-    Before the network is there, a process group, or a CUDA context, all of which it would inherit. None where processes
-    do not survive a fork, that is elsewhere than on Linux: a thread writes.
+    Call it as early as possible, before the network, a process group or a CUDA context exists, since the process is
+    forked and would inherit them.
+
+    Returns:
+        The process; None on systems other than Linux, where processes do not survive a fork: a thread then writes
+        saves.
     """
     if not config.async_save or sys.platform != "linux":
         return None
@@ -260,13 +280,17 @@ def start_writer(config: Checkpointer.Config) -> WriterProcess | None:
 
 
 def state_bytes(parts: Mapping[str, Mapping[str, Tensor]]) -> int:
-    """Returns the estimated size on disk of a checkpoint of these tensors, over all ranks."""
+    """Returns the estimated bytes on disk of a checkpoint of these tensors, over all ranks.
+
+    Args:
+        parts: Tensors of each part by name, sharded or not.
+    """
     tensors = [tensor for state in parts.values() for tensor in state.values()]
     return sum(tensor.numel() * tensor.element_size() + BYTES_PER_TENSOR for tensor in tensors)
 
 
 def free_space(folder: Path) -> int | None:
-    """Returns the bytes that are left on the disk; None when it cannot be asked."""
+    """Returns the free bytes on the disk of `folder`; None if they cannot be determined."""
     try:
         return shutil.disk_usage(folder).free
     except OSError:
@@ -274,7 +298,7 @@ def free_space(folder: Path) -> int | None:
 
 
 def require_space(folder: Path, needed: int) -> None:
-    """Raises OSError (ENOSPC) when the disk has less than `needed` bytes left."""
+    """Raises OSError (ENOSPC) if the disk of `folder` has less than `needed` free bytes."""
     if shutil.disk_usage(folder).free < needed:
         raise OSError(errno.ENOSPC, "there is not enough space for it")
 

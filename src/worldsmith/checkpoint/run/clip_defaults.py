@@ -1,4 +1,4 @@
-"""Defaults for generation, from the config of a run that trains on clips."""
+"""Generation defaults from the config of a run that trains on clips."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from typing import Any
 
 
 def clip_defaults(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns fields of `GenerationDefaults` from a run's config; sizes that depend on its data are None."""
+    """Returns fields of `GenerationDefaults` by name; values that depend on the data are None.
+
+    Args:
+        tree: Config of the run as plain data.
+    """
     loader = tree["dataloader_train"]
     dataset = loader["dataset"]
     return {
@@ -23,17 +27,17 @@ def clip_defaults(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sample_guidance(tree: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the guidance scale of the samples that a run generates while it trains.
+    """Returns the guidance scale of the samples that a run generates during training.
 
-    Empty if the run generates no samples, or at several scales: then the default of the model family applies.
+    The result is empty if the run generates no samples, or uses several scales: then the default of the model family
+    applies.
     """
     scales = tree.get("trainer", {}).get("callbacks", {}).get("EveryNDrawSample", {}).get("guidance", [])
     return {"guidance": float(scales[0])} if len(scales) == 1 else {}
 
 
 def shift_of(tree: Mapping[str, Any]) -> float | None:
-    """Returns the shift of the noise of a run's videos; None where it depends on each clip's size: a table without
-    its tier."""
+    """Returns the noise schedule shift of a run (config as plain data); None if it depends on the size of each clip."""
     shift = tree["objective"]["shift"]
     if isinstance(shift, dict):
         shift = shift.get(tree["dataloader_train"]["dataset"]["resolution"])

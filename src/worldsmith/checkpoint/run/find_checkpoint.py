@@ -1,4 +1,4 @@
-"""Finds the checkpoints of a run: names of their folders, the latest, the best, and the one to resume from."""
+"""Finds the checkpoints of a run: folder names, the latest, the best, and the one to resume from."""
 
 from __future__ import annotations
 
@@ -27,24 +27,23 @@ NAME = re.compile(r"iter_(\d{9,})")
 
 
 def folder_name(iteration: int) -> str:
+    """Returns the name of the folder of a checkpoint, such as `iter_000000100`."""
     return f"iter_{iteration:09d}"
 
 
 def folder_iteration(folder: Path) -> int:
+    """Returns the number of optimizer steps in the name of a checkpoint folder."""
     return int(folder.name.removeprefix("iter_"))
 
 
 def checkpoint_folders(parent: Path) -> list[Path]:
-    """Returns the checkpoints in `parent`, the newest first.
-
-    Folders of other names, such as a user's copies, are none.
-    """
+    """Returns the checkpoint folders in `parent`, the newest first. Folders with other names are ignored."""
     found = [path for path in parent.glob("iter_*") if NAME.fullmatch(path.name) and path.is_dir()]
     return sorted(found, key=folder_iteration, reverse=True)
 
 
 def read_best(parent: Path) -> Path | None:
-    """Returns the best checkpoint in `parent`; None when none is named."""
+    """Returns the best checkpoint in `parent` according to its pointer; None without one."""
     try:
         name = (parent / BEST_POINTER).read_text(encoding="utf-8").strip()
     except (OSError, ValueError):
@@ -56,7 +55,7 @@ def best_of(path: str) -> str:
     """Resolves `RUN/checkpoints/best` to the best checkpoint; other paths are returned unchanged.
 
     Raises:
-        FileNotFoundError: If the run has no best checkpoint.
+        FileNotFoundError: If the run has checkpoints but none is marked as the best.
     """
     place = Path(path)
     if place.name != BEST or place.exists() or not checkpoint_folders(place.parent):
@@ -68,8 +67,14 @@ def best_of(path: str) -> str:
 
 
 def go_back_to_best(parent: Path, iteration: int, best: int) -> None:
-    """Updates the best pointer of a run that resumes from `iteration`: a later best checkpoint is replaced by
-    `best`."""
+    """Updates the pointer to the best checkpoint of a run that resumes from an earlier step.
+
+    Args:
+        parent: Folder of the checkpoints.
+        iteration: Step from which the run resumes.
+        best: Step of the best checkpoint up to then. It replaces a later one; if its folder does not exist, the pointer
+            is removed.
+    """
     named = read_best(parent)
     if named is None or folder_iteration(named) <= iteration:
         return
@@ -115,7 +120,7 @@ def read_pointer(parent: Path) -> Pointer:
 
 
 def list_candidates(parent: Path) -> ResumeCandidates:
-    """Lists the checkpoints in `parent` that a resume tries."""
+    """Lists the checkpoints in `parent` in the order in which a resume tries them."""
     found, pointer = checkpoint_folders(parent), read_pointer(parent)
     named = pointer.checkpoint
     if named is not None:
@@ -124,14 +129,22 @@ def list_candidates(parent: Path) -> ResumeCandidates:
 
 
 def find_latest(parent: Path, world: World, *, weights_only: bool = False, own: bool = False) -> Path | None:
-    """Returns the checkpoint to resume from: the first complete one of `list_candidates`. All ranks read a share of the
-    files.
+    """Returns the checkpoint to resume from: the first intact one of `list_candidates`. Collective; changes no file.
 
-    With `weights_only` it is the one to take weights from; see `damage`. Unless the run is the caller's `own`, another
-    process may train in it: what is returned is leased, so that it stays until this process has read it.
+    The ranks divide the verification of the files. Damaged checkpoints are skipped with a warning.
 
-    Changes nothing. None when there is no checkpoint. A damaged one is passed over with a message. Raises UserError
-    when there are checkpoints and none is complete.
+    Args:
+        parent: Folder of the checkpoints.
+        world: Ranks of the run.
+        weights_only: Verify only the files of the weights, see `damage`.
+        own: Whether it is the caller's own run. False: another process may train in it, so the returned checkpoint is
+            leased and cannot be removed until this process ends.
+
+    Returns:
+        Folder of the checkpoint; None if there is no checkpoint.
+
+    Raises:
+        UserError: If checkpoints exist, but none is intact.
     """
     found: ResumeCandidates = world.broadcast(list_candidates(parent) if world.is_main else None)
     problems = [found.pointer.problem] if found.pointer.problem else []
@@ -167,12 +180,12 @@ def find_latest(parent: Path, world: World, *, weights_only: bool = False, own: 
 
 
 def is_later(path: Path, named: Path) -> bool:
+    """Returns whether the checkpoint `path` is of a later step than `named`."""
     return folder_iteration(path) > folder_iteration(named)
 
 
 def gone_back(taken: Path, keep_latest_k: int | None) -> str | None:
-    """Returns a warning if a resume from `taken` rewinds the run and its next save deletes later checkpoints; else
-    None."""
+    """Returns a warning if a resume from `taken` goes back and the next save removes later checkpoints; else None."""
     later = [path.name for path in checkpoint_folders(taken.parent) if is_later(path, taken)]
     if keep_latest_k is None or not later:
         return None

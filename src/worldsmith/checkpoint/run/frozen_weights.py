@@ -1,8 +1,8 @@
-"""`frozen_weights.json`: what a checkpoint of trained weights only says about the frozen ones, which it lacks.
+"""`frozen_weights.json`: fingerprint and source of the frozen weights that a checkpoint of trained weights omits.
 
-A resume reads the frozen weights where the run got them from. The fingerprint is made of their bits, so that it does
-not matter where that is now or in which format, and a single changed weight is noticed. Weights that the run kept in
-bfloat16 are compared in bfloat16.
+A resume reads the frozen weights from the source of the run. The fingerprint is computed from their bits, so it does
+not depend on location or format, and a single changed weight is detected. Weights that the run stored in bfloat16 are
+compared in bfloat16.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ LOAD_REPORT = "load_report.json"
 
 
 def fingerprint(frozen: Mapping[str, Tensor | WeightSum], dtypes: Mapping[str, str] | None = None) -> str:
-    """Returns a hash over native names, shapes and bits, each tensor rounded to the dtype that `dtypes` has for it, if
-    any.
+    """Returns a hash over names, shapes and bits of frozen weights. Collective; independent of the sharding.
 
-    It is the same for any sharding. All ranks call it together.
+    Args:
+        frozen: Weights, or their sums, by internal parameter name.
+        dtypes: Dtype to which a tensor is rounded before, by name.
     """
     import torch
 
@@ -45,7 +46,12 @@ def fingerprint(frozen: Mapping[str, Tensor | WeightSum], dtypes: Mapping[str, s
 
 
 def describe_frozen_weights(frozen: Mapping[str, Tensor | WeightSum], *, source: str) -> str:
-    """Returns the content of the file; `source` describes the origin of the frozen weights."""
+    """Returns the content of `frozen_weights.json`. Collective.
+
+    Args:
+        frozen: Frozen weights, or their sums, by internal parameter name.
+        source: Description of their source, for messages.
+    """
     tensors = {name: tensor for name, tensor in frozen.items() if not isinstance(tensor, WeightSum)}
     dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items()}
     dtypes = {name: dtype for name, dtype in dtypes.items() if dtype != "float32"}
@@ -54,7 +60,13 @@ def describe_frozen_weights(frozen: Mapping[str, Tensor | WeightSum], *, source:
 
 
 def require_same(checkpoint: Path, frozen: Mapping[str, Tensor | WeightSum], *, source: str) -> None:
-    """Raises UserError when the frozen weights that were read are not those that the checkpoint was trained with."""
+    """Raises UserError if the frozen weights are not those with which the checkpoint was trained. Collective.
+
+    Args:
+        checkpoint: Checkpoint folder with `frozen_weights.json`.
+        frozen: Frozen weights that were read, or their sums, by internal parameter name.
+        source: Description of their source, for the message.
+    """
     saved = read_json_object(checkpoint / FILE)
     if saved["tensors"] != len(frozen):
         raise UserError(
@@ -82,5 +94,5 @@ def advice(report: Path) -> str:
 
 
 def is_partial(checkpoint: Path) -> bool:
-    """Returns whether a checkpoint lacks the frozen weights."""
+    """Returns whether a checkpoint contains only the trained weights."""
     return (checkpoint / FILE).is_file()

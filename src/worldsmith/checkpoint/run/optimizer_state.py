@@ -1,7 +1,7 @@
-"""An optimizer's state by parameter name: `state.<parameter name>.<quantity>`.
+"""Optimizer state by parameter name: `state.<parameter name>.<quantity>`.
 
-Learning rates and other settings are not part of it; they come from the run's config and its scheduler. A parameter
-that never had a gradient has no state, and gets none when the state is restored.
+Learning rates and other settings are not part of it; they come from the config and the scheduler of the run. A
+parameter that never had a gradient has no state.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def optimizer_state(network: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-    """Returns the state tensors of `optimizer`, by internal parameter name."""
+    """Returns the state tensors of `optimizer`, not copied, by `state.<internal parameter name>.<quantity>`."""
     state = {}
     for name, parameter in _selected(network, optimizer).items():
         for quantity, value in optimizer.state.get(parameter, {}).items():
@@ -29,7 +29,15 @@ def optimizer_state(network: nn.Module, optimizer: Optimizer) -> dict[str, Tenso
 
 
 def empty_optimizer_state(network: nn.Module, optimizer: Optimizer, keys: Iterable[str]) -> dict[str, Tensor]:
-    """Allocates tensors into which to load `keys`: a scalar for step counts, else like the (sharded) parameter.
+    """Allocates tensors into which the state `keys` can be loaded.
+
+    Args:
+        network: Network, sharded or not.
+        optimizer: Optimizer of the network.
+        keys: Names as in `optimizer_state`.
+
+    Returns:
+        Zeros by key: a scalar for step counts, else a tensor like the (sharded) parameter.
 
     Raises:
         UserError: If a key belongs to no parameter that the optimizer trains.
@@ -55,7 +63,7 @@ def empty_optimizer_state(network: nn.Module, optimizer: Optimizer, keys: Iterab
 
 
 def restore_optimizer_state(network: nn.Module, optimizer: Optimizer, state: Mapping[str, Tensor]) -> None:
-    """Replaces the state of `optimizer` by a loaded one."""
+    """Replaces the state of `optimizer` by loaded tensors, which are not copied."""
     parameters = _selected(network, optimizer)
     optimizer.state.clear()
     for key, value in state.items():

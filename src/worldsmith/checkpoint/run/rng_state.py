@@ -1,4 +1,4 @@
-"""The state of the random generators of this process, as plain tensors (a checkpoint holds no pickled code)."""
+"""State of the random generators of this process as plain tensors (a checkpoint contains no pickled code)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def seed_everything(seed: int) -> None:
-    """Seeds python, numpy and torch (CPU and CUDA)."""
+    """Seeds the random generators of Python, NumPy and torch (CPU and CUDA)."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
@@ -33,7 +33,7 @@ def untouched_rng() -> Iterator[None]:
 
 @contextmanager
 def seeded_rng(seed: int) -> Iterator[None]:
-    """Seeds torch's default generators within the block; afterwards they have the state that they had before it."""
+    """Context manager: seeds torch's default generators, and restores their state after the block."""
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(seed)
@@ -41,8 +41,11 @@ def seeded_rng(seed: int) -> Iterator[None]:
 
 
 def rng_state() -> dict[str, Tensor]:
-    """Returns the generators' state: torch uint8 [N], numpy int64 [626], python int64 [627], and one per CUDA
-    device."""
+    """Returns the state of the generators of torch, NumPy, Python and the current CUDA device.
+
+    The tensors are: torch uint8 [N], numpy int64 [626], python int64 [627], torch_cuda uint8, and a cached normal
+    number of NumPy and Python.
+    """
     legacy = np.random.get_state(legacy=False)
     version, numbers, gauss_next = random.getstate()
     state = {

@@ -1,4 +1,4 @@
-"""A copy of the run's tensors in memory, from which a save is written while the training changes the originals."""
+"""A copy of the run's tensors in host RAM, from which a save is written while training changes the originals."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True, eq=False)
 class StagedLayout:
-    """Offsets of all tensors in a staging buffer. With the buffer it is all that a save needs, and it can be
-    pickled."""
+    """Offsets of all tensors in a staging buffer. It can be pickled; a save needs only the layout and the buffer."""
 
     plans: dict[str, SavePlan]
     """DCP save plan of this rank, by checkpoint part."""
@@ -41,9 +40,9 @@ class StagedLayout:
         return {part: staged_planner(plan, partial(self.view, buffer, part)) for part, plan in self.plans.items()}
 
     def view(self, buffer: Tensor, part: str, item: WriteItem) -> Tensor:
-        """Returns the tensor, in `buffer`.
+        """Returns the tensor of a write item in `buffer`.
 
-        It looks whole: of one that is a part of a larger storage DCP makes another copy.
+        The tensor has a storage of its own size, since DCP copies views of larger storages.
         """
         import torch
 
@@ -54,9 +53,11 @@ class StagedLayout:
 
 
 class Stager:
-    """Copies tensors, also sharded ones, into one buffer in host RAM that is used again as long as shapes stay.
+    """Copies tensors, also sharded ones, into one buffer in host RAM, which is reused while the shapes stay the same.
 
-    `allocate` makes the buffer: the given number of bytes, uint8. For tensors of a GPU it is pinned.
+    Args:
+        allocate: Allocates a uint8 buffer of the given number of bytes.
+        on_cuda: Whether the tensors are on a GPU; the buffer is then pinned.
     """
 
     def __init__(self, allocate: Callable[[int], Tensor], *, on_cuda: bool = False) -> None:
@@ -67,9 +68,9 @@ class Stager:
         self._pinned = False
 
     def stage(self, parts: Mapping[str, Mapping[str, Any]]) -> tuple[StagedLayout, Tensor]:
-        """Copies the tensors of all parts and returns where they are. The buffer belongs to the newest copy.
+        """Copies the tensors of all parts into the buffer, over the previous copy; returns layout and buffer.
 
-        Layout and buffer are the same objects as before when names, shapes and sharding are.
+        Layout and buffer are the same objects as before if names, shapes and sharding have not changed.
         """
         import torch
 
@@ -95,7 +96,7 @@ class Stager:
 
 
 def lay_out(parts: Mapping[str, Mapping[str, Any]]) -> StagedLayout:
-    """Lays out the tensors contiguously in a staging buffer, in the order of `parts`."""
+    """Arranges the tensors contiguously in a staging buffer, in the order of `parts`."""
     plans = {part: planner_of(state).create_local_plan() for part, state in parts.items()}
     starts: dict[str, dict[MetadataIndex, int]] = {part: {} for part in plans}
     end = 0
@@ -115,7 +116,7 @@ def shape_and_dtype(item: WriteItem) -> tuple[torch.Size, torch.dtype]:
 
 
 def staged_planner(plan: SavePlan, find: Callable[[WriteItem], Tensor]) -> SavePlanner:
-    """Returns a planner that proposes a plan made before, whose tensors `find` finds."""
+    """Returns a planner that proposes an existing plan, whose tensors are those of `find`."""
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
     class StagedPlanner(DefaultSavePlanner):
@@ -141,7 +142,7 @@ def private_memory(size: int) -> Tensor:
 
 
 def pin(buffer: Tensor) -> bool:
-    """Lets a GPU copy into host RAM directly; False when that cannot be, which is logged: copies are then slower."""
+    """Page-locks a buffer so that a GPU can copy into it directly; logs a warning and returns False if that fails."""
     import torch
 
     code = int(torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), buffer.numel(), 0))

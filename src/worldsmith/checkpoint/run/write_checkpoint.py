@@ -1,4 +1,4 @@
-"""Writes one checkpoint: every rank its shard, rank 0 publishes it and removes old ones; in this process or a fork."""
+"""Writes one checkpoint: every rank its shard; rank 0 publishes it and removes old ones. In this process or a fork."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Save:
-    """Metadata that one rank writes with its tensors."""
+    """Metadata that one rank writes together with its tensors."""
 
     target: Path
     """The checkpoint's folder."""
@@ -60,9 +60,13 @@ class Save:
 
 
 def write_checkpoint(save: Save, planners: Mapping[str, SavePlanner], peers: Peers, *, staged: bool) -> None:
-    """Writes the tensors of `planners` (set up, one for each part) and everything else of a checkpoint.
+    """Writes a complete checkpoint and publishes it. Collective over `peers`; works in any thread or process.
 
-    It can run in any thread or process that has its peers.
+    Args:
+        save: Target and metadata.
+        planners: Planner that is set up, for each part.
+        peers: Ranks that write together.
+        staged: The tensors are in host RAM and CUDA must not be used.
     """
     aside, made = hidden(save.target), list[os.stat_result]()
     peers.run_on_main(lambda: made.append(write_texts(aside, save.texts)))
@@ -78,19 +82,18 @@ def write_checkpoint(save: Save, planners: Mapping[str, SavePlanner], peers: Pee
 
 
 def hidden(target: Path) -> Path:
-    """Returns the folder in which a checkpoint is written."""
+    """Returns the temporary folder in which a checkpoint is written."""
     return target.with_name(f"{atomic.SAVING}{target.name}")
 
 
 def divide_files(aside: Path, shares: int) -> list[list[str]]:
-    """Divides the files of a checkpoint (relative paths) into `shares` lists, for as many ranks."""
+    """Divides the files of a checkpoint (relative paths) into `shares` lists, one per rank."""
     names = [str(path.relative_to(aside)) for path in manifest.list_files(aside)]
     return [names[number::shares] for number in range(shares)]
 
 
 def make_visible(save: Save, shares: list[dict[str, list[int]]]) -> None:
-    """Publishes a complete checkpoint: writes its manifest, renames it, updates the pointer and deletes old
-    checkpoints."""
+    """Publishes a complete checkpoint: manifest, rename, pointers, removal of old checkpoints."""
     aside, target = hidden(save.target), save.target
     manifest.write_manifest(aside, {name: entry for share in shares for name, entry in share.items()})
     atomic.publish_folder(aside, target)
@@ -101,9 +104,9 @@ def make_visible(save: Save, shares: list[dict[str, list[int]]]) -> None:
 
 
 def remove_old(newest: Path, keep_latest_k: int | None, keep_every: int | None) -> None:
-    """Removes the checkpoints next to `newest` that neither setting keeps, and that are not the best; None keeps all.
+    """Removes the checkpoints next to `newest` that neither setting keeps and that are not the best; None keeps all.
 
-    One that another process is reading stays until a later save.
+    A checkpoint that another process is reading stays until a later save.
     """
     if keep_latest_k is None:
         return
@@ -118,6 +121,7 @@ def remove_old(newest: Path, keep_latest_k: int | None, keep_every: int | None) 
 
 
 def remove_unless_read(folder: Path) -> None:
+    """Removes a checkpoint folder unless another process is reading it."""
     try:
         handle = take_unleased(folder / manifest.MANIFEST)
     except OSError as error:
@@ -131,7 +135,7 @@ def remove_unless_read(folder: Path) -> None:
 
 
 def tidy_up(folder: Path) -> None:
-    """Removes what an interrupted save left; one that was complete and only had no name yet gets it."""
+    """Removes the remains of interrupted saves in `folder`; publishes a complete save that was not renamed yet."""
     for aside in folder.glob(f"{atomic.SAVING}iter_*"):
         target = folder / aside.name.removeprefix(atomic.SAVING)
         if not target.exists() and manifest.find_damage(aside) is None:
@@ -143,9 +147,9 @@ def tidy_up(folder: Path) -> None:
 
 
 def require_folder(aside: Path, made: os.stat_result, texts: Iterable[str]) -> None:
-    """Raises FileNotFoundError when the run folder was moved meanwhile, and `aside` is no more what was `made`.
+    """Raises FileNotFoundError if the run folder was moved during the save, so that `aside` is not the folder `made`.
 
-    What torch has made anew at the old place just then, which lacks the `texts`, is removed.
+    A folder that torch has created at the old path in the meantime, which lacks the `texts`, is removed.
     """
     if os.path.samestat(aside.stat(), made):
         return
@@ -174,7 +178,7 @@ def write_positions(folder: Path, positions: list[tuple[int, str | None]]) -> No
 
 
 class WriterProcess:
-    """Writes checkpoints from memory that it shares with its owner. One caller at a time."""
+    """A forked process that writes checkpoints from memory that it shares with its owner. One caller at a time."""
 
     def __init__(self) -> None:
         own, other = Pipe(duplex=True)
@@ -195,8 +199,8 @@ class WriterProcess:
     def allocate(self, size: int) -> Tensor:
         """Allocates `size` bytes (uint8) shared with the writer process, from which `write` writes.
 
-        Anonymous memory is limited only by the machine's RAM, unlike /dev/shm, which is tiny in many containers. It
-        stays valid if the process dies. A later call replaces the memory.
+        Anonymous memory is limited only by the machine's RAM, unlike /dev/shm, which is tiny in many containers. The
+        memory stays valid if the process dies. A later call replaces it.
         """
         handle = os.memfd_create("worldsmith")
         try:
@@ -212,10 +216,19 @@ class WriterProcess:
         return memory
 
     def write(self, save: Save, layout: StagedLayout, peers: Peers) -> Exception | None:
-        """Lets the process write a checkpoint from its memory, and meets the other ranks for it.
+        """Makes the process write a checkpoint from its shared memory, and takes part in the collectives for it.
 
-        Returns what went wrong on this rank alone, which the others do not know yet: ChildProcessError when the process
-        has died; then `is_alive` is False. Raises what failed on all, from a meeting: PeerError.
+        Args:
+            save: Target and metadata.
+            layout: Layout of the shared memory.
+            peers: Ranks that write together.
+
+        Returns:
+            Error of this rank only, which the other ranks do not know yet; ChildProcessError if the process has died
+            (then `is_alive` is False). None without an error.
+
+        Raises:
+            PeerError: If the save failed on all ranks.
         """
         failure: Exception | None = None
         outcome: Exception | None
@@ -248,13 +261,13 @@ class WriterProcess:
 
 
 class Memory(NamedTuple):
-    """Marker: the next file is the shared memory of this many bytes from which to write."""
+    """Message: the next file descriptor is the shared memory of `size` bytes from which to write."""
 
     size: int
 
 
 class Job(NamedTuple):
-    """Asks for a checkpoint of the last layout and memory that were sent."""
+    """Message: requests a checkpoint of the last layout and memory that were sent."""
 
     save: Save
     rank: int
@@ -262,7 +275,7 @@ class Job(NamedTuple):
 
 
 class Meeting(NamedTuple):
-    """Asks the owner for `Peers.exchange`, whose result or error is the answer."""
+    """Message: requests `Peers.exchange` from the owner, whose result or error is the answer."""
 
     kind: Kind
     payload: bytes | list[bytes] | None
@@ -270,7 +283,7 @@ class Meeting(NamedTuple):
 
 
 class Relay(Peers):
-    """The other ranks' writing processes, reached through the owners of all."""
+    """Peers of the writer process: the writer processes of the other ranks, reached through their owners."""
 
     def __init__(self, connection: Connection, rank: int, size: int) -> None:
         super().__init__(rank, size)
@@ -315,7 +328,7 @@ def serve(connection: Connection, parent: int) -> None:
 
 
 def outcome(job: Job, layout: StagedLayout, memory: Tensor, connection: Connection) -> Exception | None:
-    """Writes a checkpoint and returns what went wrong."""
+    """Writes a checkpoint and returns the error; None without one."""
     try:
         write_checkpoint(job.save, layout.planners(memory), Relay(connection, job.rank, job.size), staged=True)
     except Exception as error:
@@ -324,14 +337,14 @@ def outcome(job: Job, layout: StagedLayout, memory: Tensor, connection: Connecti
 
 
 def mapped(handle: int, size: int) -> Tensor:
-    """Returns the bytes of a file as a tensor; all processes that map the same file see the same bytes."""
+    """Maps a file into memory and returns its bytes as a tensor; all processes that map it see the same bytes."""
     import torch
 
     return torch.frombuffer(mmap.mmap(handle, size), dtype=torch.uint8)
 
 
 def end(connection: Connection, pid: int, *, owner: int) -> None:
-    """Ends the process. Does nothing in a fork of its owner, such as a worker of the data loader, which has a copy."""
+    """Ends the writer process; no effect in a fork of its owner, such as a data loader worker, which has a copy."""
     if os.getpid() != owner:
         return
     connection.close()

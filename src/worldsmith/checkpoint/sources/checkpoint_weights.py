@@ -1,4 +1,4 @@
-"""Weights in a training checkpoint, or in the `model/` folder that `worldsmith convert` makes."""
+"""Weights in a training checkpoint, or in the `model/` folder that `worldsmith convert` writes."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ ABOUT = "worldsmith.json"
 
 
 class CheckpointWeights(WeightSource):
-    """A folder of torch.distributed.checkpoint with `net.*` and perhaps `net_ema.*`.
+    """Weights in a torch.distributed.checkpoint folder, with tensors `net.*` and optionally `net_ema.*`.
 
-    `below` gives the weights that a checkpoint of trained weights only leaves out.
+    A checkpoint of trained weights omits the frozen weights, which are then read from `below`.
     """
 
     def __init__(self, folder: Path, model: Any = None, below: WeightSource | None = None) -> None:
@@ -70,10 +70,11 @@ class CheckpointWeights(WeightSource):
             self.below.read_into(rest, no_dist=no_dist)
 
     def check_frozen(self, tensors: Mapping[str, Tensor] | None = None) -> None:
-        """Raises UserError when the weights below are not those on which a checkpoint of trained weights was trained.
+        """Raises UserError if the frozen weights in `below` are not those with which the checkpoint was trained.
 
-        `tensors` are weights that were read already; without them each is read for this. Nothing is checked when a
-        part of them was not wanted.
+        Args:
+            tensors: Weights that were read already; if some of the frozen weights are missing, no check is done. None:
+                each frozen weight is read for the check.
         """
         if self.below is None:
             return
@@ -91,7 +92,7 @@ class CheckpointWeights(WeightSource):
 
 
 class ReadOnAccess(Mapping[str, "Tensor"]):
-    """Weights of a source that are in memory only while they are inspected."""
+    """Mapping that reads each weight of a source when it is accessed, and does not store it."""
 
     def __init__(self, source: WeightSource, names: Sequence[str]) -> None:
         self.source, self.names = source, names
@@ -107,10 +108,7 @@ class ReadOnAccess(Mapping[str, "Tensor"]):
 
 
 def read_model(model: Any, place: Path) -> tuple[str, dict[str, Any]]:
-    """Returns the family and the network's settings that a `model` section states.
-
-    Raises UserError, naming the place.
-    """
+    """Returns the model family and the network settings of a `model` section; `place` names it in a UserError."""
     try:
         config = section(section({"model": model}, "model"), "config")
         family = str((model or {}).get("name", "")) if config else ""

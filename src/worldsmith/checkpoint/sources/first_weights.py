@@ -1,4 +1,4 @@
-"""Which weights a new run starts from: where its config says so."""
+"""Initial weights of a new run, according to its config."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOAD_PATH = "checkpoint.load_path"
 
 @dataclass(frozen=True, slots=True)
 class FirstWeights:
-    """A place of weights (what `open_weights` takes), and the field of the run's config that names it."""
+    """Path of initial weights (as accepted by `open_weights`), and the config field that contains the path."""
 
     field: str
     path: str
@@ -23,11 +23,12 @@ class FirstWeights:
 
     @property
     def lasting(self) -> str:
-        """The path as it means the same from every directory."""
+        """The path in a form that does not depend on the working directory."""
         return lasting_name(self.path)
 
     @property
     def describe(self) -> str:
+        """Description of the weights, for messages."""
         unread = f"; {self.unread} is ignored" if self.unread else ""
         return f"{self.field} = {self.path}{unread}"
 
@@ -35,7 +36,10 @@ class FirstWeights:
 def first_weights(load_path: str | None, init: str, model: Model.Config) -> FirstWeights | None:
     """Returns the initial weights of a run: `checkpoint.load_path`, else those of the model's config; None if random.
 
-    With `init` = "scratch" the weights of the model's config are ignored.
+    Args:
+        load_path: `checkpoint.load_path`.
+        init: `checkpoint.init`; with "scratch" the weights of the model's config are ignored.
+        model: Model config.
     """
     own = model.own_weights()
     if load_path is not None:
@@ -44,6 +48,6 @@ def first_weights(load_path: str | None, init: str, model: Model.Config) -> Firs
 
 
 def start_in(tree: Mapping[str, Any], model: Model.Config) -> FirstWeights | None:
-    """Returns the initial weights of a run whose config is plain data; see `first_weights`."""
+    """Returns the initial weights of a run whose config `tree` is plain data, see `first_weights`."""
     section = tree["checkpoint"]
     return first_weights(section.get("load_path") or None, section.get("init", ""), model)

@@ -1,4 +1,4 @@
-"""Opens the weights at a path, whatever format they are in, and the initial weights of a run."""
+"""Opens the weights at a path, in any supported format, and the initial weights of a run."""
 
 from __future__ import annotations
 
@@ -39,11 +39,19 @@ OURS = (
 def open_weights(
     path: str | Path, *, field: str = LOAD_PATH, family: str = "", world: World | None = None
 ) -> WeightSource:
-    """Returns the weights at a local path, in the Hugging Face cache or on the hub (see `local_folder`).
+    """Opens the weights at a local path, in the Hugging Face cache or on the Hub (see `local_folder`). Reads no tensor.
 
-    A folder that several families can read is taken as one of `family`. Files with checksums are read once and
-    verified; the ranks of `world`, which call this together, share that.
-    Raises FileNotFoundError when there are none, UserError for a file or a folder that is damaged or not understood.
+    Files with checksums are verified completely, once per process.
+
+    Args:
+        path: Path, Hub name or short name of a released model.
+        field: Config field or option with the path, for messages.
+        family: Preferred model family if several families can read the folder.
+        world: Ranks that call this together and divide the verification; None: this process only.
+
+    Raises:
+        FileNotFoundError: If the path contains no weights.
+        UserError: If a file is damaged or the format is not supported.
     """
     from worldsmith.checkpoint.sources.safetensors_weights import has_safetensors, open_safetensors
     from worldsmith.checkpoint.sources.verify import require_whole
@@ -69,7 +77,17 @@ def open_weights(
 
 
 def require_weights(path: str, *, field: str, family: str = "") -> None:
-    """Raises like `open_weights` for a place without weights; reads no tensor and downloads nothing."""
+    """Checks that a path contains weights. Reads no tensor and downloads no file.
+
+    Args:
+        path: As in `open_weights`.
+        field: As in `open_weights`.
+        family: As in `open_weights`.
+
+    Raises:
+        FileNotFoundError: If the path contains no weights.
+        UserError: If the format is not supported.
+    """
     from worldsmith.checkpoint.run.find_checkpoint import checkpoint_folders
     from worldsmith.checkpoint.sources.safetensors_weights import has_safetensors, open_safetensors
     from worldsmith.models.model_files import look_for
@@ -91,7 +109,7 @@ def require_weights(path: str, *, field: str, family: str = "") -> None:
 
 
 def require_same_kind(root: Path, world: World, *, field: str) -> None:
-    """Raises UserError, on all ranks, when what they see in a folder is not opened in the same way: copies on nodes."""
+    """Raises UserError on all ranks if they see different formats in a folder. Collective."""
     from worldsmith.checkpoint.sources.safetensors_weights import has_safetensors
 
     model = own_model_folder(root)
@@ -110,10 +128,10 @@ def require_same_kind(root: Path, world: World, *, field: str) -> None:
 
 
 def find_model_folder(root: Path, world: World) -> Path | None:
-    """Finds the model folder: `root`, that of an iter folder or base checkpoint, or of a run's newest complete one.
+    """Finds the model folder of a checkpoint, base checkpoint or run (its newest intact checkpoint), or `root` itself.
 
-    Returns None if none exists. Collective: all ranks verify checksums together. Damaged checkpoints of a run are
-    skipped with a warning; other damage raises UserError.
+    Collective: all ranks verify checksums together. Damaged checkpoints of a run are skipped with a warning; other
+    damage raises UserError. Returns None if no model folder exists.
     """
     model = own_model_folder(root)
     if model is not None:
@@ -128,7 +146,7 @@ def find_model_folder(root: Path, world: World) -> Path | None:
 
 
 def own_model_folder(root: Path) -> Path | None:
-    """Returns `root` or the model folder in it, if DCP has written it or its checksums list it; else None."""
+    """Returns `root` or its folder `model` if it is a DCP folder or a manifest lists it; else None."""
     for model in (root, root / "model"):
         if (model / METADATA).is_file() or (model.name == "model" and model.is_dir() and has_checksums(model.parent)):
             return model
@@ -142,11 +160,16 @@ def open_checkpoint(
     base: str | None = None,
     world: World | None = None,
 ) -> CheckpointWeights:
-    """Returns the weights in a model folder; the run's config says what network they belong to and where the rest of
-    them is.
+    """Opens the weights in a model folder of a checkpoint. Reads no tensor.
 
-    `tree` is that config as plain data; None: the one that is kept with the checkpoint. `base` is where the rest is
-    now; None: where the config says. Raises UserError when a checkpoint of trained weights only cannot find the others.
+    Args:
+        model_folder: Model folder of a checkpoint.
+        tree: Config of the run as plain data; None: the one that is stored with the checkpoint.
+        base: Current location of the base weights of a checkpoint of trained weights; None: as in the config.
+        world: Ranks that call this together; None: this process only.
+
+    Raises:
+        UserError: If the base weights of a checkpoint of trained weights are not found.
     """
     tree = tree or run_tree(model_folder)
     if tree is None:
@@ -165,8 +188,7 @@ def open_checkpoint(
 
 
 def run_tree(model_folder: Path) -> dict[str, Any] | None:
-    """Returns the config of the run that wrote a model folder: kept with the checkpoint, else that of the run
-    folder."""
+    """Returns the config of the run that wrote a model folder: that in the checkpoint, else that in the run folder."""
     for file in (model_folder.parent / RUN_CONFIG, *(p / RUN_CONFIG for p in model_folder.parents[2:3])):
         if file.is_file():
             tree = read_yaml(read_config_text(file), str(file)).data
@@ -177,9 +199,16 @@ def run_tree(model_folder: Path) -> dict[str, Any] | None:
 
 
 class StartWeights(WeightSource):
-    """The first weights of a model, tensor by tensor: those of `source` where it has them, else by name and seed.
+    """Initial weights of a model: those of `source` if it has them, else values that depend on name and seed.
 
-    Weights whose name contains one of `keys_to_skip` are not taken from the source. Adapters are no part of it.
+    LoRA adapters are not included.
+
+    Args:
+        spec: Model.
+        seed: Seed of the initialization.
+        source: Weights on disk; None: all weights are initialized.
+        keys_to_skip: A weight whose name contains one of these is not taken from the source.
+        average_as_live: Take the EMA weights of the source.
     """
 
     def __init__(
@@ -222,7 +251,7 @@ class StartWeights(WeightSource):
         return self.source.dtype(name, average=self.average_as_live)
 
     def _initialise(self, name: str, target: Tensor) -> None:
-        """Only the module that owns the parameter gets memory, and only for as long as it takes."""
+        """Initializes one weight; only the module that owns it is materialized, and only temporarily."""
         place = self._places[name]
         owner = self.model.network.get_submodule(place.rpartition(".")[0])
         owner.to_empty(device="cpu", recurse=False)
@@ -232,9 +261,12 @@ class StartWeights(WeightSource):
 
 
 def start_of_run(tree: Mapping[str, Any], *, base: str | None = None, world: World | None = None) -> StartWeights:
-    """Returns the start of the run with this config, as plain data.
+    """Opens the initial weights of a run.
 
-    `base` is where the weights of its load_path are now.
+    Args:
+        tree: Config of the run as plain data.
+        base: Current location of the weights of its load_path; None: as in the config.
+        world: Ranks that call this together; None: this process only.
     """
     section = tree["checkpoint"]
     spec = run_network(tree["model"])

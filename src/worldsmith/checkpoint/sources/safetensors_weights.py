@@ -32,7 +32,7 @@ REPLICATED = "module."
 
 
 class SafetensorsWeights(WeightSource):
-    """Tensors of one or many files, found by native name; a slice is read without reading the rest of its tensor."""
+    """Tensors in one or several safetensors files, by internal parameter name. Slices are read individually."""
 
     def __init__(self, folder: Path, files: Mapping[str, Path], naming: Naming, settings: dict[str, Any]) -> None:
         self.path, self.family, self.settings = folder, naming.family, settings
@@ -77,7 +77,7 @@ class SafetensorsWeights(WeightSource):
         return dtype
 
     def _join(self, joined: Joined) -> Tensor:
-        """Returns the whole of a weight that lies in parts."""
+        """Returns a weight that is stored as several tensors."""
         return joined.make({key: self._slice(key)[...] for key in joined.keys})
 
     def _slice(self, key: str) -> Any:
@@ -106,14 +106,20 @@ class SafetensorsWeights(WeightSource):
 
 
 def has_safetensors(root: Path) -> bool:
-    """Returns whether there are weights that `open_safetensors` would look at."""
+    """Returns whether a folder contains weights that `open_safetensors` would try to read."""
     return weight_folder(root) is not None
 
 
 def open_safetensors(root: Path, family: str = "") -> SafetensorsWeights:
-    """Returns the weights of a folder, of `family` where several can read it.
+    """Opens the weights in a folder of safetensors files. Reads no tensor.
 
-    Raises FileNotFoundError for a missing file, UserError for a layout that is not known.
+    Args:
+        root: Folder with the files, or with the subfolder `transformer`.
+        family: Preferred model family if several families can read the folder.
+
+    Raises:
+        FileNotFoundError: If a file is missing.
+        UserError: If no family has such tensors, or a file is damaged.
     """
     folder = weight_folder(root)
     if folder is None:
@@ -142,9 +148,10 @@ def open_safetensors(root: Path, family: str = "") -> SafetensorsWeights:
 
 
 def unwrapped(files: Iterable[str]) -> dict[str, str]:
-    """Returns the names of tensors without those of wrappers → the names in the file.
+    """Returns tensor name without the prefixes of wrappers → name in the file.
 
-    Raises ValueError for two of the same.
+    Raises:
+        ValueError: If a tensor exists both with and without a wrapper.
     """
     keys: dict[str, str] = {}
     for key in files:
@@ -156,7 +163,7 @@ def unwrapped(files: Iterable[str]) -> dict[str, str]:
 
 
 def wrappers_in(keys: Iterable[str]) -> list[str]:
-    """Returns the wrappers whose names are part of these."""
+    """Returns the wrappers whose prefixes are part of the tensor names."""
     keys = list(keys)
     found = [wrapper for wrapper in WRAPPERS if any(wrapper in key for key in keys)]
     return found + [REPLICATED] * any(native_name(key).startswith(REPLICATED) for key in keys)
@@ -174,7 +181,7 @@ INDEX = ".safetensors.index.json"
 
 
 def tensor_files(folder: Path) -> dict[str, Path]:
-    """Returns the file of every tensor, from the index or from the one file."""
+    """Returns the file of every tensor by name; raises FileNotFoundError if a file is missing."""
     for stem in STEMS:
         index = folder / f"{stem}{INDEX}"
         if index.is_file():
@@ -193,7 +200,7 @@ def tensor_files(folder: Path) -> dict[str, Path]:
 
 
 def open_file(file: Path) -> Any:
-    """Returns an opened safetensors file. Raises OSError when it cannot be read, UserError when it is none."""
+    """Opens a safetensors file; raises OSError if it cannot be read, UserError if it is not a safetensors file."""
     from safetensors import SafetensorError, safe_open
 
     file.open("rb").close()  # safetensors reports every file that it cannot open as missing
@@ -204,10 +211,7 @@ def open_file(file: Path) -> Any:
 
 
 def read_network_settings(folder: Path, naming: Naming) -> dict[str, Any]:
-    """Returns the network fields that the config next to the weights states.
-
-    Raises UserError for a config that contradicts.
-    """
+    """Returns the network fields in the config next to the weights; UserError for invalid or contradictory ones."""
     for file in (folder / "config.json", folder / TRANSFORMER / "config.json"):
         if file.is_file():
             config = read_json_object(file)

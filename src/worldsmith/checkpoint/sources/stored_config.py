@@ -1,4 +1,4 @@
-"""Configs that are kept with weights, and what can still be done with one that this version does not understand."""
+"""Configs that are stored with weights, and what to do if this version cannot read them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from worldsmith.config.tree.plain import TAG
 
 
 def with_classes_of(stored: Any, present: Any) -> Any:
-    """Adds the class tags of another config to the plain data of a config that lacks them."""
+    """Returns plain data of a config with the class tags of another config added where they are missing.
+
+    Args:
+        stored: Plain data without some tags, as a base checkpoint or an earlier version stores it.
+        present: Plain data with tags.
+    """
     if not isinstance(stored, dict) or not isinstance(present, dict):
         return stored
     merged = {name: with_classes_of(value, present.get(name)) for name, value in stored.items()}
@@ -25,7 +30,7 @@ def with_classes_of(stored: Any, present: Any) -> Any:
 
 @contextmanager
 def written_here(file: Path) -> Iterator[None]:
-    """Turns mistakes in a config that a run or an export has kept into a UserError that says what can be done."""
+    """Context manager: converts a ConfigError in a stored config to a UserError with a suggestion."""
     try:
         yield
     except ConfigError as error:

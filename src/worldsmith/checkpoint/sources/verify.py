@@ -1,4 +1,4 @@
-"""Checking stored files against their checksums before anything is read from them; all ranks share the reading."""
+"""Verifies stored files with their checksums before they are read; the ranks divide the files."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ space."""
 
 
 def has_checksums(folder: Path) -> bool:
-    """Returns whether a folder has a manifest of ours, whole or damaged; other programs have files of that name,
-    too."""
+    """Returns whether a folder has a manifest of this package, intact or damaged.
+
+    Other programs write files of that name too, which do not count.
+    """
     try:
         require_regular(folder / MANIFEST)
         manifest = json.loads((folder / MANIFEST).read_bytes())
@@ -39,7 +41,7 @@ def damage(folder: Path, world: World, *, weights_only: bool = False) -> str | N
 
     Args:
         folder: Checkpoint folder.
-        world: Ranks that share the work.
+        world: Ranks that divide the work.
         weights_only: Check only the files of the weights, and accept a checkpoint without checksums.
     """
     if weights_only and not has_checksums(folder):
@@ -51,9 +53,12 @@ def damage(folder: Path, world: World, *, weights_only: bool = False) -> str | N
 
 
 def require_whole(folder: Path, world: World, *, only: tuple[str, ...] = ("",)) -> None:
-    """Raises UserError when a folder that has checksums is damaged; `only` holds beginnings of the files that count.
+    """Raises UserError if a folder with checksums is damaged. Collective, also for ranks that see no checksums.
 
-    All ranks call it, also those that see no checksums.
+    Args:
+        folder: Folder of weights.
+        world: Ranks that divide the work.
+        only: Prefixes of the relative paths to check; the default checks all files.
     """
     checked = has_checksums(folder)
     own = find_damage(folder, only=only, rank=world.rank, ranks=world.size) if checked else None

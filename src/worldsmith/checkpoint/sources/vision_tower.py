@@ -1,4 +1,4 @@
-"""The vision tower that comes with the weights of a generator or a reasoner, under its own names (`blocks.0.…`)."""
+"""The vision tower that is stored with the weights of a generator or reasoner, under its own names (`blocks.0.…`)."""
 
 from __future__ import annotations
 
@@ -26,9 +26,13 @@ INSIDE = re.compile(r"(?:(?:model\.)?net\.)?(?:language_model\.|model\.)?visual\
 
 
 def find_tower(source: WeightSource) -> WeightSource | None:
-    """Returns the tower that belongs to these weights: among them, or in the folder `vision_encoder/` next to them.
+    """Returns the vision tower of some weights: among them, or in the folder `vision_encoder/` next to them.
 
-    Raises UserError when something says that there is one, and it does not exist.
+    Returns:
+        Source of the tower's weights under its own names; None if the model has no tower.
+
+    Raises:
+        UserError: If a config or index states that there is a tower, but it is missing.
     """
     if not isinstance(source, SafetensorsWeights):
         inside = tower_names(source.shapes)
@@ -53,7 +57,7 @@ def find_tower(source: WeightSource) -> WeightSource | None:
 
 
 def tower_in(folder: Path, files: Mapping[str, Path], keys: Mapping[str, str]) -> SafetensorsWeights:
-    """Raises FileNotFoundError when a file that an index lists does not exist."""
+    """Returns the tower's weights in a folder; raises FileNotFoundError if a listed file does not exist."""
     for key in keys.values():
         if not files[key].is_file():
             raise FileNotFoundError(f"{folder} lacks the weight file {files[key].name}, with the vision tower's {key}")
@@ -63,7 +67,10 @@ def tower_in(folder: Path, files: Mapping[str, Path], keys: Mapping[str, str]) -
 def tower_names(keys: Iterable[str], *, beside: bool = False, bare: bool = False) -> dict[str, str]:
     """Returns the tower's own names → these keys.
 
-    `beside`: also under the prefix of its folder; `bare`: without any prefix.
+    Args:
+        keys: Tensor names.
+        beside: Also accept names with the prefix of the tower's folder.
+        bare: Also accept names without a prefix.
     """
     found = {}
     for key in keys:

@@ -1,4 +1,4 @@
-"""Starting a new run from weights on disk, of any format that `open_weights` knows, with an account of every tensor."""
+"""Starts a new run from weights on disk, in any format of `open_weights`, with a report on every tensor."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ class LoadReport:
 
     @property
     def left(self) -> list[str]:
-        """Live tensors that are not loaded: they need initial values."""
+        """Raw weights that are not loaded and need initial values."""
         return [name for name in (*self.skipped, *self.initialised) if name.startswith(LIVE)]
 
     def lines(self) -> list[str]:
-        """Returns the report for people, one line per kind."""
+        """Returns the report as lines of text."""
         text = [f"weights from {self.source}: {len(self.loaded)} tensors loaded"]
         if self.copied:
             pairs = [f"{name} from {source}" for name, source in self.copied.items()]
@@ -83,7 +83,7 @@ class LoadReport:
         return text
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the whole report as plain data."""
+        """Returns the report as plain data."""
         return asdict(self)
 
 
@@ -100,23 +100,28 @@ def load_weights(
     held: Mapping[str, HoldsWeight] | None = None,
     world: World | None = None,
 ) -> LoadReport:
-    """Reads the weights at `path` into `model` (`net.*` and `net_ema.*` tensors, sharded or not), in place.
+    """Reads the weights at `path` into `model`, in place. Collective.
 
     Args:
-        path: what `open_weights` takes.
-        keys_to_skip: tensors whose name contains one of these are left as they are; a skipped average starts from the
-            raw weights.
-        spec: the model that gets the weights, whose network is compared with the source's.
-        allow_initialised: tensors whose name contains one of these may be absent from the source.
-        average_as_live: take the EMA weights where the source has them; the average starts from them, too.
-        prepare: is called with the report before anything is read; it may still refuse, and fills what is `left`.
-        field: the setting that names the path.
-        held: layers that take their weight one by one, by its native name, instead of the tensor in `model`.
-        world: the ranks that call this together with shards of one model; they share the verification of the files.
+        path: As accepted by `open_weights`.
+        model: Tensors `net.*` and `net_ema.*`, sharded or not.
+        keys_to_skip: Tensors whose name contains one of these are not loaded; skipped EMA weights start from the raw
+            weights.
+        spec: Model that gets the weights, whose network is compared with that of the source.
+        allow_initialised: Tensors whose name contains one of these may be missing in the source.
+        average_as_live: Load the EMA weights of the source; the EMA of the new run starts from them, too.
+        prepare: Called with the report before a tensor is read; it may raise, and initializes the tensors in `left`.
+        field: Config field with the path, for messages.
+        held: Layers that accept their weight one by one instead of the tensor in `model`, by internal parameter name.
+        world: Ranks that call this together with shards of one model; they divide the verification of the files.
 
-    Raises FileNotFoundError when there are no weights; UserError, before any tensor is read, when files are damaged,
-    when a tensor that is not skipped is missing or has another shape, or when the source's network computes something
-    else; UserError, on all ranks, when a tensor that was read is not finite.
+    Returns:
+        Report on every tensor.
+
+    Raises:
+        FileNotFoundError: If the path contains no weights.
+        UserError: Before a tensor is read, if files are damaged, a tensor is missing or has another shape, or the
+            network of the source differs; on all ranks, if a tensor is not finite.
     """
     world = world or World()
     source = open_weights(path, field=field, family="" if spec is None else spec.name, world=world)
@@ -162,7 +167,21 @@ def plan_loading(
     average_as_live: bool = False,
     field: str = LOAD_PATH,
 ) -> LoadReport:
-    """Compares names and shapes without reading a tensor; raises like `load_weights`."""
+    """Compares the names and shapes of the weights at `path` with `wanted` without reading a tensor.
+
+    Args:
+        path: As accepted by `open_weights`.
+        wanted: Shape of each tensor by name with the prefix `net.` or `net_ema.`.
+        keys_to_skip: As in `load_weights`.
+        spec: As in `load_weights`.
+        allow_initialised: As in `load_weights`.
+        average_as_live: As in `load_weights`.
+        field: As in `load_weights`.
+
+    Raises:
+        FileNotFoundError: As in `load_weights`.
+        UserError: As in `load_weights`.
+    """
     return compare_weights(
         open_weights(path, field=field, family="" if spec is None else spec.name),
         wanted,
@@ -182,8 +201,19 @@ def compare_weights(
     allow_initialised: Sequence[str] = (),
     average_as_live: bool = False,
 ) -> LoadReport:
-    """Returns the report of loading the `wanted` tensors (name with prefix → shape) without loading; raises like
-    `load_weights`."""
+    """Compares the weights of a source with the `wanted` tensors without reading them.
+
+    Args:
+        source: Weights on disk.
+        wanted: Shape of each tensor by name with the prefix `net.` or `net_ema.`.
+        keys_to_skip: As in `load_weights`.
+        spec: As in `load_weights`.
+        allow_initialised: As in `load_weights`.
+        average_as_live: As in `load_weights`.
+
+    Raises:
+        UserError: As in `load_weights`.
+    """
     report = LoadReport(source=source.describe, folder=str(source.path))
     if average_as_live and not source.average_shapes:
         raise UserError(f"checkpoint.load_ema_to_reg: {source.describe} has no EMA weights; set it to false")
@@ -248,7 +278,7 @@ def require_same_network(
 
 
 def refuse(report: LoadReport, difference: NetworkDifference, keys_to_skip: Sequence[str], *, advice: str = "") -> None:
-    """Raises UserError when the weights must not be loaded; `advice` is against settings that differ."""
+    """Raises UserError if the weights must not be loaded; `advice` is the suggestion for settings that differ."""
     if report.missing or report.mismatched or difference.meanings:
         raise UserError(_complaint(report, difference, advice))
     adapters = [name for name in report.unexpected if is_adapter(name) and not any(k in name for k in keys_to_skip)]
@@ -267,6 +297,7 @@ def live_name(name: str) -> str:
 
 
 def shorten_names(names: Sequence[str], limit: int = 3) -> str:
+    """Returns the number of names and the first `limit` of them, as text."""
     shown = ", ".join(names[:limit])
     return f"{len(names)} ({shown}{', …' if len(names) > limit else ''})"
 

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 
 class WeightSource(ABC):
-    """Names and shapes of stored weights, and reading them tensor by tensor, whole or each rank its own shard.
+    """Names and shapes of stored weights, which are read tensor by tensor: complete, or each rank its own shard.
 
-    Names are native and without the `net.` of training checkpoints. Nothing is read before it is asked for.
+    Names are internal parameter names without the prefix `net.` of training checkpoints. Tensors are read only on
+    request.
     """
 
     path: Path
@@ -43,24 +44,43 @@ class WeightSource(ABC):
     """Tensors in the folder that do not belong to such a network, such as a vision encoder's."""
 
     def lacks_by_nature(self, name: str) -> bool:
-        """Returns whether a source of this kind never has this weight, which then starts from its initial value."""
+        """Returns whether sources of this kind never contain this weight, which then keeps its initial value."""
         return is_adapter(name) and not any(is_adapter(other) for other in self.shapes)
 
     def shape(self, name: str, *, average: bool = False) -> list[int] | None:
-        """Returns the stored shape; None when the source has no such weight."""
+        """Returns the stored shape of a weight; None if the source does not have it.
+
+        Args:
+            name: Internal parameter name.
+            average: Prefer the EMA weight, if there is one.
+        """
         own = self.average_shapes.get(name) if average else None
         return own if own is not None else self.shapes.get(name)
 
     @abstractmethod
     def read_into(self, tensors: Mapping[str, Tensor], *, average: bool = False, no_dist: bool = True) -> None:
-        """Fills tensors, sharded ones (DTensor) with this rank's part, converting to their dtype.
+        """Reads weights into existing tensors, which keep their dtype.
 
-        With `average` an averaged weight is taken where there is one. `no_dist=False`: all ranks call this together.
-        Raises UserError for files that cannot be read.
+        Args:
+            tensors: Tensors to fill by internal parameter name; a DTensor gets this rank's shard.
+            average: Read the EMA weight, if there is one.
+            no_dist: This process reads alone. False: collective, all ranks must call it.
+
+        Raises:
+            KeyError: If the source does not have a weight.
+            UserError: If a file cannot be read.
         """
 
     def read(self, name: str, *, average: bool = False) -> Tensor:
-        """Reads one full weight to host RAM, in its stored dtype."""
+        """Reads one complete weight to host RAM, in its stored dtype.
+
+        Args:
+            name: Internal parameter name.
+            average: Read the EMA weight, if there is one.
+
+        Raises:
+            KeyError: If the source does not have the weight.
+        """
         import torch
 
         shape = self.shape(name, average=average)
@@ -99,9 +119,12 @@ class JoinedWeights(WeightSource):
 
 
 class MergedWeights(WeightSource):
-    """`merged_weight` for every weight of `source` that has an adapter; the others as they are.
+    """Weights of `source` with their LoRA adapters merged (`merged_weight`); weights without an adapter are unchanged.
 
-    The adapters are those that the source holds, or `adapters`, by internal parameter name.
+    Args:
+        source: Base weights, with or without adapters.
+        scale: Scale of the adapters, alpha / rank.
+        adapters: Adapter matrices by internal parameter name; None: those in the source.
     """
 
     def __init__(self, source: WeightSource, scale: float, adapters: Mapping[str, Tensor] | None = None) -> None:
@@ -130,7 +153,7 @@ class MergedWeights(WeightSource):
         return self.source.dtype(name, average=average)
 
     def changes_something(self, *, average: bool = False) -> bool:
-        """Returns whether any B is not zero."""
+        """Returns whether any B matrix is not zero, so that merging changes a weight."""
         bases = (name.removesuffix(".weight") for name in sorted(self.adapted))
         return any(bool(self._matrix(base + MATRICES[1], average).any()) for base in bases)
 

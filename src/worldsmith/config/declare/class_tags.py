@@ -1,6 +1,6 @@
-"""Class names in text: ``type: worldsmith.training.scheduler.LambdaCosine`` names a component, hence its Config.
+"""Class names in text: ``type: worldsmith.training.scheduler.LambdaCosine`` names a component and thus its Config.
 
-A config file is data: a name is imported only from packages on the allow-list, ours and those given to `trust`.
+A config file is data: classes are imported only from trusted packages, which are this package and those of `trust`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _TAG = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*)+", re.ASCII)
 def trust(package: str) -> None:
     """Allows class names of another package in config files, for the rest of this process (``--trust PACKAGE``).
 
-    Raises ValueError for text that is no package name, and for the standard library: its classes can start programs.
+    Raises:
+        ValueError: If `package` is not a package name or is in the standard library, whose classes can start programs.
     """
     name = package.partition(".")[0]
     if not all(part.isidentifier() for part in package.split(".")):
@@ -36,13 +37,15 @@ def trust(package: str) -> None:
 
 
 def trusted_packages() -> list[str]:
+    """Returns the names of the top-level packages whose classes config files may name, sorted."""
     return sorted(_TRUSTED)
 
 
 def tag_of(cls: type) -> str:
-    """Returns the dotted name of a Config class's component, or of the Config class itself if it has none.
+    """Returns the dotted name of the component of a Config class; without a component, the name of the class itself.
 
-    Raises TypeError for a class that is defined inside a function, since text cannot name it.
+    Raises:
+        TypeError: If the class is defined inside a function, since text cannot name it.
     """
     named = owner_of(cls) or cls
     if "<locals>" in named.__qualname__:
@@ -53,9 +56,12 @@ def tag_of(cls: type) -> str:
 
 
 def class_of(tag: Any) -> type[Config]:
-    """Returns the Config class that a tag names, also by the name that an earlier version wrote for it.
+    """Returns the Config class for the dotted name of a component or Config class. Imports its module.
 
-    Raises ValueError for a tag that names none, with the reason.
+    Names that earlier versions wrote are accepted.
+
+    Raises:
+        ValueError: If `tag` is not a dotted name, is outside the trusted packages, or names no such class.
     """
     _check_name(tag)
     found = _named(_new_names().get(tag, tag) if tag.startswith("worldsmith.") else tag)
@@ -67,13 +73,13 @@ def class_of(tag: Any) -> type[Config]:
 
 
 def _new_names() -> dict[str, str]:
-    """Returns the names of classes in files of earlier versions, and where these classes are now."""
+    """Returns the current dotted names of classes by the names in files of earlier versions."""
     names: dict[str, str] = importlib.import_module(f"{worldsmith.FAMILIES}.earlier_names").NEW_NAMES
     return names
 
 
 def _check_name(tag: Any) -> None:
-    """Raises ValueError for text that is no dotted name, or that starts outside the trusted packages."""
+    """Raises ValueError if `tag` is not a dotted name or is outside the trusted packages."""
     if not isinstance(tag, str) or not _TAG.fullmatch(tag):
         raise ValueError(f"'{tag}' is not a class name; write it as package.module.Class")
     package = tag.partition(".")[0]
@@ -99,7 +105,7 @@ def _named(tag: str) -> Any:
 
 
 def _import(name: str, tag: str) -> Any:
-    """Returns the module, or None without one of that name."""
+    """Returns the module `name`; None if it does not exist."""
     if name in sys.modules:
         return sys.modules[name]
     try:

@@ -71,7 +71,7 @@ _RESERVED = {
 
 
 def _check_class_body(qualname: str, namespace: dict[str, Any]) -> None:
-    """Raises TypeError, with what to write instead, for a class body that cannot be a config."""
+    """Raises TypeError, with a suggestion, if a class body is not valid for a Config."""
     annotations = namespace.get("__annotations__", {})
     for key, value in namespace.items():
         plain = callable(value) or isinstance(value, (property, classmethod, staticmethod, type))
@@ -99,10 +99,11 @@ def _check_class_body(qualname: str, namespace: dict[str, Any]) -> None:
 
 
 class Config(metaclass=ConfigMeta):
-    """A section of the run tree: typed data with no behaviour of its own.
+    """A section of the config: typed data without behavior.
 
-    Names and types are checked whenever a value is set (AttributeError, TypeError). Text such as
-    ``"${trainer.max_iter}"`` is a reference and is accepted for every type; it is resolved at the root of the tree.
+    Subclasses declare fields as in a dataclass. Setting an unknown field raises AttributeError, and setting a value of
+    a wrong type raises TypeError. Text such as ``"${trainer.max_iter}"`` is a reference, which every type accepts; it
+    is resolved at the root of the config.
     """
 
     __is_worldsmith_config__: ClassVar[bool] = True
@@ -119,21 +120,23 @@ class Config(metaclass=ConfigMeta):
         object.__setattr__(self, name, value)
 
     def check(self) -> None:
-        """Raises `wrong(…)` for values that contradict each other. Called on the resolved tree, children first.
+        """Raises `wrong(…)` for values that contradict each other. Called on the resolved config, children first.
 
-        Before the code of a subclass runs, the ranges are checked that the fields' types declare.
+        The declared ranges of the fields are checked before the code of a subclass runs.
         """
         check_ranges(self)
 
     def list_warnings(self) -> Iterable[str]:
-        """Warnings about values that are valid but have a surprising effect. Called on the checked config."""
+        """Returns warnings about values that are valid but have a surprising effect. Called on the checked config."""
         return ()
 
 
 class Configurable:
-    """A component that is built from its own `Config` and from the runtime objects that its constructor names.
+    """A component that is built from its own `Config` and from runtime objects.
 
-    A subclass that writes no `Config` gets one of its own, derived from its parent's.
+    The runtime objects are the other arguments of its constructor.
+
+    A subclass without a `Config` gets its own one, derived from that of its parent.
     """
 
     class Config(Config):
@@ -203,9 +206,10 @@ _NAMES: dict[type, tuple[str, ...]] = {}
 
 
 def field_hints(cls: type) -> dict[str, Any]:
-    """Returns the type of every field of a Config class, in order.
+    """Returns the type of every field of a Config class by name, without annotations such as `Range`.
 
-    Raises TypeError for a type that a config cannot hold.
+    Raises:
+        TypeError: If a field has a type that a config cannot contain.
     """
     if cls not in _HINTS:
         hints = resolved_hints(cls)
@@ -231,7 +235,10 @@ def unknown_field(cls: type, name: str) -> str:
 
 
 def children(node: Any) -> list[tuple[Any, Any]]:
-    """Returns the named values directly below a section, table or list; nothing for a leaf. Opaque data is left out."""
+    """Returns (name or index, value) of the values directly below a section, table or list; empty for a leaf.
+
+    The field `custom` of the root, whose data is opaque, is omitted.
+    """
     if isinstance(node, Config):
         return [(name, getattr(node, name)) for name in field_names(type(node)) if name != OPAQUE]
     if isinstance(node, dict):
@@ -242,14 +249,25 @@ def children(node: Any) -> list[tuple[Any, Any]]:
 
 
 def walk(node: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Yields (path, value) for every value of a config, parents first."""
+    """Yields (path, value) for every value of a config, parents first.
+
+    Args:
+        node: Section, table, list or leaf.
+        path: Path of `node`, the prefix of all paths.
+    """
     yield path, node
     for name, child in children(node):
         yield from walk(child, (*path, name))
 
 
 def find(node: Any, path: Path, default: Any = None) -> Any:
-    """Returns the value at a path below `node`; `default` if the path does not exist."""
+    """Returns the value at a path below `node`.
+
+    Args:
+        node: Section, table or list.
+        path: Keys and list indexes from `node`.
+        default: Result if the path does not exist.
+    """
     for part in path:
         if isinstance(node, Config):
             known = part != OPAQUE and part in field_names(type(node))
@@ -273,7 +291,7 @@ def child_hint(node: Any, part: str | int, hint: Any) -> Any:
 
 
 def all_paths(tree: Config) -> list[Path]:
-    """Returns the paths of all fields and table keys of a tree, without list items."""
+    """Returns the paths of all fields and table keys of a config, without those of list items."""
     return [path for path, _ in walk(tree) if path and not isinstance(path[-1], int)]
 
 

@@ -9,7 +9,10 @@ import sys
 
 
 def field_docs(cls: type) -> dict[str, str]:
-    """Returns the doc of every field that has one, parents' fields included. The source is read once, on first use."""
+    """Returns the docstring of each documented field of a Config class by name, including inherited fields.
+
+    The source of each module is parsed once, on first use.
+    """
     docs: dict[str, str] = {}
     for parent in reversed(cls.__mro__):
         if getattr(parent, "__is_worldsmith_config__", False):

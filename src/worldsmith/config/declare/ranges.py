@@ -1,6 +1,6 @@
-"""Which numbers and lengths a field may have, declared in its type: ``Annotated[int, Range(ge=1)]``.
+"""Ranges of numbers and lengths of fields, declared in the type: ``Annotated[int, Range(ge=1)]``.
 
-`Config.check` reads the declarations on the resolved tree, and the JSON Schema says the same.
+`Config.check` checks the ranges on the resolved config, and the JSON Schema contains them.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Limits of a number: at least, above, at most, below; `also` is one value outside them, such as -1 for "all".
+    """Range of a number: `ge` (≥), `gt` (>), `le` (≤), `lt` (<); `also` is one allowed value outside of it.
 
-    `finite` refuses infinity and what is no number (nan); `why` is added to the complaint.
+    `also` is for values such as -1 for "all". `finite` rejects infinity and NaN; `why` is added to the error message.
     """
 
     ge: float | None = None
@@ -41,7 +41,7 @@ class Range:
     why: str = ""
 
     def allows(self, value: Any) -> bool:
-        """Returns whether a value is in the range; values that are no numbers are."""
+        """Returns whether a value is in the range; True for values that are not numbers."""
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value == self.also:
             return True
         return (
@@ -59,7 +59,7 @@ class Range:
         return text if self.also is None else f"{text}, or {self.also}"
 
     def json_schema(self) -> dict[str, Any]:
-        """Returns the keywords of JSON Schema that say the same."""
+        """Returns the JSON Schema keywords for the range."""
         keywords = {"minimum": self.ge, "exclusiveMinimum": self.gt, "maximum": self.le, "exclusiveMaximum": self.lt}
         if self.finite and self.le is None and self.lt is None:
             keywords["maximum"] = sys.float_info.max  # JSON has no infinity, and this keyword needs a number
@@ -68,12 +68,13 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """Limits on the number of list items or text characters."""
+    """Range of the number of list items or text characters; `most` None: no maximum."""
 
     least: int = 0
     most: int | None = None
 
     def allows(self, value: Any) -> bool:
+        """Returns whether the length of a value is in the range; True for values that are neither lists nor text."""
         if not isinstance(value, (list, str)):
             return True
         return self.least <= len(value) and (self.most is None or len(value) <= self.most)
@@ -84,7 +85,7 @@ class Length:
         return f"of length {self.least} or more" if self.most is None else f"of length {self.least} to {self.most}"
 
     def json_schema(self, kind: str) -> dict[str, Any]:
-        """Returns the keywords of JSON Schema for an "array" or a "string"."""
+        """Returns the JSON Schema keywords for a value of type `kind`, "array" or "string"."""
         suffix = "Items" if kind == "array" else "Length"
         keywords = {f"min{suffix}": self.least, f"max{suffix}": self.most}
         return {name: limit for name, limit in keywords.items() if limit}
@@ -110,20 +111,20 @@ Share = Annotated[float, Range(ge=0, le=1)]
 
 @functools.cache
 def annotated_hints(cls: type) -> dict[str, Any]:
-    """Returns the type of every field of a Config class, with what is declared about it."""
+    """Returns the type of every field of a Config class by name, including annotations such as `Range`."""
     hints = typing.get_type_hints(cls, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
 def check_ranges(section: Any) -> None:
-    """Raises WrongValueError for the first value outside its declared range. References are left alone."""
+    """Raises WrongValueError for the first value of a section outside its declared range. References are skipped."""
     for name, hint in _declared(section.__class__).items():
         for where, limits, value in outside(getattr(section, name), hint, (name,)):
             raise WrongValueError({format_path(where): value}, allowed=str(limits), why=getattr(limits, "why", ""))
 
 
 def ranges_first(check: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Returns a section's `check` with the declared ranges in front of it."""
+    """Wraps the `check` method of a section so that the declared ranges are checked first."""
 
     @functools.wraps(check)
     def both(self: Any) -> None:

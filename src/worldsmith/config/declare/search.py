@@ -1,6 +1,6 @@
 """Marks on fields for tuning, short lists and templates: ``Annotated[float, Search(low=1e-6, high=1e-4, log=True)]``.
 
-A mark limits nothing. `search_space` reads the marks of a tree; the JSON Schema says them as ``x-automl``,
+A mark limits no value. `search_space` collects the marks of a config; the JSON Schema contains them as ``x-automl``,
 ``x-depends-on``, ``x-popular`` and ``examples``.
 """
 
@@ -22,13 +22,15 @@ TIMES = "times "
 
 @dataclass(frozen=True, slots=True)
 class Popular(Mark):
-    """A field that most users set; short lists show it."""
+    """Mark of a field that most users set; short lists show the field."""
 
 
 @dataclass(frozen=True, slots=True)
 class Example(Mark):
-    """Example value (a table for a section). Templates use it as the value if there is no default, else as a
-    comment."""
+    """Example value of a field; for a section it is a table.
+
+    Templates use it as the value if the field has no default, else as a comment.
+    """
 
     value: Any = field(hash=False)
     required: bool = False
@@ -37,11 +39,11 @@ class Example(Mark):
 
 @dataclass(frozen=True, slots=True)
 class Search(Mark):
-    """Which values a search may try: a span from `low` to `high`, or `choices`.
+    """Mark with the values that a search may try: the range from `low` to `high`, or `choices`.
 
-    Other fields are named as siblings, ``lora_rank``, or with dots from the root of the tree, ``policy.lora.r``. Of
-    several marks on one field the first counts whose condition holds. Raises ValueError for a mark that says nothing
-    or contradicts itself.
+    Other fields are named as siblings, ``lora_rank``, or with dots from the root of the config, ``policy.lora.r``. If a
+    field has several marks, the first one with a true condition applies. Raises ValueError for a mark that is empty or
+    contradicts itself.
     """
 
     low: float | None = None
@@ -79,23 +81,23 @@ class Search(Mark):
 
     @property
     def condition(self) -> tuple[str, str]:
-        """The field that `when` names and the value that it must have; both empty without a condition."""
+        """Path of the field in `when` and its required value; both empty without a condition."""
         path, _, value = self.when.partition("=")
         return path, value
 
     @property
     def depends_on(self) -> list[str]:
-        """The fields that decide with this one."""
+        """Paths of the other fields that this mark refers to."""
         return list(dict.fromkeys(path for path in (self.ratio_of, self.condition[0]) if path))
 
     def candidates(self) -> list[Any]:
-        """Returns the values, where they can be counted: choices or powers of two; otherwise none."""
+        """Returns all values of a mark with choices or powers of two; empty for a continuous range."""
         if not (self.power_of_two and self.low and self.high):
             return list(self.choices)
         return [2**n for n in range(int(self.low).bit_length() - 1, int(self.high).bit_length())]
 
     def applies(self, tree: Config) -> bool:
-        """Returns whether the condition holds in a tree."""
+        """Returns whether the condition holds in a config; True without a condition."""
         path, wanted = self.condition
         value = find(tree, parse_path(path)) if path else ""
         return (value if isinstance(value, str) else json.dumps(value)) == wanted
@@ -115,7 +117,7 @@ class Search(Mark):
 
 @dataclass(frozen=True, slots=True)
 class Searched:
-    """A field of a tree that may be searched."""
+    """A field of a config that may be searched."""
 
     path: str
     """Path as in an override."""
@@ -125,12 +127,12 @@ class Searched:
     """The field's type with all annotations."""
 
     def mark(self, tree: Config) -> Search | None:
-        """Returns the mark that counts in a tree; None: the field is not searched there."""
+        """Returns the mark that applies in a config; None if the field is not searched there."""
         return next((mark for mark in self.marks if mark.applies(tree)), None)
 
 
 def search_space(tree: Config) -> Iterator[Searched]:
-    """Yields the marked fields of a tree in its order."""
+    """Yields the fields of a config that have `Search` marks, in config order."""
     for path, section in walk(tree):
         if not isinstance(section, Config):
             continue
@@ -142,7 +144,7 @@ def search_space(tree: Config) -> Iterator[Searched]:
 
 
 def marks_of(hint: Any) -> list[Mark]:
-    """Returns the marks of a field's type, also of one that may be null."""
+    """Returns the marks in the type of a field, also for an optional type."""
     found: list[Mark] = []
     for member in (hint,) if get_origin(hint) is Annotated else union_members(hint):
         if get_origin(member) is Annotated:
@@ -152,7 +154,7 @@ def marks_of(hint: Any) -> list[Mark]:
 
 
 def marks_schema(hint: Any) -> dict[str, Any]:
-    """Returns the ``x-`` keywords that say the marks of a field's type."""
+    """Returns the JSON Schema keywords for the marks in the type of a field."""
     marks = marks_of(hint)
     searches = [mark for mark in marks if isinstance(mark, Search)]
     needed = list(dict.fromkeys(path for mark in searches for path in mark.depends_on))

@@ -1,7 +1,7 @@
-"""Which types a config field may have, and whether a value fits one of them.
+"""Types that a config field may have, and checks whether a value has one of them.
 
-Values are plain data: int, float, str, bool, None, lists, string-keyed dicts and nested Configs. Nothing is converted
-silently, with one exception that loses nothing: an integer becomes a float where a float is asked.
+Values are plain data: int, float, str, bool, None, lists, dicts with string keys, and nested Configs. Values are not
+converted, except that an int becomes a float in a float field.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ NAMES = {int: "an integer", float: "a number", str: "text", bool: "true or false
 
 
 def is_reference(value: Any) -> bool:
-    """Returns whether a value is text that is resolved at the root of the tree, such as ``${trainer.max_iter}``."""
+    """Returns whether a value is text with a reference to another value, such as ``${trainer.max_iter}``."""
     return isinstance(value, str) and "${" in value
 
 
 def ref(path: str) -> Any:
-    """Returns a reference to another value of the tree, for Python recipes: ``ref("trainer.max_iter")``."""
+    """Returns a reference to another value of the config, for Python recipes: ``ref("trainer.max_iter")``."""
     return f"${{{path}}}"
 
 
 def is_config_class(hint: Any) -> bool:
+    """Returns whether a type hint is a Config class."""
     return isinstance(hint, type) and getattr(hint, "__is_worldsmith_config__", False)
 
 
 def union_members(hint: Any) -> tuple[Any, ...]:
-    """Returns the alternatives of a hint; one that is no union is its only alternative.
+    """Returns the alternatives of a union type; any other type is its only alternative.
 
-    A section has its marks taken off.
+    Annotations of a section type are removed.
     """
     if get_origin(hint) is Annotated and is_config_class(get_args(hint)[0]):
         return get_args(hint)[:1]
@@ -46,7 +47,7 @@ def union_members(hint: Any) -> tuple[Any, ...]:
 
 
 def check_hint(hint: Any, where: str) -> None:
-    """Raises TypeError, saying what to write instead, for a field type that a config cannot hold."""
+    """Raises TypeError, with a suggestion, if `hint` is a type that a config field cannot have."""
     origin, arguments = get_origin(hint), get_args(hint)
     if hint in (int, float, str, bool, type(None), Any) or is_config_class(hint) or origin is Literal:
         return
@@ -67,7 +68,17 @@ def check_hint(hint: Any, where: str) -> None:
 
 
 def fit(value: Any, hint: Any, path: Path, problems: list[Problem], *, references: bool = True) -> Any:
-    """Returns the value as `hint` wants it (containers are copied); what does not fit is added to `problems`."""
+    """Checks a value against the type `hint` and returns it as that type.
+
+    Containers are copied, and an int becomes a float for a float type.
+
+    Args:
+        value: Value to check.
+        hint: Type of the field.
+        path: Path of the value, for messages.
+        problems: List to which mistakes are added; the value is then returned unchanged.
+        references: Whether a reference is accepted for every type.
+    """
     if references and is_reference(value):
         return value
     members = union_members(hint)
@@ -102,22 +113,24 @@ def fit(value: Any, hint: Any, path: Path, problems: list[Problem], *, reference
 
 
 def fits(value: Any, hint: Any) -> bool:
+    """Returns whether a value has the type `hint`; a reference counts as text."""
     problems: list[Problem] = []
     fit(value, hint, (), problems, references=False)
     return not problems
 
 
 def misfit(path: Path, hint: Any, value: Any) -> Problem:
-    """Returns the problem of a value that does not fit, with what was probably meant."""
+    """Returns the problem for a value of a wrong type, with a suggestion."""
     return replace(mismatch(path, describe_hint(hint), value), hint=_meant(value, union_members(hint)))
 
 
 def mismatch(path: Path, expected: str, value: Any) -> Problem:
+    """Returns the problem for a value at `path` where something else was expected."""
     return Problem(format_path(path), "", expected=expected, found=describe_value(value))
 
 
 def describe_hint(hint: Any, *, null: bool = True) -> str:
-    """Describes the type of a field: ``an integer, at least 1``. Without `null`, null is not mentioned."""
+    """Describes a field type for messages, such as ``an integer, at least 1``. `null` False: omits null."""
     origin, arguments = get_origin(hint), get_args(hint)
     if hint is Any:
         return "any value"
@@ -140,7 +153,7 @@ def describe_hint(hint: Any, *, null: bool = True) -> str:
 
 
 def describe_value(value: Any) -> str:
-    """Returns a value as text, with its kind where that is the mistake: ``'3' (text)``."""
+    """Formats a value with its type for messages: ``'3' (text)``."""
     if is_config_class(type(value)):
         return f"a {type(value).__qualname__} section"
     if isinstance(value, bool):
@@ -161,17 +174,17 @@ def describe_value(value: Any) -> str:
 
 
 def item_hint(hint: Any, container: type) -> Any:
-    """Returns the type of the items of a list, or of the values of a dict, among the alternatives of a hint."""
+    """Returns the item type of the `container` (list or dict) in a type hint; Any if it has no such container."""
     return next((get_args(m)[-1] for m in union_members(hint) if get_origin(m) is container), Any)
 
 
 def nested_config_classes(hint: Any) -> list[type]:
-    """Returns the Config classes among the alternatives of a hint."""
+    """Returns the Config classes among the alternatives of a type hint."""
     return [member for member in union_members(hint) if is_config_class(member)]
 
 
 def holds_sections(hint: Any) -> bool:
-    """Returns whether a hint is of a list of sections."""
+    """Returns whether a type hint allows a list of sections."""
     return bool(nested_config_classes(item_hint(hint, list)))
 
 

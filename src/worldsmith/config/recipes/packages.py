@@ -1,6 +1,6 @@
-"""Importing the modules that register recipes: entry points of installed packages, and modules named by the user.
+"""Imports the modules that register recipes: entry points of installed packages, and modules named by the user.
 
-A package states in its pyproject.toml where its recipes are; they are listed and found like the shipped ones:
+A package states in its pyproject.toml where its recipes are; they are listed and found like the built-in ones:
 
     [project.entry-points."worldsmith.recipes"]
     my_package = "my_package.recipes"
@@ -45,12 +45,20 @@ class Recipe:
 
 
 def registered() -> dict[str, Recipe]:
-    """Returns the live table of registered recipes, by name."""
+    """Returns the registry of recipes by name, not a copy."""
     return _RECIPES
 
 
 def load_installed(group: str = GROUP, what: str = "recipes") -> list[Problem]:
-    """Imports the modules of an entry point group, once each; returns the problems of those that failed."""
+    """Imports the modules of an entry point group, each once per process.
+
+    Args:
+        group: Entry point group. That of recipes includes the recipes of installed model families.
+        what: What the modules contain, for messages.
+
+    Returns:
+        Problems of the modules whose import failed, now or earlier.
+    """
     from importlib.metadata import entry_points
 
     groups = [group, FAMILIES] if group == GROUP else [group]
@@ -71,10 +79,10 @@ def load_installed(group: str = GROUP, what: str = "recipes") -> list[Problem]:
 
 
 def import_recipes(name: str) -> ModuleType:
-    """Imports a module of recipes, as ``--import NAME`` does. Modules of the working directory are found too.
+    """Imports a module of recipes, as ``--import NAME`` does. Modules in the working directory are found too.
 
     Raises:
-        ConfigError: With the cause: no such module, an error inside the module and its line, a recipe name in use.
+        ConfigError: If the module does not exist, its code fails (with the line), or a recipe name is in use.
     """
     if name.endswith(".py") or os.sep in name:
         dotted = name.removesuffix(".py").strip("./").replace(os.sep, ".")
@@ -92,7 +100,7 @@ def search_here() -> None:
 
 
 def import_module(name: str, what: str) -> ModuleType:
-    """Imports a module; if the import fails, the recipes that the module registered are removed again."""
+    """Imports a module and trusts its package; if the import fails, the recipes that it registered are removed."""
     before = dict(registered())
     try:
         module = importlib.import_module(name)

@@ -1,10 +1,9 @@
-"""Named recipes: functions that return a whole run tree.
+"""Named recipes: functions that return a complete config.
 
-@recipe("small")
-def small() -> Trainer.Config: ...
+@recipe("small") def small() -> Trainer.Config: ...
 
-@recipe("small_fast", starts_from="small")
-def small_fast(config: Trainer.Config) -> Trainer.Config:  # gets a fresh tree of `small` and returns it changed
+@recipe("small_fast", starts_from="small") def small_fast(config: Trainer.Config) -> Trainer.Config:  # gets a new
+config of `small` and returns it changed
     config.trainer.max_iter = 10
     return config
 """
@@ -52,12 +51,19 @@ def recipe(
     aliases: Sequence[str] = (),
     variables: Mapping[str, str] | None = None,
 ) -> Any:
-    """Registers a function that returns a Trainer.Config; what it leaves in the module is called without arguments.
+    """Decorator that registers a function as a recipe. The decorated function is called without arguments.
 
-    With `starts_from`, the function gets a fresh tree of that recipe as its only argument, so that the declaration and
-    the code cannot disagree. `aliases` are other names of the same recipe. `variables` are its environment variables,
-    each with the advice for one that is not set; those of `starts_from` hold too. Raises ValueError for a name that is
-    taken, TypeError for a function of another shape.
+    Args:
+        name: Name of the recipe.
+        starts_from: Recipe that the function changes: it gets a new config of that recipe as its only argument. None:
+            the function has no arguments.
+        aliases: Other names of the recipe.
+        variables: Environment variable → how to get its value, for the error if it is not set. Those of `starts_from`
+            apply too.
+
+    Raises:
+        ValueError: If another function has registered the name.
+        TypeError: If the function has other parameters.
     """
     if not isinstance(name, str) or not name:
         raise TypeError('write the recipe\'s name: `@recipe("my_recipe")`')
@@ -76,28 +82,33 @@ def recipe(
 
 
 def not_available(why: str, *names: str) -> None:
-    """Registers names of released recipes that do not exist here, with the reason that a file that names one gets."""
+    """Registers names of released recipes that this package does not have.
+
+    Args:
+        why: Reason, for the error that a config with one of the names gets.
+        names: Names of the recipes.
+    """
     _UNAVAILABLE.update(dict.fromkeys(names, why))
 
 
 def recipe_names() -> list[str]:
-    """Returns the names of all recipes, sorted: the shipped ones, those of installed packages and those imported so
-    far."""
+    """Returns the names of all built-in, installed and imported recipes, sorted. Imports installed packages."""
     import_shipped()
     load_installed()
     return sorted(registered())
 
 
 def is_recipe(name: str) -> bool:
-    """Returns whether there is a recipe of that name or alias. Installed packages are imported only for other names."""
+    """Returns whether a recipe has the name or alias. Imports installed packages if no built-in recipe has it."""
     import_shipped()
     return bool(_registered(name)) or name in recipe_names()
 
 
 def find_recipe(name: str) -> Recipe:
-    """Returns the registration of a recipe, also by an alias.
+    """Returns the registration of a recipe for its name or alias.
 
-    Raises ConfigError, with the nearest name, for other names.
+    Raises:
+        ConfigError: If no recipe has the name, with the nearest name.
     """
     if is_recipe(name) and (found := _registered(name)):
         return found
@@ -112,10 +123,15 @@ def find_recipe(name: str) -> Recipe:
 
 
 def get_recipe(name: str) -> Config:
-    """Returns a fresh tree of a recipe, with its references unresolved. The packages of its classes are trusted from
-    then on.
+    """Calls the function of a recipe and returns the new config, with unresolved references.
 
-    Raises ConfigError for an unknown name, and for a function that fails or returns no config.
+    The packages of the classes in the config are trusted from then on, see `class_tags.trust`.
+
+    Args:
+        name: Name or alias.
+
+    Raises:
+        ConfigError: If no recipe has the name, or its function fails or does not return a config.
     """
     found = find_recipe(name)
     name = found.name
@@ -147,13 +163,13 @@ def get_recipe(name: str) -> Config:
 
 
 def variables_of(names: Iterable[str]) -> dict[str, str]:
-    """Returns the environment variables of recipes with advice; later recipes override earlier ones."""
+    """Returns environment variable → how to get its value, for several recipes; later recipes override earlier ones."""
     found = (_registered(name) for name in names)
     return {name: advice for entry in found if entry is not None for name, advice in entry.variables.items()}
 
 
 def lineage(name: str) -> list[tuple[str, Config]]:
-    """Returns a recipe and those that it starts from, oldest first, each with the tree that its function returns."""
+    """Returns (name, new config) of a recipe and of the recipes that it starts from, oldest first."""
     chain: list[tuple[str, Config]] = []
     current: str | None = name
     while current is not None:
@@ -164,21 +180,25 @@ def lineage(name: str) -> list[tuple[str, Config]]:
 
 
 def recipe_task(tree: Any) -> str | None:
-    """Returns the task of a tree, which decides how TOML paths are translated; `None` if the tree states no task."""
+    """Returns `job.task` of a config, which decides how TOML paths are converted; None if the config has no task."""
     task = getattr(find(tree, ("job",)), "task", None)
     return task if isinstance(task, str) else None
 
 
 def import_shipped() -> None:
-    """Imports the recipes of the package itself."""
+    """Imports the built-in recipes."""
     importlib.import_module(f"{worldsmith.FAMILIES}.recipes")
 
 
 def adopt_function(module: ModuleType, name: str) -> str:
-    """Returns the recipe's name for ``--module M --config NAME``: a recipe of M, or a function of M, registered as
-    ``M:NAME``.
+    """Returns the name of a recipe for ``--module M --config NAME``.
 
-    Raises ConfigError that lists what M has, for a name that is neither.
+    Args:
+        module: Imported module.
+        name: Recipe of the module, or function, which is registered as ``M:NAME``.
+
+    Raises:
+        ConfigError: If the module has neither, with the names that it has.
     """
     package = f"{module.__name__}."
     own = {key: found.make for key, found in registered().items() if f"{found.module}.".startswith(package)}
@@ -198,7 +218,7 @@ def adopt_function(module: ModuleType, name: str) -> str:
 
 
 def _check_shape(function: Callable[..., Any], name: str, starts_from: str | None = None) -> None:
-    """Raises TypeError, saying what to write, for a function that does not take what a recipe takes."""
+    """Raises TypeError, with a suggestion, if a function does not have the parameters of a recipe."""
     parameters = inspect.signature(function).parameters.values()
     required = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if starts_from and len(required) != 1:
@@ -234,7 +254,7 @@ def _register(function: Callable[..., Config], module: ModuleType, name: str) ->
 
 
 def _returns_config(value: object, module: ModuleType) -> bool:
-    """Returns whether a function of the module says that it returns a config."""
+    """Returns whether `value` is a function of the module with a Config as its annotated return type."""
     if getattr(value, "__module__", None) != module.__name__:
         return False
     result = getattr(value, "__annotations__", {}).get("return")

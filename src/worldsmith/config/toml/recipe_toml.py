@@ -1,7 +1,7 @@
 """Reads a recipe TOML: a strict file that names a registered recipe and changes some of its values.
 
-File -> check against the schema -> per-task remap -> registered recipe -> tree -> overrides -> resolved tree. The
-mistakes of all stages are reported together.
+File → check against the schema → conversion of paths for the task → registered recipe → config → overrides → resolved
+config. The mistakes of all stages are reported together.
 """
 
 from __future__ import annotations
@@ -37,21 +37,25 @@ SELECTORS = {("job", "task"), ("job", "experiment")}
 
 
 def read_recipe_toml(path: str | PathLike[str], overrides: Sequence[Override]) -> tuple[Draft, list[Override]]:
-    """Reads a recipe TOML.
+    """Reads a recipe TOML file.
+
+    Args:
+        path: File.
+        overrides: Parsed overrides; one of them may select another recipe.
 
     Returns:
         The draft, with the mistakes in the values of the file, and the overrides that remain to be applied: those that
-        do not choose the recipe.
+        do not select the recipe.
 
     Raises:
-        ConfigError: If the text is not valid TOML.
+        ConfigError: If the file cannot be read or is not valid TOML.
     """
     name = fspath(path)
     return read_recipe_text(read_config_text(name), name, overrides)
 
 
 def read_recipe_text(text: str, name: str, overrides: Sequence[Override]) -> tuple[Draft, list[Override]]:
-    """Reads a recipe TOML from text (`read_recipe_toml`); `name` is the file name in error messages."""
+    """Reads a recipe TOML from text, as `read_recipe_toml` does; `name` is the file name in messages."""
     table, spans = parse_toml(text, name), find_positions(text, name)
     for path, span in spans.items():
         if len(path) > MAX_DEPTH:  # of a header, a dotted key and a value together
@@ -66,13 +70,13 @@ def read_recipe_text(text: str, name: str, overrides: Sequence[Override]) -> tup
 def check_table(
     table: dict[str, Any], problems: list[Problem], tree: Config | None = None, task: str = TASKS[0]
 ) -> list[tuple[TomlField, Any]]:
-    """Checks the keys and types of a parsed table.
+    """Checks the keys and types of a parsed recipe TOML.
 
     Args:
-        table: The table, or one of its sections.
+        table: Parsed table, or one of its sections.
         problems: Receives a problem for each unknown key and each value of the wrong type.
-        tree: The tree of the recipe; a key of the tree that a TOML cannot set gets an override as its hint.
-        task: The task, which decides where a key goes in the tree.
+        tree: Config of the recipe; the hint for a key of the config that a TOML file cannot set is an override.
+        task: Task, which decides how TOML paths are converted.
 
     Returns:
         The known keys that are set and have the right type, in file order.
@@ -83,9 +87,12 @@ def check_table(
 
 
 def build_overrides(table: dict[str, Any]) -> list[str]:
-    """Writes a parsed recipe TOML as overrides: ``--``, ``experiment=<name>``, then its leaves in file order.
+    """Converts a parsed recipe TOML to overrides: ``--``, ``experiment=<name>``, then its leaves in file order.
 
-    The overrides are for people and launch scripts; `read_recipe_toml` fills the tree from the typed values.
+    The overrides are for users and launch scripts; `read_recipe_toml` fills the config from the typed values.
+
+    Args:
+        table: Parsed recipe TOML.
 
     Raises:
         ConfigError: If the experiment is missing or the task is unknown.
@@ -146,7 +153,7 @@ class _DraftFiller:
         self.fill(self.draft.tree, values, self.draft.task)
 
     def start(self, values: list[tuple[TomlField, Any]], overrides: Sequence[Override]) -> str:
-        """Sets the draft's tree to that of the recipe that the file, or an ``experiment=`` override, names."""
+        """Sets the config of the draft to that of the recipe in the file or in an ``experiment=`` override."""
         given = {entry.path: value for entry, value in values}
         name, place = given.get(("job", "experiment"), ""), self.values.get(("job", "experiment"))
         for override in overrides:
@@ -295,7 +302,7 @@ class _Check:
         return Problem(format_path(path), message, hint=advice)
 
     def words(self, path: Path, value: Any) -> list[str]:
-        """Returns the overrides that set a key of the tree that is not a key of the file."""
+        """Returns the overrides that set a key of the config that the recipe TOML does not have."""
         leaves = flatten(value) if isinstance(value, dict) else [((), value)]
         words = []
         for rest, leaf in leaves:
@@ -307,7 +314,7 @@ class _Check:
 
 
 def _other_system_problem(table: dict[str, Any]) -> Problem | None:
-    """Returns the problem of a TOML that was written for torchtitan; `None` for every other file."""
+    """Returns the problem of a TOML that was written for torchtitan; None for every other file."""
     model, training = table.get("model"), table.get("training")
     if not (isinstance(model, dict) and isinstance(training, dict) and {"name", "flavor"} <= model.keys()):
         return None

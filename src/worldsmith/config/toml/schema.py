@@ -1,7 +1,7 @@
-"""The recipe TOML as data: every key with its type, documented default and doc, and where it lands in the tree.
+"""Keys of the recipe TOML: type, documented default, docstring and path in the config.
 
-The default is what the key means by itself; a key that a file leaves out keeps the value of the recipe. Modules of
-recipes, ours and those of other packages, add keys of their own:
+The default is the documented one; a key that a file omits keeps the value of the recipe. Modules of recipes, also of
+other packages, add their own keys:
 
     toml_keys("trainer.callbacks.alarm", LossAlarm.Config, "above")
     toml_keys("dataloader_train", VideoDataset.Config, "min_frames", at="dataloader_train.dataset")
@@ -29,8 +29,7 @@ TASKS = ("vfm", "vlm")
 
 @dataclass(frozen=True, slots=True)
 class TomlField:
-    """One TOML key. `type` is a type hint as in a Config; `about` is its docstring, or the Config class with this
-    field."""
+    """One TOML key. `type` is a type hint as in a Config; `about` is its docstring or the Config class with it."""
 
     path: tuple[str, ...]
     type: Any
@@ -47,12 +46,20 @@ class TomlField:
 
 
 def toml_keys(section: str, config: type[Config], *names: str, at: str | None = None, only: str | None = None) -> None:
-    """Adds keys to a section of the recipe TOML: fields of `config`, which is at `at` in the tree (None: `section`).
+    """Adds keys to a section of the recipe TOML: fields of a Config class, with their types, defaults and docstrings.
 
-    Without names all fields are keys, except those of `EXCLUDED`. Type, default and doc of a key are those of the
-    field. With `only`, it has an effect for that task alone. Several families may add the same key in the same place;
-    their types are joined. Raises TypeError for a name that is no field, ValueError for a key that there is already, in
-    another place.
+    Several model families may add the same key for the same path; its types are then joined.
+
+    Args:
+        section: Section of the recipe TOML, such as ``trainer.callbacks.alarm``.
+        config: Class with the fields.
+        names: Names of the fields; none: all fields except those of `EXCLUDED`.
+        at: Path of the class in the config; None: `section`.
+        only: Task for which the keys have an effect; None: all tasks.
+
+    Raises:
+        TypeError: If a name is not a field.
+        ValueError: If a key exists for another path or task.
     """
     hints, defaults = field_hints(config), class_defaults(config)
     for name in names or _reachable(section, config):
@@ -93,12 +100,12 @@ EXCLUDED: dict[Path, str] = {
 
 
 def _reachable(section: str, config: type[Config]) -> list[str]:
-    """Returns the names of the fields that are keys of a section which has all fields of a class."""
+    """Returns the names of the fields that are keys of a section with all fields of a class."""
     return [name for name in field_hints(config) if (*section.split("."), name) not in EXCLUDED]
 
 
 def _fields(section: str, config: type[Config], **defaults: Any) -> list[TomlField]:
-    """Returns the fields of a class, with the defaults that they have in a file where these are others."""
+    """Returns the fields of a class as keys; `defaults` are those that differ in a file."""
     defaults, hints = {**class_defaults(config), **defaults}, field_hints(config)
     names = _reachable(section, config)
     return [TomlField((*section.split("."), name), hints[name], defaults[name], config) for name in names]
@@ -229,7 +236,7 @@ PUBLISHED_PATHS: dict[Path, Path] = {
 
 
 def published_path(path: Path) -> Path | None:
-    """Returns the tree path here of a tree path of the published framework; None where it has no other name here."""
+    """Converts a config path of the published framework to one of this package; None if both are the same."""
     for length in range(len(path), 0, -1):
         if path[:length] in PUBLISHED_PATHS:
             return (*PUBLISHED_PATHS[path[:length]], *path[length:])
@@ -237,8 +244,15 @@ def published_path(path: Path) -> Path | None:
 
 
 def remap(path: Path, task: str) -> Path | None:
-    """Returns the tree path of a TOML path (longest matching prefix wins), or None if the key has no effect for the
-    task."""
+    """Converts a TOML path to a config path; the longest matching prefix wins.
+
+    Args:
+        path: Path of a key in the recipe TOML.
+        task: Task of the recipe.
+
+    Returns:
+        Path in the config; None if the key has no effect for the task.
+    """
     rules, added = REMAPS[task], _added()
     for length in range(len(path), 0, -1):
         if rules.get(path[:length], path) is None:

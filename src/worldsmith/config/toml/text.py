@@ -1,6 +1,6 @@
-"""TOML text as plain data, with the position of every key and value.
+"""TOML text to plain data, with the source position of every key and value.
 
-The standard library parses the text but reports no positions, so a scanner finds them in the text once it is known to
+The standard library parses the text but reports no positions, so a scanner finds them in the text after it is known to
 be valid.
 """
 
@@ -32,14 +32,22 @@ _OTHER_LANGUAGES = {"true": "true", "false": "false", "yes": "true", "no": "fals
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The place of a key and of its value (the key's own for a table)."""
+    """Source positions of a key and of its value; for a table both are that of the key."""
 
     key: Place
     value: Place
 
 
 def parse_toml(text: str, file: str) -> dict[str, Any]:
-    """Parses TOML text with `tomllib`; raises ConfigError with the position for text that is not valid."""
+    """Parses TOML text with `tomllib`.
+
+    Args:
+        text: TOML.
+        file: File name for messages.
+
+    Raises:
+        ConfigError: If the text is not valid, with the position.
+    """
     check_extent(text, file)
     try:
         return tomllib.loads(text)
@@ -152,7 +160,7 @@ class _Scanner:
             self.pair(path)
 
     def closes(self, bracket: str) -> bool:
-        """Passes a comma, or the closing bracket and says so; also stops at the end of the text."""
+        """Consumes a comma or the closing bracket; returns whether the list or table ends."""
         if self.text.startswith(",", self.position):
             self.position += 1
             self.skip_gap()
@@ -164,7 +172,7 @@ class _Scanner:
         return False
 
     def key(self) -> tuple[list[str], int, int]:
-        """Returns a dotted key: its names, and where it begins and ends."""
+        """Parses a dotted key: its names, start and end."""
         names: list[str] = []
         begin = end = self.position
         while match := _KEY.match(self.text, self.position):

@@ -1,4 +1,4 @@
-"""Checks of a resolved tree: the `check()` of every section, settings that contradict each other, and warnings."""
+"""Checks of a resolved config: `check()` of every section, settings that contradict each other, and warnings."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ MOST = 20
 
 
 def check_sections(tree: Config, broken: Sequence[Path] = ()) -> list[Problem]:
-    """Runs the `check()` of every section, so that one run reports all mistakes.
+    """Runs the `check()` of every section, so that all mistakes are reported at once.
 
     A check stops at its first problem. The values that the problem names are then reset to their defaults, in a copy,
-    and the check runs again; the sections above use that copy too. A problem about a value that was reset, or that is
-    known to be wrong, is left out.
+    and the check runs again; the parent sections use that copy too. A problem is omitted if it is about a value that
+    was reset or that is known to be wrong.
 
     Args:
-        tree: The resolved tree; it is not modified.
+        tree: Resolved config; it is not modified.
         broken: Paths of values that are known to be wrong.
 
     Returns:
@@ -33,8 +33,11 @@ def check_sections(tree: Config, broken: Sequence[Path] = ()) -> list[Problem]:
 
 
 def alternatives(tree: Any) -> list[tuple[Path, Any, list[str]]]:
-    """Returns fields that are set although at most one is allowed (``_alternatives`` of the class), with their
-    section."""
+    """Finds groups of alternative fields (``_alternatives`` of the class) in which more than one field is set.
+
+    Returns:
+        (path of the section, section, names of the fields that are set) for each group.
+    """
     groups = [
         (path, section, [name for name in group if getattr(section, name) is not None])
         for path, section in walk(tree)
@@ -44,13 +47,13 @@ def alternatives(tree: Any) -> list[tuple[Path, Any, list[str]]]:
 
 
 def list_warnings(tree: Any) -> list[str]:
-    """Warnings of all sections about valid settings with a surprising effect."""
+    """Returns the warnings of all sections about valid settings with a surprising effect."""
     sections = [section for _, section in walk(tree) if isinstance(section, Config)]
     return [warning for section in sections for warning in section.list_warnings()]
 
 
 def contradictions(tree: Any) -> list[Problem]:
-    """Returns the problems of alternatives that are both set; `concerns` of each names the values."""
+    """Returns a problem for each group of alternatives with more than one value; `concerns` names the values."""
     problems = []
     for path, section, given in alternatives(tree):
         values = " and ".join(f"{name} = {getattr(section, name)}" for name in given)
@@ -104,10 +107,7 @@ class _Checks:
                 return
 
     def repair(self, path: Path) -> bool:
-        """Resets a value, or the list or table that holds it, to its class's default, in a copy.
-
-        Returns whether that changed anything.
-        """
+        """Resets a value, or the list or table around it, to its default in a copy; returns whether it changed."""
         while path and not isinstance(find(self.tree, path[:-1]), Config):
             path = path[:-1]
         parent_path, name = path[:-1], path[-1]

@@ -1,4 +1,4 @@
-"""Differences between two configs: edits from one to the other, and the values that they change."""
+"""Differences between two configs: edits from one to the other, and the values that the edits change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from worldsmith.config.tree.plain import to_plain
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One path with its value before and after; ABSENT where that side does not have the path."""
+    """One path with its value before and after; ABSENT if the path does not exist on that side."""
 
     path: Path
     old: Any
@@ -21,11 +21,15 @@ class Change:
 
 
 def find_changes(old: Config, new: Config, *, custom: bool = False) -> list[Change]:
-    """Returns the steps from `old` to `new`: fields that are set, and table keys that go away or are added, in that
-    order.
+    """Returns the edits from `old` to `new`, in order: fields that are set, and table keys that are removed or added.
 
-    A section of another class is one step, and so is a list, a table of plain values, and a table whose keys change
-    their order. With `custom`, the opaque data is compared too, as one value.
+    A section whose class changes is one edit; so are a list, a table of plain values, and a table whose keys change
+    their order.
+
+    Args:
+        old: Config before.
+        new: Config after.
+        custom: Whether to compare the opaque data in ``custom`` too, as one value.
     """
     found = list(_steps(old, new, ()))
     own, other = getattr(old, OPAQUE, {}), getattr(new, OPAQUE, {})
@@ -33,15 +37,20 @@ def find_changes(old: Config, new: Config, *, custom: bool = False) -> list[Chan
 
 
 def find_differences(old: Config, new: Config, *, custom: bool = False) -> list[Change]:
-    """Returns the changes value by value, as plain data.
+    """Returns the changed values from `old` to `new` one by one, as plain data.
 
-    A list is a value; a section of another class differs in `type`.
+    A list is one value. A section whose class changes also differs in `type`.
+
+    Args:
+        old: Config before.
+        new: Config after.
+        custom: Whether to compare the opaque data in ``custom`` too.
     """
     return [leaf for change in find_changes(old, new, custom=custom) for leaf in _leaves(change)]
 
 
 def same_value(a: Any, b: Any) -> bool:
-    """Returns whether two values are equal, distinguishing 1 from 1.0 and True, and the order of table keys."""
+    """Returns whether two values have equal types, values and order of table keys: 1, 1.0 and True differ."""
     if type(a) is not type(b):
         return False
     if isinstance(a, Config):

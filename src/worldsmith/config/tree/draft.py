@@ -1,4 +1,4 @@
-"""A tree on its way through the front doors, and the last steps that are the same for all of them."""
+"""A config while it is read, and the final steps that all config formats share."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Draft:
         tree: The config; None if mistakes prevent building it.
         places: Source positions of values, by path.
         broken: Paths that could not be set.
-        recipes: Functions that build the underlying recipes, oldest first.
+        recipes: Returns (name, config) of the underlying recipes, oldest first.
     """
 
     source: str
@@ -50,7 +50,7 @@ class Draft:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A resolved tree, what the user should know about it, and where its values come from."""
+    """A resolved config, its warnings, and where its values come from."""
 
     tree: Any
     warnings: list[str] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Loaded:
 
     @cached_property
     def provenance(self) -> Provenance:
-        """The origin of every section, table, list and leaf, by path. Worked out when it is asked for."""
+        """Origin of every section, table, list and leaf, by path. Computed on first access."""
         return trace(self.raw, self.recipes(), self.places, self.sources)
 
     @property
@@ -87,7 +87,7 @@ class Loaded:
 
     @cached_property
     def changed(self) -> set[Path]:
-        """The leaves that differ from those of the recipe (without one: from the defaults of the tree's class)."""
+        """Paths of the leaves that differ from the recipe; without a recipe, from the defaults of the classes."""
         if self.base is None:
             return {path for path, origin in self.provenance.items() if origin.kind != "default"}
         found = find_differences(self.base, self.tree, custom=True)
@@ -95,20 +95,26 @@ class Loaded:
 
     @cached_property
     def removed(self) -> list[Path]:
-        """The keys of tables that the recipe has and this tree has not."""
+        """Paths of table keys that the recipe has and this config does not have."""
         return [c.path for c in find_changes(self.base, self.tree) if c.new is ABSENT] if self.base else []
 
     @cached_property
     def base(self) -> Any:
-        """The resolved tree of the recipe; None without one."""
+        """Resolved config of the recipe; None without a recipe."""
         recipes = self.recipes()
         return try_resolve(recipes[-1][1], now=self.now, keep_unset=True)[0] if recipes else None
 
 
 def finish(draft: Draft, overrides: Sequence[Override] = (), *, keep_unset: Kept = False) -> Loaded:
-    """Applies flags and override words, resolves references and checks everything.
+    """Applies overrides to a draft, resolves references and runs all checks.
 
-    Raises ConfigError with every mistake of all stages. `keep_unset`: see `Kept`.
+    Args:
+        draft: Draft of a config format; its config is modified.
+        overrides: Overrides and flags of the command line.
+        keep_unset: Treatment of unset environment variables, see `Kept`.
+
+    Raises:
+        ConfigError: With the mistakes of all stages.
     """
     if draft.tree is None:
         raise ConfigError(draft.problems)
@@ -141,8 +147,7 @@ def finish(draft: Draft, overrides: Sequence[Override] = (), *, keep_unset: Kept
 
 
 def _derived(problem: Problem, places: dict[Path, Place], sources: dict[Path, list[str | Path]]) -> Problem:
-    """Returns a problem of a value that a reference gave, at the place where the value that it refers to was
-    written."""
+    """Moves the problem of a value that came from a reference to the position of the value that it refers to."""
     for concern in map(parse_path, problem.concerns):
         if problem.place or any(starts_with(path, concern) for path in places):
             break
@@ -155,10 +160,10 @@ def _derived(problem: Problem, places: dict[Path, Place], sources: dict[Path, li
 
 
 def give_way(draft: Draft) -> None:
-    """Clears a value where the user sets an alternative to it: a cap of the TOML replaces the recipe's other one.
+    """Clears the values of alternative fields that an earlier layer set, in place, and adds a warning for each.
 
-    The later layer wins: recipe, file, flags, override words. Two alternatives in one layer are left alone, as a
-    contradiction. A warning says what was cleared. TOML has no null, so a file could not choose otherwise.
+    The layers are recipe, file, flags and overrides. For example, a limit in a TOML file clears the other kind of limit
+    of the recipe, since TOML has no null. Two alternatives in one layer stay and are reported as a contradiction.
     """
     for path, section, given in alternatives(draft.tree):
         layers = {name: _layer(draft.places.get((*path, name))) for name in given}
@@ -173,5 +178,5 @@ def give_way(draft: Draft) -> None:
 
 
 def _layer(place: Place | None) -> int:
-    """Returns the rank of what wrote a value: 0 recipe, 1 file, 2 flag, 3 override word."""
+    """Returns the rank of the layer that wrote a value: 0 recipe, 1 file, 2 flag, 3 override."""
     return 0 if place is None else {"flag": 2, "override": 3}.get(place.file, 1)

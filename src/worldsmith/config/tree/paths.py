@@ -1,4 +1,4 @@
-"""Paths into the run tree: ``optimizer.betas[0]``, ``optimizer.lr_multipliers."a.b"``."""
+"""Paths of values in a config: ``optimizer.betas[0]``, ``optimizer.lr_multipliers."a.b"``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SEGMENT = re.compile(r"""\.?(?:"((?:[^"\\]|\\.)*)"|'([^']*)'|([^\s.\[\]"'=:{}$,
 
 
 def format_path(path: Path) -> str:
-    """Returns the text of a path; `parse_path` reads it back. Names that hold a dot are quoted."""
+    """Formats a path as text, which `parse_path` reads. Names with dots or other special characters are quoted."""
     text = ""
     for part in path:
         if isinstance(part, int):
@@ -25,7 +25,11 @@ def format_path(path: Path) -> str:
 
 
 def parse_path(text: str) -> Path:
-    """Reads ``a.b[0]."c.d"``. Raises ValueError for text that is no path."""
+    """Parses a path such as ``a.b[0]."c.d"`` into keys and list indexes: ``("a", "b", 0, "c.d")``.
+
+    Raises:
+        ValueError: If the text is not a path.
+    """
     path: list[str | int] = []
     position = 0
     while position < len(text):
@@ -48,11 +52,12 @@ def parse_path(text: str) -> Path:
 
 
 def starts_with(path: Path, prefix: Path) -> bool:
+    """Returns whether `path` is `prefix` or lies below it."""
     return path[: len(prefix)] == prefix
 
 
 def flatten(table: dict[str, Any], prefix: Path = ()) -> list[tuple[Path, Any]]:
-    """Lists the leaves of nested dicts, in order. An empty dict is a leaf."""
+    """Returns (path, value) of the leaves of nested dicts, in order. An empty dict is a leaf."""
     leaves: list[tuple[Path, Any]] = []
     for key, value in table.items():
         here = (*prefix, key)

@@ -1,7 +1,7 @@
-"""The tree as plain data: dicts, lists and scalars.
+"""The config as plain data: dicts, lists and scalars.
 
-A field that several classes fit carries the class in the key ``type``. The root's ``custom`` is the project's own data:
-it is not part of a dump unless asked for.
+If a field allows several classes, the class is stored in the key ``type``. The field ``custom`` of the root contains
+data of the project and is omitted by default.
 """
 
 from __future__ import annotations
@@ -20,14 +20,18 @@ MISSING = "???"
 
 
 def to_dict(config: Config, *, custom: bool = False) -> dict[str, Any]:
-    """Converts a config to plain dicts, lists and scalars, with the root class in ``type``; `custom`: with opaque
-    data."""
+    """Converts a config to plain dicts, lists and scalars, with the root class in ``type``.
+
+    Args:
+        config: Config.
+        custom: Whether to include the opaque data in ``custom``.
+    """
     found: dict[str, Any] = _to_plain(config, Any, custom)
     return found
 
 
 def class_defaults(cls: type[Config]) -> dict[str, Any]:
-    """Returns the default of every field that has one."""
+    """Returns the default of every field that has one, by name. Mutable defaults are new objects."""
     found: dict[str, Any] = {}
     for field in dataclasses.fields(cls):
         if field.default is not dataclasses.MISSING:
@@ -38,20 +42,25 @@ def class_defaults(cls: type[Config]) -> dict[str, Any]:
 
 
 def required_fields(cls: type[Config]) -> list[str]:
-    """Returns the fields that have no default."""
+    """Returns the names of the fields without a default."""
     absent = dataclasses.MISSING
     return [f.name for f in dataclasses.fields(cls) if f.default is absent and f.default_factory is absent]
 
 
 def to_yaml(config: Config, *, custom: bool = False) -> str:
-    """Returns the tree as YAML text; `from_yaml` reads it back."""
+    """Returns the config as YAML text, which `from_yaml` reads.
+
+    Args:
+        config: Config.
+        custom: Whether to include the opaque data in ``custom``.
+    """
     from worldsmith.config.yaml.text import dump_yaml
 
     return dump_yaml(to_dict(config, custom=custom))
 
 
 def to_plain(value: Any) -> Any:
-    """Returns a value of a tree as plain data, with the class of every section."""
+    """Converts any value of a config to plain data, including opaque data and the class of every section."""
     return _to_plain(value, Any, custom=True)
 
 

@@ -23,7 +23,10 @@ COMMAND_LINE = ("override", "flag")
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Origin of a value. `reference` is the written text ``${…}``, `leads_to` the origin to which it resolves."""
+    """Origin of a value.
+
+    `reference` is its text with ``${…}``, and `leads_to` the origin of the value to which the reference resolves.
+    """
 
     kind: str
     """default, recipe, file, override or flag."""
@@ -52,11 +55,15 @@ def trace(
     places: Mapping[Path, Place],
     sources: Mapping[Path, Sequence[str | Path]],
 ) -> dict[Path, Origin]:
-    """Returns the origin of every section, table, list and leaf of an unresolved tree.
+    """Returns the origin of every section, table, list and leaf of an unresolved config, by path.
 
-    `recipes` are the recipes below it, oldest first, each as it left its function; `places` says where the values
-    were written on the way from the last one to `tree`; `sources` what each reference was resolved with. A value that
-    a recipe writes and that equals the class's default counts as the default.
+    A value that a recipe sets to the default of the class counts as the default.
+
+    Args:
+        tree: Unresolved config.
+        recipes: (name, config) of the recipes on which it is based, oldest first.
+        places: Source positions of the values that were set after the last recipe.
+        sources: For each resolved reference, the steps of its resolution.
     """
     origins: dict[Path, Origin] = {}
     below: Config | None = None
@@ -72,8 +79,7 @@ def trace(
 
 
 def origin_of(provenance: Provenance, path: Path) -> Origin:
-    """Returns the origin of a path, or of the nearest thing above it (below a reference to a section nothing is
-    known)."""
+    """Returns the origin of a path or of its nearest known parent; the class default if no parent is known."""
     for length in range(len(path), 0, -1):
         if path[:length] in provenance:
             return provenance[path[:length]]
@@ -81,7 +87,10 @@ def origin_of(provenance: Provenance, path: Path) -> Origin:
 
 
 def remember(places: dict[Path, Place], path: Path, place: Place, value: Any = None) -> None:
-    """Notes that `path` was written, and each key of a dict `value`, also in a list; places known below it are void."""
+    """Records that `path` was set at `place`, together with each key of a dict `value`, also in a list.
+
+    Positions that are recorded below `path` are removed if `value` is not a dict.
+    """
     for known in [known for known in places if len(known) > len(path) and starts_with(known, path)]:
         if not isinstance(value, dict):
             del places[known]
@@ -113,7 +122,7 @@ class _Layer:
     def visit(
         self, path: Path, node: Any, below: Any, default: Any, above: Origin | None, found: dict[Path, Origin]
     ) -> None:
-        """`below` and `default` are what the layer below and the class have here; `above` wrote the whole table."""
+        """Adds the origins of `node` and its children to `found`, given the values of the lower layer and the class."""
         place = self.places.get(path)
         above = from_place(place) if place else above
         same = type(node) is type(below)
@@ -140,7 +149,7 @@ class _Layer:
 
 
 def from_place(place: Place) -> Origin:
-    """Returns the origin that a place in a file or on the command line stands for."""
+    """Converts a position in a file or on the command line to an origin."""
     if place.file in COMMAND_LINE:
         return Origin(place.file, place.source or "")
     return Origin("file", place.file, place.line)
@@ -153,7 +162,7 @@ def _with_references(origins: dict[Path, Origin], sources: Mapping[Path, Sequenc
 
 
 def _led(origin: Origin, steps: Iterable[str | Path], origins: Mapping[Path, Origin]) -> Origin:
-    """Returns the origin with what its references led to: the environment, or another value and who wrote that."""
+    """Adds to the origin where its references lead: to an environment variable, or to another value and its origin."""
     told, written = [], ""
     for step in steps:
         if isinstance(step, tuple):

@@ -1,4 +1,4 @@
-"""Plain data as a tree, or on top of one: the one way by which files, words and flags become sections.
+"""Converts plain data to a config, or applies it to one: all files, overrides and flags become sections here.
 
 ``from_dict(to_dict(c)) == c``, through YAML and JSON text too.
 """
@@ -47,9 +47,14 @@ _INVALID: Any = object()
 
 
 def from_dict(data: Any, cls: type[_Tree] | None = None) -> Any:
-    """Returns the tree of `data`. `cls` is the root's class where the data does not name one.
+    """Builds a config from plain data. References stay unresolved.
 
-    Raises ConfigError with every mistake: unknown keys, missing ones, wrong types, class names that cannot be used.
+    Args:
+        data: Nested dicts, lists and scalars.
+        cls: Class of the root if the data has no ``type``.
+
+    Raises:
+        ConfigError: With all mistakes: unknown or missing keys, wrong types, invalid class names.
     """
     problems: list[Problem] = []
     tree = read_tree(data, cls, problems)
@@ -59,14 +64,31 @@ def from_dict(data: Any, cls: type[_Tree] | None = None) -> Any:
 
 
 def read_tree(data: Any, cls: type[_Tree] | None, problems: list[Problem]) -> Any:
-    """Reads plain data as `from_dict`, and adds mistakes to `problems`. Returns the config without them, or None."""
+    """Builds a config from plain data as `from_dict` does, and adds the mistakes to `problems`.
+
+    Args:
+        data: Nested dicts, lists and scalars.
+        cls: Class of the root if the data has no ``type``.
+        problems: List to which mistakes are added.
+
+    Returns:
+        The config without the wrong values; None if it cannot be built.
+    """
     tree = Reader(problems).section([cls] if cls else [], None, data)
     return require_set(tree, problems) if isinstance(tree, Config) else None
 
 
 def require_set(tree: Config, problems: list[Problem], hint: str | None = None) -> Config | None:
-    """Returns the tree, with a problem for each required field that holds nothing; None if there is such a one at
-    its top."""
+    """Adds a problem for each required field without a value.
+
+    Args:
+        tree: Unresolved config.
+        problems: Mistakes so far; values that they name are not reported again.
+        hint: Suggestion for the user.
+
+    Returns:
+        The config; None if a required field of the root has no value.
+    """
     broken = [problem.keys for problem in problems if problem.path]
     for path, section in unset_fields(tree):
         if not any(starts_with(bad, path) for bad in broken):
@@ -75,7 +97,16 @@ def require_set(tree: Config, problems: list[Problem], hint: str | None = None) 
 
 
 def from_yaml(text: str, cls: type[_Tree] | None = None, *, file: str = "<yaml>") -> Any:
-    """Returns the tree of a YAML text. Raises ConfigError, with lines and columns, for every mistake in it."""
+    """Builds a config from YAML text. References stay unresolved.
+
+    Args:
+        text: YAML.
+        cls: Class of the root if the text has no ``type``.
+        file: Name for messages.
+
+    Raises:
+        ConfigError: With all mistakes and their lines and columns.
+    """
     document = read_yaml(text, file)
     try:
         return from_dict(document.data, cls)
@@ -84,7 +115,7 @@ def from_yaml(text: str, cls: type[_Tree] | None = None, *, file: str = "<yaml>"
 
 
 def unset_fields(node: Any, path: Path = ()) -> Iterator[tuple[Path, type[Config]]]:
-    """Yields the required fields below a node that hold nothing, with their sections' classes."""
+    """Yields (path, class of the section) of the required fields below a node that have no value."""
     for where, section in walk(node, path):
         for name, value in children(section) if isinstance(section, Config) else ():
             if value == UNSET:
@@ -92,8 +123,7 @@ def unset_fields(node: Any, path: Path = ()) -> Iterator[tuple[Path, type[Config
 
 
 def untagged_class(classes: Iterable[Any]) -> type[Config] | None:
-    """Returns the class of a section that names none: the only one, unless it is the root of a family, which is not
-    built."""
+    """Returns the class of a section without ``type``: the only class of `classes` that can be built; else None."""
     concrete = [cls for cls in classes if is_config_class(cls) and cls is not Configurable.Config]
     if len(concrete) != 1:
         return None
@@ -103,10 +133,18 @@ def untagged_class(classes: Iterable[Any]) -> type[Config] | None:
 
 
 def change_class(old: Config, cls: type[Config]) -> tuple[Config, list[str]]:
-    """Returns a section of class `cls` in the place of `old`, and what of `old` is lost in it.
+    """Converts a section to another class.
 
-    The one rule for every front door: fields that both classes inherit from the nearest class keep their values, as far
-    as the new class takes these (nested sections by the same rule); all else starts from the new class's defaults.
+    Fields that both classes inherit from their nearest common class keep their values if the new class accepts them;
+    nested sections are converted by the same rule. All other fields get the defaults of the new class. All config
+    formats use this rule.
+
+    Args:
+        old: Section.
+        cls: New class.
+
+    Returns:
+        The new section, and the names of the fields of `old` whose non-default values are lost.
     """
     common = next(parent for parent in cls.__mro__ if isinstance(old, parent) and issubclass(parent, Config))
     values: dict[str, Any] = {}
@@ -129,7 +167,7 @@ def change_class(old: Config, cls: type[Config]) -> tuple[Config, list[str]]:
 
 
 def unset_tree(cls: type[Config]) -> Config:
-    """Returns a section of defaults in which required fields hold nothing."""
+    """Returns a section with its defaults, in which required fields have no value."""
     return _made(cls, {})
 
 
@@ -138,12 +176,18 @@ def _made(cls: type[Config], values: Mapping[str, Any]) -> Config:
 
 
 class Reader:
-    """Reads plain data into sections and values, on top of what is there; mistakes go to `problems`.
+    """Converts plain data to sections and values, on top of existing ones; mistakes go to `problems`.
 
-    What the data leaves out, or has wrong, stays as it was below, or is the default. For a layer of files (`merge`),
-    tables are merged key by key and ``???`` counts as left out; `spans` say where things stand, `known` which paths
-    there are, and `places` receives where each value was written. In a `whole` tree, which starts from no recipe, a
-    table that the files write replaces the default of its field, as in Python: keys of the default do not come back.
+    Values that the data omits, or that are wrong, keep their existing value or the default.
+
+    Args:
+        problems: List to which mistakes are added.
+        warnings: List to which warnings are added.
+        merge: The data is a layer of files: tables are merged key by key, and the value ``???`` counts as omitted.
+        spans: Source positions of the data, by path in the data.
+        places: Receives the source position of each value that was set, by path in the config.
+        known: Valid paths, for suggestions.
+        whole: The config starts from no recipe: a table in the files replaces the default of its field, as in Python.
     """
 
     def __init__(
@@ -166,7 +210,7 @@ class Reader:
         self.whole = whole
 
     def section(self, classes: list[type], below: Any, above: Any, path: Path = (), source: Path = ()) -> Any:
-        """Returns a section from a dict. `classes` are those that stand there, `source` is its path in the file."""
+        """Converts a dict to a section of one of `classes`; `source` is its path in the file."""
         if not isinstance(above, dict):
             return self.refuse(mismatch(path, "a section (a table of its fields)", above), source)
         old = type(below) if isinstance(below, Config) else None
@@ -195,7 +239,7 @@ class Reader:
         return _made(cls, values)
 
     def value(self, hint: Any, below: Any, above: Any, path: Path, source: Path) -> Any:
-        """Returns the value that fits `hint`; _INVALID, with a problem, for one that does not."""
+        """Converts a value to the type `hint`; returns _INVALID and adds a problem if it does not fit."""
         if self.merge and above == MISSING and hint is not Any:
             return _INVALID
         opaque = path == (OPAQUE,)
@@ -253,8 +297,7 @@ class Reader:
     def unfold(
         self, above: dict[str, Any], cls: type[Config] | None, path: Path, source: Path
     ) -> dict[str, tuple[Any, Path]] | None:
-        """Returns key → (value, position). ``{target: X, params: {…}}`` is an alternative spelling of ``{type: X,
-        …}``."""
+        """Returns key → (value, path in the file); ``{target: X, params: {…}}`` is read as ``{type: X, …}``."""
         fields = field_hints(cls) if cls else {}
         node = [key for key in (TARGET, PARAMS) if key in above and key not in fields]
         if not node:
@@ -275,8 +318,7 @@ class Reader:
     def choose_class(
         self, entries: Mapping[str, tuple[Any, Path]], classes: list[type], old: type[Config] | None, path: Path
     ) -> type[Config] | None:
-        """Returns the class that ``type`` names, else that of the section below, else the only one that the field
-        has."""
+        """Returns the class in ``type``, else that of the existing section, else the only class of the field."""
         where = format_path((*path, TAG))
         wanted = " or ".join(tag_of(cls) for cls in classes) or None
         if TAG not in entries:
@@ -317,7 +359,7 @@ class Reader:
         self.problems.append(Problem(format_path(path), message, hint=advice, place=span.key if span else None))
 
     def refuse(self, problem: Problem, source: Path) -> Any:
-        """Notes a mistake, at its place."""
+        """Adds a problem at the position of `source`; returns _INVALID."""
         self.problems.append(problem.at(self.place(source)))
         return _INVALID
 

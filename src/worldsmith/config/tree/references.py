@@ -1,8 +1,8 @@
-"""References in the tree, resolved once at the root, before anything is built.
+"""References in a config, which are resolved once at the root, before any component is built.
 
-``${trainer.max_iter}`` another value of the tree (it keeps its type), ``${oc.env:NAME}`` and ``${oc.env:NAME,default}``
-an environment variable, ``${now:%Y-%m-%d}`` the local time, ``${asset:tiny_vae}`` the folder of a shipped asset.
-A reference inside longer text becomes text.
+``${trainer.max_iter}`` is another value of the config and keeps its type, ``${oc.env:NAME}`` and
+``${oc.env:NAME,default}`` an environment variable, ``${now:%Y-%m-%d}`` the local time, ``${asset:tiny_vae}`` the folder
+of an asset of the package. A reference inside longer text becomes text.
 """
 
 from __future__ import annotations
@@ -46,9 +46,15 @@ $NAME, which is a mistake if the field is not a text."""
 
 
 def resolve(tree: _Tree, *, now: datetime | None = None, keep_unset: Kept = False) -> _Tree:
-    """Returns a copy of the tree without references, every value type-checked and every section's `check()` run.
+    """Returns a copy of a config without references; all types are checked and the `check()` of every section has run.
 
-    Raises ConfigError with every mistake: cycles, dangling references, missing environment variables, contradictions.
+    Args:
+        tree: Config with references; it is not modified.
+        now: Time for ``${now:…}``; None: the current time.
+        keep_unset: Treatment of unset environment variables, see `Kept`.
+
+    Raises:
+        ConfigError: With all mistakes: cycles, missing values or environment variables, contradictions, failed checks.
     """
     resolved, problems = try_resolve(tree, now=now, keep_unset=keep_unset)
     if problems:
@@ -65,11 +71,18 @@ def try_resolve(
     keep_unset: Kept = False,
     variables: Callable[[], Mapping[str, str]] = dict,
 ) -> tuple[_Tree, list[Problem]]:
-    """`resolve`, with its mistakes as a list.
+    """Resolves a config as `resolve` does, and returns the mistakes instead of raising.
 
-    `variables` gives advice for environment variables that are not set. `broken` are the paths that are known to be
-    wrong: no further complaint about them is made. `sources` receives what each reference was resolved with.
-    `keep_unset`: see `Kept`.
+    Args:
+        tree: Config with references; it is not modified.
+        now: Time for ``${now:…}``; None: the current time.
+        broken: Paths of values that are known to be wrong; no further problem about them is reported.
+        sources: Receives, by path, the steps by which each reference was resolved.
+        keep_unset: Treatment of unset environment variables, see `Kept`.
+        variables: Returns environment variable → how to get its value, for messages.
+
+    Returns:
+        The resolved config, in which wrong values are unchanged, and the problems.
     """
     resolver = _Resolver(tree, now or datetime.now(), keep_unset, broken)
     try:
@@ -109,7 +122,7 @@ def drop_repeated(problems: list[Problem], sources: Iterable[Path]) -> list[Prob
 
 
 class _Resolver:
-    """Walks the tree once; a value that others refer to is resolved on first use and remembered."""
+    """Resolves all values of a config once; a value to which others refer is resolved on first use."""
 
     def __init__(self, tree: Config, now: datetime, keep_unset: Kept, broken: Iterable[Path]) -> None:
         self.broken = set(broken)
@@ -178,7 +191,7 @@ class _Resolver:
         return copied
 
     def text(self, raw: str, hint: Any) -> Any:
-        """Returns the value of text that holds references."""
+        """Resolves text with references; a text that is one reference can become any value."""
         if raw.count("${") > MAX_DEPTH:
             return self.fail(f"more than {MAX_DEPTH} references in one text")
         pieces: list[Any] = []

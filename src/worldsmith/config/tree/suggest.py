@@ -1,4 +1,4 @@
-"""The nearest valid name for one that is wrong: letters dropped, doubled or swapped, wrong case, wrong section."""
+"""Finds the nearest valid name for a wrong one: dropped, doubled or swapped letters, wrong case, wrong section."""
 
 from __future__ import annotations
 
@@ -27,7 +27,16 @@ def distance(a: str, b: str) -> int:
 
 
 def nearest(name: str, candidates: Iterable[str], limit: int = 3) -> list[str]:
-    """Returns the candidates that look like `name`, best first; empty if none does."""
+    """Returns the candidates that are similar to `name`, best first.
+
+    Args:
+        name: Wrong name.
+        candidates: Valid names.
+        limit: Maximum number of results.
+
+    Returns:
+        Candidates that differ by at most a third of their letters or contain the name; empty if there are none.
+    """
     scored = []
     for candidate in dict.fromkeys(candidates):
         edits = distance(_plain(name), _plain(candidate))
@@ -37,8 +46,10 @@ def nearest(name: str, candidates: Iterable[str], limit: int = 3) -> list[str]:
 
 
 def nearest_path(path: Path, candidates: Iterable[Path]) -> Path | None:
-    """Returns the valid path that `path` was probably meant to be: a sibling, the same key elsewhere, or a misspelt
-    section."""
+    """Returns the valid path that is most similar to `path`; None if none is similar.
+
+    Considers typos in the key or the section, and the same key in another section.
+    """
     name, section = str(path[-1]), format_path(path[:-1])
     best: tuple[float, float, Path] | None = None
     for candidate in candidates:
@@ -65,21 +76,21 @@ def nearest_path(path: Path, candidates: Iterable[Path]) -> Path | None:
 
 
 def did_you_mean(name: str, candidates: Iterable[str], *, shown: str = "'{}'") -> str | None:
-    """`did you mean 'x'?` with the nearest candidate in the format `shown`, or None if nothing is near."""
+    """Returns `did you mean 'x'?` for the most similar candidate in the format `shown`; None if none is similar."""
     found = nearest(name, candidates, limit=1)
     return f"did you mean {shown.format(found[0])}?" if found else None
 
 
 def did_you_mean_path(path: Path, candidates: Iterable[Path], *, shown: str = "'{}'") -> str | None:
-    """`did you mean 'a.b'?` with the nearest valid path in the format `shown`, or None if nothing is near."""
+    """Returns `did you mean 'a.b'?` for the most similar path in the format `shown`; None if none is similar."""
     near = nearest_path(path, candidates)
     return f"did you mean {shown.format(format_path(near))}?" if near else None
 
 
 def did_you_mean_folder(path: str | pathlib.Path) -> str:
-    """`; did you mean 'outputs/train/…'?` for a folder that does not exist, or "" if no folder has a similar path.
+    """Returns `; did you mean 'outputs/train/…'?` for a missing folder; "" if no existing path is similar.
 
-    Each part of the path that does not exist is compared with the folders next to where it would be.
+    Each part of the path that does not exist is compared with the folders at the same level.
     """
     given = pathlib.Path(path)
     found = pathlib.Path(given.anchor)

@@ -1,4 +1,4 @@
-"""Classes chosen by name: ``scheduler=LambdaLinear``, ``--scheduler LambdaLinear``, or the whole dotted name."""
+"""Classes chosen by name: ``scheduler=LambdaLinear``, ``--scheduler LambdaLinear``, or the full dotted name."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from worldsmith.config.tree.suggest import did_you_mean
 
 
 def class_choices(hint: Any) -> dict[str, list[str]]:
-    """Returns the classes that fit a section and can be built: short name -> dotted names (several where modules
-    share it)."""
+    """Returns the imported classes that a section can have and that can be built: short name → dotted names.
+
+    A short name has several dotted names if several modules use it.
+    """
     found: dict[str, list[str]] = {}
     todo = list(nested_config_classes(hint))
     while todo:
@@ -31,7 +33,17 @@ def class_choices(hint: Any) -> dict[str, list[str]]:
 
 
 def named_class(name: str, hint: Any, path: Path) -> str | Problem:
-    """Returns the dotted name of the class that `name` stands for at a path of type `hint`."""
+    """Resolves the name of a class for a section.
+
+    Args:
+        name: Short name, or dotted name, which is returned unchanged.
+        hint: Type of the field.
+        path: Path of the field, for messages.
+
+    Returns:
+        The dotted name (the package of a short name is then trusted); a Problem if no class or several classes have the
+        name.
+    """
     if "." in name:
         return name
     choices = class_choices(hint)
@@ -52,7 +64,16 @@ def named_class(name: str, hint: Any, path: Path) -> str | Problem:
 
 
 def named_items(items: list[Any], hint: Any, path: Path) -> list[Any] | Problem:
-    """Items of a list of sections of type `hint`: a name alone is a section of that class, and `type` may be short."""
+    """Resolves class names in a list of sections: an item can be a class name, and ``type`` can be a short name.
+
+    Args:
+        items: Plain data of the list.
+        hint: Type of an item.
+        path: Path of the list, for messages.
+
+    Returns:
+        The items with full dotted names; a Problem if a name cannot be resolved.
+    """
     found = []
     for index, item in enumerate(items):
         name = item.get(TAG) if isinstance(item, dict) else item

@@ -1,7 +1,7 @@
-"""The words of a command whose settings are one config section: every field is a flag, in any order.
+"""Arguments of a command whose settings are one config section: every field is a flag, in any order.
 
-Text stands as it was written, and a list takes one flag for each item. Words without a flag fill the fields that the
-command names for it. A file of settings is below the flags, override words after ``--`` are above them.
+Text is used unchanged, and a list has one flag for each item. Positional arguments fill the fields that the command
+defines. A settings file has lower priority than the flags, and overrides after ``--`` have higher priority.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from worldsmith.config.yaml.text import Document, read_yaml
 
 @dataclass(slots=True)
 class Words:
-    """The words before ``--``, sorted."""
+    """The arguments before ``--``, by kind."""
 
     flags: list[TypedFlag] = field(default_factory=list)
     loose: list[str] = field(default_factory=list)
@@ -38,9 +38,16 @@ class Words:
 def sort_words(
     words: Sequence[str], trees: Sequence[Config], own: Mapping[str, bool], aliases: Mapping[str, str]
 ) -> Words:
-    """Sorts command-line arguments into flags, their values, and other words, by the fields of `trees`.
+    """Sorts command-line arguments into flags with their values and positional arguments, by the fields of `trees`.
 
-    `own`: the command's own options, and whether they accept a value (True: required). `aliases`: further flags.
+    Args:
+        words: Arguments before ``--``.
+        trees: Configs whose fields are flags.
+        own: Options of the command itself; the value is whether the option requires a value.
+        aliases: Alternative spelling → name of the flag, without dashes.
+
+    Raises:
+        UserError: If an option of the command has no value.
     """
     found, pending = Words(), list(words)
     while pending:
@@ -70,10 +77,22 @@ def sort_words(
 def draft_settings(
     source: str, cls: type[Config], words: Words, places: Sequence[str], file: str | None, tail: Sequence[str]
 ) -> tuple[Draft, list[Override]]:
-    """Returns the settings of class `cls` before flags and words, and these as overrides that are left to apply.
+    """Reads the settings of a command.
 
-    `places` are the fields that loose words fill, of which the last may be a list, `tail` the override words. Mistakes
-    are in the draft. Raises ConfigError for a file that cannot be read at all.
+    Args:
+        source: Name of the settings for messages.
+        cls: Class of the settings.
+        words: Sorted arguments.
+        places: Fields that positional arguments fill in order; the last one may be a list.
+        file: Settings file; None: no file.
+        tail: Overrides after ``--``.
+
+    Returns:
+        The draft without flags and overrides, and both as overrides that remain to be applied. Mistakes are in the
+        draft.
+
+    Raises:
+        ConfigError: If the settings file cannot be parsed.
     """
     draft = Draft(source, tree=unset_tree(cls))
     tailed = parse_overrides(tail, draft.problems)
@@ -119,7 +138,11 @@ def _place(loose: Sequence[str], places: Sequence[str], *, takes_rest: bool) -> 
 
 
 def read_settings_file(file: str) -> Document:
-    """Returns a TOML, YAML or JSON file of settings. Raises ConfigError for text that is none."""
+    """Reads a settings file in TOML, YAML or JSON.
+
+    Raises:
+        ConfigError: If the file cannot be parsed or is not a mapping.
+    """
     text, kind = read_config_text(file), file.lower().rpartition(".")[2]
     if kind == "toml":
         return Document(parse_toml(text, file), find_positions(text, file))
@@ -130,7 +153,7 @@ def read_settings_file(file: str) -> Document:
 
 
 def _add(flags: list[TypedFlag], flag: TypedFlag, *, joined: bool) -> None:
-    """Appends a flag; the items of a list that is given item by item become one flag."""
+    """Appends a flag; with `joined`, its values are appended to those of an earlier flag of the same name."""
     same = [n for n, known in enumerate(flags) if known.name.replace("-", "_") == flag.name.replace("-", "_")]
     if same and joined:
         flags[same[0]] = TypedFlag(flag.name, (*flags[same[0]].values, *flag.values))

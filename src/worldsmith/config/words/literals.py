@@ -1,7 +1,7 @@
-"""Values as they are written on a command line: ``1e-4``, ``[a, b]``, ``{k: v}``, ``null``, ``'text'``, text.
+"""Values in command-line notation: ``1e-4``, ``[a, b]``, ``{k: v}``, ``null``, ``'text'``, text.
 
-Which type unquoted text has depends on the field that takes it: ``123`` is a number for an int and text for a str.
-So the text is read to a small tree of literals first, and each literal is fitted to the type that is asked.
+The type of unquoted text depends on its field: ``123`` is a number for an int and text for a str. So the text is parsed
+to literals first, and each literal is then converted to the type of the field.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
+    """A literal that is not a list or mapping; quoted text is never parsed as a number."""
+
     text: str
     quoted: bool = False
 
@@ -30,7 +32,18 @@ Literal = Scalar | list[Any] | dict[str, Any]
 
 
 def read_text(text: str, hint: Any) -> Any:
-    """Returns the value of a whole word for a field of type `hint`. Raises ValueError if the word is malformed."""
+    """Parses text as the value of a field.
+
+    Args:
+        text: Text of an override or environment variable.
+        hint: Type of the field.
+
+    Returns:
+        The value; one of another type if the text does not fit the field, which is not an error here.
+
+    Raises:
+        ValueError: If brackets or quotes are malformed.
+    """
     stripped = text.strip()
     if stripped[:1] in ("'", '"'):
         try:
@@ -45,7 +58,7 @@ def read_text(text: str, hint: Any) -> Any:
 
 
 def fit_literal(literal: Literal, hint: Any) -> Any:
-    """Returns a literal as the value that fits `hint`; if none fits, the value that it looks like."""
+    """Converts a literal to a value of the type `hint`; if it does not fit, to the type that it looks like."""
     if isinstance(literal, Scalar):
         if literal.quoted:
             return literal.text
@@ -57,7 +70,7 @@ def fit_literal(literal: Literal, hint: Any) -> Any:
 
 
 def decode(text: str) -> Any:
-    """Parses unquoted text as a number, boolean or null; other text is returned unchanged."""
+    """Parses unquoted text as a number, boolean or null; returns other text unchanged."""
     plain = text.strip()
     if plain == "None":  # as in Python; a field that takes text and no null gets the text
         return None
@@ -71,12 +84,20 @@ def decode(text: str) -> Any:
 
 
 def literal_list(words: Sequence[str]) -> list[Literal]:
-    """Parses arguments as the items of a list, including nested literals and quoted text. Raises ValueError."""
+    """Parses arguments as the items of a list, including nested literals and quoted text.
+
+    Raises:
+        ValueError: If an argument is malformed.
+    """
     return [parse_literal(word) if word[:1] in ("[", "{", "'", '"') else Scalar(word) for word in words]
 
 
 def parse_literal(text: str) -> Literal:
-    """Reads one literal. Raises ValueError with the position of what is wrong."""
+    """Parses text as one literal.
+
+    Raises:
+        ValueError: If the text is malformed, with the position.
+    """
     parser = _Parser(text)
     literal = parser.value(0, "")
     parser.skip_space()

@@ -1,7 +1,7 @@
-"""Override words: ``a.b=v`` sets, ``+a.b=v`` adds a table key, ``++a.b=v`` does either, ``~a.b`` removes a table key.
+"""Overrides: ``a.b=v`` sets, ``+a.b=v`` adds a table key, ``++a.b=v`` does either, ``~a.b`` removes a table key.
 
-Paths are those of the tree, of the recipe TOML, or of the published framework's tree. Unquoted text takes the type of
-its field.
+Paths are those of the typed config, of the recipe TOML, or of the config of the published framework. Unquoted text is
+converted to the type of its field.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Override:
 
     @property
     def word(self) -> str:
-        """The override word that says it."""
+        """Text of the override, as on the command line."""
         if self.place.file == "override" or self.given is None:
             return self.place.source or ""
         text = self.given if isinstance(self.given, str) else write(fit_literal(self.given, Any), WORD)
@@ -55,7 +55,12 @@ class Override:
 
 
 def parse_overrides(words: Sequence[str], problems: list[Problem]) -> list[Override]:
-    """Reads the words; empty ones and ``--`` are dropped, malformed ones are added to `problems`."""
+    """Parses overrides such as ``a.b=v``. Empty ones and ``--`` are ignored.
+
+    Args:
+        words: Arguments.
+        problems: Receives a problem for each malformed argument.
+    """
     found = []
     for word in words:
         if word.strip() in ("", "--"):
@@ -71,13 +76,13 @@ def parse_overrides(words: Sequence[str], problems: list[Problem]) -> list[Overr
 
 
 def take_recipe(overrides: Sequence[Override]) -> tuple[Override | None, list[Override]]:
-    """Returns the last override that chooses the recipe, and those that change its tree."""
+    """Splits overrides into the last one that selects a recipe (None without one) and those that change values."""
     chosen = [override for override in overrides if override.path in RECIPE_WORDS and override.action != "~"]
     return (chosen[-1] if chosen else None), [override for override in overrides if override not in chosen]
 
 
 def recipe_name(override: Override) -> str:
-    """Returns the recipe that an override chooses."""
+    """Returns the name of the recipe that an override selects."""
     return override.given.strip("'\" ") if isinstance(override.given, str) else ""
 
 
@@ -94,7 +99,12 @@ def chosen_recipe(override: Override) -> Config:
 
 
 def whole_tree_problem(override: Override, name: str) -> Problem:
-    """Returns the problem of choosing a recipe for a file that holds a whole tree already."""
+    """Returns the problem of an override that selects a recipe for a file with a complete config.
+
+    Args:
+        override: Override that selects the recipe.
+        name: Recipe from which the file was made.
+    """
     message = f"the file is a complete config, built from the recipe '{name}', which cannot be replaced"
     return Problem("job.experiment", message, hint="name the recipe in place of the file", place=override.place)
 
@@ -109,10 +119,16 @@ def apply_overrides(
     places: dict[Path, Place] | None = None,
     broken: list[Path] | None = None,
 ) -> None:
-    """Changes `tree` in place; mistakes are added to `problems`.
+    """Applies overrides to a config in place.
 
-    `task` chooses the table by which TOML paths are translated; without it only tree paths are known. `places`
-    receives where each changed path was written, `broken` the paths that could not be set.
+    Args:
+        tree: Unresolved config.
+        overrides: Parsed overrides.
+        problems: Receives the mistakes.
+        warnings: Receives the warnings.
+        task: Task, which decides how TOML paths are converted; None: only paths of the typed config are valid.
+        places: Receives the source position of each changed path.
+        broken: Receives the paths that could not be set.
     """
     for override in overrides:
         shown = override.place.source
@@ -140,8 +156,16 @@ def apply_overrides(
 
 
 def to_tree_path(tree: Config, path: Path, task: str | None) -> Path | None:
-    """Returns the tree path that a path of an override means: itself if the tree has it, else its published or TOML
-    meaning."""
+    """Converts the path of an override to a path of the typed config.
+
+    Args:
+        tree: Config.
+        path: Path of the typed config, the published framework or the recipe TOML; tried in this order.
+        task: Task of the config; None: the path is returned unchanged.
+
+    Returns:
+        The path; None if the key has no effect for the task.
+    """
     if task not in TASKS or find(tree, path, ABSENT) is not ABSENT:
         return path
     if published := published_path(path):
@@ -158,7 +182,16 @@ def set_value(
     *,
     create: bool = True,
 ) -> None:
-    """Sets a typed value in place. A new key of a table is made if `create`; fields must exist."""
+    """Sets a value of a config in place, after a check of its type.
+
+    Args:
+        tree: Unresolved config.
+        path: Path of the value. Fields must exist.
+        raw: Plain data.
+        problems: Receives the mistakes; the config is then unchanged.
+        warnings: Receives the warnings; None: they are dropped.
+        create: Whether a new key of a table may be added.
+    """
     found = find_parent(tree, path, problems)
     if found is None:
         return
@@ -194,7 +227,10 @@ def set_value(
 
 
 def find_parent(tree: Config, path: Path, problems: list[Problem]) -> tuple[Any, Any] | None:
-    """Returns the section, table or list that holds a path, and the type of the value there."""
+    """Returns the section, table or list that contains a path, and the type of the value there.
+
+    Returns None and adds a problem if the path cannot exist.
+    """
     node: Any = tree
     hint: Any = type(tree)
     for depth, part in enumerate(path[:-1]):
@@ -214,7 +250,13 @@ def find_parent(tree: Config, path: Path, problems: list[Problem]) -> tuple[Any,
 
 
 def no_such_key(tree: Config, path: Path, depth: int | None = None) -> Problem:
-    """Returns the problem of a path that the tree does not have, with the nearest one that it has."""
+    """Returns the problem of a path that does not exist, with the most similar existing path.
+
+    Args:
+        tree: Config.
+        path: Path.
+        depth: Index of the first part that does not exist; None: the last one.
+    """
     missing = path if depth is None else path[: depth + 1]
     near = did_you_mean_path(path, all_paths(tree)) or did_you_mean_path(missing, all_paths(tree))
     parent = find(tree, missing[:-1])
@@ -225,7 +267,7 @@ def no_such_key(tree: Config, path: Path, depth: int | None = None) -> Problem:
 
 
 def is_missing(tree: Config, path: Path) -> bool:
-    """Returns whether nothing in the tree could take a value at `path`. Tables of plain values take new keys."""
+    """Returns whether a config has no field or key at `path`. Tables of plain values accept any key."""
     parent = find(tree, path[:-1])
     if isinstance(parent, dict) and not any(isinstance(value, Config) for value in parent.values()):
         return False
@@ -233,7 +275,7 @@ def is_missing(tree: Config, path: Path) -> bool:
 
 
 def _with_indexes(tree: Config, path: Path) -> Path:
-    """Returns the path with numbers for the items of lists: ``betas.0`` means ``betas[0]``."""
+    """Returns the path with int indexes for items of lists: ``betas.0`` means ``betas[0]``."""
     found: Path = ()
     for part in path:
         in_list = isinstance(part, str) and part.isascii() and part.isdigit() and isinstance(find(tree, found), list)
@@ -264,7 +306,7 @@ def _parse(word: str, place: Place) -> Override | Problem:
 
 
 def _apply(tree: Config, override: Override, path: Path, problems: list[Problem], warnings: list[str]) -> Any:
-    """Does what the word says; returns the value that it gives."""
+    """Applies one override; returns the value that was set."""
     if override.action == "~":
         return _remove(tree, path, problems)
     found = find_parent(tree, path, problems)

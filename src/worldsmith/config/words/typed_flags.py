@@ -1,8 +1,8 @@
-"""Typed flags: ``--optimizer.lr 1e-4`` for every value of a tree, in any order.
+"""Typed flags: ``--optimizer.lr 1e-4`` for every value of a config, in any order.
 
-Dashes and underscores are the same, and so are ``=`` and a space. A boolean is ``--flag``, ``--no-flag`` or
-``--flag false``; a list takes several arguments or a literal (``0.9 0.95``, ``[0.9, 0.95]``); a section takes the name
-of a class that fits it, whose fields become flags. Flags and overrides are applied and reported by the same code.
+Dashes and underscores are equivalent, and so are ``=`` and a space. A boolean is ``--flag``, ``--no-flag`` or ``--flag
+false``; a list accepts several arguments or a literal (``0.9 0.95``, ``[0.9, 0.95]``); a section accepts the name of a
+class, whose fields become flags. Flags and overrides are applied and reported by the same code.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from worldsmith.config.words.overrides import RECIPE_WORDS, Override, apply_over
 
 @dataclass(frozen=True, slots=True)
 class TypedFlag:
-    """One flag as typed: its name without dashes, and the arguments that follow it."""
+    """One flag as given on the command line: its name without dashes, and the arguments that follow it."""
 
     name: str
     values: tuple[str, ...] = ()
 
     @property
     def place(self) -> Place:
+        """Position of the flag on the command line, for messages."""
         shown = " ".join((f"--{self.name}", *self.values)).encode("utf-8", "replace").decode()
         return Place("flag", None, 1, len(shown), shown)
 
@@ -53,23 +54,23 @@ def read_flags(
     own: Collection[str] = (),
     verbatim: bool = False,
 ) -> list[Override]:
-    """Translates flags to overrides.
+    """Converts flags to overrides.
 
     Args:
-        tree: The unresolved tree that the flags change; not modified. `None` (its file has mistakes): no overrides.
-        flags: The flags.
+        tree: Unresolved config that the flags change; it is not modified. None (its file has mistakes): no overrides.
+        flags: Flags with their arguments.
         problems: Receives the mistakes.
         own: Options of the command itself, for suggestions.
         verbatim: A text field gets the argument unchanged, with its quotes and brackets.
 
     Returns:
-        Overrides that choose classes first, then the others in the order given.
+        Overrides that select classes first, then the others in the order given.
     """
     return [] if tree is None else _FlagReader(copy.deepcopy(tree), problems, own, verbatim).read(flags)
 
 
 def flag_kind(tree: Config, name: str) -> FlagKind | None:
-    """Returns the arguments of the flag of this name; `None` if the tree has no such flag."""
+    """Returns which arguments the flag `name` of a config accepts; None if the config has no such flag."""
     reader = _FlagReader(tree, [], ())
     parts = reader.parts(TypedFlag(name))
     target, negated = reader.find(parts) if parts else (None, False)
@@ -80,14 +81,22 @@ def flag_kind(tree: Config, name: str) -> FlagKind | None:
 
 
 def take_recipe_flags(flags: Sequence[TypedFlag]) -> tuple[list[Override], list[TypedFlag]]:
-    """Splits flags into overrides that choose the recipe, and the other flags."""
+    """Splits flags into overrides that select the recipe, and the other flags."""
     choosing = [flag for flag in flags if tuple(flag.name.split(".")) in RECIPE_WORDS]
     found = [Override("", ("job", "experiment"), " ".join(flag.values), flag.place) for flag in choosing]
     return found, [flag for flag in flags if flag not in choosing]
 
 
 def split_flags(words: Sequence[str], own: Collection[str]) -> tuple[list[str], list[TypedFlag]]:
-    """Splits a command line into the arguments of the command (`own`: its option strings) and the typed flags."""
+    """Splits a command line into the arguments of the command and the typed flags.
+
+    Args:
+        words: Command-line arguments.
+        own: Option strings of the command, such as ``--dryrun``.
+
+    Returns:
+        Arguments for the parser of the command, and flags with their values.
+    """
     rest: list[str] = []
     flags: list[TypedFlag] = []
     inside = False
@@ -108,9 +117,16 @@ def split_flags(words: Sequence[str], own: Collection[str]) -> tuple[list[str], 
 
 
 def take_source(flags: list[TypedFlag], is_source: Callable[[str], bool]) -> str | None:
-    """Removes the argument that names a recipe or a file from those of the flags; `None` if none does.
+    """Removes the argument that is a config source (recipe or file) from the values of the flags, and returns it.
 
     The first argument of a flag is its value rather than the source, unless no other argument can be the source.
+
+    Args:
+        flags: Flags, modified in place.
+        is_source: Returns whether an argument names a recipe or a file.
+
+    Returns:
+        The source; None if no argument is one.
     """
     for first in (1, 0):
         for index, flag in enumerate(flags):
@@ -218,8 +234,7 @@ class _FlagReader:
         return _Target(path, hint, node)
 
     def given(self, flag: TypedFlag, target: _Target, negated: bool) -> str | Literal | None:
-        """Returns the value of the flag: text to be parsed by the type, a boolean, or a list; `None` if it has a
-        mistake."""
+        """Returns the value of the flag: text that is parsed later, a boolean or a list; None if it has a mistake."""
         members, values = _members(target.hint), flag.values
         kinds = [get_origin(member) or member for member in members]
         if negated:
@@ -250,7 +265,7 @@ class _FlagReader:
         )
 
     def section(self, flag: TypedFlag, target: _Target) -> list[Override]:
-        """Returns the override that replaces a section by one of another class, or by a literal."""
+        """Returns the override that replaces a section by one of another class or by a literal."""
         if len(flag.values) != 1:
             name, names = format_path(target.path), ", ".join(class_choices(target.hint))
             hint = f"name its class ({names}) or set a field, such as --{name}.…"
@@ -259,8 +274,7 @@ class _FlagReader:
         return self.chosen(flag, target, flag.values[0])
 
     def chosen(self, flag: TypedFlag, target: _Target, given: str | Literal) -> list[Override]:
-        """Returns the override of a flag that makes sections; it is applied to the tree, so that their fields become
-        flags."""
+        """Returns the override of a flag that creates sections, and applies it so that their fields become flags."""
         made = Override("++" if target.new else "", target.path, given, flag.place)
         mistakes: list[Problem] = []
         apply_overrides(self.tree, [made], mistakes, [])
@@ -290,7 +304,7 @@ def _same_name(part: str, names: Collection[str]) -> str:
 
 
 def _without_no(parts: Path) -> list[Path]:
-    """Returns the path of the flag that ``--no-a.b`` or ``--a.no-b`` turns off."""
+    """Returns the paths that ``--no-a.b`` or ``--a.no-b`` can turn off."""
     found: list[Path] = []
     for index in {0, len(parts) - 1}:
         part = parts[index]

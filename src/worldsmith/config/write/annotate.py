@@ -1,4 +1,4 @@
-"""The origin of every value of a loaded tree: as comments in YAML text, which stays valid, and as plain data."""
+"""The origin of every value of a loaded config: as comments in YAML text, which stays valid, and as plain data."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ LONGEST = 110
 
 
 def show_tree(loaded: Loaded, *, custom: bool = False, origins: bool = True, changed: bool = False) -> str:
-    """Writes the resolved tree as YAML.
+    """Formats the resolved config as YAML.
 
     Args:
-        loaded: The loaded tree.
-        custom: Include the project's own data.
+        loaded: Loaded config.
+        custom: Include the opaque data in ``custom``.
         origins: Add the origin of each value as a comment.
-        changed: Write only values that differ from the recipe (or from the class's defaults), and list the keys of the
-            recipe that the tree does not have in comments at the end.
+        changed: Write only values that differ from the recipe (or from the defaults of the classes), and list keys of
+            the recipe that the config does not have in comments at the end.
     """
     data = to_dict(loaded.tree, custom=custom or changed)
     if changed:
@@ -38,11 +38,11 @@ def show_tree(loaded: Loaded, *, custom: bool = False, origins: bool = True, cha
 
 
 def describe_origins(loaded: Loaded) -> dict[str, dict[str, Any]]:
-    """Describes each value of `config.yaml`, as plain data for the run folder.
+    """Describes each value of `config.yaml` as plain data, for the run folder.
 
     Returns:
-        By path: the `origin` of the value, whether the value is `changed` from the recipe, and the value that it `was`
-        there. Without a recipe, values are compared with the defaults of the classes, and `was` is omitted.
+        By path: `origin` of the value; `changed`: True if it differs from the recipe; `was`: the value of the recipe.
+        Without a recipe, values are compared with the defaults of the classes, and `was` is omitted.
     """
     before = {} if loaded.base is None else dict(plain_leaves(to_dict(loaded.base)))
     found: dict[str, dict[str, Any]] = {}
@@ -56,7 +56,7 @@ def describe_origins(loaded: Loaded) -> dict[str, dict[str, Any]]:
 
 
 def comment(loaded: Loaded, path: Path, value: Any) -> str:
-    """Returns the origin of a leaf; all origins for a list whose items have different ones."""
+    """Returns the origin of a leaf; for a list, all different origins of its items."""
     if path[-1] == TAG:
         return str(origin_of(loaded.provenance, path[:-1])) if len(path) > 1 else ""
     found = [str(origin_of(loaded.provenance, path))]
@@ -67,7 +67,12 @@ def comment(loaded: Loaded, path: Path, value: Any) -> str:
 
 
 def annotate(text: str, comments: dict[Path, str]) -> str:
-    """Adds a comment to each of the given leaves of YAML text: after the leaf, or above a leaf of several lines."""
+    """Adds comments to leaves of YAML text: after a leaf on one line, above a leaf of several lines.
+
+    Args:
+        text: YAML text, which is not changed otherwise.
+        comments: Comment by path of the leaf; "" adds none.
+    """
     places = read_yaml(text, "<tree>").places
     lines = text.splitlines()
     first = {path: (place.line or 1) - 1 for path, place in places.items()}
@@ -89,7 +94,7 @@ def annotate(text: str, comments: dict[Path, str]) -> str:
 
 
 def plain_leaves(data: Any, path: Path = ()) -> list[tuple[Path, Any]]:
-    """Returns the single values, plain lists and empty tables of nested data, with their paths."""
+    """Returns (path, value) of the single values, plain lists and empty tables of nested data."""
     if isinstance(data, dict) and data:
         return [leaf for key, child in data.items() for leaf in plain_leaves(child, (*path, key))]
     if isinstance(data, list) and any(isinstance(item, (dict, list)) for item in data):
@@ -98,7 +103,7 @@ def plain_leaves(data: Any, path: Path = ()) -> list[tuple[Path, Any]]:
 
 
 def _only(data: Any, paths: set[Path], path: Path) -> Any:
-    """Returns the part of nested dicts that is at or above one of `paths`; None for nothing."""
+    """Returns the part of nested dicts at or above `paths`; None if it is empty."""
     if path in paths or not isinstance(data, dict):
         return data if path in paths else None
     found = {key: part for key, child in data.items() if (part := _only(child, paths, (*path, key))) is not None}

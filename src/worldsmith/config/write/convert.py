@@ -1,4 +1,4 @@
-"""Converts a loaded run to TOML, YAML, JSON or Python that leads to the same tree, references included."""
+"""Converts a loaded config to TOML, YAML, JSON or Python that results in the same config, with its references."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _TAKEN = {"config", "recipe", "datetime", "False", "None", "True"}
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """The text, and for TOML the changes that its sections cannot express, also as overrides."""
+    """The converted text; for TOML also the changes that its sections cannot express, and the same as overrides."""
 
     text: str
     rest: list[Change] = field(default_factory=list)
@@ -52,15 +52,15 @@ class Converted:
 
 
 def convert(loaded: Loaded, to: str, *, name: str | None = None) -> Converted:
-    """Converts a run to one of `FORMATS`.
+    """Converts a config to one of `FORMATS`.
 
     Args:
-        loaded: The loaded run.
-        to: The format.
-        name: Name of the recipe that a Python module registers.
+        loaded: Loaded config.
+        to: Format.
+        name: Name of the recipe that a Python module registers; None: from the source.
 
     Raises:
-        UserError: For a value that the format cannot express.
+        UserError: If a value has no form in the format.
     """
     try:
         if to == "toml":
@@ -80,7 +80,12 @@ def convert(loaded: Loaded, to: str, *, name: str | None = None) -> Converted:
 
 
 def to_toml(loaded: Loaded) -> Converted:
-    """Writes a recipe TOML of the differences from the recipe; checks that text and overrides give the same tree."""
+    """Writes the differences from the recipe as a recipe TOML, and checks that it results in the same config.
+
+    Raises:
+        UserError: If the config is based on no registered recipe.
+        ValueError: If the text and the overrides do not result in the same config.
+    """
     recipes = loaded.recipes()
     if not recipes:
         named = getattr(find(loaded.raw, ("job",)), "experiment", "")
@@ -100,7 +105,15 @@ def to_toml(loaded: Loaded) -> Converted:
 
 
 def to_python(loaded: Loaded, name: str | None = None) -> str:
-    """Writes a module that registers the tree as a recipe, by its changes from the recipe that it starts from."""
+    """Writes a module that registers the config as a recipe, by its changes from the recipe on which it is based.
+
+    Args:
+        loaded: Loaded config.
+        name: Name of the new recipe; None: from the source.
+
+    Raises:
+        UserError: If a recipe of that name exists.
+    """
     recipes = loaded.recipes()
     base = recipes[-1] if recipes else None
     name = name or _free_name(loaded)
@@ -113,7 +126,16 @@ def to_python(loaded: Loaded, name: str | None = None) -> str:
 
 
 def write_new(file: str, text: str, force: bool) -> None:
-    """Writes a file; raises UserError if the file exists and `force` is not set."""
+    """Writes a text file.
+
+    Args:
+        file: Path.
+        text: Content.
+        force: Whether an existing file may be overwritten.
+
+    Raises:
+        UserError: If the file exists and `force` is False, or it cannot be written.
+    """
     path = pathlib.Path(file)
     try:
         with path.open("w" if force else "x", encoding="utf-8", newline="\n") as stream:
@@ -125,7 +147,7 @@ def write_new(file: str, text: str, force: bool) -> None:
 
 
 def _word(change: Change) -> str:
-    """Returns the override of a change; raises ValueError for text that a command line cannot hold."""
+    """Returns a change as an override; raises ValueError for text that a command line cannot contain."""
     path = format_path(change.path)
     if change.new is ABSENT:
         return f"~{path}"
@@ -157,8 +179,7 @@ def _table(tree: Config, name: str, base: Config) -> dict[str, Any]:
 
 
 def _stated(value: Any, before: Any, entry: TomlField) -> Any:
-    """Returns the value of a key for the file; `None` if TOML has no form for it: null, the text "???", removed
-    keys."""
+    """Returns the value of a key for the file; None if TOML cannot express it: null, text "???", removed keys."""
     if isinstance(value, dict) and isinstance(before, dict):
         value = {key: item for key, item in value.items() if key not in before or not same_value(item, before[key])}
     if holds_sections(entry.type):
@@ -192,8 +213,8 @@ def _require_form(data: dict[str, Any], syntax: Syntax) -> None:
 def _write_module(tree: Config, name: str, *, base: tuple[str, Config] | None, origin: str, needs: str = "") -> str:
     """Returns the text of a module whose recipe `name` builds `tree`.
 
-    `base` is the recipe that it starts from, with its tree; without one, or with a tree of another class, the whole
-    tree is written. `needs` is a module that registers the base. Raises ValueError for a class inside a function.
+    `base` is (name, config) of the recipe that it starts from; without one, or with a config of another class, the
+    complete config is written. `needs` is a module that registers the base.
     """
     writer = PythonWriter()
     root = writer.name_of(type(tree))
@@ -230,9 +251,10 @@ class PythonWriter:
         return [*(["import datetime", ""] if self._uses_datetime else []), *found]
 
     def name_of(self, cls: type) -> str:
-        """Returns the expression for a Config class, such as ``Trainer.Config``.
+        """Returns the Python expression for a Config class, such as ``Trainer.Config``, and records its import.
 
-        Raises ValueError for one without a name.
+        Raises:
+            ValueError: If the class is defined inside a function.
         """
         if "<locals>" in cls.__qualname__:
             raise ValueError(f"{cls.__qualname__} is defined inside a function and cannot be imported")
@@ -246,7 +268,7 @@ class PythonWriter:
         return f"{self._names[key]}{dot}{rest}"
 
     def changes(self, old: Config, new: Config) -> list[str]:
-        """Returns the statements that turn the tree ``config`` from `old` into `new`."""
+        """Returns the statements that change the variable ``config`` from `old` to `new`."""
         lines: list[str] = []
         for change in find_changes(old, new, custom=True):
             place = _place(change.path, old)
@@ -261,7 +283,7 @@ class PythonWriter:
         return [start + lines[0], *lines[1:]]
 
     def expression(self, value: Any) -> list[str]:
-        """Returns the lines of an expression: one if it fits, else one per item."""
+        """Returns the lines of a Python expression: one line if it fits, else one line per item."""
         parts: list[tuple[str, Any]]
         if isinstance(value, Config):
             defaults = class_defaults(type(value))

@@ -1,4 +1,4 @@
-"""Describes every key of the recipe TOML: as a JSON Schema, and as a commented file to start from."""
+"""Describes every key of the recipe TOML: as a JSON Schema, and as a commented template file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,11 @@ TASK, EXPERIMENT = ("job", "task"), ("job", "experiment")
 
 
 def toml_schema(recipes: Mapping[str, Config]) -> Schema:
-    """Returns the schema of recipe TOMLs, with the narrower types of the given recipes (their unresolved trees)."""
+    """Returns the JSON Schema of recipe TOML files, with narrower types for each of the given recipes.
+
+    Args:
+        recipes: Unresolved config by name of the recipe.
+    """
     root = _table()
     for entry in toml_fields():
         _put(root, entry.path, _described(entry))
@@ -55,10 +59,15 @@ def toml_schema(recipes: Mapping[str, Config]) -> Schema:
 
 
 def new_recipe_toml(name: str) -> str:
-    """Writes a recipe TOML that shows every key with its value in a recipe, as a comment.
+    """Writes a recipe TOML that shows every key with its value in the recipe, as a comment.
 
-    The file leads to the tree of the recipe, with its keys commented or uncommented. Raises ConfigError for an unknown
-    recipe.
+    The file results in the config of the recipe, whether its keys are commented or not.
+
+    Args:
+        name: Name of the recipe.
+
+    Raises:
+        ConfigError: If the recipe does not exist.
     """
     tree, doc = get_recipe(name), find_recipe(name).doc
     task = recipe_task(tree) or TASKS[0]
@@ -143,8 +152,7 @@ def _narrow(tree: Config) -> Schema:
 
 
 def keys_of(tree: Config) -> Iterator[tuple[TomlField, Path]]:
-    """Yields the keys of the recipe TOML that have a place in a recipe's tree, and which; without those that choose
-    it."""
+    """Yields (TOML key, path in the config) for the keys that a recipe has, except task and recipe name."""
     task = recipe_task(tree) or TASKS[0]
     for entry in toml_fields():
         target = remap(entry.path, task)
@@ -153,6 +161,7 @@ def keys_of(tree: Config) -> Iterator[tuple[TomlField, Path]]:
 
 
 def hint_at(tree: Config, path: Path) -> Any:
+    """Returns the annotated type of the field at `path` of a config; Any if the path is not a field."""
     parent = find(tree, path[:-1])
     return annotated_hints(type(parent))[str(path[-1])] if isinstance(parent, Config) else Any
 
@@ -167,7 +176,7 @@ def _table() -> Schema:
 
 
 def _put(root: Schema, path: tuple[str, ...], schema: Schema) -> None:
-    """Places a key below its sections, which are made on the way: strict ones if the root is."""
+    """Adds the schema of a key below its sections, which are created: strict ones if the root is strict."""
     node = root
     for name in path[:-1]:
         node = node["properties"].setdefault(name, _table() if "additionalProperties" in root else {"properties": {}})
@@ -175,7 +184,7 @@ def _put(root: Schema, path: tuple[str, ...], schema: Schema) -> None:
 
 
 def _key_comment(entry: TomlField, tree: Config, target: tuple[Any, ...]) -> str:
-    """Returns the description of a key: of the field that it sets, otherwise of the recipe TOML."""
+    """Returns the description of a key: that of the field that it sets, otherwise that of the recipe TOML."""
     hint = hint_at(tree, target)
     doc = " ".join(field_docs(type(find(tree, target[:-1]))).get(str(target[-1]), entry.doc).split())
     default = "" if entry.default in (None, MISSING, "") else f" Default: {write(entry.default, TOML)}."

@@ -1,7 +1,7 @@
-"""JSON Schema (draft 2020-12) of the run tree, from the field types, ranges, docs and defaults that the loader reads.
+"""JSON Schema (draft 2020-12) of the config, from the types, ranges, docstrings and defaults of its fields.
 
-What it cannot say: that a reference leads somewhere, the cross-field checks of sections, and that ``1.0`` is no whole
-number (in JSON it is). A class is named by the one tag that a dump writes.
+It cannot express that a reference has a target, the cross-field checks of sections, and that ``1.0`` is not an integer
+(in JSON it is). A class is named by the one tag that a dump writes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,11 @@ Schema = dict[str, Any]
 
 
 def tree_schema(trees: Mapping[str, Config]) -> Schema:
-    """Returns the schema of the trees of some recipes. That of a single recipe has its values as defaults."""
+    """Returns the JSON Schema of the configs of several recipes.
+
+    Args:
+        trees: Unresolved config by name of the recipe. The values of a single recipe become the defaults of the schema.
+    """
     writer = TreeSchema()
     roots = list(dict.fromkeys(type(tree) for tree in trees.values()))
     if len(trees) == 1:
@@ -52,22 +56,22 @@ def tree_schema(trees: Mapping[str, Config]) -> Schema:
 
 
 def value_schema(hint: Any) -> Schema:
-    """Returns the schema of the values that fit a type without sections.
+    """Returns the JSON Schema of a type without sections.
 
-    At the outermost level references are left out.
+    References are not allowed at the outermost level, see `with_reference`.
     """
     return _Types().value(hint)
 
 
 def with_reference(schema: Schema) -> Schema:
-    """Returns the schema that accepts a reference too; plain text accepts one already."""
+    """Returns a schema that allows a reference too; plain text already allows one."""
     if schema == {} or schema == {"type": "string"}:
         return schema
     return {"anyOf": [*(schema["anyOf"] if list(schema) == ["anyOf"] else [schema]), REF]}
 
 
 class _Types:
-    """Types as schemas; sections are refused."""
+    """Converts field types to schemas; section types raise TypeError."""
 
     def value(self, hint: Any, instance: Any = None) -> Schema:
         origin, arguments = get_origin(hint), get_args(hint)
@@ -94,7 +98,7 @@ class _Types:
         return self.sections(hint, instance)
 
     def field(self, hint: Any, instance: Any = None) -> Schema:
-        """Returns a type, or a reference to a value of that type."""
+        """Returns the schema of a type or a reference to a value of that type."""
         return with_reference(self.value(hint, instance))
 
     def sections(self, hint: Any, instance: Any) -> Schema:
@@ -102,13 +106,13 @@ class _Types:
 
 
 class TreeSchema(_Types):
-    """Types as schemas; each section class that is met becomes an entry of `defs`."""
+    """Converts field types to schemas; each section class is added to `defs` on first use."""
 
     def __init__(self) -> None:
         self.defs: dict[str, Schema] = {}
 
     def sections(self, hint: Any, instance: Any) -> Schema:
-        """Returns a section: the class that is meant without a tag, or any other that fits, named by its tag."""
+        """Returns the schema of a section: a class that needs no tag, or any other class that fits, with its tag."""
         entries: list[Schema] = []
         for cls in loadable_classes(hint):
             entry = self.section(cls, instance) if type(instance) is cls else self.ref(cls)
@@ -124,7 +128,7 @@ class TreeSchema(_Types):
         return {"$ref": f"#/$defs/{name}"}
 
     def section(self, cls: type[Config], instance: Config | None = None) -> Schema:
-        """Returns a table with the fields of a class; the defaults are those of `instance` or else of the class."""
+        """Returns the schema of a section class; defaults are the values of `instance`, else those of the class."""
         docs, defaults = field_docs(cls), class_defaults(cls)
         properties: dict[str, Schema] = {TAG: {"const": tag_of(cls)}}
         for name, hint in annotated_hints(cls).items():
@@ -148,12 +152,12 @@ class TreeSchema(_Types):
 
 
 def has_sections(hint: Any) -> bool:
+    """Returns whether a type hint contains a Config class, also inside of lists, dicts and unions."""
     return is_config_class(hint) or any(has_sections(argument) for argument in get_args(hint))
 
 
 def loadable_classes(hint: Any) -> list[type[Config]]:
-    """Returns the classes that fit a section and that text can name: of trusted packages, in modules, sorted below
-    each."""
+    """Returns the classes that text can name for a section: of trusted packages, not abstract, not in functions."""
     packages = trusted_packages()
     found: list[type[Config]] = []
 
@@ -173,7 +177,7 @@ def loadable_classes(hint: Any) -> list[type[Config]]:
 
 
 def describe_class(cls: type[Config]) -> Schema:
-    """Returns title and description of a class: those of its component, else its own."""
+    """Returns title and description of a Config class, taken from its component if it has one."""
     named = owner_of(cls) or cls
     doc = inspect.getdoc(named) if "__doc__" in vars(named) else None
     generated = doc is None or doc.startswith(f"{named.__name__}(")

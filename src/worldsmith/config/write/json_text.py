@@ -1,4 +1,4 @@
-"""A tree as JSON text and JSON text as plain data with places. JSON proper: no NaN, no infinity, no repeated keys."""
+"""Strict JSON text to plain data with source positions, and back: no NaN, no infinity, no repeated keys."""
 
 from __future__ import annotations
 
@@ -19,13 +19,25 @@ _PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 
 
 def dump_json(data: Any) -> str:
-    """Formats data as indented JSON. Raises ValueError for values that JSON does not support."""
+    """Formats plain data as indented JSON.
+
+    Raises:
+        ValueError: For a value that JSON does not support.
+    """
     write(data, JSON)
     return escape_odd(json.dumps(data, indent=2, ensure_ascii=False)) + "\n"
 
 
 def read_json(text: str, file: str) -> Document:
-    """Reads one document. Raises ConfigError for what is no JSON."""
+    """Parses JSON text.
+
+    Args:
+        text: JSON.
+        file: File name for messages.
+
+    Raises:
+        ConfigError: If the text is not valid JSON or repeats a key.
+    """
     check_extent(text, file)
     problems: list[Problem] = []
 

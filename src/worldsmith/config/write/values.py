@@ -53,7 +53,16 @@ class Syntax:
 
 
 def write(value: Any, syntax: Syntax, *, inside: bool = False) -> str:
-    """Writes plain data on one line; raises ValueError for a value without a form in the language."""
+    """Formats plain data on one line.
+
+    Args:
+        value: Plain data.
+        syntax: Syntax of the format, such as `TOML`.
+        inside: Whether the value is inside a list or table, where text can have another form.
+
+    Raises:
+        ValueError: If the format has no form for the value.
+    """
     if isinstance(value, str):
         return (syntax.item or syntax.text)(value) if inside else syntax.text(value)
     if isinstance(value, bool):
@@ -79,7 +88,7 @@ def write(value: Any, syntax: Syntax, *, inside: bool = False) -> str:
 
 
 def write_toml(table: dict[str, Any]) -> str:
-    """Writes a table as the text of a TOML file: single values first, then a section per sub-table.
+    """Formats a table as the text of a TOML file: single values first, then a section per sub-table.
 
     Raises:
         ValueError: For a value without a TOML form, such as null.
@@ -90,11 +99,12 @@ def write_toml(table: dict[str, Any]) -> str:
 
 
 def toml_pair(key: str, value: Any) -> str:
+    """Formats a TOML line `key = value`."""
     return f"{TOML.key(key)} = {write(value, TOML)}"
 
 
 def python_text(text: str) -> str:
-    """Returns a Python string literal in double quotes."""
+    """Returns text as a Python string literal in double quotes."""
     body = repr(text)
     return body if body[0] == '"' else '"' + body[1:-1].replace("\\'", "'").replace('"', '\\"') + '"'
 
@@ -111,7 +121,7 @@ def _write_table(table: dict[str, Any], path: tuple[str, ...], blocks: list[str]
 
 
 def _toml_text(text: str) -> str:
-    """Returns a basic TOML string; characters that do not print are escaped."""
+    """Returns a basic TOML string; non-printable characters are escaped."""
     return f'"{"".join(map(_toml_letter, _whole(text)))}"'
 
 
@@ -130,20 +140,22 @@ def _json_text(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Replaces control characters in text, for one line of a terminal."""
+    """Replaces non-printable characters, including line feeds, by question marks."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def escape_controls(text: str, *, lines: bool = True) -> str:
-    """Escapes untrusted text for a terminal: control and bidirectional formatting characters become escapes as in JSON.
+    """Escapes control and bidirectional formatting characters of untrusted text, as in JSON, for a terminal.
 
-    With `lines`, line feeds and tabs stay.
+    Args:
+        text: Untrusted text.
+        lines: Whether line feeds and tabs stay unescaped.
     """
     return _CONTROLS.sub(lambda match: match[0] if lines and match[0] in "\n\t" else f"\\u{ord(match[0]):04x}", text)
 
 
 def limit_message(text: str) -> str:
-    """Limits the length of a message: cuts long values and lines, and replaces Python's error text on long numbers."""
+    """Shortens long values and lines of a message, and rewrites Python's error about long integers."""
     text = _LONG_NUMBER.sub(
         lambda match: (
             f"expected integers of at most {match['limit']} digits, found "
@@ -156,16 +168,17 @@ def limit_message(text: str) -> str:
 
 
 def shorten(text: str, limit: int = LONGEST) -> str:
-    """Cuts text at `limit` characters; a cut text ends with its full length."""
+    """Cuts text after `limit` characters and appends its full length; shorter text is returned unchanged."""
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"
 
 
 def escape_odd(text: str) -> str:
+    """Escapes characters in JSON text that JSON readers may misinterpret."""
     return _ODD_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def _whole(text: str) -> str:
-    """Returns the text. Raises ValueError for half a surrogate pair, which no file can hold."""
+    """Returns the text; raises ValueError for half of a surrogate pair, which no file can contain."""
     if half := next((letter for letter in text if "\ud800" <= letter <= "\udfff"), None):
         raise ValueError(f"half of a surrogate pair (U+{ord(half):04X}) is not a character")
     return text

@@ -1,8 +1,8 @@
-"""YAML stacks: ``--base a.yaml b.yaml -- overrides``, merged in order, later ones win, the command line last.
+"""YAML stacks: ``--base a.yaml b.yaml -- overrides``, merged in order; later files win, then the command line.
 
-A file may name ``recipe: NAME`` to start from; else the merged tree has to be complete. Mappings are merged, lists and
-single values replaced, ``???`` counts as left out. A section that names another class than before (``type``, or
-``target`` with ``params``) keeps what both classes inherit; a warning names what is dropped.
+A file may start from a recipe with ``recipe: NAME``; else the merged config has to be complete. Mappings are merged,
+lists and single values are replaced, and ``???`` counts as omitted. A section that changes its class (``type``, or
+``target`` with ``params``) keeps the fields that both classes inherit; a warning lists the dropped values.
 """
 
 from __future__ import annotations
@@ -38,7 +38,15 @@ RECIPE = "recipe"
 
 
 def read_stack(paths: Sequence[str], overrides: Sequence[Override] = ()) -> tuple[Draft, list[Override]]:
-    """Reads and merges the files; also the overrides that are left to apply. Mistakes are in the draft's `problems`."""
+    """Reads and merges the files of a stack.
+
+    Args:
+        paths: YAML files, later ones win.
+        overrides: Parsed overrides.
+
+    Returns:
+        The draft, whose `problems` contain the mistakes, and the overrides that remain to be applied.
+    """
     chosen, rest = take_recipe(overrides)
     return _read_stack(paths, chosen), rest
 
@@ -76,7 +84,7 @@ def _read_stack(paths: Sequence[str], chosen_by_word: Override | None) -> Draft:
 
 
 def merge_documents(documents: Sequence[Document]) -> Document:
-    """Merges documents: mappings are merged, other values replaced by later documents."""
+    """Merges documents: mappings are merged, other values are replaced by those of later documents."""
     data: dict[str, Any] = {}
     spans: dict[Path, Span] = {}
     for document in documents:
@@ -101,7 +109,7 @@ def _read(file: str, draft: Draft) -> Document | None:
 
 
 def _start(draft: Draft, layers: list[Document], word: Override | None) -> Config | type[Config]:
-    """Returns the tree below all layers, or the root's class. ConfigError for an unknown recipe."""
+    """Returns the config below all layers, or the class of the root; ConfigError if the recipe does not exist."""
     names = [(layer.data[RECIPE], layer.spans.get((RECIPE,))) for layer in layers if RECIPE in layer.data]
     whole = any(TAG in layer.data for layer in layers)
     experiments = [] if whole else [found for layer in layers if (found := _experiment(layer))]
@@ -143,7 +151,7 @@ def _start(draft: Draft, layers: list[Document], word: Override | None) -> Confi
 
 
 def _experiment(layer: Document) -> tuple[Any, Span | None] | None:
-    """Returns the recipe that the job section of a file names, which means the same as `recipe`."""
+    """Returns the recipe in the job section of a file, which means the same as `recipe`."""
     name = find(layer.data, ("job", "experiment"))
     return (name, layer.spans.get(("job", "experiment"))) if name not in (None, "", MISSING) else None
 
@@ -192,11 +200,11 @@ def set_override(
     """Sets the value of an override in a document.
 
     Args:
-        document: The document; the places of its values are changed too.
-        parent: The table or list that holds the value.
-        path: The path of the value in the document.
-        override: The override; it does not remove the value.
-        hint: The type of the value.
+        document: Document; the source positions of its values are changed too.
+        parent: Table or list that contains the value.
+        path: Path of the value in the document.
+        override: Override that sets a value.
+        hint: Type of the value.
         problems: Receives a problem if the text of the value cannot be parsed.
 
     Returns:
@@ -215,6 +223,6 @@ def set_override(
 
 
 def forget_places(spans: dict[Path, Span], path: Path) -> None:
-    """Removes the places of a value and of all values below it."""
+    """Removes the source positions of a value and of all values below it."""
     for known in [known for known in spans if starts_with(known, path)]:
         del spans[known]

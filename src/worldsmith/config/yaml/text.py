@@ -1,8 +1,8 @@
-"""YAML text as plain data with the place of every key and value, and plain data as YAML text.
+"""YAML text to plain data with the source position of every key and value, and plain data to YAML text.
 
-Reads what people mean: ``1e-5`` is a number; only true and false are truth values, so ``on``, ``off``, ``yes`` and
-``no`` are text; ``010``, ``0x10``, ``1_000``, ``1:30`` and dates are text, because readers disagree on what they are.
-Tags are refused, so no code is named; a key that is given twice and a merge key ``<<`` are mistakes.
+``1e-5`` is a number. Only true and false are booleans, so ``on``, ``off``, ``yes`` and ``no`` are text. ``010``,
+``0x10``, ``1_000``, ``1:30`` and dates are text, because YAML parsers disagree about them. Tags are rejected, so no
+code can be named; repeated keys and the merge key ``<<`` are mistakes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Loader(yaml.SafeLoader):
         self.count = self.depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Remembers tags that are written out, and stops before a text takes all the memory."""
+        """Records explicit tags, and raises ConfigError before a text uses too much memory."""
         event = self.peek_event()  # type: ignore[no-untyped-call]
         tag = getattr(event, "tag", None)
         self.count += index is not None  # no key
@@ -73,12 +73,12 @@ class _Dumper(yaml.SafeDumper):
         return True
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
-        """Line ends other than ``\\n`` are written as escapes: bare ones would be read back as spaces."""
+        """Escapes line ends other than LF, which YAML would read as spaces."""
         style = '"' if any(letter in data for letter in "\r\x85\u2028\u2029\ufeff") else None
         return self.represent_scalar(_PREFIX + "str", data, style=style)
 
     def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> yaml.SequenceNode:
-        """Lists of plain values on one line, all else in blocks."""
+        """Writes lists of plain values on one line, all other lists in blocks."""
         plain = not any(isinstance(item, (list, dict)) for item in sequence)
         return super().represent_sequence(tag, sequence, flow_style=plain)
 
@@ -103,16 +103,25 @@ class Document:
 
     @property
     def places(self) -> dict[Path, Place]:
-        """The place of each key."""
+        """Source position of each key."""
         return {path: span.key for path, span in self.spans.items()}
 
 
 def dump_yaml(data: Any) -> str:
+    """Formats plain data as YAML, so that other YAML parsers read it in the same way."""
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120, default_flow_style=False)
 
 
 def read_yaml(text: str, file: str) -> Document:
-    """Reads one document. Raises ConfigError for bad syntax, repeated keys, tags and texts that expand without end."""
+    """Parses YAML text with one document. The result is a copy that the caller may change.
+
+    Args:
+        text: YAML.
+        file: File name for messages.
+
+    Raises:
+        ConfigError: For bad syntax, repeated keys, tags, and aliases that expand to too many values.
+    """
     document = _read_once(text, file)
     return Document(copy.deepcopy(document.data), dict(document.spans))
 
@@ -145,7 +154,7 @@ def _read_once(text: str, file: str) -> Document:
 
 
 def advice_on(value: Any) -> str | None:
-    """Returns advice for text that other YAML parsers read as a boolean or a number; "" for other values."""
+    """Returns a suggestion for text that other YAML parsers read as a boolean or number; None for other values."""
     if isinstance(value, str) and re.fullmatch(_TRUTH_WORDS, value):
         return f"{value} is parsed as text; write true or false"
     if isinstance(value, str) and re.fullmatch(_ODD_NUMBERS, value):
@@ -172,7 +181,7 @@ class _Reader:
 
     @staticmethod
     def split(text: str) -> list[str]:
-        """Returns the lines as YAML counts them."""
+        """Splits text into lines at YAML line breaks."""
         return re.split("\r\n|[\r\n\x85\u2028\u2029]", text)
 
     def place(self, line: int, column: int, length: int = 1) -> Place:

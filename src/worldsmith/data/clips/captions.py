@@ -1,4 +1,4 @@
-"""Converts the captions of a clip window to the text for the model."""
+"""Selects the caption of a clip window and builds the text for the model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EMPTY_JSON = ("{}", "[]", '""', "null")
 
 @dataclass(frozen=True, slots=True)
 class Caption:
-    """A chosen caption. Structured ones (JSON) are used as they are, without suffix and metadata sentences."""
+    """A chosen caption. Structured captions (JSON) are used unchanged, without suffix and metadata sentences."""
 
     key: str
     text: str
@@ -30,7 +30,16 @@ class Caption:
 
 
 def choose_caption(captions: dict[str, Any], keys: list[str], rng: random.Random) -> Caption | None:
-    """Selects a caption of a window; None if it has none."""
+    """Selects the caption of a window.
+
+    Args:
+        captions: Captions of the window by key.
+        keys: Keys in order of preference; the weighted legacy styles follow.
+        rng: Used for the legacy styles.
+
+    Returns:
+        The caption; None if the window has none.
+    """
     for key in keys:
         if caption := read_caption(captions, key):
             return caption
@@ -41,7 +50,7 @@ def choose_caption(captions: dict[str, Any], keys: list[str], rng: random.Random
 
 
 def read_caption(captions: dict[str, Any], key: str) -> Caption | None:
-    """Returns the caption under `key`; None when it is absent, empty, or neither text nor an object."""
+    """Returns the caption under `key`; None if it is missing, empty, or neither a text nor an object."""
     value, structured = captions.get(key), key == "caption_json"
     if isinstance(value, dict) and value:
         return Caption(key, json.dumps(value, ensure_ascii=False), structured=True)
@@ -63,11 +72,22 @@ def render_caption(
     size: tuple[int, int],
     rng: random.Random,
 ) -> str:
-    """Returns the text of a training sample. White space around caption and suffix does not count.
+    """Builds the text of a training sample from a caption.
 
-    A plain caption loses the periods at its end and gets one, then come the suffix and the metadata sentences; `size`
-    is (H, W). One frame is an image, which has no duration. Dropout (for classifier-free guidance) empties the whole
-    text, or with `dropout_keeps_metadata` all but the metadata sentences.
+    A plain caption ends with exactly one period and is followed by the suffix and the metadata sentences. Whitespace
+    around caption and suffix is removed. One frame is an image, which has no duration.
+
+    Args:
+        caption: Chosen caption.
+        suffix: Text after every plain caption; "": none.
+        append_duration_fps: Append duration and frame rate to plain captions.
+        append_resolution: Append the size to plain captions.
+        dropout_rate: Probability of an empty text, for classifier-free guidance.
+        dropout_keeps_metadata: Keep the metadata sentences of a plain caption in case of dropout.
+        num_frames: Number of frames of the sample.
+        fps: Frame rate of the sample.
+        size: (H, W) in pixels.
+        rng: Used for dropout; exactly one number is consumed.
     """
     dropped = rng.random() < dropout_rate
     if caption.structured or (dropped and not dropout_keeps_metadata):
@@ -84,7 +104,16 @@ def render_caption(
 def metadata_sentences(
     duration_fps: bool, resolution: bool, *, num_frames: int, fps: float, size: tuple[int, int], inverse: bool = False
 ) -> list[str]:
-    """Returns the sentences on duration and frame rate, and on (H, W); `inverse` says that it is not so."""
+    """Returns the sentences on duration and frame rate, and on the size; `inverse` negates them.
+
+    Args:
+        duration_fps: Include duration and frame rate; never for an image.
+        resolution: Include the size.
+        num_frames: Number of frames; 1 is an image.
+        fps: Frame rate.
+        size: (H, W) in pixels.
+        inverse: State that the video is not of these values, for negative prompts.
+    """
     is_image, is_ = num_frames == 1, "is not" if inverse else "is"
     sentences = []
     if duration_fps and not is_image:

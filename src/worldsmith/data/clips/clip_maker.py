@@ -24,7 +24,7 @@ from worldsmith.data.video_file import examine
 
 
 class ClipMaker(SampleMaker[VideoSample]):
-    """Maps a stream position to a window of a clip, with pixels or cached latents, text ids and token count."""
+    """Builds the sample of a stream position: pixels or cached latents of a clip window, text IDs and token count."""
 
     dataset: VideoDataset
 
@@ -63,6 +63,7 @@ class ClipMaker(SampleMaker[VideoSample]):
         return math.prod(sample.latent_shape)
 
     def window(self, position: int) -> Window:
+        """Returns the clip window at a stream position."""
         windows = self.dataset.choices[self.index(position)]
         return sample_rng(self.seed, position, "window").choice(windows)
 
@@ -126,7 +127,7 @@ class ClipMaker(SampleMaker[VideoSample]):
         return replace(sample, video=video, latents=latents, latent_shape=shape, num_frames=count, cache_key=key)
 
     def _key(self, window: Window, part: InspectedClip, *counts: int) -> str | None:
-        """Returns the cache key of the first used frames (see `LatentCache.clip_key`), or None without a cache."""
+        """Returns the cache key of the first used frames (see `LatentCache.clip_key`); None without a cache."""
         if self.latent_cache is None:
             return None
         return self.latent_cache.clip_key(window, part.status, part.selection, part.size, *counts)
@@ -165,7 +166,7 @@ class ClipMaker(SampleMaker[VideoSample]):
 
 
 def draw_condition_frames(weights: dict[str, float], latent_frames: int, rng: random.Random) -> int:
-    """Draws the number of clean latent frames by weight, at most `latent_frames - 1`; 0 without weights."""
+    """Samples the number of clean latent frames by weight, at most `latent_frames - 1`; 0 without weights."""
     if not weights:
         return 0
     frames = sorted(int(n) for n in weights)

@@ -1,4 +1,4 @@
-"""Records of clips, read from a file with one JSON object per line or from WebDataset shards."""
+"""Reads records of clips from a file with one JSON object per line, or from WebDataset shards."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LAST = -1
 
 @dataclass(frozen=True, slots=True)
 class ClipRecord:
-    """Record of a clip, read before the clip is opened."""
+    """Record of a clip, before the clip is opened."""
 
     facts: dict[str, Any]
     """`uuid` and `t2w_windows`, optionally `duration`, `width`, `height`, `nb_frames`; their types are checked."""
@@ -42,18 +42,19 @@ class ClipRecord:
 
 
 def is_clips(path: str) -> bool:
-    """Returns whether a path is a dataset of clips: shards, a folder, or a file with a record per line."""
+    """Returns whether a path is a dataset of clips: shards, a folder, or a file with one record per line."""
     if has_file(path) or shard_pattern(path):
         return True
     return isinstance(first := first_record(Path(path)), dict) and "vision_path" in first
 
 
 def has_file(folder: str) -> bool:
+    """Returns whether a folder contains a dataset file of clips."""
     return any(Path(folder, name).is_file() for name in FILE_NAMES)
 
 
 def find_file(path: str) -> Path:
-    """Returns the dataset file at `path` or in the folder `path`. Raises DataError if none exists."""
+    """Returns the dataset file at `path` or in the folder `path`; raises DataError if it does not exist."""
     if not path:
         raise DataError("dataset.path is empty; set it to the .jsonl file or its folder (recipes read DATASET_PATH)")
     given = Path(path)
@@ -68,7 +69,11 @@ def find_file(path: str) -> Path:
 
 
 def line_records(file: Path) -> Iterator[ClipRecord | Rejection]:
-    """Yields a record or a rejection per line. Raises DataError if the file cannot be read."""
+    """Yields a record or a rejection per line.
+
+    Raises:
+        DataError: If the file cannot be read.
+    """
     seen: set[str] = set()
     for number, line in read_lines(file):
         try:
@@ -83,7 +88,7 @@ def line_records(file: Path) -> Iterator[ClipRecord | Rejection]:
 
 
 def check_record(record: Any) -> dict[str, Any]:
-    """Checks the types of a record and returns it. Raises SampleError: bad_record, remote_path."""
+    """Checks the types of a record and returns it without null values; SampleError: bad_record, remote_path."""
     if not isinstance(record, dict):
         raise SampleError("bad_record", f"expected an object, found {type(record).__name__}")
     for name in ("uuid", "vision_path"):
@@ -110,7 +115,7 @@ def check_record(record: Any) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class ShardSample:
-    """Consecutive members with the same key; the first member of each suffix."""
+    """Consecutive members of a tar shard with the same key; the first member of each suffix."""
 
     key: str
     members: dict[str, Member] = field(default_factory=dict)
@@ -121,10 +126,13 @@ class ShardSample:
 def shard_records(pattern: str) -> Iterator[ClipRecord | Rejection]:
     """Yields a record per sample of WebDataset shards, and rejections of damaged samples and shards.
 
-    A sample has the members `KEY.mp4` and `KEY.json` or `KEY.txt`, one after the other.
+    A sample has the consecutive members `KEY.mp4` and `KEY.json` or `KEY.txt`.
+
+    Args:
+        pattern: Path or URL of the shards, with wildcards.
 
     Raises:
-        DataError: A shard cannot be reached, or no shard can be read.
+        DataError: If a shard cannot be reached, or no shard can be read.
     """
     files = find_shards(pattern)
     indices = index_all(files)
@@ -152,7 +160,7 @@ def shard_records(pattern: str) -> Iterator[ClipRecord | Rejection]:
 
 
 def samples_of(index: TarIndex) -> Iterator[ShardSample]:
-    """Yields the samples of a shard; members without a suffix belong to no sample."""
+    """Yields the samples of a shard; members without a suffix are skipped."""
     sample: ShardSample | None = None
     for member in index.members:
         if (parts := MEMBER_NAME.fullmatch(member.name)) is None:
@@ -170,7 +178,7 @@ def samples_of(index: TarIndex) -> Iterator[ShardSample]:
 
 
 def record_of(sample: ShardSample, uuid: str, file: str, name: str) -> ClipRecord:
-    """Returns the record of a sample. Raises SampleError: missing_file, no_caption, bad_json, bad_record."""
+    """Returns the record of a shard sample; SampleError: missing_file, no_caption, bad_json, bad_record."""
     endings = ", ".join(sample.members)
     if sample.repeated:
         raise SampleError("bad_record", f"two members are named {sample.key}.{sample.repeated}")

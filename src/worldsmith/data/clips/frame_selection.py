@@ -18,7 +18,7 @@ MAX_FPS = 30
 
 @dataclass(frozen=True, slots=True)
 class FrameSelection:
-    """`count` frames from `start` on, every `interval`-th frame of the file; the VAE can encode this number of frames.
+    """`count` frames from `start` on, every `interval`-th frame of the file. The VAE can encode this number of frames.
 
     If the interval is not an integer, the nearest frames are used.
     """
@@ -29,6 +29,7 @@ class FrameSelection:
 
     @property
     def indices(self) -> Sequence[int]:
+        """Frame indices in the file, ascending."""
         if isinstance(self.interval, int):
             return range(self.start, self.start + self.count * self.interval, self.interval)
         return [self.start + int(number * self.interval + 0.5) for number in range(self.count)]
@@ -36,7 +37,7 @@ class FrameSelection:
 
 @dataclass(frozen=True, slots=True)
 class FrameRange:
-    """`count` consecutive frames of a file from `start` on, among which a selection is made."""
+    """`count` consecutive frames of a file from `start` on, from which frames are selected."""
 
     start: int
     count: int
@@ -47,7 +48,7 @@ class FrameRange:
         return self.start + self.count - 1
 
     def without_ends(self, frames: int) -> FrameRange:
-        """Returns the range without so many frames at either end."""
+        """Returns the range without the first and the last `frames` frames."""
         return FrameRange(self.start + frames, self.count - 2 * frames, self.fps)
 
 
@@ -60,12 +61,12 @@ def select_frames(
     total: int,
     fps: float,
 ) -> FrameSelection:
-    """Selects frames of a window.
+    """Selects the frames of a window that a sample uses.
 
     Args:
-        window: (start_frame, end_frame, temporal_interval). The end is inclusive; -1 is the last frame of the file. It
-            is clamped to the file, since frame counts in dataset files are often estimates.
-        config: The frame settings of the dataset.
+        window: (start_frame, end_frame, temporal_interval). The end is inclusive; -1 is the last frame of the file. The
+            end is clamped to the file, since frame counts in dataset files are often estimates.
+        config: Frame settings of the dataset.
         grid: Latent grid of the video VAE.
         rng: Used by the selection mode "random".
         total: Number of frames of the file.
@@ -105,11 +106,7 @@ def select_frames(
 
 
 def frames_in_file(window: tuple[int, int, int], total: int, fps: float, min_frames: int) -> FrameRange:
-    """Returns the frames of a window that the file has; see `select_frames`.
-
-    Raises:
-        SampleError: window_out_of_range or too_short if these are fewer than `min_frames`.
-    """
+    """Returns the part of a window that exists in the file; SampleError if it has fewer than `min_frames` frames."""
     start, end, _ = window
     last = total - 1 if end == -1 else min(end, total - 1)
     frames = FrameRange(start, last - start + 1, fps)
@@ -125,7 +122,7 @@ def frames_in_file(window: tuple[int, int, int], total: int, fps: float, min_fra
 
 
 def largest_bucket(frames: FrameRange, config: VideoDataset.Config) -> int:
-    """Returns the largest frame bucket that fits into the frames at the mode's rate, or the smallest bucket."""
+    """Returns the largest frame bucket that fits into the frames at the rate of the mode, else the smallest bucket."""
     fps, mode = frames.fps, config.temporal_interval_mode
     rates = {"target_fps": config.target_fps, "sat": config.target_fps, "max_30fps": fps / max(1, int(fps / MAX_FPS))}
     apart = max(1.0, fps / rates.get(mode, fps))

@@ -1,4 +1,4 @@
-"""Inspects the clip of a window before it is read: limits, used frames, size. Summarizes a dataset that way."""
+"""Inspects the clip of a window before it is read: limits, used frames, size. Summarizes datasets in this way."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def inspect_window(window: Window, config: VideoDataset.Config, grid: LatentGrid
     The limits of the config are checked with the file itself, since the dataset file may be wrong or incomplete.
 
     Args:
-        window: A window of the dataset.
+        window: Window of the dataset.
         config: Limits, frame selection and resolution.
         grid: Latent grid of the video VAE.
-        rng: Used by the random frame selection.
+        rng: Used by random frame selection.
 
     Raises:
-        SampleError: The clip or the window is outside the limits.
+        SampleError: If the clip cannot be read, or the clip or window is outside the limits.
     """
     status, info = examine(window.path)
     if info.duration > config.max_duration:
@@ -67,10 +67,10 @@ def inspect_window(window: Window, config: VideoDataset.Config, grid: LatentGrid
 
 
 def features_of(info: VideoInfo, frames: int, size: tuple[int, int], fps: float) -> Features:
-    """Returns the values for a data report: rate, size and duration of a file, and of the frames that are used.
+    """Returns feature values for a data report: rate, size and duration of the file and of the used frames.
 
     Args:
-        info: Properties of the file.
+        info: Metadata of the file.
         frames: Number of used frames.
         size: (H, W) of the used frames in pixels.
         fps: Rate of the used frames.
@@ -88,7 +88,7 @@ def features_of(info: VideoInfo, frames: int, size: tuple[int, int], fps: float)
 
 @dataclass(frozen=True, slots=True)
 class DatasetSummary:
-    """Counts of a dataset. `rejections` are those of the lines of the dataset file and of the inspected windows."""
+    """Counts of a dataset. `rejections` are those of the dataset file and of the inspected windows."""
 
     records: int
     windows: int
@@ -110,13 +110,13 @@ class DatasetSummary:
 def summarize_dataset(
     dataset: VideoDataset, grid: LatentGrid, *, probe: int = 16, max_tokens: int | None = None
 ) -> DatasetSummary:
-    """Counts the records of a dataset, and inspects `probe` windows, evenly spaced over the dataset.
+    """Counts the records of a dataset, and inspects `probe` windows that are evenly spaced over it.
 
     Args:
-        dataset: The dataset.
+        dataset: Dataset of clips.
         grid: Latent grid of the video VAE.
         probe: Number of windows to inspect; the first frame of each is decoded.
-        max_tokens: Token limit of a pack; windows whose video tokens exceed it are rejected.
+        max_tokens: Token limit of a pack; windows whose video tokens exceed it are rejected. None: no limit.
     """
     windows = every_nth(dataset.windows, probe)
     rejections, features = list(dataset.rejections), []

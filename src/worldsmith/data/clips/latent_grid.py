@@ -1,4 +1,4 @@
-"""Grid sizes of a clip: frames and pixels to latents (VAE), latents to tokens (patches of the network)."""
+"""Grid sizes of a clip: from frames and pixels to latents (VAE), from latents to tokens (patches of the network)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LatentGrid:
-    """The arithmetic of clips; the model says the numbers."""
+    """Compression of a video VAE and patch size of a network, with the sizes that follow from them."""
 
     frames: int
     """Temporal compression: video frames per latent frame; the first latent frame covers a single frame."""
@@ -23,23 +23,29 @@ class LatentGrid:
 
     @property
     def step(self) -> int:
-        """Frames by which the lengths of clips differ."""
+        """Valid clip lengths differ by multiples of this number of frames."""
         return self.frames * self.decoded
 
     def usable_frames(self, num_frames: int) -> int:
-        """Returns the largest k·step + 1 that is not above `num_frames`: what a causal video VAE encodes and
-        decodes."""
+        """Returns the largest k·step + 1 up to `num_frames`: a length that a causal video VAE can encode."""
         return (num_frames - 1) // self.step * self.step + 1
 
     def latent_frames(self, num_frames: int) -> int:
-        """Returns the number of latent frames of a clip with `num_frames` frames."""
+        """Returns the number of latent frames of a clip with `num_frames` frames, rounded up."""
         return 1 + -(-(num_frames - 1) // self.step) * self.decoded
 
     def pixel_frames(self, latent_frames: int) -> int:
+        """Returns the number of frames that `latent_frames` latent frames are decoded to."""
         return 1 + (latent_frames - 1) * self.frames
 
     def latent_shape(self, num_frames: int, height: int, width: int) -> tuple[int, int, int]:
-        """Returns the latent shape (t, h, w) of a usable number of frames of [height, width] pixels."""
+        """Returns the latent shape (t, h, w) of a clip.
+
+        Args:
+            num_frames: Number of frames that the VAE can encode, see `usable_frames`.
+            height: Height in pixels, a multiple of `pixels`.
+            width: Width in pixels, a multiple of `pixels`.
+        """
         return self.latent_frames(num_frames), height // self.pixels, width // self.pixels
 
     def vision_tokens(self, shape: tuple[int, int, int]) -> int:
@@ -48,6 +54,12 @@ class LatentGrid:
         return -(-t // self.patch_frames) * -(-h // self.patch) * -(-w // self.patch)
 
     def sample_tokens(self, num_text_ids: int, shape: tuple[int, int, int]) -> int:
-        """Returns the tokens that a loader counts: text + 1 + (vision + 2), one more than the packed length, as
-        released."""
+        """Returns the tokens of a sample as a loader counts them: text + 1 + (vision + 2).
+
+        This is one more than the packed length, as in the released code.
+
+        Args:
+            num_text_ids: Number of caption IDs.
+            shape: Latent shape (t, h, w).
+        """
         return num_text_ids + 1 + self.vision_tokens(shape) + 2

@@ -1,6 +1,6 @@
-"""Sizes of clips: resolution tiers with their aspect buckets, or one size for all.
+"""Sizes of clips: resolution buckets (tiers) with sizes per aspect ratio, or one size for all clips.
 
-Tiers from 256 are a published table; 64, 96 and 128 are ours, for runs on a laptop.
+Tiers from 256 are a published table; 64, 96 and 128 were added here for small runs.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ RESOLUTIONS: dict[str, dict[str, tuple[int, int]]] = {
 
 
 def encodable(tier: str) -> bool:
-    """Returns whether every size of the resolution bucket is a multiple of the VAE's 16 pixels."""
+    """Returns whether every size of a tier is a multiple of the VAE's 16 pixels."""
     return all(side % SIDE == 0 for size in RESOLUTIONS[tier].values() for side in size)
 
 
@@ -53,7 +53,7 @@ remainder."""
 
 
 def check_tier(tier: str, name: str = "resolution") -> None:
-    """Raises WrongValueError for a tier that does not exist or cannot be encoded, in the field `name`."""
+    """Raises WrongValueError if a tier does not exist or the VAE cannot encode its sizes; `name` is the field."""
     remedy = f"choose one of {', '.join(TIERS)}"
     if tier not in RESOLUTIONS:
         raise WrongValueError({name: tier}, why="it is not a resolution bucket", remedy=remedy)
@@ -64,13 +64,13 @@ def check_tier(tier: str, name: str = "resolution") -> None:
 
 
 def exact_size(resolution: str) -> tuple[int, int] | None:
-    """Parses "720x480" to (width, height); None for other texts."""
+    """Parses text such as "720x480" to (width, height) in pixels; None for other text."""
     found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", resolution)
     return (int(found[1]), int(found[2])) if found else None
 
 
 def check_resolution(resolution: str) -> None:
-    """Raises WrongValueError for what is neither a tier to train at nor a size that can be encoded."""
+    """Raises WrongValueError if `resolution` is neither a valid tier nor a size that the VAE can encode."""
     size = exact_size(resolution)
     if size is None:
         check_tier(resolution)
@@ -81,7 +81,7 @@ def check_resolution(resolution: str) -> None:
 
 
 def aspect_bucket(width: int, height: int) -> str:
-    """Returns the published aspect bucket, "W,H", of an image of width x height pixels."""
+    """Returns the published aspect bucket, such as "16,9", for a size in pixels."""
     ratio = width / height
     for limit, name in ((0.65, "9,16"), (0.88, "3,4"), (1.16, "1,1"), (1.55, "4,3")):
         if ratio < limit:
@@ -90,5 +90,11 @@ def aspect_bucket(width: int, height: int) -> str:
 
 
 def target_size(resolution: str, width: int, height: int) -> tuple[int, int]:
-    """Returns the training size (width, height) for a source of width x height."""
+    """Returns the training size (width, height) in pixels of a clip.
+
+    Args:
+        resolution: Tier, or exact size such as "720x480".
+        width: Width of the source in pixels.
+        height: Height of the source in pixels.
+    """
     return exact_size(resolution) or RESOLUTIONS[resolution][aspect_bucket(width, height)]

@@ -46,10 +46,10 @@ class Window:
 
 
 class VideoDataset(Configurable, StreamDataset):
-    """Reads the records of a data set file or of shards and flattens their windows; opens no video.
+    """Dataset of captioned windows of clips, read from a dataset file or from shards; opens no video.
 
-    What cannot be used is in `rejections`. The order of `windows` follows the hash of the uuid, so that it does not
-    depend on the order of the lines.
+    Unusable records are in `rejections`. `windows` are ordered by a hash of the uuid, so their order does not depend on
+    the order of the lines.
     """
 
     class Config(Configurable.Config):
@@ -131,11 +131,11 @@ class VideoDataset(Configurable, StreamDataset):
                 raise wrong(self, *names, why="SAT starts at the first frame that is not skipped")
 
         def check_files(self) -> None:
-            """Raises DataError when there is no dataset file or it cannot be read; opens no video."""
+            """Raises DataError if the dataset file does not exist or cannot be read; opens no video."""
             self.build()
 
     def __init__(self, config: Config) -> None:
-        """Raises DataError when there is no dataset file, or it or a shard cannot be read."""
+        """Reads all records; raises DataError if the dataset file or a shard cannot be read."""
         self.config = config
         self.limits = f"min_frames is {config.min_frames}, max_duration {config.max_duration} s."
         pattern = None if has_file(config.path) else shard_pattern(config.path)
@@ -156,7 +156,7 @@ class VideoDataset(Configurable, StreamDataset):
             self.choices = [list(clip) for _, clip in groupby(self.windows, key=uuid_of)]
 
     def __len__(self) -> int:
-        """Positions of a pass, as far as can be told without opening the clips."""
+        """Number of positions of an epoch, as far as known without opening the clips."""
         return len(self.choices)
 
     @cached_property
@@ -165,7 +165,7 @@ class VideoDataset(Configurable, StreamDataset):
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over all windows: paths, frames, captions, and marks of what the clips hold; see `content_marks`."""
+        """SHA-256 over all windows: paths, frames, captions, and fingerprints of clips (`content_marks`)."""
         digest = hashlib.sha256()
         for key, facts in self.listing():
             digest.update(json.dumps([key, *facts]).encode())
@@ -177,7 +177,7 @@ class VideoDataset(Configurable, StreamDataset):
             yield w.key, [*facts, w.mark or self._marks.get(w.path)]
 
     def contents(self) -> Iterator[tuple[str, list[Any]]]:
-        """Yields key and content of each window; the content is equal for a copy of a clip under another name."""
+        """Yields (key, content) of each window; the content is equal for a copy of a clip under another name."""
         for w in self.windows:
             marked = w.mark or self._marks.get(w.path) or str(Path(w.path).resolve())
             yield w.key, [marked, w.start_frame, w.end_frame, w.temporal_interval, w.captions]
@@ -190,7 +190,7 @@ class VideoDataset(Configurable, StreamDataset):
         return content_marks(window.path for window in self.windows if not window.mark)
 
     def _windows(self, record: ClipRecord) -> Iterator[Window]:
-        """Yields the usable windows of one clip; everything else goes to `rejections`."""
+        """Yields the usable windows of one clip; all others are added to `rejections`."""
         facts, path, line = record.facts, record.path, record.line
         try:
             self._check_clip(facts)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class VideoLoader(PackingDataLoader):
-    """The stream of the windows of a `VideoDataset`, as packs of `VideoSample`.
+    """Yields the windows of a `VideoDataset` as packs of `VideoSample`.
 
     Counts in addition to those of every loader: captions_truncated, variable_rate, windows_shortened, cache_hit,
     cache_miss, cache_corrupt.
@@ -48,10 +48,18 @@ class VideoLoader(PackingDataLoader):
         first_frames: FirstFrames = "none",
         only_shape: tuple[int, int, int] | None = None,
     ) -> None:
-        """Builds the loader.
+        """Builds the loader of one rank.
 
-        `tokenizer` maps a caption to its token ids (with chat template), in the workers. Clips whose latent shape
-        (t, h, w) differs from `only_shape` are skipped.
+        Args:
+            config: Settings of the loader and its dataset.
+            grid: Latent grid of the model.
+            tokenizer: Maps a caption to token IDs, including the chat template; runs in the workers.
+            latent_cache: Cache of latents; required if the config names a folder.
+            quarantine: Records skipped samples; None: they are only counted.
+            rank: Index of the data-parallel rank.
+            world_size: Number of data-parallel ranks.
+            first_frames: What samples contain of their first frame.
+            only_shape: Latent shape (t, h, w) of usable clips, others are skipped; None: any shape.
 
         Raises:
             DataError: If no window is usable.
@@ -86,7 +94,7 @@ class VideoLoader(PackingDataLoader):
         return str(self.summary())
 
     def report(self) -> DataReport:
-        """Includes a few clips that were opened."""
+        """Returns the data report at the start of a run, including a few inspected clips."""
         report, summary = super().report(), self.summary()
         report.looked_at = summary.probed
         report.leave_out(summary.rejections[len(self.dataset.rejections) :])
@@ -94,6 +102,7 @@ class VideoLoader(PackingDataLoader):
         return report
 
     def summary(self) -> DatasetSummary:
+        """Inspects a few clips of the dataset, see `summarize_dataset`."""
         from worldsmith.data.clips.inspect_clips import summarize_dataset
 
         return summarize_dataset(self.dataset, self.grid, max_tokens=self.config.max_sequence_length)

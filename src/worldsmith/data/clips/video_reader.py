@@ -1,4 +1,4 @@
-"""Reads frames of a clip as arrays, at the training size or at their own size."""
+"""Reads frames of a clip as arrays, at the training size or at their original size."""
 
 from __future__ import annotations
 
@@ -20,10 +20,16 @@ SCALING = Interpolation.BICUBIC | Interpolation.ACCURATE_RND | Interpolation.BIT
 
 
 def read_frames(path: str, info: VideoInfo, indices: Sequence[int], framing: Framing) -> np.ndarray:
-    """Reads the frames `indices` as uint8 [3, T, H, W], upright and in the size of the framing.
+    """Reads frames of a clip as uint8 [3, T, H, W], upright and in the size of the framing.
+
+    Args:
+        path: Path, or address of a tar member.
+        info: Metadata of the file, from `examine`.
+        indices: Frame indices in ascending order.
+        framing: Target size and resampling.
 
     Raises:
-        SampleError: The clip cannot be read (see `pick`).
+        SampleError: If the clip cannot be read (see `pick`).
     """
     width, height = framing.size
     out = np.empty((3, len(indices), height, width), np.uint8)
@@ -33,19 +39,27 @@ def read_frames(path: str, info: VideoInfo, indices: Sequence[int], framing: Fra
 
 
 def read_opening(path: str, count: int) -> np.ndarray:
-    """Reads the first frames of a clip, at most `count`, as uint8 [3, T, H, W], upright and in their own size."""
+    """Reads the first `count` frames of a clip, or all if it is shorter, as uint8 [3, T, H, W], upright and unscaled.
+
+    Raises:
+        SampleError: If the clip cannot be read.
+    """
     _, info = examine(path)
     return read_upright(path, info, range(min(count, info.num_frames)))
 
 
 def read_ending(path: str, count: int) -> np.ndarray:
-    """Reads the last frames of a clip, at most `count`, as uint8 [3, T, H, W], upright and in their own size."""
+    """Reads the last `count` frames of a clip, or all if it is shorter, as uint8 [3, T, H, W], upright and unscaled.
+
+    Raises:
+        SampleError: If the clip cannot be read.
+    """
     _, info = examine(path)
     return read_upright(path, info, range(max(0, info.num_frames - count), info.num_frames))
 
 
 def read_upright(path: str, info: VideoInfo, indices: Sequence[int]) -> np.ndarray:
-    """Reads the frames `indices` as uint8 [3, T, H, W], upright and in their own size."""
+    """Reads the frames `indices` as uint8 [3, T, H, W], upright and unscaled."""
     frames = [
         np.rot90(frame.to_ndarray(format="rgb24", threads=1), info.rotation) for frame in pick(path, info, indices)
     ]
@@ -53,12 +67,16 @@ def read_upright(path: str, info: VideoInfo, indices: Sequence[int]) -> np.ndarr
 
 
 class Framing:
-    """Brings frames to one size: rotated upright, resized to cover the size, center-cropped.
+    """Converts frames to one size: rotated upright, resized to cover the size, center-cropped.
 
     - "training": bicubic, directly from the decoded frame, sizes rounded: bit for bit libavfilter's `scale` with
       bicubic+accurate_rnd, as in the published training code.
     - "inference": bilinear with antialiasing, from RGB, sizes rounded up, as the published sampling code resizes
       conditioning frames.
+
+    Args:
+        size: (width, height) in pixels.
+        resampling: "training" or "inference".
     """
 
     def __init__(self, size: tuple[int, int], resampling: Resampling) -> None:
@@ -68,7 +86,7 @@ class Framing:
         self._reformatter = VideoReformatter()
 
     def __call__(self, picture: VideoFrame, turns: int = 0) -> np.ndarray:
-        """Returns the frame as uint8 [3, H, W]. `turns`: counterclockwise quarter turns that make it upright."""
+        """Returns the frame as uint8 [3, H, W]; `turns`: counterclockwise quarter turns that make it upright."""
         width, height = (picture.height, picture.width) if turns % 2 else (picture.width, picture.height)
         crop = cover_and_crop(width, height, self.size, self.resampling)
         scaled = self._scale(picture, *((crop.height, crop.width) if turns % 2 else (crop.width, crop.height)))
@@ -96,7 +114,14 @@ class CoverCrop:
 
 
 def cover_and_crop(width: int, height: int, target: tuple[int, int], resampling: Resampling = "training") -> CoverCrop:
-    """Returns the smallest resize that covers `target` = (width, height), and its center crop."""
+    """Returns the smallest resize that covers the target size, and its center crop.
+
+    Args:
+        width: Width of the source in pixels.
+        height: Height of the source in pixels.
+        target: (width, height) in pixels.
+        resampling: "training" rounds the resized size, "inference" rounds it up.
+    """
     target_width, target_height = target
     whole = round if resampling == "training" else math.ceil
     ratio = max(target_width / width, target_height / height)

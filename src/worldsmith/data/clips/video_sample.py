@@ -1,4 +1,4 @@
-"""`VideoSample`: one window of a clip on its way from the loader to the loss, and its latents."""
+"""`VideoSample`: one window of a clip, from the loader to the loss, with pixels or latents."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ first frame; or these latents and pixels."""
 
 @dataclass(slots=True)
 class VideoSample(ThroughPipe):
-    """One window of one clip, ready to be encoded (`video`) or already encoded (`latents`)."""
+    """One window of a clip, ready to be encoded (`video`) or already encoded (`latents`)."""
 
     key: str
     """`<uuid>_w<window index>`."""

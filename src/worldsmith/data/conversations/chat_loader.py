@@ -1,4 +1,4 @@
-"""`ChatLoader`: packs of conversations, made by `ChatMaker` in worker processes."""
+"""`ChatLoader`: packs of conversations, built by `ChatMaker` in worker processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class ChatLoader(PackingDataLoader):
-    """The stream of the conversations of a `ChatDataset`, as packs of `ChatSample`.
+    """Yields the conversations of a `ChatDataset` as packs of `ChatSample`.
 
     Counts in addition to those of every loader: single_frame_videos, video_fps_disagrees, variable_rate.
     """
@@ -60,7 +60,7 @@ class ChatLoader(PackingDataLoader):
             return self.max_sequence_length if self.max_sample_tokens is None else self.max_sample_tokens + 1
 
         def relax(self) -> Self:
-            """Drops conversations that are too long, and accepts records without the `video_fps` that is required."""
+            """Returns the config that skips overlong conversations and accepts records without `video_fps`."""
             relaxed = replace(self, on_overlong="drop", dataset=self.dataset.with_optional_rates())
             return self if relaxed == self else relaxed
 
@@ -91,7 +91,18 @@ class ChatLoader(PackingDataLoader):
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        """Raises DataError when no conversation can be used."""
+        """Builds the loader of one rank.
+
+        Args:
+            config: Settings of the loader and its dataset.
+            processor: Encodes conversations as tokens and patches.
+            quarantine: Records skipped samples; None: they are only counted.
+            rank: Index of the data-parallel rank.
+            world_size: Number of data-parallel ranks.
+
+        Raises:
+            DataError: If no conversation is usable.
+        """
 
         config.check()
         maker = ChatMaker(config.dataset.build(), config, processor=processor)
@@ -104,7 +115,7 @@ class ChatLoader(PackingDataLoader):
 
 
 class ChatMaker(SampleMaker[ChatSample]):
-    """Makes the sample of a conversation for a stream position; counts its tokens before an image is decoded."""
+    """Builds the sample of a conversation for a stream position; counts its tokens before an image is decoded."""
 
     dataset: ChatDataset
 
@@ -145,7 +156,7 @@ class ChatMaker(SampleMaker[ChatSample]):
         return Made(sample, notes)
 
     def features(self, sample: ChatSample) -> Features:
-        """Returns the features of a conversation: sizes of images as used, sizes of videos as in their files."""
+        """Returns the features of a conversation: sizes of images after resizing, sizes of videos as stored."""
         from worldsmith.data.video_file import examine
 
         turns = self.dataset.turns(self.index(sample.position))

@@ -1,6 +1,6 @@
-"""`ChatProcessor`: encodes conversations as ids, labels and patches, with the files of a model folder.
+"""`ChatProcessor`: encodes conversations as IDs, labels and patches, with the files of a model folder.
 
-`ChatTemplate` writes their text with the folder's chat template, and finds in it where the assistant speaks.
+`ChatTemplate` renders the text with the chat template of the folder, and finds the answers of the assistant in it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,11 @@ class ChatProcessor(Configurable):
         none."""
 
     def __init__(self, config: Config, *, folder: Path) -> None:
-        """Raises DataError if the folder lacks a tokenizer, a chat template or, for a vision model, the limits."""
+        """Loads the tokenizer, the chat template and the image limits of a model folder.
+
+        Raises:
+            DataError: If the folder has no tokenizer, no chat template or, for a vision model, no limits.
+        """
         from transformers import AutoTokenizer
 
         self.config = config
@@ -87,7 +91,10 @@ class ChatProcessor(Configurable):
         return self.finish(self.plan(turns, generation_prompt=True), key=key, position=position)
 
     def plan(self, turns: Sequence[Turn], *, generation_prompt: bool = False) -> ChatPlan:
-        """Tokenizes a conversation; reads only the headers of its images and videos. Raises SampleError."""
+        """Tokenizes a conversation; reads only the headers of its images and videos. Raises SampleError.
+
+        With `generation_prompt`, the text ends with the header of the answer to generate, without labels.
+        """
         import numpy as np
 
         media: list[ImagePlan | VideoPlan] = []
@@ -124,10 +131,10 @@ class ChatProcessor(Configurable):
         """Builds the sample of a planned conversation.
 
         Args:
-            plan: Tokens and media plans of the conversation.
-            key: Key of the conversation.
+            plan: Tokens and media plans of the conversation, from `plan`.
+            key: Key of the sample.
             position: Position in the data stream.
-            read: Decode images and videos; False: leave them out.
+            read: Decode images and videos; False: the sample has no patches.
 
         Raises:
             SampleError: If media are not readable.
@@ -162,7 +169,7 @@ class ChatProcessor(Configurable):
         return self.media.plan_video(part.source, part.fps, part.resized)
 
     def _show_times(self, text: str, media: Sequence[ImagePlan | VideoPlan]) -> str:
-        """Writes the times of each video, with a placeholder for each time, into the text. Raises SampleError.
+        """Replaces each video placeholder by the times of the video with one placeholder each; raises SampleError.
 
         The text is unchanged for a network that gets the time from positions.
         """
@@ -190,7 +197,7 @@ class ChatProcessor(Configurable):
         return [medium.tokens]
 
     def _check_special(self, text: str, ids: np.ndarray) -> None:
-        """Raises SampleError if the tokenizer finds other special tokens than the template has written."""
+        """Raises SampleError if the tokenizer finds special tokens other than those of the template."""
         expected = self.tokenizer.convert_tokens_to_ids(self.template.special.findall(text))
         special = set(self.tokenizer.convert_tokens_to_ids(self.template.special_tokens))
         if [token for token in ids.tolist() if token in special] != expected:
@@ -214,7 +221,7 @@ class ChatProcessor(Configurable):
 
 @dataclass(frozen=True, slots=True)
 class ChatPlan:
-    """A conversation as tokens, before any of its images and videos is decoded."""
+    """A conversation as tokens, before its images and videos are decoded. `len` is the number of tokens."""
 
     input_ids: np.ndarray
     labels: np.ndarray
@@ -236,11 +243,11 @@ class ChatPlan:
 
 @dataclass(frozen=True, slots=True)
 class ChatSample(ThroughPipe):
-    """One complete conversation as ids and patches. The sequence tensors are int64 [N].
+    """A conversation as IDs and patches. The sequence tensors are int64 [N].
 
-    `labels` are not shifted: the label of a token is its own id, or `IGNORED`. Patches are uint8, before
-    normalization, as rows of 3·frames·side·side values (Qwen3-VL: 1536, Qwen2.5-VL: 1176). Images, and videos, are in
-    the order of their placeholders.
+    `labels` are not shifted: the label of a token is its own ID, or `IGNORED`. Patches are uint8, before normalization,
+    in rows of 3·frames·side·side values (Qwen3-VL: 1536, Qwen2.5-VL: 1176). Images, and videos, are in the order of
+    their placeholders.
     """
 
     key: str
@@ -264,13 +271,13 @@ class ChatSample(ThroughPipe):
 
     @property
     def num_supervised(self) -> int:
-        """Tokens that count in the loss; the first token is never predicted, so it never counts."""
+        """Number of tokens in the loss; the first token is never predicted, so it does not count."""
         return int((self.labels[1:] != IGNORED).sum())
 
 
 @contextmanager
 def naming(source: str | bytes) -> Iterator[None]:
-    """Adds the name of the file to a SampleError."""
+    """Context manager that adds the file name to a SampleError."""
     try:
         yield
     except SampleError as error:
@@ -283,16 +290,20 @@ def media_kind(medium: ImagePlan | VideoPlan) -> str:
 
 
 class ChatTemplate:
-    """Writes conversations as the template does, and finds the answers in what it has written.
+    """Renders conversations with a chat template, and finds the answers in the rendered text.
 
-    An answer begins where the model would begin to speak: after the role's header, and after what else a generation
-    prompt writes (such as an opened `<think>`) where the template has written that, too. It ends with the token that
-    ends the turn. Header and end are learnt from the template itself. They hold special tokens, which no text of a
-    conversation may hold; so nothing that a user writes can look like them.
+    An answer begins after the header of the assistant's role, and after further text of the generation prompt (such as
+    an opened `<think>`) if the template has written it. It ends with the token that ends the turn. Header and end are
+    derived from the template itself. They contain special tokens, which no text of a conversation may contain, so no
+    user text can be mistaken for them.
+
+    Args:
+        tokenizer: Tokenizer of transformers; gets the template of `folder` if it has none.
+        folder: Model folder.
     """
 
     def __init__(self, tokenizer: Any, folder: Path) -> None:
-        """Raises DataError for a folder without a template, or one whose answers cannot be told apart."""
+        """Loads the template; raises DataError if it does not exist or its answers cannot be identified."""
         self.tokenizer = tokenizer
         if tokenizer.chat_template is None:
             tokenizer.chat_template = separate_template(folder)
@@ -302,7 +313,15 @@ class ChatTemplate:
         self._learn(folder)
 
     def render(self, turns: Sequence[Turn], *, generation_prompt: bool = False) -> str:
-        """Returns the text of a conversation, with one placeholder an image or video. Raises SampleError."""
+        """Returns the text of a conversation, with one placeholder per image or video.
+
+        Args:
+            turns: Turns of the conversation.
+            generation_prompt: Append the header of the answer to generate.
+
+        Raises:
+            SampleError: special_token, text_too_long, or template if the template rejects the conversation.
+        """
         from jinja2.exceptions import TemplateError
 
         check_text("".join(turn.text for turn in turns), "the conversation")
@@ -323,7 +342,7 @@ class ChatTemplate:
             raise SampleError("template", f"the chat template fails: {type(error).__name__}: {error}") from None
 
     def answers(self, text: str) -> list[tuple[int, int]]:
-        """Returns (start, end) of every answer in a rendered text, including the token that ends its turn."""
+        """Returns (start, end) of every answer in a rendered text, including the end token of its turn."""
         return [found.span(1) for found in self._answer.finditer(text)]
 
     def _learn(self, folder: Path) -> None:
@@ -364,7 +383,7 @@ def after(text: str, part: str) -> int:
 
 
 def separate_template(folder: Path) -> str:
-    """Returns the template of a file that tokenizers do not read by themselves. Raises DataError if none exists."""
+    """Returns the template in chat_template.json, which tokenizers do not read; raises DataError without one."""
     file = folder / "chat_template.json"
     try:
         return str(json.loads(file.read_text(encoding="utf-8"))["chat_template"])

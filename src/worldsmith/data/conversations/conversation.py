@@ -1,4 +1,4 @@
-"""A conversation before it is tokens: turns of texts, images and videos."""
+"""Conversations before tokenization: turns of texts, images and videos."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROLES: dict[str, Role] = {
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece of a turn: a text, an image or a video."""
+    """A part of a turn: a text, an image or a video."""
 
     kind: Literal["text", "image", "video"]
     text: str = ""
@@ -43,23 +43,29 @@ class Turn:
 
     @property
     def text(self) -> str:
+        """The texts of all parts, joined."""
         return "".join(part.text for part in self.parts)
 
 
 def say(role: Role, *parts: str | Part) -> Turn:
-    """Returns a turn; plain text becomes a part."""
+    """Builds a turn; strings become text parts."""
     return Turn(role, tuple(Part("text", part) if isinstance(part, str) else part for part in parts))
 
 
 def role_of(name: object) -> Role:
-    """Raises SampleError for a role that is not known: what it says must not be trained by guess."""
+    """Converts the role name of a dataset; raises SampleError (unknown_role) for any other name."""
     if not isinstance(name, str) or name not in ROLES:
         raise SampleError("unknown_role", f"expected one of {', '.join(ROLES)}, found {name!r}")
     return ROLES[name]
 
 
 def check_turns(turns: Sequence[Turn]) -> tuple[Turn, ...]:
-    """Returns the turns, when they can be trained on. Raises SampleError: no_answer, bad_record."""
+    """Checks that turns can be used for training, and returns them.
+
+    Raises:
+        SampleError: no_answer without an answer or with an empty one; bad_record for an invalid order or invalid
+            content.
+    """
     answers = [turn for turn in turns if turn.role == "assistant"]
     if not answers or any(not turn.text.strip() for turn in answers):
         raise SampleError("no_answer", f"{len(turns)} turns, {len(answers)} of the assistant; each must have text")
@@ -78,6 +84,6 @@ def check_turns(turns: Sequence[Turn]) -> tuple[Turn, ...]:
 
 
 def question(turns: Sequence[Turn]) -> tuple[Turn, ...]:
-    """Returns the turns before the last answer."""
+    """Returns the turns before the last answer; all turns if there is no answer."""
     last = max((number for number, turn in enumerate(turns) if turn.role == "assistant"), default=len(turns))
     return tuple(turns[:last])

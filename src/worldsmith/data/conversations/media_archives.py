@@ -1,4 +1,4 @@
-"""Images and videos that lie in an archive: unpacked once, into a folder next to it."""
+"""Archives of images and videos, which are unpacked once, into a folder next to them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ BAD_HEADERS = ("InvalidHeaderError", "TruncatedHeaderError")
 
 
 class DamagedArchiveError(DataError):
-    """Raised if an archive is damaged and nothing can be extracted."""
+    """An archive is damaged, and no file of it can be extracted."""
 
 
 class CheckedMember(tarfile.TarInfo):
@@ -58,32 +58,32 @@ class CheckedMember(tarfile.TarInfo):
 
 
 class CheckedTar(tarfile.TarFile):
-    """A tar that remembers a damaged header, at which `TarFile` ends as if that were the end of the archive."""
+    """A tar that records a damaged header, which `TarFile` treats as the end of the archive."""
 
     tarinfo = CheckedMember
     fault = ""
 
 
 def is_archive(path: str | Path) -> bool:
+    """Returns whether a path has the suffix of a supported archive."""
     return str(path).lower().endswith(SUFFIXES)
 
 
 def archives_in(folder: Path) -> list[Path]:
-    """Returns the archives of media in the folder of a dataset."""
+    """Returns the media archives in the folder of a dataset."""
     return [folder / name for name in USUAL if (folder / name).is_file()]
 
 
 def unpacked(archive: Path) -> Path:
-    """Returns the folder with the files of an archive, which is unpacked when it does not exist yet.
+    """Returns the folder with the files of an archive, which is unpacked if the folder does not exist yet.
 
-    Members that are damaged are left out, listed in `DAMAGE` of the folder, and reported at each call.
-
-    It lies next to the archive, or below the user's cache where nothing can be written there, and is named by the
-    archive's content. Several processes may call this at once: one of them unpacks, and the others wait.
+    The folder is next to the archive, or in the user's cache if that place is not writable; its name contains a
+    fingerprint of the archive. Several processes may call this at once: one of them unpacks, and the others wait.
+    Damaged members are skipped, listed in the file `DAMAGE` of the folder, and reported at each call.
 
     Raises:
-        DataError: The archive is missing, a member would be written outside the folder, or the disk is full.
-        DamagedArchiveError: Nothing of the archive can be unpacked.
+        DataError: If the archive is missing, a member would be written outside of the folder, or the disk is full.
+        DamagedArchiveError: If no file of the archive can be unpacked.
     """
     mark = content_mark(archive)
     if not mark:
@@ -105,7 +105,7 @@ def unpacked(archive: Path) -> Path:
 
 
 def report_damage(archive: Path, folder: Path) -> None:
-    """Warns of members that could not be unpacked."""
+    """Logs a warning about members that could not be unpacked."""
     listing = folder / DAMAGE
     if not listing.is_file():
         return
@@ -128,9 +128,10 @@ def home_of(archive: Path) -> Path:
 
 
 def unpack(archive: Path, folder: Path) -> int:
-    """Writes the members into `folder`, those that are damaged into the list `DAMAGE`; returns the number of files.
+    """Extracts all members into `folder` and lists damaged ones in `DAMAGE`; returns the number of files.
 
-    Raises DataError.
+    Raises:
+        DataError: If the archive cannot be unpacked.
     """
     is_zip = archive.name.lower().endswith(".zip")
     try:
@@ -156,7 +157,7 @@ def unpack(archive: Path, folder: Path) -> int:
 
 
 def unpack_zip(archive: Path, folder: Path) -> Iterator[tuple[str, str]]:
-    """Yields the name of each damaged member, and why it is left out."""
+    """Extracts a zip archive; yields (name, reason) of each damaged member."""
     with zipfile.ZipFile(archive) as packed:
         outside = [name for name in packed.namelist() if escapes_folder(name)]
         if outside:
@@ -172,7 +173,7 @@ def unpack_zip(archive: Path, folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def unpack_tar(archive: Path, folder: Path) -> Iterator[tuple[str, str]]:
-    """Yields the member at which the archive is damaged, and why: nothing can be read after it."""
+    """Extracts a tar archive up to the first damage; yields (member, reason) of that damage."""
     with CheckedTar.open(archive) as packed:
         name = ""
         try:
@@ -191,8 +192,7 @@ def unpack_tar(archive: Path, folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def is_damage(error: Exception) -> bool:
-    """Returns whether an error is about the bytes of an archive, and not about this machine or members outside the
-    folder."""
+    """Returns whether an error is about the bytes of the archive, not about this machine or unsafe members."""
     if isinstance(error, OSError):
         return error.errno is None
     return isinstance(error, DAMAGED) and not isinstance(error, tarfile.FilterError)
@@ -207,16 +207,19 @@ def count_files(folder: Path) -> int:
 
 
 def escapes_folder(name: str) -> bool:
-    """Returns whether the name of a member leads out of the folder that it is written into."""
+    """Returns whether the name of a member leads outside of the target folder."""
     parts = name.replace("\\", "/").split("/")
     return name.startswith(("/", "\\")) or ".." in parts or ":" in parts[0]
 
 
 def media_folders(root: Path) -> Sequence[Path]:
-    """Returns the folders of the archives that `root` is or holds, unpacked, except for those of which nothing can be
-    read.
+    """Unpacks the media archives of a dataset and returns their folders. Damaged archives are skipped with a warning.
 
-    Raises DataError, for damage only if it is in all of them.
+    Args:
+        root: An archive, or a folder with archives.
+
+    Raises:
+        DataError: If an archive cannot be unpacked; for damage only if all archives are damaged.
     """
     folders: list[Path] = []
     damaged: list[DamagedArchiveError] = []

@@ -1,4 +1,4 @@
-"""Addresses of tar shards, by patterns, and of the members in them: `FILE.tar#START+SIZE`."""
+"""Addresses of tar shards, given by patterns, and of their members: `FILE.tar#START+SIZE`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ PAUSE = 1.0
 
 
 def shard_pattern(path: str) -> str | None:
-    """Returns the pattern if `path` names shards, or is a folder with shards (also in train/); None otherwise."""
+    """Returns the pattern of the shards at `path`; None if there are none.
+
+    The path is a tar file or pattern, or a folder with shards, also in its subfolder train/.
+    """
     if path.endswith(TAR) or COMPRESSED.search(path):
         return path
     if path and Path(path).is_dir():
@@ -38,7 +41,14 @@ def shard_pattern(path: str) -> str | None:
 
 
 def find_shards(pattern: str) -> list[str]:
-    """Returns the addresses in order, without duplicates. Raises DataError for none, too many or compressed tars."""
+    """Returns the addresses of the shards that match a pattern, in order, without duplicates.
+
+    Args:
+        pattern: Path or URL, with `{a,b}`, `{00..12}`, `*` and `[…]`.
+
+    Raises:
+        DataError: If no shard matches, too many match, or they are compressed.
+    """
     if COMPRESSED.search(pattern):
         raise DataError(
             f"{pattern}: a compressed tar has no random access; decompress it to {TAR} (video does not shrink anyway)"
@@ -53,7 +63,7 @@ def braces(pattern: str) -> Iterator[str]:
     """Expands brace patterns such as `a{1,2}` and `a{00..12}` like a shell; leading zeros are kept.
 
     Raises:
-        DataError: A range is too large.
+        DataError: If a range is too large.
     """
     group = BRACES.search(pattern)
     if group is None:
@@ -72,7 +82,7 @@ def braces(pattern: str) -> Iterator[str]:
 
 
 def limited(files: Iterator[str], pattern: str) -> Iterator[str]:
-    """Yields the files. Raises DataError after `MAX_SHARDS` files."""
+    """Yields the files; raises DataError if there are more than `MAX_SHARDS`."""
     yield from itertools.islice(files, MAX_SHARDS)
     if next(files, None) is not None:
         raise too_many(pattern)
@@ -86,7 +96,7 @@ def too_many(pattern: str) -> DataError:
 
 
 def list_matches(pattern: str) -> list[str]:
-    """Returns the files that match `*` and `[…]`, sorted by name; a pattern without them is returned as it is."""
+    """Returns the files that match `*` and `[…]`, sorted by name; a pattern without wildcards is returned unchanged."""
     import fsspec
 
     if not any(sign in pattern for sign in "*["):
@@ -101,22 +111,27 @@ def list_matches(pattern: str) -> list[str]:
 
 
 def short_names(files: Sequence[str]) -> list[str]:
-    """Returns the addresses without their common folder and suffix: prefixes of keys, whatever the storage."""
+    """Returns the addresses without their common folder and suffix: key prefixes independent of the storage."""
     folders = [posixpath.dirname(file).split("/") for file in files]
     common = len(list(itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*folders))))
     return ["/".join(file.split("/")[common:]).removesuffix(TAR) for file in files]
 
 
 def part_address(file: str, start: int, size: int) -> str:
+    """Returns the address of `size` bytes from byte `start` of a tar file."""
     return f"{file}#{start}+{size}"
 
 
 def is_part(path: str) -> bool:
+    """Returns whether a path is the address of a tar member."""
     return PART.fullmatch(path) is not None
 
 
 def read_range(file: str, start: int, stop: int) -> bytes:
-    """Reads bytes of a file. The file system is looked up at each call: fsspec keeps one per process."""
+    """Reads bytes `start` to `stop` (exclusive) of a local or remote file.
+
+    The file system is looked up at each call, since fsspec keeps one per process.
+    """
     import fsspec
 
     system, path = fsspec.url_to_fs(file)
@@ -125,9 +140,9 @@ def read_range(file: str, start: int, stop: int) -> bytes:
 
 @lru_cache(maxsize=1)
 def read_part(path: str) -> bytes:
-    """Reads a member of a tar by its address, in one request; the last result is cached.
+    """Reads a tar member by its address in one request; the last result is cached.
 
-    Requests to remote storage are repeated, since networks fail temporarily.
+    Requests to remote storage are repeated after errors, since networks fail temporarily.
 
     Raises:
         SampleError: missing_file, unreadable or truncated.

@@ -46,6 +46,8 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TarIndex:
+    """Members of a tar file. After an error in the tar, the index ends and `fault` is set."""
+
     file: str
     members: list[Member]
     fault: tuple[int, str] | None
@@ -53,7 +55,11 @@ class TarIndex:
 
 
 def index_all(files: Sequence[str]) -> list[TarIndex]:
-    """Raises DataError for a shard that does not exist or whose storage cannot be reached."""
+    """Returns the index of each tar file, read in several threads.
+
+    Raises:
+        DataError: If a shard does not exist or its storage cannot be reached.
+    """
     with ThreadPoolExecutor(READERS) as pool:
         return list(pool.map(index_of, files))
 
@@ -61,7 +67,10 @@ def index_all(files: Sequence[str]) -> list[TarIndex]:
 def index_of(file: str) -> TarIndex:
     """Returns the index of a tar file, from the cache if the file has not changed.
 
-    An unreadable tar has an index without members and with a fault, which is not cached.
+    For an unreadable tar the index has no members and a fault, and is not cached.
+
+    Raises:
+        DataError: If the shard does not exist or its storage cannot be reached or has no random access.
     """
     import fsspec
 
@@ -108,7 +117,7 @@ def etag(facts: dict[str, Any]) -> str:
 
 
 def read_headers(file: str, raw: BinaryIO, size: int) -> TarIndex:
-    """Reads from header to header; ustar, pax and GNU tars. What cannot be read ends the index, as its fault."""
+    """Reads the headers of a ustar, pax or GNU tar one after the other; an error ends the index, as its fault."""
     members: list[Member] = []
 
     def damaged(offset: int, why: str) -> TarIndex:
@@ -175,7 +184,7 @@ def read_cached(path: Path, file: str) -> TarIndex | None:
 
 
 def keep(path: Path, index: TarIndex) -> None:
-    """Writes the index to the cache. Best effort: without it the headers are read at each start."""
+    """Writes the index to the cache. Best effort: without it, the headers are read at each start."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path, durable=False) as incoming:

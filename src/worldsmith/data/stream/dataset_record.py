@@ -1,4 +1,4 @@
-"""`dataset_windows.txt` in the run folder: which samples a run is trained on, so that a change can be described."""
+"""`dataset_windows.txt` in the run folder: the samples of a run, so that a changed dataset can be described."""
 
 from __future__ import annotations
 
@@ -14,13 +14,20 @@ VALIDATION = "dataset_windows_val.txt"
 
 
 def record_text(dataset: StreamDataset) -> str:
-    """Returns one line per sample: 12 hex digits of a hash of its facts, then its key."""
+    """Returns the content of the record: per sample, 12 hex digits of a hash of its content and its key."""
     return "".join(f"{digest(facts)} {key}\n" for key, facts in dataset.listing())
 
 
 def changed_samples(record: Path, dataset: StreamDataset) -> list[str]:
-    """Returns the differences between the dataset and its record, one line per type of change; empty without a
-    record."""
+    """Compares a dataset with its record.
+
+    Args:
+        record: `dataset_windows.txt` of the run.
+        dataset: Current dataset.
+
+    Returns:
+        One line per type of change (removed, new, changed); empty if there is no record or no change.
+    """
     if not record.exists():
         return []
     lines = read_lines(record)

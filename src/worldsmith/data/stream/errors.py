@@ -15,7 +15,7 @@ MAX_TEXT = 1_000_000
 
 
 class SampleError(ValueError):
-    """One sample cannot be used. `reason` is a short slug that is counted, `detail` a sentence for a person."""
+    """One sample cannot be used. `reason` is a short slug by which errors are counted, `detail` a message for users."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -24,18 +24,17 @@ class SampleError(ValueError):
 
 
 def read_error(error: OSError) -> SampleError:
-    """Returns the error of a sample that has a file which the operating system cannot read: missing_file or
-    unreadable."""
+    """Converts an OSError about a file of a sample to a SampleError: missing_file or unreadable."""
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
         return SampleError("missing_file", "the file does not exist")
     return SampleError("unreadable", str(error))
 
 
 def check_text(text: str, what: str) -> None:
-    """Raises SampleError for a text that is too long to be tokenized: text_too_long."""
+    """Raises SampleError (text_too_long) if a text exceeds `MAX_TEXT` characters; `what` names it in the message."""
     if len(text) > MAX_TEXT:
         raise SampleError("text_too_long", f"{what} has {len(text):,} characters: expected at most {MAX_TEXT:,}")
 
 
 class DataError(CodedError, RuntimeError):
-    """The dataset cannot carry a run. The text says what was found, where, and what to do."""
+    """The dataset cannot be used for a run. The message contains the cause, its location and the fix."""

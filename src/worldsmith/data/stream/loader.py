@@ -28,12 +28,13 @@ PACKERS: dict[str, type[Packer[Any]]] = {
 
 
 class PackingDataLoader(Configurable):
-    """Packs of samples, for ever, in an order that depends on nothing but the data set, the seed and the rank.
+    """Endless stream of packs, whose order depends only on the dataset, the seed and the rank.
 
-    Position p of the stream is sample p % n of epoch p // n; rank r of w takes the positions with p % w == r. Worker
-    processes and what they prefetch change nothing. `state_dict()` is that of the pack handed out last.
-    Samples that cannot be used go to the quarantine and never stop the run, unless there are too many (DataError).
-    A subclass names the data set in its Config and gives the maker of its samples.
+    Position p of the stream is sample p % n of epoch p // n; rank r of w reads the positions with p % w == r. Workers
+    and prefetching do not change the order. `state_dict()` is the position after the pack that was yielded last.
+
+    Unusable samples go to the quarantine and do not stop the run, unless there are too many (DataError). A subclass
+    declares the dataset in its Config and passes the maker of its samples.
     """
 
     class Config(Configurable.Config):
@@ -71,11 +72,11 @@ class PackingDataLoader(Configurable):
 
         @property
         def sample_cap(self) -> int | None:
-            """Tokens that a sample stays below; None = no limit."""
+            """Exclusive cap on the tokens of a sample; None: no limit."""
             return self.max_sequence_length
 
         def relax(self) -> Self:
-            """Returns the config with which a check counts errors that end a run at their first sample."""
+            """Returns the config for a data check, which counts the errors that end a run at their first sample."""
             return self
 
         def build_records(self) -> StreamDataset | None:
@@ -99,7 +100,18 @@ class PackingDataLoader(Configurable):
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        """Raises DataError when the maker's dataset has nothing that can be used."""
+        """Opens the stream of one rank at its first position.
+
+        Args:
+            config: Settings of the loader.
+            maker: Builds the samples; contains the dataset.
+            quarantine: Records skipped samples; None: they are only counted.
+            rank: Index of the data-parallel rank.
+            world_size: Number of data-parallel ranks.
+
+        Raises:
+            DataError: If the dataset has no usable sample or too many broken records.
+        """
         config.check()
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} is not one of {world_size} ranks")
@@ -126,21 +138,21 @@ class PackingDataLoader(Configurable):
 
     @classmethod
     def dataset_at(cls, path: str) -> Configurable.Config | None:
-        """Returns the settings of the dataset that is there, if this loader reads such ones."""
+        """Returns the dataset config for the data at `path` if this loader can read it; else None."""
         return None
 
     def describe(self) -> str:
-        """Returns a line on the samples of the dataset and the skipped ones."""
+        """Returns a line with the numbers of usable and skipped samples."""
         return f"{len(self.dataset)} samples in {self.dataset.name}; {self.quarantine.describe()}"
 
     def report(self) -> DataReport:
-        """Returns the data report at the start of a run, from facts that are cheap to read."""
+        """Returns the data report at the start of a run: counts and flags that need no sample to be read."""
         report = DataReport.of_dataset(self.dataset, self.config.sample_cap)
         report.flags = list(self.dataset.flags())
         return report
 
     def __iter__(self) -> Iterator[list[Any]]:
-        """Continues after the pack that was handed out last. Only the newest iterator may be used."""
+        """Yields packs without end, from the one after the last yielded pack. Only the newest iterator may be used."""
         self._iteration += 1
         iteration = self._iteration
         cursor = Cursor(deque(self._state["set_aside"]), self._state["next_position"])
@@ -165,18 +177,27 @@ class PackingDataLoader(Configurable):
             yield pack
 
     def first_samples(self, passes: int = 1) -> Iterator[Any]:
-        """Yields the samples of this rank's shard of the first epochs in order, unpacked."""
+        """Yields the samples of this rank's shard of the first `passes` epochs in order, unpacked."""
         return self._samples(Cursor(deque(), self.rank), stop=passes * len(self.dataset))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state as JSON data. Prefetched samples and unfinished packs are not part of it."""
+        """Returns the position after the last yielded pack as JSON data.
+
+        Prefetched samples and unfinished packs are not part of it.
+        """
         return dict(self._state, set_aside=list(self._state["set_aside"]))
 
     def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Continues a run from the states of all its ranks.
 
-        With as many ranks as now, each goes on with exactly the packs that would have followed. Otherwise what none of
-        them has handed out is dealt anew: no sample is lost or repeated. Raises ValueError for another stream.
+        With the same number of ranks, each rank continues with exactly the packs that would have followed. Otherwise
+        the samples that no rank has yielded are distributed again, so that no sample is lost or repeated.
+
+        Args:
+            states: `state_dict()` of every rank, in rank order.
+
+        Raises:
+            ValueError: If the states belong to another stream (dataset, seed or shuffling).
         """
         changes = self.changes_since(states[0])
         if changes:
@@ -189,14 +210,20 @@ class PackingDataLoader(Configurable):
         self._go_on(next_position, set_aside)
 
     def start_next_pass(self, states: Sequence[Mapping[str, Any]]) -> int:
-        """Begins after the pass that a run over other data was in, at the start of the order; returns its number."""
+        """Starts the epoch after that of a run over other data, at its first sample.
+
+        Args:
+            states: `state_dict()` of every rank of that run.
+
+        Returns:
+            Number of the new epoch.
+        """
         epoch = 1 + max(state["epoch"] for state in states)
         self._go_on(epoch * len(self.dataset) + (self.rank - epoch * len(self.dataset)) % self.world_size, [])
         return epoch
 
     def changes_since(self, state: Mapping[str, Any]) -> list[str]:
-        """Returns descriptions of the differences between this stream and that of a saved state; empty if they are
-        equal."""
+        """Describes the differences between this stream and that of a saved state; empty if they are equal."""
         names = {
             "dataset_length": f"number of samples of {self.dataset.name}",
             "dataset_fingerprint": f"content of {self.dataset.name}",
@@ -235,7 +262,7 @@ class PackingDataLoader(Configurable):
         )
 
     def _samples(self, cursor: Cursor, stop: int | None = None) -> Iterator[Any]:
-        """Yields the samples of this rank in order; those that cannot be used are quarantined here."""
+        """Yields the samples of this rank in order; unusable samples are quarantined."""
         unusable: set[str] = set()
         rejected_in_a_row = 0
         # Far more than chance can explain, also for a rank that sees a small part of each epoch.
@@ -267,7 +294,7 @@ class PackingDataLoader(Configurable):
             self.counts[name] += 1
 
     def check_quarantine(self) -> None:
-        """Raises DataError when too many samples are broken."""
+        """Raises DataError if too many samples are broken."""
         self.quarantine.check(
             self._total,
             max_bad_fraction=self.config.max_bad_fraction,

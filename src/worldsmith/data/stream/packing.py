@@ -14,7 +14,15 @@ T = TypeVar("T")
 
 
 class Packer(ABC, Generic[T]):
-    """Groups the samples of a stream into packs; samples for later packs wait in `buffer`."""
+    """Groups a stream of samples into packs; samples for later packs wait in `buffer`.
+
+    Args:
+        num_tokens: Returns the tokens of a sample.
+        max_sequence_length: Exclusive cap on the tokens of a pack; None: no cap.
+        max_samples_per_batch: Max number of samples of a pack; None: no limit.
+        lookahead: Number of samples that may wait while a pack is filled.
+        shape: Key that all samples of a stacked pack share; None: their number of tokens.
+    """
 
     def __init__(
         self,
@@ -25,7 +33,7 @@ class Packer(ABC, Generic[T]):
         lookahead: int = 10,
         shape: Callable[[T], Any] | None = None,
     ) -> None:
-        """Builds a packer. `shape`: key that all samples of a stacked pack share; None: their number of tokens."""
+        """Checks and stores the limits, see the class."""
         check_caps(max_sequence_length, max_samples_per_batch, lookahead)
         self.num_tokens = num_tokens
         self.max_sequence_length = max_sequence_length
@@ -37,14 +45,14 @@ class Packer(ABC, Generic[T]):
 
     @abstractmethod
     def pack(self, source: Iterator[T]) -> list[T]:
-        """Returns the next pack, from the buffer and from `source`; empty when both are exhausted.
+        """Returns the next pack, from the buffer and from `source`; empty if both are exhausted.
 
         Raises:
-            ValueError: A sample fits into no pack.
+            ValueError: If a sample is too long for any pack.
         """
 
     def require_fit(self, sample: T) -> int:
-        """Returns the tokens of a sample. Raises ValueError if no pack can hold it."""
+        """Returns the tokens of a sample; raises ValueError if it is too long for any pack."""
         tokens = self.num_tokens(sample)
         if self.max_sequence_length is not None and tokens >= self.max_sequence_length:
             raise ValueError(f"[E103] a sample of {tokens} tokens fits into no pack of {self.max_sequence_length}")
@@ -123,8 +131,7 @@ class PoolPacker(Packer[T]):
         return pack
 
     def _has_room(self, room: float) -> bool:
-        """Returns whether the next oldest sample is added without a choice: a pool below twice the room leaves few
-        choices."""
+        """Returns whether the oldest sample is added without a choice: the pool is too small to offer many choices."""
         lengths = [self.num_tokens(sample) for sample in self.buffer]
         return lengths[0] <= room and sum(lengths) <= 2 * room
 
@@ -184,7 +191,8 @@ class AlikePacker(PoolPacker[T]):
 def fullest(lengths: Sequence[int], room: int, most: int) -> list[int]:
     """Returns the ascending indices of at most `most` lengths with the largest sum that does not exceed `room`.
 
-    Among equal sums, the fewest lengths. Subset sum by dynamic programming: one pass over `room` for each length.
+    Among equal sums, the one with the fewest lengths wins. Subset sum by dynamic programming: one pass over `room` per
+    length.
     """
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""Positions in the endless stream of samples: their order, their randomness, and how ranks share them."""
+"""Positions in the endless stream of samples: order, randomness, and distribution over ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ if TYPE_CHECKING:
 
 
 def sample_index(position: int, length: int, *, seed: int, shuffle: bool) -> int:
-    """Returns the index in the dataset of stream position `position` = epoch * length + i."""
+    """Returns the dataset index of the sample at a stream position.
+
+    Args:
+        position: Position in the stream: epoch * length + i.
+        length: Number of samples of an epoch.
+        seed: Seed of the order.
+        shuffle: Whether each epoch has its own random order; False: dataset order.
+    """
     epoch, i = divmod(position, length)
     return int(epoch_order(length, seed, epoch)[i]) if shuffle else i
 
@@ -30,7 +37,10 @@ def epoch_order(length: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def sample_rng(seed: int, position: int, subject: str) -> random.Random:
-    """Returns the random generator of one subject ("caption", "frames", …) of one sample, independent of the others."""
+    """Returns the random generator for one subject ("caption", "frames", …) of the sample at a position.
+
+    Generators of different seeds, positions and subjects are independent.
+    """
     return random.Random(f"{seed}/{position}/{subject}")
 
 
@@ -52,7 +62,10 @@ class Cursor:
 
 
 class Positions:
-    """The positions that the worker processes fetch ahead of the cursor: up to `stop`, endless without it."""
+    """Iterable of the positions that workers fetch.
+
+    It yields `first`, then every `step`-th position from `start` up to `stop` (None: endless).
+    """
 
     def __init__(self, first: list[int], start: int, step: int, stop: int | None = None) -> None:
         self.first, self.start, self.step, self.stop = first, start, step, stop
@@ -65,19 +78,26 @@ class Positions:
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """Positions that no rank has handed out yet: `earlier` (ascending), and all from `next_position` on."""
+    """Positions that no rank has yielded: `earlier` (ascending), and all from `next_position` on."""
 
     next_position: int
     earlier: list[int]
 
     def share(self, rank: int, size: int) -> tuple[int, list[int]]:
-        """Returns (next position, set-aside positions) of one of `size` ranks; all ranks together read each once."""
+        """Returns (next position, set-aside positions) of one of `size` ranks; all ranks read each position once."""
         first = self.next_position + (rank - self.next_position) % size
         return first, self.earlier[rank::size]
 
 
 def merge_positions(states: Sequence[Mapping[str, Any]]) -> Unread:
-    """Merges the positions of all ranks of a run. Raises ValueError if they are not one from each rank of one run."""
+    """Merges the saved positions of all ranks of a run.
+
+    Args:
+        states: `state_dict()` of every rank's loader, in rank order.
+
+    Raises:
+        ValueError: If the states are not those of all ranks of one run.
+    """
     size = len(states)
     found = [(state["rank"], state["world_size"]) for state in states]
     if found != [(rank, size) for rank in range(size)]:

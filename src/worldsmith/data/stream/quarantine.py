@@ -1,4 +1,4 @@
-"""The list of samples that are left out, and the point at which there are too many of them."""
+"""The quarantine of skipped samples, and the limit above which a run stops."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FILTER_REASONS = frozenset({"too_short", "too_long", "too_small", "other_shape",
 
 @dataclass(slots=True, frozen=True)
 class Rejection:
-    """A sample, or a line of the dataset file, that is left out."""
+    """A sample, or a record of the dataset file, that is skipped."""
 
     key: str
     """Key of the sample; "<file name>:<line>" if the record has none."""
@@ -36,14 +36,14 @@ class Rejection:
 
     @property
     def is_filter(self) -> bool:
-        """True when the sample is sound and only outside the limits that the config sets."""
+        """Whether the sample is valid and only outside the limits of the config."""
         return self.reason in FILTER_REASONS
 
 
 class Quarantine:
-    """Writes each rejected sample once to `quarantine.jsonl`, also over epochs and resumed runs.
+    """Counts skipped samples and writes each once to `quarantine.jsonl`, also over epochs and resumed runs.
 
-    `counts` and the stop rule look at this process only: files that were repaired before a resume no longer count.
+    `counts` and the limit consider this process only: files that were repaired before a resume no longer count.
     """
 
     refuses: ClassVar[bool] = True
@@ -71,7 +71,7 @@ class Quarantine:
         self._written = read_keys(self.file) if self.file else set()
 
     def add(self, rejection: Rejection) -> bool:
-        """Counts and lists a rejection; False when it is known already."""
+        """Counts and lists a skipped sample; returns False if its key is known already."""
         if rejection.key in self.keys:
             return False
         self.keys.add(rejection.key)
@@ -101,7 +101,7 @@ class Quarantine:
             self._list(self.file, json.dumps(line, ensure_ascii=False))
 
     def _list(self, file: Path, line: str) -> None:
-        """Appends a line to a list. Best effort: a write error, as on a full disk, is only logged."""
+        """Appends a line to a list. Best effort: a write error, as on a full disk, is only logged and counted."""
         try:
             append_line(file, line)
         except OSError as error:
@@ -110,9 +110,13 @@ class Quarantine:
                 log.warning("%s cannot be written, the run continues: %s", file, error)
 
     def check(self, total: int, *, max_bad_fraction: float, bad_samples_allowed: int) -> None:
-        """Raises DataError when too many of `total` samples are bad.
+        """Raises DataError if too many samples are broken.
 
-        Up to `bad_samples_allowed` are tolerated whatever their share, while they are at most half of the data.
+        Args:
+            total: Number of samples, including broken ones.
+            max_bad_fraction: Fraction of broken samples above which the run stops.
+            bad_samples_allowed: Number of broken samples that are tolerated in any case, as long as they are at most
+                half of the data.
         """
         allowed = max(int(max_bad_fraction * total), min(bad_samples_allowed, total // 2))
         if len(self.bad_keys) > allowed:
@@ -124,14 +128,14 @@ class Quarantine:
             )
 
     def describe(self) -> str:
-        """Counts per reason and where the list is."""
+        """Returns the number of skipped samples per reason and the path of the list, as text."""
         counts = ", ".join(f"{reason} {n}" for reason, n in sorted(self.counts.items())) or "none"
         listed = f"; listed in {self.file}" if self.file else ""
         return f"skipped: {counts}{listed}{f' but for {self.unwritten}' if self.unwritten else ''}"
 
 
 def read_keys(file: Path) -> set[str]:
-    """Returns keys already listed in `file`. A last line that was cut by a crash is skipped."""
+    """Returns the keys that are already listed in `file`. An incomplete last line is skipped."""
     keys = set()
     if file.exists():
         for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -143,7 +147,7 @@ def read_keys(file: Path) -> set[str]:
 
 
 class Tally(Quarantine):
-    """A quarantine that collects skipped samples; it logs nothing and never stops."""
+    """A quarantine for data checks: collects skipped samples, logs no message and does not stop the run."""
 
     refuses: ClassVar[bool] = False
 

@@ -34,7 +34,7 @@ class StreamSample(Protocol):
 
 
 class StreamDataset(ABC):
-    """Base of the datasets of a loader; `len` is the number of positions in an epoch."""
+    """Base class of the datasets of a loader; `len` is the number of positions in an epoch."""
 
     name: str
     """Name in messages: a file or a folder."""
@@ -49,7 +49,7 @@ class StreamDataset(ABC):
 
     @abstractmethod
     def listing(self) -> Iterable[tuple[str, Any]]:
-        """Yields key and content (plain data) of each sample, in dataset order."""
+        """Yields (key, content as plain data) of each sample, in dataset order."""
 
     @cached_property
     def num_samples(self) -> int:
@@ -58,18 +58,18 @@ class StreamDataset(ABC):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Checksum that changes whenever the stream of samples changes: SHA-256 of the listing."""
+        """SHA-256 of the listing, which changes whenever the stream of samples changes."""
         found = hashlib.sha256()
         for key, facts in self.listing():
             found.update(json.dumps([key, facts]).encode())
         return found.hexdigest()
 
     def contents(self) -> Iterable[tuple[str, Any]]:
-        """Yields key and content of each sample, without file names: samples of equal content are duplicates."""
+        """Yields (key, content) of each sample without file names: samples of equal content are duplicates."""
         return self.listing()
 
     def traces(self) -> Iterable[str]:
-        """Returns a value for each sample that is equal for the same sample in another dataset, to find overlaps."""
+        """Yields a hash for each sample that is equal for the same sample in another dataset, to find overlaps."""
         return (digest(facts) for _, facts in self.listing())
 
     def count_overlap(self, other: StreamDataset) -> int:
@@ -78,12 +78,12 @@ class StreamDataset(ABC):
         return sum(trace in seen for trace in self.traces())
 
     def flags(self) -> Iterable[Any]:
-        """Warnings about the records (`DataFlag`), before a sample is read."""
+        """Returns warnings about the records (`DataFlag`), before a sample is read."""
         return ()
 
 
 def digest(facts: Any) -> str:
-    """Returns 12 digits of a hash of plain data."""
+    """Returns the first 12 hex digits of the SHA-256 of plain data."""
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
 
 
@@ -115,7 +115,10 @@ class Made(Generic[S]):
 
 
 class SampleMaker(ABC, Generic[S]):
-    """Maps a stream position to a sample, in a worker process. All randomness comes from (seed, position)."""
+    """Maps a stream position to a sample, in a worker process. All randomness depends on (seed, position) only.
+
+    `maker[position]` never raises SampleError: unusable samples become a `Rejection`.
+    """
 
     def __init__(self, dataset: StreamDataset, config: StreamSettings) -> None:
         self.dataset: Any = dataset
@@ -136,18 +139,18 @@ class SampleMaker(ABC, Generic[S]):
 
     @abstractmethod
     def reject(self, position: int, reason: str, detail: str) -> Rejection:
-        """Returns the rejection of the sample, with its key and path."""
+        """Builds the rejection of the sample at a position, with its key and path."""
 
     def features(self, sample: S) -> Features:
-        """Returns the values of a sample that a data report collects."""
+        """Returns the feature values of a sample for the histograms of a data report."""
         return {}
 
     def shape(self, sample: S) -> Any:
-        """Returns what stacked samples must have in common."""
+        """Returns the key that all samples of a stacked pack share."""
         return sample.num_tokens
 
     def cells(self, sample: S) -> int:
-        """Returns the number of latent cells of a sample that a cache stores; 0 = none."""
+        """Returns the number of latent cells of a sample that a cache stores; 0 if none is cached."""
         return 0
 
     def __getitem__(self, position: int) -> Made[S]:
@@ -169,7 +172,12 @@ class SampleMaker(ABC, Generic[S]):
         return sample_index(position, len(self.dataset), seed=self.seed, shuffle=self.shuffle)
 
     def check_size(self, num_tokens: int, what: str = "") -> None:
-        """Raises SampleError if a sample is too long for its loader; may be called before the sample is read."""
+        """Raises SampleError if a sample reaches the token cap; may be called before the sample is read.
+
+        Args:
+            num_tokens: Tokens of the sample.
+            what: Description of the sample for the message, such as its size.
+        """
         self.measured = num_tokens
         if self.max_tokens is not None and num_tokens >= self.max_tokens:
             size = f" ({what})" if what else ""
@@ -177,9 +185,9 @@ class SampleMaker(ABC, Generic[S]):
 
 
 class ThroughPipe:
-    """Base of dataclasses whose tensors are pickled as numpy arrays.
+    """Base class of dataclasses whose tensors are pickled as numpy arrays.
 
-    Tensors would be sent through shared memory, which is tiny in many containers.
+    PyTorch would send tensors through shared memory, which is tiny in many containers.
     """
 
     __slots__ = ()

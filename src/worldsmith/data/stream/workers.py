@@ -1,4 +1,4 @@
-"""Worker processes that make the samples of a loader, in order. A worker that dies is replaced."""
+"""Worker processes that build the samples of a loader, in order. A worker that dies is replaced."""
 
 from __future__ import annotations
 
@@ -41,15 +41,18 @@ def fetch(
 ) -> Iterator[Made[S]]:
     """Yields the samples at the positions, in order.
 
-    A worker that dies is replaced by a worker that prefetches one sample only; no sample is lost or changed. If the
+    A worker that dies is replaced by a worker that prefetches only one sample; no sample is lost or changed. If the
     replacement crashes at a sample, that sample is rejected as "crashes_worker".
 
     Args:
-        maker: Makes a sample from its position.
+        maker: Builds a sample from its position.
         positions: Positions in the stream.
-        workers: Number of worker processes; 0 makes the samples in this process.
-        prefetch: Number of samples that each worker makes ahead.
+        workers: Number of worker processes; 0: samples are built in this process.
+        prefetch: Number of samples that each worker builds in advance.
         counts: Receives the number of deaths as "workers_died".
+
+    Raises:
+        DataError: If a worker cannot be started.
     """
     if not workers:
         yield from map(maker.__getitem__, positions)
@@ -84,7 +87,7 @@ def fetch(
 
 
 def log_death(death: DeadWorkerError, key: str, number: int, *, left_out: bool) -> None:
-    """Logs deaths 1 to 3, then deaths 10, 20, …, 100, 200, …"""
+    """Logs deaths 1 to 3, then deaths 10, 100, 1000, …"""
     if number > 3 and str(number).strip("0") != "1":
         return
     then = "that sample is skipped" if left_out else "a new worker continues there"
@@ -103,10 +106,10 @@ class DeadWorkerError(Exception):
 
 
 class Worker(Generic[S]):
-    """A process that makes every `stride`-th sample from number `first` on, at most `ahead` samples in advance.
+    """A process that builds every `stride`-th sample from number `first` on, at most `ahead` samples in advance.
 
-    Each worker has its own pipe and shares no lock, so its death closes that pipe and affects nothing else. With
-    `ahead` = 1 it died at the first position that it has not sent.
+    Each worker has its own pipe and shares no lock, so its death closes that pipe and affects no other worker. With
+    `ahead` = 1, it died at the first position that it has not sent.
     """
 
     def __init__(self, maker: SampleMaker[S], positions: Iterable[int], first: int, stride: int, ahead: int) -> None:
@@ -129,7 +132,7 @@ class Worker(Generic[S]):
             sender.close()
 
     def receive(self) -> Made[S]:
-        """Waits for the next sample. Raises DeadWorkerError, or the exception that the maker raised."""
+        """Waits for the next sample; raises DeadWorkerError, or the exception of the maker."""
         try:
             made = self._samples.recv()
         except (EOFError, OSError):  # also while a sample is being sent
@@ -148,7 +151,7 @@ class Worker(Generic[S]):
 
 @contextmanager
 def signals_blocked() -> Iterator[None]:
-    """Blocks `STOP_SIGNALS` here and in worker processes that are forked meanwhile.
+    """Context manager: blocks `STOP_SIGNALS` here and in worker processes that are forked in the block.
 
     A run that is stopped saves first, and needs its workers until it ends them itself. Signals to the run itself are
     delivered when the block ends.
@@ -172,7 +175,7 @@ def work(
     pipe: Connection,
     parent: int,
 ) -> None:
-    """Runs in the worker process. A thread sends, so the next sample is made while the pipe is full."""
+    """Main function of a worker process. A thread sends, so the next sample is built while the pipe is full."""
     import torch
 
     torch.set_num_threads(1)

@@ -1,1 +1,1 @@
-"""The page of a run, `report.html`: made from what its folder holds, and from nothing else."""
+"""HTML report of a run, `report.html`, built only from the files in its folder."""

@@ -1,4 +1,4 @@
-"""`python -m worldsmith.monitor.page RUN`: rebuilds the page of a run that continues, and stands back for it."""
+"""`python -m worldsmith.monitor.page RUN`: rebuilds the report of a running run at low priority."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The charts of a page and the metrics that each one draws, as plain data for `look/page.js`."""
+"""Charts of the report and their metrics, as plain data for `look/page.js`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOISY = 5
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart that is known by name. Figures of no such chart get one of their own."""
+    """A predefined chart. Metrics that match no predefined chart get charts of their own."""
 
     title: str
     figures: str
@@ -70,8 +70,14 @@ CHARTS = {
 
 
 def charts(runs: Sequence[tuple[str, Mapping[str, Series]]]) -> list[dict[str, Any]]:
-    """Returns the charts of the series of (named) runs, in the order in which they are shown; empty ones are left
-    out."""
+    """Builds the charts of several runs, in the order in which they are shown. Charts without values are omitted.
+
+    Args:
+        runs: (name, series by metric) of each run; the name is empty for a single run.
+
+    Returns:
+        One dict per chart, with the points of its lines.
+    """
     found: dict[str, dict[str, Any]] = {}
     for index, (run, series) in enumerate(runs):
         for metric, values in series.items():
@@ -101,7 +107,7 @@ def label_of(metric: str) -> str:
 
 
 def by_number(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the lines that are named by numbers in the order of these, others as they come."""
+    """Sorts lines that are named by numbers by run and number; other lines keep their order."""
     try:
         return sorted(lines, key=lambda line: (line["run"], float(line["label"])))
     except ValueError:
@@ -109,7 +115,7 @@ def by_number(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def chart_of(metric: str) -> str:
-    """Returns the chart in which a metric is drawn."""
+    """Returns the name of the chart that shows a metric."""
     for name, chart in CHARTS.items():
         if re.fullmatch(chart.figures, metric):
             return name
@@ -117,7 +123,7 @@ def chart_of(metric: str) -> str:
 
 
 def line(series: Series, about: Chart) -> dict[str, Any]:
-    """Returns the points of one curve; with the least and greatest values around each where it stands for several."""
+    """Returns the points of one curve; a downsampled curve also has the min and max values around each point."""
     buckets, factor = series.buckets, about.factor
     values = [factor * bucket.total / bucket.count for bucket in buckets]
     data: dict[str, Any] = {
@@ -136,15 +142,18 @@ def line(series: Series, about: Chart) -> dict[str, Any]:
 
 
 def is_noisy(values: Sequence[float]) -> bool:
-    """Returns whether a curve goes up and down so often that its trend is hard to see."""
+    """Returns whether a curve oscillates so much that its trend is hard to see."""
     extent = max(values) - min(values)
     return extent > 0 and sum(abs(b - a) for a, b in itertools.pairwise(values)) > NOISY * extent
 
 
 def drop_single_values(charts: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
-    """Omits charts whose lines have one value each, and names them with their values in a sentence.
+    """Removes charts whose lines have one value each.
 
-    At the first logged step, when every chart is like that, all are kept.
+    If all charts are of that kind, as at the first logged step, all are kept.
+
+    Returns:
+        The other charts, and a sentence with the removed charts and their values ("" if none is removed).
     """
     drawn = [chart for chart in charts if any(len(line["x"]) > 1 for line in chart["lines"])]
     if not drawn or len(drawn) == len(charts):
@@ -159,7 +168,7 @@ def drop_single_values(charts: list[dict[str, Any]]) -> tuple[list[dict[str, Any
 
 
 def name_of(line: Mapping[str, Any]) -> str:
-    """Returns the run, if several are compared, and the label of a line."""
+    """Returns the label of a line, preceded by its run if several runs are compared."""
     return " · ".join(filter(None, (line["name"], line["label"])))
 
 

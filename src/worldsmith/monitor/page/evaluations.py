@@ -54,7 +54,7 @@ def evaluations(run: RunFiles, place: PageBudget | None) -> list[Evaluation]:
 
 
 def compared(runs: Sequence[RunFiles], names: Sequence[str]) -> list[Evaluation]:
-    """Evaluations of one folder's name in several runs, the models that were trained next to each other."""
+    """Returns the evaluations of several runs, one per folder name, with a column for each run."""
     own = [{one.name: one for one in evaluations(run, None)} for run in runs]
     found = []
     for folder in dict.fromkeys(name for of in own for name in of):
@@ -67,7 +67,7 @@ def compared(runs: Sequence[RunFiles], names: Sequence[str]) -> list[Evaluation]
 
 
 def figures_in(facts: Mapping[str, Any]) -> tuple[list[str], Rows]:
-    """Columns and rows of what one file has; none where it holds something else."""
+    """Returns the columns and rows of a results file; empty if the file has other content."""
     if isinstance(facts.get("figures"), Mapping):
         return of_videos(facts["figures"])
     if "task" in facts:
@@ -80,7 +80,7 @@ def figures_in(facts: Mapping[str, Any]) -> tuple[list[str], Rows]:
 
 
 def of_videos(figures: Mapping[str, Any]) -> tuple[list[str], Rows]:
-    """Figures of generated videos: means over them."""
+    """Returns columns (models) and rows of the metrics of generated videos."""
     known = {name: about for name, about in figures.items() if isinstance(about, Mapping)}
     columns = list(dict.fromkeys(model for about in known.values() for model in get_table(about, "not_measured")))
     rows = {}
@@ -95,7 +95,7 @@ def of_videos(figures: Mapping[str, Any]) -> tuple[list[str], Rows]:
 
 
 def of_answers(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Figures of a reasoner's answers: of all, of each kind, of parts of the data."""
+    """Yields (name, text) of the metrics of a reasoner's answers: all answers, each task type, parts of the data."""
     for name, value in facts.items():
         interval = facts.get(f"{name}_interval", facts.get(f"{name.removesuffix('_correlation')}_interval"))
         if is_number(value) and isinstance(value, float) and name != "coverage":
@@ -129,7 +129,7 @@ def describe_evaluation(facts: Mapping[str, Any]) -> str:
 
 
 def told(value: Any, interval: Any = None) -> str:
-    """Returns a figure with its interval."""
+    """Formats a metric with its interval."""
     if not is_number(value):
         return "–"
     bounds = (

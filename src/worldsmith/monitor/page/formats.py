@@ -25,8 +25,7 @@ def plural(number: float, noun: str) -> str:
 
 
 def format_float(value: float | None, digits: int = 4) -> str:
-    """Returns a number with `digits` significant digits: 0.01234, 1,570; only very large or small ones with an
-    exponent."""
+    """Formats a number with `digits` significant digits: 0.01234, 1,570; very large or small ones with an exponent."""
     if value is None:
         return "–"
     text = f"{value:.{digits}g}"
@@ -46,6 +45,7 @@ def seconds(value: float) -> str:
 
 
 def time(moment: datetime) -> str:
+    """Formats a time in UTC with minutes."""
     return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
@@ -54,7 +54,7 @@ def words(name: str) -> str:
 
 
 def breakable(path: str) -> Markup:
-    """Returns a path that may go on in the next line after a dot."""
+    """Returns a dotted path as HTML that can be wrapped after each dot."""
     return Markup("<wbr>").join(f"{part}." for part in path.split("."))[:-1]
 
 

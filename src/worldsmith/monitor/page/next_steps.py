@@ -1,4 +1,4 @@
-"""Suggests commands for a run, with its own paths."""
+"""Suggests commands for a run, with the paths of the run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PACKAGES = ("--import", "--trust")
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A command and what it is for."""
+    """A suggested command with a title and its purpose."""
 
     title: str
     text: str
@@ -39,6 +39,7 @@ def next_steps(run: RunFiles, status: Status) -> list[Advice]:
 
 
 def while_it_runs(run: RunFiles, status: Status) -> Iterator[Advice]:
+    """Yields the commands for a running run: watch it, stop it."""
     folder = run.folder.resolve()
     if not status.at_work:
         return
@@ -80,7 +81,7 @@ def going_on(run: RunFiles, status: Status) -> Iterator[Advice]:
 
 
 def lengthening(run: RunFiles, steps: int) -> str:
-    """Arguments that train a run up to `steps`, with a longer schedule unless the learning rate is constant."""
+    """Returns the overrides that train a run up to `steps`, with a longer schedule if it is not constant."""
     words = ["--", f"trainer.max_iter={steps}"]
     cycles, top, bottom = (lookup(run.config, f"scheduler.{name}", []) for name in ("cycle_lengths", "f_max", "f_min"))
     if cycles and sum(cycles) < steps and top[-1:] != bottom[-1:]:
@@ -90,11 +91,11 @@ def lengthening(run: RunFiles, steps: int) -> str:
 
 
 def using_it(run: RunFiles, *, here: bool = False) -> Iterator[Advice]:
-    """Yields the commands that use checkpoints.
+    """Yields suggested commands that use the checkpoints of a run: export, generate or infer, evaluate.
 
     Args:
         run: Files of the run.
-        here: Write paths relative to the current folder.
+        here: Write paths relative to the current folder, for a command that starts there.
     """
     folder, make = run.folder.resolve(), partial(command, of=run, here=here)
     if not run.checkpoints:
@@ -139,16 +140,15 @@ def using_it(run: RunFiles, *, here: bool = False) -> Iterator[Advice]:
 
 
 def full_precision(run: RunFiles) -> tuple[str, ...]:
-    """Flags of an export that keeps float32 where the network computes in it, as small ones do."""
+    """Returns the export options that keep float32 if the network computes in float32."""
     return ("--dtype", "float32") if lookup(run.config, "model.config.precision") == "float32" else ()
 
 
 def trained_prompt(run: RunFiles) -> str | None:
-    """Returns a sampled caption that the run was trained on, else a sampled prompt of the config; None if there is
-    none.
+    """Returns a sampled caption of the training data, else a sampled prompt of the config; None without such samples.
 
-    Samples without a label are of prompts in the config, or of an earlier version, which took held-out captions if the
-    run validated.
+    Samples without a label have prompts of the config, or are of an earlier version, which sampled held-out captions if
+    the run had validation.
     """
     trained = next((str(sample.get("prompt")) for sample in run.samples if sample.get("source") == TRAINED), None)
     if trained is not None:
@@ -160,7 +160,7 @@ def trained_prompt(run: RunFiles) -> str | None:
 
 
 def resume_command(run: RunFiles) -> str | None:
-    """Starts the run again from its own record; None when its folder is not where its config puts it."""
+    """Returns the command that resumes a run from its own config; None if the run folder was moved."""
     folder = run.folder.resolve()
     names = [lookup(run.config, f"job.{name}") for name in ("project", "group", "name")]
     if list(folder.parts[-3:]) != names:
@@ -174,9 +174,13 @@ def resume_command(run: RunFiles) -> str | None:
 
 
 def command(name: str, *words: object, of: RunFiles | None = None, here: bool = False) -> str:
-    """Returns a command, and where it needs what the settings of a run lead to, from where that was started.
+    """Returns a shell command; for a command on a run, with its packages and in its start folder.
 
-    With `here` it starts in the current folder, and paths in that folder are relative.
+    Args:
+        name: Command of `worldsmith`.
+        words: Arguments.
+        of: Run whose packages and start folder the command needs; None: none.
+        here: The command starts in the current folder, and paths in that folder are relative.
     """
     if here:
         now = Path.cwd()
@@ -192,7 +196,7 @@ def from_its_place(run: RunFiles) -> str:
 
 
 def packages(run: RunFiles) -> list[str]:
-    """Returns the `--import` and `--trust` words of the start."""
+    """Returns the `--import` and `--trust` arguments of the start command."""
     try:
         words = shlex.split(str(run.launch.get("cmd") or ""))
     except ValueError:
@@ -203,13 +207,13 @@ def packages(run: RunFiles) -> list[str]:
 
 
 def prompts_file(run: RunFiles) -> Path | None:
-    """Prompts that lie next to the training data."""
+    """Returns `prompts.jsonl` in the folder of the training data or its parent; None if it does not exist."""
     folders = data_folders(run)
     return next((file for folder in folders if (file := folder / "prompts.jsonl").is_file()), None)
 
 
 def validation_clips(run: RunFiles) -> Path | None:
-    """Returns the dataset that the run validates on, or a folder `val` in its training data or next to them."""
+    """Returns the validation dataset of the run, or a folder `val` in its training data or next to it."""
     path = lookup(run.config, "dataloader_val.dataset.path")
     folders = [working_directory(run) / path] if isinstance(path, str) and path and "$" not in path else []
     folders += [folder / "val" for folder in data_folders(run)]
@@ -217,7 +221,7 @@ def validation_clips(run: RunFiles) -> Path | None:
 
 
 def data_folders(run: RunFiles) -> list[Path]:
-    """Returns the folder of the training data and the one above it; empty if the config names no path."""
+    """Returns the folder of the training data and its parent; empty if the config names no path."""
     data = lookup(run.config, "dataloader_train.dataset.path")
     folder = working_directory(run) / str(data)
     return [folder, folder.parent] if data else []
@@ -228,7 +232,7 @@ def working_directory(run: RunFiles) -> Path:
 
 
 def judged_data(run: RunFiles) -> tuple[str | None, Any]:
-    """Class and path of the data that a reasoner is validated on; without them, class of its training data and None."""
+    """Returns class and path of a reasoner's validation data; without it, the class of its training data and None."""
     kind, path = (lookup(run.config, f"dataloader_val.dataset.{name}") for name in ("type", "path"))
     if not kind or not path:
         kind, path = lookup(run.config, "dataloader_train.dataset.type"), None

@@ -27,7 +27,7 @@ FORMS = {
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A planned figure, a range from `low` to `high`, next to the measured one."""
+    """A planned value, a range from `low` to `high`, and the measured value."""
 
     kind: str
     name: str
@@ -40,14 +40,14 @@ class Check:
 
     @property
     def ratio(self) -> float | None:
-        """Measured over the nearer end of what is planned; 1 within it."""
+        """Measured value divided by the nearer end of the planned range; 1 within the range."""
         if self.measured is None or self.low <= 0:
             return None
         return self.measured / min(max(self.measured, self.low), self.high)
 
     @property
     def is_good(self) -> bool | None:
-        """Whether it is as planned, by the bound of its kind; None: not judged."""
+        """Whether the ratio is within the bound of its kind; None if it is not checked."""
         if self.ratio is None or not self.is_judged:
             return None
         bound = BOUNDS[self.kind]
@@ -98,7 +98,7 @@ def checks_of(run: RunFiles) -> Iterator[Check]:
 
 
 def why_incomparable(run: RunFiles) -> str:
-    """Returns the reason for which plan and run are not comparable; "" if they are."""
+    """Returns why plan and run are not comparable; "" if they are."""
     planned, processes = run.plan.get("gpus"), run.environment.get("world_size")
     if processes is not None and planned != processes:
         return f"The plan is for {planned} GPUs, but this run has {processes} processes."
@@ -163,12 +163,12 @@ def plan_in_a_line(plan: Mapping[str, Any]) -> str:
 
 
 def planned_peak(plan: Mapping[str, Any]) -> float:
-    """Returns the bytes of tensors at the worst moment, with encoders that are next to it."""
+    """Returns the planned peak bytes of tensors, including encoders."""
     return lookup_number(plan, "memory.peak_bytes") + lookup_number(plan, "memory.encoders_bytes")
 
 
 def phases(plan: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """Yields the most memory of each planned phase, the worst first, and what is assumed to be needed in all."""
+    """Yields (name, peak bytes) of each planned phase, the largest first, then the total with margins."""
     found = [phase for phase in lookup(plan, "step.work.phases", []) if isinstance(phase, Mapping)]
     for phase in sorted(found, key=lambda phase: -lookup_number(phase, "peak")):
         yield str(phase.get("name")), int(lookup_number(phase, "peak"))
@@ -176,13 +176,13 @@ def phases(plan: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
 
 
 def devices(run: RunFiles) -> list[str]:
-    """Returns the GPUs of the machine that the run was started on."""
+    """Returns the names of the GPUs of the machine on which the run was started."""
     found = lookup(run.environment, "torch.devices", [])
     return [str(name) for name in found] if isinstance(found, list) else []
 
 
 def usual(run: RunFiles, figure: str) -> list[float]:
-    """Returns logged values without the first ones; averaged buckets if there are many."""
+    """Returns the logged values without the first ones; bucket means if the series is downsampled."""
     series = run.metrics.series.get(figure)
     values = [] if series is None else [bucket.total / bucket.count for bucket in series.buckets]
     return values[max(1, int(FIRST_STEPS * len(values))) :]
@@ -208,6 +208,6 @@ def checkpoint_bytes(run: RunFiles) -> int | None:
 
 
 def lookup_number(data: Mapping[str, Any], path: str) -> float:
-    """Returns the number at `a.b.c`; 0 for what is none."""
+    """Returns the number at the path `a.b.c`; 0 if it is missing or not a number."""
     value = lookup(data, path)
     return value if isinstance(value, (int, float)) and not isinstance(value, bool) else 0.0

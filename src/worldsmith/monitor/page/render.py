@@ -1,4 +1,4 @@
-"""`report.html`: sections made by templates, curves as data for a charting library, all in one file."""
+"""Renders `report.html`: sections from templates, curves as data for a charting library, all in one file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CHARTING = ("bokeh.min.js", "bokeh-api.min.js")
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of a page; `html` is safe."""
+    """A section of the report; `html` is escaped already."""
 
     name: str
     title: str
@@ -55,11 +55,11 @@ class Page:
         return {**about, "written": self.written.isoformat(), "hashes": hashes}
 
     def update(self) -> str:
-        """Returns the data with the sections, as JSON: what a page that is open asks for."""
+        """Returns the data and the sections as JSON, which an open report requests from the server."""
         return json.dumps({**self.data(), "sections": {s.name: s.html for s in self.sections}}, allow_nan=False)
 
     def html(self) -> str:
-        """Returns the whole file."""
+        """Returns the complete HTML file as text."""
         css, script = ((LOOK / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
         return (
             templates()
@@ -76,12 +76,18 @@ class Page:
 
 
 def section(name: str, title: str, **values: Any) -> Section:
-    """Returns a part of a page from the template of its name. What values hold is escaped."""
+    """Renders a section of the report.
+
+    Args:
+        name: Name of the section and of its template in `look/`, without suffix.
+        title: Title of the section.
+        values: Variables of the template; they are escaped.
+    """
     return Section(name, title, Markup(templates().get_template(f"{name}.html").render(**values)))
 
 
 def write_html(page: Page, out: Path) -> Path:
-    """Writes the HTML report atomically.
+    """Writes a report as an HTML file, atomically, and returns its path.
 
     Raises:
         OSError: If it cannot be written.
@@ -104,7 +110,7 @@ def templates() -> jinja2.Environment:
 
 @functools.cache
 def charting_script() -> str:
-    """Returns the library that draws, from its package, which need not be imported for it."""
+    """Returns the JavaScript of the charting library from its installed package, without importing it."""
     found = importlib.util.find_spec("bokeh")
     (place,) = (found and found.submodule_search_locations) or ["bokeh"]
     texts = [Path(place, "server/static/js", name).read_text(encoding="utf-8") for name in CHARTING]

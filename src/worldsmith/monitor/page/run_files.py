@@ -37,7 +37,7 @@ READER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 @dataclass
 class RunFiles:
-    """The files of one run folder. `absent` says what does not exist, `problems` what cannot be read."""
+    """The parsed files of one run folder. `absent` lists missing files, `problems` unreadable ones."""
 
     folder: Path
     metrics: MetricsReader
@@ -64,8 +64,10 @@ class RunFiles:
     """Names of images and videos outside the run folder, which the page does not show."""
 
     def find_media(self, name: str) -> Path | None:
-        """Returns the image or video of that path in the run folder; `None` if it is missing, or outside, which is
-        noted."""
+        """Returns the path of an image or video in the run folder; None if it is missing or outside of the folder.
+
+        A file outside of the folder is added to `outside`.
+        """
         file = resolve_file(self.folder / name)
         if file is not None and not file.is_relative_to(self.folder.resolve()):
             if name not in self.outside:
@@ -74,7 +76,7 @@ class RunFiles:
         return file
 
     def report_outside(self) -> None:
-        """Adds one entry about all files outside the run folder to `problems`."""
+        """Adds a problem about the media files outside of the run folder."""
         if self.outside:
             names = ", ".join(self.outside[:SHOWN_OUTSIDE])
             more = len(self.outside) - SHOWN_OUTSIDE
@@ -85,11 +87,20 @@ class RunFiles:
 
     @property
     def name(self) -> str:
+        """Name of the run folder."""
         return self.folder.resolve().name
 
 
 def read_run(folder: Path, metrics: MetricsReader | None = None) -> RunFiles:
-    """Reads a run folder; `metrics` continues where it was. Raises UserError for a folder that is no run's."""
+    """Reads a run folder. Unreadable files are listed in `problems` of the result.
+
+    Args:
+        folder: Run folder.
+        metrics: Reader of an earlier call, which reads only new lines of `metrics.jsonl`; None: a new reader.
+
+    Raises:
+        UserError: If `folder` is not a run folder.
+    """
     run = RunFiles(require_run(folder), metrics or MetricsReader(folder / "metrics.jsonl"))
     with reported(run, "metrics.jsonl"):
         run.metrics.read()
@@ -117,7 +128,7 @@ def read_run(folder: Path, metrics: MetricsReader | None = None) -> RunFiles:
 
 
 def require_run(folder: Path) -> Path:
-    """Returns the folder, if it is a run's. Raises UserError for another one."""
+    """Returns `folder`; raises UserError if it is not a run folder."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such run folder{did_you_mean_folder(folder)}")
     if not any((folder / name).exists() for name in ("config.yaml", "metrics.jsonl", "status.json")):
@@ -126,7 +137,7 @@ def require_run(folder: Path) -> Path:
 
 
 class reported:  # noqa: N801 (reads as a statement)
-    """Notes what a file's reader raises and continues."""
+    """Context manager that adds exceptions about a file to `run.problems` and continues."""
 
     def __init__(self, run: RunFiles, name: str) -> None:
         self.run, self.name = run, name
@@ -142,7 +153,7 @@ class reported:  # noqa: N801 (reads as a statement)
 
 
 def resolve_file(path: Path) -> Path | None:
-    """Returns the path of a file with all links resolved; None where it does not lead to a file."""
+    """Returns the path of a file with all links resolved; None if it does not lead to a file."""
     try:
         file = path.resolve()
         return file if file.is_file() else None
@@ -151,7 +162,7 @@ def resolve_file(path: Path) -> Path | None:
 
 
 def read_run_table(run: RunFiles, name: str) -> dict[str, Any]:
-    """Returns a YAML or JSON file that holds a table; empty where it does not exist."""
+    """Returns the mapping in a YAML or JSON file of the run; empty if the file is missing or invalid."""
     path, found = run.folder / name, None
     if not path.exists():
         return {}
@@ -165,7 +176,7 @@ def read_run_table(run: RunFiles, name: str) -> dict[str, Any]:
 
 
 def entries(run: RunFiles, name: str) -> Iterator[dict[str, Any]]:
-    """Yields the objects of a file that has one a line; a last one that is being written is left out."""
+    """Yields the objects of a JSON Lines file; an incomplete last line is skipped."""
     path, lines = run.folder / name, []
     if not path.exists():
         return
@@ -186,7 +197,7 @@ def entries(run: RunFiles, name: str) -> Iterator[dict[str, Any]]:
 
 
 def lookup(data: Mapping[str, Any], path: str, default: Any = None) -> Any:
-    """Returns the value at `a.b.c` of nested tables."""
+    """Returns the value at the path `a.b.c` of nested mappings; `default` if the path does not exist."""
     node: Any = data
     for key in path.split("."):
         if not isinstance(node, Mapping) or key not in node:

@@ -1,4 +1,4 @@
-"""The page of one run."""
+"""HTML report of one run."""
 
 from __future__ import annotations
 
@@ -60,13 +60,25 @@ REPORT = {
 
 
 def write_page(folder: Path, *, known: Mapping[str, Any] | None = None) -> Path:
-    """Rebuilds `report.html` in a run folder; `known` as in `find_status`. Raises UserError or OSError."""
+    """Builds `report.html` in a run folder and returns its path.
+
+    Args:
+        folder: Run folder.
+        known: State of the run that the caller knows, as in `find_status`; None: read from the folder.
+
+    Raises:
+        UserError: If `folder` is not a run folder.
+        OSError: If the report cannot be written.
+    """
     page = page_of(read_run(folder), PageBudget(folder), known=known)
     return write_html(page, folder / FILE)
 
 
 def refresh_page(below: Path) -> None:
-    """Rebuilds the page of the run in whose folder something was written, if it has one. It is never worth an error."""
+    """Rebuilds the report of the run in whose folder the path `below` is, if the report exists.
+
+    Best effort: errors are logged as warnings.
+    """
     for folder in below.resolve().parents:
         if not all((folder / name).is_file() for name in (FILE, "config.yaml")):
             continue
@@ -77,7 +89,12 @@ def refresh_page(below: Path) -> None:
 
 
 def live_page(folder: Path, metrics: MetricsReader) -> Page:
-    """Returns the page as it is served: nothing is put into it that can be asked for."""
+    """Builds the report of a run for the live server; images and videos are linked, not embedded.
+
+    Args:
+        folder: Run folder.
+        metrics: Reader of an earlier call, which reads only new lines.
+    """
     page = page_of(read_run(folder, metrics), PageBudget(folder, room=0))
     page.live = True
     return page
@@ -93,8 +110,7 @@ def page_of(run: RunFiles, place: PageBudget, *, known: Mapping[str, Any] | None
 
 
 def sections_of(run: RunFiles, status: Status, place: PageBudget, curves: Section) -> Iterator[Section]:
-    """Yields the parts of the page in their order; what to do next comes early when the run has not ended as it
-    should."""
+    """Yields the sections of the report in order; next steps come early if the run has not ended normally."""
     job = [lookup(run.config, f"job.{name}") for name in ("project", "group")]
     found, measured = rows(run, place), evaluations(run, place)
     run.report_outside()
@@ -140,14 +156,14 @@ def format_start(text: Any) -> str:
 
 
 def samples_section(rows: Sequence[PromptSamples], *, more: int = 0) -> Section:
-    """Samples by prompt; `more` prompts are not on the page."""
+    """Builds the section on samples by prompt; `more` is the number of prompts that are not shown."""
     groups = group_by_prompt(rows)
     given = {"groups": groups, "open_prompts": OPEN_PROMPTS, "scores": scores(rows), "more": more}
     return section("samples", "Samples", has_held_out=any(row.source == HELD_OUT for row in rows), **given)
 
 
 def facts_of(run: RunFiles, status: Status) -> Iterator[dict[str, str]]:
-    """Results so far, for the head of the page."""
+    """Yields the results so far for the head of the report."""
     series, latest = run.metrics.series, run.metrics.latest
     if loss := series.get("loss"):
         yield training_loss(loss)
@@ -174,7 +190,7 @@ def facts_of(run: RunFiles, status: Status) -> Iterator[dict[str, str]]:
 
 
 def training_loss(loss: Series) -> dict[str, str]:
-    """Returns the loss at the end, and its first value."""
+    """Returns the mean of the newest training losses and the first value."""
     mean, count = loss.mean_of_newest()
     first = f"first {format_float(loss.buckets[0].total / loss.buckets[0].count)}"
     note = f"mean of the last {count} logged steps; {first}" if count > 1 else first
@@ -182,7 +198,7 @@ def training_loss(loss: Series) -> dict[str, str]:
 
 
 def setup_facts(run: RunFiles) -> Iterator[dict[str, str]]:
-    """Yields model, main settings, data and code of the run for the report header, as far as they are known."""
+    """Yields model, main settings, data and code of the run for the head of the report; unknown ones are omitted."""
     if model := lookup(run.config, "model.name"):
         total, trained, note = run.parameters.get("parameters"), run.parameters.get("trained"), ""
         if isinstance(total, int) and isinstance(trained, int) and total > 0:
@@ -251,7 +267,7 @@ def data_section(run: RunFiles) -> Section:
 
 
 def named_counts(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a data report with names that say what each count is."""
+    """Returns the counts of a data report with descriptive names."""
     return {REPORT.get(name, name): value for name, value in report.items()}
 
 
@@ -277,7 +293,7 @@ def plan_section(run: RunFiles) -> Section:
 
 
 def thinned_note(run: RunFiles) -> str:
-    """Returns the note on downsampled curves."""
+    """Returns the note about downsampled curves; "" without such curves."""
     thinned = [series for series in run.metrics.series.values() if series.thinned]
     if not thinned:
         return ""

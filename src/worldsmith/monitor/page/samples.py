@@ -1,4 +1,4 @@
-"""Samples that were drawn while a run went on, prompt by prompt, and how a page gets at their videos."""
+"""Samples of a run by prompt, and how the report embeds or links their media files."""
 
 from __future__ import annotations
 
@@ -66,10 +66,9 @@ class PageBudget:
             self.picture_room = EMBEDDED_PICTURES if self.room else 0
 
     def source(self, run: RunFiles, name: str) -> str | None:
-        """Returns the `src` of a file in a run folder: its content when it is small, else its path as seen from the
-        page.
+        """Returns the `src` of a media file in a run folder: its content if it is small, else its relative path.
 
-        None where there is no such file in the folder.
+        Returns None if the folder has no such media file.
         """
         file = run.find_media(name) if Path(name).suffix.lower() in MEDIA else None
         kind = None if file is None else MEDIA.get(file.suffix.lower())
@@ -82,8 +81,7 @@ class PageBudget:
         return self._link(file)
 
     def picture(self, run: RunFiles, name: str) -> str | None:
-        """Returns the `src` of an image of an evaluation: its content, scaled down if it is large; else as
-        `source`."""
+        """Returns the `src` of an evaluation image: its content, scaled down if it is large, else as `source`."""
         file, room = run.find_media(name), self.picture_room or 0
         if file is None or not room:
             return self.source(run, name)
@@ -105,7 +103,7 @@ def data_uri(kind: str, content: bytes) -> str:
 def read_picture(file: Path) -> tuple[str, bytes] | None:
     """Returns media type and content of an image file, as a smaller JPEG if it exceeds `EMBEDDED_PICTURE` bytes.
 
-    Returns None if the file is no image that can be decoded, or stays too large.
+    Returns None if the file cannot be decoded or stays too large.
     """
     if file.stat().st_size <= EMBEDDED_PICTURE:
         return MEDIA[file.suffix.lower()], file.read_bytes()
@@ -161,7 +159,7 @@ class PromptSamples:
 
     @property
     def answers(self) -> bool:
-        """Whether words were drawn here, which are read rather than inspected."""
+        """Whether the samples are texts and not videos or images."""
         return any(shown.answer is not None for shown in self.shown)
 
     @property
@@ -171,15 +169,21 @@ class PromptSamples:
 
     @property
     def key(self) -> tuple[str, str]:
+        """Prompt, and the file that it is about, which identify the group."""
         return self.prompt, self.about
 
 
 def rows(run: RunFiles, place: PageBudget, *, prefix: str = "", index: int | None = None) -> list[PromptSamples]:
-    """Returns the samples of a run by prompt and by the file that a question is about; one prompt's rows follow each
-    other.
+    """Groups the samples of a run by prompt and by the file that a question is about.
 
-    Prompts keep the order of their first appearance. `prefix` stands before each caption; `index` is that of the run
-    in a comparison.
+    Args:
+        run: Files of the run.
+        place: Produces links to media files.
+        prefix: Text before each caption.
+        index: Index of the run in a comparison; None: a single run.
+
+    Returns:
+        At most `MOST_PROMPTS` groups, in the order in which prompts first appear; groups of one prompt are adjacent.
     """
     grouped: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for sample in run.samples:
@@ -191,7 +195,7 @@ def rows(run: RunFiles, place: PageBudget, *, prefix: str = "", index: int | Non
 
 
 def count_rows(run: RunFiles) -> int:
-    """Returns the number of rows without the limit of `rows`."""
+    """Returns the number of groups without the limit of `rows`."""
     return len({(str(s.get("prompt", "")), about(s)) for s in run.samples if isinstance(s.get("step"), int)})
 
 
@@ -239,7 +243,7 @@ def about(sample: dict[str, Any]) -> str:
 
 
 def caption(sample: dict[str, Any], prefix: str, varied: Sequence[str]) -> str:
-    """Returns the step, and of weights and guidance scale what differs between the samples of the prompt."""
+    """Returns the step, and weights and guidance scale if they differ between the samples of the prompt."""
     told = [prefix, f"step {sample['step']}"]
     if "weights" in varied:
         weights = str(sample.get("weights") or "")
@@ -258,13 +262,13 @@ def show(run: RunFiles, sample: dict[str, Any], place: PageBudget, caption: str)
 
 
 def media(run: RunFiles, file: str, place: PageBudget, caption: str) -> Shown:
-    """Returns a video or an image of the run folder, or why it is not shown."""
+    """Returns a video or image of the run folder, or the reason why it is not shown."""
     source = place.source(run, file)
     return Shown(caption, source=source, is_video=is_video(file), missing=None if source else missing(run, file))
 
 
 def missing(run: RunFiles, file: str) -> str:
-    """Returns the reason for which a file is not shown."""
+    """Returns the reason why a file is not shown."""
     if file in run.outside:
         return f"{file} is outside the run folder"
     return f"{file or 'no file'} does not exist"

@@ -1,4 +1,4 @@
-"""The figures of `metrics.jsonl` over steps, thinned while they are read: a page has room for so many points."""
+"""Metrics of `metrics.jsonl` over steps, downsampled while they are read to limit the number of points."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NO_CURVE = re.compile(
 
 @dataclass(slots=True)
 class Bucket:
-    """Neighboring values of a series."""
+    """Consecutive values of a series, with their sum, min and max."""
 
     index: int
     count: int
@@ -96,7 +96,7 @@ class Series:
 
 
 class MetricsReader:
-    """Reads a metrics file once, and later what has been added to it; from the start again when it was written anew."""
+    """Reads a metrics file incrementally: `read` adds new lines, or reads a replaced file from the start."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -161,7 +161,7 @@ def is_curve(figure: str) -> bool:
 
 
 def numbers(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float | None]]:
-    """Yields the numbers of a line by name, those of nested mappings too; None for what JSON has no number for."""
+    """Yields (name, number) of a line, including nested mappings (`outer/inner`); None for a non-finite number."""
     for key, value in record.items():
         if isinstance(value, dict):
             yield from numbers(value, f"{prefix}{key}/")

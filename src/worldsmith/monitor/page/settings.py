@@ -1,4 +1,4 @@
-"""The settings of a run, each with who wrote it, and what differs between runs."""
+"""Config values of a run with their origins, and differences between runs."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ class ConfigValue:
 
 
 def settings(run: RunFiles) -> list[ConfigValue]:
+    """Returns all config values of a run with their origins; secrets are redacted."""
     found = []
     for path, value in values_of(run):
         about = run.origins.get(path, {})
@@ -39,7 +40,7 @@ def settings(run: RunFiles) -> list[ConfigValue]:
 
 
 def differences(runs: Sequence[RunFiles]) -> list[tuple[str, list[str]]]:
-    """Returns the settings that are not the same in all runs, with the value in each."""
+    """Returns (path, value in each run) of the config values that are not equal in all runs."""
     tables = [{path: format_setting(path, value) for path, value in values_of(run)} for run in runs]
     paths = dict.fromkeys(path for table in tables for path in table)
     found = [(path, [table.get(path, ABSENT) for table in tables]) for path in paths]
@@ -47,11 +48,11 @@ def differences(runs: Sequence[RunFiles]) -> list[tuple[str, list[str]]]:
 
 
 def values_of(run: RunFiles) -> list[tuple[str, Any]]:
-    """Returns the single values and plain lists of a config, by path."""
+    """Returns (path, value) of the single values and plain lists of a config."""
     return [(format_path(path), value) for path, value in plain_leaves(run.config) if path]
 
 
 def format_setting(path: str, value: Any) -> str:
-    """Returns a value as it is shown, without secrets."""
+    """Formats a config value for the report; secrets are redacted."""
     text = value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False, default=str)
     return redact_setting(path, text)

@@ -50,11 +50,12 @@ class Status:
 
     @property
     def at_work(self) -> bool:
+        """Whether the run is starting or running."""
         return self.state in AT_WORK
 
     @property
     def meaning(self) -> str:
-        """The state in a sentence or two."""
+        """Description of the state in one or two sentences."""
         if self.state == "stopped" and self.reason:
             cause = STOPPED_BY.get(self.reason, self.reason)
             return f"Stopped by {cause} and saved after step {self.step}; the command that started the run resumes it."
@@ -67,7 +68,7 @@ class Status:
 
     @property
     def elapsed_seconds(self) -> float | None:
-        """Seconds from the last start to the last sign of life; `None` if unknown."""
+        """Seconds from the last start to the last update; None if unknown."""
         if self.started and self.updated and self.updated > self.started:
             return (self.updated - self.started).total_seconds()
         return None
@@ -79,7 +80,12 @@ class Status:
 
 
 def find_status(run: RunFiles, known: Mapping[str, Any] | None = None) -> Status:
-    """Determines the status of a run; `known`: facts from the running process, which override its files."""
+    """Determines the status of a run.
+
+    Args:
+        run: Files of the run.
+        known: Facts from the running process, which override those of its files; None: only the files count.
+    """
     said = {**run.status, **(known or {})}
     max_iter = find_first_integer(said.get("max_iter"), find_first_integer(lookup(run.config, "trainer.max_iter")))
     step = find_first_integer(said.get("step"), run.metrics.step)
@@ -110,14 +116,14 @@ def find_status(run: RunFiles, known: Mapping[str, Any] | None = None) -> Status
 
 
 def guess(run: RunFiles, step: int | None, max_iter: int | None) -> str:
-    """Returns the state of a run that has not written it down."""
+    """Determines the state of a run that has not recorded it."""
     if in_use(run.folder) is not None:
         return "running"
     return "finished" if step is not None and max_iter is not None and step >= max_iter else "ended"
 
 
 def estimate(run: RunFiles, steps: int) -> float | None:
-    """Returns the seconds for so many steps, at the pace of the last ones."""
+    """Estimates the seconds of `steps` steps from the median of recent steps; None without logged steps."""
     series = run.metrics.series.get("step_seconds")
     recent = series.buckets[-20:] if series else []
     paces = sorted(bucket.total / bucket.count for bucket in recent)
@@ -129,7 +135,7 @@ def is_old(time: datetime | None) -> bool:
 
 
 def last_change(run: RunFiles) -> datetime | None:
-    """Returns the modification time of the run's newest record."""
+    """Returns the newest modification time of the run's records; None without records."""
     times = [
         path.stat().st_mtime
         for name in ("metrics.jsonl", "status.json", "messages.jsonl", "config.yaml")
@@ -139,7 +145,7 @@ def last_change(run: RunFiles) -> datetime | None:
 
 
 def when(text: Any) -> datetime | None:
-    """Returns a time as ISO has it; None for anything else."""
+    """Parses an ISO time, UTC by default; None for any other value."""
     try:
         time = datetime.fromisoformat(str(text))
     except ValueError:
@@ -148,5 +154,5 @@ def when(text: Any) -> datetime | None:
 
 
 def find_first_integer(*values: Any) -> int | None:
-    """Returns the first that is an integer."""
+    """Returns the first value that is an int; None without one."""
     return next((value for value in values if isinstance(value, int) and not isinstance(value, bool)), None)

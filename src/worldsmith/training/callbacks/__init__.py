@@ -1,1 +1,1 @@
-"""Callbacks of the training loop: each one hooks named points and owns a folder in the run folder."""
+"""Callbacks of the training loop: each one implements hooks and has a folder in the run folder."""

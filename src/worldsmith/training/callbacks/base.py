@@ -1,4 +1,4 @@
-"""`Callback`: named points of a run at which a component may act, and `TrainingRun`: what it can read there."""
+"""`Callback`: hooks of a run, and `TrainingRun`: the attributes of a run that callbacks can read."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ logger = logging.getLogger(__name__)
 
 
 class Callback(Configurable):
-    """Does nothing at every point; subclasses override the points that they need.
+    """Base class of callbacks; subclasses override the hooks that they need.
 
-    Before the first step: on_run_start → (the first batch is read) → on_train_start. Points in the order of a step:
-    on_training_step_start → (forward and backward of all packs) → on_before_optimizer_step → (optimizer, scheduler,
-    average) → on_training_step_end → after_training_step → (validation, when it is due) → on_validation_end → (save,
-    when it is due) → on_save_checkpoint_end. All ranks call all points. `folder` belongs to the callback; it exists on
-    rank 0.
+    All ranks call all hooks. `folder` belongs to the callback; it exists on rank 0.
+
+    - Before the first step: on_run_start → (the first batch is read) → on_train_start.
+    - In each step: on_training_step_start → (forward and backward of all packs) → on_before_optimizer_step →
+      (optimizer, scheduler, EMA) → on_training_step_end → after_training_step → (validation, if due) →
+      on_validation_end → (save, if due) → on_save_checkpoint_end.
     """
 
     class Config(Configurable.Config):
@@ -82,8 +83,7 @@ class Callback(Configurable):
         """Called after `on_training_step_end` of all callbacks; their `figures` can be read."""
 
     def on_validation_end(self, trainer: TrainingRun, validation: Validation) -> None:
-        """Called after a validation of the weights after `trainer.iteration` steps; after a resume possibly a second
-        time."""
+        """Called after a validation of the weights after `trainer.iteration` steps; possibly again after a resume."""
 
     def on_save_checkpoint_end(self, trainer: TrainingRun, checkpoint: Path) -> None:
         """Called after a complete checkpoint was published by an atomic rename."""
@@ -92,7 +92,7 @@ class Callback(Configurable):
         """Called at the end of the run; `trainer.outcome` is None after a failure."""
 
     def write_json(self, name: str, content: Any) -> None:
-        """Writes a file in the callback's folder. A failure, such as a full disk, is logged, and the run continues."""
+        """Writes plain data as a JSON file in the callback's folder; a write error is logged, and the run continues."""
         try:
             self.folder.mkdir(exist_ok=True)
             text = json.dumps(content, ensure_ascii=False, indent=1)
@@ -101,9 +101,9 @@ class Callback(Configurable):
             logger.warning("%s cannot be written, the run continues: %s", self.folder / name, error)
 
     def records(self, name: str, trainer: TrainingRun) -> Sinks:
-        """Opens a file of lines in the callback's folder on rank 0; on other ranks nothing is written.
+        """Opens a JSON Lines file in the callback's folder on rank 0; on other ranks the result writes no file.
 
-        Lines of steps that a resumed run will do again are removed from it.
+        Lines of steps that a resumed run repeats are removed from the file.
         """
         from worldsmith.monitor.metrics_log import MetricsLog
         from worldsmith.monitor.sinks import Sinks

@@ -20,10 +20,10 @@ logger = logging.getLogger(__name__)
 
 
 class FirstStepWatchdog(Callback):
-    """Looks at every process once, when its first step (reading the first batch included) takes too long.
+    """Records the stacks of every process once if its first step, including the first batch, takes too long.
 
-    The file `rank_<n>.txt` then has where each thread stands; it is written by a thread of the interpreter that needs
-    no lock, so also when everything hangs.
+    The file `rank_<n>.txt` then contains the stack of each thread. It is written by a thread of the interpreter that
+    needs no lock, so it works even if all other threads hang.
     """
 
     class Config(Callback.Config):
@@ -74,7 +74,7 @@ class FirstStepWatchdog(Callback):
 class BadBatches(Callback):
     """Writes `step_<n>_rank_<r>.json` for a skipped step: loss, gradient norm, and the samples of each batch.
 
-    Every rank writes its own. Later skips than the first `most` of this start are not written, which is logged.
+    Every rank writes its own file. Only the first `most` skipped steps of this start are written, which is logged.
     """
 
     class Config(Callback.Config):

@@ -35,14 +35,14 @@ class GradClip(Callback):
 def clip_gradients(
     parameters: Iterable[nn.Parameter], clip_norm: float | None, *, force_finite: bool = False
 ) -> GradNorm:
-    """Scales all gradients by min(1, clip_norm / (norm + 1e-6)), in place.
+    """Scales all gradients by min(1, clip_norm / (norm + 1e-6)), in place. Collective if they are sharded.
 
     The norm of sharded gradients (DTensor) is that over all shards. Gradients that are not finite are not scaled.
 
     Args:
-        parameters: those without a gradient are ignored.
-        clip_norm: max global L2 norm; None: the gradients are only measured.
-        force_finite: if the norm is not finite, set NaN and infinite entries to zero and measure again.
+        parameters: Trained parameters; those without a gradient are ignored.
+        clip_norm: Max global L2 norm; None: the gradients are only measured.
+        force_finite: If the norm is not finite, set NaN and infinite entries to zero and measure again.
     """
     import torch
 

@@ -36,10 +36,10 @@ GREATEST = ("cpu_percent", "ram_bytes", "gpu_percent", "gpu_bytes")
 
 
 class Metrics(Callback):
-    """Writes the figures of every `trainer.logging_iter`-th step, of the first, the last, and of each skipped one.
+    """Writes metrics at every `trainer.logging_iter`-th step, the first and the last step, and each skipped step.
 
-    A validation has a line of its own, with the number of steps before it. A run that continues from a checkpoint first
-    removes the lines of what it will do again. `job.wandb_mode` says whether Weights & Biases gets the figures, too.
+    A validation has its own line, with the number of steps before it. A resumed run first removes the lines of steps
+    that it repeats. With `job.wandb_mode` the metrics are also sent to Weights & Biases.
     """
 
     class Config(Callback.Config):
@@ -90,7 +90,7 @@ class Metrics(Callback):
 
 
 def step_metrics(step: StepResult, trainer: TrainingRun) -> dict[str, Any]:
-    """Metrics of one step over all ranks, which call this together; seconds and memory are those of this rank."""
+    """Returns the metrics of one step over all ranks; seconds and memory are those of this rank. Collective."""
     data = count_data(trainer)
     return {
         "loss": step.loss,
@@ -174,7 +174,7 @@ class DataCounts:
 
 
 def count_data(trainer: TrainingRun) -> DataCounts:
-    """Counts the data of all ranks, which call this together."""
+    """Returns the data counts of all ranks. Collective."""
     loader, world = trainer.state.loader, trainer.world
     rejected = Counter(r.reason for r in loader.dataset.rejections)  # every rank has read the whole list
     loaded: Counter[str] = Counter()
@@ -198,11 +198,15 @@ def peak_memory_bytes(device: str) -> int:
 
 
 class DeviceMonitor(Callback):
-    """Reads every process's devices now and then: `devices.jsonl` has one line a reading, with an entry a process.
+    """Reads CPU, RAM and GPU usage of every process at intervals: `devices.jsonl` has one line per reading, with an
+    entry per process.
 
-    `cpu_percent` (100 is one busy core, loader workers not counted) and `ram_bytes` are of the process,
-    `ram_free_bytes` of its machine; `gpu_bytes` is held by tensors, `gpu_percent` how busy the GPU is, where its driver
-    can be asked (package pynvml). The greatest of each over all processes is a figure of the run, `devices`.
+    - `cpu_percent` (100 is one busy core, without loader workers) and `ram_bytes` are of the process, `ram_free_bytes`
+      is of its machine.
+    - `gpu_bytes` is allocated by tensors. `gpu_percent` is the GPU utilization, if the driver reports it (package
+      pynvml).
+
+    The maximum of each value over all processes is the metric `devices` of the run.
     """
 
     class Config(Callback.Config):
@@ -257,10 +261,11 @@ class DeviceMonitor(Callback):
 
 
 class NormMonitor(Callback):
-    """Measures L2 norms of what is trained: `norms.jsonl` has one line a measurement, by part of the network.
+    """Measures L2 norms of the trained parameters: `norms.jsonl` has one line per measurement, by module.
 
-    `weight` is that before the step, `gradient` that before clipping, `update` the norm of what the step changed. Over
-    the whole network they are a figure of the run, `norms`. Sharded weights count once, whatever the processes.
+    `weight` is the norm of the weights before the step, `gradient` that before clipping, `update` the norm of the
+    change in the step. The norms over the network are the metric `norms` of the run. Sharded weights count once,
+    independent of the number of processes.
     """
 
     class Config(Callback.Config):
@@ -322,8 +327,7 @@ def total_norm(norms: Mapping[str, float]) -> float:
 
 
 def square_sums(tensors: Sequence[Tensor | None]) -> list[float]:
-    """Computes the sum of squares of each tensor over all shards; 0 for None. Tensors of a mesh are reduced
-    together."""
+    """Computes the sum of squares of each tensor over all shards; 0 for None. Collective for sharded tensors."""
     import torch
     from torch.distributed.tensor import DTensor, Partial, Replicate
 
@@ -345,7 +349,7 @@ def square_sums(tensors: Sequence[Tensor | None]) -> list[float]:
 
 
 class ParamCount(Callback):
-    """Writes `parameters.json` at the start: numbers in all parameters, in the trained ones, and both by part."""
+    """Writes `parameters.json` at the start: numbers of all and of trained parameters, in total and by module."""
 
     class Config(Callback.Config):
         """Has no settings."""
@@ -362,7 +366,7 @@ class ParamCount(Callback):
 
 
 def module_path(name: str) -> str:
-    """Returns the part of a network to which a parameter belongs: its path up to the first number, else its module.
+    """Returns the module to which a parameter belongs: its path up to the first number, else without the last name.
 
     `model.layers.3.mlp.up_proj.weight` → `model.layers.3`; `vae2llm.bias` → `vae2llm`.
     """

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class IterSpeed(Callback):
-    """Shows step, loss, tokens per second and the time left, and below it validation, saving and so on; rank 0."""
+    """Shows step, loss, tokens/s, remaining time and the current activity in the terminal, on rank 0."""
 
     class Config(Callback.Config):
         """Has no settings: a terminal is redrawn in place, a file gets a line now and then."""
@@ -110,9 +110,10 @@ logger = logging.getLogger(__name__)
 
 
 class StatusFile:
-    """Asks `read` for the status at once, every `seconds` in a thread, and a last time when it is closed.
+    """Writes the status from `read` to a JSON file: now, every `seconds` in a thread, and when it is closed.
 
-    The file is replaced as a whole. When it cannot be written, as on a full disk, that is said once and tried again.
+    The file is replaced atomically. A write error, as on a full disk, is logged once, and the next write is tried
+    again.
     """
 
     def __init__(self, path: Path, read: Callable[[], Mapping[str, Any]], *, seconds: float) -> None:
@@ -129,7 +130,7 @@ class StatusFile:
         self.write()
 
     def write(self) -> None:
-        """Writes the present status, and when that was."""
+        """Writes the current status and time."""
         status = {**self.read(), "updated": now()}
         try:
             with replacing(self.path, durable=False) as aside:

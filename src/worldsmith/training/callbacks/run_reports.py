@@ -1,4 +1,4 @@
-"""`RunPage` and `RunPlan`: `report.html` and `plan.json`, made by other processes during the run."""
+"""`RunPage` and `RunPlan`: write `report.html` and `plan.json` in other processes during the run."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ PAUSE_PER_COST = 100
 
 
 class RunPage(Callback):
-    """Rewrites `report.html` in the run folder: at the start, in a process of its own now and then, and at the end.
+    """Rebuilds `report.html` in the run folder: at the start, at intervals in a separate process, and at the end.
 
-    No step waits for it, and a page that cannot be made never ends a run: that is said once. On rank 0.
+    Only rank 0 does it. No step waits for it. Best effort: the first error is logged, and the run continues.
     """
 
     class Config(Callback.Config):
@@ -72,7 +72,7 @@ class RunPage(Callback):
         return self.config.enabled and trainer.world.is_main
 
     def _write(self, trainer: TrainingRun, known: Mapping[str, Any]) -> None:
-        """Builds the page in this process, before or after all steps."""
+        """Builds the report in this process, before the first or after the last step."""
         from worldsmith.monitor.page.run_page import write_page
 
         begun = time.process_time()
@@ -123,10 +123,11 @@ LOWEST = 19
 
 
 class RunPlan(Callback):
-    """Plans the run while it goes on: `plan.json` in the run folder, which the run page sets beside what is measured.
+    """Plans the run in a separate process: `plan.json` in the run folder, which the report compares with the
+    measurements.
 
-    A process of its own, of the lowest priority, without a GPU, carries out a step without memory; no step waits for
-    it. It ends with the run. A plan that cannot be made is said once and ends nothing. On rank 0.
+    Rank 0 starts a separate process with the lowest priority and without a GPU, which simulates a step without memory.
+    No step waits for it, and it ends with the run. Best effort: an error is logged, and the run continues.
     """
 
     class Config(Callback.Config):
@@ -175,7 +176,7 @@ class RunPlan(Callback):
             self._compare(trainer.run_folder)
 
     def _take(self, folder: Path, code: int) -> None:
-        """Moves the plan to the run folder and logs it in a line."""
+        """Moves the plan to the run folder and logs it on one line."""
         self.child = None
         from worldsmith.monitor.page.plan_check import plan_in_a_line
 
@@ -209,14 +210,14 @@ class RunPlan(Callback):
 
 
 def plan_command(run_folder: Path, processes: int, device: str) -> list[str]:
-    """Returns the command that plans the run in the folder on GPUs like that of this process."""
+    """Returns the command that plans the run in `run_folder` on `processes` GPUs like that of this process."""
     trusted = [word for name in trusted_packages() if name != "worldsmith" for word in ("--trust", name)]
     plan = ["plan", str(run_folder / "config.yaml"), "--gpus", str(processes), "--gpu", plan_gpu_name(device), "--json"]
     return [sys.executable, "-m", "worldsmith", *trusted, *plan]
 
 
 def plan_gpu_name(device: str) -> str:
-    """Returns the GPU name for `worldsmith plan`; the memory size of a machine without a GPU."""
+    """Returns the GPU name for `worldsmith plan`; without a GPU, the memory size of the machine."""
     if device.startswith("cuda"):
         return word_of_device(device)
     import psutil

@@ -1,4 +1,4 @@
-"""`CompileTokenizer` and `ManualGC` make steps faster, `Profiler` shows where their time goes."""
+"""`CompileTokenizer` and `ManualGC` reduce the step time, `Profiler` shows how it is spent."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ ENABLED = "trainer.callbacks.compile_tokenizer.enabled"
 
 
 class CompileTokenizer(Callback):
-    """Compiles the task's encoder, once for each shape of a window of frames that comes.
+    """Compiles the encoder of the task, once for each shape of a window of frames.
 
-    - For runs that encode every clip anew in each epoch. With `dataloader_train.latent_cache` it is refused: a clip is
-      then encoded once, and its latents would differ in their last bits with the step at which that happened.
-    - A run that continues from a checkpoint compiles at the same step as one that was never stopped.
+    - For runs that encode every clip again in each epoch. It is rejected with `dataloader_train.latent_cache`: a clip
+      is then encoded once, and the last bits of its latents would depend on the step at which that happened.
+    - A resumed run compiles at the same step as a run that was never stopped.
     """
 
     class Config(Callback.Config):
@@ -74,9 +74,9 @@ class CompileTokenizer(Callback):
 
 
 class ManualGC(Callback):
-    """Switches Python's own collection off while the run trains and collects on every rank at the same steps.
+    """Turns off Python's automatic garbage collection during training and collects on all ranks at the same steps.
 
-    Otherwise each process pauses when it likes, and all the others wait for it.
+    With automatic garbage collection each process pauses at other times, and all others wait for it.
     """
 
     class Config(Callback.Config):
@@ -103,7 +103,7 @@ class ManualGC(Callback):
 
 
 class Profiler(Callback):
-    """Records windows of steps with torch.profiler: `step_<first>_rank_<n>.json`, which https://ui.perfetto.dev opens.
+    """Profiles windows of steps with torch.profiler: `step_<first>_rank_<n>.json`, for https://ui.perfetto.dev.
 
     A recorded step is slower than others.
     """

@@ -1,4 +1,4 @@
-"""Data sets of conversations. Who imports one has all of them, since files and words name loaded classes shortly."""
+"""Chat datasets. Importing the package loads all of them, since files and flags use short names of loaded classes."""
 
 from worldsmith.data.conversations.datasets import (  # noqa: F401
     llava,

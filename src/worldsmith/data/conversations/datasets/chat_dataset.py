@@ -1,4 +1,4 @@
-"""`ChatDataset`: what every kind of chat dataset has."""
+"""`ChatDataset`: interface of all chat datasets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from worldsmith.data.stream.sample_maker import StreamDataset
 
 
 class ChatDataset(Configurable, StreamDataset):
-    """Conversations by their index. Media are named, not opened."""
+    """Base class of chat datasets: conversations by index. Images and videos are named, not opened."""
 
     class Config(Configurable.Config):
         usual_media: ClassVar[Literal["image", "video"]] = "image"
@@ -24,29 +24,29 @@ class ChatDataset(Configurable, StreamDataset):
         """System prompt of conversations without one; "" = none."""
 
         def check_files(self) -> None:
-            """Raises DataError when the dataset cannot be read; opens no image or video."""
+            """Raises DataError if the dataset cannot be read; opens no image or video."""
             self.build()
 
         def with_optional_rates(self) -> Self:
-            """Returns the config that accepts records without the `video_fps` that is required."""
+            """Returns the config that accepts records without a required `video_fps`."""
             return self
 
     rejections: list[Rejection]
 
     @abstractmethod
     def place(self, index: int) -> tuple[str, str, int | None]:
-        """Returns (key, path, line) of a conversation, for messages."""
+        """Returns (key, path, line number or None) of a conversation, for messages."""
 
     @abstractmethod
     def turns(self, index: int) -> tuple[Turn, ...]:
-        """Raises SampleError for a record that cannot be used."""
+        """Returns the turns of a conversation; raises SampleError if its record is not usable."""
 
     def fields(self, index: int) -> Mapping[str, Any]:
-        """Returns the original record of a conversation; empty if it is not kept."""
+        """Returns the original record of a conversation; empty if it is not stored."""
         return {}
 
     def in_order(self) -> Iterator[int | Rejection]:
-        """Yields each record of the dataset: the index of its conversation, or the rejection."""
+        """Yields, for each record in dataset order, the index of its conversation or its rejection."""
         yield from self.rejections
         yield from range(len(self))
 
@@ -55,7 +55,7 @@ class ChatDataset(Configurable, StreamDataset):
         return index
 
     def require_rates(self) -> None:
-        """Raises DataError when a record lacks the `video_fps` that is required."""
+        """Raises DataError if the config requires `video_fps` and a record has none."""
         return
 
 
@@ -66,19 +66,26 @@ def record_name(record: Any) -> str:
 
 
 def unique(key: str, seen: dict[str, int]) -> str:
-    """Returns the key, with a number from its second use on: many sets ask several questions under one id."""
+    """Returns the key, with an appended number from its second use on.
+
+    Many datasets ask several questions under one ID.
+
+    Args:
+        key: Key of a record.
+        seen: Number of uses of each key so far; updated.
+    """
     seen[key] = seen.get(key, 0) + 1
     return key if seen[key] == 1 else unique(f"{key}#{seen[key]}", seen)
 
 
 def with_system(turns: Iterable[Turn], prompt: str) -> list[Turn]:
-    """Returns the turns, opened by the system prompt when there is one and they have none."""
+    """Returns the turns, preceded by the system prompt if it is not empty and the turns have none."""
     turns = list(turns)
     return [say("system", prompt), *turns] if prompt and turns[0].role != "system" else turns
 
 
 def import_datasets(path: str) -> Any:
-    """Imports the library `datasets`, which is to read the dataset at `path`. Raises DataError without it."""
+    """Imports and returns the library `datasets`; raises DataError with the dataset's `path` if it is missing."""
     try:
         import datasets
     except ImportError:

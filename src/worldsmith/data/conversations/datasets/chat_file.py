@@ -1,4 +1,4 @@
-"""`ChatFile`: chat datasets that are files of records, and what their records show before any medium is opened."""
+"""`ChatFile`: chat datasets that are files of records, and warnings about the records before media are opened."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FOLLOWS = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A record of a file, as it was read."""
+    """A record of a file, unchanged, with its key and its media files."""
 
     key: str
     record: Any
@@ -51,7 +51,7 @@ class Entry:
 
 
 class ChatFile(ChatDataset):
-    """A dataset that is a file of records, each known and checked before the run. The file is never written."""
+    """Base class of chat datasets in a file of records, which are parsed before the run. The file is never written."""
 
     class Config(ChatDataset.Config):
         path: str = ""
@@ -68,7 +68,7 @@ class ChatFile(ChatDataset):
         frame rate is used)."""
 
         def check_files(self) -> None:
-            """Raises DataError also when a record lacks the `video_fps` that is required."""
+            """Raises DataError if the dataset cannot be read, or if a record lacks a required `video_fps`."""
             self.build().require_rates()
 
         def with_optional_rates(self) -> Self:
@@ -79,7 +79,7 @@ class ChatFile(ChatDataset):
     """Default name of the file in a folder."""
 
     def __init__(self, config: Config) -> None:
-        """Raises DataError when there is no file or it cannot be read; its bad records are in `rejections`."""
+        """Reads all records; raises DataError if the file cannot be read. Invalid records are in `rejections`."""
         self.config = config
         self.file = self.find()
         self.name = str(self.file)
@@ -110,13 +110,13 @@ class ChatFile(ChatDataset):
                 self.entries.append(Entry(key, record, line, number, files_of(turns), shows))
 
     def find(self) -> Path:
-        """Returns the file of the records. Raises DataError."""
+        """Returns the file of the records; raises DataError if it does not exist."""
         return find_file(self.config.path, self.file_name)
 
     def open_media(self) -> None:
-        """Unpacks the media that lie in archives, when the first of them is needed. Raises DataError.
+        """Unpacks media archives at the first call; raises DataError if that fails.
 
-        Paths are then relative to the unpacked folder, or to the folder in it that has the files.
+        Media paths are then relative to the unpacked folder, or to the subfolder that contains the files.
         """
         if self._media_open:
             return
@@ -139,16 +139,16 @@ class ChatFile(ChatDataset):
 
     @classmethod
     def is_at(cls, path: Path) -> bool:
-        """Returns whether a folder or a file holds such a dataset."""
+        """Returns whether a file is such a dataset or a folder contains one."""
         return (path / cls.file_name).is_file() if path.is_dir() else path.name == cls.file_name and path.is_file()
 
     @abstractmethod
     def read_records(self) -> Iterator[tuple[int, int | None, Any]]:
-        """Yields (index, line number or None, record or error), in order."""
+        """Yields (index, line number or None, record or SampleError) in order."""
 
     @abstractmethod
     def parse(self, record: Any) -> list[Turn]:
-        """Raises SampleError for a record that is not in the format."""
+        """Converts a record to turns; raises SampleError if it is not in the format."""
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -177,21 +177,21 @@ class ChatFile(ChatDataset):
         return flag_file(self)
 
     def contents(self) -> Iterable[tuple[str, Any]]:
-        """Yields key and content of each conversation, independent of ids and file names."""
+        """Yields (key, content) of each conversation, independent of IDs and file names."""
         for index, entry in enumerate(self.entries):
             turns = self.turns(index)
             parts = [[p.kind, p.text, self._mark(p.source), p.fps, p.resized] for turn in turns for p in turn.parts]
             yield entry.key, [[turn.role, len(turn.parts)] for turn in turns] + parts
 
     def traces(self) -> Iterable[str]:
-        """Returns the files of the images and videos of each conversation; its turns if it has none."""
+        """Yields, for each conversation, its media files as text; its turns if it has no media."""
         return (trace_of(self.turns(index)) for index in range(len(self)))
 
     def _mark(self, source: str | bytes) -> str:
         return source.hex() if isinstance(source, bytes) else self._marks.get(source) or os.path.realpath(source)
 
     def listing(self) -> Iterable[tuple[str, Any]]:
-        """Records, and marks of what their images and videos hold; see `content_marks`."""
+        """Yields (key, record and fingerprints of its media files) of each conversation, see `content_marks`."""
         self.open_media()
         return ((e.key, [e.record, *(self._marks.get(file) for file in e.files)]) for e in self.entries)
 
@@ -201,7 +201,16 @@ class ChatFile(ChatDataset):
         return content_marks(file for entry in self.entries for file in entry.files)
 
     def medium(self, kind: Literal["image", "video"], path: Any, stated_fps: Any = None) -> Part:
-        """Returns an image or a video of a record. Raises SampleError: bad_record, remote_path, no_video_fps."""
+        """Builds the image or video part of a record.
+
+        Args:
+            kind: "image" or "video".
+            path: Path in the record, or a data URI for an image.
+            stated_fps: `video_fps` of the record; None without one.
+
+        Raises:
+            SampleError: bad_record, remote_path, no_video_fps.
+        """
         if not isinstance(path, str) or not path or "\0" in path:
             raise SampleError(
                 "bad_record", f"the path of the {kind} must be text without NUL characters, found {path!r}"
@@ -237,13 +246,13 @@ def trace_of(turns: Sequence[Turn]) -> str:
 
 
 def choose_media_root(folder: Path, names: Sequence[str]) -> Path:
-    """Returns the folder, or one directly in it, that has the most of the files, by their relative paths."""
+    """Returns the folder or direct subfolder that contains most of the files, given by relative paths."""
     candidates = [folder, *sorted(inner for inner in folder.iterdir() if inner.is_dir())]
     return max(candidates, key=lambda root: sum((root / name).exists() for name in names))
 
 
 def find_file(path: str, name: str) -> Path:
-    """Returns the file at `path`, or `name` in the folder `path`. Raises DataError."""
+    """Returns the file at `path`, or `name` in the folder `path`; raises DataError if it does not exist."""
     if not path:
         raise DataError(f"dataset.path is empty: expected a file, or a folder with {name}")
     given = Path(path)
@@ -254,13 +263,13 @@ def find_file(path: str, name: str) -> Path:
 
 
 def files_of(turns: Iterable[Turn]) -> tuple[str, ...]:
-    """Returns the files that the turns show."""
+    """Returns the media files of turns."""
     sources = [part.source for turn in turns for part in turn.parts if part.kind != "text"]
     return tuple(source for source in sources if isinstance(source, str) and not source.startswith("data:"))
 
 
 def flag_file(dataset: ChatFile) -> Iterator[DataFlag]:
-    """Yields the flags of the records: missing rates, repeated and missing ids, media in another folder."""
+    """Yields the flags of the records: missing rates, repeated or missing IDs, media in another folder."""
     yield from flag_missing_rates(dataset)
     names = Counter(entry.name for entry in dataset.entries if entry.name)
     repeated = [{"index": entry.number, "key": entry.name} for entry in dataset.entries if names[entry.name] > 1]
@@ -273,7 +282,7 @@ def flag_file(dataset: ChatFile) -> Iterator[DataFlag]:
 
 
 def flag_missing_rates(dataset: ChatFile) -> Iterator[DataFlag]:
-    """Flags the records with a video that do not state its rate, unless `video_fps` is "probe"."""
+    """Yields a flag for video records without a frame rate, unless `video_fps` is "probe"."""
     policy = dataset.config.video_fps
     if policy == "probe":
         return
@@ -291,7 +300,7 @@ def stated_rate(record: Any) -> Any:
 
 
 def flag_media_elsewhere(dataset: ChatFile) -> Iterator[DataFlag]:
-    """Flags media that are one folder below or above the folder that the records name."""
+    """Yields a flag for media that are in a subfolder or the parent of the folder that the records name."""
     files = list(islice(dict.fromkeys(chain.from_iterable(entry.files for entry in dataset.entries)), LOOKED_AT))
     missing = [file for file in files if not os.path.exists(file)]
     root = find_media_root(dataset.media_root, missing)
@@ -303,7 +312,7 @@ def flag_media_elsewhere(dataset: ChatFile) -> Iterator[DataFlag]:
 
 
 def find_media_root(root: Path, missing: Sequence[str]) -> Path | None:
-    """Returns a folder in `root`, or its parent, that has all missing files by the same relative paths; None = none."""
+    """Returns a subfolder of `root`, or its parent, that contains all missing files; None without one."""
     inside = [os.path.relpath(file, root) for file in missing if Path(file).is_relative_to(root)]
     if not inside or len(inside) < len(missing):
         return None

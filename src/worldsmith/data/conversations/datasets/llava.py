@@ -1,4 +1,4 @@
-"""LLaVA-style annotations: a list of records with texts that hold `<image>` and `<video>`."""
+"""LLaVA-style annotations: a list of records whose texts contain `<image>` and `<video>` tags."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ TURNS = "conversations"
 class LlavaDataset(ChatFile):
     """`annotations.json`: a list of `{"id", "image" | "images", "video" | "videos", "video_fps", "conversations"}`.
 
-    An object that has this list as "annotations", "data", "samples" or "items" will do, and a single record.
-    All turns are used. Each `<image>` and `<video>` in a user's text is the place of the next image or video; media
-    without any tag come before the first user's text. Other numbers of tags than of media are refused.
+    An object that has this list as "annotations", "data", "samples" or "items" is accepted too, and so is a single
+    record. All turns are used. Each `<image>` and `<video>` in a user's text is the position of the next image or
+    video; media of a record without tags come before the first user's text. Records with different numbers of tags and
+    media are rejected.
     """
 
     class Config(ChatFile.Config):
@@ -51,7 +52,7 @@ class LlavaDataset(ChatFile):
 
 
 def has(file: Path, name: str) -> bool:
-    """Returns whether the first record of a file has such a key."""
+    """Returns whether the first record of a file has the key `name`."""
     try:
         records = read_list(file, wrappers=WRAPPERS, single=TURNS)
     except DataError:
@@ -60,7 +61,16 @@ def has(file: Path, name: str) -> bool:
 
 
 def tagged_turns(conversations: Any, images: Sequence[Part], videos: Sequence[Part]) -> list[Turn]:
-    """Turns of `{"from", "value"}`, with media at their tags. Raises SampleError."""
+    """Converts messages `{"from", "value"}` to turns, with media at their tags.
+
+    Args:
+        conversations: Messages, as parsed from JSON.
+        images: Images of the record, in order.
+        videos: Videos of the record, in order.
+
+    Raises:
+        SampleError: If the messages are invalid or the numbers of tags and media differ.
+    """
     turns = parse_messages(conversations, no_parts, role_key="from", text_key="value")
     asked = "".join(turn.text for turn in turns if turn.role == "user")
     waiting = {"image": list(images), "video": list(videos)}
@@ -76,10 +86,7 @@ def tagged_turns(conversations: Any, images: Sequence[Part], videos: Sequence[Pa
 
 
 def show_first(turns: list[Turn], media: Sequence[Part]) -> list[Turn]:
-    """Returns the turns with the media before the first text of the user.
-
-    Raises SampleError when the user says nothing.
-    """
+    """Returns the turns with the media before the first text of the user; SampleError if no turn is of the user."""
     first = next((number for number, turn in enumerate(turns) if turn.role == "user"), None)
     if first is None:
         raise SampleError("bad_record", "no user turn shows the record's images or videos")
@@ -88,7 +95,7 @@ def show_first(turns: list[Turn], media: Sequence[Part]) -> list[Turn]:
 
 
 def split_at_tags(text: str, waiting: dict[str, list[Part]]) -> Iterator[Part]:
-    """Texts and media in order; the media are taken from `waiting`."""
+    """Yields texts and media in order; the media are removed from `waiting`."""
     for number, piece in enumerate(TAG.split(text)):
         if number % 2:
             yield waiting[piece].pop(0)

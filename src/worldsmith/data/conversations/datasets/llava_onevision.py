@@ -1,4 +1,4 @@
-"""LLaVA-OneVision and datasets like it, read with the `datasets` library: from the hub, streamed, or local files."""
+"""LLaVA-OneVision and similar datasets, read by the `datasets` library: from the Hub, streamed, or from local files."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from worldsmith.data.stream.errors import DataError, SampleError
 class LlavaOneVision(ChatDataset):
     """Records `{"id", "image", "conversations": [{"from", "value"}]}`, an image or none in each.
 
-    Streamed, a record is found by reading on to it, so that the order must be that of the dataset and a run that goes
-    on reads up to its place first. Otherwise all is fetched before the run.
+    A streamed dataset is read sequentially, so the order must be that of the dataset, and a resumed run first reads up
+    to its position. Otherwise the complete dataset is downloaded before the run.
     """
 
     class Config(ChatDataset.Config):
@@ -34,7 +34,7 @@ class LlavaOneVision(ChatDataset):
         """Use only the first N records; 0: all."""
 
     def __init__(self, config: Config) -> None:
-        """Raises DataError when the library is not installed or the dataset cannot be loaded."""
+        """Loads the dataset; raises DataError if the library is not installed or the dataset cannot be loaded."""
         self.config = config
         self.name = f"{config.path} {config.subset}".strip()
         self.rejections = []
@@ -63,7 +63,7 @@ class LlavaOneVision(ChatDataset):
 
 
 class Streamed:
-    """The records of a stream by their number: those ahead are read on to, those behind from the start anew."""
+    """Records of a stream by index: reads on to later records, and from the start again for earlier ones."""
 
     def __init__(self, stream: Iterable[dict[str, Any]]) -> None:
         self.stream = stream
@@ -81,7 +81,7 @@ class Streamed:
 
 
 def load_records(config: LlavaOneVision.Config) -> tuple[Any, int]:
-    """Returns (function from index to record, number of records). Raises DataError."""
+    """Returns (records by index, number of records); raises DataError if the dataset cannot be loaded."""
     datasets = import_datasets(config.path)
     try:
         found = datasets.load_dataset(
@@ -108,11 +108,7 @@ def load_records(config: LlavaOneVision.Config) -> tuple[Any, int]:
 
 
 def image_source(image: Any) -> str | bytes:
-    """Returns the bytes or path of an image in a column that is not decoded.
-
-    Raises:
-        SampleError: If the column has neither.
-    """
+    """Returns the bytes or path of an image in a column that is not decoded; SampleError if it has neither."""
     source = (image.get("bytes") or image.get("path")) if isinstance(image, dict) else image
     if not isinstance(source, (str, bytes)):
         raise SampleError("bad_record", f"'image' must have bytes or a path, found {type(image).__name__}")

@@ -1,4 +1,4 @@
-"""The layout of a prepared VideoPhy-2: a manifest, one media file and one conversation file a record."""
+"""The layout of a prepared VideoPhy-2: a manifest, and one media file and one conversation file per record."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ NAMES = {"id": ("id", "name"), "media": ("media", "video"), "conversation": ("co
 class ManifestDataset(ChatFile):
     """`meta.json`: a list of `{"id", "media", "conversation"}`, paths relative to it.
 
-    A conversation file has messages with typed content. Its images and videos carry a name such as "video_0" that
-    stands for the record's one media file.
+    A conversation file has messages with typed content. Its images and videos have a name such as "video_0" for the
+    media file of the record.
     """
 
     class Config(ChatFile.Config):
@@ -36,7 +36,7 @@ class ManifestDataset(ChatFile):
                 yield number, None, error
 
     def _complete(self, record: Any) -> dict[str, Any]:
-        """Returns the record with its conversation in place of the file's name."""
+        """Returns the record with its conversation instead of the file name."""
         if isinstance(record, SampleError):
             raise record
         if not isinstance(record, dict):

@@ -30,9 +30,9 @@ Medium = Callable[[Literal["image", "video"], Any], Part]
 class MessagesDataset(ChatFile):
     """`messages.jsonl`: a line is `{"id", "messages", "images", "videos", "video_fps"}` or only a list of messages.
 
-    Content is text or a list of parts: `{"type": "text", "text": …}`, `{"type": "image", "image": path}`,
-    `{"type": "image_url", "image_url": {"url": path or data URI}}`, `{"type": "video", "video": path}`. A part without
-    a file uses the next of the line's `images` or `videos`. Conversations may be text only.
+    Content is text or a list of parts: `{"type": "text", "text": …}`, `{"type": "image", "image": path}`, `{"type":
+    "image_url", "image_url": {"url": path or data URI}}`, `{"type": "video", "video": path}`. A part without a file
+    uses the next file of the line's `images` or `videos`. Conversations without media are valid.
     """
 
     class Config(ChatFile.Config):
@@ -61,7 +61,15 @@ class MessagesDataset(ChatFile):
 
 
 def message_turns(record: dict[str, Any], open_medium: Callable[..., Part]) -> list[Turn]:
-    """Returns the turns of `messages`; parts without a file use the next image or video. Raises SampleError."""
+    """Converts `messages` of a record to turns; a part without a file uses the next image or video of the record.
+
+    Args:
+        record: Record with `messages` and optionally `images`, `videos` and `video_fps`.
+        open_medium: Builds the part of a medium from its kind, its path and `video_fps`.
+
+    Raises:
+        SampleError: If the messages are invalid, or media are missing or not used.
+    """
     waiting = {kind: list(listed_media(record, kind)) for kind in ("image", "video")}
 
     def medium(kind: Literal["image", "video"], path: Any) -> Part:
@@ -79,7 +87,11 @@ def message_turns(record: dict[str, Any], open_medium: Callable[..., Part]) -> l
 
 
 def listed_media(record: dict[str, Any], kind: str) -> list[Any]:
-    """Returns the media of a record under "image" or "images" (for `kind` "image"), as a list. Raises SampleError."""
+    """Returns the media of a record under the key `kind` ("image" or "video") or its plural, as a list.
+
+    Raises:
+        SampleError: If the record has both keys.
+    """
     found = [record[name] for name in (kind, f"{kind}s") if record.get(name) is not None]
     if len(found) > 1:
         raise SampleError("bad_record", f"the record has both '{kind}' and '{kind}s'")
@@ -88,16 +100,16 @@ def listed_media(record: dict[str, Any], kind: str) -> list[Any]:
 
 
 def parse_messages(messages: Any, medium: Medium, *, role_key: str = "role", text_key: str = "content") -> list[Turn]:
-    """Returns the turns of a list of messages.
+    """Converts a list of messages to turns.
 
     Args:
-        messages: The messages, as parsed from JSON.
-        medium: Makes the image or video of a part from its kind and the value that names it.
+        messages: Messages, as parsed from JSON.
+        medium: Builds the image or video of a part from its kind and the value that names it.
         role_key: Key of the role in a message.
         text_key: Key of the content in a message.
 
     Raises:
-        SampleError: The messages are not in this format.
+        SampleError: If the messages are not in this format.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise SampleError("bad_record", f"expected a list of messages, found {abbreviate(messages)}")
@@ -142,7 +154,7 @@ def parse_part(part: Any, medium: Medium, where: str) -> Part:
 
 
 def parse_size(part: dict[str, Any], where: str) -> tuple[int, int] | None:
-    """Returns the (height, width) that a part sets, with the keys of qwen-vl-utils; None if it sets no size."""
+    """Returns the (height, width) of a part in the keys of qwen-vl-utils; None if it has no size."""
     height, width = (part.get(name) for name in RESIZED)
     if height is None and width is None:
         return None

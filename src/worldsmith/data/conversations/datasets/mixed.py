@@ -1,4 +1,4 @@
-"""Several chat datasets as one."""
+"""Several chat datasets combined into one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class MixedDataset(ChatDataset):
     config: Config
 
     def __init__(self, config: Config) -> None:
-        """Raises DataError when one of the datasets cannot be read."""
+        """Builds all datasets; raises DataError if one of them cannot be read."""
         config.check()
         self.config = config
         self.members = {name: config.datasets[name].build() for name in sorted(config.datasets)}

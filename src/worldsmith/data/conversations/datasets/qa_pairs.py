@@ -20,8 +20,8 @@ INSTRUCTION = "Give only the letter of the right option."
 class QaPairsDataset(ChatFile):
     """`NAME_benchmark_qa_pairs.json`: a list of `{"video", "qa_pairs": [{"question", "index2ans", "answer"}]}`.
 
-    Each question is a conversation of its own. `path` is the file, or its folder, which is called NAME. Videos are
-    relative to it.
+    Each question is a conversation. `path` is the file, or its folder, which must be named NAME. Video paths are
+    relative to the folder.
     """
 
     class Config(ChatFile.Config):
@@ -37,7 +37,7 @@ class QaPairsDataset(ChatFile):
         return (path / f"{path.name}{SUFFIX}").is_file() or (path.is_file() and path.name.endswith(SUFFIX))
 
     def read_records(self) -> Iterator[tuple[int, int | None, Any]]:
-        """Yields each question with its video; a record without questions is rejected."""
+        """Yields each question with its video; a record without questions is yielded unchanged, for rejection."""
         number = 0
         for record in read_list(self.file):
             pairs = record.get("qa_pairs") if isinstance(record, dict) else None

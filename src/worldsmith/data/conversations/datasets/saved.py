@@ -1,4 +1,4 @@
-"""Data sets that the `datasets` library saved in a folder, or that it loads from one."""
+"""Chat datasets that the `datasets` library saved in a folder, or that it loads from a folder."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ MEDIA = ("image", "images", "video", "videos")
 
 
 class SavedDataset(ChatFile):
-    """Records with a column of conversations, and of images and videos where the conversations do not name them.
+    """Records with a column of conversations, and columns of images and videos that the conversations do not name.
 
     A conversation is a list of messages, or JSON text of one: `{"role", "content"}` with typed parts, as in
     `messages.jsonl`, or `{"from", "value"}` with tags, as in `annotations.json`. Images may be stored in the columns.
     """
 
     class Config(ChatFile.Config):
-        """`path` is the folder."""
+        """Settings of the dataset; `path` is its folder."""
 
         column: str = "conversations"
         """Name of the column with the conversations."""
@@ -68,7 +68,7 @@ class SavedDataset(ChatFile):
             yield number, None, self._record(number, row)
 
     def _record(self, number: int, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the row as plain data, without the bytes of its media and without other columns of nested values."""
+        """Returns the row as plain data, without the bytes of its media and without other nested columns."""
         record: dict[str, Any] = {}
         for name, value in row.items():
             if name == self.config.column:
@@ -81,7 +81,7 @@ class SavedDataset(ChatFile):
         return record
 
     def _medium(self, number: int, column: str, place: int, item: Any) -> Any:
-        """Returns a path, or where the bytes of a medium are stored with a short hash of them."""
+        """Returns the path of a medium; for stored bytes, their position in the dataset and a short hash."""
         if not isinstance(item, dict):
             return item
         if not item.get("bytes"):
@@ -114,14 +114,14 @@ class SavedDataset(ChatFile):
 
 
 def rows_of(value: Any) -> Any:
-    """Returns a list of structs, which the library may hand out as a struct of lists."""
+    """Returns a list of structs, also if the library provides it as a struct of lists."""
     if isinstance(value, dict) and value and all(isinstance(column, list) for column in value.values()):
         return [dict(zip(value, items)) for items in zip(*value.values())]
     return value
 
 
 def load_rows(config: SavedDataset.Config) -> Any:
-    """Returns the rows, their media not decoded. Raises DataError."""
+    """Returns the rows, with undecoded media; raises DataError if they cannot be loaded."""
     datasets = import_datasets(config.path)
     folder = Path(config.path)
     try:
@@ -146,7 +146,7 @@ def load_rows(config: SavedDataset.Config) -> Any:
 
 
 def splits_of(config: SavedDataset.Config, there: list[str]) -> list[str]:
-    """Returns the names of the splits that are read. Raises DataError."""
+    """Returns the names of the splits to read; raises DataError if they do not exist or the choice is ambiguous."""
     asked = config.split.split("+") if config.split else there
     missing = [name for name in asked if name not in there]
     if missing or (len(asked) > 1 and not config.split):
@@ -156,7 +156,7 @@ def splits_of(config: SavedDataset.Config, there: list[str]) -> list[str]:
 
 
 def undecoded(rows: Any, datasets: Any) -> Any:
-    """Returns the rows with images and videos as paths or bytes."""
+    """Returns the rows with images and videos as paths or bytes instead of decoded."""
     off = {name: getattr(datasets, name)(decode=False) for name in ("Image", "Video") if hasattr(datasets, name)}
     for name, feature in (rows.features or {}).items():
         inner = getattr(feature, "feature", feature[0] if isinstance(feature, list) else None)

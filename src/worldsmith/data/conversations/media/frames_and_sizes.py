@@ -24,12 +24,21 @@ def choose_frames(
     max_frames: int,
     even: bool = False,
 ) -> list[int]:
-    """Returns evenly spaced frame numbers from first to last: `wanted` of them, or `wanted_fps` per second.
+    """Returns evenly spaced frame indices from the first to the last frame.
 
-    All frames of a short video are used. `even` makes the number of frames even, as in qwen-vl-utils: `wanted` is
-    rounded, a number from a rate is rounded down.
+    All frames of a short video are used.
 
     Source: the Qwen3-VL video processor of transformers.
+
+    Args:
+        total: Number of frames of the video.
+        fps: Frame rate of the video.
+        wanted_fps: Frames per second to select, if `wanted` is None.
+        wanted: Number of frames to select; None: as many as `wanted_fps` gives.
+        min_frames: Minimum for a number that follows from `wanted_fps`.
+        max_frames: Maximum for a number that follows from `wanted_fps`.
+        even: Make the number of frames even, as in qwen-vl-utils: `wanted` is rounded, a number from a rate is rounded
+            down.
     """
     import numpy as np
 
@@ -43,22 +52,33 @@ def choose_frames(
 
 
 def patch_times(times: Sequence[float], temporal: int) -> list[float]:
-    """Returns the time of each patch of `temporal` frames: the mean of its first and last; the last is repeated."""
+    """Returns the time of each patch of `temporal` frames: the mean of its first and last frame times.
+
+    The last frame is repeated to fill the last patch.
+    """
     padded = [*times, *[times[-1]] * (-len(times) % temporal)]
     return [(padded[i] + padded[i + temporal - 1]) / 2 for i in range(0, len(padded), temporal)]
 
 
 def rates_differ(rate: float, other: float) -> bool:
+    """Returns whether two frame rates differ by more than `TOLERANCE`."""
     return abs(rate / other - 1) > TOLERANCE
 
 
 def image_size(height: int, width: int, *, factor: int, least: int, most: int) -> tuple[int, int]:
-    """Returns (height, width) of an image with `least` <= height * width <= `most`.
+    """Returns the resized (height, width) of an image with `least` <= height * width <= `most`.
 
     Source: `smart_resize` of the Qwen2-VL image processor of transformers.
 
+    Args:
+        height: Height in pixels.
+        width: Width in pixels.
+        factor: Both sides of the result are multiples of this.
+        least: Min number of pixels.
+        most: Max number of pixels.
+
     Raises:
-        SampleError: The aspect ratio is extreme.
+        SampleError: If the aspect ratio is extreme.
     """
     return resized(height, width, 1, 1, factor, least, most)
 
@@ -66,11 +86,23 @@ def image_size(height: int, width: int, *, factor: int, least: int, most: int) -
 def video_size(
     frames: int, height: int, width: int, *, factor: int, temporal: int, least: int, most: int
 ) -> tuple[int, int]:
-    """Returns (height, width) of a video with `least` <= frames * height * width <= `most`.
+    """Returns the resized (height, width) of a video with `least` <= frames * height * width <= `most`.
 
-    A side below the factor is scaled up first. The video has at least `temporal` frames.
+    A side below the factor is scaled up first.
 
     Source: `smart_resize` of the Qwen3-VL video processor of transformers.
+
+    Args:
+        frames: Number of frames, at least `temporal`.
+        height: Height in pixels.
+        width: Width in pixels.
+        factor: Both sides of the result are multiples of this.
+        temporal: Number of frames of a patch.
+        least: Min number of pixels of all frames.
+        most: Max number of pixels of all frames.
+
+    Raises:
+        SampleError: If the aspect ratio is extreme.
     """
     if min(height, width) < factor:
         scale = max(factor / height, factor / width)
@@ -79,12 +111,12 @@ def video_size(
 
 
 def fixed_size(height: int, width: int, *, factor: int) -> tuple[int, int]:
-    """Returns a given (height, width), rounded, within 4 to 16384 tokens.
+    """Rounds a requested (height, width) to multiples of `factor`, within 4 to 16384 tokens.
 
     Source: `resized_height` and `resized_width` of qwen-vl-utils, with the same limits for images and videos.
 
     Raises:
-        SampleError: The aspect ratio is extreme.
+        SampleError: If the aspect ratio is extreme.
     """
     rows, columns = (max(1, round(side / factor)) for side in (height, width))
     if LEAST_TOKENS <= rows * columns <= MOST_TOKENS and max(height, width) <= MAX_ASPECT * min(height, width):

@@ -1,4 +1,4 @@
-"""Limits on images and videos that a model folder states."""
+"""Limits on images and videos in the processor files of a model folder."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ UNBOUNDED = 2**62
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Sizes in pixels; the patches are those of the vision tower, before `merge` x `merge` of them become a token."""
+    """Limits on images, in pixels. Patches are those of the vision tower; `merge` x `merge` of them form a token."""
 
     min_pixels: int
     """Min rows * columns of an image, or of a frame; for a video times its frames, unless its style is `per_frame`."""
@@ -64,7 +64,7 @@ class Limits:
 
     @property
     def factor(self) -> int:
-        """Pixels of which every side is a multiple."""
+        """All sides are multiples of this number of pixels."""
         return self.patch * self.merge
 
 
@@ -83,16 +83,25 @@ class VideoLimits(Limits):
 
 
 def has_limits(folder: Path) -> bool:
-    """Returns whether the folder states any; that of a model for text alone has none."""
+    """Returns whether a folder contains processor files with limits; a text-only model has none."""
     return any((folder / name).is_file() for name in (IMAGE_FILE, VIDEO_FILE, JOINT_FILE))
 
 
 def read_limits(folder: Path, *, qwen_vl_utils: bool = False) -> tuple[Limits, VideoLimits]:
-    """Limits of images and of videos. Raises DataError when the folder does not state them.
+    """Reads the limits on images and on videos from a model folder.
 
-    `qwen_vl_utils`: videos have the limits of that package, and not those of the folder.
+    There are no default limits here: those of the Hugging Face classes are far below the limits with which the models
+    were trained.
 
-    They have no defaults here: those of the Hugging Face classes are a small part of what the models were trained with.
+    Args:
+        folder: Model folder.
+        qwen_vl_utils: Use the video limits of that package instead of those of the folder.
+
+    Returns:
+        Limits on images, limits on videos.
+
+    Raises:
+        DataError: If the folder does not contain the limits, or contains unsupported settings.
     """
     images, where = read_section(folder, IMAGE_FILE, "image_processor")
     common = common_limits(images, where)
@@ -119,7 +128,7 @@ def read_limits(folder: Path, *, qwen_vl_utils: bool = False) -> tuple[Limits, V
 
 
 def cap_of(settings: Mapping[str, Any], stated: Mapping[str, Any], style: VideoStyle) -> dict[str, Any]:
-    """Returns the max pixels of a video and of a frame, as transformers' processor of that style computes them."""
+    """Returns the max pixels of a video and of a frame, as the transformers processor of that style computes them."""
     tokens = settings.get("max_video_tokens") if settings.get("cap_pixels_per_frame") else 0
     area = (stated["patch"] * stated["merge"]) ** 2
     floor = int(stated["min_pixels"] * LEAST_GROWTH)
@@ -147,7 +156,7 @@ def warn_of_defaults(folder: Path) -> None:
 
 
 def find_style(folder: Path) -> VideoStyle:
-    """Returns the video style from the folder's config.json; that of Qwen3-VL if it does not exist."""
+    """Returns the video style for the model type in config.json; that of Qwen3-VL for other or missing types."""
     return STYLES.get(str(read_optional_json(folder / CONFIG_FILE).get("model_type")), QWEN3_VL)
 
 
@@ -174,10 +183,7 @@ def read_section(folder: Path, name: str, joint_name: str) -> tuple[dict[str, An
 
 
 def common_limits(settings: dict[str, Any], where: str) -> dict[str, Any]:
-    """Returns the fields of `Limits`.
-
-    Raises DataError, naming the place, for settings that are missing or not known here.
-    """
+    """Returns the fields of `Limits`; raises DataError, naming the file, for missing or unsupported settings."""
     size = settings.get("size") or {}
     found: dict[str, Any] = {
         "size.shortest_edge": size.get("shortest_edge") or settings.get("min_pixels"),

@@ -1,4 +1,4 @@
-"""`MediaProcessor`: images and videos to the uint8 patches of a model."""
+"""`MediaProcessor`: converts images and videos to the uint8 patches of a model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class ImagePlan:
-    """Preprocessing plan of an image, from its header."""
+    """Preprocessing plan of an image, made from its header."""
 
     source: str | bytes
     size: Size
@@ -35,7 +35,7 @@ class ImagePlan:
 
 @dataclass(frozen=True, slots=True)
 class VideoPlan:
-    """Preprocessing plan of a video, from its container and first frame."""
+    """Preprocessing plan of a video, made from its container and first frame."""
 
     source: str
     info: VideoInfo
@@ -54,14 +54,15 @@ class VideoPlan:
 
     @property
     def tokens(self) -> int:
+        """Number of tokens of the video."""
         return self.grid[0] * self.frame_tokens
 
 
 class MediaProcessor(Configurable):
-    """Frames, sizes and patches as the Hugging Face processor of a model folder makes them, without torchvision.
+    """Frames, sizes and patches as in the Hugging Face processor of a model folder, without torchvision.
 
-    What is to be read is planned first, from headers alone, so that tokens can be counted before anything is decoded.
-    Images are scaled by PIL and videos by torch, on uint8, as transformers' PIL and torchvision backends do it.
+    Images and videos are planned from their headers first, so that tokens can be counted before they are decoded.
+    Images are scaled by PIL and videos by torch, on uint8, as the PIL and torchvision backends of transformers do.
     """
 
     class Config(Configurable.Config):
@@ -112,18 +113,18 @@ class MediaProcessor(Configurable):
                     raise wrong(self, least, most, why="no value is between them")
 
     def __init__(self, config: Config, *, folder: Path) -> None:
-        """Raises DataError when `folder` lacks the preprocessor files."""
+        """Reads the limits of a model folder; raises DataError if the processor files are missing."""
         self.config = config
         self.images: Limits
         self.videos: VideoLimits
         self.images, self.videos = read_limits(Path(folder), qwen_vl_utils=config.video_limits == "qwen_vl_utils")
 
     def plan_image(self, source: str | bytes, resized: Size | None = None) -> ImagePlan:
-        """Plans size and tokens of an image.
+        """Plans size and tokens of an image from its header.
 
         Args:
             source: A file, its bytes or a data URI.
-            resized: Requested (height, width) in pixels, before rounding.
+            resized: Requested (height, width) in pixels, before rounding; None: by the limits.
 
         Raises:
             SampleError: If the image is not readable.
@@ -136,10 +137,15 @@ class MediaProcessor(Configurable):
         return ImagePlan(source, size, grid, grid[1] * grid[2] // limits.merge**2)
 
     def plan_video(self, path: str, fps: float | None = None, resized: Size | None = None) -> VideoPlan:
-        """Frames, times, size and tokens of a video; `fps` replaces the container's rate. Raises SampleError.
+        """Plans frames, times, size and tokens of a video; decodes one frame.
 
         Args:
-            resized: (height, width) in pixels that the video asks for itself, before rounding.
+            path: Video file.
+            fps: Frame rate that replaces that of the container; None: that of the container.
+            resized: Requested (height, width) in pixels, before rounding; None: by the limits.
+
+        Raises:
+            SampleError: If the video is not readable.
         """
         from worldsmith.data.conversations.media.frames_and_sizes import choose_frames, patch_times
         from worldsmith.data.video_file import examine
@@ -164,7 +170,16 @@ class MediaProcessor(Configurable):
         return VideoPlan(path, info, indices, times, size, grid, grid[1] * grid[2] // limits.merge**2, seconds, fps)
 
     def image_size(self, height: int, width: int, resized: Size | None = None) -> Size:
-        """Returns the resized (height, width) of an image. Raises SampleError."""
+        """Returns the resized (height, width) of an image in pixels.
+
+        Args:
+            height: Original height in pixels.
+            width: Original width in pixels.
+            resized: Requested (height, width); None: by the settings.
+
+        Raises:
+            SampleError: If the aspect ratio is extreme.
+        """
         from worldsmith.data.conversations.media.frames_and_sizes import fixed_size, image_size
 
         limits, config = self.images, self.config
@@ -174,7 +189,17 @@ class MediaProcessor(Configurable):
         return image_size(height, width, factor=limits.factor, least=least, most=most)
 
     def video_size(self, frames: int, height: int, width: int, resized: Size | None = None) -> Size:
-        """Returns the resized (height, width) of a video's frames. Raises SampleError."""
+        """Returns the resized (height, width) of the frames of a video in pixels.
+
+        Args:
+            frames: Number of used frames.
+            height: Original height in pixels.
+            width: Original width in pixels.
+            resized: Requested (height, width); None: by the settings.
+
+        Raises:
+            SampleError: If the aspect ratio is extreme.
+        """
         from worldsmith.data.conversations.media.frames_and_sizes import fixed_size, image_size, video_size
 
         limits = self.videos
@@ -186,7 +211,7 @@ class MediaProcessor(Configurable):
         return video_size(frames, height, width, factor=limits.factor, temporal=limits.temporal, least=least, most=most)
 
     def resized(self) -> Size | None:
-        """(height, width) that all images and frames are brought to, before rounding."""
+        """Returns the fixed (height, width) of the config before rounding; None if it is not set."""
         height, width = self.config.resized_height, self.config.resized_width
         return None if height is None or width is None else (height, width)
 
@@ -202,9 +227,12 @@ class MediaProcessor(Configurable):
         return min(stated if config.min_pixels is None else config.min_pixels * frames, most), most
 
     def frame_times(self, path: str, info: VideoInfo, indices: list[int], fps: float | None) -> list[float]:
-        """Returns seconds from the first frame; the container's where frames are unevenly spaced.
+        """Returns the time of each frame in seconds after the first frame.
 
-        Raises SampleError.
+        Time stamps are used if the frames are unevenly spaced and `fps` is None.
+
+        Raises:
+            SampleError: If the video is truncated.
         """
         from worldsmith.data.stream.errors import SampleError
         from worldsmith.data.video_file import frame_times
@@ -219,7 +247,11 @@ class MediaProcessor(Configurable):
         return [times[index] for index in indices]
 
     def read(self, plan: ImagePlan | VideoPlan) -> np.ndarray:
-        """Decodes a planned image or video to patches, uint8 [patches, values]. Raises SampleError."""
+        """Decodes a planned image or video to patches, uint8 [patches, values].
+
+        Raises:
+            SampleError: If it is not readable.
+        """
         import numpy as np
 
         from worldsmith.data.conversations.media.pixels import patchify, read_image, read_video
@@ -233,8 +265,12 @@ class MediaProcessor(Configurable):
         return patchify(frames, patch=limits.patch, merge=limits.merge, temporal=limits.temporal)
 
     def normalize(self, patches: Tensor, kind: str) -> Tensor:
-        """Normalizes uint8 patches of an "image" or a "video" for the vision encoder; returns float32 on their
-        device."""
+        """Normalizes patches for the vision encoder; returns float32 on the same device.
+
+        Args:
+            patches: uint8 [patches, values].
+            kind: "image" or "video".
+        """
         from worldsmith.data.conversations.media.pixels import normalize
 
         limits = self.images if kind == "image" else self.videos

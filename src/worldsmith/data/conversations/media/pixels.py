@@ -24,7 +24,7 @@ TURNED = (5, 6, 7, 8)
 
 
 def image_shape(source: str | bytes) -> tuple[int, int]:
-    """Returns (height, width) of the upright image, from its header. Raises SampleError."""
+    """Returns (height, width) of an image in upright orientation, from its header; raises SampleError."""
     with open_image(source) as image:
         width, height = image.size
         turned = image.getexif().get(ExifTags.Base.Orientation) in TURNED
@@ -34,10 +34,14 @@ def image_shape(source: str | bytes) -> tuple[int, int]:
 def read_image(source: str | bytes, size: tuple[int, int]) -> np.ndarray:
     """Reads an image as uint8 [3, H, W], resized to `size` = (H, W) (bicubic).
 
-    The image is rotated upright by its EXIF orientation; transparent pixels become white.
+    The image is rotated upright by its EXIF orientation; transparent pixels are blended with white.
+
+    Args:
+        source: A file, its bytes or a data URI.
+        size: (H, W) in pixels.
 
     Raises:
-        SampleError: The image cannot be read.
+        SampleError: If the image cannot be read.
     """
     with open_image(source) as image:
         upright = ImageOps.exif_transpose(image)
@@ -49,7 +53,11 @@ def read_image(source: str | bytes, size: tuple[int, int]) -> np.ndarray:
 
 
 def read_video(path: str, info: VideoInfo, indices: Sequence[int], size: tuple[int, int]) -> np.ndarray:
-    """Reads the frames `indices` as uint8 [T, 3, H, W], upright and resized to `size` = (H, W). Raises SampleError."""
+    """Reads the frames `indices` as uint8 [T, 3, H, W], upright and resized to `size` = (H, W).
+
+    Raises:
+        SampleError: If the video cannot be read.
+    """
     frames = np.empty((len(indices), 3, *size), np.uint8)
     for number, frame in enumerate(pick_few(path, info, indices)):
         # One thread: starting several threads per frame takes far longer than converting a small frame.
@@ -63,6 +71,12 @@ def patchify(frames: np.ndarray, *, patch: int, merge: int, temporal: int) -> np
 
     Rows are ordered by time, then blocks of `merge` x `merge` patches that become one token, then patches of a block.
     Columns are ordered by channel, frame, row, column. The last frame is repeated to fill the last patch.
+
+    Args:
+        frames: Frames; H and W are multiples of patch * merge.
+        patch: Pixels per side of a patch.
+        merge: Patches per side of a token.
+        temporal: Frames of a patch.
     """
     if extra := -len(frames) % temporal:
         frames = np.concatenate([frames, np.repeat(frames[-1:], extra, axis=0)])
@@ -76,14 +90,22 @@ def patchify(frames: np.ndarray, *, patch: int, merge: int, temporal: int) -> np
 
 
 def unpatchify(rows: np.ndarray, grid: Sequence[int], *, patch: int, merge: int, temporal: int) -> np.ndarray:
-    """Converts rows of `patchify` back to frames [T, 3, H, W], including repeated last frames."""
+    """Converts rows of `patchify` back to frames [T, 3, H, W], including repeated last frames.
+
+    Args:
+        rows: Patches in the order of `patchify`.
+        grid: Patches in time, height and width.
+        patch: Pixels per side of a patch.
+        merge: Patches per side of a token.
+        temporal: Frames of a patch.
+    """
     times, height, width = grid
     split = rows.reshape(times, height // merge, width // merge, merge, merge, -1, temporal, patch, patch)
     return split.transpose(0, 6, 5, 1, 3, 7, 2, 4, 8).reshape(times * temporal, -1, height * patch, width * patch)
 
 
 def normalize(patches: torch.Tensor, mean: Sequence[float], std: Sequence[float]) -> torch.Tensor:
-    """Converts uint8 rows of `patchify` to float32: (x / 255 - mean) / std for each channel, on the same device."""
+    """Converts uint8 rows of `patchify` to float32 on the same device: (x / 255 - mean) / std for each channel."""
     values = patches.to(torch.float32).div_(255).view(len(patches), len(mean), -1)
     centre, spread = (torch.tensor(v, dtype=torch.float32, device=patches.device)[:, None] for v in (mean, std))
     return values.sub_(centre).div_(spread).view(len(patches), -1)
@@ -91,7 +113,11 @@ def normalize(patches: torch.Tensor, mean: Sequence[float], std: Sequence[float]
 
 @contextmanager
 def open_image(source: str | bytes) -> Iterator[Image.Image]:
-    """Opens an image without decoding its pixels. Raises SampleError, also for errors while the image is used."""
+    """Context manager that opens an image without decoding its pixels.
+
+    Raises:
+        SampleError: If the image cannot be opened or, in the block, decoded.
+    """
     try:
         with Image.open(readable(source), formats=FORMATS) as image:
             yield image
@@ -108,7 +134,7 @@ def open_image(source: str | bytes) -> Iterator[Image.Image]:
 
 
 def readable(source: str | bytes) -> str | io.BytesIO:
-    """Returns the input for PIL. Raises SampleError if the file is missing, empty or not a regular file."""
+    """Returns the input for PIL; raises SampleError if the file is missing, empty or not a regular file."""
     if isinstance(source, str) and source.startswith("data:"):
         head, _, text = source.partition(",")
         if not head.endswith(";base64"):
@@ -127,7 +153,7 @@ def readable(source: str | bytes) -> str | io.BytesIO:
 
 
 def resize(pixels: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
-    """Resizes uint8 [N, 3, H, W]: bicubic with antialiasing, in integers, as torchvision's resize."""
+    """Resizes uint8 [N, 3, H, W] to (H, W): bicubic with antialiasing, in integers, as the resize of torchvision."""
     if tuple(pixels.shape[2:]) == size:
         return pixels
     return F.interpolate(pixels, size=size, mode="bicubic", antialias=True)

@@ -1,1 +1,1 @@
-"""Sample generation while training: the same prompts at regular intervals."""
+"""Sample generation during training: the same prompts at regular intervals."""

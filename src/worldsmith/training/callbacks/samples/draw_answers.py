@@ -1,4 +1,4 @@
-"""Answers of a reasoner to the same questions, while it is trained."""
+"""Answers of a reasoner to the same questions, generated during training."""
 
 from __future__ import annotations
 
@@ -129,7 +129,11 @@ class DrawAnswers(DrawSamples):
 
 
 def choose_questions(dataset: ChatDataset, count: int, answerer: Answerer) -> list[tuple[str, tuple[Turn, ...]]]:
-    """Conversations by key, evenly over the dataset; of one that is streamed the first ones. DataError for none."""
+    """Returns (key, turns) of `count` conversations, evenly spaced; the first ones of a streamed dataset.
+
+    Raises:
+        DataError: If no conversation can be used.
+    """
     distance = 1 if is_streamed(getattr(dataset, "config", None)) else max(1, len(dataset) // count)
     found: list[tuple[str, tuple[Turn, ...]]] = []
     for index in range(0, len(dataset), distance):
@@ -154,15 +158,17 @@ def is_streamed(dataset: Any) -> bool:
 
 
 def media_of(turns: Sequence[Turn]) -> str | None:
-    """Returns the file of the last image or video that the question shows."""
+    """Returns the file of the last image or video in the question; None without one."""
     parts = [part for turn in question(turns) for part in turn.parts if part.kind != "text"]
     files = [part.source for part in parts if isinstance(part.source, str) and os.path.isfile(part.source)]
     return files[-1] if files else None
 
 
 def copy_media(source: str, folder: Path) -> Path:
-    """Returns the copy of an image or video below `folder`, made if it is missing, for the page, which shows files of
-    the run folder only. A file larger than `LARGEST` is not copied: its own path is returned."""
+    """Copies an image or video below `folder`, if it is not there yet, and returns the copy.
+
+    The report shows only files in the run folder. A file larger than `LARGEST` is not copied; its own path is returned.
+    """
     file = Path(source).resolve()
     copy = folder / MEDIA / hashlib.blake2b(os.fsencode(file), digest_size=4).hexdigest() / Path(source).name
     if not copy.exists():

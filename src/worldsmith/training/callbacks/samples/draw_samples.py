@@ -1,4 +1,4 @@
-"""Samples that are generated during training: when, from what, and without any effect on the training."""
+"""Samples that are generated during training: when, from which prompts, and without any effect on the training."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class DrawingSize:
 
 
 class GivesWayError(Exception):
-    """A stop is asked for: what is not drawn yet is drawn when the run continues."""
+    """Sample generation ends early because of a stop request; a resumed run generates the missing samples."""
 
 
 class DrawSamples(Callback):
@@ -120,8 +120,7 @@ class DrawSamples(Callback):
                 raise wrong(self, "weights", why="the run keeps no EMA weights", remedy='write ["live"]')
 
         def fit(self, passes: float) -> DrawingSize:
-            """Size of a drawing that costs about as much as `passes` forward passes of a training sample, or the
-            smallest."""
+            """Returns the size of a drawing that costs about `passes` sample forward passes, or the smallest."""
             raise NotImplementedError
 
         def cost(self, size: DrawingSize) -> float:
@@ -146,11 +145,11 @@ class DrawSamples(Callback):
 
     @abstractmethod
     def prepare(self, trainer: TrainingRun) -> None:
-        """Reads what is asked for, on every rank; may raise anything. What is known already is not read again."""
+        """Reads prompts and data, on every rank; may raise any exception. Later calls do not read them again."""
 
     @abstractmethod
     def draw(self, trainer: TrainingRun) -> Iterator[list[DrawnSample]]:
-        """Samples of the network as it is, on every rank; latents on rank 0 only. It calls `give_way` now and then."""
+        """Generates samples with the current weights on every rank, latents on rank 0 only; calls `give_way`."""
 
     @abstractmethod
     def write(
@@ -159,7 +158,7 @@ class DrawSamples(Callback):
         """Writes the files of a step on rank 0; yields the record of each sample for samples.jsonl."""
 
     def obstacle(self, run: Any) -> str:
-        """Returns the reason for which samples require an interval, since they take far longer than a step; else ""."""
+        """Returns why samples require an interval, if they take far longer than a step; else ""."""
         return ""
 
     def is_on(self, run: Any) -> bool:
@@ -224,7 +223,7 @@ class DrawSamples(Callback):
             logger.warning("%d sample generations have failed", self.failed)
 
     def is_due(self, trainer: TrainingRun) -> bool:
-        """Returns whether to draw at this step whatever it costs."""
+        """Returns whether samples must be generated at this step, independent of their cost."""
         done, every = trainer.iteration, self.config.every
         if every is None or not done:
             return not done and (every is None or self.config.on_start)
@@ -232,17 +231,17 @@ class DrawSamples(Callback):
 
     @property
     def num_prompts(self) -> int:
-        """Number of prompts that are taken from the data."""
+        """Number of prompts to take from the data."""
         return self.config.samples if self.size is None else self.size.prompts
 
     def kinds(self, trainer: TrainingRun) -> list[Weights]:
-        """Returns the weights to draw with that the run keeps."""
+        """Returns the kinds of weights to generate samples with that the run has."""
         has_ema = trainer.state.ema is not None
         wanted: list[Weights] = self.config.weights or (["ema"] if has_ema else ["live"])
         return [weights for weights in wanted if weights == "live" or has_ema]
 
     def give_way(self, trainer: TrainingRun, share: float) -> None:
-        """Raises GivesWayError, on all ranks, when a stop is asked for. `share`: what of `draw` is done."""
+        """Raises GivesWayError on all ranks after a stop request; `share`: completed fraction of `draw`."""
         trainer.share = (self.parts_done + share) / len(self.kinds(trainer))
         if trainer.world.any(trainer.is_asked_to_stop()):
             raise GivesWayError
@@ -267,13 +266,13 @@ class DrawSamples(Callback):
         )
 
     def _has_time_between(self, trainer: TrainingRun) -> bool:
-        """Returns whether by estimate a sample at the start, one in between and one at the end fit into the time."""
+        """Returns whether samples at the start, in between and at the end are estimated to fit into the time."""
         steps = trainer.config.trainer.max_iter - trainer.iteration
         cost = self._make_budget(trainer, self._fit(trainer)).steps_per_prompt
         return (2 if trainer.iteration else 3) * cost <= self.config.max_time_fraction * steps
 
     def _decide(self, trainer: TrainingRun) -> None:
-        """Draws after this step if rank 0 decides so."""
+        """Generates samples after this step if rank 0 decides so."""
         done, last = trainer.iteration, trainer.config.trainer.max_iter
         if done < min(self.decision.next_check, last):
             return
@@ -314,7 +313,7 @@ class DrawSamples(Callback):
         trainer.pace.leave_out(seconds)
 
     def _draw(self, trainer: TrainingRun) -> dict[Weights, list[DrawnSample]] | None:
-        """Returns the samples of each kind of weights; None, on all ranks, when the drawing has failed."""
+        """Returns the samples of each kind of weights; None, on all ranks, if the generation has failed."""
         import torch
 
         from worldsmith.distributed.fsdp import forget_failed_forward
@@ -357,9 +356,9 @@ class DrawSamples(Callback):
         return None
 
     def _find_failure(self, trainer: TrainingRun, problem: Exception | None) -> str | None:
-        """Error of the first rank whose forward passes have failed; None, on all ranks, if there is none.
+        """Returns the error of the first rank whose forward passes have failed; None, on all ranks, without one.
 
-        Raises the error, or RuntimeError on a rank without one, if the ranks have stopped at other collectives.
+        Raises the error, or RuntimeError on a rank without one, if the ranks have stopped at different collectives.
         """
         from worldsmith.distributed.fsdp import count_collectives
 

@@ -1,4 +1,4 @@
-"""Videos of a generator, drawn while it is trained."""
+"""Videos of a generator, generated during training."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ REAL_BYTES = 64_000
 
 @dataclass(frozen=True, slots=True)
 class ClipCaption:
-    """Origin of a caption that is sampled."""
+    """A caption of the data that is used as a prompt, with its clip."""
 
     window: Window
     dataset: VideoDataset
@@ -158,8 +158,10 @@ class DrawVideos(DrawSamples):
         self.requests, self.captions = requests, list(found.values())
 
     def _choose_captions(self, trainer: TrainingRun, sampler: VideoSampler) -> dict[str, ClipCaption]:
-        """Chooses `num_prompts` captions: in turn one of a training clip and one of a held-out clip, if the run
-        validates. One that was also chosen from the training clips is not held out."""
+        """Chooses `num_prompts` captions: alternately of training clips and, if the run validates, of held-out clips.
+
+        A caption that was also chosen from the training clips does not count as held out.
+        """
         training = self._fitting(trainer.state.loader.dataset, sampler, TRAINING)
         held_out: dict[str, ClipCaption] = {}
         if trainer.validator is not None:
@@ -169,7 +171,7 @@ class DrawVideos(DrawSamples):
         return dict(item for item in chain.from_iterable(pairs) if item is not None)
 
     def _fitting(self, data: VideoDataset, sampler: VideoSampler, source: str) -> dict[str, ClipCaption]:
-        """Selects captions that sampling accepts, since it refuses those that training cuts; else the first ones."""
+        """Selects captions that sampling accepts, since it rejects those that training cuts; else the first ones."""
         from worldsmith.sampling.requests import GenerationRequest, read_request
         from worldsmith.sampling.training_data import first_windows
 
@@ -248,10 +250,10 @@ class DrawVideos(DrawSamples):
         contact_sheet(folder / "sheet.png", rows, titles)
 
     def _write_real(self, trainer: TrainingRun, folder: Path) -> list[Path | None]:
-        """Writes the clips of the data whose captions are drawn, as training sees them in the size of the samples.
+        """Writes the clips of the data whose captions are prompts, as seen in training, in the size of the samples.
 
-        Files that exist are kept. Returns None for a clip that cannot be read, and an empty list for prompts that are
-        not taken from the data.
+        Existing files are not written again. The result contains None for a clip that cannot be read; it is empty if
+        the prompts are not from the data.
         """
         from worldsmith.sampling.training_data import read_clip
 
@@ -275,8 +277,10 @@ def write_clip(stem: Path, frames: Tensor, fps: float, *, max_bytes: int | None 
     """Writes uint8 frames [3, T, H, W] as an MP4 file, or one frame as a JPEG file, and returns its path.
 
     Args:
-        stem: the path without its suffix.
-        max_bytes: size above which the quality is lowered, as far as it goes.
+        stem: Path without suffix; missing folders are created.
+        frames: Frames in RGB.
+        fps: Frames per second.
+        max_bytes: Size above which the quality is lowered, as far as possible; None: no limit.
     """
     from worldsmith.sampling.video_writer import write_jpeg, write_mp4
 
@@ -294,7 +298,7 @@ def write_clip(stem: Path, frames: Tensor, fps: float, *, max_bytes: int | None 
 
 
 def of_data(captions: Mapping[str, ClipCaption], model: Any) -> list[dict[str, Any]]:
-    """Prompts of captions of the data, with their first frames where a model with this config reads an image."""
+    """Returns the prompts for captions of the data, with first frames if the model with this config reads an image."""
     from worldsmith.sampling.training_data import read_first_frame
 
     if FROM_TEXT & set(model.modes):
@@ -310,9 +314,9 @@ def of_data(captions: Mapping[str, ClipCaption], model: Any) -> list[dict[str, A
 
 
 def read_requests(files: Sequence[str], defaults: GenerationDefaults, model: Any) -> list[GenerationRequest]:
-    """Returns the samples of files, for a model with this config.
+    """Returns the generation requests in files, for a model with this config.
 
-    Raises UserError or ValueError for one that cannot be made like all the others.
+    Raises UserError or ValueError for a request with settings that must be the same for all.
     """
     from worldsmith.data.clips.latent_grid import LatentGrid
     from worldsmith.sampling.sample_args import decide

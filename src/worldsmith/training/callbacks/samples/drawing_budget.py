@@ -1,4 +1,4 @@
-"""When samples are generated during training so that they cost no more than a fraction of the run's time."""
+"""When samples are generated during training, so that they cost at most a fraction of the run's time."""
 
 from __future__ import annotations
 
@@ -29,12 +29,19 @@ class Decision:
 
 
 class DrawingBudget:
-    """Decides on rank 0 after which steps samples are drawn, by measured times.
+    """Decides on rank 0 after which steps samples are generated, based on measured times.
 
-    The first drawing between the ends is made after `FIRST_BETWEEN` of the steps at the latest, with fewer prompts if a
-    complete one does not fit into `fraction` of the expected total time. Each later one is made when the time spent on
-    drawings, the next one included, is at most `fraction` of the elapsed time. Enough of the expected total time is
-    kept for the drawing after the last step.
+    A "drawing" is one generation of samples. The first drawing between the ends happens after `FIRST_BETWEEN` of the
+    steps at the latest, with fewer prompts if a complete one does not fit into `fraction` of the expected total time.
+    Each later one happens when the time spent on drawings, including the next one, is at most `fraction` of the elapsed
+    time. Enough of the expected total time is reserved for the drawing after the last step.
+
+    Args:
+        fraction: Max fraction of the run's time, from 0 to 1.
+        first_step: Steps that were completed before this process started.
+        last_step: Steps of the complete run.
+        steps_per_prompt: Estimated cost of a prompt in training steps, used until a drawing has been measured.
+        clock: Returns the time in seconds.
     """
 
     def __init__(
@@ -46,14 +53,7 @@ class DrawingBudget:
         steps_per_prompt: float,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Starts the clock of the run.
-
-        Args:
-            fraction: max fraction of the run's time, from 0 to 1.
-            first_step: steps that were done before this process started.
-            last_step: steps of the complete run.
-            steps_per_prompt: estimated cost of a prompt in training steps, used until a drawing has been measured.
-        """
+        """Starts the clock of the run."""
         self.fraction = fraction
         self.first_step, self.last_step = first_step, last_step
         self.steps_per_prompt = steps_per_prompt
@@ -65,13 +65,20 @@ class DrawingBudget:
         self.last_drawing = first_step
 
     def add(self, step: int, prompts: int, seconds: float, *, once: float = 0.0) -> None:
-        """Records a drawing of `prompts` prompts after `step` steps, of whose seconds further ones save `once`."""
+        """Records a drawing.
+
+        Args:
+            step: Number of completed steps.
+            prompts: Number of prompts.
+            seconds: Duration.
+            once: Part of the duration that later drawings do not need, such as loading.
+        """
         self.spent += seconds
         self.seconds_per_prompt = (seconds - once) / prompts
         self.last_drawing = step
 
     def decide(self, step: int, prompts: int) -> Decision:
-        """Returns whether to draw after `step` steps, where a complete drawing has `prompts` prompts."""
+        """Returns whether to generate samples after `step` steps; a complete drawing has `prompts` prompts."""
         elapsed = self.clock() - self.start
         per_step = (elapsed - self.spent) / max(1, step - self.first_step)
         cost = self.seconds_per_prompt
@@ -102,7 +109,7 @@ class DrawingBudget:
         return Decision(0, min(self.last_step, step + wait))
 
     def affordable(self, cost: float, prompts: int, elapsed: float) -> int:
-        """Returns the number of prompts after the last step, at most `prompts`."""
+        """Returns the number of prompts after the last step that the budget allows, at most `prompts`."""
         room = (self.fraction * elapsed - self.spent) / (1 - self.fraction) if self.fraction < 1 else math.inf
         if self.first_step:
             room = max(room, SMALL_DRAWING)
@@ -113,10 +120,10 @@ class DrawingBudget:
 
 
 def first_drawing_between(first_step: int, last_step: int) -> int:
-    """Returns the step after which the first drawing between the ends is made at the latest.
+    """Returns the step after which the first drawing between the ends happens at the latest.
 
     Args:
-        first_step: steps that were done before this process started.
-        last_step: steps of the complete run.
+        first_step: Steps that were completed before this process started.
+        last_step: Steps of the complete run.
     """
     return first_step + math.ceil(FIRST_BETWEEN * (last_step - first_step))
