@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 3
 READY := $(VENV)/.ready
 
-.PHONY: demo demo-cogvideox demo-wan demo-reasoner demo-loop install test lint slow clean
+.PHONY: demo demo-cogvideox demo-wan demo-reasoner demo-loop install test lint docs slow clean
 
 demo: $(READY)
 	@PATH="$(abspath $(BIN)):$$PATH" bash examples/demo.sh
@@ -35,6 +35,11 @@ lint: $(READY)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
+
+# The documentation site, in outputs/docs; a warning is an error.
+docs: $(READY)
+	@$(BIN)/python -m sphinx -q -W --keep-going -b html docs outputs/docs
+	@echo "Built: outputs/docs/index.html"
 
 slow: $(READY)
 	@$(BIN)/python -m pytest -m slow --timeout 3600

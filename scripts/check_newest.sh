@@ -13,7 +13,7 @@
 set -euo pipefail
 clone="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 mode=${1:-newest} python=${2:-${PYTHON:-python3.11}}
-extras=datasets,evaluate,float8,gaps,lerobot,quantize,scenes,tune,wandb
+extras=datasets,docs,evaluate,float8,gaps,lerobot,quantize,scenes,tune,wandb
 
 fail() {
     echo "check_newest.sh: $*" >&2
