@@ -326,7 +326,7 @@ def without_effect(
         if outcome in ("unneeded", "dead"):
             t.report(key, outcome, reason)
         elif not outside and is_one_of(t.get(key), [*accepted, *([t.spec.default(key)] if accepts_default else [])]):
-            t.report(key, "kept", "as it is here")
+            t.report(key, "kept", "unchanged")
         elif outcome == "refused":
             why = reason.replace("{value}", format_value(t.get(key))) if "{value}" in reason else reason
             t.refuse(key, why, fix.replace("{key}", key))

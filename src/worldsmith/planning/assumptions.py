@@ -58,11 +58,11 @@ def assumptions(
     if encoders:
         found["encoders"] = encoders
     if open_variables:
-        named, them = ("it names", "it") if len(open_variables) == 1 else ("they name", "them")
-        why = f"{named} could not be read; export {them} to plan with it"
+        what, them = ("its file", "it") if len(open_variables) == 1 else ("their files", "them")
+        why = f"{what} could not be read; export {them} to plan with the real values"
         found["not set"] = f"{', '.join(open_variables)}: {why}"
     if parts:
-        found["not at hand"] = "; ".join(parts)
+        found["substituted"] = "; ".join(parts)
     found["margins"] = (
         f"CUDA context {CONTEXT / GIB:g} GiB, {FRAGMENTATION:.0%} of the tensors' peak lost to fragmentation"
     )
@@ -77,7 +77,7 @@ def assumptions(
         found["compiling"] = "layers were simulated uncompiled; compiled layers keep fewer activations"
     if not timed:
         return found
-    products, attention = (EFFICIENCIES[name][0] * gpu.reached for name in ("matrix products", "attention"))
+    products, attention = (EFFICIENCIES[name][0] * gpu.reached for name in ("matmuls", "attention"))
     found["speed"] = (
         f"{format_percents(products)} of {gpu.peak_flops / 1000000000000.0:g} TFLOP/s in matmuls, "
         f"{format_percents(attention)} in attention; {format_percents(EFFICIENCIES['memory'][0])} of "

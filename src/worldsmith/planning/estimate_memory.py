@@ -143,7 +143,7 @@ def host_memory(
     here, loader = min(per_machine, degrees.data * degrees.context), config.dataloader_train
     readers = here * loader.num_workers * (WORKER + loader.prefetch_factor * sample_bytes)
     starting = {"weights being loaded": here * loaded}
-    running = {"copies for saves": here * staged, "readers": readers}
+    running = {"copies for saves": here * staged, "loader workers": readers}
     most = max(running, starting, key=lambda parts: sum(parts.values()))
     return Parts({name: count for name, count in {"processes": here * PROCESS, **most}.items() if count})
 

@@ -35,7 +35,7 @@ class EstimateRange:
 NOTHING = EstimateRange(0.0, 0.0)
 
 EFFICIENCIES = {
-    "matrix products": (EstimateRange(0.94, 0.56), "of the fraction of the peak that one large matmul reaches"),
+    "matmuls": (EstimateRange(0.94, 0.56), "of the fraction of the peak that one large matmul reaches"),
     "attention": (EstimateRange(0.6, 0.275), "of the same, by the attention kernel and its backward"),
     "memory": (EstimateRange(0.85, 0.6), "of the bandwidth, by all other operators"),
     "unfused": (EstimateRange(0.3, 0.5), "of the bytes of such operators remain if they are compiled"),
@@ -75,7 +75,7 @@ def step_seconds(work: StepWork, gpu: Gpu, *, compiled: bool) -> StepSeconds | N
         return None
     peak, bandwidth = gpu.peak_flops * gpu.reached, gpu.bandwidth
     terms = {
-        "matrix products": over(work.hardware_flops - work.attention_flops, peak, "matrix products"),
+        "matmuls": over(work.hardware_flops - work.attention_flops, peak, "matmuls"),
         "attention": over(work.attention_flops - work.skipped_flops, peak, "attention"),
         "memory": over(work.moved_bytes, bandwidth, "memory"),
     }

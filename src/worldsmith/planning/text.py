@@ -32,14 +32,16 @@ MAKERS = 3
 KINDS = {
     "parameters": "weights",
     "gradients": "grads",
-    "moments": "moments",
-    "average": "average",
+    "moments": "optim.",
+    "average": "EMA",
     "activations": "activ.",
-    "gathered": "gathered",
+    "gathered": "all-gath.",
     "communication": "comm.",
     "inputs": "inputs",
 }
 """Titles of memory categories in column order; other categories follow."""
+LABELS = {"moments": "optimizer state", "average": "EMA weights", "gathered": "all-gathered parameters"}
+"""Names of memory categories in sentences, if they differ from the category."""
 PHASES = ("building", "loading", "encoding", "forward", "backward", "optimizer", "average", "saving", "validation")
 """Phases in row order; other phases follow."""
 
@@ -66,7 +68,7 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     yield from time_lines(plan)
     if plan.ranks > 1:
         yield from traffic_lines(plan)
-    yield from wrap_row("main memory", f"{size(plan.host.total)} on each machine: {parts_of(plan.host.parts)}")
+    yield from wrap_row("host RAM", f"{size(plan.host.total)} on each machine: {parts_of(plan.host.parts)}")
     checkpoint = f"{size(plan.quick.checkpoint_bytes)} per checkpoint"
     yield from wrap_row("disk", f"{size(plan.disk.total)}: {parts_of(plan.disk.parts)} ({checkpoint})")
     yield ""
@@ -84,8 +86,8 @@ def memory_lines(plan: Plan) -> Iterator[str]:
     parts = {
         "tensors": memory.peak,
         "encoders": memory.encoders,
-        "pieces": memory.fragmentation,
-        "context": memory.context,
+        "fragmentation": memory.fragmentation,
+        "CUDA context": memory.context,
     }
     parts |= {"collectives": memory.communication}
     yield from wrap_row("", parts_of(parts))
@@ -119,7 +121,8 @@ def format_memory_table(phases: Sequence[PhaseMemory]) -> Iterator[str]:
     entries = [[name, "all", *(KINDS.get(kind, kind) for kind in kinds)]]
     for title, phase in rows.items():
         counts = [phase.peak, *(phase.kinds.get(kind, 0) for kind in kinds)]
-        entries.append([title, *("-" if count < LEAST * unit else f"{count / unit:.2f}" for count in counts)])
+        row = ["-" if count < LEAST * unit else f"{count / unit:.2f}" for count in counts]
+        entries.append(["EMA update" if title == "average" else title, *row])
     first, *widths = [max(map(len, column)) for column in zip(*entries, strict=True)]
     parts = fitting_columns(widths, text_width() - first)
     for number, columns in enumerate(parts):
@@ -201,7 +204,7 @@ def size(count: int) -> str:
 
 
 def parts_of(parts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {size(count)}" for name, count in parts.items() if count)
+    return ", ".join(f"{LABELS.get(name, name)} {size(count)}" for name, count in parts.items() if count)
 
 
 def format_duration_range(seconds: EstimateRange) -> str:

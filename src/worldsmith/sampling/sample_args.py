@@ -189,7 +189,7 @@ def decided(
     assert num_frames is not None  # none is missing
     whole = grid.pixel_frames(grid.latent_frames(num_frames))
     if whole != num_frames:
-        chooser.sources["num_frames"] += f"; {num_frames} would be no whole latent frames"
+        chooser.sources["num_frames"] += f"; {num_frames} would not be complete latent frames"
     own = told.sampling()
     negative, metadata = choose_negative(chooser)
     strength = choose_strength(chooser, mode, told)

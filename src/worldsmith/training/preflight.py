@@ -198,7 +198,7 @@ def build_optimizer(config: RunConfig, network: nn.Module) -> Optimizer:
 
 def describe_states(states: StateBytes) -> str:
     """Formats the sizes of the training state of one process."""
-    names = {"average": "EMA weights"}
+    names = {"average": "EMA weights", "moments": "optimizer state"}
     sizes = ", ".join(f"{names.get(name, name)} {format_bytes(count)}" for name, count in states.parts.items())
     return f"{format_bytes(states.total)} on each process ({sizes})"
 

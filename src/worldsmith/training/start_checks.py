@@ -275,7 +275,7 @@ def completion(folder: Path, config: RunConfig) -> str | None:
             f"data:\n{indented(changes)}\nTo train it further with the new ones, increase trainer.max_iter and add "
             f"--resume-changed before `--`. {NEW_NAME} Otherwise restore them."
         )
-    return f"the run in {folder} is complete: all {done} of {config.trainer.max_iter} steps are done"
+    return f"the run in {folder} is complete: {done} of {config.trainer.max_iter} steps are done"
 
 
 def changed_settings(folder: Path, config: RunConfig) -> list[str]:

@@ -146,7 +146,7 @@ def test_a_run_of_trained_weights_only_needs_its_base(root: Path) -> None:
     run = make_run(root, lora=True)
     assert find_parent("first").base is None, "its config says where that is"
     (root.parent / "base" / "model.safetensors").write_bytes(b"others")
-    with pytest.raises(UserError, match=rf"the base .*base has changed since; it was .* when {run} was made"):
+    with pytest.raises(UserError, match=rf"the base .*base has changed since; it was .* when {run} was created"):
         find_parent("first")
     shutil.rmtree(root.parent / "base")
     with pytest.raises(UserError, match="base is missing"):
@@ -198,7 +198,7 @@ def test_train_quantize_evaluate_by_one_id_each(root: Path) -> None:
     evaluated = record(root / "out" / "scores", "evaluate", parent)
     assert find_parent(evaluated).model == small, "an evaluation stands for the model that it asked"
     for name in (quantized, evaluated):
-        with pytest.raises(UserError, match=r"only a run has several|leave :last out"):
+        with pytest.raises(UserError, match=r"only a run has several|omit :last"):
             find_parent(f"{name}:last")
     (small / "model.safetensors").write_bytes(b"edited")
     for name in (quantized, evaluated):

@@ -94,7 +94,7 @@ def test_an_error_in_the_background_is_raised_by_settle_and_leaves_nothing(tmp_p
     one.save(1, {"model": {"net.a": torch.ones(4)}})
     gate.broken.set()
     one.save(2, {"model": {"net.a": torch.ones(4)}}, background=True)
-    with pytest.raises(SaveError, match=r"iter_000000002 could not be written .*Input/output error.*untouched"):
+    with pytest.raises(SaveError, match=r"iter_000000002 could not be written .*Input/output error.*unchanged"):
         one.settle()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["iter_000000001", POINTER]
     gate.broken.clear()

@@ -36,5 +36,5 @@ def test_load_path_comes_first_then_what_the_model_names(load_path, init, model,
 def test_what_is_not_read_is_said() -> None:
     start = first_weights("run", "pretrained", Named())
     assert start is not None
-    assert start.describe == "checkpoint.load_path = run; model.config.folder is not read"
+    assert start.describe == "checkpoint.load_path = run; model.config.folder is ignored"
     assert OWN.describe == "model.config.folder = org/name"

@@ -77,7 +77,7 @@ def test_changed_weights_are_refused_naming_both_sources(tmp_path: Path) -> None
     require_same(tmp_path, weights(), source="the new base")
     other = weights()
     other["a"][0, 0] += 1e-7
-    with pytest.raises(UserError, match="those of the old base, and those of the new base are others"):
+    with pytest.raises(UserError, match="those of the old base, but those of the new base differ"):
         require_same(tmp_path, other, source="the new base")
     run, first = tmp_path / "run", tmp_path / "iter_000000004" / "model"
     (run / "checkpoints/iter_000000009").mkdir(parents=True)

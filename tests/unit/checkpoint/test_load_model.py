@@ -247,7 +247,9 @@ class TestMovedBase:
 
     def test_its_place_can_be_given(self, lora: Path, tmp_path: Path) -> None:
         """Without it the error says how; with it the weights are the merged ones."""
-        with pytest.raises(UserError, match=r"holds trained weights only.*load_path .*run: no such folder.*--base DIR"):
+        with pytest.raises(
+            UserError, match=r"contains only the trained weights.*load_path .*run: no such folder.*--base DIR"
+        ):
             load_model(lora)
         weight = load_model(lora, base=str(tmp_path / "moved")).network.state_dict()
         assert bool((weight["vae2llm.weight"] == 2).all())

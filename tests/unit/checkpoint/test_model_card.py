@@ -37,7 +37,7 @@ def test_two_models_have_their_own_numbers(tmp_path: Path) -> None:
     small = export(tmp_path / "small", SMALL, origin=source, card=DATA, dtype="float32")
     large = export(tmp_path / "large", LARGE)
     assert "ema ones of the run `a/b/c` after 700 steps, in float32" in small
-    assert "Trained on `my_clips`: 40 clips, 52 windows of them, such as 64x64 pixels, 17 frames, 8 frames" in small
+    assert "Trained on `my_clips`: 40 clips, 52 windows, such as 64x64 pixels, 17 frames, 8 frames" in small
     assert '"The video is 2.1 seconds long and is of 8 FPS." "This video is of 64x64 resolution."' in small
     assert '"The video is 2.5 seconds long and is of 24 FPS."' in large
     assert "after 0 steps, in bfloat16" in large
@@ -93,7 +93,7 @@ def test_a_changed_byte_makes_an_export_incomplete(tmp_path: Path, name: str) ->
     content[-3] ^= 1
     (out / name).write_bytes(content)
     (out / "lineage.json").write_text("{}")  # as `worldsmith export` adds it: it belongs to the export
-    with pytest.raises(FileExistsError, match=rf"missing or changed files \(.*{name}.*\); replace it with --force"):
+    with pytest.raises(FileExistsError, match=rf"missing or changed files \(.*{name}.*\): replace it with --force"):
         export_native(StartWeights(spec, 0), spec, out, defaults=SMALL)
     assert export_native(StartWeights(spec, 0), spec, out, defaults=SMALL, force=True)
     assert not export_native(StartWeights(spec, 0), spec, out, defaults=SMALL)

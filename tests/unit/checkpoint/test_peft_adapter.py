@@ -71,7 +71,7 @@ def test_a_second_export_does_nothing_and_another_one_needs_force(folder):
     before = (folder / "adapter_model.safetensors").stat().st_mtime_ns
     assert not export_adapter(adapters(), folder, alpha=6)
     assert (folder / "adapter_model.safetensors").stat().st_mtime_ns == before
-    with pytest.raises(FileExistsError, match="is another export; use --force"):
+    with pytest.raises(FileExistsError, match="is another export: replace it with --force"):
         export_adapter(adapters(), folder, alpha=7)
     (folder / "notes.txt").write_text("keep")
     with pytest.raises(FileExistsError, match=r"notes\.txt; move them away first"):
@@ -86,7 +86,7 @@ def test_an_export_with_a_changed_byte_is_not_called_complete(folder, name):
     content = bytearray((folder / name).read_bytes())
     content[-3] ^= 1
     (folder / name).write_bytes(content)
-    with pytest.raises(FileExistsError, match=rf"missing or changed files \(.*{name}.*\); replace it with --force"):
+    with pytest.raises(FileExistsError, match=rf"missing or changed files \(.*{name}.*\): replace it with --force"):
         export_adapter(adapters(), folder, alpha=6)
     assert export_adapter(adapters(), folder, alpha=6, force=True)
     assert not export_adapter(adapters(), folder, alpha=6)
@@ -124,7 +124,7 @@ def test_the_base_is_named_where_peft_can_find_it(tmp_path, monkeypatch, base, n
 def test_matrices_that_are_not_finite_are_neither_written_nor_read(folder):
     broken = adapters()
     broken[f"{LAYER}.lora_B.weight"][0, 0] = float("nan")
-    with pytest.raises(UserError, match=r"1 tensor holds values that are not finite .*lora_B"):
+    with pytest.raises(UserError, match=r"1 tensor contains values that are not finite .*lora_B"):
         export_adapter(broken, folder.parent / "out", alpha=6)
     (folder / "worldsmith.json").unlink()  # as another program writes it
     (folder / "manifest.json").unlink(missing_ok=True)
@@ -132,7 +132,7 @@ def test_matrices_that_are_not_finite_are_neither_written_nor_read(folder):
     matrices = load_file(file)
     next(tensor for name, tensor in matrices.items() if "lora_A" in name)[0, 0] = float("-inf")
     save_file(matrices, file)
-    with pytest.raises(UserError, match=r"adapter: 1 tensor holds values that are not finite .*lora_A"):
+    with pytest.raises(UserError, match=r"adapter: 1 tensor contains values that are not finite .*lora_A"):
         load_adapter(Cosmos3Network(NETWORK), folder)
 
 
@@ -148,7 +148,7 @@ def test_other_folders_are_left_alone(tmp_path):
     ("state", "message"),
     [
         ({}, "there are no adapters"),
-        ({name: t * ("lora_A" in name) for name, t in adapters().items()}, "would change nothing"),
+        ({name: t * ("lora_A" in name) for name, t in adapters().items()}, "they have no effect"),
         ({**adapters(), "vae2llm.lora_A.weight": torch.ones(5, 16)}, r"several ranks: \[3, 5\]"),
     ],
 )
@@ -171,7 +171,7 @@ def test_what_makes_no_adapter_is_not_written(tmp_path, state, message):
             "'pissa_niter_4' is not supported: PEFT has changed the base",
         ),
         ({"init_lora_weights": "loftq"}, "init_lora_weights = 'loftq' is not supported"),
-        ({"r": 4}, r"lora_A\.weight has the shape \[3, 16\], needed is \[4, 16\]"),
+        ({"r": 4}, r"lora_A\.weight has the shape \[3, 16\], expected \[4, 16\]"),
     ],
 )
 def test_adapters_of_another_kind_are_refused(folder, values, message):
@@ -203,7 +203,7 @@ def test_an_adapter_for_another_depth_is_refused(folder):
 def test_a_network_with_adapters_takes_no_others(folder):
     network = Cosmos3Network(NETWORK)
     inject_adapters(network, rank=2, alpha=2, target_modules="q_proj")
-    with pytest.raises(ValueError, match="has adapters already"):
+    with pytest.raises(ValueError, match="already has adapters"):
         load_adapter(network, folder)
 
 

@@ -166,7 +166,7 @@ def test_a_list_in_the_last_place_takes_all_words_that_are_left() -> None:
     assert read("a", "b", "-o", "c.html", "d") == (["a", "b", "d"], "c.html")
     assert read("--runs", "a", "--runs", "b") == (["a", "b"], None)
     assert read("a") == (["a"], None)
-    with pytest.raises(ConfigError, match="runs: given twice, as 'a b' and as --runs"):
+    with pytest.raises(ConfigError, match="runs: set twice, as 'a b' and as --runs"):
         read("a", "b", "--runs", "c")
     with pytest.raises(ConfigError, match="write RUNS, or --runs VALUE"):
         read("-o", "c.html")
@@ -246,7 +246,7 @@ def test_every_mistake_of_words_and_file_is_in_one_report(tries: None, tmp_path:
     ("words", "complaint"),
     [
         (["w", "--checkpoint-path", "w"], "model: set twice, as 'w' and as --model"),
-        (["w", "v", "u"], "what is 'u'?\n    -> MODEL and SECOND alone may stand without a flag"),
+        (["w", "v", "u"], "unexpected argument 'u'\n    -> only MODEL and SECOND may be written without a flag"),
         (["w", "--num-steps", "0"], "num_steps must be at least 1, found 0"),
         (["w", "--num-steps"], "the value is missing"),
         (["w", "-x", "1"], "unknown flag --x"),
@@ -254,7 +254,7 @@ def test_every_mistake_of_words_and_file_is_in_one_report(tries: None, tmp_path:
         (["w", "--settings"], "--settings needs a value"),
         (["w", "--settings", "nowhere.toml"], "nowhere.toml: cannot be read"),
         (["w", "--note", "refuse"], "no such thing"),
-        (["w", "--note", "large"], "this takes more memory than the machine has: Unable to allocate 1.05 TiB"),
+        (["w", "--note", "large"], "this needs more memory than the machine has: Unable to allocate 1.05 TiB"),
         (["--help", "wrod"], "no flag has 'wrod' in its name or description"),
     ],
 )
@@ -361,7 +361,7 @@ def test_the_model_chooses_the_kind_and_one_that_nothing_is_known_for_is_refused
     run = tmp_path / "run"
     Trainer(toy_config(make_world(tmp_path / "world"), steps=4), run_folder=run).train()
     assert main(["evaluate", str(run), "--prompts", "p", "-o", "x"]) == 2
-    assert "'toy' make nothing that is known; `worldsmith evaluate` is for models that make videos" in (
+    assert "'toy' generate no known output; `worldsmith evaluate` needs a model that generates videos" in (
         capsys.readouterr().err
     )
     monkeypatch.setattr(ToyModel.Config, "makes", "numbers")

@@ -32,7 +32,7 @@ def test_whom_a_machine_waits_for_before_its_processes_start_and_after_their_end
     monkeypatch.setattr(launch.psutil, "Process", lambda: SimpleNamespace(children=lambda: list(children)))
     desk = LaunchDesk()
     with launch.waiting_said(Namespace(rdzv_endpoint="", master_addr="a", master_port=1), 3, desk):
-        assert "waiting for 2 other machines, to meet at a:1" in until("to meet")
+        assert "waiting for 2 other machines to connect at a:1" in until("to meet")
         children.append(1)
         time.sleep(0.1)
         desk.exit_code = 75
@@ -57,7 +57,7 @@ def test_launchers_of_other_machines_that_are_no_more_are_not_waited_for(
         desk.exit_code = 75
         assert left.get(timeout=20) == 75
         assert time.monotonic() - begun > 0.5
-    assert "1 other machine did not say so" in capsys.readouterr().err
+    assert "no report from 1 other machine" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("codes", "said"), [((1, -9), "was ended by SIGKILL"), ((-15, 1), "ended with exit code 1")])

@@ -42,7 +42,7 @@ def started(folder: Path, *words: str, spec: bool = True) -> tuple[int, list[str
             ("num_gpus=4",),
             2,
             2,
-            "asks for 4 processes, each with a GPU of its own, and this machine has 2 GPUs: 2 of 4 processes answer",
+            "requests 4 processes, each with its own GPU, but this machine has 2 GPUs: 2 of 4 processes answer",
         ),
         (("num_gpus=4",), 1, 1, "this machine has 1 GPU: 1 of 4"),
         (("num_gpus=4",), 0, 1, "this machine has no GPUs: 1 of 4 processes answers; --processes N starts N"),

@@ -171,4 +171,4 @@ def test_frames_that_a_template_leaves_open_are_those_of_the_parent(run: Path, t
     read_spec_words("evaluate", words, settings="--settings")
     assert words.spec is not None
     assert words.spec.get_warnings() == []
-    assert "0 leaves it open: as the parent has it" in format_report(words.spec)
+    assert "0 is a placeholder: as in the parent" in format_report(words.spec)

@@ -76,7 +76,7 @@ def test_a_search_policy_changes_nothing_and_is_reported_once(command: str, temp
 @pytest.mark.parametrize("template", ["evaluate"], indirect=True)
 def test_what_is_approximated_is_a_warning(template: str) -> None:
     told = "\n".join(read("evaluate", SPEC, template, "model.tp_size=2").warnings)
-    assert "model.tp_size is approximated: a model is not split over 2 GPUs here" in told
+    assert "model.tp_size is approximated: tensor parallelism over 2 GPUs is not supported" in told
 
 
 @pytest.mark.parametrize("template", ["evaluate"], indirect=True)
@@ -104,7 +104,7 @@ def test_a_parent_stands_for_the_model(template: str) -> None:
             assert sorted_words.spec is not None
             assert "model" not in sorted_words.spec.data
             told = [line for line in sorted_words.spec.get_warnings() if "model_path" in line]
-            assert ["in place of results/train/" in line for line in told] == [True] * (content == text)
+            assert ["instead of results/train/" in line for line in told] == [True] * (content == text)
     for name in ("model_path", "model.model_path"):
         with pytest.raises(UserError, match="both name the model"):
             read("quantize", SPEC, template, f"{name}=x", "--parent", "runs/a")

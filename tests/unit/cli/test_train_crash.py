@@ -44,7 +44,7 @@ def test_a_known_error_is_explained_in_a_few_lines_after_it(train: Any, tmp_path
     error, _, after = said.partition("RuntimeError: the step failed\n")
     assert "Traceback (most recent call last):" in error
     lines = after.splitlines()
-    assert lines[0].startswith("what this means: The GPU has no room")
+    assert lines[0].startswith("meaning: The GPU has no room")
     assert all(line.startswith("try: ") for line in lines[1:-1])
     assert lines[-1] == f"more: worldsmith explain {tmp_path}/out/tests/tiny/run"
     assert 3 <= len(lines) <= 4
@@ -60,7 +60,7 @@ def test_an_error_that_is_not_known_says_no_more(train: Any) -> None:
 def test_an_error_of_a_loader_worker_is_explained(train: Any) -> None:
     error = RuntimeError("in a loader worker")
     error.add_note('in a loader worker:\nTraceback (most recent call last):\n  File "a.py", line 1\nMemoryError\n')
-    assert "what this means: The system did not give the memory" in train(error)
+    assert "meaning: The system did not give the memory" in train(error)
 
 
 def test_a_loss_that_stays_bad_is_explained(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,5 +79,5 @@ def test_the_launcher_explains_a_process_that_was_killed(capsys: pytest.CaptureF
     failure = ProcessFailure(local_rank=1, pid=os.getpid(), exitcode=-9, error_file="")
     assert launch.failure_code(ChildFailedError("train", {1: failure}), set()) == 1
     said = capsys.readouterr().err.splitlines()
-    assert said[0] == "worldsmith launch: rank 1 was ended by SIGKILL, the first one to fail"
-    assert said[1].startswith("what this means: The process was ended by signal 9 (SIGKILL)")
+    assert said[0] == "worldsmith launch: rank 1 was ended by SIGKILL, as the first one"
+    assert said[1].startswith("meaning: The process was ended by signal 9 (SIGKILL)")

@@ -378,7 +378,7 @@ def test_one_broken_recipe_does_not_hide_the_others(tmp_path: Path) -> None:
     assert code == 0
     assert "moving_shapes" in out
     assert "alarmed" not in out
-    assert f"warning: {tmp_path}/my_runs.py:14:1: the recipe 'alarmed' cannot be made: TypeError" in err
+    assert f"warning: {tmp_path}/my_runs.py:14:1: the recipe 'alarmed' cannot be built: TypeError" in err
     code, _, err, _ = worldsmith("recipes", "alarmed", "--import", "my_runs", folder=tmp_path)
     assert code == 2
     assert "did you mean 'above'" in err

@@ -47,7 +47,7 @@ def test_an_example_is_a_run_and_its_conversions_are_the_same_run_or_refused(
         if form == "toml":
             assert (code, text) == (2, "")
             assert re.search(r"the recipe TOML has no key for\n(  \S+\n)*  dataloader_train\.dataset\.\S+\n", said)
-            assert f"YAML holds the whole run: worldsmith config convert {file} {word} --to yaml\n" in said
+            assert f"YAML can express the complete config: worldsmith config convert {file} {word} --to yaml\n" in said
             continue
         assert code == 0
         converted = tmp_path / f"run.{form}"
@@ -77,7 +77,7 @@ def test_words_of_the_spec_come_before_those_of_the_run(capsys: pytest.CaptureFi
 
 MISTAKES = [
     (("train.epoc=2",), "override: train.epoc: [train] has no key 'epoc'"),
-    (("more",), "what is 'more'?"),
+    (("more",), "unexpected argument 'more'"),
     (("train.epoch=2", "automl_policy=auto"), f"worldsmith tune --spec {EXAMPLES[1]} train.epoch=2 -o DIR"),
     (("automl_policy=of",), "automl_policy: expected auto or off, found 'of'"),
     (("~train.nothing",), "train.nothing: the spec does not have this key"),

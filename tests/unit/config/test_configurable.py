@@ -122,7 +122,7 @@ def test_a_constructor_that_swallows_keywords_is_refused() -> None:
 
 
 def test_unknown_and_missing_runtime_objects_list_what_the_constructor_takes() -> None:
-    with pytest.raises(TypeError, match=r"takes no 'fule'; did you mean 'fuel'\? .*fuel, colour \(optional\)"):
+    with pytest.raises(TypeError, match=r"has no parameter 'fule'; did you mean 'fuel'\? .*fuel, colour \(optional\)"):
         Engine.Config().build(fule="x")
     with pytest.raises(TypeError, match=r"Engine needs fuel"):
         Engine.Config().build()

@@ -128,7 +128,7 @@ def test_a_wrong_type_is_refused_when_it_is_set() -> None:
 def test_build_refuses_a_field_and_an_unknown_name_as_runtime_object() -> None:
     """There: a field is refused; an unknown name is swallowed by owners that take **kwargs."""
     for name in ("size", "netwrok"):
-        with pytest.raises(TypeError, match=rf"Part takes no '{name}'(.|\n)*network \(optional\)"):
+        with pytest.raises(TypeError, match=rf"Part has no parameter '{name}'(.|\n)*network \(optional\)"):
             Part.Config().build(**{name: 3})
     with pytest.raises(TypeError, match="hide typos"):
         exec("class Sponge(Part):\n    def __init__(self, config, **rest): ...", {"Part": Part})

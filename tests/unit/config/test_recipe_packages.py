@@ -185,7 +185,7 @@ def test_a_recipe_that_leaves_the_program_is_named(error: str) -> None:
     def leaving() -> Any:
         raise getattr(builtins, error)("no")
 
-    with pytest.raises(ConfigError, match=rf"the recipe 'leaving' cannot be made: {error}: no"):
+    with pytest.raises(ConfigError, match=rf"the recipe 'leaving' cannot be built: {error}: no"):
         get_recipe("leaving")
 
 

@@ -59,7 +59,7 @@ def test_the_time_is_one_instant_and_an_asset_is_its_folder(t: ModuleType) -> No
     tree.job.name = "${now:%Y-%m-%d}_${now:%H-%M-%S}"
     assert resolve(tree, now=datetime(2026, 1, 2, 3, 4, 5)).job.name == "2026-01-02_03-04-05"
     tree.job.name = "${asset:no_such}"
-    with pytest.raises(ConfigError, match=r"job.name: no shipped asset 'no_such'"):
+    with pytest.raises(ConfigError, match=r"job.name: unknown asset 'no_such'"):
         resolve(tree)
 
 
@@ -72,9 +72,9 @@ def test_the_time_is_one_instant_and_an_asset_is_its_folder(t: ModuleType) -> No
         ("${env:X}", "write ${oc.env:…}"),
         ("${trainer.max_iter", "no closing brace"),
         ("x${optimizer}", "is a section"),
-        ("${job.name}", "leads back to itself: job.name -> job.name"),
+        ("${job.name}", "circular reference: job.name -> job.name"),
         ("${}", "must not be empty"),
-        ("${custom.a}", "opaque"),
+        ("${custom.a}", "not interpreted"),
         ("${asset:../x}", "not an asset name"),
         ("${trainer.max_iter}", "expected text, found 500 (an integer) from ${trainer.max_iter}"),
     ],

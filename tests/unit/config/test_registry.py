@@ -49,7 +49,7 @@ def test_a_released_recipe_that_does_not_exist_here_has_its_reason() -> None:
     with pytest.raises(ConfigError) as caught:
         get_recipe("released_robot")
     (problem,) = caught.value.problems
-    assert problem.message == "the recipe 'released_robot' does not exist here: robots come later"
+    assert problem.message == "the recipe 'released_robot' is not available here: robots come later"
     assert "there are:" not in str(problem.hint)
 
 
@@ -78,7 +78,7 @@ def test_mistakes_in_a_yaml_file_carry_file_line_and_column(tmp_path: Path) -> N
         (JobConfig(name="."), "the folder above itself"),
         (ParallelismConfig(data_parallel_shard_degree=0), "-1"),
         (ParallelismConfig(cfg_parallel_shard_degree=-1), "at least 1"),
-        (ActivationCheckpointingConfig(save_ops_regex=["("]), "no regular expression"),
+        (ActivationCheckpointingConfig(save_ops_regex=["("]), "not a regular expression"),
         (ActivationCheckpointingConfig(mode="selective", save_ops_regex=[]), "full"),
         (DataSettingConfig(max_tokens=0), "at least 1"),
     ],
@@ -108,5 +108,5 @@ def test_a_mistake_in_a_python_recipe_is_told_with_its_line_and_without_a_traceb
     recipe("mistaken", starts_from="small")(namespace["change"])
     with pytest.raises(ConfigError) as caught:
         load("mistaken")
-    assert f"{file}:2:1: the recipe 'mistaken' cannot be made: {words}" in str(caught.value)
+    assert f"{file}:2:1: the recipe 'mistaken' cannot be built: {words}" in str(caught.value)
     assert f"   2 | {body}\n" in str(caught.value)

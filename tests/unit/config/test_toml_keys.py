@@ -63,7 +63,7 @@ def test_keys_stand_with_their_section(t: ModuleType) -> None:
 
 def test_several_families_may_add_one_key_but_only_in_the_same_place(t: ModuleType, file: Any) -> None:
     toml_keys("model", t.Reasoner.Config, "lora_target_modules", at="model.config")
-    with pytest.raises(ValueError, match=r"has a key model.lora_target_modules already"):
+    with pytest.raises(ValueError, match=r"already has a key model.lora_target_modules"):
         toml_keys("model", t.Reasoner.Config, "lora_target_modules", at="model.config", only="vlm")
     with pytest.raises(ValueError, match=r"has a key scheduler.f_max already"):
         toml_keys("scheduler", t.Linear.Config, "f_max")
@@ -93,7 +93,7 @@ def test_what_a_file_takes_is_listed_in_the_order_of_files(file: Any) -> None:
         load(file("[zzzzzzzz]\nx = 1\n"))
     listed = "job, model, optimizer, scheduler, trainer, checkpoint, dataloader_train, custom"
     (problem,) = caught.value.problems
-    assert problem.hint == f"the file takes: {listed}"
+    assert problem.hint == f"the file accepts: {listed}"
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def test_custom_is_verbatim_and_in_the_dump_only_on_request(t: ModuleType) -> No
     ("text", "line", "words"),
     [
         ("optimizer:\n  lr: x\n", 2, "expected a number"),
-        ("optimizer:\n  lr: 1\n  lr: 2\n", 3, "given twice"),
+        ("optimizer:\n  lr: 1\n  lr: 2\n", 3, "occurs twice"),
         ("a: [1\n", 2, "not valid YAML"),
         ("optimizer: !!python/object:os.system {}\n", 1, "tag"),
         ("a: !x 1\n", 1, "not allowed"),

@@ -94,7 +94,7 @@ def test_another_class_keeps_the_fields_that_both_share(t: ModuleType) -> None:
     scheduler = load("--scheduler", "Linear").scheduler
     assert type(scheduler) is t.Linear.Config
     assert scheduler.cycle_lengths == [500]
-    assert "no flag --scheduler.power" in report("--scheduler.power", "2", "--scheduler", "Linear")
+    assert "unknown flag --scheduler.power" in report("--scheduler.power", "2", "--scheduler", "Linear")
 
 
 class Vae(Configurable):
@@ -165,7 +165,7 @@ def test_all_mistakes_are_in_one_report_with_the_flag_as_it_was_typed() -> None:
     )
     assert text.startswith("11 mistakes")
     for expected in (
-        "there is no flag --optimizer.lrr\n       | --optimizer.lrr 1\n",
+        "unknown flag --optimizer.lrr\n       | --optimizer.lrr 1\n",
         "did you mean --optimizer.lr?",
         "optimizer.lr: expected a number, found 'fast' (text)\n       | --optimizer.lr fast\n",
         "this flag needs one value; unexpected: '2'",

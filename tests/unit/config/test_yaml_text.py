@@ -72,7 +72,7 @@ def test_advice_for_truth_words_and_odd_numbers() -> None:
         ("a: !!bool x", 1, 4, "tag !!bool"),
         ("a: ! 3", 1, 4, "tag !"),
         ("!!str a: 1", 1, 1, "plain text"),
-        ("a: 1\na: 2", 2, 1, "given twice"),
+        ("a: 1\na: 2", 2, 1, "occurs twice"),
         ("b: {<<: {a: 1}}", 1, 5, "merge keys"),
         ("a: 1\n---\nb: 2", 2, 1, "another document"),
         ("a: [1, 2", 1, 9, "not valid YAML"),

@@ -235,7 +235,7 @@ def test_state_of_another_data_set_is_refused_naming_both(
         other.load_states([state])
     with pytest.raises(ValueError, match=r"content of .*: x -> "):
         loader.load_states([{**state, "dataset_fingerprint": "x"}])
-    with pytest.raises(ValueError, match=r"are those of \(rank, ranks\) \[\(0, 1\), \(0, 1\)\]"):
+    with pytest.raises(ValueError, match=r"belong to \(rank, ranks\) \[\(0, 1\), \(0, 1\)\]"):
         loader.load_states([state, state])
 
 
@@ -387,7 +387,7 @@ def test_an_empty_data_set_is_an_error_with_the_reasons(
     tmp_path: Path, write_jsonl: Callable, record: Callable
 ) -> None:
     file = write_jsonl(tmp_path, [record("a", frames=4), "{"])
-    with pytest.raises(DataError, match=r"2 records and no usable sample \(left out: bad_json 1, too_short 1\)"):
+    with pytest.raises(DataError, match=r"2 records and no usable sample \(skipped: bad_json 1, too_short 1\)"):
         make(file)
 
 

@@ -47,7 +47,7 @@ def test_the_run_stops_past_the_share_with_counts_and_place(tmp_path: Path) -> N
     quarantine.add(bad(10, "missing_file"))
     with pytest.raises(
         DataError,
-        match=r"11 of 200 samples are bad, 10 are allowed \(left out: missing_file 1, truncated 10; listed in",
+        match=r"11 of 200 samples are bad, 10 are allowed \(skipped: missing_file 1, truncated 10; listed in",
     ):
         quarantine.check(200, max_bad_fraction=0.05, bad_samples_allowed=0)
 

@@ -189,7 +189,7 @@ def test_a_caption_file_that_cannot_be_read_is_left_out_of_an_import(
     assert [item.path for item in found if isinstance(item, Clip)] == [tmp_path / "a.mp4"]
     assert rejection.key == "b"
     assert rejection.reason in ("unreadable", "bad_caption" if code == errno.ENOENT else "")
-    assert os.strerror(code) in rejection.detail or "no file" in rejection.detail
+    assert os.strerror(code) in rejection.detail or "not a file" in rejection.detail
 
 
 @pytest.mark.parametrize("code", CODES)

@@ -97,7 +97,7 @@ def test_what_cannot_be_used_is_listed_and_what_is_noted_is_counted(
 
 
 def test_nothing_usable_ends_at_once() -> None:
-    with pytest.raises(DataError, match=r"no sample of the numbers can be used: left out: negative 2"):
+    with pytest.raises(DataError, match=r"no sample of the numbers can be used: skipped: negative 2"):
         next(iter(load(-1, -2, max_bad_fraction=1.0)))
     with pytest.raises(DataError, match=r"the numbers has 0 records and no usable sample .* All must be positive"):
         load()

@@ -161,7 +161,7 @@ def test_the_default_limits_are_the_published_ones(tmp_path: Path, write_jsonl: 
 
 
 def test_a_missing_file_is_an_error_that_names_what_was_looked_for(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"looked for train/video_dataset_file\.jsonl"):
+    with pytest.raises(DataError, match=r"expected train/video_dataset_file\.jsonl"):
         load(tmp_path)
     with pytest.raises(DataError, match="does not exist"):
         load(tmp_path / "absent")
@@ -189,7 +189,7 @@ def test_summary_counts_records_windows_and_reasons_without_decoding_all(
     summary = summarize_dataset(load(file), GRID)
     assert (summary.records, summary.windows, summary.probed) == (3, 2, 2)
     assert summary.drops == {"bad_json": 1, "missing_file": 1}
-    assert str(summary) == "3 records, 2 windows; left out: bad_json 1, missing_file 1 (2 clips opened)"
+    assert str(summary) == "3 records, 2 windows; skipped: bad_json 1, missing_file 1 (2 clips opened)"
     assert summarize_dataset(load(file), GRID, probe=1).probed == 1
 
 

@@ -74,7 +74,8 @@ def test_workers_that_are_killed_change_nothing(clips: Callable, caplog: pytest.
     said = [r.getMessage() for r in caplog.records if "loader worker" in r.getMessage()]
     assert len(said) == 4
     assert re.fullmatch(
-        r"\[E104\] loader worker \d+ was killed by SIGKILL when c\d_w0 was waited for; another one goes on there "
+        r"\[E104\] loader worker \d+ was killed by SIGKILL while it was processing c\d_w0; a new worker "
+        r"continues there "
         r"\(death 1\); if memory is short, lower num_workers or prefetch_factor of the data loader",
         said[0],
     )

@@ -107,7 +107,7 @@ def test_more_clips_begin_with_the_same_ones():
 def test_a_complete_dataset_is_left_alone_and_another_plan_refused(folder):
     before = files(folder)
     assert not PLAN.make(folder)
-    with pytest.raises(FileExistsError, match="seed 5, asked 6"):
+    with pytest.raises(FileExistsError, match="seed 5, requested 6"):
         replace(PLAN, seed=6).make(folder)
     assert files(folder) == before
 

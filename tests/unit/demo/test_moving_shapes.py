@@ -164,7 +164,7 @@ def test_the_shape_stays_inside_the_picture_and_moves_its_way(attributes):
 def test_a_complete_dataset_is_left_alone_and_another_plan_is_refused(dataset):
     before = content(dataset)
     assert PLAN.make(dataset) is False
-    with pytest.raises(FileExistsError, match=r"clips 56, asked 57.*--force"):
+    with pytest.raises(FileExistsError, match=r"clips 56, requested 57.*--force"):
         replace(PLAN, clips=57).make(dataset)
     assert content(dataset) == before
 
@@ -232,6 +232,6 @@ def test_command_makes_then_skips_then_refuses(tmp_path, capsys):
     assert main(line) == 0
     assert "already complete" in capsys.readouterr().out
     assert main([*line, "--seed", "9"]) == 2
-    assert "seed 0, asked 9" in capsys.readouterr().err
+    assert "seed 0, requested 9" in capsys.readouterr().err
     frames, _ = decode(tmp_path / "out" / "train" / "videos" / "moving-shapes-train-00000.mp4")
     assert frames.shape == (5, 32, 32, 3)

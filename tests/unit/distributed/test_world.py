@@ -36,7 +36,7 @@ def test_a_process_for_which_there_is_no_gpu(two_gpus: None, monkeypatch: pytest
 
 def test_a_plan_for_more_processes_than_gpus_says_how_many_machines_it_needs(two_gpus: None) -> None:
     assert device_remarks(2) == []
-    assert device_remarks(5) == ["this machine has 2 GPUs: 5 processes need 3 such machines"]
+    assert device_remarks(5) == ["this machine has 2 GPUs, but 5 processes need 3 such machines"]
 
 
 def test_ranks_wait_for_each_other_as_long_as_reading_a_checkpoint_may_take(

@@ -87,7 +87,7 @@ def test_a_folder_that_does_not_hold_the_weights_is_refused(tmp_path: Path) -> N
     assert weights is not None
     weights.require(str(clip))
     PretrainedWeights("videomae", "a/b", "videomae").require(str(videomae))
-    with pytest.raises(UserError, match=r"--clip .*none: there is no such folder.*hf download openai/clip-vit-large"):
+    with pytest.raises(UserError, match=r"--clip .*none: no such folder.*hf download openai/clip-vit-large"):
         weights.require(str(tmp_path / "none"))
     with pytest.raises(UserError, match=r"--clip .*: expected a model of type clip, found videomae"):
         weights.require(str(videomae))

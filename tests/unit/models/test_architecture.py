@@ -32,7 +32,7 @@ def test_super_has_more_query_channels_than_hidden_and_edge_has_its_own_norms():
         ({"mrope_section": [8, 16, 8]}, "cannot be interleaved"),
         ({"num_key_value_heads": 3}, "num_key_value_heads = 3: the first must be a multiple"),
         ({"use_und_k_norm_for_gen": True}, "set qk_norm_for_text = false"),
-        ({"attention_bias": True}, "does not exist"),
+        ({"attention_bias": True}, "is not supported"),
         ({"hidden_size": 0}, "hidden_size must be at least 1, found 0"),
     ],
 )

@@ -60,7 +60,7 @@ def make_config(**changes: object) -> Cosmos3Generator.Config:
         ),
         (
             {"joint_attn_implementation": "three_way", "natten_parameter_list": [{}, {"4d": WINDOW}, *[{}] * 4]},
-            "natten_parameter_list[1] = a table of 1: '4d' is no profile; a layer has '1d', '2d' and '3d'",
+            "natten_parameter_list[1] = a table of 1: '4d' is not a profile; a layer has '1d', '2d' and '3d'",
         ),
         (
             {"joint_attn_implementation": "three_way", "natten_parameter_list": [{"2d": WINDOW}, *[{}] * 5]},
@@ -78,11 +78,11 @@ def test_settings_that_cannot_work_are_refused_before_anything_is_built(changes:
     [
         ({"window_size": [4], "window_size_float": [0.5]}, "window_size_float are fractions"),
         ({"window_size_float": [0.5], "dilation": [2]}, "dilation are numbers of tokens"),
-        ({"stride": [2]}, "stride = [2]: there is no window; add window_size or window_size_float"),
-        ({"is_causal": [True]}, "is_causal = [true]: there is no window"),
+        ({"stride": [2]}, "stride = [2]: the window is missing; add window_size or window_size_float"),
+        ({"is_causal": [True]}, "is_causal = [true]: the window is missing"),
         (
             {"window_size": [4, 4], "stride": [2]},
-            "= [2] and window_size = [4, 4]: they differ in length; write",
+            "= [2] and window_size = [4, 4]: their lengths differ; write",
         ),
         (
             {"window_size": [-1], "dilation": [2]},

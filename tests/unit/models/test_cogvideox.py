@@ -176,7 +176,7 @@ def test_texts_are_padded_without_a_mask_and_cut_as_the_tokenizer_cuts(parts: Pa
 
 
 def test_a_folder_with_nothing_in_it_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"vae_path.*holds no AutoencoderKLCogVideoX"):
+    with pytest.raises(ValueError, match=r"vae_path.*contains no AutoencoderKLCogVideoX"):
         CogVideoXVAE.Config(vae_path=str(tmp_path)).check_files()
     with pytest.raises(FileNotFoundError, match=r"text_encoder.path.*config.json"):
         T5TextEncoder.Config(path=str(tmp_path)).check_files()

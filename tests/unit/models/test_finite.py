@@ -44,8 +44,8 @@ def test_the_message_has_the_first_names_and_the_count() -> None:
     with pytest.raises(UserError) as caught:
         require_finite("checkpoint run", non_finite({**bad, "good": torch.ones(1)}))
     assert str(caught.value) == (
-        "checkpoint run: 5 values are not finite (NaN or infinity): w0, w1, w2, …. Expected finite "
-        "weights; use another checkpoint, or copy or export this one again"
+        "checkpoint run: 5 tensors contain values that are not finite (NaN or infinity): w0, w1, w2, …. Expected "
+        "finite weights; use another checkpoint, or copy or export this one again"
     )
     require_finite("checkpoint run", [])
 

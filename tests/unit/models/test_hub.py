@@ -48,7 +48,7 @@ GATED, PRIVATE = "the repository is gated, and", "no such repository, or a priva
         ("gated/model", TOKEN, 0, f"{GATED} the token has no access to it: accept its terms on .*/gated/model$"),
         ("gated/model", "hf_old", 0, "rejects the token: it is wrong or has expired; set HF_TOKEN"),
         ("open/model", "hf_old", 0, "rejects the token"),
-        ("open/gone", None, 0, rf"{PRIVATE} needs a token \(HF_TOKEN\), and there is none; check the name"),
+        ("open/gone", None, 0, rf"{PRIVATE} needs a token \(HF_TOKEN\), which is not set; check the name"),
         ("open/gone", TOKEN, 0, f"{PRIVATE} the token has no access to"),
         ("open/model@nowhen", None, 0, "the repository has no revision 'nowhen'"),
         ("open/text", None, 0, r"the repository lacks '\*.safetensors'"),

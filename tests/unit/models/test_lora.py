@@ -122,13 +122,13 @@ def test_targets_mean_what_they_mean_to_peft(targets, spaces):
 @pytest.mark.parametrize(
     ("targets", "words"),
     [
-        ("q_proj_moegen", "'q_proj_moegen' cannot get an adapter.*nearest are: q_proj_moe_gen"),
+        ("q_proj_moegen", "'q_proj_moegen' cannot get an adapter.*similar names: q_proj_moe_gen"),
         ("proj_moe_gen", "the complete name is compared"),
         ("self_attn.qproj", "no linear layer has a path that ends so.*q_proj"),
         ("mlp.q_proj", "no linear layer has a path that ends so"),
-        ("lm_head", "'lm_head' cannot get an adapter.*these can: q_proj, .*, llm2vae"),
+        ("lm_head", "'lm_head' cannot get an adapter.*possible names: q_proj, .*, llm2vae"),
         ("time_embedder.mlp.0", "cannot get an adapter"),
-        ("q_proj, q_proj", "has 'q_proj' twice"),
+        ("q_proj, q_proj", "'q_proj' occurs twice"),
         ("q_proj,,v_proj", "a name between its commas is empty"),
         (" ", "lora_target_modules = .*it is empty"),
     ],
@@ -226,7 +226,7 @@ def test_all_linear_is_every_layer_that_an_adapter_can_be_trained_for(config):
 
 
 def test_a_second_set_of_adapters_is_refused():
-    with pytest.raises(ValueError, match="has adapters already"):
+    with pytest.raises(ValueError, match="already has adapters"):
         inject_adapters(generator().network, rank=2, alpha=2, target_modules="q_proj")
 
 

@@ -173,7 +173,7 @@ def test_a_short_name_leads_to_the_parts_of_a_pipeline(cache: Path, tmp_path: Pa
     WanVAE.Config(vae_path="Cosmos3-Nano").check_files()
     TextTokenizer.Config(path="Cosmos3-Nano").check_files()
     (tmp_path / "Cosmos3-Nano").mkdir()  # a folder of that name comes first
-    with pytest.raises(FileNotFoundError, match=r"no tokenizer_config.json in .Cosmos3-Nano.; use the folder"):
+    with pytest.raises(FileNotFoundError, match=r"no tokenizer_config.json in .Cosmos3-Nano.; use a folder"):
         TextTokenizer.Config(path="Cosmos3-Nano").check_files()
 
 

@@ -87,7 +87,7 @@ def test_the_encoder_never_sees_more_frames_than_the_window(folder, monkeypatch)
 
 @pytest.mark.parametrize("window", [5, 6, 2, 0])
 def test_windows_that_would_cut_a_latent_frame_are_refused(window):
-    with pytest.raises(ValueError, match=r"encode_window .*(multiple of the 4|at least 4)"):
+    with pytest.raises(ValueError, match=r"encode_window .*(multiple of 4|at least 4)"):
         WanVAE.Config(encode_window=window).check()
 
 

@@ -161,7 +161,7 @@ class Bomb:
 def test_a_file_with_code_is_refused_and_the_code_does_not_run(small, tmp_path, archive):
     path, exploded = tmp_path / "Wan2.2_VAE.pth", tmp_path / "exploded"
     torch.save({"conv1.weight": torch.zeros(1), "x": Bomb(exploded)}, path, _use_new_zipfile_serialization=archive)
-    with pytest.raises(ValueError, match=r"Wan2\.2_VAE\.pth' (holds more than tensors|cannot be read)"):
+    with pytest.raises(ValueError, match=r"Wan2\.2_VAE\.pth' (contains more than tensors|cannot be read)"):
         WanVAE.Config(vae_path=str(path)).build()
     assert not exploded.exists()
 
@@ -185,7 +185,7 @@ def damaged(small: Path) -> dict[str, tuple[bytes, str]]:
         "nested": (saved({"weights": state}), "no plain table of tensors"),
         "other names": (saved(renamed), "1 of .* names are unknown, such as 'other'"),
         "missing": (saved({k: v for k, v in state.items() if k != first}), "1 tensors missing, 0 unexpected"),
-        "shape": (saved(state | {first: torch.zeros(2)}), r"1 have another shape .*\[2\] instead of"),
+        "shape": (saved(state | {first: torch.zeros(2)}), r"1 with another shape .*\[2\] instead of"),
     }
 
 

@@ -153,7 +153,7 @@ def test_paths_that_hold_no_such_vae_are_refused_with_the_way_out(tmp_path, fold
     settings = json.loads((folder / "config.json").read_text())
     config = tmp_path / "config.json"
     config.write_text(json.dumps(settings | {"_class_name": "AutoencoderKL"}))
-    with pytest.raises(ValueError, match="holds a AutoencoderKL, expected AutoencoderKLWan"):
+    with pytest.raises(ValueError, match="contains a AutoencoderKL, expected AutoencoderKLWan"):
         WanVAE.Config(vae_path=str(tmp_path)).build()
     config.write_text(json.dumps(settings | {"latents_std": [1.0]}))
     with pytest.raises(ValueError, match=r"1 values in latents_std, expected z_dim = 6"):

@@ -90,5 +90,5 @@ def test_a_negative_seed_or_position_is_refused():
 
 
 def test_an_unknown_distribution_is_refused():
-    with pytest.raises(ValueError, match="'cosine'; known: waver"):
+    with pytest.raises(ValueError, match="'cosine'; expected waver"):
         sample_sigma("cosine", 1.0, seed=0, position=0)

@@ -30,7 +30,7 @@ def test_the_largest_of_the_first_batches_are_taken_and_nothing_is_decoded(confi
 def test_without_data_they_are_assumed_and_it_is_said_why(config):
     data = replace(config.dataloader_train, dataset=replace(config.dataloader_train.dataset, path="nowhere"))
     found = plan_batches(Stated(replace(config, dataloader_train=data), [], True), ranks=1)
-    assert found.described.startswith("assumed: ")
+    assert found.described.startswith("dummy data: ")
     assert "nowhere does not exist" in found.described
     assert found.num_samples is None
 
@@ -38,7 +38,7 @@ def test_without_data_they_are_assumed_and_it_is_said_why(config):
 def test_data_that_a_variable_would_name_are_not_looked_for(config):
     data = replace(config.dataloader_train, dataset=replace(config.dataloader_train.dataset, path="$CLIPS"))
     found = plan_batches(Stated(replace(config, dataloader_train=data), [], True), ranks=1)
-    assert found.described.endswith("(the data are not read: $CLIPS is not set)")
+    assert found.described.endswith("(the dataset was not read: $CLIPS is not set)")
 
 
 def test_with_another_tokenizer_the_data_are_not_read(config):

@@ -72,4 +72,4 @@ def test_a_reasoner_has_the_sizes_of_its_name(name, parameters):
         model = stated.config.model.config.build(device="meta")
         assert sum(p.numel() for p in model.network.parameters()) == parameters
         assert model.folder.is_dir()
-    assert f"not on this machine; taken for it: the sizes of {name}" in stated.assumptions[0]
+    assert f"not on this machine; substituted by the sizes of {name}" in stated.assumptions[0]

@@ -242,7 +242,7 @@ def test_dates_of_the_projects_own_data_go_to_toml_and_python_only(
 
 def test_infinity_has_no_form_in_json(tmp_path: Path) -> None:
     first = loaded("moving_shapes", ["trainer.callbacks.grad_clip.clip_norm=inf"])
-    with pytest.raises(UserError, match=r"trainer\.callbacks\.grad_clip\.clip_norm: JSON has no form for inf"):
+    with pytest.raises(UserError, match=r"trainer\.callbacks\.grad_clip\.clip_norm: JSON cannot express inf"):
         convert(first, "json")
     for to in ("yaml", "toml"):
         assert same(loaded(source(convert(first, to).text, tmp_path, f"r.{to}")).raw, first.raw)
@@ -265,8 +265,8 @@ def test_a_recipe_of_another_module_is_imported_by_the_python_text(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["moving_shapes", "--to", "yaml", "--name", "x"], "--name goes with --to python"),
-        (["moving_shapes", "--to", "json", "--print-overrides"], "--print-overrides goes with --to toml"),
+        (["moving_shapes", "--to", "yaml", "--name", "x"], "--name requires --to python"),
+        (["moving_shapes", "--to", "json", "--print-overrides"], "--print-overrides requires --to toml"),
         (["moving_shapes", "--to", "toml", "--print-overrides"], "name the file with -o FILE"),
         (["moving_shapes", "--to", "python", "--name", "moving_shapes"], "the recipe 'moving_shapes' already exists"),
         (["moving_shapse", "--to", "toml"], "moving_shapes"),

@@ -89,4 +89,4 @@ def test_a_new_file_needs_a_recipe_and_the_right_ending(tmp_path: Path, capsys: 
     assert "did you mean 'moving_shapes'" in capsys.readouterr().err
     assert not (tmp_path / "x.toml").exists()
     assert main(["config", "new", str(tmp_path / "x.yaml"), "--from", "moving_shapes"]) == 2
-    assert "ends in .toml" in capsys.readouterr().err
+    assert "must end in .toml" in capsys.readouterr().err

@@ -106,11 +106,11 @@ def test_any_plain_value_survives_json(value: Any) -> None:
     [
         (TOML, {"a": [None]}, "TOML cannot express null"),
         (JSON, [float("nan")], "JSON cannot express nan"),
-        (JSON, [datetime.date(2026, 1, 2)], "JSON has no form for a date"),
+        (JSON, [datetime.date(2026, 1, 2)], "JSON cannot express a date"),
         (JSON, {"\udc00": 1}, r"half of a surrogate pair \(U\+DC00\)"),
         (TOML, "\ud800", r"half of a surrogate pair \(U\+D800\)"),
         (WORD, "a\0b", "cannot contain the NUL character"),
-        (PYTHON, {1}, "Python has no form for a set"),
+        (PYTHON, {1}, "Python cannot express a set"),
     ],
 )
 def test_what_a_language_has_no_form_for(syntax: Syntax, value: Any, words: str) -> None:

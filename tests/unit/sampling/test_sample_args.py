@@ -131,7 +131,7 @@ def test_keeping_metadata_is_another_word_for_same() -> None:
         ({"model_mode": "text2video", "vision_path": "a.png"}, "does not fit a sample that begins with a.png"),
         ({"model_mode": "text2video", "num_frames": 1}, "generates more than one frame"),
         ({"vision_path": "a.png", "num_frames": 1}, "images are generated from text only"),
-        ({"vision_path": "a.png", "condition_frame_indexes_vision": [0, 1]}, r"does not fit a.png; write \[0\]"),
+        ({"vision_path": "a.png", "condition_frame_indexes_vision": [0, 1]}, r"does not match a.png; write \[0\]"),
         ({"vision_path": "a.png", "condition_video_keep": "last"}, "selects frames of a video"),
         ({"condition_video_keep": "last"}, "need a vision_path"),
         ({"resolution": "77"}, "it is not a resolution bucket"),
@@ -146,7 +146,7 @@ def test_contradictions_are_refused_with_the_sample(settings: dict[str, Any], wo
 
 
 def test_what_nobody_says_is_asked_for() -> None:
-    with pytest.raises(UserError, match="which height, width, num_frames, fps it was trained with; give --height"):
+    with pytest.raises(UserError, match="training height, width, num_frames, fps; set --height"):
         one({}, defaults=Cosmos3Defaults(shift=3.0))
     with pytest.raises(UserError, match="set --shift"):
         one({"height": 64, "width": 64, "num_frames": 5, "fps": 8.0}, defaults=Cosmos3Defaults())

@@ -70,7 +70,7 @@ def test_all_mistakes_of_all_files_in_one_report(tmp_path: Path) -> None:
         "prompt = null and prompt_path = null: a sample needs one prompt",
         'prompt = "y" and prompt_path = "z": a sample has one prompt',
         f"{tmp_path / 'd.txt'}: the file has no samples; expected one per line",
-        f"{tmp_path / 'e.csv'}: no file of samples: expected .json, .jsonl",
+        f"{tmp_path / 'e.csv'}: no sample files: expected .json, .jsonl",
         f"no file matches {tmp_path / 'none' / '*.json'}",
         f"{tmp_path / 'absent.json'}: cannot be read",
     ):

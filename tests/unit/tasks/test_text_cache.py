@@ -109,7 +109,7 @@ def test_parts_that_are_not_needed_are_freed_and_come_back(
     assert model.text_encoder.encoder is None
     assert "model" not in vars(model.vae)
     assert "the VAE was not used for 2 batches" in caplog.text
-    assert "the text encoder was not needed for 2 batches" in caplog.text
+    assert "the text encoder was not used for 2 batches" in caplog.text
     assert model.read([[5, 1]]).shape == (1, 16, 32)
     assert model.text_encoder.encoder is not None
     assert model.encode(torch.zeros(3, 1, 64, 64, dtype=torch.uint8)).shape == (8, 1, 8, 8)

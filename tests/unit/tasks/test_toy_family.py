@@ -113,7 +113,7 @@ def test_it_is_planned_trained_and_exported_by_the_commands(
             RectifiedFlow.Config(),
             "objective.type = \"RectifiedFlow\": a model of the family 'toy' needs a",
         ),
-        ("model.name", "cosmos3", "name = \"cosmos3\": config is a ToyModel.Config, which is of the family 'toy'"),
+        ("model.name", "cosmos3", "name = \"cosmos3\": config is a ToyModel.Config, which belongs to the family 'toy'"),
         ("job.task", "vlm", "models of the family 'toy' need another task\n    -> use \"vfm\""),
         ("model.config.parallelism.context_parallel_shard_degree", 2, "'toy' do not support context parallelism"),
         ("model.config.lora_enabled", True, 'lora_target_modules = "": it is empty'),

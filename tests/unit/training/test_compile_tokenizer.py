@@ -89,7 +89,9 @@ def test_tiers_are_compiled_ahead_of_use(world: Path, tmp_path: Path) -> None:
 
 
 def test_an_unknown_tier_is_refused_with_those_that_exist() -> None:
-    with pytest.raises(ValueError, match=r'warmup_resolutions.1. = "300": it is not a tier; choose one of 64'):
+    with pytest.raises(
+        ValueError, match=r'warmup_resolutions.1. = "300": it is not a resolution bucket; choose one of 64'
+    ):
         CompileTokenizer.Config(warmup_resolutions=["256", "300"]).check()
 
 

@@ -157,13 +157,13 @@ def test_the_first_pattern_in_the_table_decides_and_a_robbed_one_is_reported(cap
 
 def test_a_pattern_that_selects_nothing_names_the_nearest_parameters():
     with pytest.raises(
-        ValueError, match=r"keys_to_select: 'moe_gn' .* none of the 12 .*layers\.0\.q_proj_moe_gen\.weight"
+        ValueError, match=r"keys_to_select: none of the names .* contains 'moe_gn'.*layers\.0\.q_proj_moe_gen\.weight"
     ):
         AdamW.Config(keys_to_select=["vae2llm", "moe_gn"]).build(network=TwoTowers())
 
 
 def test_a_multiplier_that_fits_no_trained_parameter_is_refused():
-    with pytest.raises(ValueError, match=r"lr_multipliers: 'vae2lm' .*vae2llm\.weight"):
+    with pytest.raises(ValueError, match=r"lr_multipliers: .* contains 'vae2lm'.*vae2llm\.weight"):
         AdamW.Config(lr_multipliers={"vae2lm": 2.0}).build(network=TwoTowers())
     with pytest.raises(ValueError, match="lr_multipliers: 'vae2llm' matches only frozen parameters"):
         AdamW.Config(keys_to_select=["moe_gen"], lr_multipliers={"vae2llm": 2.0}).build(network=TwoTowers())
@@ -207,7 +207,7 @@ class TestAdapters:
         assert sum(p.requires_grad for p in network.parameters()) == count
 
     def test_a_pattern_for_a_frozen_weight_is_refused_with_the_reason(self, network):
-        with pytest.raises(ValueError, match=r"'vae2llm' fits only .* frozen.*with model\.config\.lora_enabled only"):
+        with pytest.raises(ValueError, match=r"'vae2llm' matches only frozen.*with model\.config\.lora_enabled only"):
             AdamW.Config(keys_to_select=["lora_", "vae2llm"]).build(network=network)
 
     def test_rates_by_name(self, network):

@@ -32,9 +32,13 @@ def test_shipped_recipes_have_usual_rates(recipe: str) -> None:
         ("cogvideox_2b_lora", {"lora_alpha": 1}, "lora_alpha / lora_rank = 1/128"),
         ("cogvideox_2b_lora", {"lora_alpha": 63}, "lora_alpha / lora_rank = 63/128"),
         ("cogvideox_2b_lora", {"lora_alpha": 64}, None),
-        ("cogvideox_2b_lora", {"lr": 1e-5}, "lr = 1e-05; 2e-05 to 0.002 is usual for 'cogvideox' with adapters"),
-        ("cogvideox_2b_lora", {"lr": 3e-3}, "0.002 is usual"),
-        ("cogvideox_2b", {"lr": 1e-3}, "lr = 0.001; 1e-06 to 5e-05 is usual for 'cogvideox' without adapters"),
+        (
+            "cogvideox_2b_lora",
+            {"lr": 1e-5},
+            "lr = 1e-05; usual values are 2e-05 to 0.002 for 'cogvideox' with adapters",
+        ),
+        ("cogvideox_2b_lora", {"lr": 3e-3}, "usual values are"),
+        ("cogvideox_2b", {"lr": 1e-3}, "lr = 0.001; usual values are 1e-06 to 5e-05 for 'cogvideox' without adapters"),
         ("cogvideox_2b", {"lr": 5e-5}, None),
         ("cogvideox_2b_tiny", {"lr": 1.0}, None),  # it starts from nothing
     ],

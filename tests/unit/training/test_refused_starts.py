@@ -36,7 +36,7 @@ def require_refusal(config: Trainer.Config, folder: Path, reason: str) -> None:
 def test_all_missing_files_are_one_report_of_start_and_dry_run(tmp_path: Path) -> None:
     config = tiny_config(tmp_path / "gone")
     config.checkpoint.init, config.checkpoint.load_path = "pretrained", str(tmp_path / "base")
-    reason = r"(?s)4 things are missing or wrong:\n.*gone/vae.*gone/tokenizer.*load_path .*base.*gone/data"
+    reason = r"(?s)4 settings or files are missing or wrong:\n.*gone/vae.*gone/tokenizer.*load_path .*base.*gone/data"
     require_refusal(config, tmp_path / "group" / "run", reason)
     with pytest.raises(UserError, match=reason):
         next(plan_run(config, tmp_path / "run", world_size=1))

@@ -136,7 +136,7 @@ def test_a_rebuild_that_fails_is_said_once(
         callback._look_after(0)
     said = [message for message in caplog.messages if "run page" in message]
     assert said == [
-        "the run page cannot be rebuilt, the run goes on without it: the process that makes it ended with code 3"
+        "the run page cannot be rebuilt, the run continues without it: the process that builds it ended with code 3"
     ]
     trainer.lock.release()
 

@@ -56,9 +56,9 @@ def test_a_start_says_once_what_its_dry_run_says(world: Path, tmp_path: Path, ca
     assert plan == [
         f"run folder   {tmp_path / 'run'} (new, random weights)",
         "model        toy: 40 parameters, 40 trained, 0 frozen, with EMA weights",
-        "states       0.0 MiB on each process (weights 0.0 MiB, gradients 0.0 MiB, moments 0.0 MiB, "
+        "states       0.0 MiB on each process (weights 0.0 MiB, gradients 0.0 MiB, optimizer state 0.0 MiB, "
         "EMA weights 0.0 MiB), before activations",
-        f"data         6 samples in {world / 'rows.txt'}; left out: none",
+        f"data         6 samples in {world / 'rows.txt'}; skipped: none",
         "step         2 packs, about 4 samples and 16 tokens",
         "run          8 steps, about 32 samples and 128 tokens: 5.3 epochs",
     ]

@@ -189,7 +189,9 @@ def test_rows_that_cannot_be_read_are_left_out_and_listed_apart(tmp_path: Path) 
 def test_it_needs_data_and_data_of_the_family(world: Path) -> None:
     config = validated(toy_config(world))
     config.dataloader_val = None
-    with pytest.raises(ConfigError, match=r"trainer.run_validation = true and dataloader_val = null: there is no data"):
+    with pytest.raises(
+        ConfigError, match=r"trainer.run_validation = true and dataloader_val = null: there is no validation data"
+    ):
         Trainer(config, run_folder=Path("never"))
     config.dataloader_val = PackingDataLoader.Config(max_samples_per_batch=2)
     with pytest.raises(
@@ -212,7 +214,7 @@ def test_a_plan_reads_a_first_pack_of_it_and_says_when_it_is_done(world: Path, t
     lines = list(plan_run(resolve(config), tmp_path / "run", world_size=1))
     first = lines.index("validation   before the first step, after every 3 steps and the last: all samples")
     assert lines[first + 1 : first + 3] == [
-        f"             5 samples in {world / 'val_rows.txt'}; left out: none",
+        f"             5 samples in {world / 'val_rows.txt'}; skipped: none",
         "             first pack: 2 samples, 8 tokens; row_1 is its first",
     ]
     assert not (tmp_path / "run").exists()

@@ -199,7 +199,7 @@ class ResultsTable(Config):
     save_confusion_matrix: bool = True
     """Write a confusion matrix image."""
     save_metrics_summary: bool = True
-    """The figures."""
+    """The metrics."""
 
 
 class EvaluateSpec(Config):
@@ -277,7 +277,7 @@ def gpus(t: SpecTranslation) -> None:
         )
         t.report("model.tp_size", "approximated", text)
     else:
-        t.report("model.tp_size", "kept", "as it is here")
+        t.report("model.tp_size", "kept", "unchanged")
     number = max(number, size)
     shards, launched = max(1, number // size), os.environ.get("WORLD_SIZE")
     if shard >= shards:
@@ -292,7 +292,7 @@ def gpus(t: SpecTranslation) -> None:
         if launched is None and number > 1:
             t.assign("num_gpus", "processes", number, ", at most one per GPU of the machine")
         elif number <= int(launched or 1):
-            t.report("num_gpus", "kept", "as it is here")
+            t.report("num_gpus", "kept", "unchanged")
         else:
             t.report("num_gpus", "approximated", f"{launched} of {number} processes answer, each with its own GPU")
 

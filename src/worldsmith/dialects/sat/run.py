@@ -172,7 +172,7 @@ def zero_sharding(t: SpecTranslation) -> None:
         if t.get(key) not in (False, None, "none"):
             t.refuse(key, "offloading to host RAM is not supported", f"~{key}; with more processes each needs less")
         else:
-            t.report(key, "kept", "as it is here")
+            t.report(key, "kept", "unchanged")
 
 
 @computed(f"{ARGS}checkpoint_activations", CHECKPOINTED)

@@ -22,7 +22,7 @@ def draw_confusion(path: Path, confusion: Mapping[str, Any]) -> None:
     font = ImageFont.load_default(size=LETTER)
     columns = [*labels, UNREAD]
     width = max([CELL[0], *(int(font.getlength(name)) + 2 * GAP for name in columns)])
-    left = max(int(font.getlength(name)) for name in [*labels, "true \\ said"]) + 3 * GAP
+    left = max(int(font.getlength(name)) for name in [*labels, "true \\ predicted"]) + 3 * GAP
     top = CELL[1]
     size = (left + width * len(columns) + GAP, top + CELL[1] * len(labels) + GAP)
     picture = Image.new("RGB", size, PAPER)
@@ -31,7 +31,7 @@ def draw_confusion(path: Path, confusion: Mapping[str, Any]) -> None:
     def write(text: str, x: float, y: float, colour: tuple[int, int, int]) -> None:
         draw.text((x, y), text, fill=colour, font=font, anchor="mm")
 
-    write("true \\ said", left / 2, top / 2, INK)
+    write("true \\ predicted", left / 2, top / 2, INK)
     for column, name in enumerate(columns):
         write(name, left + width * (column + 0.5), top / 2, INK)
     for line, (name, counts) in enumerate(zip(labels, rows)):

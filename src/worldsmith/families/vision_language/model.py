@@ -209,7 +209,7 @@ class VisionLanguageModel(Model):
 
         if self.packs:
             return "samples share one row, without padding"
-        reason = why_not_packed(self.network) if self.config.policy.sequence_packing else "as asked"
+        reason = why_not_packed(self.network) if self.config.policy.sequence_packing else "as requested"
         return f"one row per sample, padded ({reason})"
 
     @property

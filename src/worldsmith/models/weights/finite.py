@@ -37,8 +37,8 @@ def require_finite(source: str, names: Sequence[str]) -> None:
     """Raises UserError unless `names`, what `non_finite` found in the weights of `source`, is empty."""
     if names:
         listed = ", ".join(names[:LISTED]) + (", …" if len(names) > LISTED else "")
-        count = "1 tensor holds" if len(names) == 1 else f"{len(names)} tensors contain"
+        count = "1 tensor contains" if len(names) == 1 else f"{len(names)} tensors contain"
         raise UserError(
-            f"{source}: {count} values are not finite (NaN or infinity): {listed}. Expected finite weights; use "
+            f"{source}: {count} values that are not finite (NaN or infinity): {listed}. Expected finite weights; use "
             "another checkpoint, or copy or export this one again"
         )

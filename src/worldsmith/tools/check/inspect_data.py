@@ -256,7 +256,7 @@ def report_lines(report: DataReport, *, width: int, workers: int) -> Iterator[st
         samples = report.looked_at - report.kept
         if samples < int(skipped):
             skipped += f": {counted(samples, 'sample')}; {int(skipped) - samples} of the records, before sampling"
-    yield from wrapped("left out", skipped, width)
+    yield from wrapped("skipped", skipped, width)
     names = max([len(name) for name in report.left_out], default=0)
     for name, group in report.left_out.items():
         first = group.examples[0]

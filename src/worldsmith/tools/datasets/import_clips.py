@@ -152,7 +152,7 @@ class ImportClips(Action):
         yield from self.left_out(made)
 
     def left_out(self, made: Import) -> Iterator[str]:
-        yield "left out: " + (", ".join(f"{reason} {count}" for reason, count in made.reasons.items()) or "nothing")
+        yield "skipped: " + (", ".join(f"{reason} {count}" for reason, count in made.reasons.items()) or "nothing")
         for reason in made.reasons:
             for rejection in [r for r in made.left_out if r.reason == reason][:SHOWN]:
                 yield f"  {rejection.key}: {reason}: {rejection.detail}"

@@ -127,14 +127,14 @@ class EvaluateAnswers(AnswerAction, WritingAction):
         if model.adapter is not None:
             place = self.config.merged or Path(self.config.out) / MERGED
             yield f"adapter  {model.adapter}, merged into a folder of {place}"
-        yield f"asked    {len(exam.asked.turns)} of {len(exam.asked.rows)} records of {exam.dataset.name}: {exam.kinds}"
+        yield f"records  {len(exam.asked.turns)} of {len(exam.asked.rows)} records of {exam.dataset.name}: {exam.kinds}"
         if self.config.shard is not None:
             number, count = read_shard(self.config.shard)
             yield f"shard    {len(exam.asked.share(number, count))} of them, number {number} of {count}"
         yield from left_out_lines(
             f"{row.id}: {row.reason}" for row in exam.asked.rows if row.id not in exam.asked.turns
         )
-        yield from (f"noted    {flag}" for flag in exam.dataset.flags())
+        yield from (f"note     {flag}" for flag in exam.dataset.flags())
         yield f"media    {len(media)} files are named, {there} exist; no other file is opened"
         yield f"decoding {', '.join(f'{name} {value:g}' for name, value in self.how(model).items() if name in SHOWN)}"
         yield from (f"skipped  {name}: {reason}" for name, reason in exam.skipped_metrics.items())

@@ -134,7 +134,7 @@ class GenerateVideos(WritingAction):
         grid = LatentGrid(*model.config.latent_grid)
         told_by = "as trained" if model.tree is not None else "as published"
         if (model.folder / ABOUT).is_file():
-            told_by = "as its export says"
+            told_by = "as stated in its export"
         decided = (decide(entry, flags, model.defaults, grid, told_by, model.config.modes) for entry in entries)
         samples = [sample for samples in decided for sample in samples]
         for sample in samples:

@@ -169,7 +169,7 @@ class Fitting:
 
         Where these are all layers, it is always carried out as a plan does.
         """
-        words = ", ".join([*setting.words, *[ENCODED] * setting.encoded]) or "as it is"
+        words = ", ".join([*setting.words, *[ENCODED] * setting.encoded]) or "baseline"
         self.told(f"{words}, with all layers" if whole else words)
         try:
             config = self.read(setting.words).tree

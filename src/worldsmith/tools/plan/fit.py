@@ -197,7 +197,7 @@ def fit_lines(fits: Fits, gpu: Gpu, start: Sequence[str], run: Sequence[str], *,
         steps: Optimizer steps of the run.
     """
     now = "its degrees do not match this number of GPUs" if fits.tried else "not tried"
-    yield from row("as it is", now if fits.now is None else verdict(fits.now))
+    yield from row("baseline", now if fits.now is None else verdict(fits.now))
     if not fits.best:
         yield from nothing_fits(fits, start, run)
     for number, tried in enumerate(fits.best, start=1):

@@ -100,7 +100,7 @@ class Rehearsal:
         for assumption in self.assumptions:
             yield from wrap_row("assumed", assumption)
         yield f"seconds      {self.seconds:.1f}"
-        yield from wrap_row("left out", "torch.compile, the kernels of a GPU, memory, the data, values of any tensor")
+        yield from wrap_row("not covered", "torch.compile, GPU kernels, memory, the data, values of tensors")
 
 
 def rehearse(config: Trainer.Config, ranks: int, *, layers: int | None = LAYERS) -> Rehearsal:

@@ -253,7 +253,7 @@ def head(facts: Mapping[str, Any], lines: Lines) -> list[dict[str, str]]:
     found = []
     if facts.get("trial") is not None:
         found += [fact("Best", format_float(facts["value"]), f"trial {facts['trial']}")]
-        found += [fact("As it is", format_float(facts["as_it_is"]), "trial 0")]
+        found += [fact("Baseline", format_float(facts["as_it_is"]), "trial 0")]
     if final := facts.get("final"):
         found += [fact("Best, on final data", format_float(final["best"]), "which no trial has seen")]
         found += [fact("Baseline, on final data", format_float(final["as_it_is"]))]

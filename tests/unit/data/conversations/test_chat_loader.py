@@ -235,7 +235,7 @@ def test_a_single_frame_is_said_once(load: Callable, chats: Path, write_clip: Ca
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"dataset": LlavaOneVision.Config(streaming=True)}, "read in its order; set one of them to false"),
+        ({"dataset": LlavaOneVision.Config(streaming=True)}, "read in order; set one of them to false"),
         (
             {"on_overlong": "error", "max_sequence_length": None, "max_samples_per_batch": 1},
             "without a limit no sample is too long; set max_sequence_length",

@@ -143,7 +143,7 @@ def test_a_prompt_has_no_labels(build: Callable) -> None:
 @pytest.mark.parametrize("role", ["system", "user", "assistant"])
 def test_a_text_with_a_special_token_is_refused(build: Callable, text: str, role: str) -> None:
     said = {"system": "Be brief.", "user": "One?", "assistant": "yes", role: text}
-    with pytest.raises(SampleError, match=rf"special_token: the text of turn . \({role}\) holds '<\|"):
+    with pytest.raises(SampleError, match=rf"special_token: the text of turn . \({role}\) contains '<\|"):
         build(CHATML).encode(tuple(say(name, said[name]) for name in ("system", "user", "assistant")))
 
 

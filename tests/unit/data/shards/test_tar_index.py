@@ -100,7 +100,7 @@ def test_a_tar_without_its_end_may_have_lost_files() -> None:
     content = tar_bytes([("0.txt", b"text")])[:1024]
     found = index(content)
     assert [m.name for m in found.members] == ["0.txt"]
-    assert found.fault == (1024, "it ends without the mark of its end at byte 1024 of 1024; 1 files before it")
+    assert found.fault == (1024, "it lacks the end-of-archive marker at byte 1024 of 1024; 1 files before it")
 
 
 def test_shards_of_the_webdataset_writer_have_the_same_keys_and_bytes(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_a_storage_that_gives_no_parts_is_refused_and_works_through_a_copy() -> 
 def test_what_cannot_be_reached_is_said(tmp_path: Path) -> None:
     for address, why in {
         f"{tmp_path}/none.tar": "does not exist",
-        str(tmp_path): "is no file",
+        str(tmp_path): "is not a file",
         "nosuch://b/x.tar": "Protocol not known: nosuch",
     }.items():
         with pytest.raises(DataError, match=why):

@@ -237,9 +237,9 @@ HUB = ["dataset.dataset_id=lmms-lab/flickr30k", "dataset.dataset_split=test[:1]"
         ("evaluate", ["generation.presence_penalty=0.5"], "words are not counted", "set it to 0"),
         ("evaluate", ["model.vit_checkpoint_path=vit.pt"], "read from one folder", "leave the key out"),
         ("evaluate", ["evaluation.answer_type=letter"], "only multiple choice compares letters", "write freeform"),
-        ("evaluate", ["model.dtype=float16"], "float16 loses", "use bfloat16"),
+        ("evaluate", ["model.dtype=float16"], "float16; use", "use bfloat16"),
         ("evaluate", ["model.model_name=hf_model://nvidia"], "hf_model://ORG/NAME", ""),
-        ("evaluate", ["model.enable_lora=true"], "there is no file", "set model.base_model_path"),
+        ("evaluate", ["model.enable_lora=true"], "does not exist", "set model.base_model_path"),
         ("evaluate", ["task.type=its_directionalty"], "one of ''", "did you mean"),
         ("evaluate", ["evaluation.limits=3"], "limits", "did you mean"),
         ("evaluate", ["vision.num_frame=4"], "[vision] has no key 'num_frame'", "did you mean 'vision.num_frames'?"),
@@ -252,11 +252,11 @@ HUB = ["dataset.dataset_id=lmms-lab/flickr30k", "dataset.dataset_split=test[:1]"
             "[quantize] has no key 'quantization_schem'",
             "did you mean 'quantize.quantization_scheme'?",
         ),
-        ("quantize", ["quantize.xyz=1"], "[quantize] has no key 'xyz'", "takes: num_calibration_samples, "),
+        ("quantize", ["quantize.xyz=1"], "[quantize] has no key 'xyz'", "accepts: num_calibration_samples, "),
         ("evaluate", ["evaluation.seed='${trainer.seed}'"], "a reference can only replace text", ""),
         ("quantize", ["quantize.kv_precision=fp8"], "keys and values", "write bf16"),
         ("quantize", [*HUB, "dataset.annotation_path="], "hub datasets are not supported", "annotation_path"),
-        ("quantize", ["enable_lora=true"], "there is no file", "set model.base_model_path"),
+        ("quantize", ["enable_lora=true"], "does not exist", "set model.base_model_path"),
         ("quantize", ["quantization_method.scheme=W4A17"], "W4A17", "did you mean"),
         ("inference", ["num_frames=8"], "both set the number of frames", "~fps"),
         ("inference", ["num_gpus=2"], "one GPU answers", "set num_gpus = 1"),
@@ -268,7 +268,7 @@ HUB = ["dataset.dataset_id=lmms-lab/flickr30k", "dataset.dataset_split=test[:1]"
         (
             "evaluate",
             ["~dataset.annotation_path"],
-            "dataset.annotation_path: no value",
+            "dataset.annotation_path: the value is missing",
             "dataset.annotation_path=VALUE",
         ),
         ("evaluate", ["dataset=3"], "expected a section", "its keys are dataset.annotation_path"),
@@ -326,7 +326,7 @@ def test_zeros_of_a_template_leave_values_open(tmp_path: Path) -> None:
     assert {key: data[key] for key in shown} == shown
     assert (data["seed"], data["metrics"]) == (0, [])
     told = "\n".join(translation.get_warnings())
-    for text in ("generation.max_tokens is approximated: 0 leaves it open: max_new_tokens = 1024", "vision.nframes"):
+    for text in ("generation.max_tokens is approximated: 0 is a placeholder: max_new_tokens = 1024", "vision.nframes"):
         assert text in told
     assert "max_pixels" not in told
     words = ["generation.max_tokens=4", "vision.num_frames=2"]
@@ -432,7 +432,7 @@ def test_an_adapter_is_asked_with_its_base(tmp_path: Path) -> None:
 def test_what_is_not_quite_as_it_was_said_is_a_warning(tmp_path: Path) -> None:
     static = translated("quantize", QUANTIZE_72, tmp_path, "quantize.quantization_scheme=NVFP4")
     told = "\n".join(static.get_warnings())
-    assert "take 16 or more" in told
+    assert "use 16 or more" in told
     assert "smoothing_strength is approximated" in told
     words = ["quantize.quantization_scheme=FP8", "quantize.max_sequence_length=2048"]
     short = translated("quantize", QUANTIZE_72, tmp_path, *words)

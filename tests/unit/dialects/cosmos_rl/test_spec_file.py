@@ -102,7 +102,7 @@ def test_every_format_gives_the_same_values_with_their_lines(tmp_path: Path, suf
     assert spec.get("policy.rates") == {"a.b": 2.0}
     line = next(n for n, found in enumerate(text.split("\n"), start=1) if '"x"' in found or "path: x" in found)
     assert spec.place("custom.extra.path").line == line
-    assert spec.place("policy.sizes").file.endswith(f"spec.{suffix} (left out: policy.sizes)")
+    assert spec.place("policy.sizes").file.endswith(f"spec.{suffix} (omitted: policy.sizes)")
 
 
 def test_dotted_words_walk_to_the_leaf(tmp_path: Path) -> None:

@@ -266,13 +266,13 @@ def test_references_to_other_keys_are_followed() -> None:
 @pytest.mark.parametrize(
     ("text", "path", "advice"),
     [
-        ("args: {resume: auto}", "args.resume", "args takes"),
+        ("args: {resume: auto}", "args.resume", "args accepts"),
         ("args: {train_iter: 5}", "args.train_iter", "did you mean 'args.train_iters'?"),
         ("arg: {train_iters: 5}", "arg", "did you mean 'args'?"),
         ("model: {scale_facter: 1}", "model.scale_facter", "did you mean 'model.scale_factor'?"),
         ("deepspeed: {optimizer: {params: {beta: 1}}}", "deepspeed.optimizer.params.beta", "betas'?"),
         ("data: {target: data_video.SFTDatset}", "data.target", "did you mean 'data_video.SFTDataset'?"),
-        ("data: {target: os.system}", "data.target", "here stands data_video.SFTDataset"),
+        ("data: {target: os.system}", "data.target", "expected data_video.SFTDataset"),
         ("args: {train_iters: many}", "args.train_iters", ""),
         ("args: {seed: 0}", "args.seed", ""),
         ("args: {train_data: {a: 1}}", "args.train_data", ""),

@@ -44,7 +44,7 @@ def test_a_text_longer_than_the_encoder_reads_is_cut(encoder: str) -> None:
 def test_only_the_default_encoder_may_be_missing(encoder: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     assert BertScore.Config().build().find_folder() is None
-    with pytest.raises(UserError, match="no layer is known for it"):
+    with pytest.raises(UserError, match="the best layer is unknown"):
         BertScore.Config(model=encoder).build().find_folder()
     with pytest.raises(UserError, match="Run `hf download org/other`"):
         BertScore.Config(model="org/other").build().find_folder()

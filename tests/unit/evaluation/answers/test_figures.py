@@ -109,7 +109,7 @@ def test_the_kind_is_that_of_all_true_answers() -> None:
 
 
 def test_a_true_answer_that_cannot_be_read_is_an_error() -> None:
-    with pytest.raises(UserError, match="r001: the true answer 'perhaps' is not yes or no"):
+    with pytest.raises(UserError, match="r001: the ground truth 'perhaps' is not yes or no"):
         judged(rows_of(["yes", "no"], ["yes", "perhaps"]), "binary")
     with pytest.raises(UserError, match=r"choose another --task \(in a spec: task\.type\)"):
         judged(rows_of(["yes"], ["yes"]), "its_directionality")
@@ -143,7 +143,7 @@ def test_records_that_state_their_kind() -> None:
     assert found["per_task"]["bcq_openended"]["accuracy"] is None
     assert found["per_task"]["bcq_openended"]["rouge1"] == 1
     assert [row.correct for row in rows] == [True, False, None, None, True]
-    with pytest.raises(UserError, match="r000: a record of the kind 'quiz'; known: bcq, mcq"):
+    with pytest.raises(UserError, match="r000: unknown task type 'quiz'; known: bcq, mcq"):
         judged(rows[:1], "by_record", {"r000": "quiz"})
 
 

@@ -91,7 +91,7 @@ def test_adapters_are_put_on_converted_layers_that_are_linear_still() -> None:
     assert trained == ["layers.1.lora_A.weight", "layers.1.lora_B.weight"]
     x = torch.randn(2, 4)
     torch.testing.assert_close(network(x), -model(**lora).network(x))
-    with pytest.raises(ValueError, match="'1' can get no adapter, there is no linear layer of that name"):
+    with pytest.raises(ValueError, match="'1' cannot get an adapter: no linear layer has this name"):
         model(Scale.Config(), **lora)
 
 
@@ -117,7 +117,7 @@ def test_layers_are_found_by_parts_of_their_paths() -> None:
     parts = NetworkParts(layers=blocks, full_precision=[blocks[1]["norm"]])
     assert list(linear_layers(network, parts, [])) == ["blocks.0.to_q", "blocks.0.norm", "blocks.1.to_q"]
     assert list(linear_layers(network, parts, ["norm", "blocks.1"])) == ["blocks.0.to_q"]
-    with pytest.raises(ValueError, match=r"leave_out: 'to_p' is in the path of no layer.*the nearest are: to_q"):
+    with pytest.raises(ValueError, match=r"leave_out: no layer .* has 'to_p' in its path; similar paths: to_q"):
         linear_layers(network, parts, ["norm", "to_p"])
 
 

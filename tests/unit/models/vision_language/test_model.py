@@ -149,7 +149,7 @@ def write_settings(folder: Path, **settings: Any) -> Path:
 
 
 def test_what_cannot_be_trained_is_refused_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"model_type is 'vit'; with images and videos .* qwen3_vl"):
+    with pytest.raises(ValueError, match=r"model_type is 'vit'; trainable with images and videos: .* qwen3_vl"):
         make(tmp_path / "vit", AutoConfig.for_model("vit"))
     with pytest.raises(ValueError, match=r"'cosmos3_edge' is cannot be trained: its pictures are cut"):
         make(tmp_path / "edge", AutoConfig.for_model("cosmos3_edge"))

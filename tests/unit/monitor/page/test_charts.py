@@ -55,4 +55,4 @@ def test_the_page_names_the_charts_that_it_leaves_out(tmp_path: Path) -> None:
     html = next(str(section.html) for section in page.sections if section.name == "curves")
     assert "norms" not in [chart["id"] for chart in page.charts]
     text = " ".join(re.sub(r"<[^>]*>", " ", html).split())
-    assert "not drawn: Norms of the network (Weight 2)." in text
+    assert "not shown: Norms of the network (Weight 2)." in text

@@ -68,7 +68,7 @@ def test_a_run_as_planned(tmp_path: Path) -> None:
     assert list(advice(run, checks)) == []
     assert checks_in_a_line(checks) == (
         "peak memory 10 GiB, planned 10 GiB; seconds of a step 1.5 s, planned 1 s to 2 s; tokens of a step 5,000, "
-        "planned 5,000; share of the GPUs' peak 30%, planned 20% to 40%; a checkpoint 1,000 B, planned 1,000 B"
+        "planned 5,000; fraction of the GPUs' peak 30%, planned 20% to 40%; a checkpoint 1,000 B, planned 1,000 B"
     )
     assert plan_in_a_line(PLAN) == "peak memory 10 GiB, with margins 12 GiB of 79 GiB: fits; a step 1 s to 2 s"
 
@@ -128,7 +128,7 @@ def section_text(run: RunFiles) -> str:
 def test_the_section(tmp_path: Path) -> None:
     text = section_text(run_of(tmp_path, peak_memory_bytes=13 * GIB))
     assert text.startswith(
-        "Plan against measured Planned for 2 × h100-80; a step's data: the most in 8 batches of clips."
+        "Plan against measured Planned for 2 × h100-80; data of a step: the most in 8 batches of clips."
     )
     assert "Peak memory tensors on the GPU 10 GiB 12 GiB 1.20 look at it" in text
     assert "waiting for data included 1 s to 2 s 1.5 s within as planned" in text

@@ -39,7 +39,7 @@ def test_a_finished_run(tmp_path: Path) -> None:
     assert page == folder / "report.html"
     assert page.stat().st_size < 2_000_000
     overview = text_of(folder, "overview")
-    head = "shapes / tests first finished All steps are done. step 40 of 40 "
+    head = "shapes / tests first finished All steps are complete. step 40 of 40 "
     assert overview.startswith(f"{head}Training loss 1.04 mean of the last 4 logged steps; first 40")
     assert "Best validation loss 1.5 at step 40" in overview
     html = page.read_text()
@@ -166,7 +166,7 @@ def test_small_videos_lie_in_the_page_and_large_ones_beside_it(tmp_path: Path, m
     html = write_page(folder).read_text()
     assert 'src="EveryNDrawSample/step_000000020/0%20live%20%231.mp4"' in html
     files[0].unlink()
-    assert f"{files[0].relative_to(folder)} is not there" in text_of(folder, "samples")
+    assert f"{files[0].relative_to(folder)} does not exist" in text_of(folder, "samples")
 
 
 def test_many_steps_are_thinned_and_that_is_said(tmp_path: Path) -> None:

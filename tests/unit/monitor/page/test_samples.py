@@ -60,7 +60,7 @@ def test_a_real_clip_that_is_missing_or_outside_is_reported(tmp_path: Path) -> N
     real = add_real_clip(folder)
     name = real.relative_to(folder).as_posix()
     real.unlink()
-    assert f"{name} is not there real clip" in text_of(html_of(folder))
+    assert f"{name} does not exist real clip" in text_of(html_of(folder))
     (folder.parent / "private.mp4").write_bytes(b"private")
     real.symlink_to(folder.parent / "private.mp4")
     assert f"{name} is outside the run folder real clip" in text_of(html_of(folder))

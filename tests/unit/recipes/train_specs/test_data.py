@@ -121,7 +121,7 @@ def test_an_archive_is_the_media_of_a_spec(read: Any) -> None:
         ("s3://b/x", "aws s3 cp --recursive s3://b/x FOLDER"),
         ("gs://b/x", "gcloud storage cp -r gs://b/x FOLDER"),
         ("hf://org/name", "hf download org/name --repo-type dataset --local-dir FOLDER"),
-        ("oci://b/x", "copy oci://b/x here"),
+        ("oci://b/x", "copy oci://b/x to this machine"),
     ],
 )
 def test_what_is_elsewhere_is_refused_with_the_command_that_copies_it(read: Any, place: str, command: str) -> None:

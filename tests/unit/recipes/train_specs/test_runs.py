@@ -55,7 +55,7 @@ def test_every_value_knows_the_line_that_it_comes_from(read: Any) -> None:
     loaded = read(COOKBOOK, "train.optm_weight_decay=0.1")
     origin = {path: str(loaded.provenance[parse_path(path)]) for path in ("optimizer.lr", "optimizer.weight_decay")}
     assert origin == {"optimizer.lr": "spec.toml:9", "optimizer.weight_decay": "override train.optm_weight_decay=0.1"}
-    assert str(loaded.provenance[("optimizer", "eps")]) == "spec.toml (left out: train.epsilon)"
+    assert str(loaded.provenance[("optimizer", "eps")]) == "spec.toml (omitted: train.epsilon)"
     assert str(loaded.provenance[("trainer", "max_iter")]) == "spec.toml:16"
 
 
@@ -132,7 +132,7 @@ def test_passes_over_data_that_cannot_be_read_are_refused_and_steps_are_not(read
     ("records", "message"),
     [
         ("[]", "has 0 records, but none can be used"),
-        ('[{"id": "a", "conversations": 1}]', "none that can be used, the first: "),
+        ('[{"id": "a", "conversations": 1}]', "none can be used, the first: "),
         ("{", "JSON"),
     ],
 )
@@ -288,7 +288,7 @@ DEFAULTS = [
         "custom.dataset",
         ("policy.model_max_length=4096",),
         (None, 8, None, 2 * 3774873),
-        "as Cosmos-Reason2 has",
+        "as in Cosmos-Reason2",
     ),
     (
         REASON2,
@@ -297,7 +297,7 @@ DEFAULTS = [
         (None, 8, None, 2000000),
         "replaces it by 30198988",
     ),
-    ("Qwen/Qwen3-VL-8B-Instruct", "custom.dataset", (), (None, 8, None, 2 * 30198988), "as Cosmos-Reason2 has it"),
+    ("Qwen/Qwen3-VL-8B-Instruct", "custom.dataset", (), (None, 8, None, 2 * 30198988), "as in Cosmos-Reason2"),
     (REASON2, TAO, ("~custom.vision",), (1.0, None, 81920, None), "the data script of TAO and Cosmos-Reason1"),
     (REASON2, TAO, (), (None, 8, None, None), ""),
     (
@@ -353,4 +353,4 @@ def test_reading_ahead_without_readers_is_dead(read: Any) -> None:
 
 def test_a_default_of_two_for_tensor_parallelism_is_said(read: Any) -> None:
     text = COOKBOOK.replace("tp_size = 1\n", "")
-    assert any("tp_size is approximated: it is left out" in warning for warning in read(text).warnings)
+    assert any("tp_size is approximated: it is omitted" in warning for warning in read(text).warnings)

@@ -95,7 +95,7 @@ STOPS: dict[str, tuple[Change, str]] = {
     "c4 another shape": (lambda *_: {"videos": []}, "expected a list of records, or an object that has one as"),
     "c4 d15 no video_fps": (
         on(f"{DATA}.video_fps", "require", put(video_fps=8)),
-        "3 of 4 records with a video state no video_fps, which video_fps = 'require' asks for: record 1 (chat1), "
+        "3 of 4 records with a video state no video_fps, which video_fps = 'require' demands: record 1 (chat1), "
         "record 3 (chat3), record 4 (chat4)",
     ),
     "c11 d22 no records": (lambda *_: [], "no sample of"),
@@ -413,7 +413,7 @@ def test_a_spec_of_another_system(world: Path, tmp_path: Path, capsys: pytest.Ca
     assert any("a step takes 3 packs on each process, but an epoch over" in remark for remark in remarks)
     code, train, problems, _ = checked(500, rated=False)
     assert (code, len(problems), train["tokens"]["max"]) == (2, 1, most)
-    assert "4 of 4 records with a video state no video_fps, which video_fps = 'require' asks for" in problems[0]
+    assert "4 of 4 records with a video state no video_fps, which video_fps = 'require' demands" in problems[0]
 
 
 def test_media_that_lie_one_folder_off(world: Path, tmp_path: Path) -> None:

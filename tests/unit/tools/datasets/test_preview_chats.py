@@ -77,7 +77,7 @@ def test_the_command(chats: Path, tmp_path: Path, capsys: Any) -> None:
     assert "<0.1 seconds><|vision_start|><|video_pad|>×6<|vision_end|><0.8 seconds>" in out
     assert "Is it plausible?<|im_end|>\n<|im_start|>assistant\n[[yes<|im_end|>]]" in out
     assert f"video: 96×64 px, 4 frames, {tmp_path / 'png' / 'v.mp4_0.png'}" in out
-    assert "b.png: left out: missing_file" in out
+    assert "b.png: skipped: missing_file" in out
     assert Image.open(tmp_path / "png" / "v.mp4_0.png").size == (192, 64)
     assert Image.open(tmp_path / "png" / "a.png_0.png").getpixel((9, 9)) == (0, 0, 255)
 

@@ -172,7 +172,7 @@ def test_records_say_what_is_asked_of_them(tmp_path: Path) -> None:
     assert [task.name for task in exam.tasks.values()] == ["binary", "mcq", "scene_description"]
     assert exam.asked.rows[2].slice == {"task": "scene_description", "question": "Is it?"}
     assert prepared().kinds == "text"
-    with pytest.raises(UserError, match="a record of the kind 'bcq'; metropolis_sgd knows count"):
+    with pytest.raises(UserError, match="unknown task type 'bcq'; metropolis_sgd supports count"):
         prepared(task="metropolis_sgd", task_field="task")
     with pytest.raises(
         UserError, match="no record has the field 'category'; available fields: conversations, id, task"

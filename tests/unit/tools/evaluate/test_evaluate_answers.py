@@ -330,7 +330,9 @@ def test_rates_that_a_spec_requires_stop_it_before_the_model_is_loaded(
     rest = {"model": {"model_name": str(world / "model")}, "results_dir": str(world / "required")}
     monkeypatch.setattr(EvaluateAnswers, "answerer", lambda *_, **__: pytest.fail("the model was loaded"))
     first = shown[0]["id"]
-    lacking = f"{len(shown)} of {len(shown)} records with a video state no video_fps, which video_fps = 'require' asks"
+    lacking = (
+        f"{len(shown)} of {len(shown)} records with a video state no video_fps, which video_fps = 'require' demands"
+    )
     for named, word in (
         ({"dataset": table}, "dataset.video_fps=require"),
         ({"datasets": {"a": table, "b": {**table, "video_fps": "require"}}}, "dataset.video_fps=optional"),
@@ -387,6 +389,6 @@ def test_a_plan_says_what_is_opened(world: Path, capsys: pytest.CaptureFixture[s
     assert "asked    7 of 8 records" in said
     assert "shard    2 of them, number 1 of 4" in said
     assert "media    6 files are named, 5 exist; no other file is opened" in said
-    assert "left out mute: no_answer" in said
+    assert "skipped mute: no_answer" in said
     assert "noted    5 of 5 records with a video state no video_fps: the rate of each file is used" in said
     assert not (world / "planned").exists()

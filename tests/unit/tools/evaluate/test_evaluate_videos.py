@@ -82,7 +82,7 @@ def test_loss_videos_and_metrics(folder: Path, capsys: pytest.CaptureFixture[str
     assert [one["role"] for one in record["inputs"]] == ["model", "dataset"]
     files = times()
     again = evaluate(words, capsys)
-    assert "(to measure again: --force" in again
+    assert "(to generate and measure them again: --force" in again
     assert again.splitlines()[1:] == said.splitlines()
     assert times() == files
 
@@ -152,9 +152,9 @@ def test_mistakes_are_said_before_anything_is_generated(folder: Path, capsys: py
         ("-i a.txt --model-mode image2video", "the sample files set them"),
         (
             "-i a.txt --evaluators fvd",
-            "no metric can be computed: fvd: its weights are not given: add --videomae FOLDER",
+            "no metric can be computed: fvd: its weights are not set: add --videomae FOLDER",
         ),
-        ("--dataset val --evaluators clip", "clip: its weights are not given: add --clip FOLDER; `hf"),
+        ("--dataset val --evaluators clip", "clip: its weights are not set: add --clip FOLDER; `hf"),
     ):
         for dry in ("", " --dryrun"):
             assert reason in evaluate(f"run {words} -o out{dry}", capsys, 2), words

@@ -85,7 +85,7 @@ def test_clips_that_cannot_be_used_are_named(tmp_path: Path) -> None:
         clips = HeldOutClips(str(tmp_path / "data"), one.model)
         assert list(clips.measure_loss(one, lambda *_: None, anew=False).losses) == ["1_w0"]
         assert list(clips.left_out) == ["video_dataset_file.jsonl:3", "0_w0"]
-        assert clips.left_out_lines()[1].startswith("left out 0_w0: ")
+        assert clips.left_out_lines()[1].startswith("skipped 0_w0: ")
     (tmp_path / "data/video_dataset_file.jsonl").write_text('{"uuid": "odd"}\n')
     with pytest.raises(UserError, match=r"no usable clip: left out video_dataset_file.jsonl:1: bad_record"):
         HeldOutClips(str(tmp_path / "data"), one.model)

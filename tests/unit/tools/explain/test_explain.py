@@ -59,7 +59,7 @@ def test_of_a_run_it_reads_the_last_start_and_reckons_with_its_values(run: Path,
     assert "here: 2 processes (replicate 1, shard 2); packs of at most 32 samples, 1 per step on each process" in out
     assert "lora_enabled" not in out  # which is on already
     assert "data_setting" not in out  # which is a reasoner's
-    assert "in consequence: another process of the run has ended" in out
+    assert "as a consequence: another process of the run has ended" in out
     assert "No space" not in out
     assert "machine out of memory" not in out
 

@@ -76,7 +76,7 @@ def test_mistakes_end_with_exit_code_2(source: Path, tmp_path: Path, capsys: pyt
     assert (out / "notes.txt").read_text() == "keep"
     (source / "config.json").unlink()
     assert main(["convert", str(source), "-o", str(tmp_path / "other")]) == 2
-    assert "nothing says what hidden_size and num_hidden_layers and rope_theta" in capsys.readouterr().err
+    assert "hidden_size and num_hidden_layers and rope_theta" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "reasoner"]
 
 
@@ -84,7 +84,7 @@ def test_converting_again_needs_force(source: Path, tmp_path: Path, capsys: pyte
     out = tmp_path / "base"
     for words, code in ((["--seed", "1"], 0), (["--seed", "2"], 2), (["--seed", "2", "--force"], 0)):
         assert main(["convert", str(source), "-o", str(out), "--to", "native", *words]) == code
-    assert "use --force" in capsys.readouterr().err
+    assert "replace it with --force" in capsys.readouterr().err
     assert json.loads((out / "worldsmith.json").read_text())["seed"] == 2
 
 

@@ -99,7 +99,7 @@ def test_what_cannot_be_done_is_said_before_anything_is(
     model, out = str(world / "model"), ["-o", str(tmp_path / "small")]
     for words, reason in (
         ([model], "states no data to check the result (or use --no-judge): use --questions KIND"),
-        ([model, "--no-judge", "--scheme", "NVFP4"], "names no data to observe activations with; give --dataset KIND"),
+        ([model, "--no-judge", "--scheme", "NVFP4"], "states no data to observe activations with: use --dataset KIND"),
         ([model, "--no-judge", "--max-sequence-length", "9"], "FP8_DYNAMIC needs no calibration"),
         ([model, "--no-judge", "--questions", "LlavaDataset"], "no questions are answered"),
         ([model, "--no-judge", "--device", "cuda:9"], "CUDA device"),

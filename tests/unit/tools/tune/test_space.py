@@ -122,5 +122,5 @@ def test_what_goes_in_a_circle_or_leaves_nothing_is_refused(tree: Any) -> None:
         Space(tree, keep=[LR])
     with pytest.raises(UserError, match="no setting to search"):
         Space(tree, marked=False)
-    with pytest.raises(UserError, match=r"--keep trainer.seed: the field is not marked.* searched: .*optimizer.lr"):
+    with pytest.raises(UserError, match=r"--keep trainer.seed: the field is not searchable; searched: .*optimizer.lr"):
         Space(tree, keep=["trainer.seed"])

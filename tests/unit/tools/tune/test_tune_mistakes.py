@@ -65,7 +65,7 @@ def test_a_folder_of_another_study_or_of_something_else_is_left_alone(
     said = refused(capsys, *words)
     assert "contains another study" in said
     assert "metric: was 'val/accuracy', is now 'val/loss'" in said
-    assert "optimizer.lr: 0.5 there, 1e-06 now" in said
+    assert "optimizer.lr: was 0.5, is now 1e-06" in said
 
 
 def test_a_dry_run_says_what_is_searched_and_tried_first_and_what_would_stop_trial_0(

@@ -42,7 +42,7 @@ def tensor_parallelism(t: SpecTranslation) -> None:
         more = f"policy.parallelism.dp_shard_size={shard * size if shard > 0 else -1}"
         t.refuse(key, f"tensor parallelism is not supported, found {size}", f"{key}=1 {more}")
     elif t.is_stated(key):
-        t.report(key, "kept", "as it is here")
+        t.report(key, "kept", "unchanged")
     else:
         t.report(key, "approximated", "it is omitted, and is 1 here; in Cosmos-RL it would be 2", warn=True)
 
@@ -66,7 +66,7 @@ def offload(t: SpecTranslation) -> None:
         if t.get(key):
             t.refuse(key, "offloading to host RAM is not supported", f"{key}=false; to save GPU memory instead: {fix}")
         else:
-            t.report(key, "kept", "as it is here")
+            t.report(key, "kept", "unchanged")
 
 
 @computed("train.optm_grad_norm_clip")
@@ -85,7 +85,7 @@ def seeds(t: SpecTranslation) -> None:
         text = "all random numbers depend on the seed; GPU kernels are not made deterministic"
         t.report("train.deterministic", "approximated", text)
     else:
-        t.report("train.deterministic", "kept", "as it is here")
+        t.report("train.deterministic", "kept", "unchanged")
 
 
 @computed(OUTPUT, RESULTS, TIMESTAMP)

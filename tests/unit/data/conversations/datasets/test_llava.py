@@ -111,9 +111,13 @@ def test_rates_that_records_state(tmp_path: Path, policy: str, rates: list[float
         ({"conversations": [{"from": "gpt", "value": "x", "weight": 0}]}, "bad_record", "which is not supported"),
         ({"conversations": [{"from": "human", "value": [{"type": "image"}]}]}, "bad_record", "must be text"),
         (chat("only a question"), "no_answer", "1 turns"),
-        (chat("<image> or <image>", "a", image="a.png"), "bad_record", "hold 2 <image>, the record has 1 images"),
-        (chat("<image>", "a", images=["a.png", "b.png"]), "bad_record", "hold 1 <image>, the record has 2"),
-        (chat("<image>", "a", video="v.mp4"), "bad_record", "hold 1 <image>, the record has 0"),
+        (
+            chat("<image> or <image>", "a", image="a.png"),
+            "bad_record",
+            "contain 2 <image>, but the record has 1 images",
+        ),
+        (chat("<image>", "a", images=["a.png", "b.png"]), "bad_record", "contain 1 <image>, but the record has 2"),
+        (chat("<image>", "a", video="v.mp4"), "bad_record", "contain 1 <image>, but the record has 0"),
         (chat("?", "a", image="a.png", images=["b.png"]), "bad_record", "both 'image' and 'images'"),
         (chat("?", "a", image="https://x/a.png"), "remote_path", "copy it next to"),
         (chat("?", "a", image="a\0.png"), "bad_record", "without NUL"),
@@ -162,7 +166,7 @@ def test_records_are_flagged_with_their_number_and_id(tmp_path: Path) -> None:
         assert lacks.named.startswith("record 0 (r0), record 1 (r0#2), record 2 (r1), record 4 (r2)")
     assert "no_video_fps" not in flags["probe"]
     assert (flags["probe"]["ids_repeated"].count, flags["probe"]["ids_missing"].count) == (14, 1)
-    with pytest.raises(DataError, match=r"13 of 14 records .* asks for: record 0 \(r0\).*annotate-fps .*probe"):
+    with pytest.raises(DataError, match=r"13 of 14 records .* demands: record 0 \(r0\).*annotate-fps .*probe"):
         LlavaDataset.Config(path=str(tmp_path), video_fps="require").check_files()
     LlavaDataset.Config(path=str(tmp_path)).check_files()
     build(tmp_path, records[3], chat("?", "a"), video_fps="require").config.check_files()

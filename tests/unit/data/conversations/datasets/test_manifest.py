@@ -57,15 +57,15 @@ def test_media_may_lie_elsewhere_and_state_their_rate(tmp_path: Path) -> None:
         ({**RECORD, "conversation": "text/pipe"}, None, "missing_file", "cannot be read: it is no file"),
         ({**RECORD, "media": "\udc00.mp4"}, None, "bad_record", "half of a surrogate pair"),
         (RECORD, "{nonsense", "bad_json", "line 1"),
-        (RECORD, [{**ASKS, "content": "Score?"}, SAYS], "bad_record", "names 0 media"),
+        (RECORD, [{**ASKS, "content": "Score?"}, SAYS], "bad_record", "refers to 0 media"),
         (
             RECORD,
             [ASKS, SAYS, {**ASKS, "content": [{"type": "video", "video": "video_1"}]}, SAYS],
             "bad_record",
-            "names 2",
+            "refers to 2",
         ),
         (RECORD, [{**ASKS, "role": "judge"}, SAYS], "unknown_role", "'judge'"),
-        ({**RECORD, "media": "s3://bucket/a.mp4"}, None, "remote_path", "no local video"),
+        ({**RECORD, "media": "s3://bucket/a.mp4"}, None, "remote_path", "not a local video"),
     ],
 )
 def test_bad_records_are_left_out(tmp_path: Path, record: Any, conversation: Any, reason: str, words: str) -> None:

@@ -57,7 +57,7 @@ def test_a_source_of_no_layout_says_what_was_looked_for(tmp_path: Path) -> None:
         find_layout(tmp_path, "auto")
     clip(tmp_path / "a.mp4")
     assert find_layout(tmp_path, "auto")[0] == "sidecar"
-    with pytest.raises(ValueError, match="has not the layout lerobot: A LeRobot dataset"):
+    with pytest.raises(ValueError, match="does not have the layout lerobot: A LeRobot dataset"):
         find_layout(tmp_path, "lerobot")
     write(tmp_path / "train/video_dataset_file.jsonl", "{}")
     with pytest.raises(ValueError, match="no import is needed"):
@@ -193,7 +193,7 @@ def test_columns_are_said_and_can_be_chosen(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has no column other for captions; its columns: name, path"):
         clips("table", tmp_path, caption_column="other")
     write(tmp_path / "metadata.csv", "a,b\n1,2\n")
-    with pytest.raises(ValueError, match=r"has no column file_name or .* for paths; there are: a, b"):
+    with pytest.raises(ValueError, match=r"has no column file_name or .* for paths; its columns: a, b"):
         clips("table", tmp_path)
 
 
