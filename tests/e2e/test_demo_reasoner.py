@@ -127,7 +127,7 @@ def test_a_second_start_does_nothing(folder: Path, capfd: pytest.CaptureFixture[
         assert re.search(r"is complete|complete|is already there|up to date", out + error), (words, out + error)
 
 
-def test_the_tiny_twin_learns_scores_from_the_frames(folder: Path, measure: ModuleType) -> None:
+def test_the_build_tiny_variant_learns_scores_from_the_frames(folder: Path, measure: ModuleType) -> None:
     """Of the clips that it was trained on: all right with their own frames, and not with those of others."""
     judge = measure.Judge(folder / "runs/worldsmith/demo/falling_objects/reasoner")
     scores = measure.read(ManifestDataset.Config(path=str(folder / "data/videophy2_train")).build())

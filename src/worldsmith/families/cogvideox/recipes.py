@@ -1,4 +1,4 @@
-"""CogVideoX, from texts and from images: the numbers of its published fine-tuning, and twins for a CPU."""
+"""CogVideoX, from texts and from images: the numbers of its published fine-tuning, and tiny variants for a CPU."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ PIPELINE = "${oc.env:COGVIDEOX_PATH}"
 
 
 def cogvideox_weights_advice(name: str) -> dict[str, str]:
-    """Advice for the variable of the weights."""
+    """Returns the advice for an unset variable of the weights."""
     return hub_repository("COGVIDEOX_PATH", f"zai-org/{name}")
 
 
 @recipe("cogvideox_2b", variables={**CLIPS, **cogvideox_weights_advice("CogVideoX-2b")})
 def cogvideox_2b() -> Trainer.Config:
-    """CogVideoX-2B, all weights; clips of 49 frames at tier 480."""
+    """CogVideoX-2B, all weights; clips of 49 frames in the resolution bucket 480."""
     return pipeline_run(
         "cogvideox_2b",
         CogVideoXGenerator.Config(
@@ -81,7 +81,7 @@ def cogvideox_5b(config: Trainer.Config) -> Trainer.Config:
     variables=cogvideox_weights_advice("CogVideoX-5b-I2V"),
 )
 def cogvideox_5b_i2v(config: Trainer.Config) -> Trainer.Config:
-    """CogVideoX-5B-I2V, all weights and the learned table of positions; clips of 49 frames of 720x480."""
+    """CogVideoX-5B-I2V, all weights and the learned position table; clips of 49 frames of 720x480."""
     return change_network(config, "cogvideox_5b_i2v", architecture.cogvideox_5b_i2v(), "720x480")
 
 
@@ -103,67 +103,67 @@ def cogvideox1_5_5b_i2v(config: Trainer.Config) -> Trainer.Config:
 
 @recipe("cogvideox_2b_lora", starts_from="cogvideox_2b")
 def cogvideox_2b_lora(config: Trainer.Config) -> Trainer.Config:
-    """CogVideoX-2B, adapters of rank 128 on the attention."""
+    """CogVideoX-2B, LoRA of rank 128 on the attention layers."""
     return adapted(config, "cogvideox_2b_lora")
 
 
 @recipe("cogvideox_5b_lora", starts_from="cogvideox_5b")
 def cogvideox_5b_lora(config: Trainer.Config) -> Trainer.Config:
-    """CogVideoX-5B, adapters of rank 128 on the attention."""
+    """CogVideoX-5B, LoRA of rank 128 on the attention layers."""
     return adapted(config, "cogvideox_5b_lora")
 
 
 @recipe("cogvideox_5b_i2v_lora", starts_from="cogvideox_5b_i2v")
 def cogvideox_5b_i2v_lora(config: Trainer.Config) -> Trainer.Config:
-    """CogVideoX-5B-I2V, adapters of rank 256 on the attention; the table of positions stays as it is."""
+    """CogVideoX-5B-I2V, LoRA of rank 256 on the attention layers; the position table is frozen."""
     return adapted(config, "cogvideox_5b_i2v_lora", rank=256)
 
 
 @recipe("cogvideox1_5_5b_lora", starts_from="cogvideox1_5_5b")
 def cogvideox1_5_5b_lora(config: Trainer.Config) -> Trainer.Config:
-    """CogVideoX-1.5-5B, adapters of rank 128 on the attention."""
+    """CogVideoX-1.5-5B, LoRA of rank 128 on the attention layers."""
     return adapted(config, "cogvideox1_5_5b_lora")
 
 
 @recipe("cogvideox1_5_5b_i2v_lora", starts_from="cogvideox1_5_5b_i2v")
 def cogvideox1_5_5b_i2v_lora(config: Trainer.Config) -> Trainer.Config:
-    """CogVideoX-1.5-5B-I2V, adapters of rank 128 on the attention."""
+    """CogVideoX-1.5-5B-I2V, LoRA of rank 128 on the attention layers."""
     return adapted(config, "cogvideox1_5_5b_i2v_lora")
 
 
 @recipe("cogvideox_2b_tiny", starts_from="cogvideox_2b")
 def cogvideox_2b_tiny(config: Trainer.Config) -> Trainer.Config:
-    """The tiny twin of cogvideox_2b: a network of 38 thousand parameters on clips of 64 pixels, on a CPU."""
-    return make_twin(config, "cogvideox_2b_tiny")
+    """Tiny variant of cogvideox_2b: 38 thousand parameters, clips of 64 pixels, on a CPU."""
+    return make_tiny(config, "cogvideox_2b_tiny")
 
 
 @recipe("cogvideox_5b_tiny", starts_from="cogvideox_5b")
 def cogvideox_5b_tiny(config: Trainer.Config) -> Trainer.Config:
-    """The tiny twin of cogvideox_5b: the same with rotary positions."""
-    return make_twin(config, "cogvideox_5b_tiny")
+    """Tiny variant of cogvideox_5b: with rotary position embeddings."""
+    return make_tiny(config, "cogvideox_5b_tiny")
 
 
 @recipe("cogvideox_5b_i2v_tiny", starts_from="cogvideox_5b_i2v")
 def cogvideox_5b_i2v_tiny(config: Trainer.Config) -> Trainer.Config:
-    """The tiny twin of cogvideox_5b_i2v: with an image and a learned table of positions."""
-    return make_twin(config, "cogvideox_5b_i2v_tiny")
+    """Tiny variant of cogvideox_5b_i2v: with image conditioning and a learned position table."""
+    return make_tiny(config, "cogvideox_5b_i2v_tiny")
 
 
 @recipe("cogvideox1_5_5b_tiny", starts_from="cogvideox1_5_5b")
 def cogvideox1_5_5b_tiny(config: Trainer.Config) -> Trainer.Config:
-    """The tiny twin of cogvideox1_5_5b: with two latent frames in a token."""
-    return make_twin(config, "cogvideox1_5_5b_tiny")
+    """Tiny variant of cogvideox1_5_5b: with two latent frames per token."""
+    return make_tiny(config, "cogvideox1_5_5b_tiny")
 
 
 @recipe("cogvideox1_5_5b_i2v_tiny", starts_from="cogvideox1_5_5b_i2v")
 def cogvideox1_5_5b_i2v_tiny(config: Trainer.Config) -> Trainer.Config:
-    """The tiny twin of cogvideox1_5_5b_i2v: with an image beside them."""
-    return make_twin(config, "cogvideox1_5_5b_i2v_tiny")
+    """Tiny variant of cogvideox1_5_5b_i2v: with image conditioning."""
+    return make_tiny(config, "cogvideox1_5_5b_i2v_tiny")
 
 
 @recipe("cogvideox_demo", starts_from="cogvideox_2b_tiny")
 def cogvideox_demo(config: Trainer.Config) -> Trainer.Config:
-    """The demo of CogVideoX: 64-pixel clips of moving coloured shapes with one-sentence captions."""
+    """Demo of CogVideoX: 64-pixel clips of moving colored shapes with one-sentence captions."""
     network = cast(CogVideoXGenerator.Config, config.model.config).network
     network.num_attention_heads, network.attention_head_dim, network.num_layers = 4, 48, 4
     network.time_embed_dim, network.sample_frames = 128, 17
@@ -175,7 +175,7 @@ def cogvideox_demo(config: Trainer.Config) -> Trainer.Config:
 
 
 def change_network(config: Trainer.Config, name: str, network: NetworkConfig, size: str) -> Trainer.Config:
-    """Another network, on clips of one size and of the frames that it was made for."""
+    """Changes the network, and the size and number of frames of the clips to those it was trained with."""
     rename_run(config, name)
     model = cast(CogVideoXGenerator.Config, config.model.config)
     model.network = network
@@ -187,22 +187,22 @@ def change_network(config: Trainer.Config, name: str, network: NetworkConfig, si
 
 
 def adapted(config: Trainer.Config, name: str, *, rank: int = 128) -> Trainer.Config:
-    """Trains adapters alone, at the published rank, scale and learning rate of the diffusers trainer."""
+    """Trains only LoRA adapters, with the rank, alpha and learning rate of the diffusers training script."""
     return train_adapters(config, name, rank=rank, alpha=rank // 2, lr=2e-5)
 
 
-def make_twin(config: Trainer.Config, name: str) -> Trainer.Config:
+def make_tiny(config: Trainer.Config, name: str) -> Trainer.Config:
     """Turns `config` into its tiny variant with the shipped tiny VAE and text encoder."""
     model = cast(CogVideoXGenerator.Config, config.model.config)
-    make_tiny_pipeline(config, name, tiny_twin(model.network), frames=9)
+    make_tiny_pipeline(config, name, build_tiny_variant(model.network), frames=9)
     model.tokenizer.vae_path, model.text_encoder.path = "${asset:tiny_cogvideox_vae}", "${asset:tiny_t5}"
     if model.network.use_learned_positional_embeddings:
         cast(VideoLoader.Config, config.dataloader_train).dataset.resolution = "64x64"
     return config
 
 
-def tiny_twin(network: NetworkConfig) -> NetworkConfig:
-    """A tiny network of the same kind."""
+def build_tiny_variant(network: NetworkConfig) -> NetworkConfig:
+    """Builds the tiny variant of a recipe, with a network of the same type."""
     small = architecture.tiny()
     return replace(
         small,

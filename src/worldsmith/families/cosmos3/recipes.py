@@ -1,7 +1,7 @@
 """Video generators: fine-tuning of the released ones at tier 256, and runs for a CPU with the same code path.
 
 Values of the former are those of the published recipes as they take effect, that is with those of their TOML files.
-Their tiny twins are the same runs, other in sizes and paths only.
+Their tiny variants are the same runs, other in sizes and paths only.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ GENERATION_TOWER = ["moe_gen", "time_embedder", "vae2llm", "llm2vae"]
 
 
 def other_clips() -> VideoLoader.Config:
-    """The clips of VAL_DATASET_PATH, read as those of the training are; captions are never emptied."""
+    """Returns the dataset of VAL_DATASET_PATH, read like the training data; captions are never emptied."""
     own = ("path", "cfg_dropout_rate")
     shared = ("max_sequence_length", "max_samples_per_batch", "max_caption_tokens", "num_workers", "prefetch_factor")
     return VideoLoader.Config(
@@ -77,13 +77,13 @@ def other_clips() -> VideoLoader.Config:
 
 
 def published(name: str) -> dict[str, str]:
-    """Advice for the variable of the weights."""
+    """Returns the advice for an unset variable of the weights."""
     return hub_repository("BASE_CHECKPOINT_PATH", f"nvidia/{name}")
 
 
 @recipe("vision_sft_nano", variables={**CLIPS, **WAN22_VAE, **published("Cosmos3-Nano")})
 def vision_sft_nano() -> Trainer.Config:
-    """Cosmos3-Nano, its whole generation tower, on 8 GPUs of 80 GB."""
+    """Cosmos3-Nano, the complete generation tower, on 8 GPUs of 80 GB."""
     return Trainer.Config(
         job=JobConfig(experiment="vision_sft_nano", project="cosmos3", group="sft", name="vision_sft_nano"),
         model=ModelSpec(
@@ -157,7 +157,7 @@ def vision_sft_nano_mapstyle_dataloader(config: Trainer.Config) -> Trainer.Confi
     variables=published("Cosmos3-Super"),
 )
 def vision_sft_super(config: Trainer.Config) -> Trainer.Config:
-    """Cosmos3-Super, LoRA of rank 16 on its generation attention, on 8 GPUs of 80 GB."""
+    """Cosmos3-Super, LoRA of rank 16 on the attention layers of the generation tower, on 8 GPUs of 80 GB."""
     config.job.experiment = config.job.name = "vision_sft_super"
     model = cast(Cosmos3Generator.Config, config.model.config)
     model.network = super_()
@@ -180,7 +180,7 @@ def vision_sft_super(config: Trainer.Config) -> Trainer.Config:
     variables=published("Cosmos3-Edge"),
 )
 def vision_sft_edge(config: Trainer.Config) -> Trainer.Config:
-    """Cosmos3-Edge, its whole generation tower, on 8 GPUs."""
+    """Cosmos3-Edge, the complete generation tower, on 8 GPUs."""
     config.job.experiment = config.job.name = "vision_sft_edge"
     model = cast(Cosmos3Generator.Config, config.model.config)
     model.network = edge()
@@ -193,13 +193,13 @@ def vision_sft_edge(config: Trainer.Config) -> Trainer.Config:
 
 @recipe("vision_sft_nano_tiny", starts_from="vision_sft_nano")
 def vision_sft_nano_tiny(config: Trainer.Config) -> Trainer.Config:
-    """The tiny twin of vision_sft_nano: a network of 9.9M parameters, on a CPU."""
+    """Tiny variant of vision_sft_nano: 9.9M parameters, on a CPU."""
     return make_tiny_generator(config, "vision_sft_nano_tiny")
 
 
 @recipe("vision_sft_super_tiny", starts_from="vision_sft_super")
 def vision_sft_super_tiny(config: Trainer.Config) -> Trainer.Config:
-    """The tiny twin of vision_sft_super: a network of 10.7M parameters, on a CPU."""
+    """Tiny variant of vision_sft_super: 10.7M parameters, on a CPU."""
     make_tiny_generator(config, "vision_sft_super_tiny")
     # As in Super, the heads together are wider than the residual stream.
     cast(Cosmos3Generator.Config, config.model.config).network.num_attention_heads = 6
@@ -208,14 +208,15 @@ def vision_sft_super_tiny(config: Trainer.Config) -> Trainer.Config:
 
 @recipe("vision_sft_edge_tiny", starts_from="vision_sft_edge")
 def vision_sft_edge_tiny(config: Trainer.Config) -> Trainer.Config:
-    """The tiny twin of vision_sft_edge: a network of 7.6M parameters, on a CPU."""
+    """Tiny variant of vision_sft_edge: 7.6M parameters, on a CPU."""
     return make_tiny_generator(config, "vision_sft_edge_tiny")
 
 
 def make_tiny_generator(config: Trainer.Config, name: str) -> Trainer.Config:
-    """Changes the sizes of `config` to those of a CPU and its paths to what is shipped; weights and data stay paths.
+    """Changes the sizes of `config` to those of a CPU run and its paths to built-in files.
 
-    Numbers that say how the run trains (schedule, learning rate, conditioning, loss, what is trained) stay.
+    Weights and data stay paths. Training settings (schedule, learning rate, conditioning, loss, trained parameters)
+    are unchanged.
     """
     config.job.experiment = config.job.name = name
     config.job.project = "worldsmith"
@@ -239,9 +240,9 @@ def make_tiny_generator(config: Trainer.Config, name: str) -> Trainer.Config:
 
 @recipe("vision_sft_tiny", variables=CLIPS)
 def vision_sft_tiny() -> Trainer.Config:
-    """Captioned clips of any size at tier 96, with the shipped tiny VAE for natural video, from random weights.
+    """Clips of any size in the resolution bucket 96, with the tiny VAE for natural video, from random weights.
 
-    The values are those with which eight clips are reproduced after five minutes on two CPU cores.
+    With these values eight clips are reproduced after five minutes on two CPU cores.
     """
     return Trainer.Config(
         job=JobConfig(experiment="vision_sft_tiny", project="worldsmith", group="sft", name="vision_sft_tiny"),
@@ -290,7 +291,7 @@ def vision_sft_tiny() -> Trainer.Config:
 
 @recipe("moving_shapes", starts_from="vision_sft_tiny")
 def moving_shapes(config: Trainer.Config) -> Trainer.Config:
-    """The demo: 64-pixel clips of moving coloured shapes with one-sentence captions."""
+    """The demo: 64-pixel clips of moving colored shapes with one-sentence captions."""
     config.job.experiment = "moving_shapes"
     config.job.group = "demo"
     config.job.name = "moving_shapes"

@@ -94,7 +94,7 @@ def make_tiny_pipeline(config: Trainer.Config, name: str, network: Any, *, frame
 
 
 def make_demo(config: Trainer.Config, name: str) -> Trainer.Config:
-    """A tiny twin that learns the demo's moving shapes: clips of 17 frames, each with one sentence."""
+    """A tiny variant that learns the demo's moving shapes: clips of 17 frames, each with one sentence."""
     config.scheduler = LambdaCosine.Config(
         cycle_lengths=[ref("trainer.max_iter")], warm_up_steps=[50], f_start=[0.0], f_max=[1.0], f_min=[0.0]
     )

@@ -1,4 +1,4 @@
-"""FLUX.1, text to image: the numbers of diffusers' examples, and a twin for a CPU with the same code path."""
+"""FLUX.1, text to image: the numbers of diffusers' examples, and a tiny variant for a CPU with the same code path."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ PIPELINE = "${oc.env:FLUX_PATH}"
 
 
 def flux_weights_advice(name: str) -> dict[str, str]:
-    """Advice for the variable of the weights."""
+    """Returns the advice for an unset variable of the weights."""
     return hub_repository("FLUX_PATH", f"black-forest-labs/{name}")
 
 
 @recipe("flux_dev", variables={**CLIPS, **flux_weights_advice("FLUX.1-dev")})
 def flux_dev() -> Trainer.Config:
-    """FLUX.1-dev, all weights; images of a megapixel."""
+    """FLUX.1-dev, all weights; images of one megapixel."""
     return pipeline_run(
         "flux_dev",
         FluxGenerator.Config(
@@ -64,7 +64,7 @@ def flux_dev() -> Trainer.Config:
 
 @recipe("flux_dev_lora", starts_from="flux_dev")
 def flux_dev_lora(config: Trainer.Config) -> Trainer.Config:
-    """FLUX.1-dev, adapters of rank 16 in all blocks, on smaller images."""
+    """FLUX.1-dev, LoRA of rank 16 in all blocks, on smaller images."""
     train_adapters(config, "flux_dev_lora", rank=16, alpha=16, lr=1e-4)
     cast(VideoLoader.Config, config.dataloader_train).dataset.resolution = "512x512"
     return config
@@ -76,7 +76,7 @@ def flux_dev_lora(config: Trainer.Config) -> Trainer.Config:
     variables=flux_weights_advice("FLUX.1-schnell"),
 )
 def flux_schnell_lora(config: Trainer.Config) -> Trainer.Config:
-    """FLUX.1-schnell, which is told no guidance and shorter captions, adapters of rank 16 in all blocks."""
+    """FLUX.1-schnell, which has no guidance input and shorter captions, LoRA of rank 16 in all blocks."""
     rename_run(config, "flux_schnell_lora")
     model = cast(FluxGenerator.Config, config.model.config)
     model.network, model.text_encoder.max_length = network_schnell(), 256
@@ -87,7 +87,7 @@ def flux_schnell_lora(config: Trainer.Config) -> Trainer.Config:
 
 @recipe("flux_tiny", starts_from="flux_dev")
 def flux_tiny(config: Trainer.Config) -> Trainer.Config:
-    """The tiny twin of flux_dev: a network of 81 thousand parameters on images of 64 pixels, on a CPU."""
+    """Tiny variant of flux_dev: 81 thousand parameters, images of 64 pixels, on a CPU."""
     make_tiny_pipeline(config, "flux_tiny", tiny())
     model = cast(FluxGenerator.Config, config.model.config)
     model.tokenizer.vae_path = model.text_encoder.path = "${asset:tiny_flux}"

@@ -1,7 +1,7 @@
-"""Video reasoners: answers about images, and scores of physical plausibility; and their tiny twins for a CPU.
+"""Video reasoners: answers about images, and scores of physical plausibility; and their tiny variants for a CPU.
 
-Values are those of the published recipes as they take effect, that is with those of their TOML files. The twins are the
-same runs, other in sizes and paths only.
+Values are those of the released recipes combined with their TOML files. The tiny variants are the same runs with other
+sizes and paths.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from worldsmith.training.trainer import Trainer
 
 @recipe("pre_exp012_llava_ov", aliases=["llava_ov"])
 def pre_exp012_llava_ov() -> Trainer.Config:
-    """Qwen3-VL-8B on LLaVA-OneVision as it streams from the hub, all of its weights, on 8 GPUs of 80 GB."""
+    """Qwen3-VL-8B on LLaVA-OneVision, streamed from the hub, all weights, on 8 GPUs of 80 GB."""
     name = "pre_exp012_llava_ov"
     return Trainer.Config(
         job=JobConfig(task="vlm", experiment=name, project="cosmos3", group="vlm_llava_ov_demo", name=name),
@@ -165,7 +165,7 @@ def videophy2_sft_edge(config: Trainer.Config) -> Trainer.Config:
 
 @recipe("llava_ov_tiny", starts_from="pre_exp012_llava_ov")
 def llava_ov_tiny(config: Trainer.Config) -> Trainer.Config:
-    """The tiny twin of pre_exp012_llava_ov: a network of 1.5M parameters and local files, on a CPU."""
+    """Tiny variant of pre_exp012_llava_ov: 1.5M parameters and local files, on a CPU."""
     loader = cast(ChatLoader.Config, config.dataloader_train)
     loader.dataset = LlavaOneVision.Config(path="${oc.env:DATASET_PATH}", subset="")
     return make_tiny_reasoner(config, "llava_ov_tiny")
@@ -173,14 +173,14 @@ def llava_ov_tiny(config: Trainer.Config) -> Trainer.Config:
 
 @recipe("videophy2_nano_tiny", starts_from="videophy2_sft_nano")
 def videophy2_nano_tiny(config: Trainer.Config) -> Trainer.Config:
-    """The tiny twin of videophy2_sft_nano: a network of 1.5M parameters, on a CPU."""
+    """Tiny variant of videophy2_sft_nano: 1.5M parameters, on a CPU."""
     return make_tiny_reasoner(config, "videophy2_nano_tiny")
 
 
 def make_tiny_reasoner(config: Trainer.Config, name: str) -> Trainer.Config:
-    """Changes the backbone of `config` to the shipped one with random weights, and its precision to a CPU's.
+    """Changes the backbone of `config` to the built-in one with random weights, and its precision to a CPU's.
 
-    Numbers that say how the run trains (schedule, learning rate, accumulation, what is trained) stay.
+    Training settings (schedule, learning rate, accumulation, trained parameters) are unchanged.
     """
     config.job.project, config.job.group, config.job.name = "worldsmith", "sft", name
     model = cast(VisionLanguageModel.Config, config.model.config)
@@ -197,7 +197,7 @@ def make_tiny_reasoner(config: Trainer.Config, name: str) -> Trainer.Config:
 
 @recipe("falling_objects", starts_from="videophy2_nano_tiny")
 def falling_objects(config: Trainer.Config) -> Trainer.Config:
-    """The reasoner's demo: from random weights, scores of clips of falling objects and answers to questions."""
+    """Demo of the reasoner: from random weights, scores of clips of falling objects and answers to questions."""
     config.job.experiment = config.job.name = "falling_objects"
     config.job.group = "demo"
     model = cast(VisionLanguageModel.Config, config.model.config)
@@ -240,7 +240,7 @@ def falling_objects(config: Trainer.Config) -> Trainer.Config:
 
 @recipe("falling_questions", starts_from="falling_objects")
 def falling_questions(config: Trainer.Config) -> Trainer.Config:
-    """A small part of the reasoner's demo that learns in a minute: questions with the answer yes or no."""
+    """Part of the reasoner demo that trains in a minute: yes/no questions."""
     config.job.experiment = config.job.name = "falling_questions"
     loader = cast(ChatLoader.Config, config.dataloader_train)
     train, val = (LlavaDataset.Config(path="${oc.env:DATASET_PATH}/videophy2_" + split) for split in ("train", "val"))
@@ -255,7 +255,7 @@ def falling_questions(config: Trainer.Config) -> Trainer.Config:
 
 @recipe("cosmos_rl")
 def cosmos_rl() -> Trainer.Config:
-    """A reasoner on LLaVA annotations, as a nested spec of Cosmos-RL or TAO starts; the spec says the rest."""
+    """A reasoner on LLaVA annotations, with the defaults that nested specs of Cosmos-RL or TAO start from."""
     return Trainer.Config(
         job=JobConfig(task="vlm", project="cosmos_rl", group="sft"),
         model=ModelSpec(

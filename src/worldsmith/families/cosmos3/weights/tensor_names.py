@@ -100,7 +100,7 @@ def naming_with_copies(
     language head.
 
     The generation tower starts as a copy of the understanding tower, and a reasoner has neither heads nor norms that
-    have no twin there.
+    have no counterpart there.
     """
     if not is_reasoner(names):
         return Naming(family, describe, names, read_config)
@@ -122,7 +122,7 @@ def is_generation(name: str) -> bool:
 
 
 def copies_of_understanding(names: Iterable[str]) -> dict[str, str]:
-    """Returns the generation tower that a reasoner lacks: every weight of it that has a twin in the understanding
+    """Returns the generation tower that a reasoner lacks: every weight of it that has a counterpart in the understanding
     tower."""
     return {generation_name(name): name for name in names if name.startswith((f"{STACK}layers.", f"{STACK}norm."))}
 
