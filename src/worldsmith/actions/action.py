@@ -34,7 +34,7 @@ NAMED = 10
 
 
 def left_out_lines(found: Iterable[str]) -> list[str]:
-    """Returns output lines for skipped records or clips: at most `NAMED` lines, then one line with the remaining number.
+    """Returns output lines for skipped records or clips: at most `NAMED` lines, then the number of the others.
 
     Args:
         found: One text per skipped item: its name and the reason.
