@@ -1,4 +1,4 @@
-"""Reads the SAT stack of a training as the draft of a run, on top of one recipe: the rules of its keys."""
+"""Reads the SAT stack of a training as the draft of a run config, based on one recipe: the rules of its keys."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ SAMPLES = "the stack makes videos: expected finetune or pretrain, found inferenc
 
 @computed(STEPS, EPOCHS, f"{ARGS}lr_decay_style", f"{ARGS}lr_decay_ratio", f"{ARGS}warmup", f"{ARGS}lr_decay_iters")
 def steps(t: SpecTranslation) -> None:
+    """Translates the number of steps, or of epochs, and the schedule."""
     if t.get(STEPS) and t.get(EPOCHS):
         t.refuse(EPOCHS, f"{STEPS} and {EPOCHS} both say how long it is", f"~{EPOCHS}")
         return
@@ -59,7 +60,7 @@ def steps(t: SpecTranslation) -> None:
 
 
 def steps_of_epochs(t: SpecTranslation) -> int:
-    """Returns the number of steps: epochs x clips / clips of a step; 0, with a mistake, if they cannot be counted."""
+    """Returns epochs x clips // clips per step; 0, after adding a problem, if the clips cannot be counted."""
     micro, accumulated, whole = batch_of(t)
     clips, size = sum(count_clips(path) for path in t.get(f"{ARGS}train_data")), whole or micro * accumulated
     total: int = t.get(EPOCHS) * clips // size
@@ -74,7 +75,7 @@ def steps_of_epochs(t: SpecTranslation) -> int:
 
 
 def put_schedule(t: SpecTranslation, total: int) -> None:
-    """Sets SAT's schedule: 5 % of the rate for 100 steps of a fine-tuning, then a decay (linear: to warmup)."""
+    """Sets SAT's schedule: in a fine-tuning, 5 % of the rate for 100 steps; then a decay (linear: to warmup)."""
     style, warm = t.get(f"{ARGS}lr_decay_style"), t.get(f"{ARGS}warmup") * total
     if style not in ("linear", "cosine", "constant", "exponential"):
         t.refuse(f"{ARGS}lr_decay_style", f"there is no '{style}'", "write linear, cosine or constant")
@@ -104,6 +105,7 @@ def put_schedule(t: SpecTranslation, total: int) -> None:
 
 @computed(f"{ARGS}mode", f"{ARGS}load", f"{ARGS}force_train", f"{ARGS}no_load_rng")
 def start(t: SpecTranslation) -> None:
+    """Translates the training mode and the weights to load."""
     mode, load = t.get(f"{ARGS}mode"), t.get(f"{ARGS}load")
     if mode == "inference":
         t.refuse(f"{ARGS}mode", "samples are drawn by `worldsmith generate`", f"{ARGS}mode=finetune")
@@ -128,6 +130,7 @@ def start(t: SpecTranslation) -> None:
 
 @computed(MICRO, ACCUMULATED, WHOLE)
 def batch(t: SpecTranslation) -> None:
+    """Translates micro-batch, gradient accumulation and global batch."""
     micro, accumulated, whole = batch_of(t)
     t.assign(MICRO, "dataloader_train.max_samples_per_batch", micro, ", on each process")
     t.assign(ACCUMULATED, "trainer.grad_accum_iter", accumulated)
@@ -144,13 +147,14 @@ def batch(t: SpecTranslation) -> None:
 
 
 def batch_of(t: SpecTranslation) -> tuple[int, int, int | None]:
-    """Samples of a micro-batch, micro-batches of a step, and samples of a step on all processes if stated."""
+    """Returns (samples per micro-batch, micro-batches per step, global batch size or None if it is not stated)."""
     micro, accumulated, whole = (None if t.get(key) == "auto" else t.get(key) for key in (MICRO, ACCUMULATED, WHOLE))
     return micro or t.get(f"{ARGS}batch_size"), accumulated or 1, whole
 
 
 @computed(f"{ZERO}stage", f"{ZERO}cpu_offload", f"{ZERO}offload_optimizer.device", f"{ZERO}offload_param.device")
 def zero_sharding(t: SpecTranslation) -> None:
+    """Translates the ZeRO stage to data-parallel degrees; CPU offloading is refused."""
     stage, key = t.get(f"{ZERO}stage"), f"{ZERO}stage"
     degrees = "model.config.parallelism.data_parallel_"
     if stage == 0:
@@ -177,6 +181,7 @@ def zero_sharding(t: SpecTranslation) -> None:
 
 @computed(f"{ARGS}checkpoint_activations", CHECKPOINTED)
 def recomputation(t: SpecTranslation) -> None:
+    """Translates gradient checkpointing."""
     inner, outer = t.get(CHECKPOINTED), t.get(f"{ARGS}checkpoint_activations")
     mode = "full" if inner else "none"
     t.put("model.config.activation_checkpointing.mode", mode, source=CHECKPOINTED)
@@ -187,6 +192,7 @@ def recomputation(t: SpecTranslation) -> None:
 
 @computed(*(f"{ARGS}{name}" for name in TWINS))
 def twins(t: SpecTranslation) -> None:
+    """Reports keys of `args` that a key of `deepspeed` replaces."""
     for name, (_, _, other) in TWINS.items():
         key = f"{ARGS}{name}"
         differs = t.is_stated(key) and t.get(key) != t.get(f"{DS}{other}")
@@ -198,6 +204,7 @@ def twins(t: SpecTranslation) -> None:
 
 @computed(f"{ARGS}wandb")
 def tracker(t: SpecTranslation) -> None:
+    """Translates the use of Weights & Biases."""
     mode = "online" if t.get(f"{ARGS}wandb") else "disabled"
     t.put("job.wandb_mode", mode, source=f"{ARGS}wandb")
     t.report(f"{ARGS}wandb", "renamed", f"job.wandb_mode = {mode}")
@@ -205,6 +212,7 @@ def tracker(t: SpecTranslation) -> None:
 
 @computed(f"{DS}bf16.enabled", f"{DS}fp16.enabled")
 def precision(t: SpecTranslation) -> None:
+    """Translates bf16 and fp16 to the precision of the model."""
     bf16, fp16 = f"{DS}bf16.enabled", f"{DS}fp16.enabled"
     if t.get(bf16) and t.get(fp16):
         t.refuse(fp16, "bf16 and fp16 are both on", f"{fp16}=false")
@@ -221,7 +229,7 @@ def precision(t: SpecTranslation) -> None:
 
 @computed(*(f"{DS}fp16.{name}" for name in LOSS_SCALE))
 def loss_scale(t: SpecTranslation) -> None:
-    """DeepSpeed's loss scale, of which the defaults are set too."""
+    """Translates DeepSpeed's loss scale; its defaults are set too."""
     power, static, window, hysteresis, least = (f"{DS}fp16.{name}" for name in LOSS_SCALE)
     if not t.get(f"{DS}fp16.enabled"):
         for key in (power, static, window, hysteresis, least):
@@ -243,6 +251,7 @@ def loss_scale(t: SpecTranslation) -> None:
     f"{DS}optimizer.type", f"{OPTIMIZER}ema_decay", f"{OPTIMIZER}lr", f"{OPTIMIZER}weight_decay", f"{OPTIMIZER}betas"
 )
 def optimizer(t: SpecTranslation) -> None:
+    """Translates the optimizer with its EMA, learning rate, betas and weight decay."""
     kind, key = t.get(f"{DS}optimizer.type") or "", f"{DS}optimizer.type"
     if kind not in (EMA, "Adam", "AdamW"):
         t.refuse(key, f"'{kind}' cannot be had" if kind else "no value is given", f"{key}={EMA}, Adam or AdamW")
@@ -271,6 +280,7 @@ def optimizer(t: SpecTranslation) -> None:
 
 @computed(f"{DS}gradient_clipping")
 def clipping(t: SpecTranslation) -> None:
+    """Translates the maximum gradient norm; 0 disables clipping."""
     key, norm = f"{DS}gradient_clipping", t.get(f"{DS}gradient_clipping")
     most = norm if isinstance(norm, float | int) and norm > 0 else 1e30
     t.put("trainer.callbacks.grad_clip.clip_norm", most, source=key)
@@ -292,9 +302,17 @@ RULES: tuple[KeyRule, ...] = (
 
 
 def read_sat_draft(files: Sequence[str], words: Sequence[str] = ()) -> Draft:
-    """Returns the draft of a stack that words change; it has no tree if the stack has mistakes.
+    """Returns the run config of a SAT stack as a draft.
 
-    Raises ConfigError for a file that cannot be read.
+    Args:
+        files: YAML files of the stack; later ones override earlier ones.
+        words: Overrides of the stack.
+
+    Returns:
+        The draft. If the stack has mistakes, they are in `problems` and the draft has no tree.
+
+    Raises:
+        ConfigError: If a file cannot be read, or the stack is for sampling only.
     """
     translation = translate_sat(files, words)
     spec = translation.spec
@@ -310,7 +328,7 @@ def read_sat_draft(files: Sequence[str], words: Sequence[str] = ()) -> Draft:
 
 
 def translate_sat(files: Sequence[str], words: Sequence[str] = ()) -> SpecTranslation:
-    """Translates a stack. Raises ConfigError for a file that cannot be read, and for a stack that only samples."""
+    """Translates a training stack. Raises ConfigError if a file cannot be read, or the stack is for sampling only."""
     spec = read_stack(files, words, RULES)
     if spec.get("args.mode") == "inference":
         fix = f"worldsmith generate --spec {' '.join(files)}"
@@ -319,7 +337,7 @@ def translate_sat(files: Sequence[str], words: Sequence[str] = ()) -> SpecTransl
 
 
 def _add_validation(below: Any, data: dict[str, Any]) -> Any:
-    """Returns the recipe; validation data of the stack are read with the settings of the training data."""
+    """Returns the recipe; validation data of the stack gets the settings of the training data."""
     if "dataloader_val" in data:
         below.dataloader_val = copy.deepcopy(below.dataloader_train)
         below.dataloader_val.shuffle = False
@@ -331,7 +349,7 @@ def _add_validation(below: Any, data: dict[str, Any]) -> Any:
 
 
 def _describe_memory(tree: Any) -> str:
-    """Memory of the weights, gradients and optimizer state of a run, float32 between steps."""
+    """Returns a line with the memory of weights, gradients and optimizer state of a run, in GiB."""
     model = tree.model.config
     count = model.count_parameters()
     each = 4 if model.lora_enabled else 20 if model.ema.enabled else 16
@@ -346,7 +364,7 @@ def _describe_memory(tree: Any) -> str:
 
 
 def _list_overruled(spec: SatStack) -> list[str]:
-    """Warnings for values of files that the command line overrules; in SAT, a file wins over the command line."""
+    """Returns warnings for values of files that the command line overrides; in SAT, a file has priority."""
     told = "the command line wins here; SAT would have kept the file's"
     return [
         f"{key} = {format_value(spec.values.get(key))}, not {format_value(old)}: {told}"
