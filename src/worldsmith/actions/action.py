@@ -34,7 +34,11 @@ NAMED = 10
 
 
 def left_out_lines(found: Iterable[str]) -> list[str]:
-    """Lists what is left out, from texts that name each with its reason."""
+    """Returns output lines for skipped records or clips: at most `NAMED` lines, then the number of the others.
+
+    Args:
+        found: One text per skipped item: its name and the reason.
+    """
     lines = [f"skipped {text}" for text in found]
     return lines[:NAMED] + ([f"skipped {len(lines) - NAMED} more"] if len(lines) > NAMED else [])
 
@@ -58,16 +62,19 @@ class Action(Configurable, ABC):
 
     @abstractmethod
     def run(self) -> Result:
-        """Does it."""
+        """Performs the action and returns its result."""
 
     def plan(self) -> Iterable[str]:
-        """Returns a description of what `run` would do, after all checks that need no changes. Changes nothing."""
+        """Yields lines that describe what `run` would do, after all checks that need no changes. Changes no files.
+
+        Raises UserError if the action has no dry run (the default).
+        """
         raise UserError(f"{type(self).__name__} has no dry run: it changes no files")
 
 
 @contextmanager
 def mistakes_of_the_user() -> Iterator[None]:
-    """Raises UserError instead of the other errors of an action that the user can fix."""
+    """Context manager: converts ValueError, DataError and MemoryError to UserError; other exceptions pass through."""
     try:
         yield
     except UserError:
@@ -79,9 +86,12 @@ def mistakes_of_the_user() -> Iterator[None]:
 
 
 def share_done(what: str) -> Callable[[int, int], None]:
-    """Shows which share of some work is done, when it is called with (done, total).
+    """Returns a function `report(done, total)` that shows the progress of a task on stderr.
 
-    In a terminal that is a bar with the time that is left, through a pipe a line for each tenth.
+    On a terminal it is a progress bar with the remaining time; otherwise it prints one line for each 10 %.
+
+    Args:
+        what: Label of the progress bar or of the lines.
     """
     if not sys.stderr.isatty():
         tenth = -1

@@ -1,6 +1,6 @@
-"""`--dryrun` of `worldsmith train`: what would happen before the first step of a run.
+"""`--dryrun` of `worldsmith train`: reports what would happen before the first step of a run.
 
-It checks this machine, with the data and weights of the run, and allocates nothing.
+It runs the checks on this machine, with the data and weights of the run, and allocates no weights.
 """
 
 from __future__ import annotations
@@ -81,10 +81,18 @@ def plan_run(
     resume_changed: bool = False,
     variables: Mapping[Keys, str] | None = None,
 ) -> Iterator[str]:
-    """Yields the lines of the plan, as they become known. Raises what the run itself would raise before its first step.
+    """Yields the lines of a training plan as they become available. Only reads files, also of a run that is training.
 
-    Only reads: a run that is training at this moment can be planned too. Too little disk space is reported at the end,
-    since the machine that plans a run is often not the one that trains it.
+    Args:
+        config: Unresolved config of the run.
+        run_folder: Folder of the run; it does not need to exist.
+        world_size: Number of ranks that the run is planned for.
+        resume_changed: Accept a run folder whose config or data differ from `config`.
+        variables: Environment variables that set config values, to be named in messages.
+
+    Raises:
+        UserError: And other errors that the run itself would raise before its first step. Too little disk space is
+            raised last, because the machine that plans a run is often not the one that trains it.
     """
     from worldsmith.checkpoint.run.optimizer_state import empty_optimizer_state
     from worldsmith.training.validation import Validator
@@ -137,7 +145,7 @@ def plan_run(
 
 
 def find_gpu_of_plan(word: str | None) -> Gpu | None:
-    """Returns the GPU that is named, or the one that is here, if any. Raises UserError for a word that names none."""
+    """Returns the GPU that is named, else the GPU of this machine, else None. Raises UserError for an unknown name."""
     device = present_device()
     if word is None and device.startswith("cuda"):
         word = word_of_device(device)
@@ -145,9 +153,9 @@ def find_gpu_of_plan(word: str | None) -> Gpu | None:
 
 
 def step_plan_lines(config: Trainer.Config, ranks: int, gpu: Gpu | None) -> Iterator[str]:
-    """Yields memory and time estimates from a simulated step, which takes seconds to a minute.
+    """Yields lines with memory and time estimates from a simulated step. It takes seconds to a minute.
 
-    Errors of the simulation are reported and do not prevent a run from starting.
+    Errors of the simulation are reported as a line and do not prevent a run from starting.
     """
     if gpu is None:
         yield "plan         add --gpu h100-80 or another GPU: peak memory, whether the run fits, seconds and hours"

@@ -1,4 +1,4 @@
-"""Base classes of actions on a stored model: those that write, make videos, or ask a reasoner."""
+"""Base classes of actions on a stored model: actions that write files, generate videos, or query a reasoner."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class AnswerAction(ModelAction):
         return self.with_dtype(use_adapter(model, config.adapter))
 
     def with_dtype(self, model: StoredModel) -> StoredModel:
-        """Returns the model, computing in the number format that is asked for."""
+        """Returns the model with the precision that `dtype` requests; "auto" keeps the model's own."""
         if self.config.dtype == "auto":
             return model
         config = replace(model.config, precision=self.config.dtype)
@@ -124,8 +124,11 @@ class AnswerAction(ModelAction):
         return Decoding(config.temperature, config.top_p, config.repetition_penalty, config.seed)
 
     def settings(self, model: StoredModel) -> ChatProcessor.Config:
-        """Returns the preprocessing of images and videos: as configured, else that of the model's run, else that of its
-        folder."""
+        """Returns the preprocessing of images and videos.
+
+        A changed `processor` config has priority, then the config of the run that trained the model. Otherwise the
+        default config is returned, with which the files in the model folder decide.
+        """
         asked, data = self.config.processor, (model.tree or {}).get("dataloader_train", {})
         if asked == ChatProcessor.Config() and "processor" in data:
             trained: ChatProcessor.Config = from_dict(data["processor"], ChatProcessor.Config)
@@ -142,7 +145,13 @@ class AnswerAction(ModelAction):
         }
 
     def answerer(self, model: StoredModel, *, device: str | None = None, merged: str | None = None) -> Answerer:
-        """Returns the model with its weights, those of the folder `merged` if there is one, ready to be asked."""
+        """Loads the model's weights and returns it as an `Answerer`.
+
+        Args:
+            model: The stored model.
+            device: "cpu" or "cuda[:N]"; None: that of the config, else CUDA if available.
+            merged: Folder whose weights are loaded instead, such as `model` with merged adapters; None: `model`.
+        """
         from worldsmith.sampling.answers import Answerer
 
         stored = model if merged is None else self.with_dtype(find_model(merged))
@@ -157,7 +166,10 @@ class AnswerAction(ModelAction):
 
 
 def find_device(name: str | None) -> str:
-    """Returns the device asked for, or else cuda if there is one. Raises UserError for one that does not exist."""
+    """Returns `name`, or "cuda" if available, else "cpu" if it is None.
+
+    Raises UserError if the name is not cpu, cuda or cuda:N, or if this machine does not have that GPU.
+    """
     import torch
 
     devices = torch.cuda.device_count()
@@ -173,7 +185,7 @@ def find_device(name: str | None) -> str:
 
 
 def require_outside(out: Path, model: StoredModel) -> None:
-    """Raises UserError for results among the model's own files."""
+    """Raises UserError if the output folder is inside the model folder: new files there would change the model."""
     if model.weights != "untrained" and out.resolve().is_relative_to(model.folder.resolve()):
         raise UserError(
             f"--out {out} lies inside the model folder, which would be modified; choose a folder outside it"

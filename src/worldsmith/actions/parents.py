@@ -1,4 +1,4 @@
-"""`find_parent`: the model that a run or a result stands for, by record and fingerprint, never by what is newest."""
+"""`find_parent`: finds the model that a run or a result refers to, by lineage record and fingerprint, never by age."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ RESULT_DEPTH = 4
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """A model, and what belongs to it."""
+    """A stored model, with its base weights and preprocessing."""
 
     model: Path
     """A run's checkpoint, a complete model folder, or an adapter folder."""
@@ -60,14 +60,17 @@ class Parent:
 
 
 def find_parent(name: str) -> Parent:
-    """Returns the model that `name` stands for: a path, a run's name below the output root, or the id of a record
-    there.
+    """Returns the model that `name` refers to.
 
-    `:best`, `:last` and `:iter=N` choose one of a run's checkpoints. Without them it is the last one of a run that is
-    finished and does not know another as its best. A result that is a model stands for itself, another one for the
-    model that it was made with; what its record says of them is compared with what is there.
+    Args:
+        name: A path, the name of a run below the output root, or the id of a lineage record there (at least 6 hex
+            digits). The suffix `:best`, `:last` or `:iter=N` selects a checkpoint of a run. Without a suffix, the last
+            checkpoint is used; the run must be finished and must not have another checkpoint as its best. A result that
+            contains a model refers to that model; any other result refers to the model that it was computed with. The
+            fingerprints in the record are compared with the files.
 
-    Raises UserError for what does not exist, has changed, or could mean several models, which are listed.
+    Raises:
+        UserError: If no model is found, if its files changed, or if several models match; these are listed.
     """
     match = CHOICE.fullmatch(name)
     place, choice = (match["place"], match["choice"]) if match and not Path(name).exists() else (name, "")
@@ -76,9 +79,9 @@ def find_parent(name: str) -> Parent:
 
 
 def start_of(name: str) -> tuple[str, str]:
-    """Returns the weights that a training with this parent starts from, and the model that a spec of it names.
+    """Returns (path of the initial weights, model name for the spec) of a training whose parent is `name`.
 
-    Raises UserError for adapters alone, and as `find_parent`.
+    Raises UserError for an adapter without base weights, and as `find_parent` does.
     """
     parent = find_parent(name)
     if parent.is_adapter:
@@ -91,7 +94,7 @@ def start_of(name: str) -> tuple[str, str]:
 
 
 def backbone_of(run: Path) -> str | None:
-    """Returns the name of the model that a run of a reasoner trains; None for another folder."""
+    """Returns the backbone name in the config of a reasoner's run folder; None for any other folder."""
     found: Any = read_tree(run / RUN_CONFIG) if (run / RUN_CONFIG).is_file() else {}
     for name in ("model", "config", "policy", "backbone", "model_name"):
         found = found.get(name) if isinstance(found, dict) else None
@@ -99,9 +102,14 @@ def backbone_of(run: Path) -> str | None:
 
 
 def find_place(name: str, label: str = PARENT) -> Path:
-    """Returns the folder, or file with a record, that a name without a choice of a checkpoint stands for.
+    """Returns the folder, or the file with a lineage record, that a name without a checkpoint suffix refers to.
 
-    `label` is what the name was given for. Raises UserError for none, and for several.
+    Args:
+        name: A path, the name of a run below the output root, or the beginning of a record id.
+        label: Option or argument that `name` belongs to, for messages.
+
+    Raises:
+        UserError: If no file or folder matches, or if several match.
     """
     path = Path(os.path.expanduser(name))
     if path.is_dir() or (path.name == BEST and path.parent.name == "checkpoints"):
@@ -125,8 +133,7 @@ def find_place(name: str, label: str = PARENT) -> Path:
 
 
 def folders_below(root: Path, depth: int | None = None) -> Iterator[Path]:
-    """Yields folders below `root`, at most `depth` levels deep, without hidden folders and run folders without
-    results."""
+    """Yields folders below `root`, at most `depth` levels deep (None: all), without hidden folders and `UNSEARCHED`."""
     for folder, folders, _ in os.walk(root):
         folders[:] = sorted(name for name in folders if name not in UNSEARCHED and not name.startswith("."))
         yield from (Path(folder, name) for name in folders)
@@ -135,13 +142,13 @@ def folders_below(root: Path, depth: int | None = None) -> Iterator[Path]:
 
 
 def records_below(root: Path) -> Iterator[Path]:
-    """Yields the records of runs and results below a folder."""
+    """Yields the lineage records of runs and results in `root` and below."""
     for folder in [root, *folders_below(root)] if root.is_dir() else []:
         yield from (file for file in sorted(folder.iterdir()) if is_record(file.name) and file.is_file())
 
 
 def place_of(record: Lineage) -> Path:
-    """Returns the folder or file that a record tells of."""
+    """Returns the folder or file that a lineage record describes."""
     return record.folder if record.file.name == LINEAGE else record.file
 
 
@@ -153,7 +160,7 @@ def one_of(found: list[Path], what: str, advice: str) -> Path:
 
 
 def follow(folder: Path, choice: str, name: str, seen: tuple[Path, ...] = ()) -> Parent:
-    """Returns the model that a folder stands for."""
+    """Returns the model that a folder or file refers to; follows lineage records. `seen` are the paths on the way."""
     if folder.resolve() in seen:
         raise UserError(f"{PARENT} {name}: the records of {folder} refer back to it; use the model's own folder")
     seen = (*seen, folder.resolve())
@@ -193,7 +200,7 @@ def is_model(folder: Path) -> bool:
 
 
 def choose(run: Path, choice: str, name: str) -> Path:
-    """Returns the checkpoint of a run that is meant."""
+    """Returns the checkpoint of a run that `choice` selects ("", "best", "last" or "iter=N")."""
     parent = run / "checkpoints"
     found = [folder for folder in checkpoint_folders(parent) if (folder / MANIFEST).is_file()]
     if not found:
@@ -229,7 +236,7 @@ def remark(folder: Path, best: Path | None, last: Path) -> str:
 
 
 def is_finished(run: Path, last: Path) -> bool:
-    """Returns whether a run has ended by itself: by its status, or by its steps."""
+    """Returns whether a run has completed, according to its status file or its number of steps."""
     status = run / "status.json"
     if status.is_file() and read_json_object(status).get("state") == "finished":
         return True
@@ -238,9 +245,9 @@ def is_finished(run: Path, last: Path) -> bool:
 
 
 def of_checkpoint(folder: Path) -> Parent:
-    """Returns a run's checkpoint.
+    """Returns the parent for a checkpoint of a run.
 
-    The base of one that holds trained weights only is where its config says, unless it moved.
+    If the checkpoint holds only trained weights and its base model was moved, the base is the recorded file's new path.
     """
     if not is_partial(folder) or (file := record_of(folder.resolve())) is None:
         return Parent(folder)
@@ -250,7 +257,7 @@ def of_checkpoint(folder: Path) -> Parent:
 
 
 def of_result(record: Lineage, choice: str, name: str, seen: tuple[Path, ...]) -> Parent:
-    """Returns the model that a result is, else that it has made, else that it was made with."""
+    """Returns the model that a result is, else a model that it wrote, else the model that it was computed with."""
     folder, made = record.folder, []
     for entry in record.outputs:
         place = folder / entry["path"]
@@ -288,9 +295,9 @@ def of_adapter(folder: Path, record: Lineage | None) -> Parent:
 
 
 def of_role(record: Lineage, role: str) -> list[Path]:
-    """Returns the inputs of a record in this role, where they are now.
+    """Returns the current paths of the inputs of a record that have the role `role`.
 
-    Raises UserError for one that is not what it was.
+    Raises UserError if the content of an input has changed.
     """
     places = []
     for entry in record.inputs:
@@ -305,7 +312,7 @@ def of_role(record: Lineage, role: str) -> list[Path]:
 
 
 def look() -> Callable[[Path], str] | None:
-    """Returns the fingerprint on rank 0 and None on other ranks, so that only one process reads the content."""
+    """Returns the fingerprint function on rank 0, None on other ranks, so that only one process reads the content."""
     return fingerprint if os.environ.get("RANK", "0") == "0" else None
 
 
@@ -316,13 +323,21 @@ def processor_of(folder: Path) -> Mapping[str, Any] | None:
 
 
 def training_data_of(folder: Path) -> Mapping[str, Any] | None:
-    """Returns `dataloader_train` of the run that trained a model, or of the models that it was made from."""
+    """Returns `dataloader_train` of the run that trained a model; None if it is unknown.
+
+    If the model was derived from other models, their lineage records are followed. The result is plain data.
+    """
     found = (training_tree_of(folder) or {}).get("dataloader_train")
     return found if isinstance(found, dict) else None
 
 
 def training_tree_of(folder: Path, depth: int = 20) -> Mapping[str, Any] | None:
-    """Returns the config of the run that trained a model, or one of the models that it was made from, as plain data."""
+    """Returns the config of the run that trained a model, as plain data; None if it is unknown.
+
+    Args:
+        folder: Folder of a run, a checkpoint or a model. For a derived model, its lineage records are followed.
+        depth: Maximum number of records that are followed.
+    """
     folder = folder.resolve()
     run = folder.parent.parent if folder.parent.name == "checkpoints" else folder
     if (run / RUN_CONFIG).is_file():
@@ -341,7 +356,12 @@ def read_tree(file: Path) -> dict[str, Any]:
 
 
 def as_words(parent: Parent, fields: Collection[str]) -> dict[str, str]:
-    """Returns the settings that a parent stands for, of those that an action has, as the texts of its flags."""
+    """Returns the settings that a parent provides for an action: field name -> text of the flag's value.
+
+    Args:
+        parent: The parent model.
+        fields: Fields of the action's config; settings for other fields are omitted.
+    """
     words = {"model": str(parent.model)}
     if parent.is_adapter and "adapter" in fields:
         words = {"model": str(parent.base), "adapter": str(parent.model)}
@@ -353,8 +373,7 @@ def as_words(parent: Parent, fields: Collection[str]) -> dict[str, str]:
 
 
 def flatten_to_text(tree: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the values of a tree of plain data by their dotted names, as text; without classes, and what is left
-    open."""
+    """Returns the values of nested plain data as text, by dotted name; class tags and None are omitted."""
     return {
         name: value if isinstance(value, str) else json.dumps(value)
         for name, value in flatten(dict(tree)).items()

@@ -1,4 +1,4 @@
-"""Divides work among processes of this machine, which report their progress."""
+"""Splits work among processes of this machine, which report their progress."""
 
 from __future__ import annotations
 
@@ -18,16 +18,26 @@ T = TypeVar("T")
 
 
 class WorkerProcessError(RuntimeError):
-    """A process ended before its work was done."""
+    """A worker process ended before its work was complete."""
 
 
 def run_in_processes(
     work: Callable[[int, int, Callable[[int], None]], T], count: int, shown: Callable[[int], None]
 ) -> list[T]:
-    """Returns the results of `work(number, count, done)` in `count` processes; `shown` receives the total progress.
+    """Runs `work` in `count` processes and returns their results in order.
 
-    If one process fails, the others end; if this process ends, all end. Raises UserError as `work` does, and
-    WorkerProcessError for a process that was killed.
+    If one process fails, the others are terminated; if this process ends, all end. Processes are forked on Linux and
+    spawned elsewhere.
+
+    Args:
+        work: Called as `work(number, count, report)` in process `number`; `report(done)` sends the amount of finished
+            work. On platforms without fork it must be picklable, like its result.
+        count: Number of processes.
+        shown: Called in this process with the sum of the reported amounts, after each report.
+
+    Raises:
+        UserError: If `work` raises UserError, DataError, ValueError or OSError.
+        WorkerProcessError: If a process was killed or ended with another error.
     """
     # As for loader workers: Linux forks, and nothing has used a thread pool yet.
     context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")

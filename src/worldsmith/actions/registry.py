@@ -1,10 +1,11 @@
-"""The actions that are commands, and which class does one of them for the model, the word or the flag that is given.
+"""Registry of the actions that are commands, and of the class that implements each for a model, word or flag.
 
-Each folder of `worldsmith/tools/` names its commands as `COMMANDS`. `CLASSES` of `worldsmith/demo/` has further classes
-of commands, by "command word", "command output" or "command --flag". An action of another package is an entry point:
+Each folder of `worldsmith/tools/` defines its commands in `COMMANDS`. `CLASSES` of `worldsmith/demo/` has additional
+classes of commands, by "command word", "command output" or "command --flag". Another package registers an action as an
+entry point:
 
-[project.entry-points."worldsmith.actions"]
-"evaluate my_kind" = "my_package.evaluate:EvaluateMine"
+    [project.entry-points."worldsmith.actions"]
+    "evaluate my_kind" = "my_package.evaluate:EvaluateMine"
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:  # the list of commands is printed without importing anything
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """An action by name."""
+    """Registry entry of a command: its help line and the classes that implement it."""
 
     help: str
     kinds: Mapping[str, str]
@@ -38,7 +39,7 @@ class Command:
 
 @cache
 def commands() -> dict[str, Command]:
-    """Returns all actions that are commands, sorted by name."""
+    """Returns all actions that are commands: command name -> entry, sorted by name."""
     package = importlib.import_module(worldsmith.TOOLS)
     found: dict[str, Command] = {}
     for module in pkgutil.iter_modules(package.__path__):
@@ -47,7 +48,10 @@ def commands() -> dict[str, Command]:
 
 
 def kinds_of(name: str) -> dict[str, type[Action]]:
-    """Returns the classes of an action, by what chooses among them; those of other packages last."""
+    """Returns the classes that implement a command, by the value that selects them (see `Command.by`).
+
+    Imports the classes; those of other packages (entry points) come last and replace classes of the same key.
+    """
     from importlib.metadata import entry_points
 
     paths = {f"{name} {kind}": path for kind, path in commands()[name].kinds.items()} | demo_classes()
@@ -64,21 +68,27 @@ def kinds_of(name: str) -> dict[str, type[Action]]:
 
 
 def demo_classes() -> dict[str, str]:
-    """Returns the classes of commands that `worldsmith/demo/` has."""
+    """Returns the classes of commands that `worldsmith/demo/` defines, as module:class."""
     found: dict[str, str] = importlib.import_module(worldsmith.DEMO).CLASSES
     return found
 
 
 def kind_for_flag(name: str, flag: str) -> type[Action]:
-    """Returns the class that does the action instead of the usual one when this flag is given."""
+    """Returns the class that implements the command `name` if the flag `flag`, such as "--x", is given."""
     kind: type[Action] = pkgutil.resolve_name(demo_classes()[f"{name} {flag}"])
     return kind
 
 
 def kind_for_model(name: str, model: str, *, base: str | None = None) -> type[Action]:
-    """Returns the class that does the action for the model at `model`.
+    """Returns the class that implements a command for a stored model, according to what the model's family produces.
 
-    Raises UserError for none; else as `identify` does.
+    Args:
+        name: Name of the command.
+        model: Path or hub name of the model.
+        base: Base weights of an adapter or of a partial checkpoint; None: as the model states.
+
+    Raises:
+        UserError: If the command does not support the model, and as `identify` does.
     """
     from worldsmith.checkpoint.formats.find_model import identify
     from worldsmith.config.errors import UserError
@@ -94,7 +104,7 @@ def kind_for_model(name: str, model: str, *, base: str | None = None) -> type[Ac
 
 
 def kind_for_word(name: str, word: str) -> type[Action]:
-    """Returns the class that a command's first word names. Raises UserError for another word."""
+    """Returns the class that the first argument of a command selects. Raises UserError for an unknown word."""
     from worldsmith.config.errors import UserError
     from worldsmith.config.tree.suggest import did_you_mean
 

@@ -1,4 +1,4 @@
-"""`RunAction`: an action about a run, which its command line describes as that of `worldsmith train` does."""
+"""`RunAction`: an action on a run config, which is given on the command line as for `worldsmith train`."""
 
 from __future__ import annotations
 
@@ -15,22 +15,30 @@ from worldsmith.monitor.terminal_text import print_warning
 
 
 class RunWords(Protocol):
-    """The words of a command line that describe a run. Its methods raise ConfigError or UserError."""
+    """Command-line arguments that describe a run. The methods raise ConfigError or UserError for invalid arguments."""
 
     def load(self, more: Sequence[str] = (), *, keep_unset: Kept = False) -> Loaded:
-        """Loads the run; `more` are further override words."""
+        """Loads the config of the run.
+
+        Args:
+            more: Additional overrides, applied last.
+            keep_unset: How environment variables that are not set are treated, see `Kept`; False: they are errors.
+        """
 
     def unknown_source(self) -> str | None:
-        """Returns the word without a flag if it names neither a recipe nor a run."""
+        """Returns the positional source argument if it is not a recipe, config file or run folder; else None."""
 
     def load_for_dataset(self, recipe: str, dataset: Any) -> Loaded:
-        """Loads a recipe with the settings `dataset` in place of its training data, and without validation."""
+        """Loads a recipe with `dataset` as its training data and without validation.
+
+        If the recipe's dataset has the same class, only its path is replaced.
+        """
 
     def leave_parent_out(self) -> list[str]:
-        """Removes the parent that a training spec names; returns notes about it."""
+        """Removes the parent that a training spec names, so that its weights are not read; returns notes about it."""
 
     def repeat(self) -> list[str]:
-        """Returns the words for another command about the same run; further override words may follow."""
+        """Returns the arguments for another command about the same run; more overrides can be appended."""
 
 
 class RunAction(Action):
@@ -48,7 +56,7 @@ class RunAction(Action):
 
     @cached_property
     def loaded(self) -> Loaded:
-        """The run. Raises ConfigError or UserError."""
+        """The loaded config of the run. Raises ConfigError or UserError."""
         return self.given if isinstance(self.given, Loaded) else self.load(self.given)
 
     def load(self, words: RunWords) -> Loaded:
@@ -59,13 +67,13 @@ class RunAction(Action):
         return self.loaded.tree
 
     def print_warnings(self) -> None:
-        """Prints the warnings about the config, in one process of a launch."""
+        """Prints the warnings about the config, in the first process of a launch only."""
         for warning in self.loaded.warnings if launched_as()[0] == 0 else ():
             print_warning(warning)
 
 
 def load_without_variables(words: RunWords) -> Loaded:
-    """Loads a run that is not started here: $NAME replaces environment variables that are not set.
+    """Loads a run that does not start on this machine: unset environment variables keep the text $NAME.
 
     Warnings about WORLD_SIZE are omitted, because --gpus gives the number of processes.
     """

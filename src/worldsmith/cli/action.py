@@ -1,4 +1,4 @@
-"""The front door of every action: its fields are flags, read by the machinery that reads those of a run."""
+"""Command line of every action: the fields of its config are flags, parsed like the flags of a run."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def run_action(name: str, head: list[str], tail: list[str], packages: Sequence[s
         name: Name of the command.
         head: Arguments before ``--``.
         tail: Overrides after ``--``.
-        packages: Arguments for each process that the action starts.
-        start: Starts the processes of an action that shares its work, as `launch` does.
+        packages: ``--import`` and ``--trust`` arguments, passed to each process that the action starts.
+        start: Starts the processes of an action that splits its work, as `launch` does.
 
     Raises:
         ConfigError: And UserError or OSError, for mistakes that the user can fix.
@@ -99,7 +99,7 @@ def run_action(name: str, head: list[str], tail: list[str], packages: Sequence[s
 
 
 def check_action(name: str, head: list[str], tail: list[str]) -> None:
-    """Reads the words as `run_action` does. Raises ConfigError or UserError for what the user can mend."""
+    """Parses the arguments as `run_action` does. Raises ConfigError or UserError for what the user can fix."""
     with mistakes_of_the_user():
         prefix, kinds, words = choose_action(name, head)
         load_settings(prefix, kinds[0], words, tail)
@@ -113,12 +113,12 @@ def load_settings(prefix: str, kind: type[Action], words: Words, tail: list[str]
 
 
 def is_first() -> bool:
-    """Returns whether this is the process of its launch that speaks for all."""
+    """Returns whether this process is rank 0 of its launch, which prints for all ranks."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def choose_action(name: str, head: list[str]) -> tuple[str, list[type[Action]], Words]:
-    """Returns the command so far, the classes that may do it, of which the first is meant, and the sorted words."""
+    """Returns the command prefix, the classes that may implement it (the selected class first), and the arguments."""
     prefix, kinds = f"worldsmith {name}", list(kinds_of(name).values())
     if commands()[name].by == "word":
         prefix, kinds, head = f"{prefix} {head[0]}", [kind_for_word(name, head[0])], head[1:]
@@ -148,7 +148,7 @@ def sort_action_words(head: list[str], kinds: list[type[Action]]) -> Words:
 
 
 def named_place(words: Words, field: str, loose: Sequence[str] = ()) -> str | None:
-    """Returns the model, or its base, that the words, or else the settings file, name."""
+    """Returns the value of `field` (model or base) from the arguments, else from the spec or the settings file."""
     given: list[Any] = [
         *loose[:1],
         *(flag.values[0] for flag in words.flags if flag.name == field and flag.values),
@@ -184,7 +184,7 @@ def join_lines(text: str) -> str:
 
 
 def options_of(name: str, kind: type[Action]) -> dict[str, str]:
-    """Returns the options of the front door that mean something for an action of a command."""
+    """Returns the general options that have an effect for an action of a command: option -> help text."""
     meant = {SPEC: reads_specs(name) or name in ("tune", "generate"), PARENT: reads_model(kind)}
     return {option: text for option, text in OPTIONS.items() if meant.get(option.partition(" ")[0], True)}
 
@@ -199,7 +199,7 @@ def show_plan(action: Action, loaded: Loaded, told: Sequence[str], *, with_tree:
 
 
 def print_result(result: Result, *, as_json: bool = False) -> int:
-    """Prints what an action has done; returns the exit code."""
+    """Prints the result of an action, as lines or as JSON; returns the exit code."""
     if as_json:
         facts = result.facts() if callable(result.facts) else result.facts
         print_text(json.dumps(dict(facts), indent=2, ensure_ascii=False))
@@ -211,7 +211,7 @@ def print_result(result: Result, *, as_json: bool = False) -> int:
 
 @contextmanager
 def mistakes_in(where: str) -> Iterator[None]:
-    """Mistakes of a config are said to be in `where`."""
+    """Context manager: config errors name `where` as their source."""
     try:
         yield
     except ConfigError as error:
@@ -219,7 +219,7 @@ def mistakes_in(where: str) -> Iterator[None]:
 
 
 def processes_to_start(loaded: Loaded, spec: SpecTranslation | None) -> int:
-    """Returns the number of processes for an action; 1: run in this process.
+    """Returns the number of processes to start for an action; 1 means to run it in this process.
 
     The number in a spec is limited to the GPUs of this machine, with a warning in `loaded`.
 

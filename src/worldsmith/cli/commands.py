@@ -31,7 +31,15 @@ parses its own options, because another command follows them.
 
 
 def read_command(name: str, words: list[str]) -> tuple[Any, argparse.Namespace]:
-    """Finds a command and parses its arguments."""
+    """Finds a command and parses its arguments.
+
+    Args:
+        name: Name of the command.
+        words: Arguments after the name; those after ``--`` are appended to `overrides`.
+
+    Returns:
+        Module or object of the command (see `COMMANDS`), and the parsed arguments. Invalid arguments exit with code 2.
+    """
     head, tail = split_tail(words)
     module = find_command(name)
     parser = CommandParser(prog=f"worldsmith {name}", description=module.HELP, allow_abbrev=False)
@@ -46,7 +54,7 @@ def read_command(name: str, words: list[str]) -> tuple[Any, argparse.Namespace]:
 
 
 def find_command(name: str) -> Any:
-    """Returns the module or object of a command; see `COMMANDS`."""
+    """Returns the module or object that implements a command; see `COMMANDS`."""
     if name in commands():
         from worldsmith.cli.run_command import RunCommand
 
@@ -63,7 +71,7 @@ def split_tail(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser that escapes control characters of the arguments in its messages."""
+    """Argument parser that escapes control characters in its messages."""
 
     def _print_message(self, message: str, file: Any = None) -> None:
         from worldsmith.config.write.values import escape_controls

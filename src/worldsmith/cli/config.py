@@ -1,4 +1,4 @@
-"""`worldsmith config`: shows, checks, compares, converts and creates files that describe a run."""
+"""`worldsmith config`: shows, checks, compares, converts and creates config files."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ def read_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> argpars
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs one action. Raises ConfigError with every mistake."""
+    """Runs the selected action and returns its exit code. Raises ConfigError with all mistakes of a config."""
     return {"show": show, "check": check, "diff": diff, "convert": convert_config, "new": new}[args.action](args)
 
 
 def show(args: argparse.Namespace) -> int:
-    """Prints the tree as YAML, with the origins as comments."""
+    """Prints the config as YAML, with the origins of the values as comments."""
     from worldsmith.config.write.annotate import show_tree
 
     loaded = _load(args)
@@ -80,7 +80,7 @@ def show(args: argparse.Namespace) -> int:
 
 
 def check(args: argparse.Namespace) -> int:
-    """Prints OK or raises every mistake; `--files` also checks weights, VAE, tokenizer, data and run folder."""
+    """Prints OK, or raises ConfigError with all mistakes; `--files` also checks files that the run reads and writes."""
     from worldsmith.cli.spec_and_parent import leave_parent_out
     from worldsmith.training.preflight import check_files
 
@@ -113,7 +113,7 @@ def diff(args: argparse.Namespace) -> int:
 
 
 def convert_config(args: argparse.Namespace) -> int:
-    """Prints or writes a run in another format; raises UserError if the format cannot express the whole run."""
+    """Prints or writes a run config in another format; raises UserError if the format cannot express all of it."""
     from worldsmith.config.write.convert import convert, write_new
     from worldsmith.dialects.sat.recognise import is_change, is_sat_stack
 
@@ -157,7 +157,7 @@ def convert_config(args: argparse.Namespace) -> int:
 
 
 def new(args: argparse.Namespace) -> int:
-    """Writes a commented file; raises ConfigError for an unknown recipe, UserError if the file exists."""
+    """Writes a new commented file; raises ConfigError for an unknown recipe, UserError if the file exists."""
     from worldsmith.config.write.convert import write_new
     from worldsmith.config.write.describe_toml import new_recipe_toml
 

@@ -1,4 +1,4 @@
-"""The help of typed flags: every value of a tree with its flag, type, value, origin and doc."""
+"""Help for typed flags: every value of a config with its flag, type, value, origin and docstring."""
 
 from __future__ import annotations
 
@@ -29,10 +29,15 @@ TYPES = {int: "INT", float: "NUMBER", str: "TEXT", bool: "true|false", type(None
 
 
 def flag_help(draft: Draft, topic: str | None = None, options: Mapping[str, str] = MappingProxyType({})) -> str:
-    """Returns the text for the tree of a draft and for the command's own options, for one section, or for what a word
-    finds.
+    """Returns the help text for the values of a config and for the command's own options.
 
-    A word that names no section is looked for in names and docs. Raises UserError if it is in none.
+    Args:
+        draft: The loaded config before its overrides are checked.
+        topic: A section, or a word that is searched in names and docstrings; None: all flags.
+        options: The command's own options -> help text.
+
+    Raises:
+        UserError: If the word is neither a section nor found.
     """
     tree = draft.tree
     origins = trace(tree, draft.recipes(), draft.places, {})
@@ -66,7 +71,14 @@ def flag_help(draft: Draft, topic: str | None = None, options: Mapping[str, str]
 
 
 def action_help(usage: str, draft: Draft, options: Mapping[str, str], topic: str = "") -> str:
-    """Returns the text for a command whose settings are one section; with `topic` only flags that mention the word."""
+    """Returns the help text for an action whose settings are one section.
+
+    Args:
+        usage: Text before the list of flags.
+        draft: The settings.
+        options: General options of the command -> help text.
+        topic: Only flags that mention this word; the result is empty if no flag does.
+    """
     docs = {name: " ".join(doc.split()) for name, doc in field_docs(type(draft.tree)).items()}
     origins = trace(draft.tree, [], draft.places, {})
     fields = [
@@ -128,8 +140,7 @@ def type_name(hint: Any) -> str:
 
 
 def _choices(hint: Any, current: str) -> str:
-    """Returns the classes that may stand in a section: those without subclasses, and the current one (alone: no
-    choice)."""
+    """Returns the class names that a section accepts: classes without subclasses, and the current class."""
     names = class_choices(hint)
     roots = {(owner_of(cls) or cls).__name__ for cls in nested_config_classes(hint) if cls.__subclasses__()}
     leaves = [name for name in names if name not in roots or name == current]
@@ -162,13 +173,13 @@ def _shown(value: Any) -> str:
 
 
 def _section_path(tree: Config, topic: str) -> Path | None:
-    """Returns the value or section that a word names, if it names one."""
+    """Returns the path of the value or section that `topic` names, else None."""
     known = topic.replace("-", "_").removeprefix("__")
     return next((path for path in all_paths(tree) if format_path(path) == known), None)
 
 
 def _mentions(text: str, topic: str) -> bool:
-    """Returns whether a flag has the word in its name, or in its doc at the start of one."""
+    """Returns whether the name of a flag contains `topic`, or a word of its docstring begins with it."""
     name, _, doc = text.lower().replace("-", "_").partition(" = ")
     word = topic.lower().replace("-", "_")
     return word in name or re.search(rf"\b{re.escape(word)}", doc) is not None

@@ -1,7 +1,7 @@
-"""`worldsmith launch`: starts a command in several processes, through torchrun, and answers for them.
+"""`worldsmith launch`: starts a command in several processes with torchrun, and returns one exit code for all.
 
-torchrun alone takes every exit code but 0 for a failure, does not know SIGUSR1, and kills what has not ended 30 s after
-a signal. Here signals are handed to the processes, which agree on a step, save and end by themselves.
+torchrun itself treats every exit code except 0 as a failure, ignores SIGUSR1, and kills processes that are still
+running 30 s after a signal. This module passes signals to the processes, which agree on a step, save and exit.
 """
 
 from __future__ import annotations
@@ -79,9 +79,17 @@ to do. torchrun would wait for 300, and has no setting for it."""
 
 
 def launch(words: Sequence[str], packages: Sequence[str] = ()) -> int:
-    """Runs torchrun's options and a command, `words`, to the end; `packages` are words for each process.
+    """Runs `worldsmith launch` with its arguments until all processes have ended.
 
-    Returns the exit code of the run, on several machines as far as this machine's processes know it.
+    Args:
+        words: Options of torchrun, then the command and its arguments.
+        packages: ``--import`` and ``--trust`` arguments for each process.
+
+    Returns:
+        Exit code of the run, as far as the processes of this machine know it.
+
+    Raises:
+        UserError: For invalid options, and if the processes cannot connect to each other.
     """
     if not words or words[0] in ("-h", "--help"):
         print_text(HELP)
@@ -172,7 +180,7 @@ def submit_job(
     check: Callable[[], object],
     packages: Sequence[str],
 ) -> int:
-    """Hands the launch to SLURM, when its command makes sense here."""
+    """Submits the launch as a SLURM job after its command is checked; returns the exit code."""
     if plan is not None:
         raise UserError("worldsmith launch: --slurm cannot be combined with plans or help")
     check()
@@ -182,9 +190,9 @@ def submit_job(
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Processes that are started meanwhile get their stop signals when they can handle them, and not before.
+    """Context manager: processes started inside receive stop signals only after they have installed their handlers.
 
-    This process continues to handle its own, in another thread.
+    This process continues to handle its own signals, in another thread.
     """
     former = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
@@ -197,7 +205,7 @@ def held_back() -> Iterator[None]:
 def named_run() -> Iterator[None]:
     """Context manager: sets a run name that all restarts of the processes share, so that they resume the run.
 
-    Also sets the command of the launcher in the environment of the processes.
+    It also sets the command of the launcher in the environment of the processes.
     """
     name = os.environ.get(START_VARIABLE)
     os.environ[COMMAND_VARIABLE] = shlex.join(started_as())
@@ -257,12 +265,12 @@ def without_traceback(record: logging.LogRecord) -> bool:
 
 
 def is_of_a_failure(record: logging.LogRecord) -> bool:
-    """Returns whether a log record is about a failure: torchrun also reports processes that were asked to stop."""
+    """Log filter: drops torchrun's records about processes that stopped on request, which are not failures."""
     return not (isinstance(record.args, tuple) and record.args[:1] == (PREEMPTED,))
 
 
 def choose_meeting(args: Namespace, machines: int) -> None:
-    """Sets the rendezvous id of the launch, and no log folder unless the user requests one."""
+    """Sets the rendezvous id of the launch, and disables torchrun's log folder unless the user requests one."""
     if machines == 1 and args.rdzv_id == "none":
         args.rdzv_id = str(uuid.uuid4())
     if args.log_dir is None and args.redirects == args.tee == "0":
@@ -274,12 +282,13 @@ def meeting_place(args: Namespace) -> str:
 
 
 def read_launch_words(words: Sequence[str]) -> tuple[Namespace, ArgumentParser]:
-    """Parses the arguments of `launch` with torchrun's parser (with ``--slurm`` also SLURM's); returns both.
+    """Parses the arguments of `launch` with torchrun's parser (with ``--slurm`` also SLURM's options).
 
-    training_script_args are the arguments after our `command`.
+    Returns:
+        The parsed arguments, and the parser. `training_script_args` are the arguments after the command.
 
     Raises:
-        UserError: If an option is not supported.
+        UserError: If an option or command is not supported.
     """
     from torch.distributed.run import get_args_parser
 
@@ -317,7 +326,7 @@ def meeting_failure(args: Namespace, error: Exception) -> str:
 
 
 def count_processes(args: Namespace) -> tuple[int, int]:
-    """Returns the max number of machines and the number of processes on this one.
+    """Returns the maximum number of machines, and the number of processes on this machine.
 
     Raises:
         UserError: If the arguments are invalid.
@@ -335,10 +344,10 @@ def count_processes(args: Namespace) -> tuple[int, int]:
 
 
 def failure_code(error: ChildFailedError, asked: set[int]) -> int:
-    """Returns the exit code for processes of which at least one did not end with 0.
+    """Returns the exit code of a launch in which at least one process did not exit with 0.
 
-    The first one counts: torchrun has ended the others, with SIGTERM. A mistake of the user explains the others'
-    failures too, and a signal those of partners that noticed before torchrun did.
+    The first failure counts, because torchrun ended the other processes with SIGTERM. Exit code 2 (a mistake of the
+    user) has priority over all, and other failures over code 1 and SIGTERM, with which partners of a failed rank end.
     """
     failures = error.failures
     if 2 in {failure.exitcode for failure in failures.values()}:

@@ -1,4 +1,4 @@
-"""Entry point of each process of `worldsmith launch`: `worldsmith` with a stop that torchrun treats as success."""
+"""Entry point of each process of `worldsmith launch`: runs `worldsmith` so that torchrun accepts a requested stop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from worldsmith.monitor.process_log import copy_output
 
 
 def launched() -> int:
-    """Returns the exit code for torchrun, which ends all other processes when it is not 0."""
+    """Runs the command and returns the exit code for torchrun.
+
+    It is 0 also after a requested stop, because torchrun ends all other processes after any other code.
+    """
     gc.set_threshold(*COLLECTED)
     follow_launcher()
     copy_output()

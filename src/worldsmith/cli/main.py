@@ -1,4 +1,4 @@
-"""The `worldsmith` command: finds the subcommand, imports only that one, and turns users' mistakes into exit code 2."""
+"""The `worldsmith` command: finds the subcommand, imports only its module, and exits with 2 after a user's mistake."""
 
 from __future__ import annotations
 
@@ -25,7 +25,15 @@ PACKAGES = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command. Returns its exit code: 0 done, 2 a mistake of the user, 130 interrupted."""
+    """Runs one command.
+
+    Args:
+        argv: Arguments without the program name; None: `sys.argv[1:]`.
+
+    Returns:
+        Exit code: 0 done, 2 a mistake of the user, 130 interrupted, 141 the output pipe was closed, else that of the
+        command.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         try:
@@ -51,7 +59,7 @@ def discard_output() -> None:
 
 
 def dispatch(words: list[str]) -> int:
-    """Finds the command and runs it, after the packages that it needs are imported."""
+    """Finds the command and runs it after the packages that it needs are imported; returns the exit code."""
     from worldsmith.monitor.terminal_text import print_text
 
     words, packages = take_packages(words)
@@ -68,7 +76,7 @@ def dispatch(words: list[str]) -> int:
 
 
 def run_command(name: str, words: list[str], packages: Sequence[tuple[str, str]] = ()) -> int:
-    """Imports the packages and the command's module, reads its words and runs it."""
+    """Imports the packages and the command's module, parses its arguments and runs it; returns the exit code."""
     from worldsmith.config.errors import ConfigError, UserError
     from worldsmith.monitor.terminal_text import format_last_resort
 
@@ -96,7 +104,7 @@ def run_command(name: str, words: list[str], packages: Sequence[tuple[str, str]]
 
 
 def run_launch(words: Sequence[str], packages: Sequence[str]) -> int:
-    """Runs `worldsmith launch`, which is imported only now."""
+    """Runs `worldsmith launch`, whose module is imported only here."""
     from worldsmith.cli.launch import launch
 
     return launch(words, packages)
@@ -104,10 +112,10 @@ def run_launch(words: Sequence[str], packages: Sequence[str]) -> int:
 
 @contextmanager
 def stoppable(name: str) -> Iterator[None]:
-    """Context manager: sets the effect of Ctrl-C until a command changes it.
+    """Context manager: sets the effect of Ctrl-C until a command installs its own handler.
 
-    `train`, `launch` and launched processes have nothing to save yet and exit at once. Other commands get a
-    KeyboardInterrupt and clean up, but not during an import, which would crash compiled libraries.
+    `train`, `launch` and launched processes have no state to save yet and exit at once. Other commands get a
+    KeyboardInterrupt and clean up. During an import, where that would crash compiled libraries, they exit at once too.
     """
     if name in ("train", "launch") or launcher_pid() is not None:
         from worldsmith.distributed.stop_signals import exit_when_asked
@@ -135,16 +143,15 @@ def stoppable(name: str) -> Iterator[None]:
 
 
 def leave_interrupted() -> None:
-    """Ends the process in the middle of whatever it does."""
+    """Exits the process at once with the code for an interrupt, without cleanup."""
     os.write(2, b"interrupted\n")
     os._exit(INTERRUPTED)
 
 
 def take_packages(words: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Returns the words without ``--import MODULE`` and ``--trust PACKAGE``, which every command takes, and these in
-    order.
+    """Returns the arguments without ``--import MODULE`` and ``--trust PACKAGE``, and these as (option, value) in order.
 
-    They may stand anywhere before ``--``.
+    All commands accept them, anywhere before ``--``.
     """
     head, tail = split_tail(words)
     rest: list[str] = []
@@ -160,7 +167,7 @@ def take_packages(words: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
 
 
 def import_packages(packages: Sequence[tuple[str, str]]) -> None:
-    """Does what ``--import`` and ``--trust`` ask. Raises ConfigError or UserError, saying why not."""
+    """Imports the modules of ``--import`` and trusts the packages of ``--trust``. Raises ConfigError or UserError."""
     from worldsmith.config.errors import UserError
 
     for option, name in packages:
@@ -212,7 +219,7 @@ def file_error(error: OSError) -> str:
 
 
 def fail(message: str) -> int:
-    """Prints a mistake of the user, unless another process of the same launch does; returns exit code 2."""
+    """Prints an error message, unless another process of the same launch has printed it; returns exit code 2."""
     if not is_said(message):
         from worldsmith.monitor.terminal_text import print_message
 

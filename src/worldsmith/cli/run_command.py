@@ -1,4 +1,4 @@
-"""The commands that are actions about a run: their flags, and the words that describe the run."""
+"""Commands that are actions on a run config: their flags, and the arguments that describe the run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SETTINGS_HELP = "TOML, YAML or JSON file with values of the flags below, which t
 
 
 class RunCommand:
-    """Interface of a command for `cli.main`, built from the component that the registry names."""
+    """Command-line interface of a `RunAction`, with the members that `cli.main` expects of a command module."""
 
     read_words = staticmethod(run_source.read_words)
 
@@ -60,7 +60,7 @@ class RunCommand:
         parser.epilog = f"{self.epilog} {ABOUT_RUNS}".lstrip()
 
     def action(self, args: Namespace) -> Any:
-        """Returns the component with the settings of its flags. Raises ConfigError or UserError."""
+        """Returns the action, configured by its flags. Raises ConfigError or UserError."""
         given = {name: value for name, value in vars(args).items() if name in field_hints(self.kind.Config)}
         flags = [TypedFlag(name, () if value is True else (str(value),)) for name, value in given.items()]
         words = Words(flags, own={SETTINGS: args.settings} if args.settings else {})
@@ -70,12 +70,12 @@ class RunCommand:
         return settings.tree.build(run=GivenWords(args))
 
     def check(self, args: Namespace) -> None:
-        """Reads the config as `run` does. Raises ConfigError or UserError for what the user can fix."""
+        """Checks arguments and config as `run` does. Raises ConfigError or UserError for what the user can fix."""
         with mistakes_of_the_user():
             self.action(args).check()
 
     def run(self, args: Namespace) -> int:
-        """Raises ConfigError or UserError for what the user can fix."""
+        """Runs the action and returns the exit code. Raises ConfigError or UserError for what the user can fix."""
         from worldsmith.actions.processes import WorkerProcessError
 
         try:
@@ -88,7 +88,7 @@ class RunCommand:
 
 @dataclass(frozen=True)
 class GivenWords:
-    """The words that describe a run, as `run_source` has read them; see `RunWords`."""
+    """Parsed command-line arguments that describe a run; implements `RunWords`."""
 
     args: Namespace
 

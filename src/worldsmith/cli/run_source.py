@@ -1,5 +1,4 @@
-"""Sources of a run config on the command line: a recipe, a file or a YAML stack, typed flags, and overrides after
-``--``."""
+"""Source of a run config on the command line: a recipe, a file or a YAML stack, plus flags and overrides."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ MODULES = ("__main__.py", "main.py")
 
 
 def add_source_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments that select the source of a run config."""
+    """Adds the arguments that select the source of a run config to a parser."""
     parser.add_argument(
         "source", nargs="?", metavar="FILE_OR_RECIPE", help="recipe TOML, YAML config, or recipe's name"
     )
@@ -54,7 +53,7 @@ def add_source_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def count_from(least: int) -> Callable[[str], int]:
-    """Returns a parser of integers that are at least `least`."""
+    """Returns an argparse type for integers that are at least `least`."""
 
     def read(text: str) -> int:
         if not text.isdigit() or int(text) < least:
@@ -65,7 +64,10 @@ def count_from(least: int) -> Callable[[str], int]:
 
 
 def read_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
-    """Reads a command's words before ``--``; typed flags go to `flags`, wherever they and the source stand."""
+    """Parses the arguments of a command before ``--``. Typed flags are stored in `flags`, wherever they are written.
+
+    Invalid arguments, and a request for help, exit with SystemExit.
+    """
     own = {option for action in parser._actions for option in action.option_strings}
     words, topic = take_help(list(words), names_source)
     rest, flags = split_flags(words, own)
@@ -95,7 +97,10 @@ def read_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> argpars
 
 
 def without_search(spec: str, words: list[str], parent: str | None = None) -> tuple[list[str], Policy | None]:
-    """Returns the words of a spec without its policy, and the policy: off, or None. Raises UserError for auto."""
+    """Returns the arguments of a spec without its search policy, and the policy ("off" or None).
+
+    Raises UserError for the policy "auto", which requests a search.
+    """
     policy, rest = take_policy(words)
     if policy is None:
         return rest, None
@@ -108,13 +113,13 @@ def without_search(spec: str, words: list[str], parent: str | None = None) -> tu
 
 
 def search_command(spec: str, words: Sequence[str], parent: str | None = None) -> str:
-    """Returns the command that searches for settings of the training that a spec, its words and its parent describe."""
+    """Returns the `worldsmith tune` command for the training that a spec, its overrides and its parent describe."""
     start = ["--parent", parent] if parent else []
     return f"worldsmith tune {shlex.join(['--spec', spec, *words, *start])} -o DIR"
 
 
 def print_help(parser: argparse.ArgumentParser, args: argparse.Namespace, topic: str | None) -> None:
-    """Prints the help of the command, or of all flags of the given recipe or file."""
+    """Prints the help of the command, or the help of all flags if a recipe or file is given."""
     if not any(sources(args)):
         parser.print_help()
         return
@@ -130,16 +135,25 @@ def print_help(parser: argparse.ArgumentParser, args: argparse.Namespace, topic:
 
 
 def load_run(args: argparse.Namespace, *, keep_unset: Kept = False) -> tuple[Loaded, list[str]]:
-    """Returns the resolved tree, and the override words that flags and tail amount to.
+    """Loads the config that the parsed arguments describe.
 
-    Raises ConfigError or UserError.
+    Args:
+        args: Result of `read_words`.
+        keep_unset: How environment variables that are not set are treated, see `Kept`; False: they are errors.
+
+    Returns:
+        The resolved config, and all its changes as override words.
+
+    Raises:
+        ConfigError: With all mistakes in the config.
+        UserError: If the arguments do not name exactly one source.
     """
     draft, words, overrides = draft_run(args)
     return finish(draft, overrides, keep_unset=keep_unset), words
 
 
 def draft_run(args: argparse.Namespace) -> tuple[Draft, list[str], list[Override]]:
-    """Returns the tree before flags and words, these as words, and as overrides that are left to apply."""
+    """Returns the config before its overrides, all changes as words, and the overrides that are still to be applied."""
     problems: list[Problem] = []
     tail = parse_overrides(args.overrides, problems)
     choosing, flags = take_recipe_flags(args.flags)
@@ -157,7 +171,7 @@ def sources(args: argparse.Namespace) -> list[Any]:
 
 
 def source_name(args: argparse.Namespace) -> str:
-    """Returns the one file or recipe that the words name. Raises UserError if none exists, or more than one."""
+    """Returns the one file or recipe that the arguments name. Raises UserError if they name none or several."""
     if sum(value is not None for value in sources(args)) != 1:
         ways = "a recipe's name, `--sft-toml FILE`, `--base FILE …`, `--spec FILE` or `--module M --config NAME`"
         raise UserError(f"name one recipe or file: {ways}; `worldsmith recipes` lists the recipes")

@@ -1,4 +1,4 @@
-"""`worldsmith schema`: JSON Schemas of recipe TOML, config and specs, and the reference page of all config keys."""
+"""`worldsmith schema`: JSON Schemas of recipe TOML, configs and specs, and the reference page of all config keys."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints or writes the text. Raises UserError or ConfigError."""
+    """Prints or writes the requested text; returns the exit code. Raises UserError or ConfigError."""
     if args.recipe and args.what != "tree":
         raise UserError(f"a recipe can be used with `worldsmith schema tree`, not with `{args.what or '--all'}`")
     if args.all != (args.what is None):
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def write_all(folder: str | None, style: str) -> int:
-    """Writes the files of all spec forms; returns 1 if some could not be built."""
+    """Writes the schemas and templates of all spec formats to a folder; returns 1 if some could not be built."""
     from worldsmith.dialects.cosmos_rl.write.spec_folder import spec_files
     from worldsmith.files.atomic import write_text
 
@@ -112,7 +112,13 @@ def write_all(folder: str | None, style: str) -> int:
 
 
 def schema_text(what: str, recipe: str | None = None, *, style: str = "json-schema") -> str:
-    """Returns the text that the command prints: a schema, or the reference page."""
+    """Returns the text for `worldsmith schema`: a schema, the reference page or the table of metrics.
+
+    Args:
+        what: One of `DESCRIBED`, or an action whose spec is described.
+        recipe: For "tree": the recipe whose values are the defaults; None: all recipes.
+        style: Schema format of a spec: "json-schema" or "tao".
+    """
     from worldsmith.dialects.cosmos_rl.write.spec_folder import STYLES, as_text
 
     if what not in DESCRIBED:
@@ -130,7 +136,7 @@ def schema_text(what: str, recipe: str | None = None, *, style: str = "json-sche
 
 
 def find_form(name: str) -> SpecForm:
-    """Returns the spec form of an action; raises KeyError for an action without specs."""
+    """Returns the spec format of an action; raises KeyError for an action without specs."""
     if name != _TUNE:
         return form_of(name)
     (action,) = kinds_of(_TUNE).values()
@@ -138,13 +144,12 @@ def find_form(name: str) -> SpecForm:
 
 
 def all_forms() -> Mapping[str, Callable[[], SpecForm]]:
-    """Returns the spec forms of all actions, each built when it is called."""
+    """Returns the spec formats of all actions, by name; each value is a function that builds the format."""
     return {name: functools.partial(find_form, name) for name in SPEC_ACTIONS if name not in COMMANDS}
 
 
 def reference_page(trees: Mapping[str, Config]) -> str:
-    """Returns the reference page in Markdown; `trees` are the unresolved trees of the recipes whose classes are
-    described."""
+    """Returns the reference page in Markdown for the classes in `trees` (recipe name -> unresolved config)."""
     return "\n".join([_HEAD, *_toml_part(trees), *_TreePart(trees).lines])
 
 

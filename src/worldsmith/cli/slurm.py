@@ -1,4 +1,4 @@
-"""`worldsmith launch --slurm`: the same launch as a SLURM job, described by one script."""
+"""`worldsmith launch --slurm`: submits the launch as a SLURM job, defined by one script."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ exit "$code"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds SLURM's options to torchrun's."""
+    """Adds the options of SLURM to torchrun's parser."""
     group = parser.add_argument_group("SLURM")
     group.add_argument("--slurm", action="store_true")
     group.add_argument("--print", action="store_true", dest="print_script")
@@ -63,8 +63,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def submit(args: argparse.Namespace, parser: argparse.ArgumentParser, head: Sequence[str], words: Sequence[str]) -> int:
-    """Prints the script of a job, or hands it to `sbatch`. `args` are those of the options `head`, `words` what each
-    machine launches. Raises UserError for what cannot work."""
+    """Prints the script of a SLURM job, or submits it with `sbatch`; returns the exit code.
+
+    Args:
+        args: Parsed options `head`.
+        parser: Parser of `args`, for the defaults.
+        head: Options of `worldsmith launch`, without the command.
+        words: Command that each machine launches, with its arguments.
+
+    Raises:
+        UserError: If an option cannot work in a job, or `sbatch` does not exist.
+    """
     text = script(args, parser, head, words)
     if args.print_script:
         print(text, end="")
@@ -119,9 +128,9 @@ def script(args: argparse.Namespace, parser: argparse.ArgumentParser, head: Sequ
 
 
 def directive(option: str) -> str:
-    """Returns the line of a further option of sbatch.
+    """Returns the #SBATCH line of an additional option.
 
-    Raises UserError for one that is not written as `--name=value`.
+    Raises UserError if it is not written as `--name` or `--name=value`.
     """
     found = OPTION.fullmatch(option)
     if found is None or not option.isprintable():
@@ -131,7 +140,7 @@ def directive(option: str) -> str:
 
 
 def whole_number(name: str, text: str, most: int, *, least: int = 0) -> int:
-    """Returns the number that an option gives. Raises UserError for one outside the range."""
+    """Returns the integer value of an option. Raises UserError if it is out of range."""
     number = int(text) if re.fullmatch("[0-9]{1,9}", text) else -1
     if not least <= number <= most:
         raise refused(name, f"an integer from {least} to {most}", text)

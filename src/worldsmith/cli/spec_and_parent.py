@@ -1,4 +1,4 @@
-"""`--spec` and `--parent`: a spec of another system instead of a settings file, a run or result instead of a model."""
+"""`--spec` and `--parent`: a spec of another system as settings, and a run or result as the source of the model."""
 
 from __future__ import annotations
 
@@ -41,9 +41,14 @@ PARENT_HELP = (
 
 
 def read_spec_words(name: str, words: Words, *, settings: str) -> None:
-    """Reads the spec that ``--spec`` names, and removes the dotted arguments that change it from `words`.
+    """Translates the spec of ``--spec`` into `words.spec`, and removes the dotted overrides from `words.loose`.
 
-    A parent, of the spec or of the command line, replaces the model that the file names.
+    A parent, given by the spec or on the command line, replaces the model that the file names.
+
+    Args:
+        name: Name of the command.
+        words: Sorted arguments of the command; modified in place.
+        settings: Name of the option for a settings file, which cannot be combined with a spec.
 
     Raises:
         UserError: For a command without specs, and for an argument that names a model in addition to a parent.
@@ -86,7 +91,7 @@ def read_spec_words(name: str, words: Words, *, settings: str) -> None:
 def read_stack_words(words: Words, *, settings: str) -> None:
     """Reads a SAT stack as the samples of `generate`: the file that ``--spec`` names and the files after it.
 
-    Other arguments without a flag change the stack, as in ``args.seed=7``.
+    Other arguments without a flag change the stack, such as ``args.seed=7``. `words` is modified in place.
 
     Raises:
         UserError: For other files.
@@ -113,7 +118,13 @@ def reads_specs(name: str) -> bool:
 
 
 def adopt_parent(name: str, words: Words, kinds: Sequence[type[Action]], file: str | None) -> None:
-    """Adds the flags that a parent stands for; values of flags, a settings file or a spec stay unchanged.
+    """Adds the flags that a parent provides to `words`; values of flags, a settings file or a spec have priority.
+
+    Args:
+        name: Value of ``--parent``.
+        words: Sorted arguments of the command; modified in place.
+        kinds: Classes that may implement the command.
+        file: Path of the settings file, if given.
 
     Raises:
         UserError: For an action that reads no model, for a model in addition to the parent, and as `find_parent` does.
@@ -180,7 +191,7 @@ def reads_model(kind: type[Action]) -> bool:
 
 
 def take_parent_of_spec(args: argparse.Namespace) -> bool:
-    """Moves `parent_job_id` of a training spec to `args.parent`; returns whether the model is that of a parent.
+    """Moves `parent_job_id` of a training spec to `args.parent`; returns whether the parent provides the model.
 
     Raises UserError as `parent_of_spec` does.
     """
@@ -199,8 +210,7 @@ def take_parent_of_spec(args: argparse.Namespace) -> bool:
 
 
 def spec_of_run(args: argparse.Namespace) -> Spec | None:
-    """Returns the training spec of a command, with the changes of its arguments; `None` if the command names another
-    source."""
+    """Returns the training spec of a command with its overrides; None if the command names another source."""
     from worldsmith.dialects.cosmos_rl.train.draft import is_train_spec
     from worldsmith.dialects.cosmos_rl.train.form import FORM
 
@@ -210,8 +220,7 @@ def spec_of_run(args: argparse.Namespace) -> Spec | None:
 
 
 def start_of_resumed_run(args: argparse.Namespace) -> tuple[str | None, str | None]:
-    """Returns the initial weights and the model of the run of these arguments, if its folder has checkpoints; else
-    `None`."""
+    """Returns the initial weights and the backbone of the run to resume; (None, None) if it has no checkpoints."""
     from worldsmith.actions.parents import backbone_of, is_run, read_tree
     from worldsmith.checkpoint.run.find_checkpoint import checkpoint_folders
     from worldsmith.cli.run_source import load_run

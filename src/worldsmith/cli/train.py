@@ -1,6 +1,6 @@
 """`worldsmith train`: runs, resumes or plans a training run.
 
-Exit codes: 0 done, 1 failed, 2 a mistake of the user, 75 asked to stop and saved (the same command resumes).
+Exit codes: 0 done, 1 failed, 2 a mistake of the user, 75 stopped on request and saved (the same command resumes).
 """
 
 from __future__ import annotations
@@ -74,13 +74,16 @@ read_words = run_source.read_words
 
 
 def check(args: argparse.Namespace) -> None:
-    """Reads the config as `run` does. Raises ConfigError or UserError for what the user can mend."""
+    """Loads the config as `run` does. Raises ConfigError or UserError for what the user can fix."""
     adopt_parent_run(args)
     run_source.load_run(args)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Trains. Raises ConfigError or UserError for what the user can mend."""
+    """Trains, or plans or rehearses a training; returns the exit code.
+
+    Raises ConfigError or UserError for what the user can fix.
+    """
     refuse_ignored(args)
     of_spec, parent = args.spec_words, args.parent
     adopt_parent_run(args)
@@ -109,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def refuse_ignored(args: argparse.Namespace) -> None:
-    """Raises UserError for options that would change nothing."""
+    """Raises UserError for options that would have no effect."""
     if args.rehearse and args.dryrun:
         raise UserError(
             "--dryrun checks this machine, with the run's data and weights; --rehearse needs none of them, and "
@@ -133,10 +136,7 @@ def refuse_ignored(args: argparse.Namespace) -> None:
 
 
 def dryrun(loaded: Loaded, *, show_tree: bool, **asked: Any) -> int:
-    """Prints the plan, or why the run would not start, and with `show_tree` the resolved tree after the plan.
-
-    `asked` are settings of the dry run.
-    """
+    """Prints the plan, and with `show_tree` the resolved config after it; `asked` are settings of `DryRun`."""
     from worldsmith.actions.dry_run import DryRun
 
     with mistakes_of_the_user():
@@ -146,7 +146,7 @@ def dryrun(loaded: Loaded, *, show_tree: bool, **asked: Any) -> int:
 
 
 def rehearse(args: argparse.Namespace) -> int:
-    """Prints what was rehearsed, or what would go wrong."""
+    """Prints the result of a rehearsal of the run and returns its exit code."""
     from worldsmith.tools.rehearse.rehearse import Rehearse
 
     with mistakes_of_the_user():
@@ -154,7 +154,7 @@ def rehearse(args: argparse.Namespace) -> int:
 
 
 def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
-    """Runs or resumes; a run that has done all its steps says so at once."""
+    """Runs or resumes a training; returns the exit code. For a completed run it only prints that it is complete."""
     from worldsmith.checkpoint.run.save_error import SaveError
     from worldsmith.distributed.world import stop_world
     from worldsmith.training.callbacks.base import Outcome
@@ -210,7 +210,7 @@ def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
 
 
 def next_lines(folder: Path) -> list[str]:
-    """Commands that use a finished run, for the current folder; those that lack data to name are omitted."""
+    """Returns lines with commands that use a finished run; commands that need data that is not known are omitted."""
     from worldsmith.monitor.page.next_steps import OTHER_CLIPS, OTHER_DATA, using_it
     from worldsmith.monitor.page.run_files import read_run
 
@@ -224,10 +224,11 @@ def next_lines(folder: Path) -> list[str]:
 
 
 def resume_command(name: str) -> str:
-    """Returns the command that resumes the run: the one that started it, of its launcher where it has one, for a shell.
+    """Returns the shell command that resumes the run: the one that started it, or that of its launcher.
 
     Args:
-        name: The name of a run that its command does not name, without which the command would start another one.
+        name: Name of a run that was started without a name; it is added, so that the command does not start a new run.
+            Empty: the command already selects the run.
     """
     words = shlex.split(os.environ.get(COMMAND_VARIABLE, "")) or started_as()
     if name:

@@ -1,7 +1,8 @@
-"""Adherence: does the generated video show what the prompt asked for?
+"""Prompt adherence of the moving-shapes model: does the generated video show what the prompt asked for?
 
-The prompts are those of the moving-shapes dataset: each names one color, one shape and one direction. `detect` reads
-them from the generated frames with plain image measurements, no network; a video counts as right when all three are.
+The prompts are those of the moving-shapes dataset: each names one color, one shape and one direction. `detect` measures
+these attributes in the generated frames with plain image processing, without a network. A video is correct if all three
+attributes are.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ MIN_GOOD_FRAMES = 0.7
 
 @dataclass(frozen=True, slots=True)
 class ShapePrompt:
-    """One line of a ``prompts.jsonl``. `held_out` marks a combination that training never showed."""
+    """One evaluation prompt of a ``prompts.jsonl``.
+
+    `held_out`: the combination of attributes does not occur in the training data.
+    """
 
     prompt: str
     seed: int
@@ -61,28 +65,30 @@ class Judgement:
 
     @property
     def right(self) -> bool:
+        """Whether all three attributes were detected as the prompt states them."""
         return all(getattr(self, name) == getattr(self.prompt, name) for name in ATTRIBUTES)
 
 
 @dataclass(frozen=True, slots=True)
 class Adherence:
-    """The judgements of one model over a set of prompts."""
+    """Evaluation result of one model over a set of prompts."""
 
     judgements: list[Judgement]
 
     @property
     def score(self) -> float:
-        """Fraction of the prompts whose video is right in all three attributes."""
+        """Fraction of the prompts (0 to 1) whose video is correct in all three attributes."""
         return fraction(judgement.right for judgement in self.judgements)
 
     def by_attribute(self) -> dict[str, float]:
+        """Returns the accuracy (0 to 1) of each attribute by itself."""
         return {
             name: fraction(getattr(judgement, name) == getattr(judgement.prompt, name) for judgement in self.judgements)
             for name in ATTRIBUTES
         }
 
     def by_novelty(self) -> dict[str, tuple[float, int]]:
-        """Score and count by group: combinations that were in the training data, and those that were not."""
+        """Returns (score, number of prompts) for combinations in the training data and for held-out combinations."""
         groups = {
             "seen combinations": [j for j in self.judgements if not j.prompt.held_out],
             "held-out combinations": [j for j in self.judgements if j.prompt.held_out],
@@ -90,6 +96,7 @@ class Adherence:
         return {name: (fraction(j.right for j in group), len(group)) for name, group in groups.items() if group}
 
     def to_dict(self) -> dict:
+        """Returns all results as plain data for JSON."""
         return {
             "adherence": self.score,
             "prompts": len(self.judgements),
@@ -103,7 +110,7 @@ class Adherence:
 
 
 def load_prompts(path: Path) -> list[ShapePrompt]:
-    """Reads a ``prompts.jsonl``. Raises ValueError with file and line where a line is not such a prompt."""
+    """Reads a ``prompts.jsonl``. Raises ValueError, with file and line number, if it is invalid or empty."""
     prompts = []
     for number, line in enumerate(read_lines(path), start=1):
         if not line.strip():
@@ -118,7 +125,7 @@ def load_prompts(path: Path) -> list[ShapePrompt]:
 
 
 def parse_prompt(line: str) -> ShapePrompt:
-    """Parses a line. Raises ValueError or RecursionError if it is no prompt, or names unknown attributes."""
+    """Parses one line. Raises ValueError or RecursionError if it is not a valid prompt or has unknown attributes."""
     record, hints = json.loads(line), get_type_hints(ShapePrompt)
     if not isinstance(record, dict) or any(name not in record for name in hints):
         raise ValueError(f"expected a JSON object with {', '.join(hints)}; found {line[:80]!r}")
@@ -132,7 +139,15 @@ def parse_prompt(line: str) -> ShapePrompt:
 
 
 def judge(prompts: Sequence[ShapePrompt], videos: Sequence[np.ndarray]) -> Adherence:
-    """Judges one video (uint8 ``[T, H, W, 3]``) for each prompt."""
+    """Detects the attributes in each video and compares them with its prompt.
+
+    Args:
+        prompts: The prompts.
+        videos: One generated video per prompt, uint8 ``[T, H, W, 3]``.
+
+    Returns:
+        The results, in the order of the prompts.
+    """
     judgements = []
     for prompt, video in zip(prompts, videos, strict=True):
         seen = detect(video)
@@ -141,6 +156,7 @@ def judge(prompts: Sequence[ShapePrompt], videos: Sequence[np.ndarray]) -> Adher
 
 
 def fraction(hits: Iterable[bool]) -> float:
+    """Returns the fraction of true values; 0 if there are no values."""
     values = list(hits)
     return sum(values) / len(values) if values else 0.0
 
@@ -175,14 +191,21 @@ class Detection:
 
     @property
     def attributes(self) -> Attributes | None:
-        """The three attributes, or None unless all are known."""
+        """The three attributes; None if any of them is ambiguous."""
         if self.colour is None or self.shape is None or self.direction is None:
             return None
         return Attributes(self.colour, self.shape, self.direction)
 
 
 def detect(video: np.ndarray) -> Detection:
-    """Reads one clip, uint8 [T, H, W, 3]. Raises ValueError for another type or form."""
+    """Detects color, shape and direction in one clip.
+
+    Args:
+        video: uint8 ``[T, H, W, 3]``.
+
+    Raises:
+        ValueError: If the video has another dtype or shape.
+    """
     if video.ndim != 4 or video.shape[3] != 3 or video.dtype != np.uint8:
         raise ValueError(f"expected a uint8 video [T, H, W, 3], found {video.dtype} {list(video.shape)}")
     frames = video.astype(np.float32)
@@ -200,7 +223,7 @@ def detect(video: np.ndarray) -> Detection:
 
 
 def segment(frames: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Segments the shape: returns its coverage (float [T, H, W], 0 to 1) and the frames with one clear shape.
+    """Segments the shape: returns its coverage (float [T, H, W], 0 to 1), and which frames have one clear shape.
 
     Coverage is the color distance from the median of the border, relative to the largest distance. The level 1/2 lies
     on the true outline even if the edge is blurred. Pixels that are not connected to the shape have coverage 0.
@@ -220,7 +243,7 @@ def segment(frames: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def largest_piece(mask: np.ndarray) -> np.ndarray:
-    """Grows, in every frame, the 4-connected piece around the place where the mask is densest."""
+    """Returns, for every frame, the 4-connected component at the densest point of the mask (bool [T, H, W])."""
     density = box_sum(mask.astype(np.int32), 3) * mask
     seed = density.reshape(len(mask), -1).argmax(axis=1)
     piece = np.zeros_like(mask)
@@ -239,7 +262,7 @@ def largest_piece(mask: np.ndarray) -> np.ndarray:
 
 
 def box_sum(values: np.ndarray, reach: int) -> np.ndarray:
-    """Sum over the (2·reach+1)² neighborhood in the last two axes, zeros outside."""
+    """Returns the sums over (2·reach+1)² neighborhoods in the last two axes of [T, H, W]; values outside count as 0."""
     for axis in (1, 2):
         pad = [(0, 0)] * 3
         pad[axis] = (reach + 1, reach)
@@ -251,7 +274,7 @@ def box_sum(values: np.ndarray, reach: int) -> np.ndarray:
 
 
 def read_colour(frames: np.ndarray, core: np.ndarray, measurements: dict[str, float]) -> tuple[str | None, str]:
-    """Hue of the median inner color, per frame and then over the frames."""
+    """Returns the color name from the hue of the median inner color over all frames, or None and the reason."""
     inner = np.median([np.median(frame[inside], axis=0) for frame, inside in zip(frames, core)], axis=0)
     saturation = float((inner.max() - inner.min()) / max(inner.max(), 1.0))
     # The angle in the color plane that is perpendicular to gray.
@@ -267,10 +290,11 @@ def read_colour(frames: np.ndarray, core: np.ndarray, measurements: dict[str, fl
 
 
 def read_shape(cover: np.ndarray, measurements: dict[str, float]) -> tuple[str | None, str]:
-    """Square or triangle by how far the shape leans upwards, then checked by its outline; medians over the frames.
+    """Returns "square" or "triangle" according to the vertical skewness and the outline, or None and the reason.
 
-    The lean is the third central moment of the cover over the cube of its spread: 0 for a square and 0.57 upwards for a
-    triangle on its base. Blur rounds corners but leaves the third moment as it is.
+    The skewness is the third central moment of the coverage divided by the cube of its standard deviation: 0 for a
+    square and 0.57 upwards for a triangle on its base. Blur rounds corners but does not change the third moment. All
+    measurements are medians over the frames.
     """
     values = np.median([(*lean(frame), *ideal_overlaps(frame > 0.5)) for frame in cover], axis=0)
     names = ("lean_sideways", "lean_upwards", "square_overlap", "triangle_overlap")
@@ -284,7 +308,7 @@ def read_shape(cover: np.ndarray, measurements: dict[str, float]) -> tuple[str |
 
 
 def lean(cover: np.ndarray) -> tuple[float, float]:
-    """Skewness of the cover along x and, upwards being positive, along y."""
+    """Returns the skewness of the coverage [H, W] along x and along y (positive: upwards)."""
     weight = np.clip(cover - 0.15, 0.0, None)
     found = []
     for axis in (0, 1):
@@ -296,7 +320,7 @@ def lean(cover: np.ndarray) -> tuple[float, float]:
 
 
 def ideal_overlaps(mask: np.ndarray) -> tuple[float, float]:
-    """Intersection over union with a square and a triangle of the mask's own center and spreads."""
+    """Returns the IoU of a mask with a square and with a triangle of the mask's center and standard deviations."""
     rows, columns = np.nonzero(mask)
     y, x = np.mgrid[: mask.shape[0], : mask.shape[1]]
     y, x = y - rows.mean(), x - columns.mean()
@@ -311,11 +335,12 @@ def ideal_overlaps(mask: np.ndarray) -> tuple[float, float]:
 
 
 def overlap(a: np.ndarray, b: np.ndarray) -> float:
+    """Returns the intersection over union (IoU) of two boolean masks."""
     return float((a & b).sum() / (a | b).sum())
 
 
 def read_direction(piece: np.ndarray, indices: np.ndarray, measurements: dict[str, float]) -> tuple[str | None, str]:
-    """Returns the way of the straight line through the center's track, if the center really follows it."""
+    """Returns the direction of a line fit through the centers, or None and the reason if the motion is not straight."""
     height, width = piece.shape[1:]
     centres = np.array([[np.nonzero(m)[1].mean() / width, np.nonzero(m)[0].mean() / height] for m in piece])
     if len(indices) < 3:

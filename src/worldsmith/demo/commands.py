@@ -1,4 +1,4 @@
-"""`worldsmith dataset moving-shapes OUT` and `worldsmith dataset falling-objects OUT`."""
+"""Commands `worldsmith dataset moving-shapes OUT` and `worldsmith dataset falling-objects OUT`."""
 
 from __future__ import annotations
 

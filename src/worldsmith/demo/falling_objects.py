@@ -1,12 +1,12 @@
 """The falling-objects dataset: one object is dropped onto a bar, and up to four laws of physics are broken.
 
-A clip starts from a score of 5 and loses one point for each of the four laws in `VIOLATIONS` that it breaks. In every
-round of 60 clips each score comes 12 times and each law is broken in 30 clips, so that the answer to a question about
-one law is "yes" for half of the clips.
+A clip has a score of 5 minus one point for each of the four laws in `VIOLATIONS` that it breaks. In every round of 60
+clips each score occurs 12 times and each law is broken in 30 clips, so that the answer to a question about one law is
+"yes" for half of the clips.
 
 Each of the folders videophy2_train and videophy2_val holds the scores in the VideoPhy-2 layout (meta.json, media/,
-text/) and questions with the answer yes or no in the LLaVA layout (annotations.json). The training annotations ask all
-questions about a clip in one conversation; the held-out ones ask one at a time.
+text/) and questions with the answer yes or no in the LLaVA layout (annotations.json). A training record has all
+questions about a clip in one conversation; a held-out record has one question.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ RED_IN_HALF = ("red", "red", "red", *(colour for colour in COLOURS if colour != 
 
 @dataclass(frozen=True)
 class FallingObjects(SyntheticDataset):
-    """Clips for a reasoner."""
+    """Parameters of a falling-objects dataset: clips with scores and questions, for training a reasoner."""
 
     kind = "falling-objects"
     format_version = 2
@@ -122,7 +122,7 @@ class FallingScene:
 
     @property
     def score(self) -> int:
-        """Plausibility, 5 (no law broken) to 1 (all four)."""
+        """Plausibility score, from 5 (no law broken) to 1 (all four broken)."""
         return 5 - len(self.broken)
 
     @property
@@ -132,8 +132,7 @@ class FallingScene:
 
 
 def sample_scene(rng: np.random.Generator, broken: frozenset[str], colour: str, shape: str, left: bool) -> FallingScene:
-    """Returns a random scene of this object in one half of the image that breaks the laws in `broken` and no
-    others."""
+    """Returns a random scene of an object on the left or right side that breaks exactly the laws in `broken`."""
     side = rng.uniform(14.0, 18.0)
     # Measured along the fall, from the side where the object starts.
     start = EDGE + side / 2 + rng.uniform(0.0, 2.0)
@@ -158,9 +157,9 @@ def sample_scene(rng: np.random.Generator, broken: frozenset[str], colour: str, 
 
 
 def path(scene: FallingScene, num_frames: int) -> np.ndarray:
-    """Height of the object's center in every frame, from the top of the image: float64 [T].
+    """Returns the height of the object's center in every frame: float64 [T], from the image top, in 1/64 of its side.
 
-    Constant acceleration; the object bounces off the bar, or off the image's edge when it passes through the bar.
+    The acceleration is constant. The object bounces off the bar, or off the image's edge if it passes through the bar.
     """
     passes = "passes" in scene.broken
     contact = scene.bar - BAR / 2 - scene.side / 2
@@ -179,7 +178,16 @@ def path(scene: FallingScene, num_frames: int) -> np.ndarray:
 
 
 def render_falling_object(scene: FallingScene, *, size: int = 64, num_frames: int = 16) -> np.ndarray:
-    """Returns the clip of a scene with anti-aliased edges: uint8 [T, H, W, 3]."""
+    """Renders the clip of a scene with anti-aliased edges.
+
+    Args:
+        scene: The scene.
+        size: Height and width in pixels.
+        num_frames: Number of frames T.
+
+    Returns:
+        uint8 ``[T, size, size, 3]``.
+    """
     scale = size / CANVAS
     grid = ((np.arange(size) + 0.5) / scale).astype(np.float32)
     times = np.linspace(0.0, 1.0, num_frames)
@@ -203,7 +211,7 @@ def render_falling_object(scene: FallingScene, *, size: int = 64, num_frames: in
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question about one clip with its true answer, "yes" or "no"."""
+    """One question about one clip with its correct answer, "yes" or "no"."""
 
     topic: str
     text: str
@@ -211,7 +219,7 @@ class Question:
 
 
 def ask(scene: FallingScene) -> list[Question]:
-    """Returns the questions of all topics. Each is answered with yes for half of the scenes of a round."""
+    """Returns the questions of all topics. For each, the answer is yes for half of the scenes of a round."""
     facts = {law: law in scene.broken for law in VIOLATIONS} | {"left": scene.left, "red": scene.colour == "red"}
     return [Question(topic, text, "yes" if facts[topic] else "no") for topic, text in QUESTIONS.items()]
 
@@ -230,15 +238,15 @@ def describe_scene(scene: FallingScene) -> str:
 
 
 def all_sentences() -> list[str]:
-    """Returns all prompts of the dataset, in a fixed order."""
+    """Returns all prompts that can occur in the dataset, in a fixed order."""
     return [SCORE_PROMPT, DESCRIBE, *(f"{question} {ANSWER_HINT}" for question in QUESTIONS.values())]
 
 
 def draw_scenes(dataset: FallingObjects, split: str) -> list[FallingScene]:
-    """Returns the scenes of a split: a pure function of the seed and the split; more clips begin with the same ones.
+    """Returns the scenes of a split. They depend only on seed and split; a larger split begins with the same scenes.
 
-    They come in rounds of 60, in which each score comes 12 times, and each broken law, each shape, each half of the
-    image and red objects 30 times.
+    The scenes come in rounds of 60, in which each score occurs 12 times, and each broken law, each shape, each half of
+    the image and red objects 30 times.
     """
     scenes = []
     for index in range(dataset.counts[split]):
@@ -252,14 +260,14 @@ def draw_scenes(dataset: FallingObjects, split: str) -> list[FallingScene]:
 
 
 def score_conversation(scene: FallingScene) -> dict[str, Any]:
-    """Conversation that asks for the score; the answer is one digit."""
+    """Returns the conversation that requests the score of a clip; the answer is one digit."""
     request = [{"type": "video", "video": "video_0"}, {"type": "text", "text": SCORE_PROMPT}]
     answer = [{"type": "text", "text": str(scene.score)}]
     return {"conversations": [{"role": "user", "content": request}, {"role": "assistant", "content": answer}]}
 
 
 def llava_records(dataset: FallingObjects, split: str, scenes: list[FallingScene]) -> Iterator[dict[str, Any]]:
-    """Yields the LLaVA-style records of a split."""
+    """Yields the records of a split in the LLaVA layout."""
     rng = np.random.default_rng([dataset.seed, SPLITS[split], 2])
     for index, scene in enumerate(scenes):
         questions = [question for question in ask(scene) if question.topic in dataset.topics]
@@ -281,7 +289,7 @@ def question_and_answer(question: Question) -> tuple[str, str]:
 
 
 def llava_record(index: int, kind: str, turns: list[tuple[str, str]]) -> dict[str, Any]:
-    """Record of one conversation about one clip; the video precedes the first question."""
+    """Returns the record of one conversation about one clip; the video precedes the first question."""
     conversations = []
     for place, (question, answer) in enumerate(turns):
         tag = "<video>\n" if place == 0 else ""

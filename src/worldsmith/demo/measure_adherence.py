@@ -1,4 +1,4 @@
-"""`worldsmith evaluate MODEL --prompts FILE`: how often generated videos show what the prompt asks for."""
+"""`worldsmith evaluate MODEL --prompts FILE`: measures how often generated videos show what the prompt asks for."""
 
 from __future__ import annotations
 
@@ -82,6 +82,7 @@ class MeasureAdherence(VideoAction):
         return Result(summarize_adherence(out, figures), figures)
 
     def find_models(self) -> dict[str, StoredModel]:
+        """Returns the models "trained" and, if configured, "untrained". Raises UserError if one needs an image."""
         config = self.config
         models = {"trained": find_model(config.model, weights=config.weights, base=config.base)}
         if config.untrained is not None:
@@ -108,12 +109,12 @@ class MeasureAdherence(VideoAction):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The sampling settings that are given."""
+        """The sampling settings that the config sets."""
         said = {name: getattr(self.config, name) for name in SETTINGS}
         return {name: value for name, value in said.items() if value is not None}
 
     def known(self) -> dict[str, Any]:
-        """Metrics of an earlier command with the same signature; empty if there are none."""
+        """Returns the metrics of an earlier command with the same signature; empty if any of its files is missing."""
         result = Path(self.config.out) / RESULT
         if self.config.force or not result.is_file():
             return {}
@@ -132,7 +133,7 @@ class MeasureAdherence(VideoAction):
         return known if all(file.is_file() for file in made) else {}
 
     def signature(self) -> str:
-        """Fingerprint of the prompts, the settings, every file of the models, and the latest checkpoint."""
+        """Returns a fingerprint of the prompts, the settings and the model files (sizes and modification times)."""
         config, out = self.config, Path(self.config.out)
         digest = hashlib.sha256(Path(config.prompts).read_bytes())
         digest.update(repr((config.weights, config.base, sorted(self.settings.items()))).encode())
@@ -146,7 +147,7 @@ class MeasureAdherence(VideoAction):
 
 
 def legend(models: Iterable[str]) -> str:
-    """Explains the rows and the columns of the contact sheet."""
+    """Returns the text that explains the rows and columns of the contact sheet."""
     rows = {"trained": "videos of the trained network", "untrained": "videos of the same network before training"}
     return (
         f"Rows: {'; '.join(f'{name} = {rows[name]}' for name in models)}. Columns: one caption each, above its "
@@ -157,7 +158,7 @@ def legend(models: Iterable[str]) -> str:
 
 
 def title(judgement: Judgement) -> str:
-    """Title of a video on the contact sheet: the prompt and the detected attributes."""
+    """Returns the title of a video on the contact sheet: the prompt and the detected attributes."""
     seen = " ".join(getattr(judgement, name) or "?" for name in ("colour", "shape", "direction"))
     verdict = "right" if judgement.right else f"seen: {seen}"
     return f"{judgement.prompt.prompt} [{verdict}{', combination held out' if judgement.prompt.held_out else ''}]"
@@ -175,7 +176,7 @@ def video_name(index: int, prompt: ShapePrompt) -> str:
 
 
 def summarize_adherence(out: Path, figures: Mapping[str, Any]) -> list[str]:
-    """Returns the lines that name the files of the results, the scores by group, and the adherence."""
+    """Returns the output lines: result files, scores by group, and the adherence."""
     trained, untrained = figures["trained"], figures.get("untrained")
     apart = [f"{name} {value:.2f}" for name, value in trained["by_attribute"].items()]
     apart += [f"{name} {group['adherence']:.2f} of {group['prompts']}" for name, group in trained["by_novelty"].items()]

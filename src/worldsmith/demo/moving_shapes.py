@@ -26,7 +26,7 @@ DIRECTIONS = ("left", "right", "up", "down")
 
 
 class Attributes(NamedTuple):
-    """Attributes of one clip."""
+    """Color, shape and direction of one clip."""
 
     colour: str
     shape: str
@@ -61,7 +61,7 @@ WAYS = {
 
 
 class Wording(NamedTuple):
-    """Indices into the sentence frames, the verbs and the ways to name a direction."""
+    """Wording of a caption: indices of a sentence frame, a verb and a phrase for the direction."""
 
     frame: int
     verb: int
@@ -78,7 +78,7 @@ TRAIN_WORDINGS = tuple(w for w in WORDINGS if w not in HELD_OUT_WORDINGS)
 
 @dataclass(frozen=True)
 class MovingShapes(SyntheticDataset):
-    """Clips for a generator, as train/, val/ and prompts.jsonl."""
+    """Parameters of a moving-shapes dataset for training a generator, written as train/, val/ and prompts.jsonl."""
 
     kind = "moving-shapes"
     format_version = 3
@@ -141,10 +141,15 @@ def sample_scene(
     travels: tuple[float, float] = (24.0, 28.0),
     wander: float = 0.25,
 ) -> Scene:
-    """Returns a random scene that shows `attributes`: the shape crosses the image, and its whole path lies inside it.
+    """Returns a random scene that shows `attributes`: the shape crosses the image and stays inside it.
 
-    `sides` bounds the shape's side, `travels` the length of its path; `tones` are the gray levels around which the
-    background lies; `wander` is how much of the room around a centred path is used, 0 to 1.
+    Args:
+        rng: Random generator.
+        attributes: Color, shape and direction.
+        sides: Minimum and maximum side of the shape, in 1/64 of the image side, as all lengths here.
+        tones: Gray levels (0 to 255) near which the background is chosen.
+        travels: Minimum and maximum length of the path.
+        wander: Fraction (0 to 1) of the free space around a centered path that is used.
     """
     side = rng.uniform(*sides)
     low, high = MARGIN + side / 2, CANVAS - MARGIN - side / 2
@@ -170,7 +175,17 @@ def sample_scene(
 def render_moving_shape(
     scene: Scene, *, size: int = 64, num_frames: int = 17, frames: slice = slice(None)
 ) -> np.ndarray:
-    """Returns the clip of a scene with anti-aliased edges, or some of its frames: uint8 [T, H, W, 3]."""
+    """Renders the clip of a scene with anti-aliased edges.
+
+    Args:
+        scene: The scene.
+        size: Height and width in pixels.
+        num_frames: Number of frames of the clip.
+        frames: The frames to render; by default all.
+
+    Returns:
+        uint8 ``[T, size, size, 3]``, where T is the number of selected frames.
+    """
     scale = size / CANVAS
     grid = ((np.arange(size) + 0.5) / scale).astype(np.float32)
     dx, dy = STEP[scene.attributes.direction]
@@ -192,7 +207,14 @@ def render_moving_shape(
 
 
 def signed_distance(shape: str, x: np.ndarray, y: np.ndarray, half: float) -> np.ndarray:
-    """Distance to the outline of a shape inside the box [-half, half]², negative inside; y points down."""
+    """Returns the signed distance to the outline of a shape, negative inside.
+
+    Args:
+        shape: "square" or "triangle".
+        x: Horizontal offset from the shape's center.
+        y: Vertical offset, positive downwards; broadcast with `x`.
+        half: Half the side of the shape's bounding box, in the unit of the offsets.
+    """
     if shape == "square":
         return np.maximum(np.abs(x), np.abs(y)) - np.float32(half)
     # The triangle's slanted sides run from (0, -half) to (±half, half): normal (2, -1) / √5.
@@ -201,7 +223,7 @@ def signed_distance(shape: str, x: np.ndarray, y: np.ndarray, half: float) -> np
 
 
 def dense_caption(attributes: Attributes, wording: Wording) -> str:
-    """Returns a short sentence with color, shape and direction."""
+    """Returns a short sentence that names color, shape and direction."""
     return FRAMES[wording.frame].format(
         colour=attributes.colour,
         shape=attributes.shape,
@@ -211,7 +233,7 @@ def dense_caption(attributes: Attributes, wording: Wording) -> str:
 
 
 def structured_caption(attributes: Attributes, wording: Wording) -> dict[str, Any]:
-    """Returns the same content as a structured caption with two keys of its schema."""
+    """Returns the content of `dense_caption` as a structured caption with the keys `subjects` and `actions`."""
     motion = f"{VERBS[wording.verb]} {WAYS[attributes.direction][wording.way]}"
     return {
         "subjects": [{"description": f"{attributes.colour} {attributes.shape}"}],
@@ -227,9 +249,9 @@ def all_captions() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def draw_clip(dataset: MovingShapes, split: str, index: int) -> tuple[Scene, Wording]:
-    """Returns the scene and the wording of one clip: a pure function of the seed, the split and the index.
+    """Returns the scene and the wording of one clip. They depend only on the seed, the split and the index.
 
-    Combinations come round by round, each round in a random order, so that all are equally frequent.
+    All combinations of attributes occur once per round, in a random order, so that they are equally frequent.
     """
     combinations = TRAIN_COMBINATIONS if split == "train" else COMBINATIONS
     round_index, place = divmod(index, len(combinations))
@@ -241,7 +263,7 @@ def draw_clip(dataset: MovingShapes, split: str, index: int) -> tuple[Scene, Wor
 
 
 def clip_record(dataset: MovingShapes, split: str, index: int, scene: Scene, wording: Wording) -> dict[str, Any]:
-    """Returns the dataset line of one clip: one window over all of it, with a structured and a dense caption."""
+    """Returns the dataset record of one clip: one window over all frames, with a structured and a dense caption."""
     uuid = f"moving-shapes-{split}-{index:05d}"
     return {
         "uuid": uuid,
@@ -265,7 +287,7 @@ def clip_record(dataset: MovingShapes, split: str, index: int, scene: Scene, wor
 
 
 def prompts(dataset: MovingShapes) -> Iterator[dict[str, Any]]:
-    """Yields one evaluation prompt per combination, in wordings that no training caption has."""
+    """Yields one evaluation prompt per combination of attributes, in wordings that no training caption has."""
     rng = np.random.default_rng([dataset.seed, PROMPT_STREAM])
     order = rng.permutation(len(HELD_OUT_WORDINGS))
     for index, attributes in enumerate(COMBINATIONS):

@@ -1,4 +1,4 @@
-"""`SyntheticDataset`: the parameters of a dataset of clips that Worldsmith renders itself, and how it is written."""
+"""`SyntheticDataset`: parameters of a dataset of clips that Worldsmith renders, and how it is written."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MIN_FILE_BYTES = 4096
 
 @dataclass(frozen=True)
 class SyntheticDataset(ABC):
-    """Base class of synthetic datasets; equal parameters give equal files."""
+    """Base class of synthetic datasets. An instance holds the parameters; equal parameters produce equal files."""
 
     kind: ClassVar[str]
     format_version: ClassVar[int]
@@ -38,7 +38,7 @@ class SyntheticDataset(ABC):
     fps: int = 8
 
     def check(self, out: Path | None = None) -> None:
-        """Raises ValueError for parameters of which no dataset can be made, or none in the folder `out`."""
+        """Raises ValueError for invalid parameters or, if `out` is given, if its disk has too little space."""
         least = {"clips": 1, "val_clips": 0, "seed": 0, "size": 32, "num_frames": self.min_frames, "fps": 1}
         for name, low in least.items():
             if getattr(self, name) < low:
@@ -54,26 +54,26 @@ class SyntheticDataset(ABC):
 
     @property
     def counts(self) -> dict[str, int]:
-        """Clips of each split."""
+        """Number of clips by split."""
         return dict(zip(SPLITS, (self.clips, self.val_clips), strict=True))
 
     def header(self) -> dict[str, Any]:
-        """Returns the start of dataset.json, by which a folder is recognized as this dataset."""
+        """Returns the first entries of dataset.json, by which a folder is recognized as this dataset."""
         return {"dataset": self.kind, "format_version": self.format_version, **asdict(self)}
 
     def make(self, out: str | Path, *, force: bool = False, progress: Callable[[int, int], None] | None = None) -> bool:
-        """Writes the dataset and, last, dataset.json. A dataset that was interrupted is written again.
+        """Writes the dataset and, last, dataset.json. An incomplete dataset is written again.
 
         Args:
             out: Folder of the dataset.
             force: Replace a dataset with other parameters.
-            progress: Called with (written clips, all clips).
+            progress: Called with (number of written clips, number of all clips) after each clip.
 
         Returns:
-            False if the folder holds this dataset already.
+            False if the folder already holds this dataset, and True if it was written.
 
         Raises:
-            ValueError: For impossible parameters.
+            ValueError: For invalid parameters.
             FileExistsError: For a dataset with other parameters, unless `force`, and for a folder with other content.
         """
         out = Path(out)
@@ -87,11 +87,15 @@ class SyntheticDataset(ABC):
 
     @abstractmethod
     def write(self, out: Path, clip_written: Callable[[], None]) -> dict[str, Any]:
-        """Writes `contents` and calls `clip_written` after each clip; returns what dataset.json has besides."""
+        """Writes the files in `contents` and calls `clip_written` after each clip.
+
+        Returns:
+            Additional entries of dataset.json.
+        """
 
 
 def require_disk_space(out: Path, clips: int) -> None:
-    """Raises ValueError for more clips than fit on the disk of the folder `out`, however small they are."""
+    """Raises ValueError if the disk of `out` has less than the minimum space that `clips` clips need."""
     needed, free = clips * MIN_FILE_BYTES, shutil.disk_usage(nearest_folder(out)).free
     if needed > free:
         raise ValueError(

@@ -1,1 +1,1 @@
-"""Configs of other systems, read and written: a folder for each system. `translation` has what they share."""
+"""Reads and writes configs of other systems, one subpackage per system; `translation` has the shared code."""

@@ -1,4 +1,4 @@
-"""Translates files of another system to our settings: rules for their keys, the translation, and its report."""
+"""Translates config files of another system to our settings: rules for their keys, the translation, and its report."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ NoEffect = Literal["approximated", "unneeded", "refused", "dead"]
 
 
 class UnusableError(Exception):
-    """A value is known to be wrong, which has been reported, so nothing can be computed from it."""
+    """Raised if a rule needs a value that is known to be invalid; the problem has been reported already."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyRule:
-    """Translates some keys. A key of a section stands for all keys below it."""
+    """Rule that translates one or more keys. The key of a section stands for all keys below it."""
 
     keys: tuple[str, ...]
     outcome: Outcome | Literal["computed"]
@@ -59,7 +59,7 @@ class KeyRule:
 
 @dataclass(frozen=True, slots=True)
 class SpecForm:
-    """Translation rules for the specs of an action. Every key of `spec` has a rule."""
+    """Format of an action's specs: their class and the rules that translate them. Every key of `spec` has a rule."""
 
     name: str
     spec: type[Config]
@@ -86,7 +86,7 @@ class SpecForm:
 
 @dataclass(slots=True)
 class ForeignSpec(ABC):
-    """Values that were read from files of another system. Keys are dotted."""
+    """Base class of a config that was read from files of another system. Keys are dotted."""
 
     source: str
     rules: tuple[KeyRule, ...]
@@ -99,11 +99,11 @@ class ForeignSpec(ABC):
     @property
     @abstractmethod
     def keys(self) -> tuple[str, ...]:
-        """Returns all keys of values, in the order of the report."""
+        """All keys of values, in the order of the report."""
 
     @abstractmethod
     def get(self, key: str) -> Any:
-        """Returns the value of a key; its default if the key is left out."""
+        """Returns the value of a key; its default if the key is omitted."""
 
     @abstractmethod
     def default(self, key: str) -> Any:
@@ -115,7 +115,7 @@ class ForeignSpec(ABC):
 
     @abstractmethod
     def is_broken(self, key: str) -> bool:
-        """Returns whether its value, or one above or below it, is known to be wrong."""
+        """Returns whether the value of a key, or of one above or below it, is known to be invalid."""
 
     @abstractmethod
     def place(self, key: str) -> Place:
@@ -128,7 +128,7 @@ class ForeignSpec(ABC):
 
 @dataclass(frozen=True, slots=True)
 class ReportLine:
-    """Outcome of one key."""
+    """Line of the translation report: the outcome of one key."""
 
     key: str
     outcome: Outcome
@@ -141,7 +141,7 @@ class ReportLine:
 
 @dataclass
 class SpecTranslation(Translation):
-    """A spec and its translation to our settings, with the report. Keys are dotted."""
+    """Translation of a spec: our settings (`data`), its report (`lines`) and mistakes (`problems`). Keys are dotted."""
 
     spec: ForeignSpec
     sources: dict[Path, str] = field(default_factory=dict)
@@ -149,9 +149,9 @@ class SpecTranslation(Translation):
     lines: list[ReportLine] = field(default_factory=list)
 
     def get(self, key: str) -> Any:
-        """Returns the value of a key, which is the old system's default where the spec leaves it out.
+        """Returns the value of a key; the other system's default if the spec omits it.
 
-        Raises UnusableError for a value that is known to be wrong, which ends the rule.
+        Raises UnusableError for a value that is known to be invalid, which ends the rule.
         """
         if self.spec.is_broken(key):
             raise UnusableError(key)
@@ -161,7 +161,7 @@ class SpecTranslation(Translation):
         return self.spec.is_stated(key)
 
     def put(self, to: str, value: Any, *, source: str) -> None:
-        """Sets a value of ours; mistakes in it are shown at the key `source`."""
+        """Sets our setting `to`; mistakes in it are reported at the key `source`."""
         target = parse_path(to)
         self.set_value(target, value)
         self.sources[target] = source
@@ -171,7 +171,7 @@ class SpecTranslation(Translation):
     def move(
         self, key: str, to: str, outcome: Outcome, *, convert: Callable[[Any], Any] | None = None, why: str = ""
     ) -> None:
-        """Sets our value `to` from a key and reports it; None is left out. A ValueError of `convert` is a mistake."""
+        """Sets our setting `to` from a key and reports it; skips None. A ValueError of `convert` becomes a problem."""
         value = self.get(key)
         if value is None:
             return
@@ -185,18 +185,18 @@ class SpecTranslation(Translation):
     def assign(
         self, key: str, to: str, value: Any, note: str = "", *, outcome: Outcome = "renamed", warn: bool = False
     ) -> None:
-        """Sets our value `to`, which comes from a key, and reports it; `note` is appended to the report's text."""
+        """Sets our setting `to`, which is derived from a key, and reports it; `note` is appended to the text."""
         self.put(to, value, source=key)
         self.report(key, outcome, f"{to} = {format_value(value)}{note}", warn=warn)
 
     def report_stated(self, outcome: Outcome, text: str, *keys: str) -> None:
-        """Reports those of the keys that the spec states."""
+        """Adds a report line for each of the keys that the spec states."""
         for key in keys:
             if self.is_stated(key):
                 self.report(key, outcome, text)
 
     def report(self, key: str, outcome: Outcome, text: str, *, warn: bool = False) -> None:
-        """Adds a line to the report; for a section, one for each key that is stated."""
+        """Adds a line to the report; for a section, one for each of its keys that is stated."""
         if key in self.spec.open:
             text = f"{format_value(self.spec.open[key])} is a placeholder: {text}"
             warn = outcome in ("renamed", "approximated")
@@ -206,25 +206,25 @@ class SpecTranslation(Translation):
         self.lines += [ReportLine(leaf, outcome, text, self.is_stated(leaf), warn) for leaf in below or [key]]
 
     def refuse(self, key: str, message: str, fix: str | None = None) -> None:
-        """Adds a mistake, and a line to the report."""
+        """Adds a problem and a report line "refused" for a key; `fix` is the suggestion."""
         self.lines.append(ReportLine(key, "refused", message, self.is_stated(key)))
         self.problems.append(Problem(key, message, hint=fix, place=self.spec.place(key)))
 
     def get_warnings(self) -> list[str]:
-        """Returns the lines of keys that do not have the effect that the spec asks for."""
+        """Returns the report lines of keys that do not have the effect that the spec requests."""
         changed = ("approximated", "dead")
         lines = [line for line in self.lines if line.warn or (line.stated and line.outcome in changed)]
         return [f"{_where(self.spec.place(line.key))}{line.key} is {line.outcome}: {line.text}" for line in lines]
 
     def apply_to(self, below: Tree, places: dict[Path, Place]) -> Tree:
-        """Sets our settings in a config: a tree, or the settings of an action.
+        """Sets our settings in the config of a run or of an action.
 
         Args:
             below: The config that has the other values.
-            places: Receives the place of each value that is set.
+            places: Receives the source position of each value that is set.
 
         Returns:
-            The changed config; values that do not fit are added to the problems.
+            The changed config; values that do not fit are added to `problems`.
         """
         found: list[Problem] = []
         name_classes(self.data, below)
@@ -235,7 +235,7 @@ class SpecTranslation(Translation):
 
 
 def translate(spec: ForeignSpec) -> SpecTranslation:
-    """Translates a spec; all its mistakes are in `problems`. Rules that need a wrong value are left out."""
+    """Applies all rules to a spec; returns the translation. Rules that need an invalid value are skipped."""
     translation = SpecTranslation(spec, problems=list(spec.problems))
     for rule in spec.rules:
         if not rule.outside or rule.keys[0] in spec.outside:
@@ -251,7 +251,7 @@ def translate(spec: ForeignSpec) -> SpecTranslation:
 
 
 def require_translated(spec: ForeignSpec) -> SpecTranslation:
-    """Translates a spec. Raises ConfigError for mistakes."""
+    """Translates a spec. Raises ConfigError with all mistakes."""
     translation = translate(spec)
     if translation.problems:
         raise ConfigError(translation.problems, where="the spec")
@@ -259,8 +259,7 @@ def require_translated(spec: ForeignSpec) -> SpecTranslation:
 
 
 def format_report(translation: SpecTranslation, *, defaults: bool = True) -> str:
-    """Returns the report as text: the keys that the spec states, then the old system's defaults of those that it
-    leaves out."""
+    """Returns the report as text: stated keys and, with `defaults`, omitted keys whose default has an effect."""
     stated = [line for line in translation.lines if line.stated]
     counts = Counter(line.outcome for line in stated)
     summary = ", ".join(f"{number} {outcome}" for outcome, number in counts.items())
@@ -272,11 +271,11 @@ def format_report(translation: SpecTranslation, *, defaults: bool = True) -> str
 
 
 def read_key_rules(dialect: str, *sections: str) -> tuple[KeyRule, ...]:
-    """Returns the rules in the table of a dialect, in the order of its file.
+    """Returns the rules in the rule file of a dialect, in the order of the file.
 
     Args:
-        dialect: The folder of the dialect, which has a `key_rules.toml`.
-        sections: Parts of the table, such as the names of actions.
+        dialect: Folder of the dialect, which has a `key_rules.toml`.
+        sections: Sections of the file, such as the names of actions.
     """
     table = _read_rule_file(dialect)
     found = [renamed(key, to) for section in sections for key, to in table["renamed"].get(section, {}).items()]
@@ -315,8 +314,8 @@ def without_effect(
         outcome: The outcome of values that are not accepted.
         reason: Text of the report, of the warning or of the mistake; ``{value}`` stands for a refused value.
         fix: Suggestion for a refused value; ``{key}`` stands for the key.
-        accepted: Values, in addition to the default, that ask for what a run does anyway.
-        accepts_default: The other system's default asks for what a run does anyway.
+        accepted: Values, in addition to the default, that request what a run does anyway.
+        accepts_default: Whether the other system's default requests what a run does anyway.
         outside: The key is not a field of the spec classes.
     """
     if outcome not in get_args(NoEffect):
@@ -337,16 +336,16 @@ def without_effect(
 
 
 def renamed(key: str, to: str, convert: Callable[[Any], Any] | None = None, *, why: str = "") -> KeyRule:
-    """Returns the rule of a renamed key: its value sets `to`; a ValueError of `convert` is a mistake.
+    """Returns the rule of a key whose value sets `to`; skips None. A ValueError of `convert` becomes a problem.
 
-    None is left out. `why`: it is only approximated.
+    `why`: the reason why the value is only approximated; empty: it means the same.
     """
     outcome: Outcome = "approximated" if why else "kept" if key == to else "renamed"
     return KeyRule((key,), outcome, lambda t: t.move(key, to, outcome, convert=convert, why=why), why or to)
 
 
 def computed(*keys: str) -> Callable[[Callable[[SpecTranslation], None]], KeyRule]:
-    """Decorates a function that translates these keys and reports the outcome of each of them."""
+    """Decorator: makes the rule of these keys from a function that translates them and reports the outcome of each."""
     return lambda apply: KeyRule(keys, "computed", apply)
 
 
@@ -356,10 +355,10 @@ def is_one_of(value: Any, others: Sequence[Any]) -> bool:
 
 
 def name_classes(data: dict[str, Any], below: Any) -> None:
-    """Replaces short class names in settings by full ones, according to the fields of the config that they belong to.
+    """Replaces short class names in settings by full names, according to the config that the settings belong to.
 
     Args:
-        data: Settings as nested tables, changed in place.
+        data: Settings as nested tables; modified in place.
         below: A config, or its class.
     """
     hints = field_hints(below if isinstance(below, type) else type(below))
@@ -372,7 +371,7 @@ def name_classes(data: dict[str, Any], below: Any) -> None:
 
 
 def name_class(table: Any, hint: Any, below: Any) -> None:
-    """Replaces the short class name of one table, and those in it."""
+    """Replaces the short class name of one table, and those of the tables in it."""
     if not isinstance(table, dict):
         return
     if isinstance(name := table.get("type"), str):
@@ -384,7 +383,7 @@ def name_class(table: Any, hint: Any, below: Any) -> None:
 
 
 def format_value(value: Any) -> str:
-    """Returns a value in a line of the report."""
+    """Returns a value as text for a line of the report."""
     return write(value, SHOWN)
 
 

@@ -1,1 +1,1 @@
-"""Commands around a run: a folder for each, whose `__init__.py` names its commands as `COMMANDS`."""
+"""Commands around a run: one subpackage per command, whose `__init__.py` registers it in `COMMANDS`."""

@@ -1,4 +1,4 @@
-"""The spec of an evaluation, as Cosmos-RL and TAO have it: ten flat tables, and the rules of their keys."""
+"""Spec of an evaluation in Cosmos-RL and TAO: ten flat tables, and the rules that translate their keys."""
 
 from __future__ import annotations
 
@@ -233,6 +233,7 @@ class EvaluateSpec(Config):
 
 @computed("results_dir", "model.save_folder")
 def evaluation_folder(t: SpecTranslation) -> None:
+    """Translates the keys of the result folder."""
     if refuse_remote_output(t, "results_dir"):
         return
     folder, inner = t.get("results_dir").removeprefix("file://"), t.get("model.save_folder")
@@ -244,6 +245,7 @@ def evaluation_folder(t: SpecTranslation) -> None:
 
 @computed("task.type", "evaluation.answer_type", "generation.max_tokens", "generation.temperature")
 def task(t: SpecTranslation) -> None:
+    """Translates the task type, the answer type, and the sampling settings that depend on it."""
     kind, answers, tokens = TASKS[t.get("task.type")], t.get("evaluation.answer_type"), t.get("generation.max_tokens")
     temperature = t.get("generation.temperature")
     if answers == "letter":
@@ -269,6 +271,7 @@ def task(t: SpecTranslation) -> None:
 
 @computed("model.tp_size", "num_gpus", "evaluation.shard_id")
 def gpus(t: SpecTranslation) -> None:
+    """Translates tensor parallelism, number of GPUs and shard to `processes` and `shard`."""
     size, number, shard = t.get("model.tp_size"), t.get("num_gpus"), t.get("evaluation.shard_id")
     if size > 1:
         text = (
@@ -299,6 +302,7 @@ def gpus(t: SpecTranslation) -> None:
 
 @computed("evaluation.soft_accuracy.enabled", "evaluation.soft_accuracy.f1_threshold")
 def soft(t: SpecTranslation) -> None:
+    """Translates the settings of soft matches."""
     t.move("evaluation.soft_accuracy.f1_threshold", "soft_threshold", "renamed")
     on = t.get("evaluation.soft_accuracy.enabled")
     text = "soft matches are always counted; omit this setting" if on else "soft matches are counted"
@@ -307,6 +311,7 @@ def soft(t: SpecTranslation) -> None:
 
 @computed("evaluation.limit")
 def limit(t: SpecTranslation) -> None:
+    """Translates the maximum number of records; -1 means all."""
     if t.get("evaluation.limit") > 0:
         t.move("evaluation.limit", "limit", "renamed")
     else:
@@ -315,11 +320,13 @@ def limit(t: SpecTranslation) -> None:
 
 @computed("model.export_dir")
 def merged(t: SpecTranslation) -> None:
+    """Translates the folder of merged models."""
     move_if_any(t, "model.export_dir", "merged", "merged models are stored next to the results")
 
 
 @computed(*(f"vision.{name}" for name in ("fps", "nframes", *LIMITS)))
 def evaluation_frames(t: SpecTranslation) -> None:
+    """Translates the settings of video frames and pixels."""
     given = {name: t.get(f"vision.{name}") for name in LIMITS if t.get(f"vision.{name}") is not None}
     is_sized = set(RESIZED) <= given.keys()
     by_fps = t.get("vision.fps") is not None and t.get("vision.nframes") is None
@@ -334,6 +341,7 @@ def evaluation_frames(t: SpecTranslation) -> None:
 
 @computed("metrics.names", "metrics.bertscore_model", "metrics.bertscore_device", "metrics.bertscore_batch_size")
 def metrics(t: SpecTranslation) -> None:
+    """Translates the text metrics and the settings of BERTScore."""
     t.move("metrics.names", "metrics", "renamed")
     keys = (("metrics.bertscore_model", "model"), ("metrics.bertscore_device", "device"),
             ("metrics.bertscore_batch_size", "batch_size"))  # fmt: skip

@@ -1,4 +1,4 @@
-"""The spec forms that there are, by the action whose specs they read."""
+"""Registry of the spec formats, by the action whose specs they describe."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ COMMANDS = {"infer": "inference"}
 
 
 def form_of(action: str) -> SpecForm:
-    """Returns the form of an action's specs, or of a command's. Raises KeyError for an action without one."""
+    """Imports and returns the spec format of an action or command. Raises KeyError if the action has no specs."""
     form: SpecForm = importlib.import_module(MODULES[COMMANDS.get(action, action)]).FORM
     return form

@@ -1,4 +1,4 @@
-"""The spec of a gap analysis: the arguments of the tool for Cosmos-RL's results, as keys."""
+"""Spec of a gap analysis: the arguments of the tool for Cosmos-RL's results, as keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The spec of single questions, as TAO has it: flat."""
+"""Spec of inference on single questions, as in TAO: one flat table."""
 
 from __future__ import annotations
 
@@ -53,12 +53,14 @@ class InferenceSpec(Config):
 
 @computed("fps", "num_frames", "total_pixels")
 def inference_frames(t: SpecTranslation) -> None:
+    """Translates the settings of video frames and pixels."""
     put_frames(t, "", count="num_frames")
     put_total_pixels(t, "")
 
 
 @computed("device_map")
 def device(t: SpecTranslation) -> None:
+    """Translates the device; a map over several devices is refused."""
     placed = t.get("device_map")
     if placed == "auto":
         t.report("device_map", "kept", "a GPU if available")
@@ -74,12 +76,14 @@ def device(t: SpecTranslation) -> None:
 
 @computed("media")
 def asked_media(t: SpecTranslation) -> None:
+    """Translates the path of the media files."""
     if not refuse_remote(t, "media"):
         t.move("media", "media", "renamed")
 
 
 @computed("results_dir")
 def answers_file(t: SpecTranslation) -> None:
+    """Translates the result folder to the file of the answers."""
     if refuse_remote_output(t, "results_dir"):
         return
     t.put("out", f"{t.get('results_dir').removeprefix('file://').rstrip('/')}/results.json", source="results_dir")

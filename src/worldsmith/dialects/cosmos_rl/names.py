@@ -1,4 +1,4 @@
-"""Keys of specs and fields of their classes: a field has the name of its key, apart from two that a config reserves."""
+"""Conversion between keys of specs and field names: they are equal, except for two names that a config reserves."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ _INNER = re.compile(rf"\b({'|'.join(RESERVED)})_\b")
 
 
 def field_of(key: str) -> str:
-    """Returns the field of a key."""
+    """Returns the field name of a key."""
     return f"{key}_" if key in RESERVED else key
 
 
 def key_of(field: str) -> str:
-    """Returns the key of a field."""
+    """Returns the key of a field name."""
     return field[:-1] if field.endswith("_") and field[:-1] in RESERVED else field
 
 
 def fields_of(key: str) -> Path:
-    """Returns the path of fields of a dotted key: ``train.train_policy.type`` is at train, train_policy, type_."""
+    """Returns the field path of a dotted key: ``train.train_policy.type`` -> ("train", "train_policy", "type_")."""
     return tuple(field_of(part) if isinstance(part, str) else part for part in parse_path(key))
 
 
 def keys_of(path: Path) -> str:
-    """Returns the dotted key of a path of fields."""
+    """Returns the dotted key of a field path; inverse of `fields_of`."""
     return format_path(tuple(key_of(part) if isinstance(part, str) else part for part in path))
 
 
 @functools.cache
 def leaf_keys(cls: type[Config], path: Path = ()) -> tuple[str, ...]:
-    """Returns the dotted keys of all values of a spec class, in the order of its fields; a table of values is one."""
+    """Returns the dotted keys of all values of a spec class, in field order; a dict of values is one key."""
     found: tuple[str, ...] = ()
     for name, hint in field_hints(cls).items():
         sections = nested_config_classes(hint)
@@ -50,7 +50,7 @@ def leaf_keys(cls: type[Config], path: Path = ()) -> tuple[str, ...]:
 
 
 def hint_at(cls: type[Config], path: Path) -> Any:
-    """The type of what stands at a path of fields; Any where the class has nothing."""
+    """Returns the type of the value at a field path; Any if the class has no such field."""
     hint: Any = cls
     for part in path:
         sections = nested_config_classes(hint)
@@ -68,7 +68,7 @@ def default_at(cls: type[Config], path: Path) -> Any:
 
 
 def in_keys(problem: Problem) -> Problem:
-    """Returns the problem as the user of a spec reads it: with keys in place of fields."""
+    """Returns a problem with the spec's keys instead of field names in its path, message and hint."""
     path = keys_of(problem.keys) if problem.path else ""
     hint = _INNER.sub(r"\1", problem.hint) if problem.hint else problem.hint
     return replace(problem, path=path, message=_INNER.sub(r"\1", problem.message), hint=hint)

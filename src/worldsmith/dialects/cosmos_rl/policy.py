@@ -1,6 +1,6 @@
-"""Whether a request to train becomes a search: `automl_policy`, the phrases that mean it, and what stands in the way.
+"""Decides whether a training request becomes a search: `automl_policy`, phrases in the request, and obstacles.
 
-The policy is of one request; nothing is written anywhere.
+The policy applies to one request only; no file is written.
 """
 
 from __future__ import annotations
@@ -48,9 +48,14 @@ class Route:
 
 
 def choose_policy(explicit: str | None, request: str = "") -> Policy:
-    """Returns the policy of one request: the explicit value, else what its text asks for, else auto.
+    """Returns the policy of one request: the explicit value, else that of the request text, else "auto".
 
-    Of several phrases the last counts, and a negated one asks for nothing. Raises UserError for another value.
+    Args:
+        explicit: Value of `automl_policy`; None if it is not given.
+        request: Request in natural language. The last phrase that turns the search off counts; a negated one does not.
+
+    Raises:
+        UserError: If `explicit` is neither "auto" nor "off".
     """
     if explicit is not None:
         if explicit not in get_args(Policy):
@@ -66,7 +71,7 @@ def choose_policy(explicit: str | None, request: str = "") -> Policy:
 
 
 def take_policy(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Returns the value of ``automl_policy=…`` among override words, the last if several, and the other words."""
+    """Returns the last value of ``automl_policy=…`` in a list of overrides (None if missing), and the others."""
     given = [word.partition("=")[2].strip("\"'") for word in words if word.partition("=")[0] == KEY]
     return (given[-1] if given else None), [word for word in words if word.partition("=")[0] != KEY]
 
@@ -82,6 +87,9 @@ def route(
         request: Request in natural language.
         folder: Folder with the schemas and templates of the search; None: generated ones.
         enabled: Whether the search is enabled.
+
+    Returns:
+        The decision, its reason, and the overrides without the policy.
 
     Raises:
         UserError: If the policy does not exist.
@@ -99,13 +107,13 @@ def route(
 
 
 def _enabled(folder: Path) -> bool:
-    """Returns whether the manifest enables the search; True if it is not readable."""
+    """Returns whether the manifest enables the search; True if it cannot be read."""
     data, _ = _read(folder / MANIFEST)
     return data.get("automl_enabled") is not False
 
 
 def _obstacle(folder: Path, action: str) -> str:
-    """Returns the reason for which schema or template are not readable; "" if they are."""
+    """Returns the reason why the schema or the template cannot be read; "" if both can."""
     schema, reason = _read(folder / SCHEMA.format(action))
     if not reason and not isinstance(schema.get("properties"), dict):
         reason = f"{folder / SCHEMA.format(action)} is not a schema of a table"
@@ -113,7 +121,7 @@ def _obstacle(folder: Path, action: str) -> str:
 
 
 def _read(file: Path) -> tuple[dict[str, Any], str]:
-    """Returns the table in a JSON or YAML file, or why there is none."""
+    """Returns the table in a JSON or YAML file and ""; an empty table and the reason if it cannot be read."""
     try:
         text = file.read_text(encoding="utf-8")
         data = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)

@@ -1,4 +1,4 @@
-"""The spec of a quantization, as TAO has it; the names of its 7.2 are aliases."""
+"""Spec of a quantization, as in TAO; the key names of TAO 7.2 are aliases."""
 
 from __future__ import annotations
 
@@ -77,12 +77,13 @@ class QuantizeSpec(Config):
 
 
 def is_measured(t: SpecTranslation) -> bool:
-    """Returns whether the model reads records before it is quantized."""
+    """Returns whether the quantization needs calibration records."""
     return bool(t.get(f"{CALIBRATION}annotation_path")) or t.get("quantization_method.scheme") in STATIC
 
 
 @computed("quantization_method.scheme", *(f"{CALIBRATION}{name}" for name in ("num_calibration_samples", LENGTH)))
 def samples(t: SpecTranslation) -> None:
+    """Translates the scheme, and the number and length of the calibration samples."""
     scheme, number = t.get("quantization_method.scheme"), t.get(f"{CALIBRATION}num_calibration_samples")
     length = t.get(f"{CALIBRATION}{LENGTH}")
     t.move("quantization_method.scheme", "scheme", "renamed")
@@ -100,7 +101,7 @@ def samples(t: SpecTranslation) -> None:
 
 @computed(f"{CALIBRATION}annotation_path", f"{CALIBRATION}media_dir", "quantization_method.skip_test_generation")
 def calibration(t: SpecTranslation) -> None:
-    """The records are what GPTQ and the ranges look at, and what the model and the result are asked."""
+    """Translates the calibration data, which also provides the questions for the comparison of both models."""
     file, judge = f"{CALIBRATION}annotation_path", not t.get("quantization_method.skip_test_generation")
     folder = t.get(f"{CALIBRATION}media_dir")
     uses = ["dataset", *(["questions"] if judge else [])]
@@ -143,6 +144,7 @@ def calibration(t: SpecTranslation) -> None:
 
 @computed(f"{CALIBRATION}dataset_id", f"{CALIBRATION}split")
 def hub(t: SpecTranslation) -> None:
+    """Refuses a dataset of the hub as the only calibration data."""
     name, records = t.get(f"{CALIBRATION}dataset_id"), t.get(f"{CALIBRATION}annotation_path")
     if name and not records:
         why = "hub datasets are not supported here"
@@ -156,12 +158,14 @@ def hub(t: SpecTranslation) -> None:
 
 @computed("results_dir")
 def quantized_folder(t: SpecTranslation) -> None:
+    """Translates the result folder."""
     if not refuse_remote_output(t, "results_dir"):
         t.move("results_dir", "out", "renamed")
 
 
 @computed("quantization_method.smoothing_strength")
 def smoothing(t: SpecTranslation) -> None:
+    """Reports that the SmoothQuant strength is only approximated."""
     text = "SmoothQuant is not applied; activations have a range per token, or a calibrated one"
     t.report("quantization_method.smoothing_strength", "approximated", text)
 

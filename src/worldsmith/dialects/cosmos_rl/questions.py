@@ -1,4 +1,4 @@
-"""The data of an evaluation spec: one table `dataset`, or a table `datasets` of several by name."""
+"""Data of an evaluation spec: one table `dataset`, or a table `datasets` with several datasets by name."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ WITHOUT = {ONE: {"annotation_path": ""}}
 
 @computed(*(f"{ONE}.{name}" for name in (*FIELDS, RATES)), SEVERAL, FOLDER)
 def questions(t: SpecTranslation) -> None:
+    """Translates the tables `dataset` and `datasets` to the evaluation dataset."""
     if t.is_stated(FOLDER) and not isinstance(t.get(SEVERAL), list):
         t.report(FOLDER, "unneeded", f"it applies to {SEVERAL} as a list of benchmarks")
     if t.get(SEVERAL):
@@ -44,7 +45,7 @@ def questions(t: SpecTranslation) -> None:
 
 
 def put_several(t: SpecTranslation) -> None:
-    """Each table is a LLaVA dataset; several are asked as one, their names before the keys of their records."""
+    """Sets the datasets of `datasets`: one LLaVA dataset, or a mixed dataset whose record ids are NAME/ID."""
     tables: Any = t.get(SEVERAL)
     if t.get(f"{ONE}.annotation_path"):
         t.refuse(SEVERAL, f"{ONE} also sets data", f"~{SEVERAL} or ~{ONE}")
@@ -74,7 +75,7 @@ def put_several(t: SpecTranslation) -> None:
 
 
 def put_benchmarks(t: SpecTranslation, names: list[str]) -> None:
-    """The multiple-choice questions of the Cosmos-Reason1 benchmark, by the names of their folders."""
+    """Sets the datasets for the Cosmos-Reason1 benchmarks (multiple choice) with the given folder names."""
     root = t.get(FOLDER)
     if not root:
         why = f"{', '.join(names)}: names of benchmarks need the folder that they were downloaded to"
@@ -96,7 +97,7 @@ def put_benchmarks(t: SpecTranslation, names: list[str]) -> None:
 
 
 def read_table(t: SpecTranslation, name: str, table: Any) -> dict[str, Any] | None:
-    """Our settings of one dataset; None, with mistakes, for a table that cannot be read."""
+    """Returns the settings of one dataset; None, after adding problems, if its table is invalid."""
     where, before = f"{SEVERAL}.{name}", len(t.problems)
     if not isinstance(table, dict):
         t.refuse(where, f"expected a table of {', '.join(FIELDS)}, found {format_value(table)}", f"{where}={{…}}")
@@ -120,7 +121,6 @@ def read_table(t: SpecTranslation, name: str, table: Any) -> dict[str, Any] | No
 
 
 def rates(t: SpecTranslation, table: dict[str, Any]) -> dict[str, Any]:
-    """Returns the setting of the rates of one dataset: that of its table, else that of `dataset`; empty if neither
-    has one."""
+    """Returns the `video_fps` setting of a dataset: from its table, else from `dataset`; empty if neither has it."""
     value = table.get(RATES) or (t.get(f"{ONE}.{RATES}") if t.is_stated(f"{ONE}.{RATES}") else None)
     return {RATES: value} if value else {}

@@ -1,4 +1,4 @@
-"""Rules of keys that the specs of several actions share: the model, its adapter, the frames of a video."""
+"""Rules of keys that the specs of several actions share: the model, its adapter, and the video frames."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LLAVA = "LlavaDataset"
 
 
 def model_place(text: str) -> str:
-    """Removes the prefix of a hub name. Raises ValueError if nothing but the prefix is given."""
+    """Removes the ``hf_model://`` prefix of a hub name. Raises ValueError if the rest is not a valid name."""
     name = text.removeprefix(PREFETCH)
     if not name.strip() or (text != name and name.count("/") != 1):
         raise ValueError(f"expected a folder, ORG/NAME or {PREFETCH}ORG/NAME, found '{text}'")
@@ -33,14 +33,17 @@ def model_place(text: str) -> str:
 
 
 def number_format(name: str) -> str:
-    """Returns the name of a number format. Raises ValueError for float16."""
+    """Returns the name of a dtype unchanged. Raises ValueError for float16."""
     if name == "float16":
         raise ValueError("current models overflow or lose accuracy in float16; use bfloat16 or float32")
     return name
 
 
 def refuse_remote(t: SpecTranslation, *keys: str) -> bool:
-    """Refuses paths on an object store or the hub, with the command that copies each. Returns whether there are any."""
+    """Adds a problem for each key whose path is on an object store or the hub, with the command that copies it.
+
+    Returns whether there is such a key.
+    """
     found = False
     for key in keys:
         place = t.get(key) or ""
@@ -55,7 +58,7 @@ def refuse_remote(t: SpecTranslation, *keys: str) -> bool:
 
 
 def refuse_remote_output(t: SpecTranslation, *keys: str) -> bool:
-    """Refuses result folders on an object store, which nothing here writes to. Returns whether there are any."""
+    """Adds a problem for each key whose result folder is on an object store. Returns whether there is such a key."""
     found = [key for key in keys if "://" in (t.get(key) or "").removeprefix("file://")]
     for key in found:
         t.refuse(
@@ -65,7 +68,14 @@ def refuse_remote_output(t: SpecTranslation, *keys: str) -> bool:
 
 
 def move_if_any(t: SpecTranslation, key: str, to: str, otherwise: str) -> None:
-    """Sets `to` from a text that may be empty; `otherwise` is reported for an empty one."""
+    """Sets `to` from a key whose text may be empty.
+
+    Args:
+        t: The translation; modified in place.
+        key: Key of the spec.
+        to: Dotted path of our setting.
+        otherwise: Text of the report if the value is empty.
+    """
     if t.get(key):
         t.move(key, to, "renamed")
     else:
@@ -73,14 +83,14 @@ def move_if_any(t: SpecTranslation, key: str, to: str, otherwise: str) -> None:
 
 
 def model_rule(model: str) -> KeyRule:
-    """Returns the rule of the key of a model, and of `enable_lora` and `base_model_path` in the same section."""
+    """Returns the rule for a model key, and for `enable_lora` and `base_model_path` in the same section."""
     section = model[: model.rfind(".") + 1]
     lora, base = f"{section}enable_lora", f"{section}base_model_path"
     return computed(model, lora, base)(lambda t: put_model(t, model, lora, base))
 
 
 def put_model(t: SpecTranslation, model: str, lora: str, base: str) -> None:
-    """Sets the model or, if `lora` is true, an adapter and its base."""
+    """Sets the model or, if the key `lora` is true, an adapter and its base model."""
     name, named = t.get(model), t.get(base)
     if refuse_remote(t, model, base):
         return
@@ -109,7 +119,14 @@ def put_model(t: SpecTranslation, model: str, lora: str, base: str) -> None:
 
 
 def put_frames(t: SpecTranslation, section: str, *, count: str, default: int | None = None) -> None:
-    """Sets the frames of videos, below `processor.media`. `count`: the key of a fixed number of frames."""
+    """Sets the frame sampling of videos in `processor.media`.
+
+    Args:
+        t: The translation; modified in place.
+        section: Prefix of the keys; it is empty or ends in a dot.
+        count: Name of the key of a fixed number of frames.
+        default: Number of frames if neither that key nor `fps` is set; None: no setting.
+    """
     fps, frames = f"{section}fps", f"{section}{count}"
     if t.get(frames) is not None:
         if t.get(fps) is not None and t.is_stated(fps):
@@ -130,7 +147,7 @@ def put_frames(t: SpecTranslation, section: str, *, count: str, default: int | N
 
 
 def put_total_pixels(t: SpecTranslation, section: str) -> None:
-    """Sets the max pixels of a video, below `processor.media`."""
+    """Sets the maximum pixels of a video: twice the spec's number, because specs count two frames once."""
     key, pixels = f"{section}total_pixels", t.get(f"{section}total_pixels")
     if pixels is None:
         t.report(key, "unneeded", "as in the model folder")
@@ -143,9 +160,10 @@ def drop_overruled(t: SpecTranslation, section: str, given: dict[str, Any], *, b
     """Removes limits of frames and pixels that other settings overrule, and refuses a height without a width.
 
     Args:
+        t: The translation; problems and reports are added.
         section: Prefix of the keys; it ends in a dot.
-        given: The settings of videos by name, changed in place.
-        by_fps: Whether the frames of a video are chosen by a rate.
+        given: The video settings by name; modified in place.
+        by_fps: Whether the frames of a video are sampled at a rate.
     """
     size = [name for name in RESIZED if name in given]
     for name in size if len(size) == 1 else ():

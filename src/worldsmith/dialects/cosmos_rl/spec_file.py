@@ -1,4 +1,4 @@
-"""Reads a spec: a nested TOML, YAML or JSON file and dotted words, as typed classes with the place of every value."""
+"""Reads a spec: a nested TOML, YAML or JSON file and dotted overrides, as typed classes with source positions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from worldsmith.dialects.translation import ForeignSpec, SpecForm, is_one_of
 
 @dataclass(slots=True)
 class Spec(ForeignSpec):
-    """A spec that was read. Paths are those of fields; what the file leaves out has the default of its class."""
+    """Values of a spec that was read. Paths are field paths; an omitted key has the default of its class."""
 
     form: SpecForm
     root: Any = None
@@ -50,7 +50,7 @@ class Spec(ForeignSpec):
         return leaf_keys(self.form.spec)
 
     def is_broken(self, key: str) -> bool:
-        """Returns whether its value, or one above or below it, is known to be wrong."""
+        """Returns whether the value of a key, or of one above or below it, is known to be invalid."""
         path = fields_of(key)
         return any(starts_with(bad, path) or starts_with(path, bad) for bad in self.broken)
 
@@ -59,11 +59,11 @@ class Spec(ForeignSpec):
         return find(self.root, fields_of(key))
 
     def default(self, key: str) -> Any:
-        """Returns the default of the class for a dotted key."""
+        """Returns the default that the spec class has for a dotted key; None for a required key."""
         return default_at(self.form.spec, fields_of(key))
 
     def is_stated(self, key: str) -> bool:
-        """Returns whether the file or a word gives the key, or one below it."""
+        """Returns whether the file or an override sets the key, or a key below it."""
         path = fields_of(key)
         return any(starts_with(known, path) for known in self.places)
 
@@ -75,7 +75,19 @@ class Spec(ForeignSpec):
 
 
 def read_spec(form: SpecForm, file: str, words: Sequence[str] = ()) -> Spec:
-    """Returns the spec with its mistakes. Raises ConfigError for a file that cannot be read at all."""
+    """Reads a spec file and applies overrides to it.
+
+    Args:
+        form: Format of the spec.
+        file: Path of a TOML, YAML or JSON file.
+        words: Dotted overrides, such as ``train.epoch=2`` or ``~vision.fps``.
+
+    Returns:
+        The spec. All mistakes in it are in `problems`, with keys and source positions.
+
+    Raises:
+        ConfigError: If the file cannot be read or parsed.
+    """
     problems: list[Problem] = []
     document = read_document(file)
     if form.wrapper:
@@ -111,8 +123,7 @@ def read_spec(form: SpecForm, file: str, words: Sequence[str] = ()) -> Spec:
 
 
 def _missing(root: Config, problems: Sequence[Problem]) -> list[Problem]:
-    """Returns a problem for each value that must be given and is not; of a section that does not exist, for each such
-    value."""
+    """Returns a problem for each missing required value; for a missing section, one per required key in it."""
     broken = [problem.keys for problem in problems if problem.path]
     found = []
     for path, _ in unset_fields(root):
@@ -125,7 +136,7 @@ def _missing(root: Config, problems: Sequence[Problem]) -> list[Problem]:
 
 
 def _with_keys(problem: Problem, cls: type[Config]) -> Problem:
-    """A value in the place of a section gets the section's keys as advice."""
+    """Returns a problem with a hint that lists a section's keys, if a value was given where a section is expected."""
     sections = nested_config_classes(hint_at(cls, problem.keys)) if problem.path and problem.expected else []
     if not sections or problem.hint:
         return problem
@@ -134,7 +145,10 @@ def _with_keys(problem: Problem, cls: type[Config]) -> Problem:
 
 
 def read_document(file: str) -> Document:
-    """Nested plain data with its places. Raises ConfigError."""
+    """Reads a file as nested plain data with source positions.
+
+    Raises ConfigError if the file cannot be parsed, has another suffix, or does not hold a table.
+    """
     suffix = next((suffix for suffix in SUFFIXES if file.lower().endswith(suffix)), "")
     if not suffix:
         raise ConfigError([Problem("", "a spec must be a .toml, .yaml or .json file", place=Place(file))])
@@ -153,6 +167,7 @@ def read_document(file: str) -> Document:
 
 
 def _unwrap(document: Document, wrapper: str) -> Document:
+    """Returns the document with the keys below `wrapper` moved to the top level."""
     inner = document.data.get(wrapper)
     if not isinstance(inner, dict):
         return document
@@ -162,7 +177,7 @@ def _unwrap(document: Document, wrapper: str) -> Document:
 
 
 def _apply(document: Document, form: SpecForm, override: Override, problems: list[Problem]) -> None:
-    """Walks to the leaf and sets it, or takes it away; the dotted word is never a key itself."""
+    """Sets or removes the value of one override; its dotted key is always a path, never a key with dots."""
     wrapped = len(override.path) > 1 and override.path[0] == form.wrapper and form.wrapper not in document.data
     shown = format_path(override.path[1:] if wrapped else override.path)
     shown = form.aliases.get(shown, shown)
@@ -225,7 +240,7 @@ def _take_open(document: Document, form: SpecForm) -> dict[str, Any]:
 
 
 def _take_outside(spec: Spec, document: Document) -> None:
-    """Removes known keys that are not config fields from the data."""
+    """Moves stated keys that are known to the rules, but are not config fields, from the data to `spec.outside`."""
     for rule in spec.form.rules:
         for key in rule.keys if rule.outside else ():
             path = parse_path(key)
@@ -246,7 +261,7 @@ def _rename(
     path: Path,
     fields: Path,
 ) -> None:
-    """Copies sections key by key, under the names of the fields."""
+    """Copies sections recursively, with the names of fields instead of keys; unknown keys become problems."""
     free = keys_of(fields) in spec.form.free
     siblings = [(*path, key_of(name)) for name in field_hints(cls)]
     for key, value in data.items():
@@ -284,11 +299,12 @@ def _rename(
 
 
 def _is_table_of_aliases(form: SpecForm, path: Path) -> bool:
-    """Returns whether other names of keys have this table, which is none of ours."""
+    """Returns whether aliases have a table at this path."""
     return any(starts_with(parse_path(alias), path) and parse_path(alias) != path for alias in form.aliases)
 
 
 def _unknown(spec: Spec, path: Path, siblings: list[Path], span: Span | None) -> Problem:
+    """Returns the problem for an unknown key, with the most similar known key as a hint."""
     form, is_word = spec.form, span is not None and span.key.file == "override"
     others = [key for rule in form.rules if rule.outside and rule.outcome != "dead" for key in rule.keys]
     names = [*leaf_keys(form.spec), *form.aliases, *others, *([POLICY] if is_word else [])]
@@ -301,7 +317,7 @@ def _unknown(spec: Spec, path: Path, siblings: list[Path], span: Span | None) ->
 
 
 def _refuse_references(spec: Spec) -> None:
-    """A spec's numbers are reckoned with before references are resolved; text may hold some."""
+    """Adds a problem for each reference in a field that is not text: rules compute with unresolved values."""
     for path in list(spec.places):
         value = find(spec.root, path, ABSENT)
         if is_reference(value) and not fits(value, hint_at(spec.form.spec, path)):

@@ -1,4 +1,4 @@
-"""Rules of the data: clips and their frames, sizes and rates, datasets, the VAE and the text encoder."""
+"""Rules of the data: clips with their frames, sizes and rates, datasets, the VAE and the text encoder."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ HUB = re.compile(r"[\w.-]+/[\w.-]+")
 
 @computed(f"{DATA}target", SIZE, f"{DATA}params.image_size", FRAMES, f"{DATA}params.num_frames", RATE, SKIPPED)
 def clips(t: SpecTranslation) -> None:
+    """Translates the dataset class, and the size and number of frames of its clips."""
     folder = t.get(f"{DATA}target") == FOLDER
     size, frames = (SIZE, FRAMES) if folder else (f"{DATA}params.image_size", f"{DATA}params.num_frames")
     for mine, other in ((SIZE, f"{DATA}params.image_size"), (FRAMES, f"{DATA}params.num_frames")):
@@ -52,7 +53,7 @@ def clips(t: SpecTranslation) -> None:
 
 
 def put_rate(t: SpecTranslation, folder: bool) -> None:
-    """Sets which frames of a clip are used; SAT's two datasets have different rules."""
+    """Sets the frame sampling of clips; SAT's two dataset classes have different rules."""
     rate, skipped = t.get(RATE), t.get(SKIPPED)
     t.put(f"{DATASET}target_fps", float(rate), source=RATE)
     t.put(f"{DATASET}temporal_interval_mode", "sat" if folder else "target_fps", source=f"{DATA}target")
@@ -71,6 +72,7 @@ def put_rate(t: SpecTranslation, folder: bool) -> None:
 
 
 def put_size(t: SpecTranslation, key: str) -> None:
+    """Sets the resolution of clips; refuses a size that does not fit the network."""
     size = t.get(key)
     if len(size) != 2:
         t.refuse(key, f"expected [height, width], found {size}", f"{key}=[480,720]")
@@ -95,6 +97,7 @@ def put_size(t: SpecTranslation, key: str) -> None:
 
 @computed(f"{NETWORK}num_frames")
 def model_frames(t: SpecTranslation) -> None:
+    """Translates the number of frames that the model was built for; warns if clips have another number."""
     key, frames = f"{NETWORK}num_frames", t.get(f"{NETWORK}num_frames")
     count = t.get(FRAMES) or t.get(f"{DATA}params.num_frames")
     differs = count not in (None, frames)
@@ -104,6 +107,7 @@ def model_frames(t: SpecTranslation) -> None:
 
 @computed(f"{ARGS}train_data", f"{ARGS}train_data_weights")
 def train_data(t: SpecTranslation) -> None:
+    """Translates the path of the training data."""
     key, folders = f"{ARGS}train_data", t.get(f"{ARGS}train_data")
     if len(folders) != 1:
         t.refuse(key, f"a run reads one dataset, found {len(folders)}", "combine them with `worldsmith dataset`")
@@ -126,6 +130,7 @@ def train_data(t: SpecTranslation) -> None:
 
 @computed(f"{ARGS}valid_data", f"{ARGS}split", f"{ARGS}eval_interval")
 def valid_data(t: SpecTranslation) -> None:
+    """Translates the validation data and interval."""
     key, every, folders = f"{ARGS}valid_data", f"{ARGS}eval_interval", t.get(f"{ARGS}valid_data")
     t.put("trainer.run_validation", bool(folders and t.get(every)), source=key)
     if folders and len(folders) != 1:
@@ -148,6 +153,7 @@ def valid_data(t: SpecTranslation) -> None:
 
 @computed(f"{VAE}params.ckpt_path", f"{TEXT}params.model_dir")
 def encoders(t: SpecTranslation) -> None:
+    """Translates the paths of the VAE and the text encoder."""
     key, path = f"{VAE}params.ckpt_path", t.get(f"{VAE}params.ckpt_path")
     if not path:
         t.refuse(key, "the value is missing", f"{key}=PATH")
@@ -158,7 +164,7 @@ def encoders(t: SpecTranslation) -> None:
 
 
 def move_path(t: SpecTranslation, key: str, to: str, expected: str = "PATH") -> None:
-    """Sets `to` from a key whose value must be a path that exists, or a repository on the hub."""
+    """Sets `to` from a key whose value must be an existing path or a hub repository; `expected` is shown in the fix."""
     if is_missing(t.get(key)):
         t.refuse(key, f"'{t.get(key)}' does not exist", f"{key}={expected}")
     else:
@@ -166,13 +172,12 @@ def move_path(t: SpecTranslation, key: str, to: str, expected: str = "PATH") -> 
 
 
 def is_missing(place: str) -> bool:
-    """Returns whether a path does not exist and is not the name of a repository on the hub."""
+    """Returns whether a path does not exist and is not the name of a hub repository."""
     return not os.path.exists(place) and not (HUB.fullmatch(place) and not place.startswith("."))
 
 
 def count_clips(path: str) -> int:
-    """Returns the number of clip windows in the usable records of a dataset; 0 if its list is not found or cannot be
-    read."""
+    """Returns the number of clip windows in the usable records of a dataset; 0 if its list cannot be found or read."""
     try:
         records = line_records(find_file(path))
         return sum(len(record.facts["t2w_windows"]) for record in records if isinstance(record, ClipRecord))

@@ -36,29 +36,33 @@ Names = list[str]
 
 @dataclass(frozen=True, slots=True)
 class Key:
+    """Type and default of one key of a SAT stack."""
+
     hint: Any
     """The type with its limits."""
     default: Any
 
     @property
     def plain(self) -> Any:
-        """The type without them."""
+        """The type without limits."""
         holder = type("Holder", (), {"__annotations__": {"value": self.hint}})
         return get_type_hints(holder)["value"]
 
 
 def _under(prefix: str, **keys: tuple[Any, Any]) -> dict[str, Key]:
-    """Returns the keys of a section: those with a type, then those that only the table of the rules has."""
+    """Returns the keys of a section: typed keys, then keys that only the rule file `key_rules.toml` lists."""
     typed = {f"{prefix}{name}": Key(*key) for name, key in keys.items()}
     others = [key for key in _KEYS_WITHOUT_EFFECT if key.rpartition(".")[0] == prefix.rstrip(".")]
     return {**typed, **{key: Key(*_ANY) for key in others if key not in typed}}
 
 
 def _component(prefix: str, target: Any = REQUIRED, /, **params: tuple[Any, Any]) -> dict[str, Key]:
+    """Returns the keys of a component section: its target and its params."""
     return {f"{prefix}target": Key(str if target is REQUIRED else Text, target), **_under(f"{prefix}params.", **params)}
 
 
 def _table(prefix: str) -> dict[str, Key]:
+    """Returns the keys of the noise schedule in a section."""
     return _component(
         f"{prefix}discretization_config.",
         shift_scale=(Annotated[float, Range(gt=0)], 1.0),
@@ -71,6 +75,7 @@ def _table(prefix: str) -> dict[str, Key]:
 
 
 def _codec(name: str) -> dict[str, Key]:
+    """Returns the keys of the VAE's encoder or decoder."""
     return _component(
         f"{VAE}params.{name}.",
         double_z=(bool, True),

@@ -1,4 +1,4 @@
-"""Rules of the section `model`: sizes, positions, noise table, text, VAE, adapters, image conditioning."""
+"""Rules of the section `model`: sizes, position embeddings, noise schedule, text, VAE, adapters, image conditioning."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ PARTS = tuple(component for component in TARGETS if component not in ELSEWHERE)
 
 @computed(*(f"{component}target" for component in PARTS))
 def components(t: SpecTranslation) -> None:
+    """Reports the components that the stack names."""
     for component in PARTS:
         if t.is_stated(f"{component}target"):
             what = TARGETS[component][t.get(f"{component}target")]
@@ -30,6 +31,7 @@ def components(t: SpecTranslation) -> None:
 
 @computed(f"{NETWORK}hidden_size", f"{NETWORK}num_attention_heads", f"{POSITIONS}params.hidden_size_head")
 def heads(t: SpecTranslation) -> None:
+    """Translates the hidden size and number of heads."""
     width, number = t.get(f"{NETWORK}hidden_size"), t.get(f"{NETWORK}num_attention_heads")
     size = f"{POSITIONS}params.hidden_size_head"
     if width % number:
@@ -47,6 +49,7 @@ def heads(t: SpecTranslation) -> None:
 
 @computed(f"{NETWORK}in_channels", f"{NETWORK}out_channels", f"{VAE}params.encoder_config.params.z_channels")
 def channels(t: SpecTranslation) -> None:
+    """Translates the input and output channels, which must fit the VAE."""
     entering, leaving = t.get(f"{NETWORK}in_channels"), t.get(f"{NETWORK}out_channels")
     latent, image = t.get(f"{VAE}params.encoder_config.params.z_channels"), t.get(f"{MODEL}noised_image_input")
     if leaving != latent:
@@ -63,6 +66,7 @@ def channels(t: SpecTranslation) -> None:
 
 @computed(f"{NETWORK}patch_size")
 def patches(t: SpecTranslation) -> None:
+    """Translates the patch size: a number, or [frames, n, n] of CogVideoX 1.5."""
     key, size = f"{NETWORK}patch_size", t.get(f"{NETWORK}patch_size")
     if isinstance(size, int):
         t.move(key, f"{NET}patch_size", "renamed")
@@ -83,6 +87,7 @@ def patches(t: SpecTranslation) -> None:
     *(f"{NETWORK}{name}_interpolation" for name in ("height", "width", "time")),
 )
 def positions(t: SpecTranslation) -> None:
+    """Translates the position embeddings and their interpolation scales."""
     kind, learned = t.get(f"{POSITIONS}target"), f"{POSITIONS}params.learnable_pos_embed"
     text = ": rotary position embeddings" if kind == ROPE else ": a sinusoidal position table"
     t.assign(f"{POSITIONS}target", f"{NET}use_rotary_positional_embeddings", kind == ROPE, text)
@@ -114,6 +119,7 @@ def positions(t: SpecTranslation) -> None:
 
 @computed(*SHIFTS)
 def noise_table(t: SpecTranslation) -> None:
+    """Translates the shift of the noise schedule, whose three copies must be equal."""
     found = [t.get(key) for key in SHIFTS]
     if len(set(found)) > 1:
         why = f"its three copies differ: {', '.join(f'{value:g}' for value in found)}"
@@ -133,6 +139,7 @@ def noise_table(t: SpecTranslation) -> None:
 
 @computed(f"{POSITIONS}params.text_length", f"{TEXT}params.max_length")
 def text_length(t: SpecTranslation) -> None:
+    """Translates the number of text tokens."""
     keys = f"{POSITIONS}params.text_length", f"{TEXT}params.max_length"
     first, second = map(t.get, keys)
     if first != second:
@@ -176,6 +183,7 @@ def trained(t: SpecTranslation) -> None:
 
 
 def put_adapters(t: SpecTranslation) -> None:
+    """Sets rank, scale and target modules of the LoRA adapters."""
     rank, alpha = t.get(f"{LORA}params.r"), t.get(f"{LORA}params.lora_alpha")
     t.report(f"{LORA}target", "renamed", "model.config.lora_enabled = true")
     t.put("model.config.lora_enabled", True, source=f"{LORA}target")
@@ -195,12 +203,14 @@ def put_adapters(t: SpecTranslation) -> None:
 
 @computed(f"{TEXT}ucg_rate")
 def dropped_captions(t: SpecTranslation) -> None:
+    """Translates the caption dropout rate; dropped captions have zero embeddings."""
     t.move(f"{TEXT}ucg_rate", "dataloader_train.dataset.cfg_dropout_rate", "renamed")
     t.put(f"{OURS_TEXT}dropped_captions", "zeros", source=f"{TEXT}ucg_rate")
 
 
 @computed(f"{MODEL}noised_image_input", f"{MODEL}noised_image_dropout", f"{MODEL}noised_image_all_concat")
 def images(t: SpecTranslation) -> None:
+    """Translates image conditioning."""
     key, dropout, repeat = (f"{MODEL}noised_image_{name}" for name in ("input", "dropout", "all_concat"))
     if not t.get(key):
         t.report(key, "kept", "there is no image conditioning")
@@ -221,6 +231,7 @@ def images(t: SpecTranslation) -> None:
 
 @computed(f"{LOSS}params.type")
 def loss_kind(t: SpecTranslation) -> None:
+    """Translates the loss type; "lpips" is refused."""
     if t.get(f"{LOSS}params.type") == "lpips":
         t.refuse(f"{LOSS}params.type", "frames are not decoded for comparison", "write l2 or l1")
     else:
@@ -229,6 +240,7 @@ def loss_kind(t: SpecTranslation) -> None:
 
 @computed(f"{MODEL}latent_input")
 def latent_input(t: SpecTranslation) -> None:
+    """Reports that videos are always encoded."""
     key = f"{MODEL}latent_input"
     if not t.get(key):
         t.report(key, "kept", "videos are encoded")
@@ -243,6 +255,7 @@ def latent_input(t: SpecTranslation) -> None:
     f"{LOSS}params.sigma_sampler_config.params.uniform_sampling", f"{LOSS}params.sigma_sampler_config.params.group_num"
 )
 def strata(t: SpecTranslation) -> None:
+    """Translates the stratified sampling of timesteps over groups of processes."""
     base = f"{LOSS}params.sigma_sampler_config.params."
     if t.get(f"{base}uniform_sampling"):
         text = (

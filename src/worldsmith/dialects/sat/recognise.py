@@ -1,4 +1,4 @@
-"""Which YAML files are a SAT stack, and which words of a command line are SAT's own."""
+"""Recognizes YAML files of a SAT stack, and overrides of SAT on a command line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from worldsmith.config.yaml.text import read_yaml
 
 
 def is_sat_stack(files: Sequence[str]) -> bool:
-    """Returns whether YAML files are SAT's: one of them has a model of targets, or the sections of its training."""
+    """Returns whether all files are YAML and at least one has sections of SAT: a network config, or args and deepspeed.
+
+    Files that cannot be parsed do not count as SAT's.
+    """
     return all(file.lower().endswith((".yaml", ".yml")) for file in files) and any(map(_is_sat_file, files))
 
 
@@ -33,7 +36,8 @@ def has_sat_keys(data: Mapping[str, Any]) -> bool:
 def take_words(words: Sequence[str], flags: Sequence[TypedFlag]) -> tuple[list[str], list[str], list[TypedFlag]]:
     """Splits the arguments after ``--base`` into files, SAT overrides, and flags that are not SAT's.
 
-    A flag without a dot is one of SAT's: ``--train-iters 500`` means args.train_iters=500.
+    A flag without a dot is a SAT flag: ``--train-iters 500`` means args.train_iters=500. If the files are not a SAT
+    stack, the arguments and flags are returned unchanged, without overrides.
     """
     files = [word for word in words if not is_change(word)]
     if not is_sat_stack(files):
@@ -53,5 +57,5 @@ def take_words(words: Sequence[str], flags: Sequence[TypedFlag]) -> tuple[list[s
 
 
 def is_change(word: str) -> bool:
-    """Returns whether a word is `key=value` or `~key`, and names no file."""
+    """Returns whether a word is an override (`key=value` or `~key`) and not an existing file."""
     return (word.startswith("~") or "=" in word) and not os.path.exists(word)

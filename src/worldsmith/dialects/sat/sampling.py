@@ -1,4 +1,4 @@
-"""A SAT stack that makes videos: a model's file and one like inference.yaml, as settings of `worldsmith generate`."""
+"""Translates a SAT stack that samples videos (a model file and one like inference.yaml) for `worldsmith generate`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Z_CHANNELS = f"{VAE}params.encoder_config.params.z_channels"
 
 @dataclass(frozen=True, slots=True)
 class SatModel:
-    """The model that a stack samples from."""
+    """Model that a stack samples from: its run config and the path of its weights."""
 
     tree: Any
     """The run that contains the model, with references."""
@@ -41,6 +41,7 @@ class SatModel:
 
 @computed(TYPE, FILE)
 def prompts(t: SpecTranslation) -> None:
+    """Translates the source of the prompts."""
     kind, file = t.get(TYPE) or "cli", t.get(FILE)
     if kind == "txt":
         t.put(f"{OURS}input_files", [file or "input.txt"], source=FILE)
@@ -91,7 +92,7 @@ def sampled_size(t: SpecTranslation) -> None:
 
 @computed(COUNT)
 def sampled_frames(t: SpecTranslation) -> None:
-    """Sets the frames from the latent frames; in CogVideoX 1.5 the first latent frame is not decoded."""
+    """Sets the number of frames from the latent frames; in CogVideoX 1.5 the first latent frame is not decoded."""
     newer = isinstance(t.get(f"{NETWORK}patch_size"), list)
     count = 32 if t.get(COUNT) is None else t.get(COUNT)
     found = t.get(f"{NETWORK}time_compressed_rate") * (count - 1 - newer) + 1 if type(count) is int else 0
@@ -109,6 +110,7 @@ def sampled_frames(t: SpecTranslation) -> None:
 
 @computed(LOAD, f"{ARGS}mode", f"{ARGS}force_inference")
 def weights(t: SpecTranslation) -> None:
+    """Translates the path of the weights."""
     load = t.get(LOAD)
     if not load:
         t.refuse(LOAD, "no weights are set", f"{LOAD}=PATH of SAT's folder, or of a diffusers pipeline")
@@ -124,6 +126,7 @@ def weights(t: SpecTranslation) -> None:
 
 @computed(f"{ARGS}bf16", f"{ARGS}fp16")
 def sampled_precision(t: SpecTranslation) -> None:
+    """Translates bf16 and fp16 to the precision of the model, VAE and text encoder."""
     half = {f"{ARGS}bf16": "bfloat16", f"{ARGS}fp16": "float16"}
     chosen = [key for key in half if t.get(key)]
     if len(chosen) > 1:
@@ -142,6 +145,7 @@ def sampled_precision(t: SpecTranslation) -> None:
 
 @computed(BATCH, f"{ARGS}seed", RATE, f"{ARGS}output_dir", f"{ARGS}latent_channels", f"{ARGS}only_save_latents")
 def outputs(t: SpecTranslation) -> None:
+    """Translates number of outputs, seed, frame rate and output folder."""
     t.put(f"{OURS}num_outputs", t.get(BATCH), source=BATCH)
     t.report(BATCH, "renamed", f"--num-outputs {t.get(BATCH)}, per prompt", warn=not t.is_stated(BATCH))
     t.put(f"{OURS}seed", t.get(f"{ARGS}seed"), source=f"{ARGS}seed")
@@ -185,9 +189,17 @@ RULES: tuple[KeyRule, ...] = (
 
 
 def translate_sampling(files: Sequence[str], words: Sequence[str] = ()) -> tuple[SpecTranslation, SatModel]:
-    """Returns the settings of `worldsmith generate`, and the model.
+    """Translates a SAT stack for sampling.
 
-    Raises ConfigError with every mistake of the stack.
+    Args:
+        files: YAML files of the stack; later ones override earlier ones.
+        words: Overrides of the stack.
+
+    Returns:
+        The translation, whose `data` are settings of `worldsmith generate`, and the model.
+
+    Raises:
+        ConfigError: With all mistakes of the stack.
     """
     t = translate(read_stack(files, words, RULES, sections=("model", "args")))
     settings = t.data.pop(OURS.rstrip("."), {})

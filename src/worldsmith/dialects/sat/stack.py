@@ -1,4 +1,4 @@
-"""Reads a SAT stack: YAML files merged in order, and words over them, as values of the known keys with their places."""
+"""Reads a SAT stack: YAML files merged in order, plus overrides, as values of the known keys with source positions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 
 @dataclass(slots=True)
 class SatStack(ForeignSpec):
-    """The values of a stack, with their places and mistakes."""
+    """Values of a SAT stack, with their source positions and mistakes."""
 
     values: dict[str, Any] = field(default_factory=dict)
     """Stated keys. Null sections are omitted."""
@@ -48,14 +48,16 @@ class SatStack(ForeignSpec):
         return tuple(KEYS)
 
     def get(self, key: str) -> Any:
-        """Returns the value of a key, or SAT's default; None for one that is missing, True for a section that is
-        stated."""
+        """Returns the value of a key, else SAT's default.
+
+        The value is None for a missing required key or an absent section, and True for a section that is stated.
+        """
         if key not in KEYS:
             return self.is_stated(key) or None
         return self.values.get(key, self.default(key))
 
     def default(self, key: str) -> Any:
-        """Returns the value that SAT uses for an omitted key; None for one that is required."""
+        """Returns the value that SAT uses for an omitted key; None for a required key."""
         default = KEYS[key].default
         return None if default is REQUIRED else copy.deepcopy(default)
 
@@ -70,6 +72,7 @@ class SatStack(ForeignSpec):
         return self.places.get(key) or next(found, Place(f"{self.source} (omitted: {key})"))
 
     def mistake(self, key: str, message: str, hint: str | None = None) -> None:
+        """Adds a problem at a key and marks the key as broken."""
         self.problems.append(Problem(key, message, hint=hint, place=self.place(key)))
         self.broken.append(key)
 
@@ -77,7 +80,20 @@ class SatStack(ForeignSpec):
 def read_stack(
     files: Sequence[str], words: Sequence[str], rules: tuple[KeyRule, ...], sections: Sequence[str] = SECTIONS
 ) -> SatStack:
-    """Reads files, merges them in order, and applies words. Raises ConfigError for a file that cannot be read."""
+    """Reads YAML files, merges them in order, and applies overrides.
+
+    Args:
+        files: Paths of the files.
+        words: Overrides.
+        rules: Rules that will translate the stack.
+        sections: Sections that the stack must have.
+
+    Returns:
+        The stack, with all mistakes in `problems`.
+
+    Raises:
+        ConfigError: If a file cannot be read or does not hold a table.
+    """
     documents = [read_yaml(read_config_text(file), file) for file in files]
     for file, document in zip(files, documents):
         if not isinstance(document.data, dict):
@@ -90,9 +106,9 @@ def read_stack(
 def read_sat(
     source: str, merged: Document, words: Sequence[str], rules: tuple[KeyRule, ...], sections: Sequence[str] = SECTIONS
 ) -> SatStack:
-    """Returns the stack with its mistakes. A word sets a key of SAT, also with the number of a list's item in its path.
+    """Returns the stack of merged documents and overrides, with its mistakes; arguments as for `read_stack`.
 
-    `sections` are those that it must have.
+    The path of an override may contain the index of a list item.
     """
     stack = SatStack(source, rules)
     document = Document(copy.deepcopy(merged.data), dict(merged.spans))
@@ -117,8 +133,7 @@ def read_sat(
 
 
 def same_kind(documents: Sequence[Document]) -> list[Problem]:
-    """Returns a problem where a later file puts a table in place of a list, or the reverse: OmegaConf refuses that
-    too."""
+    """Returns a problem for each table that a later file replaces by a list, or vice versa, as OmegaConf does."""
     problems = []
     for later in range(1, len(documents)):
         for path, value in _containers(documents[later].data, ()):
@@ -132,6 +147,7 @@ def same_kind(documents: Sequence[Document]) -> list[Problem]:
 
 
 def _containers(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+    """Yields all tables and lists below a value with their paths."""
     if isinstance(value, (dict, list)) and path:
         yield path, value
     for key, item in value.items() if isinstance(value, dict) else ():
@@ -144,7 +160,7 @@ def _is_at_or_below(key: str, above: str) -> bool:
 
 
 def _apply(document: Document, override: Override, stack: SatStack) -> None:
-    """Sets or removes one value; names made of digits are numbers of list items, as OmegaConf writes them."""
+    """Sets or removes the value of one override; digits in its path are list indices, as in OmegaConf."""
     parent, path = _walk(document.data, override.path, create=override.action != "~")
     shown = format_path(path)
     names: Any = range(len(parent)) if isinstance(parent, list) else parent or ()
@@ -165,8 +181,7 @@ def _apply(document: Document, override: Override, stack: SatStack) -> None:
 
 
 def _walk(data: Any, path: Path, *, create: bool) -> tuple[Any, Path]:
-    """Returns the container of the last path component (None if it does not exist) and the path with integer
-    indices."""
+    """Returns the container of the last path component (None if it does not exist), and the path with int indices."""
     node, found = data, list(path)
     for index, part in enumerate(path):
         if isinstance(node, list) and str(part).isdecimal():
@@ -199,7 +214,7 @@ def _follow_references(document: Document, stack: SatStack) -> None:
 
 
 def _collect(stack: SatStack, document: Document, path: Path, value: Any) -> None:
-    """Collects the known keys below a section; other keys are reported as mistakes."""
+    """Collects the known keys below a section; unknown keys become problems."""
     if path in _PATHS:
         _take(stack, document, path, value)
     elif path not in _SECTION_PATHS:
@@ -216,6 +231,7 @@ def _collect(stack: SatStack, document: Document, path: Path, value: Any) -> Non
 
 
 def _take(stack: SatStack, document: Document, path: Path, value: Any) -> None:
+    """Stores the value of a known key after checking its type and limits."""
     name = format_path(path)
     key = KEYS[name]
     stack.places[name] = _place(stack, document, path)
@@ -247,7 +263,7 @@ def _unknown(stack: SatStack, document: Document, path: Path, hint: str | None =
 
 
 def _require(stack: SatStack, sections: Sequence[str]) -> None:
-    """A mistake for each value without a default that no file gives; videos are made without data to train on."""
+    """Adds a problem for each missing required value; a stack for sampling needs no training data."""
     for name, key in KEYS.items():
         if name.partition(".")[0] not in sections or (name in TRAINING and sections != SECTIONS):
             continue
@@ -260,6 +276,7 @@ def _require(stack: SatStack, sections: Sequence[str]) -> None:
 
 
 def _check_targets(stack: SatStack) -> None:
+    """Adds a problem for each `target` that is not supported."""
     for component, names in TARGETS.items():
         key = f"{component}target"
         target = stack.values.get(key)
@@ -268,7 +285,7 @@ def _check_targets(stack: SatStack) -> None:
 
 
 def _find_placeholders(stack: SatStack) -> None:
-    """Names of files that were left for the user to fill in."""
+    """Adds a problem for each ``{…}`` placeholder in a file name that the user must replace."""
     for key, value in stack.values.items():
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str) and (found := _PLACEHOLDER.search(text)):

@@ -1,4 +1,4 @@
-"""Maps each `target` of a SAT stack to our components. Names in a file are looked up, never imported."""
+"""Maps each `target` of a SAT stack to components here. The names are looked up, never imported."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ ELSEWHERE = {
 
 
 def explain(component: str, target: str) -> tuple[str, str]:
-    """Returns the problem with a target that the component does not support, and the fix."""
+    """Returns (problem, fix) for a target that a component does not support."""
     allowed = TARGETS[component]
     if target in ELSEWHERE:
         return f"{target} is not available here", ELSEWHERE[target]

@@ -1,4 +1,4 @@
-"""`worldsmith check`: the data and the needs of a run, before it starts."""
+"""`worldsmith check`: inspects the data and the requirements of a run before it starts."""
 
 from worldsmith.actions.registry import Command
 

@@ -42,7 +42,7 @@ SPEC_CAP = "policy.model_max_length"
 
 @dataclass(slots=True)
 class CheckResult:
-    """Result of a check."""
+    """Result of a check: reports on the data, requirements, remarks and problems."""
 
     reports: dict[str, DataReport] = field(default_factory=dict)
     """Reports on the training data and, if the run validates, on the validation data."""
@@ -55,7 +55,7 @@ class CheckResult:
     """Problems that would prevent the run from starting or stop it in its first epoch."""
 
     def refuse(self, problem: str) -> None:
-        """Adds a problem, unless a known one has the same text, or the same text after the name of another field."""
+        """Adds a problem, unless a known problem has the same text, possibly after the name of another field."""
         first, _, rest = problem.partition(" ")
         said = rest if "." in first else problem
         if not any(said in known for known in self.problems):
@@ -88,6 +88,7 @@ class CheckData(RunAction):
     config: Config
 
     def load(self, words: RunWords) -> Loaded:
+        """Loads the config of the run or, for a dataset, a recipe that reads this dataset."""
         notes, source = words.leave_parent_out(), words.unknown_source()
         found = None if source is None else find_dataset(source, self.config.recipe)
         if found is not None:
@@ -116,11 +117,13 @@ class CheckData(RunAction):
 
     @property
     def workers(self) -> int:
+        """Number of worker processes that read the data."""
         chosen = self.config.workers
         return len(os.sched_getaffinity(0)) if chosen is None else chosen
 
     @property
     def processes(self) -> int:
+        """Number of ranks of the run: from the flag, else WORLD_SIZE, else the parallelism degrees of the config."""
         asked = self.tree.model.config.parallelism
         if self.config.processes is not None or "WORLD_SIZE" in os.environ:
             return self.config.processes or world_size()
@@ -128,7 +131,10 @@ class CheckData(RunAction):
         return int(max(1, shards) * max(1, copies) * asked.context_parallel_shard_degree)
 
     def inspect(self) -> CheckResult:
-        """Raises ValueError if the processes do not fit the degrees of the run; other faults become problems."""
+        """Inspects data and requirements; most errors become problems of the result.
+
+        Raises ValueError if the number of processes does not fit the parallelism degrees of the run.
+        """
         tree, found = self.tree, CheckResult()
         degrees = plan_degrees(tree.model.config.parallelism, self.processes)
         if self.limits_of is None:
@@ -157,7 +163,7 @@ class CheckData(RunAction):
         return found
 
     def read(self, found: CheckResult, model: Model, ranks: int) -> dict[str, Task]:
-        """Reads the data of both splits; returns their tasks. Raises DataError if there is no dataset."""
+        """Reads the data of both splits into `found`; returns the task of each split. Raises DataError without data."""
         tree = self.tree
         tasks: dict[str, Task] = {}
         datasets: dict[str, Any] = {}
@@ -190,7 +196,7 @@ class CheckData(RunAction):
         return tasks
 
     def report_records(self) -> dict[str, DataReport]:
-        """Reports from the records only, for data that cannot be read because the model cannot be built."""
+        """Returns reports from the records only, for a run whose model cannot be built."""
         data = self.tree.dataloader_train
         try:
             dataset = data.build_records()
@@ -223,7 +229,7 @@ class CheckData(RunAction):
             )
 
     def inspect_run(self, found: CheckResult, model: Model, degrees: Degrees, task: Task) -> None:
-        """Adds what the machine lacks for the run."""
+        """Adds the problems and remarks about the disk and the memory of this machine."""
         tree, needs = self.tree, found.needs
         known = len(needs.problems)
         inspect_machine(needs, tree, model, degrees, self.processes)
@@ -235,6 +241,7 @@ class CheckData(RunAction):
         found.problems += needs.problems[known:]
 
     def lines(self, found: CheckResult) -> Iterator[str]:
+        """Yields the lines of the report for the terminal."""
         width = min(WIDEST, shutil.get_terminal_size().columns)
         if self.limits_of is not None:
             yield titled("limits", f"those of the recipe {self.limits_of}; select another one with --recipe NAME")
@@ -258,7 +265,7 @@ class CheckData(RunAction):
 
 
 def too_few_steps(report: DataReport, packs_a_step: int) -> str:
-    """Remark that an epoch has less than one step for some processes, with the settings that would work."""
+    """Returns the remark that an epoch has less than one step on some ranks, with settings that would work."""
     ranks, packs, most = len(report.packs), min(report.packs), report.ranks_that_work
     ways = [f"at most {most} process{'es' * (most > 1)}"] if most else []
     ways += [f"trainer.grad_accum_iter = {packs} or less"] if packs else []
@@ -271,9 +278,9 @@ def too_few_steps(report: DataReport, packs_a_step: int) -> str:
 
 
 def find_dataset(source: str, recipe: str | None) -> tuple[Any, str] | None:
-    """Returns the settings of a dataset and the recipe that gives the limits; None if `source` names no file.
+    """Returns the settings of the dataset at `source`, and the recipe whose limits apply; None if no file exists there.
 
-    Raises UserError for a folder that is no dataset.
+    Raises UserError for a folder that is not a dataset.
     """
     if not os.path.exists(source) and not source.endswith(".tar"):  # shards may be a pattern or lie afar
         return None
@@ -291,7 +298,7 @@ def find_dataset(source: str, recipe: str | None) -> tuple[Any, str] | None:
 
 
 def cap_field(loaded: Loaded, split: str) -> str:
-    """Name of the field, elsewhere in the config or in the spec, that caps the tokens of a sample; "" = none."""
+    """Returns the config or spec field from which the token cap of a sample comes; "" for the loader's own field."""
     section = f"dataloader_{split}"
     path = (section, getattr(loaded.tree, section).sample_cap_field)
     steps = [step for step in loaded.sources.get(path, []) if isinstance(step, tuple)]
@@ -302,5 +309,5 @@ def cap_field(loaded: Loaded, split: str) -> str:
 
 
 def is_of_the_run(place: Place, section: str) -> bool:
-    """Returns whether a flag or an override of the run sets a value, not a spec or the arguments that follow a spec."""
+    """Returns whether a value was set by a flag or override of the run, and not by a spec or its overrides."""
     return place.file == "flag" or (place.file == "override" and (place.source or "").lstrip("+").startswith(section))

@@ -52,6 +52,9 @@ def read_data(
         decode: Decode images and videos; if not, only headers are read, which are enough for tokens and sizes.
         cap_field: Name of the setting of the token cap, if it is not that of the loader.
         shown: Called with (inspected, total) after each sample.
+
+    Returns:
+        Counts, distributions and packs of the data. A DataError while reading becomes one of its problems.
     """
     dataset, config = loader.dataset, loader.config
     loader.maker.decodes = decode
@@ -115,6 +118,7 @@ class Inspector(SampleMaker[InspectedSample]):
         self.max_tokens = None  # the wrapped maker checks the cap
 
     def make(self, position: int) -> Made[InspectedSample]:
+        """Builds the sample at a position and returns its inspection result; a skipped sample is not an error."""
         self.maker.measured = None
         start = time.perf_counter()
         made = self.maker[position]
@@ -136,9 +140,9 @@ def inspect_samples(
     workers: int,
     shown: Callable[[int, int], None] | None = None,
 ) -> Iterator[InspectedSample]:
-    """Inspects the samples at these positions, in order; skipped samples go to the loader's quarantine.
+    """Yields the inspection results of the samples at `positions`, in order; skipped samples go to the quarantine.
 
-    Deaths of workers are counted in `loader.counts`. `shown` is called with (inspected, total).
+    Workers that died are counted in `loader.counts`. `shown` is called with (inspected, total) after each sample.
     """
     stretch = Positions(list(positions), 0, 1, 0)
     found = fetch(Inspector(loader.maker), stretch, workers=workers, prefetch=AHEAD, counts=loader.counts)
@@ -172,7 +176,7 @@ def refusals(report: DataReport, loader: PackingDataLoader, tally: Tally, seen: 
 
 
 def larger_cap(report: DataReport) -> str:
-    """Returns the advice for samples that are too long."""
+    """Returns the advice for samples that have too many tokens."""
     least, now = (report.needed_cap or 0) - report.cap_included, (report.cap or 0) - report.cap_included
     return f"set {report.cap_field} to at least {least} (now {now}) to use all of them, or use smaller or shorter clips"
 
@@ -185,7 +189,10 @@ def count_packs(
     packs_a_step: int,
     share: float,
 ) -> None:
-    """Packs the samples of each rank with the packer of the run and, to compare how full packs are, with the others."""
+    """Packs the samples of each rank with the packer of the run, and with the other packers for comparison.
+
+    Sets the packs, steps and fill ratios of the report; `share` is the fraction of the samples that was inspected.
+    """
     config = loader.config
     shares = dealt(kept, ranks)
     for name in dict.fromkeys([config.packer, "sequential", "pool"]):
@@ -204,18 +211,18 @@ def count_packs(
 
 
 def packs_when_full(packs: Sequence[Sequence[int]]) -> float:
-    """Returns the number of packs if the last one, too, held as many samples as the others do on average."""
+    """Returns the number of packs if the last pack had as many samples as the others have on average."""
     full = sum(map(len, packs[:-1]))
     return sum(map(len, packs)) / full * (len(packs) - 1) if full else float(len(packs))
 
 
 def dealt(kept: Sequence[InspectedSample], ranks: int) -> list[list[int]]:
-    """Returns the tokens of the samples of each rank."""
+    """Returns the token counts of the samples of each rank."""
     return [[item.num_tokens for item in kept if item.position % ranks == rank] for rank in range(ranks)]
 
 
 def most_ranks(config: PackingDataLoader.Config, kept: Sequence[InspectedSample], below: int, packs: float) -> int:
-    """Returns the max number of ranks below `below` that get at least `packs` packs each in an epoch; 0 = none."""
+    """Returns the maximum number of ranks below `below` that get at least `packs` packs per epoch each; 0 = none."""
     for ranks in range(below - 1, 0, -1):
         if all(len(pack_all(config.packer, config, own)) >= packs for own in dealt(kept, ranks)):
             return ranks
@@ -223,6 +230,7 @@ def most_ranks(config: PackingDataLoader.Config, kept: Sequence[InspectedSample]
 
 
 def pack_all(name: str, config: PackingDataLoader.Config, tokens: Sequence[int]) -> list[list[int]]:
+    """Packs samples with the packer of this name; returns the token counts of the samples in each pack."""
     packer = PACKERS[name](
         int,
         max_sequence_length=config.max_sequence_length,
@@ -242,7 +250,13 @@ def find_duplicates(contents: Iterable[tuple[str, Any]]) -> list[list[str]]:
 
 
 def report_lines(report: DataReport, *, width: int, workers: int) -> Iterator[str]:
-    """Yields the lines of at most `width` columns, except for file names. `workers`: loader workers of the run."""
+    """Yields the report as lines of at most `width` columns, except for file names.
+
+    Args:
+        report: The report on one split.
+        width: Number of columns.
+        workers: Number of loader workers, for the estimated samples per second.
+    """
     yield titled("data", report.dataset)
     looked = "all of them" if report.looked_at >= report.positions else f"{report.looked_at} of them, evenly spaced,"
     how = "decoded as in training" if report.decoded else "inspected by their headers only"
@@ -299,6 +313,7 @@ def report_lines(report: DataReport, *, width: int, workers: int) -> Iterator[st
 
 
 def packing_lines(report: DataReport, width: int) -> Iterator[str]:
+    """Yields the lines about packs and steps of an epoch."""
     if report.fill:
         shares = ", ".join(f"{name} {share:.1%}" for name, share in report.fill.items())
         told = f"filled to this fraction of the token limit, by packer: {shares} (this run uses {report.packer})"
@@ -322,7 +337,7 @@ def packing_lines(report: DataReport, width: int) -> Iterator[str]:
 
 
 def later_epochs(report: DataReport) -> str:
-    """Steps of an epoch over a long run, if clearly less than those of the first epoch."""
+    """Returns a note on the steps per epoch in a long run if they are clearly fewer than in the first epoch."""
     first, later = max(report.steps), max(report.later_steps, default=0.0)
     return f": over a long run, about {later:.3g} steps per epoch" if 0 < later < 0.95 * first else ""
 
@@ -347,7 +362,7 @@ def format_percentiles(values: Distribution) -> str:
 
 
 def wrapped(word: str, message: str, width: int) -> list[str]:
-    """Wraps a message after its label."""
+    """Wraps a message to `width` columns after its label."""
     return textwrap.wrap(
         message, width, initial_indent=f"{word:<13}", subsequent_indent=INDENT, break_long_words=False,
         break_on_hyphens=False,
@@ -355,6 +370,7 @@ def wrapped(word: str, message: str, width: int) -> list[str]:
 
 
 def titled(word: str, text: str) -> str:
+    """Returns a label, padded to its column, and a text."""
     return f"{word:<13}{text}"
 
 
@@ -363,5 +379,6 @@ def counted(count: int, word: str) -> str:
 
 
 def clip(text: str, room: int) -> str:
+    """Returns a text on one line, shortened to `room` characters."""
     text = " ".join(text.split())
     return text if len(text) <= room else text[: max(1, room - 2)] + " …"

@@ -1,4 +1,4 @@
-"""Needs of a run in addition to its data: files, the hub and its token, writable folders, disk and memory."""
+"""Requirements of a run in addition to its data: files, the hub and its token, writable folders, disk and memory."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ LEAST_SHARED = 64 * 2**20
 
 @dataclass(slots=True)
 class Needs:
-    """Inspected needs of a run, and their problems."""
+    """Requirements of a run in addition to its data, compared with this machine, and the resulting problems."""
 
     disk: dict[str, int] = field(default_factory=dict)
     """Bytes of checkpoints and cached latents, and free bytes."""
@@ -59,12 +59,14 @@ class Needs:
     problems: list[str] = field(default_factory=list)
 
     def writable(self, folder: Path, what: str) -> None:
+        """Adds a problem if a folder is not writable; `what` names it in the message."""
         try:
             require_writable(folder, what=what)
         except UserError as error:
             self.problems.append(str(error))
 
     def lines(self) -> Iterator[str]:
+        """Yields the lines of the report for the terminal."""
         disk, machine = self.disk, self.machine
         if "checkpoint" in disk:
             kept = disk["checkpoints_kept"] * disk["checkpoint"]
@@ -86,7 +88,12 @@ class Needs:
 
 
 def inspect_files(tree: Any, variables: Mapping[Keys, str] | None = None) -> Needs:
-    """Inspects the files and repositories that the config names, before anything is built."""
+    """Inspects the files and hub repositories that a config names, before the model is built.
+
+    Args:
+        tree: Config of the run.
+        variables: Environment variables that set config values, to be named in messages.
+    """
     needs = Needs()
     needs.problems += [f"{problem.path}: {problem.message}" for problem in check_files(tree, variables=variables)]
     needs.writable(Path(tempfile.gettempdir()), "the folder for temporary files ")
@@ -100,7 +107,7 @@ def inspect_files(tree: Any, variables: Mapping[Keys, str] | None = None) -> Nee
 
 
 def inspect_hub(needs: Needs, tree: Any) -> None:
-    """Adds the components on the hub. The problems of the files state why a component is not available."""
+    """Adds the components on the hub; problems of `inspect_files` already state why a component is not available."""
     from huggingface_hub import constants
     from huggingface_hub.errors import HTTPError
 
@@ -131,7 +138,7 @@ def inspect_hub(needs: Needs, tree: Any) -> None:
 
 
 def names_on_hub(tree: Any) -> Iterator[tuple[str, HubName, Sequence[str]]]:
-    """Yields (field, repository, patterns of the needed files) of the components that are not local folders."""
+    """Yields (field, repository, patterns of needed files) of the components that are not local folders."""
     start = tree.initial_weights()
     named: list[tuple[str, str, Sequence[str]]] = [] if start is None else [(start.field, start.path, WEIGHTS)]
     named += tree.model.config.named_folders()
@@ -142,7 +149,7 @@ def names_on_hub(tree: Any) -> Iterator[tuple[str, HubName, Sequence[str]]]:
 
 
 def inspect_machine(needs: Needs, tree: Any, model: Model, degrees: Degrees, ranks: int) -> None:
-    """Compares the disk space and memory that the run needs with what is free."""
+    """Compares the disk space and memory that the run needs with those of this machine; adds problems and remarks."""
     import torch
 
     folder, world = nearest_folder(run_path(tree.job)), World(device=present_device())
@@ -175,7 +182,7 @@ def inspect_machine(needs: Needs, tree: Any, model: Model, degrees: Degrees, ran
 
 
 def inspect_latent_cache(needs: Needs, cache: str, needed: int) -> None:
-    """Compares the latents of an epoch with the free disk space of the latent cache."""
+    """Compares the latents of an epoch (`needed`, in bytes) with the free disk space of the latent cache."""
     free = shutil.disk_usage(nearest_folder(Path(cache))).free
     needs.disk |= {"latent_cache": needed, "latent_cache_free": free}
     if needed > free:
@@ -186,4 +193,5 @@ def inspect_latent_cache(needs: Needs, cache: str, needed: int) -> None:
 
 
 def shared_memory() -> int:
+    """Returns the size of /dev/shm in bytes; 0 if it does not exist."""
     return shutil.disk_usage(SHARED_MEMORY).total if SHARED_MEMORY.is_dir() else 0

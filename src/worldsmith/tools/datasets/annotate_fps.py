@@ -1,4 +1,4 @@
-"""`worldsmith dataset annotate-fps SOURCE --out NEW`: a copy of the records, with the rate of each video's stream."""
+"""`worldsmith dataset annotate-fps SOURCE --out NEW`: copies records and adds the frame rate of each video stream."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class AnnotateFps(Action):
     config: Config
 
     def dataset(self) -> ChatFile:
-        """Raises UserError for a source of another kind, DataError for one that cannot be read."""
+        """Returns the source dataset. Raises UserError for another kind of source, DataError if it cannot be read."""
         config = self.config
         kind = next((kind for kind in (LlavaDataset, MessagesDataset) if kind.is_at(Path(config.source))), None)
         if kind is None:
@@ -65,6 +65,7 @@ class AnnotateFps(Action):
         return dataset
 
     def check_out(self, dataset: ChatFile) -> Path:
+        """Returns the path of the new file. Raises UserError if it exists, or has a wrong suffix or folder."""
         out = Path(self.config.out)
         for path in (out, provenance_file(out)):
             if os.path.lexists(path):
@@ -93,6 +94,7 @@ class AnnotateFps(Action):
         return Result(list(self.lines(dataset, done, out)), facts)
 
     def facts(self, dataset: ChatFile, done: Annotated, before: bytes, out: Path) -> dict[str, Any]:
+        """Returns the content of the provenance file: source, result, checksums and counts."""
         counts = {name: value for name, value in asdict(done).items() if name != "text"}
         return {
             "made_by": f"worldsmith {__version__} dataset annotate-fps",
@@ -156,7 +158,10 @@ class Annotated:
 def annotate(dataset: ChatFile, *, replace: bool, shown: Callable[[int, int], None] | None = None) -> Annotated:
     """Copies the records of a dataset and adds `video_fps`, and `video_fps_from` if the rate is new.
 
-    A stated rate that disagrees with the stream stays unless `replace`. `shown` is called with (done, all).
+    Args:
+        dataset: The source; its files are only read.
+        replace: Replace stated rates that differ from the stream by more than 1 %.
+        shown: Called with (done, total) after each record.
     """
     dataset.open_media()
     done = Annotated(not_records=dataset.num_records - len(dataset.entries))
@@ -175,7 +180,7 @@ def annotate(dataset: ChatFile, *, replace: bool, shown: Callable[[int, int], No
 
 
 def read_rates(dataset: ChatFile, entry: Entry) -> list[VideoInfo] | str:
-    """Reads the headers of the videos of a record; returns an error message if one cannot be read."""
+    """Reads the video headers of a record; returns an error message if one cannot be read."""
     sources = [part.source for turn in dataset.parse(entry.record) for part in turn.parts if part.kind == "video"]
     try:
         return [examine(str(source))[1] for source in sources]
@@ -186,7 +191,7 @@ def read_rates(dataset: ChatFile, entry: Entry) -> list[VideoInfo] | str:
 def choose_rate(
     done: Annotated, entry: Entry, record: dict[str, Any], found: Sequence[VideoInfo] | str, *, replace: bool
 ) -> float | None:
-    """Returns the new rate of a record; None = unchanged. Counts the reason in `done`."""
+    """Returns the new rate of a record, or None if it stays unchanged; counts the reason in `done`."""
     known: dict[str, Any] = {"index": entry.number, "key": entry.key}
     stated = record.get(FPS)
     if not entry.shows_video:
@@ -218,7 +223,7 @@ def choose_rate(
 
 
 def replace_records(dataset: ChatFile, changed: dict[int, dict[str, Any]]) -> str:
-    """Returns the text of the file with the changed records replaced."""
+    """Returns the text of the source file with the changed records replaced."""
     if not isinstance(dataset, LlavaDataset):
         lines = [line.decode(errors="surrogateescape").rstrip("\r\n") for _, line in read_lines(dataset.file)]
         return "".join((to_json(changed[n]) if n in changed else line) + "\n" for n, line in enumerate(lines))
@@ -230,7 +235,7 @@ def replace_records(dataset: ChatFile, changed: dict[int, dict[str, Any]]) -> st
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """Writes JSON without escapes, unless the text contains half of a surrogate pair."""
+    """Returns a value as JSON with non-ASCII characters unescaped, unless it contains half of a surrogate pair."""
     text = json.dumps(value, ensure_ascii=False, indent=indent)
     try:
         text.encode()

@@ -1,4 +1,4 @@
-"""`worldsmith dataset import SOURCE -o OUT`: clips and captions as people have them become a dataset."""
+"""`worldsmith dataset import SOURCE -o OUT`: converts clips and captions in common layouts to a dataset."""
 
 from __future__ import annotations
 
@@ -136,6 +136,7 @@ class ImportClips(Action):
         return layout, why, made
 
     def describe(self, layout: str, why: str, made: Import) -> Iterator[str]:
+        """Yields lines that describe the content to write."""
         yield f"layout: {layout} ({why})"
         yield from made.remarks
         for split, records in made.records.items():
@@ -152,13 +153,14 @@ class ImportClips(Action):
         yield from self.left_out(made)
 
     def left_out(self, made: Import) -> Iterator[str]:
+        """Yields lines with the number of skipped clips by reason, and examples."""
         yield "skipped: " + (", ".join(f"{reason} {count}" for reason, count in made.reasons.items()) or "nothing")
         for reason in made.reasons:
             for rejection in [r for r in made.left_out if r.reason == reason][:SHOWN]:
                 yield f"  {rejection.key}: {reason}: {rejection.detail}"
 
     def next_steps(self, layout: str, made: Import) -> Iterator[str]:
-        """Yields the settings and commands that train on this dataset."""
+        """Yields lines with the commands and settings that train on this dataset."""
         limits = VideoDataset.Config()
         if made.longest > limits.max_duration:
             yield (
@@ -185,7 +187,7 @@ def counted(count: int, what: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ImportLayout:
-    """A layout of files that can be imported."""
+    """Layout of files that can be imported: how to recognize it and how to read its clips."""
 
     description: str
     recognise: Callable[[Path], str]
@@ -242,14 +244,14 @@ CHOICES = {
 
 
 def find_layout(source: Path, wanted: str) -> tuple[str, str]:
-    """Returns (name of the layout, why the source has it).
+    """Returns (name of the layout, reason why the source has it).
 
     Args:
         source: A folder or a file.
         wanted: Name of a layout, or "auto".
 
     Raises:
-        ValueError: The source does not have the wanted layout, or it has none or several.
+        ValueError: If the source does not have the wanted layout, or has none or several.
     """
     found = {name: why for name, layout in LAYOUTS.items() if (why := layout.recognise(source))}
     ours = [name for name in FILE_NAMES if (source / name).is_file()]

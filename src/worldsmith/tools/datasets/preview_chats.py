@@ -1,4 +1,4 @@
-"""`worldsmith dataset preview MODEL`: conversations as a model gets them."""
+"""`worldsmith dataset preview MODEL`: shows conversations as the input of a model."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class PreviewChats(Action):
     config: Config
 
     def sources(self) -> tuple[ChatDataset, ChatProcessor]:
-        """Raises UserError for a run that does not train a reasoner."""
+        """Returns the dataset and the processor. Raises UserError for a run that does not train a reasoner."""
         config = self.config
         if config.run is None:
             folder = local_folder(str(config.model), file_patterns=("*.json", "*.jinja", "*.txt"), field="model")
@@ -98,7 +98,7 @@ class PreviewChats(Action):
         return Result(lines, {"records": dataset.num_records, "left_out": dict(reasons), "samples": shown})
 
     def show(self, dataset: Any, processor: ChatProcessor, index: int, lines: list[str]) -> dict[str, Any]:
-        """Appends the lines of a conversation; returns its content as plain data."""
+        """Appends the lines of a conversation to `lines`; returns its content as plain data."""
         key = dataset.place(index)[0]
         try:
             sample = processor.encode(dataset.turns(index), key=key)
@@ -113,6 +113,7 @@ class PreviewChats(Action):
         return {**facts, "text": [asdict(span) for span in found], "media": media}
 
     def show_media(self, sample: Any, processor: ChatProcessor, lines: list[str]) -> Iterator[dict[str, Any]]:
+        """Appends lines about the images and videos of a sample and saves their frames; yields plain data for each."""
         if processor.media is None:
             return
         for number, (kind, frames) in enumerate(pictures(sample, processor.media)):
@@ -134,12 +135,13 @@ class PreviewChats(Action):
 
 
 def has_colours() -> bool:
+    """Returns whether standard output is a terminal with colors."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSpan:
-    """Consecutive tokens of one kind that are all supervised or all not."""
+    """Consecutive tokens of one type that are all supervised or all unsupervised."""
 
     text: str
     tokens: int
@@ -160,7 +162,7 @@ def token_spans(sample: ChatSample, tokenizer: Any) -> list[TokenSpan]:
 
 
 def format_spans(found: list[TokenSpan], *, colour: bool) -> str:
-    """Formats spans for people: supervised text is green, or in [[ ]] without color."""
+    """Formats token spans as text: supervised text is green, or in [[ ]] without color."""
     before, after = (SUPERVISED, PLAIN) if colour else ("[[", "]]")
     dim, plain = (PLACEHOLDER, PLAIN) if colour else ("", "")
     texts = []
@@ -174,7 +176,7 @@ def format_spans(found: list[TokenSpan], *, colour: bool) -> str:
 
 
 def pictures(sample: ChatSample, media: MediaProcessor) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields ("image" or "video", uint8 [T, H, W, 3]) of every image and video of a sample."""
+    """Yields ("image" or "video", uint8 [T, 3, H, W]) for every image and video of a sample."""
     from worldsmith.data.conversations.media.pixels import unpatchify
 
     sides = media.images
@@ -193,13 +195,13 @@ def pictures(sample: ChatSample, media: MediaProcessor) -> Iterator[tuple[str, n
 
 
 def contact_sheet(frames: np.ndarray, most: int) -> Image.Image:
-    """Joins at most `most` evenly spaced frames [T, 3, H, W] side by side."""
+    """Joins at most `most` evenly spaced frames of a video [T, 3, H, W] side by side."""
     chosen = np.linspace(0, len(frames) - 1, min(most, len(frames))).round().astype(int)
     return Image.fromarray(np.concatenate(list(frames[chosen].transpose(0, 2, 3, 1)), axis=1))
 
 
 def terminal_lines(picture: Image.Image, columns: int) -> Iterator[str]:
-    """Yields the lines for a terminal with 24-bit colors; each character shows two pixels, one above the other."""
+    """Yields lines for a terminal with 24-bit colors; each character shows two pixels, one above the other."""
     width = min(columns, picture.width)
     height = max(2, round(picture.height * width / picture.width / 2) * 2)
     pixels = np.asarray(picture.resize((width, height), Image.Resampling.BOX))

@@ -166,9 +166,19 @@ def prepare(
 
     Rows without an available clip or score are skipped and listed in `failed.jsonl`.
 
+    Args:
+        out_root: Folder that contains the folders of both splits.
+        split: The official split; "test" is written as videophy2_val.
+        wanted: Settings of the conversations.
+        endpoint: URL of the hub.
+        limit: Maximum number of rows; 0 = all.
+        workers: Number of parallel downloads.
+        progress: Called with (done, total) after each row.
+        pause: Seconds before the first retry of a download.
+
     Raises:
-        DataError: The folder was written with other settings.
-        UserError: The table cannot be downloaded.
+        DataError: If the folder was written with other settings.
+        UserError: If the table cannot be downloaded.
     """
     wanted.check()
     folder = out_root / FOLDERS[split]
@@ -207,7 +217,7 @@ def prepare(
 
 @dataclass(frozen=True, slots=True)
 class ConversationSettings:
-    """Settings of the conversations of a split. A folder contains conversations of one choice of settings."""
+    """Settings of the conversations of a split; all conversations in a folder share them."""
 
     repo: str
     score_field: Literal["pc", "sa", "joint"]
@@ -225,7 +235,7 @@ class ConversationSettings:
 
 @dataclass(frozen=True, slots=True)
 class PreparedSplit:
-    """A prepared split."""
+    """Result of `prepare`: the folder of a split, its numbers of records and new clips, and the failed rows."""
 
     folder: Path
     records: int
@@ -234,7 +244,7 @@ class PreparedSplit:
 
 
 def record_settings(folder: Path, wanted: ConversationSettings) -> None:
-    """Writes the settings into the folder. Raises DataError if it has other settings."""
+    """Writes the settings into the folder. Raises DataError if it was written with other settings."""
     digest = hashlib.sha256(PROMPTS[wanted.score_field].encode()).hexdigest()[:16]
     settings = {**asdict(wanted), "prompt": digest}
     if (folder / SETTINGS).exists():
@@ -252,7 +262,7 @@ def record_settings(folder: Path, wanted: ConversationSettings) -> None:
 
 
 def read_table(table: Path, wanted: ConversationSettings) -> Iterator[dict[str, str]]:
-    """Yields the rows. Bytes that are not UTF-8 are replaced. Raises DataError if the table lacks a column."""
+    """Yields the rows of a CSV table; invalid UTF-8 is replaced. Raises DataError if a column is missing."""
     reader = csv.DictReader(io.StringIO(table.read_bytes().decode("utf-8", "replace"), newline=""))
     needed = ["video_url", wanted.score_field, *([wanted.caption_field] if wanted.caption_field else [])]
     missing = [column for column in needed if column not in (reader.fieldnames or [])]
@@ -265,7 +275,7 @@ def read_table(table: Path, wanted: ConversationSettings) -> Iterator[dict[str, 
 
 
 def conversation(row: dict[str, str], wanted: ConversationSettings) -> dict[str, object]:
-    """Returns question and answer of a row. Raises SampleError if it lacks the score or the caption."""
+    """Returns question and answer of a row. Raises SampleError if the score or the caption is missing."""
     caption = ""
     if wanted.caption_field:
         caption = row[wanted.caption_field].strip() or row.get("caption", "").strip()
@@ -280,7 +290,7 @@ def conversation(row: dict[str, str], wanted: ConversationSettings) -> dict[str,
 
 
 def prompt_text(score_field: str, caption: str) -> str:
-    """Returns the text of the question; `caption`: "" = none."""
+    """Returns the text of the question; it ends with the caption unless that is empty."""
     return PROMPTS[score_field] + (f"\n\nCaption: {caption}" if caption else "")
 
 
@@ -310,10 +320,17 @@ def manifest_record(number: int) -> dict[str, str]:
 
 
 def download(url: str, target: Path, *, attempts: int = 5, timeout: float = 60.0, pause: float = 1.0) -> None:
-    """Writes what is at an http(s) address to `target`, which appears when it is complete.
+    """Downloads an http(s) URL to `target`, which appears when it is complete.
 
-    A busy server or a broken connection is tried again, after `pause` seconds and then twice as long each time. Raises
-    UserError when it cannot be had, or has 0 bytes.
+    Args:
+        url: The address.
+        target: Path of the file.
+        attempts: Maximum number of attempts, if the server is busy or the connection breaks.
+        timeout: Timeout of a connection in seconds.
+        pause: Seconds before the second attempt; each further pause is twice as long.
+
+    Raises:
+        UserError: If the file cannot be downloaded, or has 0 bytes.
     """
     if not url.startswith(("http://", "https://")):
         raise UserError(f"'{url[:200]}' is not an http or https address")
@@ -334,7 +351,7 @@ def fetch(url: str, target: Path, timeout: float) -> None:
 
     Raises:
         ConnectionError: If the download is shorter than announced.
-        ValueError: If it has 0 bytes.
+        ValueError: If the file has 0 bytes.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with urllib.request.urlopen(url, timeout=timeout) as response, replacing(target) as aside:

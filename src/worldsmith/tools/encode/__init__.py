@@ -1,4 +1,4 @@
-"""`worldsmith encode`: the latents of a run, before it starts."""
+"""`worldsmith encode`: encodes the latents of a run before it starts."""
 
 from worldsmith.actions.registry import Command
 

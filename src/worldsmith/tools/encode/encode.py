@@ -1,7 +1,7 @@
-"""`worldsmith encode`: fills the latent cache of a run before the run.
+"""`worldsmith encode`: fills the latent cache of a run before the run starts.
 
-Every sample is encoded once, to the same bits as the run itself would. Several processes, of this command or of others,
-may fill one cache.
+Every sample is encoded once, with bitwise the same result as in the run. Several processes of this or another command
+can fill the same cache.
 
 Exit codes: 0 done, 1 a process was killed, 2 a mistake of the user.
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Encoded:
-    """Numbers of samples that a process encoded, found and skipped."""
+    """Numbers of samples that a process encoded, found in the cache, and skipped."""
 
     encoded: int = 0
     found: int = 0
@@ -52,7 +52,7 @@ class Encode(RunAction):
     config: Config
 
     def run(self) -> Result:
-        """Raises UserError for a run without a latent cache, and for latents that cannot be written."""
+        """Encodes the samples. Raises UserError if the run has no latent cache, or if latents cannot be written."""
         rank, size, local_rank = launched_as()
         self.print_warnings()
         if rank:  # the first process logs the warnings
@@ -82,17 +82,17 @@ class Encode(RunAction):
         return Result([said], {**asdict(done), "processes": size * count, "cache": folders})
 
     def check(self) -> None:
-        """Raises UserError for a run without a latent cache, or with one that cannot be written."""
+        """Raises UserError if the run has no latent cache, or if it is not writable."""
         for encoder in self.encoders(World()).values():
             require_writable(encoder.require_cache(), what="the latent cache ")
 
     def total(self, rank: int = 0, size: int = 1) -> int:
-        """Returns the number of samples that one of `size` processes encodes."""
+        """Returns the number of samples that process `rank` of `size` encodes."""
         loaders = [encoder.task.loader(dry=True) for encoder in self.encoders(World()).values()]
         return sum(len(range(rank, self.config.passes * len(loader.dataset), size)) for loader in loaders)
 
     def encoders(self, world: World) -> dict[str, SampleEncoder]:
-        """Encoders of the training data and of the validation data, if these have a latent cache."""
+        """Returns the encoders of the training data and, if they have a latent cache, of the validation data."""
         tree = self.tree
         model: Model = tree.model.config.build(device="meta")
         model.device = device_of(world)  # the encoder goes there; the network stays without memory
@@ -115,7 +115,14 @@ class Encode(RunAction):
     def encode_share(
         self, rank: int, size: int, shown: Callable[[int], None], *, local_rank: int | None = None
     ) -> Encoded:
-        """Encodes every `size`-th sample of the stream from number `rank` on; calls `shown` with the number done."""
+        """Encodes every `size`-th sample of the stream, starting with sample `rank`.
+
+        Args:
+            rank: Number of the process.
+            size: Number of processes that share the samples.
+            shown: Called with the number of finished samples.
+            local_rank: Number of the process on this machine, which selects its GPU; None: `rank`.
+        """
         import torch
 
         torch.set_num_threads(self.tree.trainer.cpu_threads or max(1, torch.get_num_threads() // self.config.processes))

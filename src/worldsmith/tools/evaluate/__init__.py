@@ -1,4 +1,4 @@
-"""`worldsmith evaluate`: what a model has learned, by its videos or its answers."""
+"""`worldsmith evaluate`: measures what a model has learned, from its videos or answers."""
 
 from worldsmith.actions.registry import Command
 

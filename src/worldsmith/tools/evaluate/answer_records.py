@@ -1,6 +1,6 @@
 """Records of an evaluation of answers: the questions of a dataset, the saved answers, and the results.
 
-Each answer is saved as it comes, so that an evaluation that was stopped can be resumed.
+Each answer is saved as soon as it is generated, so that an evaluation that was stopped can be resumed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ BESIDE = (
 
 @dataclass(slots=True)
 class Asked:
-    """Records to evaluate."""
+    """Records to evaluate: the questions, and the rows that receive the results."""
 
     rows: list[Row] = field(default_factory=list)
     """One row per record, in dataset order."""
@@ -63,7 +63,7 @@ class Asked:
 
     @property
     def truths(self) -> dict[str, str]:
-        """The true answers, by id."""
+        """The ground-truth answers, by id."""
         return {row.id: row.gt for row in self.rows if row.id in self.turns}
 
     def share(self, number: int, count: int) -> list[tuple[str, Sequence[Turn]]]:
@@ -71,12 +71,12 @@ class Asked:
         return [(row.id, self.turns[row.id]) for row in self.rows[number::count] if row.id in self.turns]
 
     def media(self) -> list[str]:
-        """Returns the files that are shown, each once."""
+        """Returns the distinct media files of all questions."""
         return list(dict.fromkeys(name for row in self.rows for name in row.media))
 
 
 def read_records(dataset: ChatDataset, *, limit: int | None, task_field: str, slices: Sequence[str]) -> Asked:
-    """Raises UserError when there is nothing to ask, and for a field that no record has."""
+    """Reads the questions. Raises UserError if no record is usable, or if no record has a required field."""
     asked, known = Asked(), set[str]()
     for record in islice(dataset.in_order(), limit):
         if isinstance(record, Rejection):
@@ -108,11 +108,12 @@ def read_records(dataset: ChatDataset, *, limit: int | None, task_field: str, sl
 
 
 def is_file(part: Part) -> bool:
+    """Returns whether a part is a media file, and not text or embedded data."""
     return part.kind != "text" and isinstance(part.source, str) and not part.source.startswith("data:")
 
 
 def part_of(name: str, row: Row, parts: Sequence[Part], fields: Mapping[str, Any]) -> str:
-    """Which part of the data a record belongs to, when `name` divides them."""
+    """Returns the value of the slice `name` for a record."""
     if name == QUESTION:
         return template(row.question)
     if name == DURATION:
@@ -122,14 +123,14 @@ def part_of(name: str, row: Row, parts: Sequence[Part], fields: Mapping[str, Any
 
 
 def template(text: str) -> str:
-    """Returns a question without its numbers and quotations, which differ from record to record."""
+    """Returns a question with numbers and quotations replaced, because they differ between records."""
     text = re.sub(r"\"[^\"]*\"|“[^”]*”", "…", text)
     words = re.sub(r"\d+(?:\.\d+)?", "#", " ".join(text.split()))
     return words if len(words) <= LETTERS else f"{words[: LETTERS - 1]}…"
 
 
 def duration(video: str) -> str:
-    """Returns the part by the duration of a video file; "" = there is none."""
+    """Returns the duration slice of a video file; `video`: "" = no video."""
     if not video:
         return "no video"
     try:
@@ -145,8 +146,7 @@ def duration(video: str) -> str:
 
 
 def mark_of(turns: Sequence[Turn]) -> str:
-    """Changes with what is asked: texts, content of media, rates and sizes. Not with names or folders of files, so that
-    answers from several machines belong together."""
+    """Returns a fingerprint of a question: texts, media content, rates and sizes. File names do not change it."""
     facts = [
         [turn.role, [[part.kind, part.text, *source_of(part), part.fps, part.resized] for part in turn.parts]]
         for turn in turns
@@ -155,9 +155,9 @@ def mark_of(turns: Sequence[Turn]) -> str:
 
 
 def record_key(turns: Sequence[Turn], answer: str, *, quick: bool = False) -> str:
-    """Key of a record by its text and media content; file names, frame rates and system prompts do not change it.
+    """Returns a key of a record's texts and media content; file names, frame rates and system prompts do not change it.
 
-    With `quick` media count by their size, which opens no file: records that differ in it are different.
+    With `quick`, media count by their size only, so that no file is opened.
     """
     told = [
         [turn.role, [[p.kind, p.text, *([size_of(p)] if quick else source_of(p))] for p in turn.parts]]
@@ -168,7 +168,7 @@ def record_key(turns: Sequence[Turn], answer: str, *, quick: bool = False) -> st
 
 
 def size_of(part: Part) -> int:
-    """Returns the bytes of a medium; -1 of a file that cannot be read."""
+    """Returns the size of a medium in bytes; -1 if its file cannot be read."""
     if not is_file(part):
         return len(part.source)
     try:
@@ -178,12 +178,12 @@ def size_of(part: Part) -> int:
 
 
 def find_repeated(asked: Asked) -> int:
-    """Returns the number of records that show and say the same as an earlier one."""
+    """Returns the number of records with the same question, media and answer as an earlier record."""
     return len(asked.turns) - len({record_key(turns, asked.truths[key]) for key, turns in asked.turns.items()})
 
 
 def find_trained_on(asked: Asked, trained: ChatDataset) -> int:
-    """Returns the number of records that are in the training data too; only media of the same size are read."""
+    """Returns the number of records in the training data; only media of equal size are compared by content."""
     truths = asked.truths
     likely = {record_key(turns, truths[key], quick=True) for key, turns in asked.turns.items()}
     found = set[str]()
@@ -200,7 +200,7 @@ def find_trained_on(asked: Asked, trained: ChatDataset) -> int:
 
 
 def source_of(part: Part) -> tuple[str, int]:
-    """SHA-256 and size of a medium; name and -1 of a file that cannot be read. An unchanged file is read once."""
+    """Returns SHA-256 and size of a medium; its name and -1 if its file cannot be read. Unchanged files are cached."""
     if not is_file(part):
         data = part.source if isinstance(part.source, bytes) else part.source.encode()
         return hashlib.sha256(data).hexdigest(), len(data)
@@ -212,7 +212,7 @@ def source_of(part: Part) -> tuple[str, int]:
 
 
 class Settings(Protocol):
-    """Settings of the action that are used here."""
+    """Settings of the action that `write_outcome` uses."""
 
     max_failed: float
     confusion_picture: bool
@@ -220,13 +220,13 @@ class Settings(Protocol):
 
 
 class SavedAnswers:
-    """A folder of lines, a file for each process that answers; and the settings with which all of them were made."""
+    """Folder of saved answers: one JSON Lines file per process, and the settings that all answers share."""
 
     def __init__(self, out: Path) -> None:
         self.folder = out / FOLDER
 
     def require_same(self, settings: Mapping[str, Any]) -> None:
-        """Raises UserError when there are answers that were made with other settings."""
+        """Raises UserError if the folder has answers that were generated with other settings."""
         if not (self.folder / SETTINGS).is_file():
             return
         known, wanted = flatten(read_json_object(self.folder / SETTINGS)), flatten(json.loads(json.dumps(settings)))
@@ -242,13 +242,9 @@ class SavedAnswers:
             )
 
     def begin(self, settings: Mapping[str, Any], *, anew: bool) -> None:
-        """Prepares the folder of saved answers.
+        """Prepares the folder for answers with these settings; `anew` deletes existing answers first.
 
-        Args:
-            settings: Settings that all answers in the folder share.
-            anew: Delete existing answers.
-
-        Raises like `require_same`.
+        Raises UserError as `require_same` does.
         """
         if anew and self.folder.exists():
             shutil.rmtree(self.folder)
@@ -257,15 +253,17 @@ class SavedAnswers:
         write_text(self.folder / SETTINGS, json.dumps(settings, indent=2) + "\n")
 
     def add(self, answer: Answer, mark: str, *, number: int, count: int) -> None:
-        """`mark` is that of the question; `number` of `count` is the process."""
+        """Appends an answer to the file of process `number` of `count`; `mark` is the fingerprint of the question."""
         line = {"id": answer.key, "asked": mark, "said": answer.text}
         if answer.error:
             line |= {"error": answer.error, "status": "gen_error" if answer.was_asked else "prep_error"}
         append_line(self.folder / f"{number}_of_{count}.jsonl", json.dumps(line, ensure_ascii=False))
 
     def read(self) -> dict[tuple[str, str], dict[str, str]]:
-        """Returns the lines by id and mark of the question. A later one counts, but no failure replaces an answer; a
-        line that was cut off is none."""
+        """Returns the saved lines by (id, fingerprint of the question); incomplete lines are ignored.
+
+        A later line replaces an earlier one, but a failure never replaces an answer.
+        """
         found: dict[tuple[str, str], dict[str, str]] = {}
         for file in sorted(self.folder.glob("*_of_*.jsonl")):
             for text in file.read_bytes().split(b"\n"):
@@ -292,7 +290,7 @@ def count_outcomes(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def write_outcome(out: Path, rows: Sequence[Row], facts: Mapping[str, Any], settings: Settings) -> Result:
-    """Raises UserError, after the rows are written, when there is no answer at all."""
+    """Writes all result files and returns the result. Raises UserError, after writing the rows, if no answer exists."""
     write_results(out, rows)
     if not any(row.answered for row in rows):
         raise UserError(f"no record has an answer: {facts['reasons']}; see {out / RESULTS} for the reason of each")
@@ -316,7 +314,7 @@ def write_outcome(out: Path, rows: Sequence[Row], facts: Mapping[str, Any], sett
 
 
 def format_outcome(facts: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the figures for people; the last line has the one that counts."""
+    """Yields the metrics as lines; the last line has the main metric."""
     counts = ", ".join(f"{name} {count}" for name, count in facts["status"].items())
     yield f"records       {facts['num_records']}: {counts}"
     if facts["reasons"]:
@@ -369,7 +367,7 @@ def directionality(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_items(folder: Path, rows: Sequence[Row], dataset: str) -> None:
-    """A file for each answered record, named by its id: several questions about one video have one each."""
+    """Writes a JSON file for each answered record, named by its id, and deletes other JSON files in the folder."""
     folder.mkdir(exist_ok=True)
     names = {row.id: f"{file_name(row.id)}.json" for row in rows if row.answered}
     for old in set(folder.glob("*.json")) - {folder / name for name in names.values()}:
@@ -391,6 +389,6 @@ def write_items(folder: Path, rows: Sequence[Row], dataset: str) -> None:
 
 
 def file_name(key: str) -> str:
-    """Returns a key as a file name, each its own."""
+    """Returns a file name that is unique for a key."""
     plain = re.sub(r"[^\w.-]+", "_", key)[:80]
     return plain if plain == key else f"{plain}-{hashlib.sha256(key.encode()).hexdigest()[:8]}"

@@ -1,4 +1,4 @@
-"""`worldsmith evaluate` for reasoners: answers to the questions of a dataset, compared with its own."""
+"""`worldsmith evaluate` for reasoners: answers the questions of a dataset and compares them with the ground truth."""
 
 from __future__ import annotations
 
@@ -181,7 +181,10 @@ class EvaluateAnswers(AnswerAction, WritingAction):
         return Exam(dataset, asked, chosen, {"bertscore": skipped} if skipped else {})
 
     def begin(self, out: Path, saved: SavedAnswers, model: StoredModel) -> tuple[Merged | None, str]:
-        """Runs on one process for all: checks that fail for all processes, and prepares the model with its adapter."""
+        """Runs checks that would fail on all ranks, and merges the adapter; called on the main rank only.
+
+        Returns the merged model (None without an adapter) and an error message ("" on success).
+        """
         try:
             if not saved.folder.exists() and (out / RESULTS).exists() and not self.config.force:
                 raise FileExistsError(
@@ -205,7 +208,7 @@ class EvaluateAnswers(AnswerAction, WritingAction):
         return {"weights": model.weights, "model": fingerprint(model.folder), "adapter": adapter, **self.how(model)}
 
     def ask(self, exam: Exam, model: StoredModel, saved: SavedAnswers, world: World, merged: str | None) -> None:
-        """Asks what this process has to and what has no answer yet."""
+        """Answers this rank's questions that have no saved answer. Collective: all ranks must call it."""
         config = self.config
         first, parts = (0, 1) if config.shard is None else read_shard(config.shard)
         number, count = first + parts * world.rank, parts * world.size
@@ -237,9 +240,9 @@ class EvaluateAnswers(AnswerAction, WritingAction):
                 show(answered, len(waiting))
 
     def find_overlap(self, exam: Exam, model: StoredModel) -> dict[str, int | None]:
-        """Counts records that repeat others, and those that the model was trained on; warns of both.
+        """Counts records that repeat others, and records that are in the model's training data; warns about both.
 
-        None: the training data are not known, or not here.
+        The second number is None if the training data is unknown or not on this machine.
         """
         asked, trained_on = exam.asked, None
         count, repeated = len(asked.turns), find_repeated(asked)
@@ -271,7 +274,7 @@ class EvaluateAnswers(AnswerAction, WritingAction):
         merged: Merged | None,
         overlap: Mapping[str, int | None],
     ) -> Result:
-        """Judges the answers when all are there, and writes what came out."""
+        """Grades the answers if all are complete, and writes the results; otherwise reports how many are missing."""
         config, out, known = self.config, Path(self.config.out), saved.read()
         rows, lacking = exam.asked.rows, 0
         for row in rows:
@@ -318,7 +321,7 @@ class EvaluateAnswers(AnswerAction, WritingAction):
 
 @dataclass(frozen=True, slots=True)
 class Exam:
-    """Questions and their grading."""
+    """Questions of an evaluation, and the tasks by which their answers are graded."""
 
     dataset: ChatDataset
     asked: Asked
@@ -329,11 +332,12 @@ class Exam:
 
     @property
     def kinds(self) -> str:
-        """The tasks, for people."""
+        """The tasks, with their numbers of records, as text."""
         counts = Counter(task.name for task in self.tasks.values())
         return ", ".join(name if len(counts) == 1 else f"{name} {count}" for name, count in counts.items())
 
     def right(self, row: Row, response: str) -> bool:
+        """Returns whether a response to the question of a row is correct."""
         return bool(self.tasks[row.id].right(split_answer(response)[1], row.gt))
 
 
@@ -341,7 +345,7 @@ SHOWN = ("max_new_tokens", "temperature", "top_p", "repetition_penalty", "seed")
 
 
 def read_shard(text: str) -> tuple[int, int]:
-    """(i, N) of "i/N". Raises ValueError."""
+    """Parses "i/N" to (i, N). Raises ValueError if it is invalid."""
     number, count = map(int, text.split("/"))
     if not 0 <= number < count:
         raise ValueError(text)

@@ -1,4 +1,4 @@
-"""`worldsmith evaluate` for video generators, with prompts of one's own."""
+"""`worldsmith evaluate` for video generators, on the user's own clips or samples."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class EvaluateVideos(VideoAction):
         return self.measure({name: order for name, (order, _) in orders.items()}, samples)
 
     def run_on_clips(self, dataset: str) -> Result:
-        """Measures the loss on a dataset of clips, and generates and measures videos of its captions."""
+        """Measures the loss on a dataset of clips, and generates and measures videos from its captions."""
         models, out = self.models(), Path(self.config.out)
         clips = self.held_out_clips(dataset, models)
         require_writable(out)
@@ -197,9 +197,9 @@ class EvaluateVideos(VideoAction):
         return self.measure(orders, samples, losses, facts, clips.left_out_lines())
 
     def held_out_clips(self, dataset: str, models: Mapping[str, StoredModel]) -> HeldOutClips:
-        """Returns the dataset; from now on it is known what videos are generated from.
+        """Returns the dataset of clips, and sets the generation modes.
 
-        Raises UserError for an --out in the folder of a model, and when nothing can be measured.
+        Raises UserError if the output folder is inside a model folder, or if no metric can be computed.
         """
         for model in models.values():
             require_outside(Path(self.config.out), model)
@@ -209,7 +209,7 @@ class EvaluateVideos(VideoAction):
         return HeldOutClips(dataset, models["trained"])
 
     def find_trained_on(self, clips: HeldOutClips) -> tuple[int | None, list[str]]:
-        """Returns the number of windows that the model was trained on, None if it is not known; and what to warn of."""
+        """Returns the number of windows in the model's training data (None: unknown), and the resulting warnings."""
         try:
             count = clips.count_trained_on()
         except (UserError, DataError, ValueError, OSError) as error:
@@ -228,7 +228,15 @@ class EvaluateVideos(VideoAction):
         about: Mapping[str, Any] | None = None,
         lines: Sequence[str] = (),
     ) -> Result:
-        """Measures what is made, or repeats what was measured of the same. `about` and `lines` go into the result."""
+        """Measures the samples, or returns the stored result of the same samples.
+
+        Args:
+            orders: The generated samples, by model.
+            samples: The videos, by model.
+            losses: The held-out losses, by model.
+            about: Additional entries of evaluation.json.
+            lines: Additional output lines.
+        """
         out, losses = Path(self.config.out), losses or {}
         file, signature = out / RESULT, self.signature(samples, losses)
         makes = any(samples.values())
@@ -271,7 +279,7 @@ class EvaluateVideos(VideoAction):
         return Result([*format_measurements(facts["figures"]), *notes, *last], facts)
 
     def on_prompts(self) -> Action:
-        """Returns the action that measures with `prompts`, and its settings."""
+        """Returns the action for `prompts`, configured with the settings of this action."""
         kind = kind_for_flag("evaluate", "--prompts")
         settings = {name: getattr(self.config, name) for name in field_names(kind.Config)}
         action: Action = kind.Config(**settings).build()
@@ -291,7 +299,7 @@ class EvaluateVideos(VideoAction):
         return replace(found, chosen=chosen)
 
     def models(self) -> dict[str, StoredModel]:
-        """Returns the models that are measured."""
+        """Returns the models to measure, by name."""
         config = self.config
         found = {"trained": find_model(config.model, weights=config.weights, base=config.base)}
         if config.baseline is not None:
@@ -302,14 +310,13 @@ class EvaluateVideos(VideoAction):
 
     @property
     def files(self) -> list[str]:
-        """The files of samples; those of a dataset are written here."""
+        """Files of samples; those of a dataset are written to the output folder."""
         return self.config.input_files or [str(Path(self.config.out) / SAMPLES)]
 
     def orders(self) -> dict[str, tuple[Order, GenerateVideos]]:
-        """Returns the samples to generate with each model.
+        """Returns, for each model, the samples to generate and the action that generates them.
 
-        Raises:
-            UserError: If they are not comparable.
+        Raises UserError if the samples of the models are not comparable.
         """
         config = self.config
         found: dict[str, tuple[Order, GenerateVideos]] = {}
@@ -344,11 +351,7 @@ class EvaluateVideos(VideoAction):
         return found
 
     def samples(self, order: Order) -> list[GeneratedVideo]:
-        """Returns the generated videos of an order with their real videos.
-
-        Raises:
-            UserError: If a real video does not exist.
-        """
+        """Returns the videos of an order, generated or to be, with their real videos. Raises UserError if one is missing."""
         folders = {entry.name: entry.layers[0].folder for entry in read_files(self.files)}
         grid = LatentGrid(*order.model.config.latent_grid)
         found: list[GeneratedVideo] = []
@@ -362,7 +365,7 @@ class EvaluateVideos(VideoAction):
         return found
 
     def signature(self, samples: Mapping[str, Sequence[GeneratedVideo]], losses: Mapping[str, HeldOutLoss]) -> str:
-        """Changes with the metrics, their weights and settings, every loss, every video, and every real one."""
+        """Returns a fingerprint of the metrics with their weights and settings, the losses, and all videos."""
         networks = [fingerprint(folder) for folder in self.evaluators.folders.values()]
         found = [[name, of.losses, of.left_out] for name, of in losses.items()]
         settings = [to_dict(self.evaluators.configs[name]) for name in METRICS if name in self.evaluators.active]
@@ -374,7 +377,7 @@ class EvaluateVideos(VideoAction):
 
 
 def require_one_process() -> None:
-    """Raises UserError in a launch of several."""
+    """Raises UserError in a launch with several processes."""
     if world_size() > 1:
         raise UserError(
             "videos are measured by one process: first generate them with several (`worldsmith launch … generate "

@@ -1,4 +1,4 @@
-"""A dataset of clips that a video model is evaluated on: the held-out loss, and samples of captions with clips."""
+"""Dataset of clips on which a video model is evaluated: the held-out loss, and samples from captions and clips."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LOSSES = "held_out_loss.json"
 
 @dataclass(slots=True)
 class HeldOutLoss:
-    """The training objective on each clip, with one draw of noise per clip that follows from the seed."""
+    """Training loss on each clip, with one noise sample per clip that depends only on the seed and the position."""
 
     losses: dict[str, float | str] = field(default_factory=dict)
     """Losses by window key; a text states why a loss is missing."""
@@ -48,11 +48,13 @@ class HeldOutLoss:
 
 
 class HeldOutClips:
-    """A dataset, read with the data settings of the run that trained a model."""
+    """Dataset of clips, read with the data settings of the run that trained a model."""
 
     def __init__(self, path: str, model: StoredModel) -> None:
-        """Opens no clip. Raises DataError for a dataset that cannot be read, UserError for a model that states no
-        size of its clips."""
+        """Reads the list of clips without opening a clip.
+
+        Raises DataError if the dataset cannot be read, UserError if the model does not state the size of its clips.
+        """
         self.model = model
         self.tree = training_tree(model)
         self.data = data_settings(model, self.tree, path)
@@ -65,7 +67,7 @@ class HeldOutClips:
 
     @property
     def why_no_loss(self) -> str:
-        """Reason for which the training objective is not known; "" if it is."""
+        """Reason why the training objective is unknown; "" if it is known."""
         if self.tree is not None:
             return ""
         return (
@@ -74,20 +76,21 @@ class HeldOutClips:
         )
 
     def leave_out(self, rejections: Iterable[Rejection]) -> None:
+        """Adds rejected clips to `left_out`."""
         self.left_out |= {one.key: {k: v for k, v in asdict(one).items() if v is not None} for one in rejections}
 
     def nothing_usable(self) -> UserError:
+        """Returns the error for a dataset without a usable clip."""
         return UserError(f"{self.dataset.name} has no usable clip: {'; '.join(self.left_out_lines())}")
 
     def left_out_lines(self) -> list[str]:
-        """Lists the skipped clips, each with its reason."""
+        """Returns lines that list the skipped clips with reasons."""
         return left_out_lines(f"{one['key']}: {one['reason']}: {one['detail']}" for one in self.left_out.values())
 
     def count_trained_on(self) -> int | None:
-        """Returns the number of windows whose clip is in the training data too, by path or content; None: these are not
-        known.
+        """Returns the number of windows whose clip is in the training data too, by path or content; None: unknown.
 
-        Raises DataError when the training data cannot be read.
+        Raises DataError if the training data cannot be read.
         """
         section = (self.tree or {}).get("dataloader_train")
         if not isinstance(section, dict) or self.model.weights == "untrained":
@@ -97,8 +100,16 @@ class HeldOutClips:
         return sum(bool(seen & trace) for trace in map(set, traces_by_window(self.dataset)))
 
     def measure_loss(self, order: Order, progress: Callable[[int, int], None], *, anew: bool) -> HeldOutLoss:
-        """Returns the loss of a model, which may be another one than that of these settings; an unchanged one is not
-        measured again. Its file is in the folder of the order."""
+        """Computes the loss of a model on the clips, or reads it from the order's folder if nothing has changed.
+
+        Args:
+            order: The model, which may be another one than that of the data settings.
+            progress: Called with (done, total) after each clip.
+            anew: Do not reuse a stored loss.
+
+        Returns:
+            The losses; a single text if they would not be comparable.
+        """
         tree = training_tree(order.model)
         if reason := self.why_not_comparable(order.model, tree):
             return HeldOutLoss({"": reason})
@@ -118,8 +129,7 @@ class HeldOutClips:
         return found
 
     def why_not_comparable(self, model: StoredModel, tree: Mapping[str, Any] | None) -> str:
-        """Returns the reason for which the loss of `model` is not comparable with that of the first model; "" if it
-        is."""
+        """Returns why the loss of `model` is not comparable with that of the first model; "" if it is."""
         if self.tree is None:
             return self.why_no_loss
         if tree is None:
@@ -134,7 +144,7 @@ class HeldOutClips:
         return ""
 
     def signature(self, order: Order, tree: Mapping[str, Any]) -> str:
-        """Changes with the weights, the objective, the data settings and the content of the data."""
+        """Returns a fingerprint of the weights, the objective, the data settings and the content of the data."""
         model = order.model
         adapter = None if order.adapter is None else fingerprint(order.adapter)
         facts = [fingerprint(model.folder), adapter, model.weights, model.base, tree["objective"], to_dict(self.data)]
@@ -143,15 +153,15 @@ class HeldOutClips:
 
 
 def training_tree(model: StoredModel) -> Mapping[str, Any] | None:
-    """Returns the config of the run that trained a model, as plain data; None where it is not known."""
+    """Returns the config of the run that trained a model, as plain data; None if it is unknown."""
     return model.tree or training_tree_of(model.adapter or model.folder)
 
 
 def data_settings(model: StoredModel, tree: Mapping[str, Any] | None, path: str) -> VideoLoader.Config:
-    """Returns the run's settings of validation data, else of training data, for the dataset at `path`, with every
-    caption.
+    """Returns loader settings for the dataset at `path`, without caption dropout.
 
-    Without a run the clips have the size, length and rate that the model states. Raises UserError if it states none.
+    They are the run's settings of validation data, else of training data. Without a run, clips have the size, length
+    and rate that the model states. Raises UserError if it does not state them.
     """
     if tree is not None:
         section = tree.get("dataloader_val") or tree["dataloader_train"]
@@ -172,12 +182,13 @@ def data_settings(model: StoredModel, tree: Mapping[str, Any] | None, path: str)
 
 
 def traces_by_window(dataset: VideoDataset) -> list[tuple[str, ...]]:
-    """Returns the identity of each clip: its path, and its content hash if known."""
+    """Returns the identity of the clip of each window: its path, and its content hash ("None" if unknown)."""
     marks = [str(facts[0]) for _, facts in dataset.contents()]
     return [(str(Path(window.path).resolve()), mark) for window, mark in zip(dataset.windows, marks, strict=True)]
 
 
 def traces(dataset: VideoDataset) -> set[str]:
+    """Returns the paths and content hashes of all clips of a dataset."""
     return {trace for traces in traces_by_window(dataset) for trace in traces}
 
 
@@ -188,8 +199,10 @@ def compute_losses(
     tally: Tally,
     progress: Callable[[int, int], None],
 ) -> dict[str, float | str]:
-    """Returns the loss of each clip by itself, as a validation computes it: in eval mode, with noise by seed and
-    position."""
+    """Returns the loss of each clip as in a validation: in eval mode, with noise from seed and position.
+
+    A text instead of a number states why a loss is missing. Skipped clips are added to `tally`.
+    """
     import torch
 
     from worldsmith.checkpoint.run.rng_state import untouched_rng
@@ -217,10 +230,9 @@ PREFERRED: tuple[Mode, ...] = ("text2video", "image2video", "video2video", "text
 
 
 def choose_mode(modes: Sequence[Mode], asked: Mode | None) -> Mode:
-    """Selects the generation mode.
+    """Returns the requested generation mode, else the first mode in `PREFERRED` that the model supports.
 
-    Raises:
-        UserError: If the model does not support the requested mode.
+    Raises UserError if the model does not support the requested mode.
     """
     if asked is None:
         return next(mode for mode in PREFERRED if mode in modes)
@@ -230,9 +242,17 @@ def choose_mode(modes: Sequence[Mode], asked: Mode | None) -> Mode:
 
 
 def write_samples(clips: HeldOutClips, out: Path, count: int, mode: Mode, *, anew: bool) -> None:
-    """Writes the first clips as training sees them, and `SAMPLES`, the samples of their captions.
+    """Writes the first `count` usable clips as training sees them, and the samples of their captions (`SAMPLES`).
 
-    An unchanged clip is not written again. Raises UserError when no clip can be used.
+    Args:
+        clips: The dataset; unusable clips are added to its skipped clips.
+        out: Folder of the evaluation.
+        count: Maximum number of samples.
+        mode: Generation mode of the samples.
+        anew: Write unchanged clips again.
+
+    Raises:
+        UserError: If no clip is usable.
     """
     file, dataset, grid = out / SAMPLES, clips.dataset, LatentGrid(*clips.model.config.latent_grid)
     lines = [json.loads(line) for line in read_lines(file)] if file.is_file() and not anew else []
@@ -260,7 +280,7 @@ def write_sample(
     seed: int,
     known: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Writes a clip, unless its sample is `known`, and returns the sample. Raises SampleError for an unusable clip."""
+    """Returns the sample of a window; writes its clip unless the same sample is `known`. Raises SampleError."""
     import torch
     from PIL import Image
 

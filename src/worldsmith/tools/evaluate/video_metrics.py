@@ -1,4 +1,4 @@
-"""Measures generated videos: the requested metrics, means with intervals, differences of models, a contact sheet."""
+"""Measures generated videos: metrics, means with intervals, differences between models, a contact sheet."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REAL = "real"
 
 @dataclass(frozen=True, slots=True)
 class Evaluators:
-    """The requested evaluators."""
+    """Selected metrics of an evaluation of videos, with their configs."""
 
     chosen: Sequence[str]
     configs: Mapping[str, Metric.Config]
@@ -42,48 +42,47 @@ class Evaluators:
 
     @property
     def active(self) -> list[str]:
-        """The evaluators that can measure something."""
+        """Selected metrics that can be computed."""
         return [name for name in self.chosen if name not in self.skipped]
 
     @property
     def skipped(self) -> dict[str, str]:
-        """Reasons of the metrics that are skipped."""
+        """Selected metrics that are skipped, with the reason."""
         requested = [name for name in METRICS if name in self.chosen]
         found = {name: METRICS[name].skip_reason(self.configs[name], self.mode, self.modes) for name in requested}
         return {name: reason for name, reason in found.items() if reason}
 
     @property
     def folders(self) -> dict[str, str]:
-        """Folders of pretrained weights that are given."""
+        """Folders of pretrained weights, by metric, as far as they are given."""
         found = {name: kind.weights.folder(self.configs[name]) for name, kind in METRICS.items() if kind.weights}
         return {name: folder for name, folder in found.items() if folder}
 
     @property
     def generates(self) -> bool:
-        """Whether videos are generated: not for the loss only."""
+        """Whether videos are generated: any metric except the loss requires them."""
         return any(name != LOSS for name in self.active)
 
     def require_active(self) -> None:
-        """Raises UserError if none can measure anything."""
+        """Raises UserError if no selected metric can be computed."""
         if not self.active:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in self.skipped.items())
             raise UserError(f"no metric can be computed: {reasons}")
 
     def require_folders(self) -> None:
-        """Raises UserError for a folder that does not hold the weights of its metric, and if none can measure anything;
-        reads no weights."""
+        """Raises UserError if a folder lacks the weights of its metric, or no metric is active; reads no weights."""
         for name, folder in self.folders.items():
             if weights := METRICS[name].weights:
                 weights.require(folder)
         self.require_active()
 
     def build(self, device: str) -> list[Metric]:
-        """Returns the active metrics, in the order of results, with their weights."""
+        """Builds the active metrics with their weights, in the order of the results."""
         return [self.configs[name].build(device=device) for name in METRICS if name in self.active]
 
 
 def metric_configs(settings: Config) -> dict[str, Metric.Config]:
-    """Returns the Config of each metric, from a Config that has the fields of all of them (`MetricOptions`)."""
+    """Returns the config of each metric from a config that has the fields of all metrics (`MetricOptions`)."""
     return {
         name: kind.Config(**{field: getattr(settings, field) for field in field_names(kind.Config)})
         for name, kind in METRICS.items()
@@ -93,7 +92,16 @@ def metric_configs(settings: Config) -> dict[str, Metric.Config]:
 def measure_all(
     samples: Mapping[str, Sequence[GeneratedVideo]], losses: Mapping[str, HeldOutLoss], metrics: Collection[Metric]
 ) -> tuple[dict[str, Any], dict[str, dict[str, Scores]], dict[str, Values]]:
-    """Results of all metrics, the scores of each model, and the values of each real video."""
+    """Computes all metrics for all models.
+
+    Args:
+        samples: The videos, by model; the first model is compared with the others.
+        losses: The held-out losses, by model.
+        metrics: The metrics.
+
+    Returns:
+        The summary by output, the scores by model and output, and the values of the real videos by sample.
+    """
     models = {name: measure(show_progress(of, name), metrics) for name, of in samples.items()}
     found = (video for sample in next(iter(samples.values())) if (video := sample.as_real()) is not None)
     real = measure(found, [metric for metric in metrics if metric.measures_real])
@@ -113,7 +121,7 @@ def measure_all(
 
 
 def show_progress(samples: Sequence[GeneratedVideo], name: str) -> Iterator[GeneratedVideo]:
-    """Yields samples whose videos are not kept in memory afterwards, and shows how many are done."""
+    """Yields samples, whose videos are not kept in memory afterwards, and shows the progress."""
     show = share_done(f"measuring {len(samples)} videos ({name})")
     for number, sample in enumerate(samples, start=1):
         yield sample.unread()
@@ -121,7 +129,7 @@ def show_progress(samples: Sequence[GeneratedVideo], name: str) -> Iterator[Gene
 
 
 def read_known(file: Path, signature: str) -> dict[str, Any]:
-    """Reads what an earlier command measured of the same videos; empty if it measured other ones."""
+    """Returns the content of a result file with the same signature; empty if there is none. Raises UserError."""
     if not file.is_file():
         return {}
     try:
@@ -137,7 +145,7 @@ def read_known(file: Path, signature: str) -> dict[str, Any]:
 
 
 def draw(sheet: Path, samples: Mapping[str, Sequence[GeneratedVideo]]) -> None:
-    """Writes a contact sheet of each model's videos, and of the real ones if known."""
+    """Writes a contact sheet of each model's videos and, if known, the real videos."""
     import torch
 
     from worldsmith.sampling.video_writer import contact_sheet, few_frames
@@ -152,7 +160,7 @@ def draw(sheet: Path, samples: Mapping[str, Sequence[GeneratedVideo]]) -> None:
 
 
 def values_of(scores: Mapping[str, Scores]) -> dict[str, Values]:
-    """Values of all outputs that have one for each sample or group, by sample."""
+    """Returns the values by sample and output; outputs over all samples together are omitted."""
     found: dict[str, Values] = {}
     for output, of in scores.items():
         for name, value in of.values.items() if of.samples is None else ():
@@ -161,7 +169,7 @@ def values_of(scores: Mapping[str, Scores]) -> dict[str, Values]:
 
 
 def record(sample: GeneratedVideo, values: Values, out: Path) -> dict[str, Any]:
-    """Returns a sample in evaluation.json."""
+    """Returns the entry of a sample in evaluation.json."""
     return {
         **{name: sample.args[name] for name in ("name", "seed", "model_mode", "prompt")},
         "file": str(sample.file.relative_to(out)),
@@ -183,6 +191,7 @@ class Scores:
 
     @property
     def numbers(self) -> dict[str, float]:
+        """The values that are numbers."""
         return {name: value for name, value in self.values.items() if not isinstance(value, str)}
 
     @property
@@ -192,7 +201,7 @@ class Scores:
 
 
 def measure(videos: Iterable[GeneratedVideo], metrics: Collection[Metric]) -> dict[str, Scores]:
-    """Measures the videos of one model, one after the other; returns the scores by output."""
+    """Computes the metrics over the videos of one model, in order; returns the scores by output."""
     if not metrics:
         return {}
     for metric in metrics:
@@ -206,7 +215,7 @@ def measure(videos: Iterable[GeneratedVideo], metrics: Collection[Metric]) -> di
 
 
 def scores_of(metric: Metric, count: int) -> Iterator[tuple[str, Scores]]:
-    """Scores of each output of a metric after `count` videos."""
+    """Yields the scores of each output of a metric after `count` videos."""
     computed = metric.compute()
     together: dict[str, float | str] = {**metric.not_measured, **computed}
     for output in metric.outputs:
@@ -218,11 +227,11 @@ def scores_of(metric: Metric, count: int) -> Iterator[tuple[str, Scores]]:
 
 
 def summarize(units: Mapping[str, str], models: Mapping[str, Mapping[str, Scores]]) -> dict[str, Any]:
-    """Mean and interval of each output for each model, and the paired differences of the first model from the others.
+    """Returns mean and interval of each output per model, and paired differences of the first model from the others.
 
     Args:
-        units: by output. Outputs without any value are omitted.
-        models: scores by model and output.
+        units: Unit of each output. Outputs without any value are omitted.
+        models: Scores by model and output.
     """
     found: dict[str, Any] = {}
     first = next(iter(models))
@@ -248,14 +257,14 @@ def summarize(units: Mapping[str, str], models: Mapping[str, Mapping[str, Scores
 
 
 def facts(values: Sequence[float], samples: int | None = None, *, share: bool = False) -> dict[str, Any]:
-    """Mean and interval of values; `samples`: see `Scores`."""
+    """Returns mean, interval and number of values; `samples`: see `Scores`; `share`: the values are 0 or 1."""
     mean = sum(values) / len(values) if values else None
     interval = share_interval(int(sum(values)), len(values)) if share else mean_interval(values)
     return {"mean": mean, "interval": interval, "samples": len(values) if samples is None else samples}
 
 
 def format_measurements(figures: Mapping[str, Any]) -> Iterator[str]:
-    """Formats figures for people: a line for each, intervals in brackets, and what could not be measured.
+    """Yields a table with one line per output and model columns, then notes on what could not be measured.
 
     In a terminal that is narrower than the table, the columns are split into tables below each other.
     """

@@ -1,4 +1,4 @@
-"""`worldsmith explain`: what the errors of a log mean."""
+"""`worldsmith explain`: explains the errors in a log."""
 
 from worldsmith.actions.registry import Command
 

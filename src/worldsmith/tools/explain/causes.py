@@ -1,4 +1,4 @@
-"""Finds the known errors (patterns/*.toml) in streams of lines, each once, the cause before its consequences."""
+"""Finds known errors (patterns/*.toml) in log streams, each once, the cause before its consequences."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class LogPosition(NamedTuple):
 
 @dataclass(slots=True)
 class Cause:
-    """An error in a log, with all its occurrences."""
+    """Known error in a log, with all its occurrences."""
 
     pattern: ErrorPattern
     text: str = ""
@@ -68,15 +68,17 @@ class Cause:
 
     @property
     def place(self) -> LogPosition:
+        """The occurrence that `text` was taken from."""
         return min(self.places, key=lambda place: (place.line != self.order[-1], place.source))
 
     @property
     def ranks(self) -> list[int]:
+        """Ranks on which the error occurred, sorted."""
         return sorted({place.rank for place in self.places if place.rank is not None})
 
 
 class Hit(NamedTuple):
-    """A line that shows a pattern, in the numbered chain of exceptions that it stands in or after."""
+    """Line that matches a pattern, with the number of the exception chain that it belongs to."""
 
     pattern: int
     line: Line
@@ -85,7 +87,14 @@ class Hit(NamedTuple):
 
 
 def find_causes(streams: Sequence[Stream]) -> list[Cause]:
-    """Finds known causes of errors in logs: root causes first, then consequences."""
+    """Finds the known errors in logs: root causes first, then consequences.
+
+    Args:
+        streams: Output of the processes of one run, or of one log file.
+
+    Returns:
+        The errors. A pattern that fits several causes (`fallback`) is returned only if no other cause is known.
+    """
     found: dict[int, Cause] = {}
     seen: dict[str, list[tuple[int, Mapping[str, str]]]] = {}
     sources = list(dict.fromkeys(stream.source for stream in streams))
@@ -111,7 +120,7 @@ def find_causes(streams: Sequence[Stream]) -> list[Cause]:
 
 
 def first_failed(streams: Sequence[Stream]) -> int | None:
-    """Returns the rank that failed first, as torchrun reports it; None without such a report."""
+    """Returns the rank that failed first according to torchrun; None without such a report."""
     for stream in streams:
         inside = False
         for line in stream.lines:
@@ -122,7 +131,7 @@ def first_failed(streams: Sequence[Stream]) -> int | None:
 
 
 def hits_in(stream: Stream, seen: dict[str, list[tuple[int, Mapping[str, str]]]]) -> Iterator[Hit]:
-    """`seen` is what lines have shown so far, by `shape`. A line that shows a known error raises no doubt."""
+    """Yields the hits in a stream. `seen` caches the results of lines by `shape`."""
     chain, linked = 0, False
     for line, frame in with_frames(stream.lines):
         if starts_traceback(line.text):
@@ -139,12 +148,12 @@ def hits_in(stream: Stream, seen: dict[str, list[tuple[int, Mapping[str, str]]]]
 
 
 def without_code(lines: Iterable[Line]) -> Iterator[Line]:
-    """Returns the lines but for those of programs that a traceback shows: a message there has not been raised."""
+    """Yields the lines, except source code shown in tracebacks: a message there was not raised."""
     return (line for line, _ in with_frames(lines))
 
 
 def with_frames(lines: Iterable[Line]) -> Iterator[tuple[Line, str]]:
-    """Yields the lines as `without_code` gives them, each with the last frame before it, empty without one."""
+    """Yields lines as `without_code` does, each with the last traceback frame before it ("" if there is none)."""
     code, in_box, last = None, False, ""
     for line in lines:
         if in_box and IN_BOX.match(line.text):
@@ -163,6 +172,7 @@ def with_frames(lines: Iterable[Line]) -> Iterator[tuple[Line, str]]:
 
 
 def starts_traceback(text: str) -> bool:
+    """Returns whether a line is the first line of a traceback."""
     return text.strip() == TRACEBACK or BOX.match(text) is not None
 
 
@@ -172,9 +182,9 @@ def shape(text: str) -> str:
 
 
 def shown_by(text: str) -> Iterator[tuple[int, Mapping[str, str]]]:
-    """Finds the patterns of a line: those of its codes, else of its text; groups are what the expressions have found.
+    """Yields (id, named groups) of the patterns of a line: those of its error codes, else of its text.
 
-    A pattern that is `over` the one of a code is more specific, and is found next to it.
+    A pattern that is `over` the pattern of a code is more specific, and is found in addition to it.
     """
     codes = {id for id in map(int, CODE.findall(text)) if id in patterns()}
     yield from ((id, patterns()[id].groups_in(text) or {}) for id in sorted(codes))
@@ -186,7 +196,7 @@ def shown_by(text: str) -> Iterator[tuple[int, Mapping[str, str]]]:
 
 
 def is_meant(cause: Cause, streams: Sequence[Stream]) -> bool:
-    """Returns whether the rest of the log agrees."""
+    """Returns whether the rest of the log confirms a cause."""
     pattern = cause.pattern
     if len(cause.places) < pattern.at_least:
         return False
@@ -195,8 +205,7 @@ def is_meant(cause: Cause, streams: Sequence[Stream]) -> bool:
 
 
 def last_error(streams: Sequence[Stream]) -> tuple[str, LogPosition] | None:
-    """Returns the root of the last chain of exceptions, or the last error without one: what it says and where, if
-    any."""
+    """Returns text and position of the root of the last exception chain, else of the last error; None if none."""
     found, alone = None, None
     for stream in streams:
         inside, linked = False, False
@@ -244,7 +253,7 @@ class ErrorPattern:
     """Facts about the run to show, by the names of `facts.FACTS`."""
 
     def groups_in(self, text: str) -> Mapping[str, str] | None:
-        """Named groups of the first expression that a line matches; None if the line does not show the error."""
+        """Returns the named groups of the first expression that matches a line; None if no expression matches."""
         if is_lower_case(text):
             found = (regex.search(text) for regex in any_case(self.match))
         else:
@@ -255,24 +264,24 @@ class ErrorPattern:
         return None
 
     def is_raised_in(self, frame: str) -> bool:
-        """Returns whether the frame that raised the error, empty if it is not known, is one that shows this row."""
+        """Returns whether the traceback frame that raised the error ("" if unknown) fits this pattern."""
         return not self.raised_in or any(regex.search(frame) for regex in self.raised_in)
 
     def is_less(self, groups: Mapping[str, str]) -> bool:
-        """Returns whether the numbers of a line are as `less` asks."""
+        """Returns whether the numbers in a line satisfy the condition `less`."""
         numbers = [int(groups[name]) for name in self.less if name in groups]
         return len(numbers) < 2 or numbers[0] < numbers[1]
 
 
 @functools.cache
 def any_case(expressions: tuple[re.Pattern[str], ...]) -> tuple[re.Pattern[str], ...]:
-    """Returns the expressions, regardless of upper and lower case."""
+    """Returns the expressions compiled without case sensitivity."""
     return tuple(re.compile(regex.pattern, re.IGNORECASE) for regex in expressions)
 
 
 @functools.cache
 def patterns() -> Mapping[int, ErrorPattern]:
-    """Returns all patterns by number: up to 58 errors of Cosmos-RL and TAO, from 101 all others."""
+    """Returns all patterns by id: up to 58 for errors of Cosmos-RL and TAO, from 101 for all others."""
     files = sorted((Path(__file__).parent / "patterns").glob("*.toml"))
     rows = [row for file in files for row in tomllib.loads(file.read_text(encoding="utf-8"))["pattern"]]
     return {row["id"]: read(**row) for row in rows}
@@ -280,8 +289,7 @@ def patterns() -> Mapping[int, ErrorPattern]:
 
 @functools.cache
 def rows_by_gram() -> tuple[Mapping[str, Sequence[int]], Sequence[int]]:
-    """Returns the rows by one piece of each fixed text, the rarest one; the rows with an expression that has no such
-    piece."""
+    """Returns pattern ids by a rare substring of their fixed text, and ids of patterns without such a text."""
     grams_of = {part: grams(part) for pattern in patterns().values() for part in pattern.parts}
     count = Counter(gram for of_part in grams_of.values() for gram in of_part)
     index: dict[str, list[int]] = {}
@@ -296,12 +304,12 @@ def rows_by_gram() -> tuple[Mapping[str, Sequence[int]], Sequence[int]]:
 
 
 def grams(text: str) -> set[str]:
+    """Returns all substrings of length `GRAM` of a text."""
     return {text[start : start + GRAM] for start in range(len(text) - GRAM + 1)}
 
 
 def candidates(text: str) -> Iterable[ErrorPattern]:
-    """Returns the rows that a line can show, in the order of the table: most of them need a text that it does not
-    have."""
+    """Returns the patterns that a line may match, in the order of the table; most are excluded by their fixed text."""
     if is_lower_case(text):
         return patterns().values()
     index, always = rows_by_gram()
@@ -310,12 +318,12 @@ def candidates(text: str) -> Iterable[ErrorPattern]:
 
 
 def is_lower_case(text: str) -> bool:
-    """Returns whether it is an error that somebody wrote down in lower case, such as the title of a thread."""
+    """Returns whether a text is an error written in lower case, such as the title of a forum thread."""
     return LOWER_CASE.match(text) is not None and text == text.lower()
 
 
 def read(*, match: Sequence[str], **row: Any) -> ErrorPattern:
-    """Returns a row of a file; its keys `with` and `try` cannot be names in Python.
+    """Builds a pattern from a row of a file, whose keys `with` and `try` are not valid names in Python.
 
     Raises TypeError for an unknown key.
     """
@@ -329,7 +337,7 @@ def read(*, match: Sequence[str], **row: Any) -> ErrorPattern:
 
 
 def fixed_part(expression: str) -> str:
-    """Returns the longest text that stands in every match of a regular expression; empty if none is sure."""
+    """Returns the longest text that occurs in every match of a regular expression; "" if none is certain."""
     runs, depth, i = [""], 0, 0
     if "(?i" in expression:
         return ""

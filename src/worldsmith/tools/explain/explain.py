@@ -1,4 +1,4 @@
-"""`worldsmith explain LOG|RUN|CODE|-`: what the errors of a log mean, and what to change."""
+"""`worldsmith explain LOG|RUN|CODE|-`: explains the errors in a log and suggests fixes."""
 
 from __future__ import annotations
 
@@ -51,6 +51,7 @@ class Explain(Action):
         return Result(list(lines(causes, run, streams)), facts)
 
     def explain_code(self, code: int) -> Result:
+        """Returns the explanation of an error code. Raises UserError for an unknown code."""
         if code not in patterns():
             raise UserError(f"E{code} is not an error code: expected the code of a message, such as [E103]")
         run = run_in(Path(self.config.run)) if self.config.run is not None else None
@@ -58,7 +59,7 @@ class Explain(Action):
         return Result(list(in_full(cause, run)), {"causes": [as_data(cause, run)], "error": None, "lines": 0})
 
     def read(self) -> tuple[list[Stream], Run | None]:
-        """Returns the log and the run that it is of. Raises UserError for what is neither, OSError."""
+        """Returns the log, and its run if known. Raises UserError if the path is neither a log nor a run folder."""
         log = self.config.log
         run = run_in(Path(self.config.run)) if self.config.run is not None else None
         if log == "-":
@@ -75,7 +76,7 @@ class Explain(Action):
 
 
 def lines(causes: Sequence[Cause], run: Run | None, streams: Sequence[Stream]) -> Iterator[str]:
-    """Causes in full, consequences next to a cause by name alone; what is not known as it stands in the log."""
+    """Yields the explanation: causes in detail, consequences by name, and an unknown error as in the log."""
     known = [cause for cause in causes if not cause.pattern.consequence] or causes
     for number, cause in enumerate(known):
         yield from [""] * (number > 0)

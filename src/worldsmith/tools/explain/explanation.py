@@ -1,9 +1,9 @@
-"""Explains the causes that were found: in full, as data, and in a few lines after a crash.
+"""Explains causes that were found: in detail, as data, or in a few lines after a crash.
 
 The sentences of a pattern are templates. `{set PATH=VALUE}`, `{half PATH}`, `{double PATH}` and `{tenth PATH}` become
-the override word that changes a setting of the run. `{less PATH}` is like half, and only the name if the run has no
-value. `{fit PATH}` is large enough for the count in the message. `{see PATH}` is the present setting, `{run}` the run
-folder. A sentence that begins with `generator:` or `reasoner:` applies to those only.
+the override that changes a setting of the run. `{less PATH}` is like half, and only the name if the run has no value.
+`{fit PATH}` is large enough for the count in the message. `{see PATH}` is the present setting, `{run}` the run folder.
+A sentence that begins with `generator:` or `reasoner:` applies to those only.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ SPEC_KEYS = {
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """A fix: one sentence, and the overrides in it."""
+    """Suggested fix: one sentence, and the overrides in it."""
 
     text: str
     words: tuple[str, ...] = ()
 
 
 class NotHereError(Exception):
-    """The remedy is none for this run: it has no such setting, or that stands as it should."""
+    """Raised if a fix does not apply to this run: the setting does not exist or already has the value."""
 
 
 def render_remedy(sentence: str, run: Run | None, groups: Mapping[str, str]) -> Remedy | None:
-    """Returns the sentence for a run, or for any (None); None where it does not apply to the run."""
+    """Returns a template rendered for a run (None: for any run); None if it does not apply to the run."""
     for start, task in KINDS.items():
         if run is not None and run.task is not None and sentence.startswith(start):
             if run.task != task:
@@ -78,10 +78,9 @@ def render_remedy(sentence: str, run: Run | None, groups: Mapping[str, str]) -> 
 
 
 def value_for(operation: str, path: str, run: Run | None, groups: Mapping[str, str]) -> tuple[str, str | None]:
-    """Returns the description of a changed setting and its override.
+    """Returns the description of a changed setting, and its override (None: no new value).
 
-    Raises:
-        NotHereError: If the fix does not apply to the run.
+    Raises NotHereError if the fix does not apply to the run.
     """
     path, _, wanted = path.partition("=")
     if run is None or not run.config:
@@ -103,19 +102,18 @@ def value_for(operation: str, path: str, run: Run | None, groups: Mapping[str, s
 
 
 def has_sample_cap(run: Run) -> bool:
-    """Returns whether the run limits each sample by a setting of its own, next to the limit of a pack."""
+    """Returns whether the run limits the tokens of each sample in addition to those of a pack."""
     return all(isinstance(run.value(path), int) for path in (SAMPLE_CAP, PACK_CAP))
 
 
 def pack_for(run: Run, word: str) -> int:
-    """Returns the limit of a pack that has room for as many of the longest samples as now, with the sample limit of
-    `word`."""
+    """Returns the token limit of a pack for the same number of longest samples, with the sample limit of `word`."""
     cap, pack = run.value(SAMPLE_CAP), run.value(PACK_CAP)
     return max(1, pack // cap) * int(word.partition("=")[2]) + 1
 
 
 def changed(operation: str, now: Any, groups: Mapping[str, str]) -> Any:
-    """Returns the number that is advised. Raises NotHereError where there is none."""
+    """Returns the suggested number. Raises NotHereError if the setting is not a number or would not change."""
     if isinstance(now, bool) or not isinstance(now, (int, float)):
         raise NotHereError
     if operation == "fit":
@@ -129,7 +127,7 @@ def changed(operation: str, now: Any, groups: Mapping[str, str]) -> Any:
 
 
 def fitting(now: float, groups: Mapping[str, str]) -> int:
-    """Returns the least cap for a sample whose tokens, or those that were cut off, a message counts."""
+    """Returns the smallest token cap, rounded up, for the sample whose tokens a message counts."""
     if "need" in groups:
         need = int(groups["need"]) + 1  # the cap is exclusive
     elif "tokens" in groups and "features" in groups:
@@ -142,7 +140,7 @@ def fitting(now: float, groups: Mapping[str, str]) -> int:
 
 
 def shown(value: Any) -> str:
-    """Returns a value as an override word has it."""
+    """Returns a value as text in an override."""
     return write(value, WORD)
 
 
@@ -153,18 +151,20 @@ AFTER_CRASH = 2
 
 
 def remedies_for(cause: Cause, run: Run | None) -> list[Remedy]:
+    """Returns the fixes that apply to a run."""
     found = (render_remedy(sentence, run, cause.groups) for sentence in cause.pattern.remedies)
     return [remedy for remedy in found if remedy is not None]
 
 
 def facts_for(cause: Cause, run: Run | None) -> list[str]:
+    """Returns the known facts about a run that the pattern of a cause requests."""
     if run is None:
         return []
     return [fact for name in cause.pattern.facts if (fact := FACTS[name](run))]
 
 
 def in_full(cause: Cause, run: Run | None) -> Iterator[str]:
-    """Name and code, where and how often, the line itself, what it means, what to do, what the run has."""
+    """Yields the lines of a detailed explanation: name, code, position, line, meaning, fixes and facts of the run."""
     yield f"{cause.pattern.name} (E{cause.pattern.id})"
     if cause.places:
         yield f"  {where(cause)}: {cut(cause.text)}"
@@ -175,6 +175,7 @@ def in_full(cause: Cause, run: Run | None) -> Iterator[str]:
 
 
 def as_data(cause: Cause, run: Run | None) -> Mapping[str, Any]:
+    """Returns an explanation as plain data for JSON."""
     remedies = remedies_for(cause, run)
     place = cause.place if cause.places else None
     return {
@@ -194,6 +195,7 @@ def as_data(cause: Cause, run: Run | None) -> Mapping[str, Any]:
 
 
 def where(cause: Cause) -> str:
+    """Returns the position of a cause and its number of occurrences as text."""
     place, count, ranks = cause.place, len(cause.places), cause.ranks
     rank = "" if place.rank is None else f", rank {place.rank}"
     on = f" on ranks {', '.join(map(str, ranks))}" if len(ranks) > 1 else ""
@@ -201,16 +203,29 @@ def where(cause: Cause) -> str:
 
 
 def cut(text: str) -> str:
+    """Returns a line of a log, shortened to `LONGEST` characters."""
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
 def after_error(error: BaseException, run: Run) -> list[str]:
-    """Returns the few lines to print after an error that has ended a run; none where it is not known."""
+    """Returns a few lines that explain an error that ended a run; empty if the error is not known.
+
+    Args:
+        error: The exception, with its traceback and chain.
+        run: The run, for values in the suggested fixes.
+    """
     return after_text("".join(traceback.format_exception(error)), run)
 
 
 def after_text(text: str, run: Run | None) -> list[str]:
-    """Explains the text of an error, without expressing uncertainty, since the error is printed directly above."""
+    """Returns a few lines that explain an error message; empty if the error is not known.
+
+    Patterns that fit several causes are not used, because the error is printed directly above.
+
+    Args:
+        text: The message, possibly with a traceback.
+        run: The run, for values in the suggested fixes; None: unknown.
+    """
     causes = [cause for cause in find_causes(split(text, "the error")) if not cause.pattern.fallback]
     if not causes:
         return []

@@ -18,26 +18,28 @@ ABSENT: Any = object()
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run as far as it is known: its config as plain data, its folder if it has one yet, its processes."""
+    """Known facts of a run: its config as plain data, its folder (None: not created yet), its number of processes."""
 
     config: Mapping[str, Any] = field(default_factory=dict)
     folder: Path | None = None
     processes: int = 1
 
     def has(self, path: str) -> bool:
+        """Returns whether the config has a setting at a dotted path."""
         return lookup(self.config, path, ABSENT) is not ABSENT
 
     def value(self, path: str) -> Any:
+        """Returns the setting at a dotted path; None if it does not exist."""
         return lookup(self.config, path)
 
     @property
     def task(self) -> str | None:
-        """vfm or vlm; None: not known."""
+        """Task of the run, "vfm" or "vlm"; None: unknown."""
         return self.value("job.task")
 
 
 def run_in(folder: Path) -> Run:
-    """Returns the run of a folder. Raises UserError for a folder that is no run's."""
+    """Reads the run of a folder. Raises UserError if it is not a run folder."""
     files = read_run(folder)
     processes = lookup(files.environment, "world_size", 1)
     return Run(files.config, folder, processes if isinstance(processes, int) else 1)
@@ -48,7 +50,7 @@ def processes(run: Run) -> str:
 
 
 def ranks(run: Run) -> str:
-    """The processes and how they share the work."""
+    """Returns the number of processes and their parallelism degrees as text."""
     names = {
         "replicate": "data_parallel_replicate",
         "shard": "data_parallel_shard",

@@ -1,4 +1,4 @@
-"""Logs as streams of lines, one for each process that wrote into them."""
+"""Reads logs as streams of lines, one stream per process that wrote to them."""
 
 from __future__ import annotations
 
@@ -42,14 +42,20 @@ class Stream:
 
 
 def read_log(path: Path) -> list[Stream]:
-    """Returns the streams of a log file, of each the last start only. Raises OSError."""
+    """Returns the streams of a log file, from the last start only. Raises OSError."""
     found = OF_A_RANK.search(path.as_posix())
     rank = int(found[1] or found[2]) if found else None
     return split(path.read_bytes().decode(errors="replace"), str(path), rank)
 
 
 def split(text: str, source: str, rank: int | None = None) -> list[Stream]:
-    """Returns the streams of a text; `rank` is that of lines that do not say it."""
+    """Splits a text into streams by rank.
+
+    Args:
+        text: Content of a log.
+        source: Name of the log.
+        rank: Rank of lines without a rank prefix; None: unknown.
+    """
     lines = [
         TERMINAL_CODES.sub("", line.rstrip("\r").rpartition("\r")[2]) for line in text.removesuffix("\n").split("\n")
     ]
@@ -69,8 +75,7 @@ def split(text: str, source: str, rank: int | None = None) -> list[Stream]:
 def read_logs_of(folder: Path) -> list[Stream]:
     """Reads the logs of a run's last start: output of its ranks, messages and status.
 
-    Raises:
-        UserError: If the folder is not a run folder.
+    Raises UserError if the folder is not a run folder.
     """
     run = read_run(folder)
     logs = [stream for path in sorted((folder / FOLDER).glob("rank_*.log")) for stream in read_log(path)]
@@ -78,7 +83,7 @@ def read_logs_of(folder: Path) -> list[Stream]:
 
 
 def messages_of(run: RunFiles) -> Iterator[Stream]:
-    """Yields the warnings and errors of the last start, where no log has them with more around them."""
+    """Yields the warnings and errors of the last start from messages.jsonl."""
     started, place = when(run.launch.get("started_at")), run.folder / "messages.jsonl"
     stream = Stream(str(place), 0)
     for number, text in enumerate(place.read_text(errors="replace").splitlines() if place.exists() else [], 1):
@@ -94,7 +99,7 @@ def messages_of(run: RunFiles) -> Iterator[Stream]:
 
 
 def state_of(run: RunFiles) -> Iterator[Stream]:
-    """Yields the end of the run from its status: the reason, or that the process vanished without one."""
+    """Yields the end of a run from its status: the reason, or that the process vanished without one."""
     status = find_status(run)
     if status.state not in AT_WORK and status.state not in ("finished", "stopped", "interrupted"):
         said = f"error: {status.reason}" if status.reason else MEANING[status.state]

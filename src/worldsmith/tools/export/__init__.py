@@ -1,4 +1,4 @@
-"""`worldsmith export` and `worldsmith convert`: weights in the formats of other libraries."""
+"""`worldsmith export` and `worldsmith convert`: write weights in the formats of other libraries."""
 
 from worldsmith.actions.registry import Command
 

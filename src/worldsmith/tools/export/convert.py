@@ -1,6 +1,6 @@
-"""`worldsmith convert SOURCE`: makes a base checkpoint from weights in another format, tensor by tensor.
+"""`worldsmith convert SOURCE`: builds a base checkpoint from weights in another format, tensor by tensor.
 
-What the source lacks by its nature (a reasoner has no generation tower and no heads) is made: copies of the
+Weights that the source cannot have (a reasoner has no generation tower and no heads) are created: copies of the
 understanding tower, and initial values from a seed.
 """
 
@@ -153,8 +153,7 @@ class Convert(Action):
         return Result([*report.lines(), done], {"folder": config.out, "to": config.to, "tensors": report.lines()})
 
     def record(self, *parts: str | Path) -> None:
-        """Writes the lineage record with the weights that were read; for a damaged newest checkpoint, those of the
-        previous one."""
+        """Writes the lineage record with the weights that were read, given as `parts`."""
         config, inputs = self.config, [Input("model", place) for place in parts]
         write_lineage(config.out, action="convert", settings=to_dict(config), inputs=inputs, outputs=["."])
 
@@ -172,20 +171,27 @@ def convert(
     lora_alpha: float | None = None,
     vae: str | None = None,
 ) -> LoadReport:
-    """Writes the folder `out` from the weights at `path`, and returns the account of every tensor.
+    """Writes the folder `out` from the weights at `path`. The folder appears when it is complete.
 
     Args:
-        path: what `open_weights` takes.
-        to: dcp (what checkpoint.load_path reads fastest), native, diffusers (a transformer folder), or sat.
-        dtype: stored keeps each tensor's; initial values are float32.
-        heads: make these heads (action, sound) where the source has none.
-        seed: of the initial values.
-        force: replace what an earlier conversion wrote.
-        lora_alpha: of the source's adapters, which are merged (with sat they stay); None: what the source says.
-        vae: with sat, the VAE (what vae_path takes) that is written too.
+        path: A source that `open_weights` accepts.
+        out: The new folder.
+        to: dcp (which checkpoint.load_path loads fastest), native, diffusers (a transformer folder), or sat.
+        dtype: "stored" keeps each tensor's dtype; initial values are float32.
+        heads: Heads ("action", "sound") to initialize if the source does not have them.
+        seed: Seed of the initial values.
+        force: Replace the result of an earlier conversion.
+        max_shard_size: Maximum size of a safetensors shard in bytes.
+        lora_alpha: Alpha of the source's adapters, which are merged (kept with sat); None: as the source states.
+        vae: With sat, a VAE to write too, as for vae_path.
 
-    The folder appears when it is complete. Raises FileNotFoundError when there are no weights, UserError when they are
-    not those of such a network, FileExistsError when `out` may not be replaced.
+    Returns:
+        The report on how each tensor was loaded.
+
+    Raises:
+        FileNotFoundError: If there are no weights.
+        UserError: If the weights do not belong to such a network.
+        FileExistsError: If `out` must not be replaced.
     """
     out = Path(out)
     require_place(out, INDEX[to])
@@ -230,7 +236,7 @@ def convert(
 
 
 def find_spec(source: WeightSource, heads: Sequence[str]) -> ModelSpec:
-    """Returns the model that the weights belong to. Raises UserError when they do not say enough about it."""
+    """Returns the model that the weights belong to. Raises UserError if it cannot be determined."""
     if source.family:
         return formats_of(source.family).model_of(source, heads)
     complaint = UserError(f"{source.describe}: it does not state which model it is")
@@ -243,8 +249,7 @@ def find_spec(source: WeightSource, heads: Sequence[str]) -> ModelSpec:
 
 
 def with_merged_adapters(source: WeightSource, alpha: float | None) -> WeightSource:
-    """Returns the weights with the source's adapters in them; as they are without adapters, or without a known
-    alpha."""
+    """Returns the weights with merged adapters; unchanged if there are no adapters or no known alpha."""
     ranks = {shape[0] for name, shape in source.shapes.items() if name.endswith(MATRICES[0])}
     alpha = alpha or source.adapter_alpha
     if not ranks or alpha is None:
@@ -255,13 +260,13 @@ def with_merged_adapters(source: WeightSource, alpha: float | None) -> WeightSou
 
 
 def with_adapters(weights: WeightSource, source: WeightSource) -> WeightSource:
-    """Returns the weights, and the source's adapters next to them."""
+    """Returns the weights together with the source's adapters, unmerged."""
     places: dict[str, tuple[WeightSource, str]] = {name: (weights, name) for name in weights.shapes}
     return JoinedWeights(source.describe, places | {name: (source, name) for name in source.shapes if is_adapter(name)})
 
 
 def write_dcp(folder: Path, source: WeightSource, dtype_of: Callable[[str], torch.dtype]) -> None:
-    """Writes `net.*` as a torch.distributed.checkpoint folder; a tensor is read when its turn has come."""
+    """Writes the weights as `net.*` in a torch.distributed.checkpoint folder; reads each tensor when it is written."""
     import torch
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
     from torch.distributed.checkpoint.metadata import MetadataIndex
@@ -287,10 +292,17 @@ def write_dcp(folder: Path, source: WeightSource, dtype_of: Callable[[str], torc
 
 
 def convert_adapter(path: str, out: str | Path, *, lora_alpha: float | None = None, force: bool = False) -> str:
-    """Writes the folder `out`, and says what it holds.
+    """Writes the adapters of a source as a PEFT folder; returns a description.
 
-    `lora_alpha` is that of the adapters where the source does not say it; 1 for SAT's. Raises UserError for a source
-    without adapters, ValueError for adapters that are not understood.
+    Args:
+        path: Folder or file with adapters: weights for load_lora_weights, or a SAT checkpoint.
+        out: The new folder.
+        lora_alpha: Alpha of the adapters if the source does not state it; None: 1 for SAT's.
+        force: Replace an earlier result.
+
+    Raises:
+        UserError: If the source has no adapters.
+        ValueError: If the layout of the adapters is not supported.
     """
     layout, stored = read_foreign_adapter(path, lora_alpha)
     if not export_adapter(layout, stored.weights, out, alpha=stored.alpha, dtype="float32", force=force):
@@ -299,7 +311,7 @@ def convert_adapter(path: str, out: str | Path, *, lora_alpha: float | None = No
 
 
 def read_foreign_adapter(path: str, lora_alpha: float | None) -> tuple[AdapterLayout, StoredAdapter]:
-    """Reads the adapters in a source, and returns them with the layout of their family."""
+    """Reads the adapters of a source; returns them with the adapter layout of their family."""
     root = local_folder(path, file_patterns=("*.safetensors",), field="SOURCE")
     file = pipeline_file(root)
     if file is not None:

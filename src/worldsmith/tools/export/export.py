@@ -35,7 +35,7 @@ NEXT = {
 
 @dataclass(frozen=True, slots=True)
 class PreparedExport:
-    """A model and the format and folder in which it is written."""
+    """Model to export, with the format and the output folder."""
 
     name: str
     """Name of the format, as `--format` has it."""
@@ -117,10 +117,11 @@ class Export(WritingAction):
         return ExportOptions(config.dtype, config.merge, config.force, config.vision_tower)
 
     def describe(self, model: StoredModel) -> str:
+        """Returns weights, iteration and dtype of the export as text."""
         return f"{WEIGHTS_NAMES[model.weights]} after {model.iteration} steps, {self.config.dtype}"
 
     def prepare(self) -> PreparedExport:
-        """Runs the checks that need no weights. Raises UserError."""
+        """Returns what will be exported, after all checks that need no weights. Raises UserError."""
         config, path = self.config, Path(self.config.model)
         family = find_family(path, base=config.base)
         formats = exports_of(family)
@@ -148,7 +149,7 @@ class Export(WritingAction):
         return PreparedExport(name, form, out, model)
 
     def require_meaning(self, name: str, formats: Mapping[str, Format]) -> None:
-        """Raises UserError for a flag that means nothing in the format, or for another config than the run's."""
+        """Raises UserError for a flag without effect in the format, or for a config file that is not the run's."""
         config, form = self.config, formats[name]
         own = in_run(Path(config.model), "config.yaml")
         if config.config_file is not None and Path(config.config_file).resolve() != own.resolve():
@@ -168,8 +169,7 @@ class Export(WritingAction):
 
 
 def bases_of(model: StoredModel) -> list[Input | dict[str, Any]]:
-    """Returns the weights that adapters belong to: as given, else as the record of their run has them, else its
-    config."""
+    """Returns the base weights of the adapters: as given, else as recorded by the run, else from its config."""
     if not model.has_adapters or model.tree is None:
         return []
     if model.base is not None:

@@ -1,4 +1,4 @@
-"""`worldsmith gaps`: what a model answers wrongly, as a table."""
+"""`worldsmith gaps`: lists the wrong answers of a model as a table."""
 
 from worldsmith.actions.registry import Command
 

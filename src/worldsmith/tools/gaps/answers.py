@@ -1,4 +1,4 @@
-"""Answers of an evaluation, the annotations that they answer, and the comparison with the ground truth."""
+"""Answers of an evaluation, the annotations that they belong to, and the comparison with the ground truth."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class AnswerRow(NamedTuple):
 
 @dataclass
 class EvaluationResults:
-    """The results below a folder or URL. Several results.json are an error unless `merge` is set."""
+    """Results below a folder or URL. Several results.json are an error unless `merge` is set."""
 
     folder: str
     merge: bool = False
 
     @cached_property
     def files(self) -> list[str]:
-        """The results. Raises UserError for none, and for several without `merge`."""
+        """Paths or URLs of results.json. Raises UserError if there are none, or several without `merge`."""
         files = find(self.folder, RESULTS)
         if not files:
             raise UserError(f"{self.folder}: found no {RESULTS} in it; `worldsmith evaluate` writes one")
@@ -56,7 +56,7 @@ class EvaluationResults:
 
     @cached_property
     def answers(self) -> list[AnswerRow]:
-        """Returns all answers; ids that occur more than once in a file are removed from the rows."""
+        """All answers; ids that occur more than once in a file are removed from the rows."""
         found = []
         for file in self.files:
             rows = read_rows(file)
@@ -69,19 +69,19 @@ class EvaluationResults:
 
     @cached_property
     def records(self) -> list[Lineage]:
-        """The lineage records of the evaluations."""
+        """Lineage records of the evaluations."""
         places = [record_of(local(file).resolve()) for file in self.files if not is_remote(file)]
         return [read_lineage(place) for place in places if place is not None]
 
     def find_annotations(self, place: str | None, media: str | None) -> Annotations:
-        """Reads the annotations at `place`, or those that the evaluation has recorded.
+        """Reads the annotations at `place`, or the annotations that the evaluation recorded.
 
         Args:
             place: Path or URL of the annotations; None: as recorded.
-            media: Folder of the media; None: as recorded, or else the folder of the annotations.
+            media: Folder of the media; None: as recorded, else the folder of the annotations.
 
         Raises:
-            UserError: No annotations are named, or the recorded ones have changed since.
+            UserError: If the annotations are unknown, or the recorded ones have changed since.
         """
         recorded = {
             record.locate(e): (record, e) for record in self.records for e in record.inputs if e["role"] == "dataset"
@@ -105,10 +105,10 @@ class EvaluationResults:
 
 
 class Annotations:
-    """Records of a file: a list, a list in an object, a single record, or one record per line."""
+    """Annotation records of a file: a list, a list in an object, a single record, or one record per line."""
 
     def __init__(self, place: str, media_root: str) -> None:
-        """Raises UserError for a file that holds none."""
+        """Reads the file at `place`, a path or URL. Raises UserError if it has no records."""
         self.place, self.media_root = place, media_root
         self.by_key: dict[str, Mapping[str, Any]] = {}
         self.by_name: dict[str, list[str]] = {}
@@ -122,10 +122,10 @@ class Annotations:
             self.by_name.setdefault(name, []).append(key)
 
     def key_of(self, row: Mapping[str, Any]) -> str | None:
-        """Returns the record that a row answers; None without one.
+        """Returns the key of the record that a row answers; None if there is none.
 
-        One that shares its name with others is found by the row's own id, else by its question. Raises ValueError where
-        that leaves several that show something else.
+        A record that shares its name with others is found by the row's id, else by its question. Raises ValueError if
+        several records with different media remain.
         """
         name = str(row.get("video_id") or row.get("id"))
         if row.get("id") in self.by_key:
@@ -138,13 +138,13 @@ class Annotations:
         return keys[0] if keys else None
 
     def media(self, key: str) -> list[str]:
-        """Returns the files that a record shows, below the media root."""
+        """Returns the media files of a record, as paths below the media root."""
         record = self.by_key[key]
         listed = [path for kind in KINDS for path in as_list(record.get(kind))]
         return [join(self.media_root, path) for path in listed if isinstance(path, str)]
 
     def with_places(self, key: str) -> dict[str, Any]:
-        """Returns a record that is complete wherever it is put: its files are named by their whole paths."""
+        """Returns a record with full media paths, so that it does not depend on the location of its file."""
         record = dict(self.by_key[key])
         for kind in KINDS:
             value = record.get(kind)
@@ -160,19 +160,21 @@ def as_list(value: Any) -> list[Any]:
 
 
 def same_question(record: Mapping[str, Any], question: str) -> bool:
-    """Returns whether a user's turn of a record asks this, placeholders of media apart."""
+    """Returns whether a turn of a record has this question, except for media placeholders."""
     turns = record.get("conversations")
     texts = [str(turn.get("value", "")) for turn in as_list(turns) if isinstance(turn, Mapping)]
     return bare(question) in map(bare, texts)
 
 
 def bare(text: str) -> str:
+    """Returns a text without media placeholders and with normalized whitespace."""
     for tag in ("<video>", "<image>"):
         text = text.replace(tag, " ")
     return " ".join(text.split())
 
 
 def read_records(place: str) -> list[Any]:
+    """Returns the records of a JSON or JSON Lines file. Raises UserError if it has none."""
     text = read_bytes(place)
     try:
         data = json.loads(text)
@@ -190,6 +192,7 @@ def read_records(place: str) -> list[Any]:
 
 
 def read_rows(file: str) -> list[Mapping[str, Any]]:
+    """Returns the rows of a results.json. Raises UserError if it is invalid."""
     try:
         rows = json.loads(read_bytes(file))
     except ValueError as error:
@@ -203,18 +206,19 @@ def read_rows(file: str) -> list[Mapping[str, Any]]:
 
 
 def name_of(row: Mapping[str, Any]) -> str:
-    """Returns the id of the record that a row answers, or its video id, which several records can share."""
+    """Returns the id of the record that a row answers, else its video id, which several records can share."""
     return str(row.get("id") or row.get("video_id"))
 
 
 def media_root(record: Lineage) -> str:
+    """Returns the media folder in the recorded settings of an evaluation; "" if none is set."""
     dataset = record.data["settings"].get("dataset")
     return str(dataset.get("media_root") or "") if isinstance(dataset, Mapping) else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """An answer that is not the true one."""
+    """Wrong answer of a model, with the type of the error."""
 
     error_type: ErrorType
     """FP: yes instead of no; FN: no instead of yes; format: the answer is right but has another form than the
@@ -224,12 +228,12 @@ class Gap:
 
 
 def normalize_text(text: str) -> str:
-    """Normalizes a text for the exact comparison: lowercase without surrounding whitespace."""
+    """Normalizes a text for the exact comparison: lower case without surrounding whitespace."""
     return text.lower().strip()
 
 
 def normalized(text: str) -> str:
-    """Normalizes case, punctuation and articles; a text that is only an article is kept, as the name of an option."""
+    """Normalizes case, punctuation and articles; a text that is only an article, such as an option's name, is kept."""
     return normalize(text) or normalize(text, articles=True)
 
 
@@ -243,9 +247,14 @@ READ: Mapping[str, Callable[[str], str | None]] = {
 
 
 def find_gap(row: Mapping[str, Any], mode: Mode) -> Gap | None:
-    """Returns the gap of a row of results; None where its answer is the true one in this mode.
+    """Compares the answer in a row of results with the ground truth; returns None if it is correct.
 
-    Raises ValueError for an answer whose true one the mode cannot read.
+    Args:
+        row: Row of results.json.
+        mode: Comparison mode, see `READ`.
+
+    Raises:
+        ValueError: If the ground truth cannot be parsed in this mode.
     """
     said, true = row.get("response"), text_of(row.get("gt"))
     if said is None or row.get("status") in FAILED:
@@ -258,7 +267,7 @@ def find_gap(row: Mapping[str, Any], mode: Mode) -> Gap | None:
 
 
 def kind_of(said: str, true: str) -> ErrorType:
-    """Classifies a wrong answer: only its format is wrong, or its content."""
+    """Returns the error type of a wrong answer, such as a wrong content or only a wrong format."""
     word = parse_yes_no(true) if normalized(true) in ("yes", "no") else None
     letter = parse_letter(true) if len(normalized(true)) == 1 and normalized(true).upper() in LETTERS else None
     if normalized(said) == normalized(true) and normalized(true):
@@ -274,5 +283,5 @@ def kind_of(said: str, true: str) -> ErrorType:
 
 
 def text_of(value: Any) -> str:
-    """Returns the text of an answer; numbers and truth values as JSON writes them, None as nothing."""
+    """Returns an answer as text: numbers and booleans as in JSON, None as ""."""
     return value if isinstance(value, str) else "" if value is None else json.dumps(value)

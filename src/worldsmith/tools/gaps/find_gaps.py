@@ -1,4 +1,4 @@
-"""`worldsmith gaps`: the questions that a model answers wrongly, as a table."""
+"""`worldsmith gaps`: writes the questions that a model answers wrongly as a table."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class FindGaps(Action):
 
     @cached_property
     def annotations(self) -> Annotations | None:
-        """None if the results name the media of every answer and no annotations are to be written. Raises UserError."""
+        """The annotations; None if the results name all media and no annotations are written. Raises UserError."""
         config = self.config
         is_needed = config.kpi_ann_path is not None or config.annotations_out is not None
         if not is_needed and all("media" in answer.row for answer in self.evaluation.answers):
@@ -115,7 +115,7 @@ class FindGaps(Action):
         return self.config.summary or f"{table.removesuffix('.json').removesuffix('.parquet')}.summary.json"
 
     def require_places(self) -> None:
-        """Raises FileExistsError for a file that exists, and UserError if the library for the table is missing."""
+        """Raises FileExistsError if an output file exists, and UserError if the library for the table is missing."""
         config = self.config
         if not config.gaps_parquet.endswith(".json"):
             require_pyarrow(config.gaps_parquet)
@@ -143,7 +143,7 @@ class FindGaps(Action):
         yield f"format     {facts['format_only']}: correct, but not in the form that `{facts['mode']}` compares"
 
     def record(self) -> None:
-        """Lineage of what was written on this machine."""
+        """Writes lineage records for the output files on this machine."""
         config = self.config
         made = [place for place in (config.gaps_parquet, config.annotations_out) if place and not is_remote(place)]
         inputs = [Input("results", file) for file in self.evaluation.files]
@@ -154,10 +154,9 @@ class FindGaps(Action):
 
 
 def find_gaps(evaluation: EvaluationResults, annotations: Annotations | None, mode: Mode) -> list[dict[str, Any]]:
-    """Compares all answers; returns a row of the table for each gap.
+    """Compares all answers with the ground truth; returns one table row per wrong answer (see `COLUMNS`).
 
-    Raises:
-        UserError: An answer belongs to no annotation, or a true answer cannot be parsed.
+    Raises UserError if an answer belongs to no annotation, or if a ground truth cannot be parsed.
     """
     found, lost, unreadable = [], [], []
     ids = {record.folder: record.id for record in reversed(evaluation.records)}
@@ -206,7 +205,7 @@ def find_gaps(evaluation: EvaluationResults, annotations: Annotations | None, mo
 
 
 def count_gaps(answers: Sequence[AnswerRow], gaps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Counts gaps by type and by part of the data."""
+    """Returns the numbers of wrong answers by error type and by slice, and the accuracy."""
     total, wrong = len(answers), len(gaps)
     types = Counter(row["error_type"] for row in gaps)
     places = {(row["results_file"], row["row"]) for row in gaps}
@@ -227,7 +226,7 @@ def count_gaps(answers: Sequence[AnswerRow], gaps: Sequence[Mapping[str, Any]]) 
 
 
 def are_there(media: Sequence[str]) -> bool | None:
-    """Returns whether all files exist; None without files, or if a storage location is not reachable."""
+    """Returns whether all media files exist; None without files, or if a storage location is not reachable."""
     try:
         return all(map(exists, media)) if media else None
     except UserError:
@@ -235,18 +234,19 @@ def are_there(media: Sequence[str]) -> bool | None:
 
 
 def parts_of(row: Mapping[str, Any]) -> list[str]:
-    """Returns the parts of the data that a row belongs to, by what divides them."""
+    """Returns the slices of the data that a row belongs to, as "name: value"."""
     slices = row.get("slice")
     parts = [f"{name}: {value}" for name, value in slices.items()] if isinstance(slices, Mapping) else []
     return [*([f"task: {row['task']}"] if row.get("task") else []), *parts]
 
 
 def write_json(place: str, data: Any) -> None:
+    """Writes data as JSON to a path or a URL."""
     write_bytes(place, (json.dumps(data, ensure_ascii=False, indent=1) + "\n").encode())
 
 
 def write_table(place: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Writes the rows to a path or a URL. Raises UserError without pyarrow, and where nothing can be written."""
+    """Writes the rows as parquet (or JSON, by suffix) to a path or URL. Raises UserError if it cannot be written."""
     if place.endswith(".json"):
         write_json(place, rows)
         return
@@ -259,6 +259,7 @@ def write_table(place: str, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def require_pyarrow(place: str) -> tuple[Any, Any]:
+    """Returns the modules pyarrow and pyarrow.parquet. Raises UserError if they are not installed."""
     try:
         import pyarrow
         from pyarrow import parquet

@@ -1,4 +1,4 @@
-"""Files on this machine, or behind a URL such as s3://bucket/name, read and written whole."""
+"""Reads and writes complete files on this machine, or behind a URL such as s3://bucket/name."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ SCHEME = "://"
 
 
 def is_remote(place: str) -> bool:
+    """Returns whether a path is a URL, except a file:// URL."""
     return SCHEME in place and not place.startswith("file://")
 
 
 def local(place: str) -> Path:
+    """Returns a local path or file:// URL as a path."""
     return Path(place.removeprefix("file://")).expanduser()
 
 
 def join(root: str, name: str) -> str:
-    """`name` below `root`; a name that is absolute, or a URL, as it is."""
+    """Returns `name` below `root`; an absolute path or URL is returned unchanged."""
     if SCHEME in name or name.startswith("/"):
         return name
     return posixpath.join(root, name) if is_remote(root) else str(local(root) / name)
 
 
 def read_bytes(place: str) -> bytes:
-    """Raises UserError for what cannot be read, naming it."""
+    """Returns the content of a file. Raises UserError, which names the file, if it cannot be read."""
     with explained(place):
         if not is_remote(place):
             return local(place).read_bytes()
@@ -40,7 +42,7 @@ def read_bytes(place: str) -> bytes:
 
 
 def write_bytes(place: str, data: bytes) -> None:
-    """Writes a file and the folders above it: whole or not at all on this machine."""
+    """Writes a file and its parent folders; on this machine atomically. Raises UserError on failure."""
     with explained(place):
         if is_remote(place):
             files, path = open_system(place)
@@ -53,6 +55,7 @@ def write_bytes(place: str, data: bytes) -> None:
 
 
 def exists(place: str) -> bool:
+    """Returns whether a file exists. Raises UserError if the storage location is not reachable."""
     with explained(place):
         if not is_remote(place):
             return local(place).exists()
@@ -61,7 +64,7 @@ def exists(place: str) -> bool:
 
 
 def find(root: str, name: str) -> list[str]:
-    """Returns the files called `name` anywhere below a folder, or `root` itself if it is a file; sorted."""
+    """Returns the files with this name anywhere below a folder, or `root` itself if it is a file; sorted."""
     with explained(root):
         if not is_remote(root):
             place = local(root)
@@ -73,6 +76,7 @@ def find(root: str, name: str) -> list[str]:
 
 
 def open_system(place: str) -> tuple[Any, str]:
+    """Returns the fsspec file system of a URL, and the path in it."""
     from fsspec.core import url_to_fs
 
     return url_to_fs(place)

@@ -1,4 +1,4 @@
-"""`worldsmith generate`: videos and images from a model."""
+"""`worldsmith generate`: generates videos and images with a model."""
 
 from worldsmith.actions.registry import Command
 

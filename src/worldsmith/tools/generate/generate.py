@@ -1,4 +1,4 @@
-"""`worldsmith generate MODEL --prompt TEXT`: videos and images from a trained, exported or released generator."""
+"""`worldsmith generate MODEL --prompt TEXT`: generates videos and images with a trained, exported or released model."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class GenerateVideos(WritingAction):
             stop_world()
 
     def prepare(self) -> Order:
-        """Returns the model and the samples, after all checks that need no weights."""
+        """Returns the model and the samples to generate, after all checks that need no weights. Raises UserError."""
         from worldsmith.sampling.sample_args import decide
 
         config, out = self.config, Path(self.config.out)
@@ -148,7 +148,7 @@ class GenerateVideos(WritingAction):
 
 
 def model_of_stack(stack: Sequence[str]) -> StoredModel:
-    """Returns the model that a stack of SAT's describes, with the weights that it names. Raises ConfigError."""
+    """Returns the model that a SAT stack describes, with the weights that it names. Raises ConfigError."""
     files, words = [word for word in stack if not is_change(word)], [word for word in stack if is_change(word)]
     _, found = translate_sampling(files, words)
     spec, objective = resolve(found.tree.model), resolve(found.tree.objective)
@@ -172,7 +172,7 @@ def model_of_stack(stack: Sequence[str]) -> StoredModel:
 
 
 def require_described_adapters(model: StoredModel) -> None:
-    """Raises UserError where weights hold other adapters than their config describes: SAT would drop or invent them."""
+    """Raises UserError if the weights have other adapters than their config: SAT would drop or invent adapters."""
     shapes = model.open(merge=False).shapes
     ranks = {shape[0] for name, shape in shapes.items() if name.endswith("lora_A.weight")}
     wanted = {model.config.lora_rank} if model.has_adapters else set()
@@ -187,19 +187,25 @@ def require_described_adapters(model: StoredModel) -> None:
 
 
 def of_prompt(index: int, text: str) -> SampleEntry:
-    """Returns the sample of a --prompt."""
+    """Returns the sample of a ``--prompt`` flag."""
     sample = Sample(prompt=text)
     return SampleEntry(f"{index:03d}_{slug(text)}", sample, [Layer("--prompt", sample, Path())])
 
 
 def leaves_size_open(layers: Sequence[Layer]) -> bool:
-    """Returns whether size, length or rate are left to the model."""
+    """Returns whether size, length or frame rate are not set, so that the model determines them."""
     said = {name for name in SIZES for layer in layers if getattr(layer.settings, name) is not None}
     return not said >= {"num_frames", "fps"} or not ("resolution" in said or said >= {"height", "width"})
 
 
 def load_generator(model: StoredModel, adapter: str | None, device: str) -> VideoModel:
-    """Returns the generator, with the adapter merged into its weights if there is one."""
+    """Loads the generator of a stored model.
+
+    Args:
+        model: The stored model, without an adapter.
+        adapter: Folder of a PEFT adapter to merge into the weights; None: no adapter.
+        device: Device of the model.
+    """
     if adapter is None:
         generator: Any = model.load(device)
         return generator
@@ -215,5 +221,5 @@ def load_generator(model: StoredModel, adapter: str | None, device: str) -> Vide
 
 
 def slug(prompt: str) -> str:
-    """Returns the prompt's first words as part of a file name."""
+    """Returns the first words of a prompt as part of a file name."""
     return "_".join(re.findall(r"[a-z0-9]+", prompt.lower())[:6])[:48] or "video"

@@ -1,4 +1,4 @@
-"""The samples of one `worldsmith generate` command: their model, their folders on disk and how they are generated.
+"""Samples of one `worldsmith generate` command: their model, their folders on disk and how they are generated.
 
 A folder holds `sample_args.json`, the video or image, and `sample_outputs.json`, which is written last: a sample that
 has it is complete.
@@ -40,7 +40,7 @@ SOURCES = "sources"
 
 @dataclass(frozen=True)
 class Order:
-    """Samples and the model that makes them."""
+    """Samples to generate, with the model, the device and the output folder."""
 
     model: StoredModel
     device: str
@@ -50,7 +50,7 @@ class Order:
 
     @property
     def about(self) -> dict[str, Any]:
-        """The model, as `sample_args.json` has it."""
+        """Description of the model in `sample_args.json`."""
         model = self.model
         return {
             "folder": str(model.folder.absolute()),
@@ -67,19 +67,19 @@ class Order:
 
     @cached_property
     def weights_mark(self) -> str:
-        """Changes with every file of weights; those of a run before its first step are known by its name."""
+        """Fingerprint of all weight files and the adapter's; for an untrained run, which its name identifies, constant."""
         folders = [] if self.model.weights == "untrained" else [self.model.folder]
         folders += [Path(self.adapter)] if self.adapter else []
         kinds = (*WEIGHTS, "*.pt") if self.model.weights_path else WEIGHTS
         return mark_of(file for folder in folders for kind in kinds for file in sorted(folder.rglob(kind)))
 
     def made(self) -> list[str]:
-        """Returns the names of the samples that are complete, with these arguments."""
+        """Returns the names of the samples that are complete on disk and have these arguments."""
         known = [(sample, read_sample(self.out / sample.name)) for sample in self.samples]
         return [s.name for s, made in known if made is not None and not changed_arguments(made, self.arguments(s))]
 
     def require_same(self) -> None:
-        """Raises FileExistsError when a complete sample was made with other arguments."""
+        """Raises FileExistsError if a complete sample was generated with other arguments."""
         for sample in self.samples:
             made = read_sample(self.out / sample.name)
             if made is not None and (changed := changed_arguments(made, self.arguments(sample))):
@@ -94,6 +94,7 @@ class Order:
         return settings_lines(self.samples)
 
     def count(self, made: int) -> str:
+        """Returns the number of samples, and of those already complete, as text."""
         total = f"{len(self.samples)} sample{'s' * (len(self.samples) != 1)}"
         if made == len(self.samples):
             return f"{total}, all already complete"
@@ -108,10 +109,17 @@ class Order:
         max_num_seqs: int | None,
         max_model_len: int | None,
     ) -> None:
-        """Makes this process's share of the samples that are not `made`, pack by pack.
+        """Generates this rank's part of the samples that are not in `made`, pack by pack, and writes them.
 
-        Packs are cut from all samples, whatever is there already: a command that continues makes the same bytes as one
-        that was never stopped.
+        Packs are formed from all samples, complete or not, so that a resumed command produces the same bytes as an
+        uninterrupted one.
+
+        Args:
+            generator: The loaded model.
+            world: The ranks that share the packs, or the guidance branches of a pack.
+            made: Names of complete samples.
+            max_num_seqs: Maximum number of samples in a forward pass; None: limited by tokens only.
+            max_model_len: Maximum number of tokens in a forward pass; None: the model's limit of training.
         """
         from worldsmith.sampling.generate import generate_pack
         from worldsmith.sampling.requests import read_request
@@ -142,7 +150,7 @@ class Order:
     def packs(
         self, generator: VideoModel, grid: LatentGrid, most: int, max_tokens: int | None, *, shared: bool
     ) -> list[list[SampleArgs]]:
-        """Returns the samples cut into packs of the same settings."""
+        """Returns the samples grouped into packs with the same sampling settings."""
         from worldsmith.sampling.generate import make_packs
         from worldsmith.sampling.requests import read_request
 
@@ -158,7 +166,7 @@ class Order:
         return packs
 
     def finish(self, made: int) -> Result:
-        """Draws the contact sheet, and says what there is, of which `made` samples were there before.
+        """Writes the contact sheet and returns the result; `made` samples were complete before this command.
 
         The sheet has these samples first, then earlier ones of the same model in the folder.
         """
@@ -179,7 +187,7 @@ class Order:
         return Result([*map(str, files), done], {"folder": str(self.out), "samples": facts})
 
     def earlier_samples(self) -> Iterator[MadeSample]:
-        """Yields the complete samples of earlier commands in the folder that were made with the same model."""
+        """Yields complete samples of earlier commands in the folder that were generated with the same model."""
         own = {sample.name for sample in self.samples}
         for folder in sorted(self.out.iterdir()):
             if folder.name in own or not folder.is_dir():
@@ -191,12 +199,12 @@ class Order:
 
 
 def steps_of(generator: VideoModel, sample: SampleArgs) -> int:
-    """Steps that are made: of a video that is made anew fewer than are asked for."""
+    """Returns the number of sampling steps that are executed, which can be fewer than requested."""
     return len(generator.sampler(sample.sampling).scales)
 
 
 def branch_share(world: World) -> BranchShare | None:
-    """Returns the split of guidance branches between this process and its neighbor; None: each computes both."""
+    """Returns how this rank and its neighbor split the guidance branches; None: each rank computes both."""
     from worldsmith.distributed.world import gather_tensors
     from worldsmith.sampling.generate import BranchShare
 
@@ -206,13 +214,16 @@ def branch_share(world: World) -> BranchShare | None:
 
 
 def order_of(model: StoredModel, device: str, samples: list[SampleArgs], out: Path) -> Order:
-    """Returns an order whose model comes without its adapter, which is merged where it is loaded."""
+    """Builds an order. The adapter of the model is moved to the order, which merges it when the weights are loaded."""
     adapter = None if model.adapter is None else str(model.adapter)
     return Order(replace(model, adapter=None), device, samples, out, adapter)
 
 
 def mark_of(files: Iterable[Path]) -> str:
-    """Changes when one of the files does, by size and time: pieces of weights may be alike that were trained apart."""
+    """Returns a fingerprint of files by name, size and modification time.
+
+    Content is not sufficient here: shards of weights can be equal although they come from different runs.
+    """
     digest = hashlib.sha256()
     for file in files:
         status = file.stat()
@@ -222,7 +233,7 @@ def mark_of(files: Iterable[Path]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MadeSample:
-    """A complete sample on disk."""
+    """Complete sample on disk."""
 
     folder: Path
     args: Mapping[str, Any]
@@ -230,36 +241,33 @@ class MadeSample:
 
     @property
     def file(self) -> Path:
-        """The video or the image."""
+        """Path of the video or image."""
         return next(self.folder / name for name in FILES if (self.folder / name).is_file())
 
 
 def find_samples(root: Path) -> Iterator[MadeSample]:
-    """Yields the complete samples below a folder that `worldsmith generate` has written, by name."""
+    """Yields the complete samples below a folder that `worldsmith generate` has written, sorted by path."""
     for outcome in sorted(root.rglob(OUTPUTS)):
         if found := read_sample(outcome.parent):
             yield found
 
 
 def read_sample(folder: Path) -> MadeSample | None:
-    """Returns the sample of a folder; None where there is no complete one.
-
-    Raises UserError for files that are damaged.
-    """
+    """Returns the complete sample in a folder; None if there is none. Raises UserError if its files are damaged."""
     if not (folder / OUTPUTS).is_file() or not any((folder / name).is_file() for name in FILES):
         return None
     return MadeSample(folder, read_json_object(folder / ARGS))
 
 
 def changed_arguments(made: MadeSample, args: Mapping[str, Any]) -> list[str]:
-    """Returns the arguments in which a sample differs from what is asked for, wherever they came from."""
+    """Returns the names of the arguments that differ between a sample and `args`, whatever their source."""
     wanted = json.loads(json.dumps(args))
     names = sorted({*made.args, *wanted} - {SOURCES})
     return [name for name in names if made.args.get(name) != wanted.get(name)]
 
 
 def write_sample(folder: Path, sample: SampleArgs, args: Mapping[str, Any], video: Tensor) -> None:
-    """Writes a video, uint8 [3, T, H, W], or the image that it is, with its arguments; replaces an earlier sample."""
+    """Writes a video (uint8 [3, T, H, W]) or an image (T = 1) with its arguments; replaces an earlier sample."""
     from worldsmith.sampling.video_writer import write_jpeg, write_mp4
 
     folder.mkdir(parents=True, exist_ok=True)

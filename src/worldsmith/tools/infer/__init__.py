@@ -1,4 +1,4 @@
-"""`worldsmith infer`: a question to a reasoner."""
+"""`worldsmith infer`: asks a reasoner a question."""
 
 from worldsmith.actions.registry import Command
 

@@ -1,4 +1,4 @@
-"""`worldsmith infer`: a question to a reasoner, once or about each file of a folder."""
+"""`worldsmith infer`: asks a reasoner a question, once or about each file of a folder."""
 
 from __future__ import annotations
 
@@ -142,9 +142,9 @@ class Infer(AnswerAction):
 
 
 def media_of(place: Path, kind: str) -> list[tuple[Path, Kind]]:
-    """Returns the images and videos at a place, by name, or anywhere in an archive.
+    """Returns the images and videos at a path, sorted: a file, files of a folder, or all files in an archive.
 
-    Raises UserError when there are none.
+    Raises UserError if there are none.
     """
     if place.is_file() and is_archive(place):
         files = sorted(unpacked(place).rglob("*"))
@@ -159,7 +159,7 @@ def media_of(place: Path, kind: str) -> list[tuple[Path, Kind]]:
 
 
 def describe_answer(answer: Answer, turns: Sequence[Turn], processor: ChatProcessor) -> Mapping[str, Any]:
-    """Returns an answer, and what the model was shown."""
+    """Returns an answer with the media and the prompt that the model was given, as plain data."""
     media = [str(part.source) for turn in turns for part in turn.parts if part.kind != "text"]
     if answer.error:
         status = "gen_error" if answer.was_asked else "prep_error"

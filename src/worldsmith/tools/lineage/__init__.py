@@ -1,4 +1,4 @@
-"""`worldsmith lineage`: what a result was made from."""
+"""`worldsmith lineage`: shows what a result was computed from."""
 
 from worldsmith.actions.registry import Command
 

@@ -1,4 +1,4 @@
-"""`worldsmith lineage RESULT`: what a result was made from, as a tree."""
+"""`worldsmith lineage RESULT`: shows what a result was computed from, as a tree."""
 
 from __future__ import annotations
 
@@ -53,9 +53,12 @@ class ShowLineage(Action):
 
 
 def chain(record: Lineage, look: Look, depth: int = 0) -> dict[str, Any]:
-    """Returns a record with those of its inputs below them, and what has become of each input and output.
+    """Returns a record with the records of its inputs, and whether each input and output is unchanged.
 
-    `look` gives the fingerprint of what is there now.
+    Args:
+        record: The lineage record.
+        look: Returns the current fingerprint of a path.
+        depth: Number of records above this one; the chain ends at `DEEPEST`.
     """
     return {
         "action": record.action,
@@ -75,6 +78,7 @@ def chain(record: Lineage, look: Look, depth: int = 0) -> dict[str, Any]:
 
 
 def look_at(record: Lineage, entry: Mapping[str, Any], place: Path, look: Look) -> dict[str, Any]:
+    """Returns path, fingerprint and present state of an input or output."""
     problem = record.change(entry, place, look)
     state = "as it was" if entry["fingerprint"] else "not on this machine at that time"
     path = str(place) if place.exists() else entry["path"]
@@ -82,18 +86,19 @@ def look_at(record: Lineage, entry: Mapping[str, Any], place: Path, look: Look) 
 
 
 def made_by(record: Lineage, entry: Mapping[str, Any], look: Look, depth: int) -> dict[str, Any] | None:
-    """Returns the chain behind an input; None where none is recorded, or its record is gone."""
+    """Returns the chain of records behind an input; None if no record exists."""
     found = record_of(record.locate(entry).resolve()) if depth < DEEPEST else None
     return None if found is None else chain(read_lineage(found), look, depth + 1)
 
 
 def all_changes(facts: Mapping[str, Any]) -> list[str]:
+    """Returns the paths of all inputs and outputs in a chain that are missing or changed."""
     own = [entry["path"] for entry in (*facts["inputs"], *facts["outputs"]) if not entry["same"]]
     return own + [path for entry in facts["inputs"] if entry["made_by"] for path in all_changes(entry["made_by"])]
 
 
 def draw(facts: Mapping[str, Any]) -> list[str]:
-    """Returns the tree as lines of text, as wide as they are."""
+    """Returns the tree as lines of text, without wrapping."""
     from rich.console import Console
 
     text = io.StringIO()

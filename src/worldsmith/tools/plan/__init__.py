@@ -1,4 +1,4 @@
-"""`worldsmith plan`: what a run needs, and settings with which it fits."""
+"""`worldsmith plan`: estimates what a run needs, and finds settings with which it fits."""
 
 from worldsmith.actions.registry import Command
 

@@ -1,4 +1,4 @@
-"""A training spec as the draft of a run: on top of the recipe that specs start from."""
+"""Reads a training spec as the draft of a run config, based on the recipe `cosmos_rl`."""
 
 from __future__ import annotations
 
@@ -23,9 +23,17 @@ OUR_KEYS = {"job", "model", "recipe", "type", "dialect", "trainer", "optimizer"}
 
 
 def read_train_spec(files: Sequence[str], words: Sequence[str] = ()) -> Draft:
-    """Returns the draft of a spec, a single file, that dotted words change; it has no tree if the spec has mistakes.
+    """Returns the run config of a training spec as a draft.
 
-    Raises ConfigError for a file that cannot be read.
+    Args:
+        files: The path of the spec, as a sequence of one.
+        words: Dotted overrides of the spec.
+
+    Returns:
+        The draft. If the spec has mistakes, they are in `problems` and the draft has no tree.
+
+    Raises:
+        ConfigError: If the file cannot be read.
     """
     file = files[0]
     if is_generator_rl(read_document(file).data):
@@ -48,10 +56,17 @@ def read_train_spec(files: Sequence[str], words: Sequence[str] = ()) -> Draft:
 
 
 def parent_of_spec(file: str, words: Sequence[str], parent: str | None) -> tuple[str | None, list[str]]:
-    """Returns the parent of a training spec, given or named by it, and the words without the parent; None: it has none.
+    """Returns the parent of a training spec (None: it has none), and the overrides without the parent.
 
-    The parent's model replaces the model that the file of the spec names. Raises UserError if a word names one, and for
-    two parents.
+    The model of the parent replaces the model that the spec file names.
+
+    Args:
+        file: Path of the spec.
+        words: Dotted overrides of the spec.
+        parent: Value of ``--parent``; None: the spec's `parent_job_id` counts.
+
+    Raises:
+        UserError: If an override names a model in addition to the parent, or if there are two different parents.
     """
     spec = read_spec(FORM, file, words)
     named = spec.outside.get(PARENT_KEY)
@@ -66,7 +81,7 @@ def parent_of_spec(file: str, words: Sequence[str], parent: str | None) -> tuple
 
 
 def find_other_training(spec: Spec) -> Problem | None:
-    """The one reason why a spec does not ask for supervised fine-tuning of a reasoner; None if it does."""
+    """Returns the problem if a spec is not for supervised fine-tuning of a reasoner; None if it is."""
     kind, trainer = spec.get(f"{SFT}type"), spec.get(f"{SFT}trainer_type")
     keys = [key for rule in RL_RULES for key in rule.keys if key in spec.outside]
     fix = f"{SFT}type=sft {SFT}trainer_type=sft custom.train_dataset.annotation_path=FILE"
@@ -86,7 +101,10 @@ def find_other_training(spec: Spec) -> Problem | None:
 
 
 def is_train_spec(files: Sequence[str]) -> bool:
-    """Returns whether files are a single one that has the tables of a training spec and none of ours."""
+    """Returns whether `files` is a single file with the tables of a training spec and none of Worldsmith's own.
+
+    A file that cannot be read is not a training spec.
+    """
     if len(files) != 1 or not files[0].lower().endswith(SUFFIXES):
         return False
     try:
@@ -97,7 +115,7 @@ def is_train_spec(files: Sequence[str]) -> bool:
 
 
 def is_generator_rl(data: Mapping[str, Any]) -> bool:
-    """Returns whether a file is a config of Cosmos-RL for reinforcement learning of Cosmos-Predict2.5."""
+    """Returns whether data is a Cosmos-RL config for reinforcement learning of Cosmos-Predict2.5."""
     model = data.get("model")
     return {"model_parallel", "trainer"} <= data.keys() and isinstance(model, dict) and "conditioner" in model
 

@@ -1,4 +1,4 @@
-"""The form of a training spec of Cosmos-RL or TAO: the rules of its keys, apart from model, data and steps."""
+"""Format of a training spec of Cosmos-RL or TAO: the rules of its keys, except those of model, data and steps."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ FRAMES = ("fps", "nframes", *BOUNDS, *PIXELS, *RESIZED)
 
 @computed("train.train_policy.type")
 def kind(t: SpecTranslation) -> None:
+    """Translates the training type, which must be supervised fine-tuning."""
     key = "train.train_policy.type"
     if t.get(key) == "sft":
         t.report(key, "kept", "supervised fine-tuning, as in every run here")
@@ -36,6 +37,7 @@ def kind(t: SpecTranslation) -> None:
 
 @computed("policy.parallelism.tp_size")
 def tensor_parallelism(t: SpecTranslation) -> None:
+    """Refuses tensor parallelism, and reports an omitted degree, whose default differs."""
     key, size = "policy.parallelism.tp_size", t.get("policy.parallelism.tp_size")
     if size > 1:
         shard = t.get("policy.parallelism.dp_shard_size")
@@ -49,7 +51,7 @@ def tensor_parallelism(t: SpecTranslation) -> None:
 
 @computed("train.fsdp_offload", "train.activation_offload")
 def offload(t: SpecTranslation) -> None:
-    """Refuses to offload, with the settings that save GPU memory and that the spec does not have yet."""
+    """Refuses CPU offloading, and suggests settings that save GPU memory and that the spec does not use yet."""
     batch, adapters = "train.train_policy.mini_batch", "policy.lora"
     others = [
         ("policy.model_gradient_checkpointing=true", not t.get("policy.model_gradient_checkpointing")),
@@ -71,6 +73,7 @@ def offload(t: SpecTranslation) -> None:
 
 @computed("train.optm_grad_norm_clip")
 def training_clipping(t: SpecTranslation) -> None:
+    """Translates the maximum gradient norm; 0 or less disables clipping."""
     key, norm = "train.optm_grad_norm_clip", t.get("train.optm_grad_norm_clip")
     most = norm if norm > 0 else 1e30
     never = "" if norm > 0 else ": it is measured, but has no limit"
@@ -79,6 +82,7 @@ def training_clipping(t: SpecTranslation) -> None:
 
 @computed("train.seed", "train.deterministic")
 def seeds(t: SpecTranslation) -> None:
+    """Translates the seed; None or a negative seed becomes 42."""
     seed = t.get("train.seed")
     t.assign("train.seed", "trainer.seed", 42 if seed is None or seed < 0 else seed)
     if t.get("train.deterministic"):
@@ -90,7 +94,7 @@ def seeds(t: SpecTranslation) -> None:
 
 @computed(OUTPUT, RESULTS, TIMESTAMP)
 def run_folder(t: SpecTranslation) -> None:
-    """Sets the folder of the runs. As in Cosmos-RL each start has a new one below it, named after the time."""
+    """Sets the parent folder of the runs. As in Cosmos-RL, each start creates a new run folder named after the time."""
     output, results, name = (t.get(key).removeprefix("file://") for key in (OUTPUT, RESULTS, TIMESTAMP))
     output = output if t.is_stated(OUTPUT) else ""
     if refuse_remote_output(t, *([OUTPUT] if output else []), RESULTS):
@@ -114,6 +118,7 @@ def run_folder(t: SpecTranslation) -> None:
 
 @computed(RESUME)
 def resume(t: SpecTranslation) -> None:
+    """Translates `train.resume`: a path, true for the last saved run, or false for a new run."""
     value = t.get(RESUME)
     if isinstance(value, str):
         t.put("checkpoint.load_path", value, source=RESUME)
@@ -131,6 +136,7 @@ def resume(t: SpecTranslation) -> None:
 
 @computed(PROJECT, GROUP, EXPERIMENT)
 def names(t: SpecTranslation) -> None:
+    """Translates the names of project, group and experiment."""
     t.move(PROJECT, "job.project", "renamed")
     given = {key: t.get(key) for key in (GROUP, EXPERIMENT) if t.get(key) not in (None, "", "None")}
     if given:
@@ -148,6 +154,7 @@ def names(t: SpecTranslation) -> None:
 
 @computed("logging.logger")
 def trackers(t: SpecTranslation) -> None:
+    """Translates the metric loggers to the mode of Weights & Biases."""
     logger = t.get("logging.logger")
     mode = "online" if "wandb" in logger else "disabled"
     rest = [name for name in logger if name != "wandb"]
@@ -157,7 +164,7 @@ def trackers(t: SpecTranslation) -> None:
 
 @computed("policy.model_max_length")
 def longest(t: SpecTranslation) -> None:
-    """Sets the max tokens of a sample, and of a pack, which has room for all samples of a mini-batch."""
+    """Sets the maximum tokens of a sample and of a pack, which has room for all samples of a mini-batch."""
     source, mini = "policy.model_max_length", t.get("train.train_policy.mini_batch")
     longest = t.get(source)
     put_caps(t, "dataloader_train", mini, source)
@@ -169,6 +176,7 @@ def longest(t: SpecTranslation) -> None:
 
 @computed(VISION)
 def training_frames(t: SpecTranslation) -> None:
+    """Translates the settings of video frames and pixels, with the defaults of the data script."""
     given = {name: t.get(f"{VISION}.{name}") for name in FRAMES if t.get(f"{VISION}.{name}") is not None}
     for name in ("video_start", "video_end"):
         if t.get(f"{VISION}.{name}") is not None:
@@ -203,10 +211,10 @@ def training_frames(t: SpecTranslation) -> None:
 
 
 def default_frames(t: SpecTranslation) -> tuple[str, dict[str, Any]]:
-    """Returns the data script that belongs to a spec, and its video settings.
+    """Returns the name of the data script that a spec is used with, and its default video settings.
 
-    That of Cosmos-Reason2 reads `custom.dataset` too and knows no limit of a frame, but one of a video: 0.9 x
-    model_max_length tokens of 32 x 32 pixels in two frames.
+    The script of Cosmos-Reason2 also reads `custom.dataset`. It limits the pixels of a video instead of those of a
+    frame: 0.9 x model_max_length tokens of 32 x 32 pixels in two frames.
     """
     name = t.get("policy.model_name_or_path") or ""
     if t.get(TRAIN) is None and is_reason2(name):
@@ -215,7 +223,7 @@ def default_frames(t: SpecTranslation) -> tuple[str, dict[str, Any]]:
 
 
 def is_reason2(name: str) -> bool:
-    """Returns whether a model is a Cosmos-Reason2, or a Qwen3-VL, as far as its name or its folder tells."""
+    """Returns whether a model is a Cosmos-Reason2 or Qwen3-VL, according to its config.json, else to its name."""
     with suppress(OSError, ValueError, AttributeError):
         config = json.loads((Path(name) / "config.json").read_text(encoding="utf-8"))
         return str(config.get("model_type")).startswith("qwen3_vl")
@@ -223,6 +231,7 @@ def is_reason2(name: str) -> bool:
 
 
 def put_frames(t: SpecTranslation, values: dict[str, Any]) -> None:
+    """Sets video settings in the training loader and, with validation, in the validation loader."""
     for loader in LOADERS if t.get("validation.enable") else LOADERS[:1]:
         for name, value in values.items():
             t.put(f"{loader}.processor.media.{name}", value, source=f"{VISION}.{name}")
@@ -233,6 +242,7 @@ def put_frames(t: SpecTranslation, values: dict[str, Any]) -> None:
     *(f"validation.dataloader_{name}" for name in ("num_workers", "prefetch_factor")),
 )
 def readers(t: SpecTranslation) -> None:
+    """Translates the settings of data loader workers."""
     for loader, above in zip(LOADERS, ("train.train_policy.", "validation.")):
         workers, ready = f"{above}dataloader_num_workers", f"{above}dataloader_prefetch_factor"
         t.move(workers, f"{loader}.num_workers", "renamed")

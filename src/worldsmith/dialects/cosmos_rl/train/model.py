@@ -1,4 +1,4 @@
-"""Rules of a training spec: model, adapters, learning rates, trained weights."""
+"""Rules of a training spec: model, adapters, learning rates, trainable weights."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ LORA_RULES = read_key_rules("cosmos_rl", "lora")
 
 @computed(NAME, REVISION)
 def trained_model(t: SpecTranslation) -> None:
+    """Translates the model name and revision; refuses a model that cannot be trained."""
     name, revision = t.get(NAME), t.get(REVISION)
     if not name:
         t.refuse(NAME, "it is empty", f"{NAME}=hf_model://nvidia/Cosmos-Reason2-8B, or a folder")
@@ -41,7 +42,7 @@ def trained_model(t: SpecTranslation) -> None:
 
 
 def describe_network(name: str) -> str:
-    """Describes the network of a model. Raises ValueError for a model that cannot be trained."""
+    """Returns a description of a model's network. Raises ValueError for a model that cannot be trained."""
     tree: Any = get_recipe(RECIPE)
     config = tree.model.config
     config.policy.backbone.model_name = name
@@ -51,6 +52,7 @@ def describe_network(name: str) -> str:
 
 @computed(LR)
 def learning_rates(t: SpecTranslation) -> None:
+    """Translates the learning rate: one number, or a table of rates by module."""
     rates = t.get(LR)
     if isinstance(rates, list):
         if not rates or len(set(rates)) > 1:
@@ -80,7 +82,7 @@ def learning_rates(t: SpecTranslation) -> None:
 
 
 def parameter_prefixes(modules: Iterable[str]) -> dict[str, str]:
-    """Maps module paths to the part that names of their parameters have, the deepest modules first.
+    """Maps module paths of the spec to prefixes of parameter names here, the deepest modules first.
 
     Cosmos-RL's own Qwen2.5-VL has the vision encoder next to `model`; in the network here it is `model.visual`.
     """
@@ -90,6 +92,7 @@ def parameter_prefixes(modules: Iterable[str]) -> dict[str, str]:
 
 @computed("policy.freeze_pattern", "policy.trainable_pattern", "policy.trainable_map")
 def trained_weights(t: SpecTranslation) -> None:
+    """Translates the patterns of frozen and trainable parameters."""
     frozen, kept, table = (t.get(f"policy.{name}") for name in ("freeze_pattern", "trainable_pattern", "trainable_map"))
     if frozen and kept:
         why = "freeze_pattern and trainable_pattern cannot be combined"
@@ -108,6 +111,7 @@ def trained_weights(t: SpecTranslation) -> None:
 
 @computed("policy.lora")
 def adapters(t: SpecTranslation) -> None:
+    """Translates the table `policy.lora`; without it all weights are trained."""
     if t.get("policy.lora") is None:
         t.assign("policy.lora", "model.config.lora_enabled", False, ": all weights are trained")
         return
@@ -131,6 +135,7 @@ def adapters(t: SpecTranslation) -> None:
 
 
 def put_targets(t: SpecTranslation) -> None:
+    """Translates the target modules of the adapters."""
     key, to = "policy.lora.target_modules", "model.config.lora_target_modules"
     targets = t.get(key)
     if not targets or (isinstance(targets, str) and targets != "all-linear"):

@@ -38,6 +38,7 @@ FIELDS = ("name", "subset", "revision", "split", "test_size", "local_dir")
     *("validation.enable", "validation.val_before_train", "validation.batch_size"),
 )
 def data_sets(t: SpecTranslation) -> None:
+    """Translates the training and validation data of the spec."""
     key = TRAIN if t.get(TRAIN) is not None or t.get(OLD) is None else OLD
     if t.get(TRAIN) is not None and t.get(OLD) is not None:
         t.refuse(OLD, f"{TRAIN} is also given", f"~{OLD}")
@@ -55,6 +56,7 @@ ADVICE = f"{TRAIN}.annotation_path=FILE {TRAIN}.media_path=FOLDER"
 
 
 def is_named(t: SpecTranslation, key: str) -> bool:
+    """Returns whether a table names data files."""
     return any(t.get(f"{key}.{form}") for form in FORMS)
 
 
@@ -96,7 +98,7 @@ def put_files(t: SpecTranslation, key: str, loader: str) -> None:
 
 
 def put_annotations(t: SpecTranslation, key: str, to: str, given: str) -> None:
-    """LLaVA annotations; the data hook of TAO requires the rate of every video, the older hooks do not read it."""
+    """Sets LLaVA annotations. TAO's data hook requires `video_fps` in every video record; older hooks ignore it."""
     source, policy = f"{key}.annotation_path", "optional" if key == OLD else "require"
     t.put(f"{to}.video_fps", policy, source=source)
     rule = f"records with a video must have video_fps, or add -- {to}.video_fps=optional"
@@ -105,7 +107,10 @@ def put_annotations(t: SpecTranslation, key: str, to: str, given: str) -> None:
 
 
 def put_media(t: SpecTranslation, key: str, to: str) -> bool:
-    """Sets the media folder, which has two names; the command line wins over the file."""
+    """Sets the media folder, which has two keys; returns False, after adding a problem, if they contradict.
+
+    Keys on the command line have priority over those in the file.
+    """
     files = {name: t.get(f"{key}.{name}") for name in MEDIA}
     words = [name for name in MEDIA if t.spec.is_word(f"{key}.{name}")]
     if words:
@@ -135,7 +140,7 @@ def put_media(t: SpecTranslation, key: str, to: str) -> bool:
 
 
 def holds_media(folder: str) -> bool:
-    """Returns whether a folder holds annotations.json and something else than JSON: it is the root of the media too."""
+    """Returns whether a folder holds annotations.json and files other than JSON, so that it is the media root too."""
     path = Path(folder.removeprefix("file://"))
     if not (path / "annotations.json").is_file():
         return False
@@ -143,10 +148,12 @@ def holds_media(folder: str) -> bool:
 
 
 def is_same_folder(one: str, other: str) -> bool:
+    """Returns whether two paths or file:// URLs are the same folder."""
     return os.path.realpath(one.removeprefix("file://")) == os.path.realpath(other.removeprefix("file://"))
 
 
 def put_saved(t: SpecTranslation, source: str, to: str, folder: str, note: str = "") -> None:
+    """Sets a dataset that was saved with `save_to_disk` of the datasets library."""
     t.put(f"{to}.type", SAVED, source=source)
     t.assign(source, f"{to}.path", folder, note)
     t.put(f"{to}.column", t.get(COLUMN), source=COLUMN if t.is_stated(COLUMN) else source)
@@ -160,7 +167,7 @@ def put_column(t: SpecTranslation, form: str) -> None:
 
 
 def put_named(t: SpecTranslation, key: str, loader: str) -> None:
-    """Sets a dataset by its name, which must be a folder of this machine."""
+    """Sets a dataset by its name, which must be a local folder."""
     source = f"{key}.local_dir" if t.get(f"{key}.local_dir") else f"{key}.name"
     folder, to = t.get(source), f"{loader}.dataset"
     if refuse_remote(t, source):
@@ -193,7 +200,7 @@ def report_unused_names(t: SpecTranslation, key: str, why: str) -> None:
 
 
 def put_prompt(t: SpecTranslation, key: str, to: str) -> None:
-    """Sets the system prompt: the first of the dataset's own, that of `custom`, and that of the policy."""
+    """Sets the system prompt: that of the dataset, else of `custom`, else of the policy."""
     keys = (*([f"{key}.system_prompt"] if key else []), *PROMPTS)
     given = [name for name in keys if t.is_stated(name) and t.get(name) is not None]
     for number, name in enumerate(given):
@@ -206,6 +213,7 @@ def put_prompt(t: SpecTranslation, key: str, to: str) -> None:
 
 
 def put_validation(t: SpecTranslation) -> None:
+    """Translates the validation data and batch size, or holds out training records."""
     enabled = t.get("validation.enable")
     t.assign("validation.enable", "trainer.run_validation", enabled)
     named = f"{VAL_NAMES}.name" if t.get(f"{VAL_NAMES}.name") else f"{VAL_NAMES}.local_dir"
@@ -233,14 +241,14 @@ def put_validation(t: SpecTranslation) -> None:
 
 
 def put_caps(t: SpecTranslation, loader: str, samples: int, source: str) -> None:
-    """Sets the max tokens of a sample, and of a pack of `samples` samples of that length."""
+    """Sets the maximum tokens of a sample, and of a pack of `samples` such samples."""
     longest = t.get("policy.model_max_length")
     t.put(f"{loader}.max_sample_tokens", longest, source="policy.model_max_length")
     t.put(f"{loader}.max_sequence_length", samples * longest + 1, source=source)
 
 
 def hold_out(t: SpecTranslation) -> None:
-    """Holds out the first training records for validation: a number or a fraction, at least 1."""
+    """Holds out the first training records for validation: a number or a fraction of them, at least one."""
     size, train = t.get(TEST_SIZE), t.data.get("dataloader_train", {}).get("dataset", {})
     ways = f"{VAL}.annotation_path=FILE, or validation.enable=false"
     if size is not None and size == 0:
@@ -270,14 +278,17 @@ def hold_out(t: SpecTranslation) -> None:
 
 
 def count_records(dataset: dict[str, Any]) -> tuple[int, int]:
-    """Counts the records of a dataset: (all, usable ones as far as the annotations tell; `video_fps` is not required).
+    """Counts the records of a dataset by building it.
 
     Args:
-        dataset: The settings of the dataset as plain data.
+        dataset: The settings of the dataset as plain data. `video_fps` is not required of its records.
+
+    Returns:
+        The number of all records, and of those that can be used according to the annotations.
 
     Raises:
-        ValueError: The settings or the file are wrong, or no record can be used.
-        OSError: The file cannot be read.
+        ValueError: If the settings or the file are invalid, or no record can be used.
+        OSError: If the file cannot be read.
     """
     try:
         settings = {"type": LlavaDataset.__name__, **dataset, "video_fps": "optional"}

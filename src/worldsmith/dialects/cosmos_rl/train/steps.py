@@ -1,4 +1,4 @@
-"""Batches, epochs and steps of a training spec: batch of a step, number of steps, schedule, intervals in steps."""
+"""Batches, epochs and steps of a training spec: batch size, number of steps, schedule, intervals in steps."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ class Steps:
     per_epoch: int | None
 
     def of_epochs(self, t: SpecTranslation, key: str, epochs: int) -> int | None:
-        """Returns the number of steps of `epochs` epochs; None if it is unknown, which is reported as a mistake in
-        `key`."""
+        """Returns the steps of `epochs` epochs; None, after adding a problem to `key`, if they are unknown."""
         if self.per_epoch is None:
             t.refuse(key, "epochs cannot be converted to steps: the samples cannot be counted", "use steps instead")
             return None
@@ -42,9 +41,15 @@ class Steps:
 
 
 def steps_per_epoch(samples: int, ranks: int, batch: int, *, drop_last: bool) -> int:
-    """Returns the number of steps of one epoch as Cosmos-RL counts them, from the batch of each rank.
+    """Returns the number of steps of one epoch as Cosmos-RL counts them.
 
-    Every rank gets the same number of samples; the last ones are padded with samples that the epoch has already.
+    Every rank gets the same number of samples: samples of the same epoch are repeated as padding.
+
+    Args:
+        samples: Number of samples of the dataset.
+        ranks: Number of data-parallel ranks.
+        batch: Samples per step on each rank.
+        drop_last: Drop the last incomplete step instead of running it.
     """
     each = -(-samples // ranks)
     return each // batch if drop_last else -(-each // batch)
@@ -58,6 +63,7 @@ def steps_per_epoch(samples: int, ranks: int, batch: int, *, drop_last: bool) ->
     *("validation.freq", "validation.freq_in_epoch"),
 )
 def steps_of_the_run(t: SpecTranslation) -> None:
+    """Translates batch size, epochs, schedule, and the intervals of checkpoints and validation."""
     processes = data_processes(t)
     t.report(LAST, "kept", f"the number of steps of an epoch is rounded {'down' if t.get(LAST) else 'up'}")
     put_batch(t, processes)
@@ -70,7 +76,7 @@ def steps_of_the_run(t: SpecTranslation) -> None:
 
 
 def data_processes(t: SpecTranslation) -> int:
-    """Processes that read data of their own; with -1, those of this start."""
+    """Returns the number of data-parallel ranks; with a shard degree of -1, it follows from WORLD_SIZE."""
     shard, replicate, context = t.get(SHARD), t.get(REPLICATE), t.get(CONTEXT)
     if shard != -1:
         return int(shard * replicate)
@@ -79,6 +85,7 @@ def data_processes(t: SpecTranslation) -> int:
 
 
 def put_batch(t: SpecTranslation, processes: int) -> None:
+    """Translates the batch and mini-batch to samples per pack and gradient accumulation."""
     batch, mini = t.get(BATCH), t.get(MINI)
     if batch % mini:
         fitting = max(n for n in range(1, min(batch, mini) + 1) if batch % n == 0)
@@ -94,7 +101,7 @@ def put_batch(t: SpecTranslation, processes: int) -> None:
 
 
 def count_steps(t: SpecTranslation, ranks: int) -> Steps | None:
-    """Sets the number of steps. None, with a mistake, if it is unknown or 0."""
+    """Sets and returns the number of steps; None, after adding a problem, if it is unknown or 0."""
     epochs, most = t.get(EPOCH), t.get(MOST)
     if not t.data.get("dataloader_train", {}).get("dataset", {}).get("path"):
         return Steps(most, None) if most else None  # the missing data has been reported
@@ -127,7 +134,7 @@ def count_steps(t: SpecTranslation, ranks: int) -> Steps | None:
 
 
 def refuse_uncounted(t: SpecTranslation, error: str) -> None:
-    """A mistake at the key that names the data: epochs are counted in its samples."""
+    """Adds a problem to the key that names the data: epochs cannot be converted to steps."""
     key, text = t.sources[parse_path(DATA)], f"the samples of an epoch cannot be counted: {error}"
     t.lines.append(ReportLine(EPOCH, "refused", text, t.is_stated(EPOCH)))
     fix = f"{key}=PATH with existing data, or {MOST}=N; {UNKNOWN}"
@@ -135,7 +142,7 @@ def refuse_uncounted(t: SpecTranslation, error: str) -> None:
 
 
 def refuse_empty_epoch(t: SpecTranslation, samples: int, ranks: int) -> None:
-    """An epoch without a step, at which Cosmos-RL fails at its first save."""
+    """Adds a problem: an epoch has no complete step, with which Cosmos-RL fails at its first save."""
     mini, each = t.get(MINI), -(-samples // ranks)
     fits = each // mini * mini or each
     why = f"{samples} samples on {ranks} ranks are {each} on each, fewer than the {t.get(BATCH)} of one step"
@@ -143,9 +150,9 @@ def refuse_empty_epoch(t: SpecTranslation, samples: int, ranks: int) -> None:
 
 
 def put_schedule(t: SpecTranslation, steps: Steps) -> None:
-    """The warm-up reaches 1 in its last step; the rate stays until the decay begins, and falls to the last step.
+    """Sets the learning rate schedule: warm-up, constant phase, decay to the last step.
 
-    Where it stays, a cycle of its own ends with the factor 1.
+    The warm-up reaches factor 1 in its last step. The constant phase is a cycle of its own that ends with factor 1.
     """
     total, shape = steps.total, t.get(SHAPE)
     warm_up = warm_up_steps(t, total)
@@ -173,8 +180,7 @@ def put_schedule(t: SpecTranslation, steps: Steps) -> None:
 def warm_up_steps(t: SpecTranslation, total: int) -> int:
     """Returns the number of warm-up steps, at most `total`.
 
-    Epochs of warm-up are counted as in TAO's fork: total // epochs steps each, and up to 1.0 with a decimal point a
-    fraction of the run.
+    Warm-up epochs have total // epochs steps each, as in TAO's fork. A float up to 1.0 is a fraction of the run.
     """
     key, asked = (WARM_UP, t.get(WARM_UP)) if t.get(WARM_UP_EPOCHS) is None else (WARM_UP_EPOCHS, t.get(WARM_UP_EPOCHS))
     each, whole = 1, total
@@ -191,6 +197,7 @@ def warm_up_steps(t: SpecTranslation, total: int) -> int:
 
 
 def put_saves(t: SpecTranslation, steps: Steps) -> None:
+    """Translates the checkpoint interval."""
     enable, key, in_epochs = (f"train.ckpt.{name}" for name in ("enable_checkpoint", "save_freq", "save_freq_in_epoch"))
     if not t.get(enable):
         note = ": the end of a run is always saved"
@@ -202,6 +209,7 @@ def put_saves(t: SpecTranslation, steps: Steps) -> None:
 
 
 def put_validations(t: SpecTranslation, steps: Steps) -> None:
+    """Translates the validation interval."""
     if t.get("validation.enable"):
         put_interval(t, steps, "validation.freq", "validation.freq_in_epoch", "trainer.validation_iter")
     else:
@@ -209,7 +217,7 @@ def put_validations(t: SpecTranslation, steps: Steps) -> None:
 
 
 def put_interval(t: SpecTranslation, steps: Steps, key: str, in_epochs: str, to: str) -> None:
-    """Sets `to`, an interval in steps, from `key` in steps, or from `in_epochs`, which wins."""
+    """Sets the interval `to` in steps from `in_epochs`, else from `key` in steps."""
     epochs, every = t.get(in_epochs), t.get(key)
     if epochs:
         found = steps.of_epochs(t, in_epochs, epochs)

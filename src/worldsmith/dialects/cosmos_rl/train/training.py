@@ -1,4 +1,4 @@
-"""The `train` table of a training spec: optimizer, schedule, precision, checkpoints, data loading."""
+"""Table `train` of a training spec: optimizer, schedule, precision, checkpoints, data loading."""
 
 from __future__ import annotations
 

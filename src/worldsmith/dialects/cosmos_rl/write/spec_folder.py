@@ -1,8 +1,8 @@
-"""The schemas and templates of all spec forms as the files of one folder, and the schema style of NVIDIA TAO.
+"""Writes schemas and templates of all spec formats as the files of one folder, in JSON Schema or in TAO's style.
 
 A schema with the key names of TAO is for tools that read those; it is not a JSON Schema. `minimum` and `maximum` are
-those of the search where a field has one, since the readers of these keys draw from them. There is no infinity: a side
-without a limit has no key.
+the limits of the search space if a field has one, because the readers of these keys sample from them. JSON has no
+infinity: a side without a limit has no key.
 """
 
 from __future__ import annotations
@@ -27,10 +27,16 @@ TRAIN = "train"
 
 
 def spec_files(forms: Mapping[str, Callable[[], SpecForm]], style: str) -> dict[str, str | None]:
-    """Maps the names of the files to their texts, the manifest last. None: a form that could not be written.
+    """Returns the files of a schema folder: relative path -> text, with the manifest last.
 
-    The manifest has the reason of each failure.
-    The texts depend on nothing but the forms and the style.
+    The texts depend only on the formats and the style.
+
+    Args:
+        forms: Functions that build the spec formats, by action.
+        style: "json-schema" or "tao".
+
+    Returns:
+        The texts. None stands for a file that could not be built; the manifest has the reason.
     """
     files: dict[str, str | None] = {}
     actions: dict[str, Any] = {}
@@ -68,12 +74,12 @@ def spec_files(forms: Mapping[str, Callable[[], SpecForm]], style: str) -> dict[
 
 
 def as_text(schema: Any) -> str:
-    """JSON as standard readers take it. Raises ValueError for infinity."""
+    """Returns a schema as indented JSON. Raises ValueError for infinity or NaN."""
     return json.dumps(schema, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def tao_schema(form: SpecForm) -> Schema:
-    """Title, default, properties, popular and the searched and unsearched parameters, then `x_tao_schema`."""
+    """Returns the schema of a spec format with the key names of TAO."""
     schema = key_schema(form)
     searched, others = searched_keys(schema)
     return {
@@ -99,7 +105,7 @@ def tao_schema(form: SpecForm) -> Schema:
 
 
 def popular(schema: Schema) -> dict[str, Any]:
-    """Returns the popular keys with their defaults, nested."""
+    """Returns the keys that are marked as popular, nested, with their defaults."""
     found: dict[str, Any] = {}
     for key, field in _live(schema):
         if "properties" in field:
@@ -111,7 +117,7 @@ def popular(schema: Schema) -> dict[str, Any]:
 
 
 def searched_keys(schema: Schema) -> tuple[list[str], list[str]]:
-    """Returns the dotted keys that are searched by default, and all others; sections are among those."""
+    """Returns the dotted keys that are searched by default, and all others, including sections."""
     keys: tuple[list[str], list[str]] = ([], [])
     for key, field in _fields(schema):
         keys[not field.get("x-automl", {}).get("enabled")].append(key)
@@ -119,7 +125,7 @@ def searched_keys(schema: Schema) -> tuple[list[str], list[str]]:
 
 
 def _live(schema: Schema) -> Iterator[tuple[str, Schema]]:
-    """Yields the keys of a section that have an effect, each without the choice of null."""
+    """Yields the keys of a section that are not deprecated, without null as an alternative."""
     for key, field in schema["properties"].items():
         if not field.get("deprecated"):
             options = [option for option in field.get("anyOf", []) if option != {"type": "null"}]
@@ -128,6 +134,7 @@ def _live(schema: Schema) -> Iterator[tuple[str, Schema]]:
 
 
 def _fields(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
+    """Yields the dotted keys below a section that are not deprecated, with their schemas."""
     for key, field in _live(schema):
         yield f"{path}{key}", field
         if "properties" in field:
@@ -135,6 +142,7 @@ def _fields(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
 
 
 def _property(key: str, field: Schema) -> Schema:
+    """Returns the description of one key in TAO's style."""
     automl, copied = field.get("x-automl", {}), {name: field[name] for name in COPIED if name in field}
     if ranges := _ranges(automl.get("cases", [])):
         copied["description"] = f"{copied['description']} {ranges}"
@@ -161,7 +169,7 @@ def _property(key: str, field: Schema) -> Schema:
 
 
 def _ranges(cases: list[Schema]) -> str:
-    """Returns the ranges of a search with their conditions, as text: the format has a place for one range only."""
+    """Returns the conditional search ranges as text, because the format stores only one range."""
     texts = []
     for case in cases:
         ends = "one of {choices}" if "choices" in case else "{minimum} to {maximum}"

@@ -1,8 +1,8 @@
-"""JSON Schema (draft 2020-12) of a spec form: one nested table without tags.
+"""JSON Schema (draft 2020-12) of a spec format: one nested table without type tags.
 
-In addition to what a tree's schema says it has ``default`` with all defaults, ``x-parent`` at keys that others depend
-on, and keys that are known but dead as ``deprecated``. Other names of keys are references to the keys. It cannot say
-that a key and its other name are not both given.
+In addition to a config's schema it has ``default`` with all defaults, ``x-parent`` at keys that others depend on, and
+known keys without effect as ``deprecated``. Aliases are references to the keys. The schema cannot express that a key
+and its alias exclude each other.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ NOTES = ("description", "default", "examples")
 
 
 def spec_schema(form: SpecForm) -> Schema:
-    """Returns the schema of a form's specs, with all names of their keys and the values by which templates leave
-    keys open."""
+    """Returns the JSON Schema of a spec format, with aliases and the values by which templates leave keys open."""
     root = key_schema(form)
     for key, value in form.left_open.items():
         _leave_open(_place(root, key), key.rpartition(".")[2], value)
@@ -45,7 +44,7 @@ def spec_schema(form: SpecForm) -> Schema:
 
 
 def key_schema(form: SpecForm) -> Schema:
-    """Returns the schema of specs that have each key by its own name."""
+    """Returns the JSON Schema of a spec format without aliases."""
     root = _SpecTypes(form).section(form.spec, ())
     for rule in form.rules:
         for key in rule.keys if rule.outside else ():
@@ -56,10 +55,14 @@ def key_schema(form: SpecForm) -> Schema:
 
 
 def defaults(cls: type[Config], *, examples: bool = False) -> dict[str, Any]:
-    """Returns the defaults of a spec class as a file would have them, without what is null or has none.
+    """Returns the defaults of a spec class as nested data by key, without keys whose default is None or missing.
 
-    `examples`: with the example of each key that must be given; then it is a whole spec. Raises TypeError for a value
-    without default and example.
+    Args:
+        cls: The spec class.
+        examples: Add the example of each required key, so that the result is a complete spec.
+
+    Raises:
+        TypeError: With `examples`, for a key that has neither a default nor an example.
     """
     known, found = class_defaults(cls), {}
     for name, hint in annotated_hints(cls).items():
@@ -76,7 +79,7 @@ def defaults(cls: type[Config], *, examples: bool = False) -> dict[str, Any]:
 
 
 class _SpecTypes(_Types):
-    """Types as schemas in which sections stand where they are."""
+    """Converts types to schemas; sections are inlined instead of referenced."""
 
     def __init__(self, form: SpecForm) -> None:
         self.form = form
@@ -110,7 +113,7 @@ class _SpecTypes(_Types):
 
 
 def strip_annotated(hint: Any) -> Any:
-    """Returns the type within an `Annotated` type, and any other type as it is."""
+    """Returns the type inside an `Annotated` type; any other type is returned unchanged."""
     return get_args(hint)[0] if hasattr(hint, "__metadata__") else hint
 
 
@@ -119,7 +122,7 @@ def _from_root(path: str, section: Path) -> Path:
 
 
 def _leave_open(properties: dict[str, Schema], key: str, value: Any) -> None:
-    """Lets a key have the value that leaves it open, if its type does not have it anyway."""
+    """Allows the value that leaves a key open, unless the type of the key already allows it."""
     field = properties[key]
     if field.get("type") == "string" and isinstance(value, str):
         return
@@ -141,8 +144,7 @@ def _pointer(root: Schema, key: str) -> str:
 
 
 def _require_one_name(root: Schema, form: SpecForm) -> list[Schema]:
-    """Makes required keys with several spellings optional; returns for each a schema that requires one of the
-    spellings."""
+    """Makes required keys with several spellings optional; returns schemas that each require one of the spellings."""
     choices = []
     for path in list(_required(root)):
         key = ".".join(path)
@@ -164,7 +166,7 @@ def _require_one_name(root: Schema, form: SpecForm) -> list[Schema]:
 
 
 def _required(schema: Schema, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Yields the paths of the values that must be given."""
+    """Yields the paths of all required values."""
     for name in schema.get("required", []):
         field = schema["properties"][name]
         if "required" in field:
@@ -174,14 +176,13 @@ def _required(schema: Schema, path: tuple[str, ...] = ()) -> Iterator[tuple[str,
 
 
 def _needs(path: tuple[str, ...]) -> Schema:
-    """Returns the schema of a table that has a value at a path."""
+    """Returns the schema of a table that requires a value at a path."""
     name, *rest = path
     return {"required": [name], **({"properties": {name: _needs(tuple(rest))}} if rest else {})}
 
 
 def _place(root: Schema, key: str, description: str = "") -> dict[str, Any]:
-    """Returns the properties that a dotted key is among; a table that does not exist yet is added, with a
-    description."""
+    """Returns the properties of the table that contains a dotted key; adds the table if it does not exist."""
     node = root
     for part in key.split(".")[:-1]:
         described = {"description": description} if description else {}

@@ -1,4 +1,4 @@
-"""A spec to begin with: every key of a form with its default or an example, as TOML, YAML or JSON."""
+"""Templates of specs: every key of a format with its default or an example, as TOML, YAML or JSON."""
 
 from __future__ import annotations
 
@@ -32,9 +32,14 @@ WAYS = (
 
 
 def spec_template(form: SpecForm, file: str) -> str:
-    """Returns the text of a template in the language that the file's name asks for.
+    """Returns the text of a spec template.
 
-    Raises UserError for another name.
+    Args:
+        form: Format of the spec.
+        file: Name of the template file; its suffix (.toml, .yaml, .yml or .json) selects the language.
+
+    Raises:
+        UserError: For another suffix.
     """
     values, name = defaults(form.spec, examples=True), file.lower()
     if name.endswith(".json"):
@@ -51,7 +56,7 @@ def spec_template(form: SpecForm, file: str) -> str:
 
 
 def _yaml(cls: type[Config], values: dict[str, Any] | None, indent: str) -> list[str]:
-    """Returns the lines of a section; without values all of it is behind #."""
+    """Returns the YAML lines of a section; without values all lines are commented out."""
     lines: list[str] = []
     off = "" if values is not None else "#"
     for key, doc, section in _fields(cls):
@@ -68,7 +73,7 @@ def _yaml(cls: type[Config], values: dict[str, Any] | None, indent: str) -> list
 
 
 def _toml(cls: type[Config], values: dict[str, Any] | None, path: tuple[str, ...]) -> list[str]:
-    """Returns the lines of a section: single values first, as TOML asks for."""
+    """Returns the TOML lines of a section: single values first, as TOML requires."""
     lines: list[str] = []
     fields = _fields(cls)
     for key, doc, section in fields:
@@ -86,7 +91,7 @@ def _toml(cls: type[Config], values: dict[str, Any] | None, path: tuple[str, ...
 
 
 def _fields(cls: type[Config]) -> list[tuple[str, str, type[Config] | None]]:
-    """(key, doc with its type, class of the section if it is one) of each field."""
+    """Returns (key, docstring with type, class of the section or None) of each field."""
     docs = field_docs(cls)
     found = []
     for name, hint in annotated_hints(cls).items():

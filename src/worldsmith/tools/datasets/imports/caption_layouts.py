@@ -47,6 +47,7 @@ COPY = "-$#%@&"
 
 
 def recognise_tables(source: Path) -> str:
+    """Returns why a source is or contains a table of clips; "" if it does not."""
     files = tables_of(source)
     return f"{files[0].name} is {'the source' if files[0] == source else f'in {files[0].parent}'}" if files else ""
 
@@ -54,10 +55,10 @@ def recognise_tables(source: Path) -> str:
 def read_tables(source: Path, choices: Choices) -> Iterator[Found]:
     """Yields the clips of all tables of a source.
 
-    Paths are relative to the folder of the table. The split follows from the path of the clip, or else of the table.
+    Paths are relative to the folder of the table. The split follows from the path of the clip, else of the table.
 
     Raises:
-        ValueError: A table cannot be read, or has no column of paths.
+        ValueError: If a table cannot be read, or has no column of paths.
     """
     base = source if source.is_dir() else source.parent
     for table in tables_of(source):
@@ -77,6 +78,7 @@ def read_tables(source: Path, choices: Choices) -> Iterator[Found]:
 
 
 def recognise_line_lists(source: Path) -> str:
+    """Returns why a source has `prompts.txt` and `videos.txt`; "" if it does not."""
     folders = folders_of(source)
     return f"found {' and '.join(LINE_FILES)} in {folders[0]}" if folders else ""
 
@@ -85,7 +87,7 @@ def read_line_lists(source: Path, choices: Choices) -> Iterator[Found]:
     """Yields the clips of `videos.txt` and `prompts.txt`; skips lines that are blank in both.
 
     Raises:
-        ValueError: The files have different numbers of lines.
+        ValueError: If the files have different numbers of lines.
     """
     for folder in folders_of(source):
         names = [*LINE_FILES, *[IMAGE_LIST] * (folder / IMAGE_LIST).is_file()]
@@ -111,6 +113,7 @@ def read_line_lists(source: Path, choices: Choices) -> Iterator[Found]:
 
 
 def tables_of(source: Path) -> list[Path]:
+    """Returns the tables of a source: the source itself, or the metadata files in and below it."""
     if source.is_file():
         return [source] if source.suffix.lower() in TABLE_SUFFIXES else []
     return [source / path for path in files_below(source) if path.name in TABLE_FILES]
@@ -132,6 +135,7 @@ def rows_of(table: Path) -> Iterator[tuple[int, dict[str, Any] | SampleError]]:
 
 
 def csv_rows(table: Path) -> Iterator[tuple[int, dict[str, Any] | SampleError]]:
+    """Yields the rows of a CSV file, as `rows_of` does."""
     try:
         with open(table, newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file, strict=True)
@@ -151,7 +155,7 @@ def csv_rows(table: Path) -> Iterator[tuple[int, dict[str, Any] | SampleError]]:
 
 
 def column(table: Path, row: Iterable[str], chosen: str | None, known: tuple[str, ...], what: str) -> str:
-    """Returns the first of the known columns, or the chosen one. Raises ValueError if the table lacks it."""
+    """Returns the chosen column, else the first known one. Raises ValueError if the table lacks it."""
     for name in [chosen] if chosen is not None else known:
         if name in row:
             return name
@@ -159,7 +163,7 @@ def column(table: Path, row: Iterable[str], chosen: str | None, known: tuple[str
 
 
 def caption_columns(table: Path, row: Iterable[str], chosen: str | None) -> list[str]:
-    """Returns the columns of captions: the chosen one, or else that of structured and the first of plain captions."""
+    """Returns the caption columns: the chosen one, else the structured one and the first plain one."""
     if chosen is not None:
         return [column(table, row, chosen, (), "captions")]
     texts = [name for name in TEXT_KEYS if name in row][:1]
@@ -167,7 +171,7 @@ def caption_columns(table: Path, row: Iterable[str], chosen: str | None) -> list
 
 
 def clip_of(table: Path, row: dict[str, Any], path_column: str, captions: list[str], base: Path) -> Clip:
-    """Returns the clip of a row. Raises SampleError: no_path, bad_caption, bad_json."""
+    """Returns the clip of a row. Raises SampleError with the reason no_path, remote_path, bad_caption or bad_json."""
     path = media_path(table.parent, row.get(path_column))
     found: dict[str, Any] = {}
     for name in captions:
@@ -207,6 +211,7 @@ def require_same_length(folder: Path, files: dict[str, list[str]]) -> None:
 
 
 def recognise_sidecars(source: Path) -> str:
+    """Returns why a source has caption files next to media files of the same name; "" if it does not."""
     captions = caption_files(source)
     for name, media in media_files(source).items():
         if name in captions:
@@ -215,24 +220,29 @@ def recognise_sidecars(source: Path) -> str:
 
 
 def read_sidecars(source: Path, choices: Choices) -> Iterator[Found]:
+    """Yields the clips of media files with caption files of the same name next to them."""
     yield from pair_up(source, media_files(source), caption_files(source))
 
 
 def recognise_caption_folders(source: Path) -> str:
+    """Returns why a source has folders of captions and of videos; "" if it does not."""
     media, captions = media_and_captions(source)
     both = sorted(captions.keys() & media.keys())
     return f"{captions[both[0]][0]} belongs to {media[both[0]][0]}" if both else ""
 
 
 def read_caption_folders(source: Path, choices: Choices) -> Iterator[Found]:
+    """Yields the clips of `videos/` with their captions in `captions/` or `labels/`."""
     yield from pair_up(source, *media_and_captions(source))
 
 
 def media_files(source: Path) -> Named:
+    """Returns the media files below a source by their path without suffix."""
     return group_by_name((path, path.with_suffix("")) for path in files_below(source) if is_media(path))
 
 
 def caption_files(source: Path) -> Named:
+    """Returns the .json and .txt files below a source by their path without suffix."""
     found = (path for path in files_below(source) if path.suffix.lower() in CAPTION_SUFFIXES)
     return group_by_name((path, path.with_suffix("")) for path in found)
 
@@ -245,7 +255,7 @@ def group_by_name(named: Iterable[tuple[Path, Path]]) -> Named:
 
 
 def pair_up(source: Path, media: Named, captions: Named) -> Iterator[Found]:
-    """Yields the clips of media with captions of the same name: .json is the structured caption, .txt the plain one."""
+    """Yields the clips of media with captions of the same name: .json is structured, .txt is plain."""
     for name in sorted({*media, *captions}):
         files = captions.get(name, [])
         if name not in media:
@@ -264,7 +274,7 @@ def pair_up(source: Path, media: Named, captions: Named) -> Iterator[Found]:
 
 
 def media_and_captions(source: Path) -> tuple[Named, Named]:
-    """Returns media and captions by NAME or SPLIT/NAME: the folders are in the source or in the folder of a split."""
+    """Returns media and captions by NAME or SPLIT/NAME; their folders are in the source or in a split's folder."""
     media, captions = [], []
     for path in files_below(source):
         *parts, folder, name = ("", "", *path.parts)
@@ -298,6 +308,7 @@ def read_caption_file(path: Path) -> dict[str, Any]:
 
 
 def recognise_sat_shards(source: Path) -> str:
+    """Returns why a source has tar shards with a .meta.jsonl file; "" if it does not."""
     shards = shards_of(source)
     return f"{meta_of(shards[0]).name} belongs to {shards[0].name}" if shards else ""
 
@@ -309,11 +320,12 @@ def shards_of(source: Path) -> list[Path]:
 
 
 def meta_of(tar: Path) -> Path:
+    """Returns the path of the .meta.jsonl file that belongs to a tar shard."""
     return tar.with_name(tar.name.split(".")[0] + META)
 
 
 def read_sat_shards(source: Path, choices: Choices) -> Iterator[Found]:
-    """Clips stay in their tars. Damaged lines and samples are left out with their numbers and names."""
+    """Yields the clips of SAT's tar shards, which stay in their tars; damaged lines and samples are rejected."""
     columns = [choices.caption_column] if choices.caption_column else ["caption_json", *TEXT_KEYS]
     for tar in shards_of(source):
         told: dict[str, dict[str, Any]] = {}
@@ -330,6 +342,7 @@ def read_sat_shards(source: Path, choices: Choices) -> Iterator[Found]:
 
 
 def clips_of_shard(tar: Path, told: dict[str, dict[str, Any]], columns: list[str], source: Path) -> Iterator[Found]:
+    """Yields the clips and rejections of one tar shard; `told` are the .meta.jsonl entries by key."""
     index = index_of(str(tar))
     name = str(tar.relative_to(source)) if tar != source else tar.name
     split = split_of(Path(name))
@@ -346,7 +359,7 @@ def clips_of_shard(tar: Path, told: dict[str, dict[str, Any]], columns: list[str
 def clip_of_sample(
     sample: ShardSample, tar: Path, key: str, told: dict[str, dict[str, Any]], columns: list[str], split: str
 ) -> Clip:
-    """Raises SampleError: missing_file, bad_record, bad_caption, bad_json."""
+    """Returns a shard sample as a clip. Raises SampleError: missing_file, bad_record, bad_caption, bad_json."""
     if sample.repeated:
         raise SampleError("bad_record", f"two members are named {sample.key}.{sample.repeated}")
     video = next((sample.members[ending] for ending in VIDEOS if ending in sample.members), None)

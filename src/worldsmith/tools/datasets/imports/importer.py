@@ -1,4 +1,4 @@
-"""Writes dataset files from the clips of a layout: opens every clip, cuts it into windows and writes a record."""
+"""Writes dataset files from the clips of a layout: opens every clip, splits it into windows, writes a record."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ class Import:
 
     @property
     def reasons(self) -> dict[str, int]:
+        """Number of skipped clips by reason."""
         return dict(sorted(Counter(rejection.reason for rejection in self.left_out).items()))
 
     @property
@@ -106,13 +107,13 @@ def gather(
     caption: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Import:
-    """Opens all clips and makes their records; writes nothing.
+    """Opens all clips and builds their records; writes no files.
 
     Args:
         source: The folder or file that is imported.
-        found: Result of a layout.
+        found: Result of a layout: clips, skipped clips and remarks.
         out: Folder of the new dataset; paths of records are relative to the folder of their split in it.
-        cut: How clips are cut into windows.
+        cut: How clips are split into windows.
         caption: Caption of clips without a caption; None = these clips are skipped.
         progress: Called with (done, total) before each clip.
     """
@@ -153,8 +154,14 @@ def gather(
 def write_import(made: Import, out: Path, header: dict[str, Any], *, force: bool) -> None:
     """Writes a dataset file per split, the list of skipped clips and, last, dataset.json.
 
+    Args:
+        made: Content to write.
+        out: Folder of the dataset.
+        header: First entries of dataset.json, by which the dataset is recognized.
+        force: Replace an existing import.
+
     Raises:
-        FileExistsError: The folder has other content, or contains the dataset and `force` is False.
+        FileExistsError: If the folder has other content, or contains the dataset and `force` is False.
     """
     if not prepare_folder(out, header, CONTENTS, force):
         raise FileExistsError(f"{out} already contains this dataset: use --force to import it again")
@@ -166,10 +173,9 @@ def write_import(made: Import, out: Path, header: dict[str, Any], *, force: bool
 
 
 def add_clip(made: Import, clip: Clip, folder: Path, cut: Cut) -> None:
-    """Adds the record of a clip, and rejects its windows that are too short.
+    """Adds the record of a clip to `made`, and rejects its windows that are too short.
 
-    Raises:
-        SampleError: The clip cannot be used; the reason is that of a training run.
+    Raises SampleError if the clip cannot be used; the reasons are those of a training run.
     """
     path = str(clip.path)
     status, info = examine(path)
@@ -206,13 +212,13 @@ def windows_of(frames: range, path: str, mtime_ns: int, info: VideoInfo, cut: Cu
 
 
 def split_at(frames: range, starts: Sequence[int]) -> list[range]:
-    """Splits a range of frames at those of the `starts` that are in it."""
+    """Splits a range of frames at those `starts` that are inside it."""
     places = [frames.start, *(start for start in sorted(set(starts)) if start in frames[1:]), frames.stop]
     return [range(*ends) for ends in pairwise(places)]
 
 
 def by_length(frames: range, length: int, overlap: float) -> Iterator[range]:
-    """Yields windows of `length` frames, and a shorter last window if frames are left that are in no other window."""
+    """Yields windows of `length` frames, and a shorter last window if some frames are in no other window."""
     step = max(1, round(length * (1 - overlap)))
     for start in range(frames.start, frames.stop, step):
         yield range(start, min(start + length, frames.stop))
@@ -227,8 +233,8 @@ def scene_starts(path: str, mtime_ns: int, threshold: float) -> tuple[int, ...]:
     PySceneDetect returns times, which are converted to frame numbers of `frame_times`.
 
     Raises:
-        UserError: PySceneDetect is not installed.
-        SampleError: PySceneDetect cannot read the clip.
+        UserError: If PySceneDetect is not installed.
+        SampleError: If PySceneDetect cannot read the clip.
     """
     try:
         from scenedetect import ContentDetector, SceneManager, VideoOpenFailure, open_video
@@ -250,7 +256,7 @@ def scene_starts(path: str, mtime_ns: int, threshold: float) -> tuple[int, ...]:
 
 
 def escape_undecodable(text: str) -> str:
-    """Escapes the bytes of a file name that are not Unicode, so the text can be written."""
+    """Escapes the bytes of a file name that are not Unicode, so that the text can be written."""
     return text.encode(errors="backslashreplace").decode()
 
 

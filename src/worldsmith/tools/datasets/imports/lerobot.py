@@ -1,8 +1,8 @@
-"""A LeRobot dataset, v2.0, v2.1 or v3.0: an episode's frames of a camera are a clip, its task is the caption.
+"""LeRobot datasets v2.0, v2.1 and v3.0: an episode's frames of one camera are a clip, its task is the caption.
 
-Facts from huggingface/lerobot: `datasets/utils.py`, `datasets/dataset_metadata.py` and the script that converts v2.1
-to v3.0. v2 has an MP4 and a parquet file for each episode; v3 puts several into a file, and the episode's row in
-meta/episodes says which files, from which time on.
+Format as in huggingface/lerobot: `datasets/utils.py`, `datasets/dataset_metadata.py` and the script that converts v2.1
+to v3.0. v2 has an MP4 and a parquet file for each episode. v3 stores several episodes in a file, and the episode's row
+in meta/episodes states the files and the start time.
 """
 
 from __future__ import annotations
@@ -36,12 +36,16 @@ SAME_TIME = 0.25
 
 
 def recognise_lerobot(source: Path) -> str:
+    """Returns why a source is a LeRobot dataset; "" if it is not."""
     version = read_json_object(source / INFO).get("codebase_version") if (source / INFO).is_file() else None
     return f"{INFO} states codebase_version {version}" if version else ""
 
 
 def read_lerobot(source: Path, choices: Choices) -> Iterator[Found]:
-    """Raises ValueError for a dataset that lacks what its version has, UserError without pyarrow."""
+    """Yields the clips of a LeRobot dataset, and a remark on cameras that are not imported.
+
+    Raises ValueError if the dataset is incomplete or invalid, UserError if pyarrow is not installed.
+    """
     try:
         dataset = open_dataset(source, choices.camera)
         if left := sorted({*dataset.videos} - {*dataset.cameras}):
@@ -54,6 +58,8 @@ def read_lerobot(source: Path, choices: Choices) -> Iterator[Found]:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
+    """Metadata of a LeRobot dataset, and the cameras to import."""
+
     source: Path
     info: dict[str, Any]
     is_v3: bool
@@ -64,7 +70,7 @@ class Dataset:
     tasks: dict[int, str]
 
     def file(self, template: str, episode: dict[str, Any], prefix: str, **names: str) -> Path:
-        """Returns a file of an episode; in v3 the columns that begin with `prefix` say which."""
+        """Returns the path of an episode's file; in v3 the columns that begin with `prefix` select it."""
         index = episode["episode_index"]
         if self.is_v3:
             places = {name: episode[f"{prefix}/{name}"] for name in ("chunk_index", "file_index")}
@@ -73,7 +79,7 @@ class Dataset:
         return self.source / self.info[template].format(**places, **names)
 
     def split(self, episode: dict[str, Any]) -> str:
-        """Raises SampleError: other_split for an episode of none that is known here."""
+        """Returns the split of an episode. Raises SampleError (other_split) if it belongs to no known split."""
         ranges = self.info.get("splits") or {"train": "0:"}
         for name, text in ranges.items():
             first, _, end = str(text).partition(":")
@@ -83,6 +89,7 @@ class Dataset:
 
 
 def open_dataset(source: Path, cameras: Sequence[str]) -> Dataset:
+    """Reads the metadata of a dataset. `cameras`: video keys to import; empty: all except depth videos."""
     info = read_json_object(source / INFO)
     if info["codebase_version"] not in VERSIONS:
         raise ValueError(f"{source} is LeRobot {info['codebase_version']}; supported versions: {', '.join(VERSIONS)}")
@@ -105,7 +112,7 @@ def open_dataset(source: Path, cameras: Sequence[str]) -> Dataset:
 
 
 def check_info(source: Path, info: dict[str, Any]) -> None:
-    """Raises ValueError for a value of another type than LeRobot writes, and KeyError for one that is missing."""
+    """Raises ValueError if a value has another type than LeRobot writes, and KeyError if one is missing."""
     fps = info["fps"]
     if isinstance(fps, bool) or not isinstance(fps, (int, float)) or not 0 < fps < math.inf:
         raise ValueError(f"{source / INFO}: fps: expected a number above 0, found {fps!r:.80}")
@@ -123,6 +130,7 @@ def check_info(source: Path, info: dict[str, Any]) -> None:
 
 
 def json_lines(file: Path) -> list[dict[str, Any]]:
+    """Returns the objects of a JSON Lines file. Raises ValueError if a line is invalid."""
     try:
         return [json.loads(line) for line in read_lines(file)]
     except json.JSONDecodeError as error:
@@ -130,7 +138,7 @@ def json_lines(file: Path) -> list[dict[str, Any]]:
 
 
 def is_depth(feature: dict[str, Any]) -> bool:
-    """Returns whether a video holds distances, as either of two places and either of two names says."""
+    """Returns whether a feature is a depth video, according to its info."""
     about = {**(feature.get("video_info") or {}), **(feature.get("info") or {})}
     return bool(about.get("is_depth_map") or about.get("video.is_depth_map"))
 
@@ -166,8 +174,7 @@ def clips_of(dataset: Dataset, episode: dict[str, Any]) -> Iterator[Clip | Rejec
 def first_episode_frame(dataset: Dataset, episode: dict[str, Any], camera: str, video: str) -> int:
     """Returns the frame index at which an episode begins in its video file.
 
-    Raises:
-        SampleError: With the reason rate_differs or times_differ, or as `examine`.
+    Raises SampleError with the reason rate_differs or times_differ, or as `examine`.
     """
     status, info = examine(video)
     fps = dataset.info["fps"]
@@ -186,11 +193,12 @@ def first_episode_frame(dataset: Dataset, episode: dict[str, Any], camera: str, 
 
 @lru_cache(maxsize=64)
 def times_of(video: str, mtime_ns: int) -> list[float]:
+    """Returns the cached frame times of a video in seconds; a new modification time invalidates the cache."""
     return frame_times(video)
 
 
 def episode_rows(dataset: Dataset, episode: dict[str, Any], data: Path) -> tuple[int | None, list[str]]:
-    """(row of the data file, or None without one; the task of each frame). Raises SampleError."""
+    """Returns (first row in the data file or None without a file, task of each frame). Raises SampleError."""
     index, length = episode["episode_index"], episode["length"]
     if not data.is_file():
         if len(episode["tasks"]) > 1:
@@ -204,7 +212,7 @@ def episode_rows(dataset: Dataset, episode: dict[str, Any], data: Path) -> tuple
 
 @lru_cache(maxsize=8)
 def data_rows(data: Path, mtime_ns: int) -> dict[int, tuple[int, list[int]]]:
-    """Episode → its first row in a data file, and the number of the task in each of its rows."""
+    """Returns, by episode, its first row in a data file and the task index of each of its rows."""
     found: dict[int, tuple[int, list[int]]] = {}
     for number, row in enumerate(table_rows(data, "episode_index", "task_index")):
         first, tasks = found.setdefault(row["episode_index"], (number, []))
@@ -214,7 +222,7 @@ def data_rows(data: Path, mtime_ns: int) -> dict[int, tuple[int, list[int]]]:
 
 
 def stretches(tasks: list[str]) -> Iterator[tuple[str, range]]:
-    """Neighboring frames of the same task."""
+    """Yields (task, frame range) of consecutive frames with the same task."""
     start = 0
     for task, group in groupby(tasks):
         stop = start + sum(1 for _ in group)
@@ -223,9 +231,9 @@ def stretches(tasks: list[str]) -> Iterator[tuple[str, range]]:
 
 
 def table_rows(file: Path, *columns: str) -> list[dict[str, Any]]:
-    """Returns the rows of a parquet file, of all columns but the statistics, or of these.
+    """Returns the rows of a parquet file with the given columns, by default all except statistics.
 
-    Raises UserError without pyarrow.
+    Raises UserError if pyarrow is not installed, ValueError if the file is invalid.
     """
     try:
         from pyarrow import ArrowInvalid, parquet

@@ -1,4 +1,4 @@
-"""Clips found in a source, with captions, skipped files and warnings."""
+"""Clips found in a source, with captions; functions for splits, captions and paths that all layouts share."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TEXT_KEYS = ("caption", "text", "prompt")
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """A stretch of a media file with its caption; the file has not been opened unless the layout needs it."""
+    """Frame range of a media file with its caption. The file has not been opened unless the layout requires it."""
 
     path: Path
     """Absolute."""
@@ -51,7 +51,7 @@ class Clip:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """Import options of a source."""
+    """Import options: the cameras, and the columns of paths and captions; None or empty: the default of the layout."""
 
     camera: Sequence[str] = ()
     path_column: str | None = None
@@ -63,12 +63,12 @@ Found = Clip | Rejection | str
 
 
 def split_of(relative: Path) -> str:
-    """Returns the split that the first folder of a path names; else train."""
+    """Returns the split that the first folder of a relative path names, else "train"."""
     return SPLITS.get(relative.parts[0].lower(), "train") if len(relative.parts) > 1 else "train"
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """Yields the relative paths of all files in a fixed order, without hidden files; each folder is visited once."""
+    """Yields the relative paths of all files except hidden ones, in a fixed order; each folder is visited once."""
     seen: set[str] = set()
     for root, folders, names in os.walk(folder, followlinks=True):
         if (real := os.path.realpath(root)) in seen:
@@ -80,13 +80,18 @@ def files_below(folder: Path) -> Iterator[Path]:
 
 
 def is_media(path: Path) -> bool:
+    """Returns whether a path has the suffix of a video or an image."""
     return path.suffix.lower() in (*VIDEOS, *IMAGES)
 
 
 def caption_of(value: Any) -> dict[str, Any]:
-    """Returns a text, an object with `caption_json` or a text under a known key, or a structured caption itself.
+    """Returns captions by window key (`caption`, `caption_json`); empty if the value is blank.
 
-    Raises SampleError: bad_caption for anything else.
+    Args:
+        value: A text, an object with `caption_json` or a text under a known key, or a structured caption itself.
+
+    Raises:
+        SampleError: With the reason bad_caption or bad_json for any other value.
     """
     if is_blank(value):
         return {}
@@ -116,7 +121,7 @@ def is_blank(value: Any) -> bool:
 
 
 def media_path(folder: Path, text: Any) -> Path:
-    """Returns the file that a list names, seen from the list's folder. Raises SampleError: no_path, remote_path."""
+    """Returns the path that a list names, relative to the list's folder. Raises SampleError: no_path, remote_path."""
     if not isinstance(text, str) or not text.strip() or "\0" in text:
         raise SampleError("no_path", f"expected a file path, found {text!r}")
     if "://" in text:
@@ -125,7 +130,6 @@ def media_path(folder: Path, text: Any) -> Path:
 
 
 def split_within(source: Path, media: Path, listed_in: Path) -> str:
-    """Returns the split of a listed file: as its own path in the source says, or that of the list where it lies
-    elsewhere."""
+    """Returns the split of a listed file: from its path within the source, else from the path of the list."""
     path = Path(os.path.normpath(media))
     return split_of((path if path.is_relative_to(source) else listed_in).relative_to(source))
