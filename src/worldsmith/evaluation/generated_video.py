@@ -1,4 +1,4 @@
-"""A generated video on disk, and the real video that it is compared with, if that is known."""
+"""A generated video on disk, and the real video that it is compared with, if it is known."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RATE = 0.02
 
 @dataclass(frozen=True)
 class GeneratedVideo:
-    """A sample with its files."""
+    """A generated sample with its file and, if known, its real video; frames are loaded on first use."""
 
     args: Mapping[str, Any]
     """As in `sample_args.json`."""
@@ -39,24 +39,24 @@ class GeneratedVideo:
         return str(self.args["name"])
 
     def unread(self) -> GeneratedVideo:
-        """Returns a copy without loaded frames; frames that it loads are freed with the copy."""
+        """Returns a copy without loaded frames; the frames that it loads are freed with the copy."""
         return replace(self)
 
     def as_real(self) -> GeneratedVideo | None:
-        """Returns the real video as a sample of its own; None if it is not known or cannot be compared."""
+        """Returns a sample whose `video` is the real video; None if that is not known or cannot be compared."""
         sample = replace(self, is_real=True)
         return None if isinstance(sample.real, str) else sample
 
     @cached_property
     def video(self) -> Tensor:
-        """uint8 [3, T, H, W]."""
+        """The frames, uint8 [3, T, H, W]."""
         if self.is_real and not isinstance(self.real, str):
             return self.real
         return read_condition(str(self.file), self.args["num_frames"])
 
     @cached_property
     def real(self) -> Tensor | str:
-        """The real video in the form of this one, or why there is none."""
+        """The real video in this one's size and length, uint8 [3, T, H, W], or the reason why it does not exist."""
         from worldsmith.data.video_file import examine
         from worldsmith.sampling.requests import fit
 
@@ -75,10 +75,12 @@ class GeneratedVideo:
 
 
 def find_real(sample: SampleArgs, folder: Path) -> Path | None:
-    """Returns the real video: `extra.real`, relative to `folder`, or else the video that a sample continues from the
-    start of.
+    """Returns the path of the real video of a sample; None if it is not known.
 
-    Raises UserError for a file that does not exist.
+    This is `extra.real`, relative to `folder`, else the video whose first frames the sample continues.
+
+    Raises:
+        UserError: If the file does not exist.
     """
     said = sample.extra.get("real")
     if said is None:

@@ -1,4 +1,4 @@
-"""95 % confidence intervals of shares, correlations and means."""
+"""95 % confidence intervals of fractions, correlations and means."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DRAWS = 2000
 
 
 def share_interval(right: int, total: int) -> tuple[float, float] | None:
-    """Returns Wilson's score interval of right / total (Wilson 1927); None if total is 0."""
+    """Computes Wilson's 95 % score interval of the fraction right / total (Wilson 1927); None if total is 0."""
     if not total:
         return None
     share, spread = right / total, Z * Z / total
@@ -23,12 +23,20 @@ def share_interval(right: int, total: int) -> tuple[float, float] | None:
 
 
 def measure_share(name: str, right: int, total: int) -> dict[str, Any]:
-    """Returns right / total as `name`, and its `share_interval` as `name_interval`; both None without any."""
+    """Returns right / total as `name`, and its `share_interval` as `name_interval`; both are None if total is 0."""
     return {name: right / total if total else None, f"{name}_interval": share_interval(right, total)}
 
 
 def correlation_interval(correlation: float | None, pairs: int) -> tuple[float, float] | None:
-    """Returns the 95 % interval by Fisher's transformation; None for fewer than 4 pairs and for a correlation of ±1."""
+    """Computes the 95 % interval of a correlation by Fisher's transformation.
+
+    Args:
+        correlation: Pearson's correlation.
+        pairs: Number of pairs.
+
+    Returns:
+        (low, high); None for fewer than 4 pairs, and for a correlation of ±1 or None.
+    """
     if correlation is None or pairs < 4 or abs(correlation) >= 1:
         return None
     middle, half = math.atanh(correlation), Z / math.sqrt(pairs - 3)
@@ -36,9 +44,10 @@ def correlation_interval(correlation: float | None, pairs: int) -> tuple[float, 
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Returns the 95 % interval of the mean by the percentile bootstrap (Efron 1979) with a fixed seed.
+    """Computes the 95 % interval of the mean by the percentile bootstrap with a fixed seed (Efron 1979).
 
-    None for fewer than two values.
+    The result depends on the order of the values; sort them if the order has no meaning. None for fewer than two
+    values.
     """
     if len(values) < 2:
         return None

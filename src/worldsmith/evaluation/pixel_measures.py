@@ -1,4 +1,4 @@
-"""Measures of videos, uint8 [3, T, H, W], without a network: PSNR, SSIM, sharpness, diversity and motion."""
+"""Pixel metrics of videos, uint8 [3, T, H, W], without a network: PSNR, SSIM, sharpness, diversity and motion."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOTICED = 0.5
 
 
 def luma(video: Tensor) -> Tensor:
-    """Brightness 0..255, float32 [T, H, W]."""
+    """Computes the luma of a video from 0 to 255, float32 [T, H, W]."""
     return torch.einsum("cthw,c->thw", video.float(), torch.tensor(WEIGHTS, device=video.device))
 
 
@@ -34,7 +34,7 @@ def psnr(video: Tensor, real: Tensor) -> float | None:
 
 
 def ssim(video: Tensor, real: Tensor) -> float | None:
-    """Computes the structural similarity of the luma, averaged over frames; 1 for equal videos (Wang et al. 2004).
+    """Computes the structural similarity of the luma, as mean over frames; 1 for equal videos (Wang et al. 2004).
 
     Uses their Gaussian window and constants, without padding. None for frames smaller than the window.
     """
@@ -45,7 +45,7 @@ def ssim(video: Tensor, real: Tensor) -> float | None:
 
 
 def frame_ssim(a: Tensor, b: Tensor) -> Tensor:
-    """Computes the SSIM of two images, 0..255, float64 [H, W]."""
+    """Computes the SSIM of two images with values from 0 to 255, float64 [H, W]."""
     stable, stable_spread = (0.01 * 255) ** 2, (0.03 * 255) ** 2
     mean_a, mean_b, square_a, square_b, product = blur(torch.stack([a, b, a * a, b * b, a * b]))
     spread_a, spread_b, shared = square_a - mean_a**2, square_b - mean_b**2, product - mean_a * mean_b
@@ -62,7 +62,7 @@ def blur(pictures: Tensor) -> Tensor:
 
 
 def sharpness(video: Tensor) -> float:
-    """Computes the variance of the luma's Laplacian, averaged over frames (Pech-Pacheco et al. 2000, LAP4)."""
+    """Computes the variance of the luma's Laplacian, as mean over frames (Pech-Pacheco et al. 2000, LAP4)."""
     frames = luma(video)
     inner = frames[:, 1:-1, 1:-1]
     laplacian = frames[:, :-2, 1:-1] + frames[:, 2:, 1:-1] + frames[:, 1:-1, :-2] + frames[:, 1:-1, 2:] - 4 * inner
@@ -70,7 +70,11 @@ def sharpness(video: Tensor) -> float:
 
 
 def diversity(videos: Sequence[Tensor]) -> float | None:
-    """Computes 1 minus the mean SSIM of all pairs, 0 for equal videos (Odena et al. 2017, with single-scale SSIM)."""
+    """Computes 1 minus the mean SSIM of all pairs, 0 for equal videos; None if frames are too small for SSIM.
+
+    Source:
+        Odena et al. 2017, with single-scale SSIM.
+    """
     pairs = [ssim(a, b) for a, b in combinations(videos, 2)]
     known = [similarity for similarity in pairs if similarity is not None]
     return 1 - sum(known) / len(known) if known else None
@@ -78,7 +82,7 @@ def diversity(videos: Sequence[Tensor]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Motion:
-    """Block motion of a video, from each frame to the next."""
+    """Block motion of a video, from each frame to the next one."""
 
     vectors: Tensor
     """(down, right) in pixels per frame, float32 [T - 1, rows, columns, 2]."""
@@ -87,7 +91,7 @@ class Motion:
 
     @property
     def magnitude(self) -> float:
-        """Mean length of the vectors, pixels a frame."""
+        """Mean length of the motion vectors in pixels per frame."""
         return float(self.vectors.norm(dim=-1).mean())
 
     @property
@@ -101,10 +105,19 @@ class Motion:
 
 
 def measure_motion(video: Tensor) -> Motion | None:
-    """Computes block motion by full-search block matching of the luma (Jain and Jain 1981); ties: the shortest vector.
+    """Computes block motion by full-search block matching of the luma; with equal matches the shortest vector wins.
 
     Only blocks whose search range lies within the frame are used; vectors are whole pixels. Frames of 512 px and more
-    are first downscaled by an integer factor. None for a single frame, and for frames that are too small.
+    are first downscaled by an integer factor.
+
+    Args:
+        video: uint8 [3, T, H, W].
+
+    Returns:
+        The motion; None for a single frame, and for frames that are too small.
+
+    Source:
+        Jain and Jain 1981.
     """
     frames = luma(video)
     factor = max(1, min(frames.shape[1:]) // LARGEST)

@@ -1,4 +1,4 @@
-"""Pretrained weights of metrics: where the user gets them, whether a folder has them, and networks of transformers."""
+"""Pretrained weights of metrics: where to download them, checks of a folder, and loading with transformers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
 
 @dataclass(frozen=True, slots=True)
 class PretrainedWeights:
-    """Weights of a metric in a folder that the user names."""
+    """Description of the pretrained weights of a metric, in a folder that the user names."""
 
     option: str
     """Field of the metric's Config with the folder."""
@@ -37,12 +37,12 @@ class PretrainedWeights:
         return f"add {self.flag} FOLDER; `hf download {self.repository} --local-dir FOLDER` downloads such weights"
 
     def folder(self, config: Any) -> str | None:
-        """Returns the folder that a Config names."""
+        """Returns the folder that a metric's config names; None if it is not set."""
         found: str | None = getattr(config, self.option)
         return found
 
     def require(self, folder: str) -> None:
-        """Raises UserError for a folder that does not hold such weights; reads no weights."""
+        """Raises UserError if `folder` does not contain such weights; does not load them."""
         path, advice = Path(folder), f"A{self.advice[1:]}"
         if not path.is_dir():
             raise UserError(f"{self.flag} {folder}: no such folder. {advice}")
@@ -62,7 +62,11 @@ class PretrainedWeights:
 
 
 def load_network(kind: Any, folder: Path, device: str) -> Any:
-    """Returns the network in float32. Raises UserError for a folder that lacks some of its weights."""
+    """Loads a transformers network of the class `kind` in float32, in eval mode.
+
+    Raises:
+        UserError: If the folder lacks some of the weights.
+    """
     model, report = load_from_folder(kind, folder, output_loading_info=True)
     differing = sorted({*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])})
     if differing:
@@ -74,5 +78,5 @@ def load_network(kind: Any, folder: Path, device: str) -> Any:
 
 
 def pictures_of(video: Tensor) -> list[np.ndarray]:
-    """Returns the frames, uint8 [H, W, 3]."""
+    """Returns the frames of a video [3, T, H, W] as arrays, uint8 [H, W, 3]."""
     return [frame.permute(1, 2, 0).cpu().numpy() for frame in video.unbind(1)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """Unchanged: the likeliest token each time."""
+    """Settings of token selection for text generation; the defaults select the most likely token (greedy decoding)."""
 
     temperature: float = 0.0
     """Divisor of the logits before a token is sampled; 0: greedy decoding."""
@@ -21,7 +21,7 @@ class Decoding:
     """Seed of sampling, combined with the key of the conversation."""
 
     def seed_of(self, key: str) -> int:
-        """Returns the seed of one conversation, so that its answer is independent of batch and process."""
+        """Returns the sampling seed of the conversation `key`: its answer depends on neither batch nor process."""
         return int.from_bytes(hashlib.sha256(f"{self.seed}/{key}".encode()).digest()[:8], "big") >> 1
 
 

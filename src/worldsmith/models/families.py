@@ -26,7 +26,7 @@ ATTRIBUTE = "FAMILY"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """Import paths of the parts of a model family, each as "package.module:name" and imported on first use."""
+    """Import paths of the parts of a model family, each as "package.module:name", imported on first use."""
 
     name: str
     """Name of the family, as in `model.name` of a config."""
@@ -40,14 +40,14 @@ class Family:
     """Short names of released models -> their repositories on the hub."""
 
     def load(self, path: str) -> Any:
-        """Imports what a path of this family names."""
+        """Imports and returns the object at `path`, a "package.module:name"."""
         module, _, name = path.partition(":")
         return getattr(importlib.import_module(module), name)
 
 
 @cache
 def shipped_families() -> dict[str, Family]:
-    """Returns the families of the package by name, sorted. Imports none of their parts."""
+    """Returns the model families of this package by name, sorted; imports none of their parts."""
     package = importlib.import_module(worldsmith.FAMILIES)
     names = sorted(module.name for module in pkgutil.iter_modules(package.__path__) if module.ispkg)
     modules = [importlib.import_module(f"{worldsmith.FAMILIES}.{name}") for name in names]
@@ -56,7 +56,7 @@ def shipped_families() -> dict[str, Family]:
 
 
 def find_family(name: str) -> Family | None:
-    """Returns the family of that name; None if neither this package nor an installed one has it."""
+    """Returns the family `name`; None if neither this package nor an installed one has it."""
     if name in shipped_families():
         return shipped_families()[name]
     point = next((point for point in entry_points(group=GROUP) if point.name == name), None)
@@ -69,16 +69,16 @@ def family_names() -> list[str]:
 
 
 def find_released(short_name: str) -> str | None:
-    """Returns the repository on the hub of a released model; None if no family has that short name."""
+    """Returns the hub repository of a released model; None if no family has that short name."""
     families = filter(None, map(find_family, family_names()))
     return next((family.short_names[short_name] for family in families if short_name in family.short_names), None)
 
 
 class FamilyRegistry(Generic[T]):
-    """One part of each family, by the family's name, such as its task.
+    """Registry of one part of each model family, such as its task class; parts are imported on first use.
 
     Args:
-        load: Imports the part of a family; None for a family without that part.
+        load: Imports the part of a family; returns None for a family without that part.
     """
 
     def __init__(self, load: Callable[[Family], T | None]) -> None:
@@ -86,15 +86,14 @@ class FamilyRegistry(Generic[T]):
         self._registered: dict[str, T] = {}
 
     def register(self, family: str, part: T) -> None:
-        """Adds or replaces the part of a family, which needs no `Family` of its own then."""
+        """Adds or replaces the part of the family `family`, which does not need a `Family` entry."""
         self._registered[family] = part
 
     def unregister(self, family: str) -> None:
         self._registered.pop(family, None)
 
     def find(self, name: str) -> T | None:
-        """Returns the part of the family of that name; None if there is no such family, or if it does not have that
-        part."""
+        """Returns the part of the family `name`; None if the family does not exist or has no such part."""
         if name not in self._registered:
             family = find_family(name)
             part = self._load(family) if family is not None else None
@@ -104,7 +103,7 @@ class FamilyRegistry(Generic[T]):
         return self._registered[name]
 
     def names(self) -> list[str]:
-        """Returns the names of all families, also of those without that part, sorted."""
+        """Returns the names of all families, including those without that part, sorted."""
         return sorted({*family_names(), *self._registered})
 
     def all(self) -> list[T]:

@@ -1,4 +1,4 @@
-"""Giving parameters, which may be sharded, whole values that depend on a seed and their names alone."""
+"""Fills parameters, possibly sharded, with complete values that depend only on a seed and their names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Parameter = TypeVar("Parameter")
 
 
 def chosen(parameters: Mapping[str, Parameter], names: Collection[str] | None) -> dict[str, Parameter]:
-    """Returns the parameters with these names (None: all), in the order of the network.
+    """Returns the parameters `names` (None: all) by internal parameter name, in the order of the network.
 
     Raises:
         ValueError: If a name is unknown.
@@ -27,15 +27,16 @@ def chosen(parameters: Mapping[str, Parameter], names: Collection[str] | None) -
 
 
 def seed_of(seed: int, name: str) -> int:
-    """Returns the seed of one parameter's values."""
+    """Returns the seed for the values of the parameter `name`: a hash of the run's `seed` and the name."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:8], "little") >> 1
 
 
 def fill(parameter: Tensor, value: Any) -> None:
-    """Copies a whole value into a parameter, or this rank's part of it into a sharded one; nothing is sent.
+    """Copies a complete value into a parameter, or this rank's part into its shard; without communication.
 
-    The value is a tensor, or one in a file of which parts can be read. It stays whole where it is: a device gets no
-    more than the part, as it would by `distribute_tensor`.
+    Args:
+        parameter: Parameter to overwrite, possibly a DTensor.
+        value: Complete tensor, or a slice of a safetensors file. Only this rank's part of it is copied to the device.
     """
     if not hasattr(parameter, "__create_chunk_list__"):
         parameter.copy_(value[...])

@@ -1,4 +1,4 @@
-"""Asking the Hugging Face hub: whether a file of a repository would really be given, and in clear words why not."""
+"""Requests to the Hugging Face hub: whether it would serve a repository's files, and an explanation if not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOOKED = "looked for a local folder"
 
 @dataclass(frozen=True, slots=True)
 class HubName:
-    """A repository of the hub, a revision of it (None: the default branch), and a folder or file in it ("": all)."""
+    """Hub repository, its revision (None: the default branch), and a folder or file in it ("": its root)."""
 
     repo: str
     revision: str | None = None
@@ -31,7 +31,7 @@ class HubName:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Metadata of a file that the hub offers."""
+    """Number and total size of the files that the hub would serve."""
 
     files: int
     bytes: int
@@ -39,14 +39,24 @@ class Offer:
 
 
 class MissingPartError(Exception):
-    """A repository is there, and something in it is not."""
+    """The repository exists but lacks a required file."""
 
 
 def ask_hub(hub: HubName, file_patterns: Sequence[str]) -> Offer:
-    """Asks for the list of files, and for the head of the largest of those that are wanted, as a download begins.
+    """Checks that the hub would serve the files; requests the file list and the header of the largest matching file.
 
-    The list of a gated repository is open to all, its files are not. Raises what the client library raises, and
-    MissingPartError where no file has the first pattern.
+    The file list of a gated repository is public, its files are not.
+
+    Args:
+        hub: Repository, revision and folder.
+        file_patterns: Shell patterns relative to the folder; a file must match the first one.
+
+    Returns:
+        Number and total size of the matching files.
+
+    Raises:
+        MissingPartError: If no file matches the first pattern.
+        Exception: Any error of the client library.
     """
     from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_url
 
@@ -62,7 +72,7 @@ def ask_hub(hub: HubName, file_patterns: Sequence[str]) -> Offer:
 
 
 def wanted(hub: HubName, file_patterns: Sequence[str]) -> list[str]:
-    """Returns the patterns from the repository's root; the inner name may be that of a file."""
+    """Returns the file patterns relative to the repository's root; `hub.inner` may itself be a file."""
     return [*(f"{hub.inner}/{pattern}" for pattern in file_patterns), hub.inner] if hub.inner else list(file_patterns)
 
 
@@ -71,7 +81,7 @@ def matches_pattern(file: str, file_patterns: Sequence[str]) -> bool:
 
 
 def has_token() -> bool:
-    """Returns whether a token would be sent: from the environment, or stored by `hf auth login`."""
+    """Returns whether requests send a token: from the environment, or stored by `hf auth login`."""
     from huggingface_hub import constants, get_token
 
     return not constants.HF_HUB_DISABLE_IMPLICIT_TOKEN and get_token() is not None
@@ -79,7 +89,7 @@ def has_token() -> bool:
 
 @contextmanager
 def explained(hub: HubName, field: str) -> Iterator[None]:
-    """Turns whatever the client library raises into FileNotFoundError, which names the places that were inspected."""
+    """Context manager: turns errors of the hub client into a FileNotFoundError that names the places searched."""
     from huggingface_hub import constants
     from huggingface_hub.errors import HTTPError  # of the client library that the hub's own library uses
 
@@ -98,7 +108,7 @@ def explained(hub: HubName, field: str) -> Iterator[None]:
 
 
 def why_refused(hub: HubName, error: Exception) -> str:
-    """Explains a failed hub request; a token is never shown."""
+    """Explains a failed hub request as text; never contains the token."""
     from huggingface_hub import constants
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 

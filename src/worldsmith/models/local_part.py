@@ -1,4 +1,4 @@
-"""The part of a tensor that this process holds."""
+"""The shard of a tensor on this rank."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ if TYPE_CHECKING:
 
 
 def local_part(tensor: Any) -> Tensor:
-    """Returns the local shard of a DTensor, which shares its memory and is part of no graph; any other tensor as it is.
+    """Returns the local shard of a DTensor (same memory, no autograd graph); any other tensor unchanged.
 
-    It is found by no operation, which the simulation of a plan would note as one of the run's.
+    No operation is dispatched, so that the simulation of a plan does not count one.
     """
     from torch.distributed.tensor import DTensor
 

@@ -1,7 +1,7 @@
 """Low-rank adapters (LoRA) with PEFT's layers: y = W x + (alpha / rank) · B A x, where only A and B are trained.
 
 An adapted layer's parameters have the internal parameter names `<path>.weight`, `<path>.lora_A.weight` [rank, in] and
-`<path>.lora_B.weight` [out, rank]. PEFT is imported only when there is something to adapt: its import costs seconds.
+`<path>.lora_B.weight` [out, rank]. PEFT is imported only if adapters are used, because its import takes seconds.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ def match_targets(target_modules: str, layers: Iterable[str]) -> dict[str, list[
 
 
 def read_targets(target_modules: str) -> list[str]:
-    """Returns the comma-separated targets.
+    """Splits a comma-separated list of LoRA targets.
 
-    Raises WrongValueError for none at all and for a target that is there twice.
+    Raises:
+        WrongValueError: If the list is empty, or a target is empty or duplicate.
     """
     targets, given = [target.strip() for target in target_modules.split(",")], {"lora_target_modules": target_modules}
     if not any(targets):
@@ -117,7 +118,7 @@ def inject_adapters(
 
 
 def adapted_layers(network: nn.Module) -> dict[str, Any]:
-    """Returns PEFT's layers by module path; empty, at no cost, for a network without adapters."""
+    """Returns PEFT's LoRA layers by module path; empty, without importing PEFT, for a network without adapters."""
     if not any(is_adapter(name) for name in native_parameters(network)):
         return {}
     from peft.tuners.lora import LoraLayer
@@ -126,12 +127,18 @@ def adapted_layers(network: nn.Module) -> dict[str, Any]:
 
 
 def is_adapter(name: str) -> bool:
-    """Returns whether a internal parameter name is that of an adapter's matrix."""
+    """Returns whether an internal parameter name belongs to a LoRA matrix A or B."""
     return name.endswith(MATRICES)
 
 
 def draw_adapter(value: Tensor, name: str, generator: torch.Generator | None = None) -> Tensor:
-    """Fills a matrix with PEFT's default: A is drawn as `nn.Linear` draws its weight, B is zero."""
+    """Fills a LoRA matrix in place with PEFT's default: A like the weight of `nn.Linear`, B with zeros.
+
+    Args:
+        value: Tensor to overwrite.
+        name: Internal parameter name, which distinguishes A from B.
+        generator: Random generator; None: the global one.
+    """
     from torch import nn
 
     if name.endswith(".lora_A.weight"):
@@ -140,7 +147,7 @@ def draw_adapter(value: Tensor, name: str, generator: torch.Generator | None = N
 
 
 def adapter_state(network: nn.Module) -> dict[str, Tensor]:
-    """Returns the adapters' matrices (not copies) by internal parameter name."""
+    """Returns the LoRA matrices (detached, not copied) by internal parameter name; DTensors stay sharded."""
     return {name: p.detach() for name, p in native_parameters(network).items() if is_adapter(name)}
 
 
@@ -185,6 +192,13 @@ def merge_adapters(network: nn.Module) -> int:
 
 
 def merged_weight(weight: Tensor, low: Tensor, high: Tensor, scale: float) -> Tensor:
-    """Computes W + scale · B A in float32; weight [out, in], low (A) [rank, in], high (B) [out, rank]."""
+    """Computes W + scale · B A in float32.
+
+    Args:
+        weight: W [out, in].
+        low: A [rank, in].
+        high: B [out, rank].
+        scale: alpha / rank.
+    """
     merged: Tensor = weight.float() + scale * (high.float() @ low.float())
     return merged

@@ -1,4 +1,4 @@
-"""`Model`: what every model family is to the rest of the house, and the sections that all of them have."""
+"""`Model`: the base class of the models of all families, with the config fields that they share."""
 
 from __future__ import annotations
 
@@ -29,10 +29,17 @@ if TYPE_CHECKING:
 
 
 class Model(Configurable, ABC):
-    """A network and what surrounds it; a family derives from this.
+    """Base class of models, which builds a network from its config, with converters and LoRA adapters.
 
-    The network is built on `device`, float32, and gets its first weights from `seed` (None: left uninitialised, for a
-    caller that loads weights next).
+    The network is built in float32 on the meta device, then allocated on `device`.
+
+    Args:
+        config: Config of the model family.
+        device: Device of the network, such as "cuda:0".
+        seed: Seed of the initial weights. None: the weights stay uninitialized, for a caller that loads weights next.
+
+    Raises:
+        ValueError: If the config is invalid, or a converter or LoRA target does not fit the network.
     """
 
     class Config(Configurable.Config):
@@ -101,16 +108,16 @@ class Model(Configurable, ABC):
 
         @property
         def sampling_network(self) -> str:
-            """Another network that sampling loads next to the trained one, as text; "" = none."""
+            """Description of another network that sampling loads in addition to the trained one; "" = none."""
             return ""
 
         @property
         def modes(self) -> tuple[Mode, ...]:
-            """Returns the supported generation modes of a video model."""
+            """Supported generation modes of a video model; empty for other models."""
             return ()
 
         def check_context(self, ranks: int) -> None:
-            """Raises WrongValueError when `ranks` processes cannot share the tokens of one pack."""
+            """Raises WrongValueError if the family does not support context parallelism over `ranks` ranks."""
             if ranks != 1:
                 raise WrongValueError(
                     {"parallelism.context_parallel_shard_degree": ranks},
@@ -119,7 +126,10 @@ class Model(Configurable, ABC):
                 )
 
         def check_trained(self, patterns: Sequence[str]) -> None:
-            """Raises WrongValueError when `patterns` (optimizer.keys_to_select), or one of them, train nothing."""
+            """Raises WrongValueError if the patterns of `optimizer.keys_to_select` select no trainable parameter.
+
+            With LoRA, each pattern must select an adapter.
+            """
             chosen = {"optimizer.keys_to_select": list(patterns), "model.config.lora_enabled": self.lora_enabled}
             if not self.lora_enabled:
                 if patterns and all("lora_" in pattern for pattern in patterns):
@@ -141,19 +151,18 @@ class Model(Configurable, ABC):
                 )
 
         def check_device(self, device: str) -> None:
-            """Raises UserError for a device ("cuda:0") on which this cannot be trained."""
+            """Raises UserError if this model cannot be trained on `device`, such as "cuda:0"."""
 
         def shapes(self) -> Shapes | None:
-            """Returns the names and shapes of the parameters of the network without adapters, by arithmetic; None: not
-            known."""
+            """Computes parameter names and shapes of the network without adapters from the config; None: not known."""
             return None
 
         def linear_layers(self, shapes: Shapes) -> Sequence[str]:
-            """Returns the paths of the linear layers of a network with these parameters."""
+            """Returns the paths of the linear layers of a network whose parameters are `shapes`."""
             return matrices(shapes)
 
         def frozen(self, names: Sequence[str]) -> Collection[str]:
-            """Returns which of these parameters `choose_trained` freezes."""
+            """Returns those of the parameter names `names` that `choose_trained` freezes."""
             return ()
 
         def unreached(self) -> Sequence[str]:
@@ -161,26 +170,30 @@ class Model(Configurable, ABC):
             return ()
 
         def adaptable_layers(self) -> Sequence[str] | None:
-            """Returns the paths of the linear layers that an adapter can be trained for, known without making a tensor.
+            """Returns the paths of the linear layers that can get a LoRA adapter, without allocating a tensor.
 
-            None: they are known when the network is made, which then checks the targets.
+            None: they are known only once the network is built; LoRA targets are checked then.
             """
             shapes = self.shapes()
             return () if shapes is None else self.linear_layers(shapes)
 
         def own_weights(self) -> tuple[str, str] | None:
-            """Returns the field that names a run's first weights where load_path does not, and the place; None: none
-            does."""
+            """Returns where the initial weights come from if `checkpoint.load_path` does not name them.
+
+            Returns:
+                The config field and its value, such as a path or hub name. None: the config names no weights.
+            """
             return None
 
         def named_folders(self) -> Iterable[tuple[str, str, Sequence[str]]]:
-            """Returns (field, name, files) of other components that can be hub repositories."""
+            """Returns (config field, name, file patterns) of further components that can be hub repositories."""
             return ()
 
         def match_adapters(self) -> Mapping[str, Sequence[str]] | None:
-            """Returns the layers that each target names; None: not known yet.
+            """Returns the matching layers of each LoRA target; None: known only once the network is built.
 
-            Raises ValueError for one that names none.
+            Raises:
+                ValueError: If a target matches no layer.
             """
             layers = self.adaptable_layers()
             if layers is None:
@@ -189,7 +202,7 @@ class Model(Configurable, ABC):
             return match_targets(self.lora_target_modules, layers)
 
         def count_parameters(self) -> int | None:
-            """Parameters of the network without adapters, by arithmetic; None when none is known."""
+            """Computes the number of parameters of the network without adapters from the config; None: not known."""
             shapes = self.shapes()
             return None if shapes is None else sum(map(math.prod, shapes.values()))
 
@@ -230,24 +243,34 @@ class Model(Configurable, ABC):
 
     @abstractmethod
     def make_network(self) -> nn.Module:
-        """Returns the network without adapters; called where tensors have no memory."""
+        """Builds the network without adapters; called with the meta device as default device."""
 
     def choose_trained(self) -> None:
-        """Freezes what the config says is not trained, before the network has memory; never unfreezes anything."""
+        """Freezes the parameters that the config excludes from training, on the meta device; never unfreezes any."""
 
     @abstractmethod
     def parts(self) -> NetworkParts:
-        """Returns the module structure for sharding, compilation and checkpointing."""
+        """Returns the module structure for sharding, compilation and gradient checkpointing."""
 
     @abstractmethod
     def init_weights(self, seed: int, names: Collection[str] | None = None) -> None:
-        """Fills the parameters with these internal parameter names (None: all) in place, sharded or not.
+        """Initializes parameters in place; they may be sharded.
 
-        A value may depend on the seed and the parameter's name alone. Raises ValueError for an unknown name.
+        A value must depend only on `seed` and the parameter's name, so that it is the same for any sharding.
+
+        Args:
+            seed: Seed of all values.
+            names: Internal parameter names; None: all parameters.
+
+        Raises:
+            ValueError: If a name is unknown.
         """
 
     def materialize(self, device: str | torch.device) -> None:
-        """Allocates the network on `device` without initializing it."""
+        """Allocates the network on `device` without initializing it.
+
+        The weight of a layer in `held` stays on the meta device; its quantized form will be stored on `device`.
+        """
         import torch
 
         self.device = torch.device(device)
@@ -264,11 +287,14 @@ class Model(Configurable, ABC):
 
     @property
     def held(self) -> Mapping[str, HoldsWeight]:
-        """The layers that hold their weight in another form than as a parameter with memory, by its native name."""
+        """Layers with a quantized base weight, by the internal name of that weight; empty without such a converter."""
         return held_weights(self.network) if self.conversions else {}
 
     def draw_weights(self, seed: int, names: Collection[str] | None = None) -> None:
-        """Initializes all weights (`init_weights`); a weight to be quantized is allocated only until it is."""
+        """Initializes the parameters `names` (None: all) with `init_weights`, and quantizes the weights in `held`.
+
+        A weight to be quantized is allocated in full precision only until it is quantized.
+        """
         held = self.held
         if not held:
             self.init_weights(seed, names)
@@ -283,7 +309,7 @@ class Model(Configurable, ABC):
             held[name].hold(value)
 
     def cast(self, dtype: torch.dtype) -> None:
-        """Converts all weights but those of full precision and of adapters, which stay float32."""
+        """Converts the network to `dtype` in place; `full_precision` modules and adapters stay float32."""
         from torch import nn
 
         nn.Module.to(self.network, dtype)  # diffusers' own warns of what follows here
@@ -293,7 +319,7 @@ class Model(Configurable, ABC):
 
 
 def changed_lora_settings(config: Model.Config) -> dict[str, Any]:
-    """Returns the defaults of those settings of adapters that say something else; references are left alone."""
+    """Returns the default values of the LoRA settings that differ from their defaults; references are skipped."""
     defaults = {field.name: field.default for field in fields(config) if field.name.startswith("lora_")}
     changed = {name: getattr(config, name) for name, default in defaults.items() if getattr(config, name) != default}
     return {name: defaults[name] for name, value in changed.items() if not is_reference(value)}

@@ -29,23 +29,33 @@ _HUB_NAME = re.compile(
 
 
 def local_folder(name: str, *, file_patterns: Sequence[str] = ("*",), field: str = "model") -> Path:
-    """Returns the local path of what `name` names. Existing local paths come first, then the cache, then the hub.
+    """Returns the local path of a model; downloads its files if they are not on this machine.
+
+    Existing local paths come first, then the Hugging Face cache, then the hub.
 
     Args:
-        name: a path, `org/name`, `org/name@revision`, or `hf://org/name[@revision][/folder or file]`, which is never
-            taken for a local path.
-        file_patterns: which of the repository's files are needed, as shell patterns inside the named folder. The
-            cache is used when it has a file of the first pattern, and every file that an index there lists.
-        field: what the path is for, such as "checkpoint.load_path": the first words of an error.
+        name: A path, `org/name`, `org/name@revision`, the short name of a released model, or
+            `hf://org/name[@revision][/folder or file]`, which is never treated as a local path.
+        file_patterns: Required files of the repository, as shell patterns relative to the named folder. The cache is
+            used if it has a file of the first pattern, and every matching file that a weight index there lists.
+        field: Config field or argument that `name` comes from, such as "checkpoint.load_path"; begins error messages.
 
-    Raises FileNotFoundError when it is in none of the three places.
+    Returns:
+        The folder, or the file if `name` is that of a file.
+
+    Raises:
+        FileNotFoundError: If the files are in none of the three places.
     """
     found = find_local(name, file_patterns=file_patterns, field=field)
     return found if isinstance(found, Path) else download(found, file_patterns, field)
 
 
 def look_for(name: str, *, file_patterns: Sequence[str] = ("*",), field: str = "model") -> Path | None:
-    """Finds files as `local_folder`, without a download: None if the hub has them."""
+    """Returns the local path as `local_folder`, but downloads no files: None if they are only on the hub.
+
+    Raises:
+        FileNotFoundError: If the files are neither on this machine nor available on the hub.
+    """
     found = find_local(name, file_patterns=file_patterns, field=field)
     if isinstance(found, Path):
         return found
@@ -55,7 +65,17 @@ def look_for(name: str, *, file_patterns: Sequence[str] = ("*",), field: str = "
 
 
 def find_layout(name: str, layouts: Sequence[Sequence[str]], *, field: str) -> Path:
-    """Finds files as `local_folder`, for repositories with several possible layouts, that of their root last."""
+    """Returns the local path of a model, as `local_folder`, from a repository that may have one of several layouts.
+
+    Args:
+        name: As in `local_folder`.
+        layouts: File patterns of each layout, the one in the repository's root last. A cached layout is preferred;
+            only the last one applies to local paths and to names with an inner folder.
+        field: As in `local_folder`.
+
+    Raises:
+        FileNotFoundError: If no layout is found.
+    """
     hub = hub_name(name)
     if hub is None or hub.inner or is_local(name):
         layouts = layouts[-1:]
@@ -71,7 +91,7 @@ def find_layout(name: str, layouts: Sequence[Sequence[str]], *, field: str) -> P
 
 
 def look_for_layout(name: str, layouts: Sequence[Sequence[str]], *, field: str) -> Path | None:
-    """Finds files as `find_layout`, without a download: None if the hub has them."""
+    """Returns the local path as `find_layout`, but downloads no files: None if they are only on the hub."""
     hub = hub_name(name)
     if hub is None or is_local(name) or any(cached(hub, patterns) is not None for patterns in layouts):
         return find_layout(name, layouts, field=field)
@@ -79,9 +99,10 @@ def look_for_layout(name: str, layouts: Sequence[Sequence[str]], *, field: str) 
 
 
 def find_local(name: str, *, file_patterns: Sequence[str], field: str) -> Path | HubName:
-    """Returns the path on this machine, else the name on the hub.
+    """Returns the local or cached path of `name`, else its parsed hub name; no network access.
 
-    Raises FileNotFoundError for what can only be a path.
+    Raises:
+        FileNotFoundError: If `name` can only be a path, and the path does not exist.
     """
     name = re.sub(r"^hf:/+", SCHEME, name)  # pathlib makes one slash of two
     hub = hub_name(name)
@@ -101,13 +122,12 @@ def find_local(name: str, *, file_patterns: Sequence[str], field: str) -> Path |
 
 
 def lasting_name(name: str) -> str:
-    """Returns a name that means the same from every directory: a local path made absolute, a name of the hub as it
-    is."""
+    """Returns a name that is valid in every working directory: local paths become absolute, hub names stay."""
     return os.path.abspath(local_path(name)) if is_local(name) else name
 
 
 def is_local(name: str) -> bool:
-    """Returns whether a name is that of an existing file or folder, which comes before the hub."""
+    """Returns whether `name` is an existing file or folder, which takes precedence over a hub repository."""
     return not name.startswith(SCHEME) and local_path(name).exists()
 
 
@@ -117,7 +137,7 @@ def local_path(name: str) -> Path:
 
 
 def hub_name(name: str) -> HubName | None:
-    """Reads `org/name`, `org/name@revision`, `hf://…` and short names; None for what can only be a path."""
+    """Parses `org/name`, `org/name@revision`, `hf://…` or a short name; None if `name` can only be a path."""
     name = name if "/" in name else find_released(name) or name
     match = _HUB_NAME.fullmatch(name.removeprefix(SCHEME))
     if match is None or (match["inner"] and not name.startswith(SCHEME)):
@@ -126,7 +146,7 @@ def hub_name(name: str) -> HubName | None:
 
 
 def cached(hub: HubName, file_patterns: Sequence[str]) -> Path | None:
-    """Returns the path in the Hugging Face cache when the files that are needed are there; never uses the network."""
+    """Returns the path in the Hugging Face cache if all required files are there, else None; no network access."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -141,7 +161,7 @@ def cached(hub: HubName, file_patterns: Sequence[str]) -> Path | None:
 
 
 def is_complete(folder: Path, file_patterns: Sequence[str]) -> bool:
-    """Returns whether a file of the first pattern is there, and every file that a weight index of any pattern lists."""
+    """Returns whether `folder` has a file of the first pattern, and all matching files that its weight indexes list."""
     files = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
     if not any(fnmatchcase(file, file_patterns[0]) for file in files):
         return False
@@ -155,7 +175,11 @@ def is_complete(folder: Path, file_patterns: Sequence[str]) -> bool:
 
 
 def download(hub: HubName, file_patterns: Sequence[str], field: str) -> Path:
-    """Fetches the files into the cache. Raises FileNotFoundError, which names the places that were inspected."""
+    """Downloads the files into the Hugging Face cache and returns their local path.
+
+    Raises:
+        FileNotFoundError: If the files cannot be downloaded; the message names the places that were searched.
+    """
     from huggingface_hub import snapshot_download
 
     patterns = wanted(hub, file_patterns)
@@ -188,7 +212,11 @@ MAX_SIZE = 2**31 - 1
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """Reads config.json of a model folder. Raises UserError for implausible sizes, before a network is built."""
+    """Reads config.json of a model folder and checks its sizes, before a network is built from them.
+
+    Raises:
+        UserError: If a section has a wrong type, or a size is not an integer in a plausible range.
+    """
     file = folder / "config.json"
     settings = read_json_object(file)
     model_type = settings.get("model_type")
@@ -214,7 +242,7 @@ Contents = Mapping[str, Mapping[str, Any] | Path | None]
 
 @dataclass(frozen=True, slots=True)
 class PublishedPart:
-    """A section of a model's config that names a folder, and what that folder would hold."""
+    """A pretrained component that a config section names, such as a VAE; plans substitute it if it is missing."""
 
     field: str
     """Config field of the section."""
@@ -227,12 +255,19 @@ class PublishedPart:
 
     @property
     def reads_texts(self) -> bool:
-        """Whether a tokenizer is in it, with which data would be counted in other tokens than a run's."""
+        """Whether the component has a tokenizer; the substitute would give other token counts than those of a run."""
         return any(name.endswith("tokenizer.json") for name in self.contents)
 
 
 def tokenizer_files(asset: str, folder: str = "") -> Contents:
-    """Returns a shipped tokenizer, whose ids are those of a small vocabulary: a plan does not read them."""
+    """Returns a tokenizer of the package as substitute contents for a `PublishedPart`.
+
+    Its token ids are those of a small vocabulary; a plan does not depend on them.
+
+    Args:
+        asset: Name of the asset folder.
+        folder: Folder of the files within the component; "": its root.
+    """
     home = asset_path(asset)
     names = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
     return {f"{folder}/{name}" if folder else name: home / name for name in names if (home / name).is_file()}

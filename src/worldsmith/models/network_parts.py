@@ -1,4 +1,4 @@
-"""`NetworkParts`: the modules and methods by which training shards, compiles and recomputes a network."""
+"""`NetworkParts`: the modules and methods that training shards, compiles and recomputes."""
 
 from __future__ import annotations
 

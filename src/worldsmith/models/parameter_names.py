@@ -1,4 +1,4 @@
-"""Parameters under the names that checkpoints and name filters use, whatever the network is wrapped in."""
+"""Internal parameter names: the names in checkpoints and name filters, independent of wrappers around the network."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ ADAPTER = "default"
 
 
 def native_name(name: str) -> str:
-    """Removes wrappers: `….q_proj.base_layer.weight` → `….q_proj.weight`, `….lora_A.default.weight` →
-    `….lora_A.weight`."""
+    """Removes the name parts that torch.compile, checkpointing, FSDP and PEFT add to a parameter name.
+
+    Examples: `….q_proj.base_layer.weight` → `….q_proj.weight`, `….lora_A.default.weight` → `….lora_A.weight`.
+    """
     for wrapper in WRAPPERS:
         name = name.replace(wrapper, "")
     for matrix in ("lora_A", "lora_B"):
@@ -24,5 +26,5 @@ def native_name(name: str) -> str:
 
 
 def native_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
-    """Returns the network's parameters by internal parameter name, in the order in which it registers them."""
+    """Returns the network's parameters (not copies) by internal parameter name, in registration order."""
     return {native_name(name): parameter for name, parameter in network.named_parameters()}

@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 @contextlib.contextmanager
 def real_values() -> Iterator[None]:
-    """Context manager: disables all dispatch modes (fake mode, counters, …), so that tensors have real values.
+    """Context manager: disables all dispatch modes (fake mode, counters, …), so that new tensors have real values.
 
     For small tensors that determine sizes: sample offsets in a pack, position tables, masks. No effect without a mode.
     """
@@ -30,8 +30,10 @@ def real_values() -> Iterator[None]:
 
 
 def in_simulation() -> bool:
-    """Returns whether tensors have neither memory nor values: what would read weights makes them from a config
-    alone."""
+    """Returns whether a fake tensor mode is active, in which tensors have neither memory nor values.
+
+    Code that would read weights builds the module from its config instead.
+    """
     fake, modes = sys.modules.get("torch._subclasses.fake_tensor"), sys.modules.get("torch.utils._python_dispatch")
     if fake is None or modes is None:
         return False
@@ -39,9 +41,14 @@ def in_simulation() -> bool:
 
 
 def without_values(make: Callable[[], R], dtype: torch.dtype, device: str | torch.device) -> R:
-    """Returns a module out of `make`, whose weights are of that type and on that device from the start.
+    """Builds a module whose weights have their final dtype and device from the start.
 
-    In a simulation a module cannot be moved: whoever watches its tensors would lose them.
+    For simulations: moving or converting a module would replace the tensors that the memory tracker follows.
+
+    Args:
+        make: Builds the module from a config, without reading weights.
+        dtype: Default dtype while `make` runs.
+        device: Default device while `make` runs.
     """
     import torch
 
@@ -55,7 +62,7 @@ def without_values(make: Callable[[], R], dtype: torch.dtype, device: str | torc
 
 
 def with_real_values(function: Callable[P, R]) -> Callable[P, R]:
-    """Returns a function that runs in `real_values`."""
+    """Decorator: runs `function` within `real_values`."""
 
     @functools.wraps(function)
     def run(*arguments: P.args, **settings: P.kwargs) -> R:

@@ -7,7 +7,7 @@ from worldsmith.models.model import Model
 
 
 class ModelSpec(Config):
-    """The `model` section of the run tree; the family's fields are read as `model.config.…`."""
+    """The `model` section of a run's config: the model family and its config, whose fields are `model.config.…`."""
 
     name: str
     """Model family that `config` belongs to."""
@@ -15,7 +15,7 @@ class ModelSpec(Config):
     """Config of the family's model."""
 
     def check(self) -> None:
-        """Raises WrongValueError for the name of another family than the config's."""
+        """Raises WrongValueError if `name` is not the family of `config`."""
         found = type(self.config)
         if self.name != found.family:
             raise wrong(

@@ -22,7 +22,7 @@ Predict = Callable[["list[Tensor]", int], "list[Tensor]"]
 
 @dataclass(frozen=True, slots=True)
 class SampleLayout:
-    """Layout of one sample that a network needs before its latents: sizes, captions, conditioning."""
+    """Layout of one sample that the network needs before its latents: caption ids, latent size, conditioning frames."""
 
     text_ids: Sequence[int]
     """Ids of the caption, from the family's `text_ids`, without tokens that a network appends."""
@@ -36,7 +36,7 @@ class SampleLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """Sampling settings of samples that share forward passes."""
+    """Sampling settings; equal for all samples that share forward passes."""
 
     steps: int
     """Steps of the solver."""
@@ -54,7 +54,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """Defaults for generation, from the training data of a model. None: not known."""
+    """Default generation settings of a model, from its training data; None: not known."""
 
     refused: ClassVar[Mapping[str, str]] = {}
     """Sample settings that the family does not support, with the reason."""
@@ -94,17 +94,21 @@ class GenerationDefaults:
 
     @property
     def ends_captions(self) -> bool:
-        """Whether plain captions got a period at their end where they had none."""
+        """Whether training added a period to plain captions that did not end with one."""
         return True
 
     def image_defaults(self) -> GenerationDefaults:
-        """Returns the defaults for a single image."""
+        """Returns the defaults for generating a single image."""
         return self
 
     def sampling(self, **said: Any) -> Sampling:
-        """Returns the settings that are said; those that are None, or not said, are the model's.
+        """Returns the sampling settings: those in `said`, and the model's defaults for those that are None or missing.
 
-        Raises ValueError for one that the family does not have.
+        Args:
+            said: Fields of `Sampling`.
+
+        Raises:
+            ValueError: If the model family does not support a setting.
         """
         self.refuse(said)
         given = {name: value for name, value in said.items() if value is not None}
@@ -112,10 +116,7 @@ class GenerationDefaults:
         return Sampling(**{**own, **given})
 
     def refuse(self, said: Mapping[str, Any]) -> None:
-        """Raises ValueError for a setting that the family does not have, or a scheduler that it does not know.
-
-        None is not said.
-        """
+        """Raises ValueError if the model family does not support a setting or scheduler in `said`; None is ignored."""
         for name, value in said.items():
             if value is not None and name in self.refused:
                 raise ValueError(f"{name}: {self.refused[name]}; omit it")
@@ -125,15 +126,15 @@ class GenerationDefaults:
 
 
 class Solver(Protocol):
-    """Moves one sample from noise level to noise level."""
+    """Solver of the sampling of one sample: computes its state at the next noise level."""
 
     def step(self, answer: Tensor, state: Tensor) -> Tensor:
-        """Returns the next state out of the network's answer, guided, to the last one."""
+        """Returns the next state, from the network output (after guidance) for the current `state`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """A sample before its first step."""
+    """Initial state of one sample, before the first solver step."""
 
     state: Tensor
     """Initial noise, float32 on the model's device, [C, t, h, w] or the network's own layout."""
@@ -145,7 +146,7 @@ class Beginning:
 
 
 class VideoSampler(ABC):
-    """Sampler of a model with given settings.
+    """Samples from a model with fixed sampling settings; each model family has its own subclass.
 
     Raises:
         ValueError: If the model does not support the settings.
@@ -156,15 +157,20 @@ class VideoSampler(ABC):
 
     @property
     def scales(self) -> Sequence[float]:
-        """The scale of guidance at each step; 1 at all of them: there is no unconditional branch."""
+        """Guidance scale of each solver step; if all are 1, there is no unconditional branch."""
         return [self.sampling.guidance] * self.sampling.steps
 
     @abstractmethod
     def text_ids(self, text: str, *, dropped: bool) -> Sequence[int]:
-        """Ids of a caption. `dropped`: it is what training showed for no caption."""
+        """Tokenizes a caption.
+
+        Args:
+            text: The caption.
+            dropped: Whether it is the text that training used for dropped captions.
+        """
 
     def load_texts(self, texts: Sequence[Sequence[int]]) -> None:
-        """Encodes texts, so that sampling finds them in a cache if the model has one. Here: nothing to encode."""
+        """Encodes tokenized texts into the model's cache, if it has one, before sampling. By default it has none."""
         return
 
     @abstractmethod
@@ -175,33 +181,43 @@ class VideoSampler(ABC):
     def begin(
         self, conditional: SampleLayout, unconditional: SampleLayout, *, seed: int, condition: Tensor | None
     ) -> Beginning:
-        """Returns the initial state: noise from `seed`, and the conditioning frames `condition`, uint8 [3, T, H, W]."""
+        """Builds the initial state of a sample.
+
+        Args:
+            conditional: Layout with the prompt.
+            unconditional: Layout with the negative prompt.
+            seed: Seed of the initial noise.
+            condition: Conditioning frames, uint8 [3, T, H, W]; None: text only.
+        """
 
     @abstractmethod
     def predictor(self, samples: Sequence[Beginning], branches: Sequence[int]) -> Predict:
-        """Returns the network on these samples in these branches (0 conditional, 1 unconditional), one after the other.
+        """Returns a function that evaluates the network; values that all steps share, such as texts, are computed here.
 
-        What does not change from step to step, such as the texts, is computed once, here.
+        Args:
+            samples: Samples that share forward passes.
+            branches: Guidance branches, 0 conditional and 1 unconditional. The function expects the states of all
+                samples for the first branch, then those for the next one.
         """
 
     def finish(self, sample: Beginning, state: Tensor) -> Tensor:
-        """Returns the latents [C, t, h, w] that are decoded, out of the last state."""
+        """Converts the last state of a sample to the latents [C, t, h, w] that are decoded."""
         return state
 
 
 class VideoModel(Protocol):
-    """A network whose videos are sampled, with its VAE."""
+    """Interface of a model that generates videos: a network with its VAE."""
 
     defaults: GenerationDefaults
     device: torch.device
 
     @property
     def latent_grid(self) -> tuple[int, ...]:
-        """Frames of a latent frame, pixels of a latent cell, latent cells of a token; see `LatentGrid`."""
+        """Frames per latent frame, pixels per latent position, latent positions per token; see `LatentGrid`."""
 
     @property
     def max_tokens(self) -> int:
-        """Most tokens of one forward pass."""
+        """Max number of tokens of one forward pass."""
 
     def sampler(self, sampling: Sampling) -> VideoSampler: ...
 

@@ -1,4 +1,4 @@
-"""A fingerprint of a weight's bits, the same for any sharding."""
+"""Checksum of a weight's bits that does not depend on its sharding."""
 
 from __future__ import annotations
 
@@ -16,19 +16,25 @@ CHUNK = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class WeightSum:
-    """Shape and `bit_sum` of a weight, float32, that is no longer there as it was."""
+    """Shape and checksum (`bit_sum`) of a float32 weight whose original values are not stored any more."""
 
     shape: list[int]
     bits: int
 
     @classmethod
     def of(cls, tensor: Tensor) -> WeightSum:
+        """Computes shape and checksum of `tensor`; all ranks of a sharded tensor (DTensor) must call it."""
         return cls(list(tensor.shape), bit_sum(tensor))
 
 
 def bit_sum(tensor: Tensor) -> int:
-    """Returns the float32 bit patterns of all entries, each multiplied by a number of its own bits, added modulo
-    2^64."""
+    """Computes a checksum of a tensor's float32 bits; all ranks of a sharded tensor (DTensor) must call it.
+
+    Each element's bit pattern is multiplied by a number computed from its bits; products are added modulo 2^64.
+
+    Returns:
+        The same value on all ranks, for any sharding.
+    """
     import torch
     from torch.distributed.tensor import DTensor, Partial, Replicate
 

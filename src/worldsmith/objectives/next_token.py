@@ -1,4 +1,4 @@
-"""`NextToken`: cross-entropy of supervised tokens, the mean over all of the step's."""
+"""`NextToken`: cross-entropy of the supervised tokens, as mean over all supervised tokens of a step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 class NextToken(Objective):
-    """Logits are made for supervised positions alone, in chunks, and in float32."""
+    """Next-token cross-entropy, with logits computed in chunks and in float32.
+
+    Logits are computed only at supervised positions.
+    """
 
     class Config(Objective.Config):
         chunk_tokens: Count = 1024
@@ -23,12 +26,15 @@ class NextToken(Objective):
         self.config = config
 
     def loss_sum(self, states: Tensor, targets: Tensor, head: Callable[[Tensor], Tensor]) -> Tensor:
-        """Computes Σ -log p(target), float32 scalar.
+        """Computes the sum of -log p(target) over the supervised tokens.
 
         Args:
-            states: hidden states from which the tokens are predicted, [S, width].
-            targets: the tokens, [S].
-            head: hidden states to logits [n, vocabulary].
+            states: Hidden states from which the tokens are predicted, [S, width].
+            targets: Token ids [S].
+            head: Maps hidden states [n, width] to logits [n, vocabulary].
+
+        Returns:
+            Scalar, float32, with gradients to `states` and the parameters of `head`.
         """
         import torch
         from torch.nn import functional as F

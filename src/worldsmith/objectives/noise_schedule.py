@@ -1,7 +1,7 @@
 """Noise levels of training samples: distributions of σ, their shift, and the random streams.
 
 σ = 1 is pure noise, σ = 0 is clean data. All random values of a sample are a pure function of the run's seed and the
-sample's position in the data stream, so that packing, number of ranks and gradient accumulation do not change them.
+sample's position in the data stream: they depend on neither packing, number of ranks nor gradient accumulation.
 """
 
 from __future__ import annotations
@@ -31,10 +31,18 @@ LTX2_UNIFORM_SHARE = 0.1
 
 
 def random_stream(seed: int, position: int, stream: int) -> np.random.Generator:
-    """Returns an independent generator for each (seed, position, stream).
+    """Returns an independent random generator for each (seed, position, stream).
 
-    Philox is a counter-based generator whose bits are the same on every processor; NumPy's normal variates are made
-    from them by table lookup, whereas torch takes different vector paths on different processors.
+    Philox is a counter-based generator whose bits are the same on every CPU. NumPy computes normal variates from them
+    by table lookup; torch uses different vectorized code on different CPUs.
+
+    Args:
+        seed: Seed of the run.
+        position: Position of the sample in the data stream.
+        stream: Purpose of the values, such as `NOISE_STREAM`.
+
+    Raises:
+        ValueError: If seed or position is negative.
     """
     if seed < 0 or position < 0:
         raise ValueError(f"seed and sample position must not be negative, found seed={seed}, position={position}")
@@ -42,21 +50,29 @@ def random_stream(seed: int, position: int, stream: int) -> np.random.Generator:
 
 
 def sample_noise(shape: Sequence[int], *, seed: int, position: int) -> Tensor:
-    """Returns standard normal noise of the sample at `position`, float32, on the CPU."""
+    """Returns the standard normal training noise of the sample at `position`, float32 on the CPU."""
     return random_noise(shape, seed=seed, position=position, stream=NOISE_STREAM)
 
 
 def random_noise(shape: Sequence[int], *, seed: int, position: int, stream: int) -> Tensor:
-    """Returns standard normal noise of a given random stream of the sample at `position`, float32, on the CPU."""
+    """Returns standard normal noise from the random stream `stream` of the sample at `position`, float32 on the CPU."""
     return torch.from_numpy(random_stream(seed, position, stream).standard_normal(tuple(shape), dtype=np.float32))
 
 
 def sample_sigma(
     distribution: str, shift: float, *, seed: int, position: int, within: tuple[float, float] = (0.0, 1.0)
 ) -> float:
-    """Returns the noise level σ of the sample at `position`: the first draw that is not outside of `within`.
+    """Samples the noise level σ of the sample at `position`.
 
-    That is from its first on, and below its second where that is not 1. Raises ValueError when draws are hardly there.
+    Args:
+        distribution: "waver", "logitnormal", "uniform" or "ltx2".
+        shift: Shift of the noise schedule; above 1: more noise.
+        seed: Seed of the run.
+        position: Position of the sample in the data stream.
+        within: Range [low, high) of accepted values, by rejection sampling; high = 1 is included.
+
+    Raises:
+        ValueError: If the distribution is unknown, or hardly ever has a value in the range.
     """
     rng, (low, high) = random_stream(seed, position, SIGMA_STREAM), within
     for _ in range(MOST_DRAWS):
@@ -85,7 +101,7 @@ def draw_sigma(rng: np.random.Generator, distribution: str, shift: float) -> flo
 
 
 def waver(u: float) -> float:
-    """Maps u in [0, 1] to 1 - u - 1.29·(cos²(πu/2) - 1 + u); 0 gives 1, 1 gives 0, the middle is flattened."""
+    """Maps u in [0, 1] to 1 - u - 1.29·(cos²(πu/2) - 1 + u): 0 maps to 1, 1 maps to 0, and the middle is flattened."""
     return 1.0 - u - 1.29 * (math.cos(math.pi * u / 2) ** 2 - 1.0 + u)
 
 
@@ -95,9 +111,15 @@ def shift_sigma(time: float, shift: float) -> float:
 
 
 def ltx2(shift: float, *, z: float, choice: float, uniform: float) -> float:
-    """Returns a logit-normal of mean ln(shift), stretched between two of its quantiles, with a share of uniform draws.
+    """Computes σ of the ltx2 distribution: a logit-normal of mean ln(shift), stretched between two of its quantiles.
 
-    Takes a standard normal `z` and two uniforms: the shift is the mean already and is not applied again.
+    A fraction of the values is uniform. The mean contains the shift, so it is not applied again.
+
+    Args:
+        shift: Shift of the noise schedule.
+        z: Standard normal value.
+        choice: Uniform value that selects between logit-normal and uniform.
+        uniform: Uniform value for the second case.
     """
     if choice < LTX2_UNIFORM_SHARE:
         return LTX2_FLOOR + (1.0 - LTX2_FLOOR) * uniform

@@ -1,4 +1,4 @@
-"""`Objective`: what a run minimises; and `LossSum`, what one batch adds to a step's loss."""
+"""`Objective`: the loss that a run minimizes; `LossSum`: the contribution of one batch to the loss of a step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LossSum:
-    """The losses of one batch, added up with the weights that the batch was said to have before the forward pass."""
+    """Loss of one batch, summed with the weights that `Task.weigh` returned for it before the forward pass."""
 
     sum: Tensor
     """Scalar with gradients. Divided by the weight of the complete step it is the step's loss."""
@@ -27,7 +27,10 @@ class LossSum:
 
 
 class Objective(Configurable, ABC):
-    """Turns what a network says into losses. It never calls the network: a family's task does."""
+    """Base class of training objectives: computes losses from network outputs.
+
+    An objective never calls the network; the task of the model family does.
+    """
 
     @abstractmethod
     def __init__(self, config: Configurable.Config) -> None:

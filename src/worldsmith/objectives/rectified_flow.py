@@ -1,6 +1,6 @@
-"""Rectified flow: the network learns the velocity ε - x0 at x_t = σ·ε + (1-σ)·x0, with a masked squared error.
+"""Rectified flow: the network predicts the velocity ε - x0 at x_t = σ·ε + (1-σ)·x0; the loss is a masked squared error.
 
-The network gets the first `condition_frames` latent frames of a sample clean: they are x0 and have no loss.
+The first `condition_frames` latent frames of a sample are clean in the network's input: they equal x0 and have no loss.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class FlowSample(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SigmaDraw:
-    """The noise level σ in [0, 1] of one sample and its noise, float32 of the latents' shape."""
+    """Sampled noise level σ in [0, 1] of one sample, and its noise, float32 in the shape of the latents."""
 
     sigma: float
     noise: Tensor
 
 
 class RectifiedFlow(NoiseObjective):
-    """Draws σ and noise, makes the network's input, and turns velocities into losses and losses into a step's loss."""
+    """Rectified-flow objective: samples σ and noise, builds the network's input, computes losses from velocities."""
 
     class Config(NoiseObjective.Config):
         video_distribution: Distribution = "waver"
@@ -76,7 +76,7 @@ class RectifiedFlow(NoiseObjective):
                 check_shift("shift_image", self.shift_image)
 
         def check_tier(self, tier: str) -> None:
-            """Raises ValueError when a table of shifts by tier has no entry for the data's resolution tier."""
+            """Raises ValueError if a table of shifts has no entry for the resolution bucket `tier` of the data."""
             for name, shift in (("shift", self.shift), ("shift_image", self.shift_image)):
                 if isinstance(shift, dict) and not set(DYNAMIC_KEYS.values()) & set(shift):
                     tier_shift(name, shift, tier)
@@ -86,8 +86,10 @@ class RectifiedFlow(NoiseObjective):
         self.config = config
 
     def draw(self, samples: Sequence[FlowSample], latents: Sequence[Tensor], *, seed: int) -> list[SigmaDraw]:
-        """Samples σ and noise of each sample as a pure function of (seed, sample.position); noise is on the latents'
-        device."""
+        """Samples σ and noise of each sample; the noise is on the latents' device.
+
+        Both are a pure function of `seed` and `sample.position`.
+        """
         from worldsmith.objectives.noise_schedule import sample_noise
 
         return [
@@ -99,7 +101,7 @@ class RectifiedFlow(NoiseObjective):
         ]
 
     def sigma(self, sample: FlowSample, *, seed: int) -> float:
-        """Returns the noise level of one sample."""
+        """Samples the noise level σ of one sample."""
         from worldsmith.objectives.noise_schedule import sample_sigma
 
         distribution = self.config.image_distribution if is_image(sample) else self.config.video_distribution
@@ -107,7 +109,11 @@ class RectifiedFlow(NoiseObjective):
         return sample_sigma(distribution, shift, seed=seed, position=sample.position, within=self.within)
 
     def shift_of(self, sample: FlowSample) -> float:
-        """Returns the shift of one sample, by its kind, tier and latent size. Raises ValueError for an unknown tier."""
+        """Returns the shift of one sample, which depends on image or video, resolution bucket and latent size.
+
+        Raises:
+            ValueError: If the table of shifts has no entry for the resolution bucket.
+        """
         image = is_image(sample)
         own = image and self.config.shift_image is not None
         name, shift = ("shift_image", self.config.shift_image) if own else ("shift", self.config.shift)
@@ -121,8 +127,7 @@ class RectifiedFlow(NoiseObjective):
     def inputs(
         self, samples: Sequence[FlowSample], latents: Sequence[Tensor], draws: Sequence[SigmaDraw]
     ) -> tuple[list[Tensor], Tensor]:
-        """Returns the inputs of the network: x_t of each sample, [C, t, h, w], and the timesteps 1000·σ, float32
-        [n]."""
+        """Returns x_t [C, t, h, w] of each sample, float32, and the timesteps 1000·σ, float32 [n]."""
         import torch
 
         noisy = [
@@ -145,17 +150,16 @@ class RectifiedFlow(NoiseObjective):
         return per_sample_losses(answers, targets, clean, normalize_by_active=self.config.normalize_loss_by_active)
 
     def weigh(self, samples: Sequence[FlowSample]) -> float:
-        """Returns the weight of a pack in its step: its number of samples, or 1 without
-        `sample_level_loss_averaging`."""
+        """Returns the weight of a pack in its step: its number of samples; 1 if not `sample_level_loss_averaging`."""
         return len(samples) if self.config.sample_level_loss_averaging else 1
 
     def add_up(
         self, losses: Tensor, samples: Sequence[FlowSample], draws: Sequence[SigmaDraw], *, tokens: int
     ) -> LossSum:
-        """Returns the pack's part of the step's loss. In float64: a weight then reaches the gradient with a single
-        rounding.
+        """Returns the contribution of the pack to the loss of the step, with metrics to log.
 
-        The figure "loss" is the mean without the scales of the loss, and "loss_by_noise" that by tenths of σ.
+        The sum is in float64, so that a weight reaches the gradient with a single rounding. The metric "loss" is the
+        mean without the loss scales; "loss_by_noise" is the same by tenths of σ.
         """
         import torch
 
@@ -173,7 +177,14 @@ class RectifiedFlow(NoiseObjective):
 
 
 def noisy_input(latents: Tensor, noise: Tensor, sigma: float, condition_frames: int = 0) -> Tensor:
-    """Computes x_t in float32; the leading condition frames equal `latents` exactly."""
+    """Computes x_t in float32; the first `condition_frames` latent frames equal `latents` exactly.
+
+    Args:
+        latents: Clean latents [C, t, h, w].
+        noise: Standard normal noise, float32 [C, t, h, w].
+        sigma: Noise level σ in [0, 1].
+        condition_frames: Number of clean latent frames.
+    """
     import torch
 
     clean = latents.float()
@@ -184,7 +195,7 @@ def noisy_input(latents: Tensor, noise: Tensor, sigma: float, condition_frames: 
 
 
 def velocity_target(latents: Tensor, noise: Tensor) -> Tensor:
-    """Returns the velocity ε - x0 in float32."""
+    """Computes the target velocity ε - x0 in float32."""
     return noise - latents.float()
 
 
@@ -195,10 +206,19 @@ def per_sample_losses(
     *,
     normalize_by_active: bool = False,
 ) -> Tensor:
-    """Computes the squared velocity error of each sample, float32 [n].
+    """Computes the mean squared velocity error of each sample; samples of equal shape are reduced together, for speed.
 
-    By default it is the mean over all elements, with zero error for condition frames; with `normalize_by_active` the
-    mean over noisy frames only. Samples of equal shape are reduced together, for speed.
+    Args:
+        velocities: Predicted velocities, one [C, t, h, w] per sample.
+        targets: Target velocities in the same shapes.
+        condition_frames: Number of clean latent frames of each sample; their error counts as zero.
+        normalize_by_active: Whether the mean is over the noisy frames only. False: over all elements.
+
+    Returns:
+        Losses, float32 [n].
+
+    Raises:
+        ValueError: If lengths or shapes differ, or a sample has no noisy frame.
     """
     import torch
 
@@ -237,7 +257,7 @@ def per_sample_losses(
 
 
 def group_losses(velocity: Tensor, target: Tensor, condition_frames: list[int], normalize_by_active: bool) -> Tensor:
-    """Losses [n] of samples that share one shape, stacked to [n, C, t, h, w]."""
+    """Computes the losses [n] of samples with the same shape, stacked to [n, C, t, h, w]."""
     import torch
 
     frame_errors = (velocity.float() - target.float()).square().mean(dim=(1, 3, 4))
@@ -255,7 +275,7 @@ def is_image(sample: FlowSample) -> bool:
 
 
 def tier_shift(name: str, table: dict[str, int | float], tier: str) -> float:
-    """Returns the shift of a resolution tier in the table `name`. Raises ValueError when it has none."""
+    """Returns the shift of a resolution bucket in the table `name`; raises WrongValueError if it has no entry."""
     if tier not in table:
         raise WrongValueError(
             {f"objective.{name}": table},
@@ -266,7 +286,7 @@ def tier_shift(name: str, table: dict[str, int | float], tier: str) -> float:
 
 
 def check_shift(name: str, shift: Shift) -> None:
-    """Raises ValueError for a table that is empty or has a key that is neither a tier nor a dynamic key."""
+    """Raises WrongValueError if a table of shifts is empty, or has a key that is neither a bucket nor a dynamic key."""
     if not isinstance(shift, dict):
         return
     if not shift:

@@ -1,7 +1,7 @@
-"""v-prediction: the network learns v = √ᾱ·n - √(1-ᾱ)·x0 at x_t = √ᾱ·x0 + √(1-ᾱ)·n, over a table of noise levels.
+"""v-prediction: the network predicts v = √ᾱ·n - √(1-ᾱ)·x0 at x_t = √ᾱ·x0 + √(1-ᾱ)·n, for a discrete noise schedule.
 
-The mean square of v's error is that of x0's error, weighted with 1 / (1-ᾱ): the error of v is -1 / √(1-ᾱ) times that
-of x0. All weights here are those of x0's error.
+The error of v is -1 / √(1-ᾱ) times the error of x0, so the squared error of v is that of x0 with the weight 1 / (1-ᾱ).
+All weights in this module refer to the error of x0.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class PositionedSample(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TimestepDraw:
-    """The row of the table of one sample, 0 = the least noise, and its noise, float32 of the latents' shape."""
+    """Sampled timestep of one sample, 0 = the least noise, and its noise, float32 in the shape of the latents."""
 
     timestep: int
     noise: Tensor
 
 
 class VPrediction(NoiseObjective):
-    """Draws timesteps and noise, makes the network's input, and turns its answers into a step's loss.
+    """v-prediction objective: samples timesteps and noise, builds the network's input, computes losses.
 
-    Everything that is drawn is a pure function of the seed and the sample's position in the stream.
+    Random values are a pure function of the seed and the sample's position in the stream.
     """
 
     class Config(NoiseObjective.Config):
@@ -78,7 +78,11 @@ class VPrediction(NoiseObjective):
 
     @cached_property
     def alphas_cumprod(self) -> Tensor:
-        """ᾱ of each row, float64 [num_timesteps]: arXiv:2305.08891 for the zero terminal ratio."""
+        """ᾱ of each timestep, float64 [num_timesteps].
+
+        Source:
+            Zero terminal SNR: Lin et al. 2023, arXiv:2305.08891.
+        """
         import torch
 
         config = self.config
@@ -98,7 +102,7 @@ class VPrediction(NoiseObjective):
         ]
 
     def timestep(self, position: int, *, seed: int) -> int:
-        """Returns the row of the table for the sample at `position`, equally likely all of them."""
+        """Samples the timestep of the sample at `position`; all timesteps have the same probability."""
         from worldsmith.objectives.noise_schedule import random_stream
 
         share, parts = random_stream(seed, position, TIMESTEP_STREAM).random(), self.config.timestep_strata
@@ -119,7 +123,7 @@ class VPrediction(NoiseObjective):
     def inputs(
         self, samples: Sequence[PositionedSample], latents: Sequence[Tensor], draws: Sequence[TimestepDraw]
     ) -> tuple[list[Tensor], Tensor]:
-        """Returns x_t of equally shaped latents, float32, and the timesteps, int64 [n]."""
+        """Returns x_t of each sample, float32, and the timesteps, int64 [n]; all latents must have the same shape."""
         import torch
 
         clean = stacked(latents)
@@ -135,10 +139,10 @@ class VPrediction(NoiseObjective):
         latents: Sequence[Tensor],
         draws: Sequence[TimestepDraw],
     ) -> Tensor:
-        """Returns the loss of each sample: the mean of w·(x - x0)² or of w·|x - x0|, float32 [n].
+        """Returns the loss of each sample, float32 [n]: the mean of w·(x - x0)² or, with `loss_type` l1, of w·|x - x0|.
 
         x is the clean latent that the network output predicts, w = min(1 / (1-ᾱ), `max_weight`). Without `max_weight`
-        the squared loss equals the mean of (output - v)². All samples have the same shape.
+        the squared loss equals the mean of (output - v)². All samples must have the same shape.
         """
         import torch
 
@@ -155,7 +159,7 @@ class VPrediction(NoiseObjective):
     def add_up(
         self, losses: Tensor, samples: Sequence[PositionedSample], draws: Sequence[TimestepDraw], *, tokens: int
     ) -> LossSum:
-        """Returns the batch's part of the step's loss, with the figure "loss_by_noise" by tenths of the table."""
+        """Returns the contribution of the batch to the loss of the step, and "loss_by_noise" by tenths of timesteps."""
         exact = losses.double()
         bins = [draw.timestep * NOISE_BINS // self.config.num_timesteps for draw in draws]
         return LossSum(sum=exact.sum(), samples=len(draws), tokens=tokens, figures=sum_by_noise(exact.detach(), bins))

@@ -19,7 +19,7 @@ BESIDE_STEPS = "on the GPU during a step, until all latents are cached"
 
 
 def encoded_first(work: StepWork) -> str:
-    """Returns the assumption about encoders for a run whose latent cache is filled before it starts."""
+    """Returns the assumption on encoders for a run whose latent cache is complete before it starts."""
     needed = CONTEXT + (1 + FRAGMENTATION) * work.encode_bytes
     return (
         "not on the GPU: `worldsmith encode` fills the latent cache before the run, for all epochs, and needs "

@@ -24,7 +24,7 @@ FRAGMENTATION = 0.05
 
 @dataclass(frozen=True, slots=True)
 class MemoryVerdict:
-    """Memory that a run needs on each GPU, in bytes, compared with the memory of the GPU."""
+    """Comparison of the memory that a run needs on each GPU, in bytes, with the memory of the GPU."""
 
     gpu: Gpu
     peak: int
@@ -47,12 +47,12 @@ class MemoryVerdict:
 
     @property
     def needed(self) -> int:
-        """Peak, encoders and margins."""
+        """Required bytes: peak of tensors, encoders and margins."""
         return self.peak + self.encoders + self.context + self.communication + self.fragmentation
 
     @property
     def spare(self) -> int:
-        """Free GPU memory; negative if the run does not fit."""
+        """Free GPU memory in bytes; negative if the run does not fit."""
         return self.gpu.memory - self.needed
 
     @property

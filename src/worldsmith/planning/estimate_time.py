@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EstimateRange:
-    """An estimate between an optimistic value (`fast`) and a pessimistic one (`slow`)."""
+    """An estimate as a range from an optimistic value (`fast`) to a pessimistic one (`slow`)."""
 
     fast: float
     slow: float
@@ -97,7 +97,7 @@ def step_seconds(work: StepWork, gpu: Gpu, *, compiled: bool) -> StepSeconds | N
 
 
 def over(amount: float, rate: float, kind: str) -> EstimateRange:
-    """Returns the seconds for `amount` at the peak `rate` (per second) times the assumed efficiencies of `kind`."""
+    """Estimates the seconds for `amount` at the peak `rate` (per second) times the assumed efficiencies of `kind`."""
     return over_rates(amount, EFFICIENCIES[kind][0] * rate)
 
 

@@ -1,7 +1,7 @@
-"""`make_plan`: plans a run by simulating a step; `quick_plan`: sizes that follow from the config by arithmetic.
+"""`make_plan`: plans a run by simulating a step; `quick_plan`: computes sizes from the config.
 
-Torch is imported only when a step is simulated, when a model family needs a network to know its parameter shapes, or
-when a setting of the optimizer can change its state (`training.optimizer:parameter_state`).
+Torch is imported only when a step is simulated, when a model family needs a network to determine its parameter shapes,
+or when a setting of the optimizer can change its state (`training.optimizer:parameter_state`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class QuickPlan:
 
 
 def quick_plan(config: Trainer.Config, ranks: int) -> QuickPlan:
-    """Computes parameter counts and exact sizes of a run.
+    """Computes parameter counts and exact sizes of a run from its config, without a simulation.
 
     Args:
         config: Config with resolved references.
@@ -60,14 +60,14 @@ def quick_plan(config: Trainer.Config, ranks: int) -> QuickPlan:
 
 
 def least_ranks(config: Trainer.Config) -> int:
-    """Returns the min number of ranks that the parallelism degrees allow."""
+    """Returns the min number of ranks that the parallelism degrees of `config` allow."""
     asked = config.model.config.parallelism
     shard, replicate = asked.data_parallel_shard_degree, asked.data_parallel_replicate_degree
     return max(shard, 1) * max(replicate, 1) * asked.context_parallel_shard_degree
 
 
 def run_table(config: Trainer.Config) -> Table:
-    """Returns the table of all weights; builds the network on the meta device if arithmetic cannot provide it."""
+    """Returns the weight table of a run; builds the network on the meta device if the config is not sufficient."""
     table = weight_table(config.model.config, config.optimizer.keys_to_select)
     if table is not None:
         return table
@@ -105,11 +105,12 @@ class Plan:
 
     @property
     def tokens(self) -> int:
-        """Tokens per step of all ranks; context-parallel ranks process the same tokens."""
+        """Tokens per step over all ranks; context-parallel ranks share the same tokens."""
         return self.work.tokens * self.degrees.data
 
     @property
     def samples(self) -> int:
+        """Samples per step over all ranks; context-parallel ranks share the same samples."""
         return self.work.samples * self.degrees.data
 
     def to_json(self) -> dict[str, Any]:
@@ -138,6 +139,8 @@ def make_plan(
     config: Trainer.Config, ranks: int, gpu: Gpu, *, encoded: bool = False, open_variables: Sequence[str] = ()
 ) -> Plan:
     """Plans a run: simulates a step on one rank and estimates memory, disk space and time.
+
+    No GPU is needed and no memory is allocated for tensors; it can take up to a minute.
 
     Args:
         config: Config with resolved references.
@@ -202,7 +205,7 @@ def make_plan(
 
 
 def why_untimed(config: Trainer.Config, gpu: Gpu) -> str:
-    """Returns the reason for which the time of a step cannot be estimated; "" if it can."""
+    """Returns the reason why the time of a step cannot be estimated; "" if it can."""
     if not gpu.peak_flops:
         named = next(iter([*holding(gpu.memory), *GPUS.values()])).name
         return f"{gpu.name} only states a memory size, no speed; name a GPU to estimate the time, such as --gpu {named}"

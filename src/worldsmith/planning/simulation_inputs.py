@@ -1,4 +1,4 @@
-"""Inputs of a simulation: configs of released model components instead of their files, and sample or dummy batches."""
+"""Inputs of a simulation: substitutes of missing pretrained components, and real or dummy batches."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class Stated:
 
 @contextmanager
 def with_published_parts(config: Any) -> Iterator[Stated]:
-    """Context manager: a copy of `config` in which missing pretrained components are substituted.
+    """Context manager: yields a copy of `config` in which missing pretrained components are substituted.
 
     A component whose files are neither in the given folder nor in the hub cache is replaced by a temporary folder with
-    the config of the released component. Nothing is downloaded.
+    the config of the released component. Nothing is downloaded. The folders are deleted when the block ends.
 
     Args:
         config: Config with resolved references.
@@ -71,7 +71,7 @@ def sections(section: Config, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def find_missing_files(section: Any, part: PublishedPart) -> str | None:
-    """Returns the reason for which the files that a section names are not usable; None if they are."""
+    """Returns the reason why the files of the component `part` in `section` are not usable; None if they are."""
     name = getattr(section, part.field)
     if is_local(name):
         try:
@@ -115,7 +115,12 @@ class PlannedBatches:
 
 
 def plan_batches(stated: Stated, *, ranks: int) -> PlannedBatches:
-    """Returns the largest of the first batches of the dataset, or dummy batches if the dataset is not readable."""
+    """Returns the largest of the first batches of the dataset, or dummy batches if the dataset is not readable.
+
+    Args:
+        stated: Result of `with_published_parts`.
+        ranks: Number of ranks of the run.
+    """
     task, data = task_for(stated.config, ranks), stated.config.dataloader_train
     why, path = "the run's tokenizer is not on this machine", str(getattr(data.dataset, "path", ""))
     if path.startswith("$"):
@@ -145,7 +150,7 @@ def assumed_batches(config: Any, task: Task | None = None, *, fill: float = 1.0)
 
 
 def read_batches(config: Any, task: Task) -> PlannedBatches:
-    """Returns the largest of the first batches of the dataset, without decoding media."""
+    """Returns the largest of the first batches of the dataset; media are not decoded."""
     loader = task.loader(dry=True)
     loader.maker.decodes = False
     count = config.trainer.grad_accum_iter
@@ -166,7 +171,12 @@ def planned(config: Any, task: Task, batches: Sequence[Any], described: str) -> 
 
 
 def task_for(config: Any, ranks: int | None = None) -> Task:
-    """Builds the task on a meta-device network, for the data shard of rank 0 of `ranks`; None: for all data."""
+    """Builds the task of a run, with its network on the meta device.
+
+    Args:
+        config: Config of the run.
+        ranks: Number of ranks; the task is that of rank 0, with its shard of the data. None: a single rank.
+    """
     model = config.model.config.build(device="meta")
     shares = 1 if ranks is None else ranks // plan_degrees(config.model.config.parallelism, ranks).context
     return task_of(config.model.name)(
@@ -180,7 +190,7 @@ def is_cached(config: Any) -> bool:
 
 
 def why_not_encodable(config: Any) -> str:
-    """Returns the reason for which encoders stay on the GPU even if all clips were encoded before; "" if none."""
+    """Returns the reason why encoders stay on the GPU even if all clips were encoded before; "" if they do not."""
     data, val = config.dataloader_train, config.dataloader_val
     if not hasattr(data, "latent_cache"):
         return f"runs of '{config.model.name}' have no latent cache"

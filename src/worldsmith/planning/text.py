@@ -47,7 +47,15 @@ PHASES = ("building", "loading", "encoding", "forward", "backward", "optimizer",
 
 
 def quick_lines(name: str, quick: QuickPlan, gpu: Gpu, ranks: int, degrees: object) -> Iterator[str]:
-    """Yields the lines with exact values that are printed before the simulation."""
+    """Yields the lines with exact values that are printed before the simulation.
+
+    Args:
+        name: Name of the run.
+        quick: Exact sizes of the run.
+        gpu: GPU of each rank.
+        ranks: Number of ranks.
+        degrees: Parallelism degrees; printed with `str` if there are several ranks.
+    """
     gpus = "1 GPU" if ranks == 1 else f"{ranks} GPUs ({degrees})"
     yield from wrap_row("run", f"{name} on {gpus}, {gpu.name} with {size(gpu.memory)}")
     trained = quick.trained / max(1, quick.parameters)
@@ -60,7 +68,7 @@ def quick_lines(name: str, quick: QuickPlan, gpu: Gpu, ranks: int, degrees: obje
 
 
 def plan_lines(plan: Plan) -> Iterator[str]:
-    """Yields the lines that follow `quick_lines`: memory, time, communication, disk and assumptions."""
+    """Yields the lines that follow `quick_lines`: memory, time, communication, host RAM, disk and assumptions."""
     yield from memory_lines(plan)
     yield ""
     yield from format_memory_table(plan.work.phases)
@@ -78,6 +86,7 @@ def plan_lines(plan: Plan) -> Iterator[str]:
 
 
 def memory_lines(plan: Plan) -> Iterator[str]:
+    """Yields the lines on GPU memory: verdict, breakdown of the peak, and GPUs that are large enough."""
     memory, worst = plan.memory, worst_phase(plan.work)[0]
     room = f"{size(memory.spare)} free" if memory.spare >= 0 else f"{size(-memory.spare)} too much"
     if memory.word == "tight":
@@ -138,6 +147,7 @@ def order_keys(found: Mapping[str, T], first: Iterable[str]) -> dict[str, T]:
 
 
 def time_lines(plan: Plan) -> Iterator[str]:
+    """Yields the lines on a step and on the time of the run; the reason if the time is not estimated."""
     work, step, time = plan.work, plan.step, plan.time
     held = f"{short_number(plan.samples)} sample{'s' * (plan.samples != 1)}, {short_number(plan.tokens)} tokens"
     done = f"{format_flops(work.model_flops)} for the model"
@@ -184,7 +194,13 @@ def traffic_lines(plan: Plan) -> Iterator[str]:
 
 
 def wrap_row(label: str, text: str, *, first: int = FIRST) -> Iterator[str]:
-    """Yields a label followed by its text, wrapped to the terminal width."""
+    """Yields the lines of a label followed by its text, wrapped to the terminal width.
+
+    Args:
+        label: Label in the first line; following lines are indented.
+        text: Text without line breaks.
+        first: Width of the label column.
+    """
     lines = textwrap.wrap(text, text_width() - first, break_long_words=False, break_on_hyphens=False)
     for number, part in enumerate(lines):
         yield f"{label if number == 0 else '':<{first}}{part}".replace(TIE, " ")
@@ -199,7 +215,7 @@ def format_flops(count: float) -> str:
 
 
 def size(count: int) -> str:
-    """Formats bytes, such as "12.3 GiB" or "212 MiB"."""
+    """Formats a number of bytes, such as "12.3 GiB" or "212 MiB", with a no-break space."""
     return format_bytes(count, gib=",.1f", mib=",.0f", gib_from=GIB // 2).replace(" ", TIE)
 
 

@@ -1,4 +1,4 @@
-"""Memory, communication and FLOPs of one rank as plain numbers, importable without torch."""
+"""Memory, communication and FLOPs of one rank as plain numbers; does not import torch."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """Simulated steady optimizer step of one rank (optimizer state exists), with the other phases of the run."""
+    """Work of one rank in a simulated steady optimizer step, whose optimizer state exists, and memory of all phases."""
 
     rank: int
     ranks: int

@@ -1,4 +1,4 @@
-"""Conversations to answers: by the tokenizer, template and images of a model's own folder."""
+"""Generates answers to conversations, with the tokenizer, chat template and image settings of the model's folder."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class AnsweringModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Answer of a model, or the reason for which it was not asked."""
+    """Answer of a model to one conversation, or the reason why it was not generated."""
 
     key: str
     text: str = ""
@@ -52,10 +52,17 @@ class Answer:
 
 
 class Answerer:
-    """Asks a model. Pictures are read as for its training, with the settings that are given."""
+    """Generates answers with a vision-language model: builds prompts, runs the model and decodes its tokens.
+
+    Args:
+        model: The loaded model.
+        settings: Config of the processor, so that images and videos are processed as in training.
+
+    Raises:
+        DataError: If the model's folder lacks a file.
+    """
 
     def __init__(self, model: AnsweringModel, settings: ChatProcessor.Config) -> None:
-        """Raises DataError when the model's folder lacks a file."""
         self.model = model
         self.processor: ChatProcessor = settings.build(folder=model.folder)
         tokenizer = self.processor.tokenizer
@@ -70,10 +77,15 @@ class Answerer:
         decoding: Decoding = GREEDY,
         forgiving: bool = False,
     ) -> Iterator[Answer]:
-        """Yields an answer to each (key, turns before it), in order, as batches are done.
+        """Generates answers, in order; yields those of a batch as soon as it is complete.
 
-        With `forgiving`, a batch that the model fails at, as where memory does not suffice, is asked one by one, and
-        what fails then is an answer with that error.
+        Args:
+            asked: (key, turns before the answer) of each conversation.
+            batch_size: Number of conversations per call of the model.
+            max_new_tokens: Max number of generated tokens per answer.
+            decoding: Settings of token selection.
+            forgiving: Whether a RuntimeError of the model, such as out of memory, is tolerated: the conversations of
+                the batch are then answered one by one, and one that fails again gets an answer with that error.
         """
         waiting = iter(asked)
         while batch := list(islice(waiting, batch_size)):

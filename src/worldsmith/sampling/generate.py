@@ -1,4 +1,4 @@
-"""Generating videos: many requests packed into each forward pass, with classifier-free guidance."""
+"""Generates videos: several requests share each forward pass, with classifier-free guidance."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class BranchShare:
-    """This process computes one branch of guidance for all requests, and another process the other one."""
+    """Division of guidance between two processes: this process computes one branch for all requests."""
 
     branch: int
     """0 conditional, 1 unconditional."""
@@ -39,7 +39,18 @@ def generate(
     progress: Progress | None = None,
     **settings: Any,
 ) -> list[Tensor]:
-    """Videos, uint8 [3, T, H, W] on the CPU, in the order of the requests. Arguments as in `generate_latents`."""
+    """Generates videos and decodes them.
+
+    Args:
+        model: The model with its VAE.
+        requests: The requests.
+        max_tokens: As in `generate_latents`.
+        progress: As in `generate_latents`.
+        settings: As in `generate_latents`.
+
+    Returns:
+        Videos, uint8 [3, T, H, W] on the CPU, in the order of the requests.
+    """
     latents = generate_latents(model, requests, max_tokens=max_tokens, progress=progress, **settings)
     return [model.decode(latent).cpu() for latent in latents]
 
@@ -53,15 +64,21 @@ def generate_latents(
     share: BranchShare | None = None,
     **settings: Any,
 ) -> list[Tensor]:
-    """Normalized latents [C, t, h, w] of each request; a request's result does not depend on its neighbors.
+    """Generates normalized latents; the result of a request does not depend on the other requests.
 
     Args:
-        max_tokens: most tokens of one forward pass. None: the model's own limit.
-        progress: called with (steps done, steps in all), counted over all requests.
-        share: how two processes divide the branches of guidance.
-        settings: those of `Sampling`, such as steps and guidance. None, or not given: what `model.defaults` say.
+        model: The model.
+        requests: The requests.
+        max_tokens: Max number of tokens of one forward pass. None: the model's own limit.
+        progress: Called with (completed solver steps, all solver steps), counted over all requests.
+        share: Division of the guidance branches between two processes; both must call this function. None: one process.
+        settings: Fields of `Sampling`, such as steps and guidance. None or not given: those of `model.defaults`.
 
-    Raises ValueError for an impossible request and for settings that the model cannot be sampled with.
+    Returns:
+        Latents [C, t, h, w], in the order of the requests.
+
+    Raises:
+        ValueError: If a request is invalid, or the model does not support the settings.
     """
     sampler = model.sampler(model.defaults.sampling(**settings))
     known = [read_request(sampler, request) for request in requests]
@@ -87,9 +104,16 @@ def generate_pack(
     progress: Callable[[int], None] | None = None,
     share: BranchShare | None = None,
 ) -> list[Tensor]:
-    """Normalized latents of requests that share their forward passes; `progress` gets their number at each step.
+    """Generates normalized latents [C, t, h, w] of requests that share their forward passes.
 
-    Raises ValueError for a scale of guidance that is not finite, and for a shared one that has no second branch.
+    Args:
+        sampler: Sampler of the model.
+        requests: The requests, whose tokens fit into one forward pass.
+        progress: Called after each solver step with the number of requests.
+        share: As in `generate_latents`.
+
+    Raises:
+        ValueError: If the guidance scale is not finite, or is 1 at all steps although `share` is given.
     """
     if not math.isfinite(sampler.sampling.guidance):
         raise ValueError(f"the guidance scale must be finite, found {sampler.sampling.guidance}")
@@ -106,7 +130,7 @@ def generate_pack(
 def sampling_steps(
     sampler: VideoSampler, samples: Sequence[Beginning], share: BranchShare | None = None
 ) -> Iterator[list[Tensor]]:
-    """Yields the states of all samples of one pack after each step, the last of which are clean latents."""
+    """Yields the states of all samples of a pack after each solver step; the last states are clean latents."""
     guided = is_guided(sampler)
     branches = [0] if not guided else [0, 1] if share is None else [share.branch]
     predict = sampler.predictor(samples, branches)
@@ -122,13 +146,12 @@ def sampling_steps(
 
 
 def is_guided(sampler: VideoSampler) -> bool:
-    """Returns whether there is an unconditional branch."""
+    """Returns whether sampling has an unconditional branch."""
     return any(scale != 1 for scale in sampler.scales)
 
 
 def gather_branches(answers: list[Tensor], share: BranchShare) -> list[Tensor]:
-    """Returns the answers of the conditional branch, then those of the unconditional one, of which this process has
-    one."""
+    """Exchanges network outputs between the two processes; returns those of the conditional branch, then the others."""
     flat = torch.cat([answer.flatten() for answer in answers])
     sizes = [answer.numel() for answer in answers]
     return [part.view_as(answer) for branch in share.gather(flat) for part, answer in zip(branch.split(sizes), answers)]
@@ -142,9 +165,17 @@ def make_packs(
     most: int | None = None,
     shared: bool = False,
 ) -> Iterator[list[int]]:
-    """Places of the requests, in order, cut so that no pack of several has more than `max_tokens` tokens in a pass.
+    """Divides requests into packs that share forward passes.
 
-    `most`: most requests of a pack. `shared`: its branches of guidance are in different processes.
+    Args:
+        sampler: Sampler of the model.
+        requests: The requests.
+        max_tokens: Max number of tokens of a pack with several requests. None: the model's own limit.
+        most: Max number of requests of a pack; None: no limit.
+        shared: Whether the guidance branches run in different processes.
+
+    Yields:
+        Indices of the requests of one pack, in order.
     """
     limit = sampler.model.max_tokens if max_tokens is None else max_tokens
     guided = is_guided(sampler)

@@ -1,4 +1,4 @@
-"""Requests for videos, and their inputs before the first step: prompts, text ids, conditioning frames and noise."""
+"""Requests for generated videos, and their inputs before the first step: texts, conditioning frames and noise."""
 
 from __future__ import annotations
 
@@ -57,9 +57,11 @@ class GenerationRequest:
     """Whether duration, frame rate, size and aspect ratio are added to a structured prompt. None: as in training."""
 
     def check(self, grid: LatentGrid, *, whole: bool = False) -> None:
-        """Raises ValueError, naming the prompt, for sizes and conditions that no video can have.
+        """Raises ValueError, with the prompt in the message, if no video can be generated for this request.
 
-        `whole`: the condition is a whole video, from which another one is made.
+        Args:
+            grid: Latent grid of the model.
+            whole: Whether `condition` is a complete video for video-to-video, and not its first frames.
         """
         where = f"request {self.prompt[:60]!r}"
         for name, side in (("height", self.height), ("width", self.width)):
@@ -98,7 +100,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """A request whose texts are read, one for each branch of guidance."""
+    """A request whose texts are tokenized, with one layout per guidance branch."""
 
     request: GenerationRequest
     conditional: SampleLayout
@@ -106,7 +108,15 @@ class ReadRequest:
 
 
 def read_request(sampler: VideoSampler, request: GenerationRequest) -> ReadRequest:
-    """Checks a request and tokenizes the texts of both guidance branches. Raises ValueError for an invalid request."""
+    """Checks a request and tokenizes the texts of both guidance branches.
+
+    Args:
+        sampler: Sampler of the model.
+        request: The request; its number of frames is rounded up to complete latent frames, with a warning.
+
+    Raises:
+        ValueError: If the request is invalid, or a text has too many tokens.
+    """
     model = sampler.model
     grid = LatentGrid(*model.latent_grid)
     request.check(grid, whole=sampler.sampling.strength is not None)
@@ -129,7 +139,7 @@ def read_request(sampler: VideoSampler, request: GenerationRequest) -> ReadReque
 
 
 def begin(sampler: VideoSampler, known: ReadRequest) -> Beginning:
-    """Returns the start of sampling."""
+    """Returns the initial state of a sample: conditioning frames resized to the size of the request, and noise."""
     request = known.request
     condition = request.condition
     if condition is not None:
@@ -141,7 +151,7 @@ def begin(sampler: VideoSampler, known: ReadRequest) -> Beginning:
 
 
 def text_ids(sampler: VideoSampler, text: str, *, dropped: bool) -> Sequence[int]:
-    """Returns the ids of a text. Raises ValueError for more than training ever showed: cut, it would lack its end."""
+    """Tokenizes a text; raises ValueError if it is longer than the captions of training, since it would be cut."""
     ids, most = sampler.text_ids(text, dropped=dropped), sampler.model.defaults.max_caption_tokens
     if most is not None and len(ids) > most:
         raise ValueError(
@@ -152,7 +162,16 @@ def text_ids(sampler: VideoSampler, text: str, *, dropped: bool) -> Sequence[int
 
 
 def fit(video: Tensor, height: int, width: int) -> Tensor:
-    """Resizes uint8 [3, T, H, W] to the given size, as the released sampling code treats conditions."""
+    """Resizes and center-crops conditioning frames to a size, as the released sampling code does.
+
+    Args:
+        video: uint8 [3, T, H, W].
+        height: New height in pixels.
+        width: New width in pixels.
+
+    Returns:
+        uint8 [3, T, height, width] on the CPU.
+    """
     from av.video.frame import VideoFrame
 
     from worldsmith.data.clips.video_reader import Framing
@@ -181,7 +200,7 @@ def check_condition(condition: Tensor, needed: int, where: str) -> None:
 
 
 def conditional_text(request: GenerationRequest, defaults: GenerationDefaults) -> str:
-    """Returns the prompt as training would have written it."""
+    """Returns the text of the conditional branch: the prompt in the format of the training captions."""
     wanted = request.structured_metadata
     if (defaults.structured_metadata if wanted is None else wanted) and is_structured(request.prompt):
         return filled(request)
@@ -191,9 +210,10 @@ def conditional_text(request: GenerationRequest, defaults: GenerationDefaults) -
 
 
 def unconditional_text(request: GenerationRequest, defaults: GenerationDefaults) -> str:
-    """Returns the negative prompt, or else what training showed for a dropped caption.
+    """Returns the text of the unconditional branch: the negative prompt, else what training used for dropped captions.
 
-    Raises ValueError when it is to get sentences of metadata that the model does not know.
+    Raises:
+        ValueError: If it should get sentences of metadata that the model was not trained with.
     """
     mode, text = request.negative_metadata, request.negative_prompt
     if mode in (None, "none") and text is None and not defaults.ends_captions:
@@ -218,9 +238,9 @@ def unconditional_text(request: GenerationRequest, defaults: GenerationDefaults)
 
 
 def filled(request: GenerationRequest) -> str:
-    """Returns a structured prompt with the metadata of what is generated, as published sampling writes it.
+    """Returns a structured prompt (JSON) with the metadata of the request, in the format of the released sampling code.
 
-    Keys that are there keep their place, new ones go last; an image has no duration and no frame rate. Letters beyond
+    Existing keys keep their place, new ones are appended; an image has neither duration nor frame rate. Letters beyond
     ASCII are escaped.
     """
     caption: dict[str, Any] = json.loads(request.prompt)
@@ -249,7 +269,7 @@ def training_text(request: GenerationRequest, defaults: GenerationDefaults, *, d
 
 
 def is_structured(prompt: str) -> bool:
-    """Returns whether a prompt is a JSON object. Raises ValueError for one that is nested too deep to be read."""
+    """Returns whether a prompt is a JSON object; raises ValueError if it is nested too deeply to be parsed."""
     if not prompt.lstrip().startswith("{"):
         return False
     try:

@@ -1,4 +1,4 @@
-"""A sample with every setting decided, and where each value came from."""
+"""A sample with the final value of every setting, and the source of each value."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class SampleArgs:
 
     @property
     def file(self) -> str:
-        """Name of what is generated."""
+        """File name of the generated image or video."""
         return "vision.jpg" if self.is_image else "vision.mp4"
 
     @property
@@ -85,7 +85,11 @@ class SampleArgs:
         return asdict(self)
 
     def request(self, grid: LatentGrid) -> GenerationRequest:
-        """Reads the condition, if there is one. Raises ValueError for what cannot be read or made."""
+        """Builds the generation request; reads the conditioning frames if the sample has any.
+
+        Raises:
+            ValueError: If the file cannot be read, or no video can be generated for the request.
+        """
         frames = len(self.condition_frame_indexes_vision)
         condition = None
         if self.vision_path is not None:
@@ -110,18 +114,26 @@ class SampleArgs:
 
 
 class Chooser:
-    """Picks values from layers, the first of which wins, and remembers where they came from."""
+    """Selects each setting from layers, the first of which has precedence, and records the sources of the values."""
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         self.layers = layers
         self.sources: dict[str, str] = {}
 
     def find(self, *names: str) -> Layer | None:
-        """Returns the first layer that says any of these."""
+        """Returns the first layer that sets at least one of the settings `names`; None if no layer does."""
         return next((one for one in self.layers if any(getattr(one.settings, n) is not None for n in names)), None)
 
     def pick(self, name: str, *below: tuple[Any, str]) -> Any:
-        """Returns the value, or else the first of `below` (value, source) that is one; None for none."""
+        """Returns the value of a setting and records its source.
+
+        Args:
+            name: Name of the setting.
+            below: (value, source) pairs to use if no layer sets it; the first value that is not None counts.
+
+        Returns:
+            The value; None if there is none.
+        """
         layer = self.find(name)
         said = [] if layer is None else [(getattr(layer.settings, name), layer.source)]
         value, source = next((pair for pair in (*said, *below) if pair[0] is not None), (None, ""))
@@ -130,7 +142,7 @@ class Chooser:
         return value
 
     def path(self, name: str) -> str | None:
-        """Returns a file, as its layer means it."""
+        """Returns the path in a file setting, relative to the folder of its layer; None if no layer sets it."""
         layer = self.find(name)
         if layer is None:
             return None
@@ -146,10 +158,21 @@ def decide(
     told_by: str,
     modes: Sequence[Mode] = MODES,
 ) -> list[SampleArgs]:
-    """Returns the samples of an entry (several with num_outputs), flags above files above what the model says.
+    """Determines the final settings of an entry; flags have precedence over files, files over the model's defaults.
 
-    `told_by` names, for people, who told the model's defaults; `modes` are what the model makes out of what. Raises
-    UserError, naming the sample, for values that contradict each other, that nobody gives or that the model has not.
+    Args:
+        entry: The sample in a file, with its defaults file.
+        flags: Settings from the command line.
+        defaults: Defaults of the model.
+        grid: Latent grid of the model.
+        told_by: Source of `defaults`, for messages.
+        modes: Generation modes that the model supports.
+
+    Returns:
+        One sample per output (`num_outputs`), with consecutive seeds.
+
+    Raises:
+        UserError: If settings contradict each other, are missing or are not supported by the model.
     """
     where = entry.layers[0].source
     try:
@@ -268,7 +291,11 @@ def choose_size(
 
 
 def choose_frames(chooser: Chooser, vision: str | None) -> tuple[list[int], str | None]:
-    """Returns the latent frames that are kept, and from which end. Raises ValueError where there are none."""
+    """Returns the conditioning latent frames, and which end of the video they come from.
+
+    Raises:
+        ValueError: If frames are requested without a conditioning image or video, or do not fit it.
+    """
     names = "condition_frame_indexes_vision", "condition_video_keep"
     asked = {name: chooser.pick(name) for name in names}
     if vision is None:
@@ -299,7 +326,7 @@ def choose_strength(chooser: Chooser, mode: str, defaults: GenerationDefaults) -
 
 
 def choose_negative(chooser: Chooser) -> tuple[str | None, str | None]:
-    """Returns the negative prompt, and the sentences after it."""
+    """Returns the negative prompt, and the mode of the metadata sentences after it."""
     text = chooser.pick("negative_prompt")
     layer = chooser.find("negative_prompt", "negative_prompt_file")
     if layer is not None and layer.settings.negative_prompt_file is not None:
@@ -318,7 +345,11 @@ def choose_negative(chooser: Chooser) -> tuple[str | None, str | None]:
 
 
 def read_prompt(entry: SampleEntry) -> str:
-    """Raises ValueError, naming the file, for one that cannot be read."""
+    """Returns the prompt of an entry, from its file if it names one.
+
+    Raises:
+        ValueError: If the file cannot be read.
+    """
     if entry.sample.prompt_path is None:
         return entry.sample.prompt or ""
     return read_text(entry.layers[0].folder / entry.sample.prompt_path, "prompt_path")
@@ -332,9 +363,9 @@ def read_text(path: Path, name: str) -> str:
 
 
 def settings_lines(samples: Sequence[SampleArgs]) -> list[str]:
-    """Formats each setting with its source, once for all samples that agree in both.
+    """Formats each setting with its source; samples that agree in both share a line.
 
-    The line in a file does not count, and the file's folder is omitted if no other file has its name.
+    Line numbers in sources are ignored, and a file's folder is omitted if no other file has its name.
     """
     files = {re.sub(r":\d+$", "", source) for sample in samples for source in sample.sources.values()}
     names = Counter(Path(file).name for file in files)

@@ -1,4 +1,4 @@
-"""Files of samples (JSON, JSONL, YAML, a prompt a line), read with all their mistakes in one report."""
+"""Reads sample files (JSON, JSONL, YAML, or text with one prompt per line) and reports all mistakes at once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ IMAGES = (".png", ".jpg", ".jpeg", ".webp")
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A sample's settings from one place."""
+    """Settings of a sample from one source, such as a file or the flags."""
 
     source: str
     """Source for messages: a file with a line number."""
@@ -44,7 +44,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class SampleEntry:
-    """A sample of a file, with what stands below it."""
+    """A sample in a file, with the settings of its defaults file."""
 
     name: str
     sample: Sample
@@ -54,7 +54,7 @@ class SampleEntry:
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
-    """Plain data of one sample, and where things stand in the file."""
+    """Plain data of one sample in a file, with the locations of its values."""
 
     name: str
     line: int | None
@@ -64,9 +64,16 @@ class FilePart:
 
 
 def read_files(patterns: Sequence[str]) -> list[SampleEntry]:
-    """Returns the samples of files and of patterns of files such as ``"inputs/*.json"``, in the order given.
+    """Reads the samples of files.
 
-    Raises ConfigError with every mistake of all files.
+    Args:
+        patterns: Paths, or glob patterns such as ``"inputs/*.json"``.
+
+    Returns:
+        The samples in the order of the files; their names are unique.
+
+    Raises:
+        ConfigError: With the mistakes of all files.
     """
     problems: list[Problem] = []
     found: list[tuple[SampleEntry, Place]] = []
@@ -93,13 +100,13 @@ def read_files(patterns: Sequence[str]) -> list[SampleEntry]:
 
 
 def parse_line(line: str) -> dict[str, str]:
-    """Returns the sample of a line of text: a prompt, or prompt@@image, as CogVideo's SAT has it."""
+    """Parses a line of text: a prompt, or prompt@@image as in CogVideo's SAT."""
     prompt, mark, image = line.strip().rpartition("@@")
     return {"prompt": prompt.strip(), "vision_path": image.strip()} if mark else {"prompt": line.strip()}
 
 
 def find_files(patterns: Sequence[str], problems: list[Problem]) -> list[Path]:
-    """Returns the files that are meant, each once."""
+    """Returns the files that match the patterns, without duplicates; mistakes are added to `problems`."""
     found: dict[Path, None] = {}
     for pattern in patterns:
         is_pattern = glob.has_magic(pattern) and not Path(pattern).exists()
@@ -117,9 +124,12 @@ def find_files(patterns: Sequence[str], problems: list[Problem]) -> list[Path]:
 
 
 def read_parts(file: Path, problems: list[Problem]) -> Iterator[FilePart]:
-    """Yields the samples of a file; lines that are no JSON go to `problems`.
+    """Yields the samples of a file; lines that are not valid JSON are added to `problems`.
 
-    Raises ConfigError, ValueError or OSError for a file that cannot be read at all.
+    Raises:
+        ConfigError: If a JSON or YAML file cannot be read or parsed.
+        ValueError: If the file has no samples.
+        OSError: If another file cannot be read.
     """
     kind, stem = file.suffix.lower(), file.stem
     if kind in NUMBERED:
@@ -155,12 +165,12 @@ def read_parts(file: Path, problems: list[Problem]) -> Iterator[FilePart]:
 
 
 def on_line(place: Place | None, number: int, file: Path) -> Place:
-    """Returns the place in a line of its own as a place in the whole file."""
+    """Converts a location within one line to a location in the file."""
     return Place(str(file), number) if place is None else replace(place, line=number)
 
 
 def read_entry(file: Path, part: FilePart, problems: list[Problem]) -> SampleEntry | None:
-    """Returns a sample and its defaults; its mistakes go to `problems`."""
+    """Returns a sample with its defaults file; None if it is invalid. Mistakes are added to `problems`."""
     sample = read_sample_settings(part, file, Sample, problems)
     if sample is None:
         return None
@@ -182,7 +192,7 @@ def read_entry(file: Path, part: FilePart, problems: list[Problem]) -> SampleEnt
 
 
 def read_sample_settings(part: FilePart, file: Path, cls: type[_Settings], problems: list[Problem]) -> _Settings | None:
-    """Returns the settings of plain data; None, with problems, for what is none."""
+    """Converts plain data to settings of class `cls`; None if they are invalid. Mistakes are added to `problems`."""
     mistakes: list[Problem] = []
     places: dict[paths.Path, Place] = {}
     here = Place(str(file), part.line)
@@ -201,9 +211,9 @@ def read_sample_settings(part: FilePart, file: Path, cls: type[_Settings], probl
 
 
 def drop_unused_fields(part: FilePart, mistakes: list[Problem]) -> dict[str, Any]:
-    """Returns the data without published fields that ask for nothing; those that ask for what is not here are mistakes.
+    """Returns the data without released fields that have no effect here; a value in such a field is a mistake.
 
-    Structured captions become text, as training writes them, and a tier may be a number.
+    Structured captions become text, as in training, and an integer resolution bucket becomes text.
     """
     data = {}
     for key, value in part.data.items():
@@ -223,14 +233,23 @@ def drop_unused_fields(part: FilePart, mistakes: list[Problem]) -> dict[str, Any
 
 
 def is_image_file(path: str) -> bool:
+    """Returns whether a path has the suffix of an image file."""
     return Path(path).suffix.lower() in IMAGES
 
 
 def read_condition(path: str, frames: int, *, last: bool = False) -> Tensor:
-    """Returns the image, or the first (or last) `frames` of the video, uint8 [3, T, H, W], upright and of its own
-    size.
+    """Reads a conditioning image, or frames of a video, in their original size and upright.
 
-    Raises ValueError, naming the file, for what cannot be read.
+    Args:
+        path: The file; images are recognized by suffix.
+        frames: Number of frames of a video.
+        last: Whether to read the last frames and not the first ones.
+
+    Returns:
+        uint8 [3, T, H, W]; T is 1 for an image, and smaller than `frames` for a shorter video.
+
+    Raises:
+        ValueError: If the file cannot be read.
     """
     from worldsmith.sampling.video_writer import read_image
 

@@ -14,7 +14,7 @@ NAME_LENGTH = 100
 
 
 class SampleSettings(Config):
-    """Settings that hold for one sample in a file, or for all of them as flags. null: not said here."""
+    """Generation settings of one sample in a sample file, or of all samples as flags; null: not set."""
 
     model_mode: Mode | None = None
     """Generation mode; null: as implied by vision_path and num_frames."""

@@ -31,8 +31,12 @@ def with_clip_size(
 ) -> GenerationDefaults:
     """Returns the defaults with height, width, frames and frame rate of the run's first usable training clip.
 
-    `run_tree`: the run's config as plain data; None for an exported pipeline, whose defaults are complete. `grid` is
-    the model's `latent_grid`. When the data are gone, a warning says so and the defaults stay open.
+    If the data are not readable, a warning is logged and the defaults are returned unchanged.
+
+    Args:
+        defaults: Defaults to complete.
+        run_tree: The run's config as plain data; None for an exported pipeline, whose defaults are complete.
+        grid: The model's `latent_grid`.
     """
     if run_tree is None:
         return defaults
@@ -45,7 +49,12 @@ def with_clip_size(
 
 
 def use_first_clip(defaults: GenerationDefaults, dataset: VideoDataset, grid: tuple[int, ...]) -> GenerationDefaults:
-    """Sets the size, length and fps of `defaults` from the first usable clip of a dataset.
+    """Returns `defaults` with the size, length and fps of the first usable clip of a dataset.
+
+    Args:
+        defaults: Defaults to complete.
+        dataset: The dataset.
+        grid: The model's `latent_grid`.
 
     Raises:
         DataError: If none of the first clips is readable.
@@ -56,9 +65,10 @@ def use_first_clip(defaults: GenerationDefaults, dataset: VideoDataset, grid: tu
 
 
 def first_windows(dataset: VideoDataset, count: int) -> dict[str, Window]:
-    """Returns the first so many different captions, in the order of the windows, and these.
+    """Returns the first `count` different captions with their windows, in the order of the windows.
 
-    Raises DataError for none.
+    Raises:
+        DataError: If the dataset has no caption.
     """
     found: dict[str, Window] = {}
     for window in dataset.windows:
@@ -72,9 +82,10 @@ def first_windows(dataset: VideoDataset, count: int) -> dict[str, Window]:
 
 
 def read_first_frame(window: Window, dataset: VideoDataset, grid: tuple[int, ...]) -> Tensor:
-    """Returns the first frame of a window that training uses, uint8 [3, 1, H, W].
+    """Returns the first frame that training uses of a window, uint8 [3, 1, H, W] in its original size.
 
-    Raises SampleError when it cannot be read.
+    Raises:
+        SampleError: If the frame cannot be read.
     """
     import torch
 
@@ -88,9 +99,19 @@ def read_first_frame(window: Window, dataset: VideoDataset, grid: tuple[int, ...
 def read_clip(
     window: Window, dataset: VideoDataset, grid: tuple[int, ...], size: tuple[int, int]
 ) -> tuple[Tensor, float]:
-    """Reads the frames of a window that training uses, scaled and cropped to `size` (H, W) as in training.
+    """Reads the frames of a window that training uses, scaled and cropped as in training.
 
-    Returns the frames, uint8 [3, T, H, W], and their fps. Raises SampleError if they cannot be read.
+    Args:
+        window: The window.
+        dataset: Its dataset.
+        grid: The model's `latent_grid`.
+        size: (height, width) in pixels.
+
+    Returns:
+        The frames, uint8 [3, T, H, W], and their fps.
+
+    Raises:
+        SampleError: If the frames cannot be read.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Generated videos on disk: MP4 files, and contact sheets that show many clips in one image."""
+"""Writes generated videos as MP4 files, images as JPEG, and contact sheets that show many clips in one image."""
 
 from __future__ import annotations
 
@@ -27,7 +27,17 @@ INK, PAPER, RULE = (30, 30, 30), (255, 255, 255), (205, 205, 205)
 
 
 def write_mp4(path: str | Path, frames: Tensor, fps: float, *, crf: int = 12) -> None:
-    """Writes uint8 frames [3, T, H, W] as `write_video` does, in a folder that is made when there is none."""
+    """Writes a video as MP4 with `write_video`; creates missing folders.
+
+    Args:
+        path: The MP4 file.
+        frames: uint8 [3, T, H, W].
+        fps: Frames per second.
+        crf: Constant rate factor of H.264; lower is better.
+
+    Raises:
+        ValueError: If `frames` does not have four dimensions.
+    """
     if frames.ndim != 4:
         raise ValueError(f"{path}: expected uint8 frames [3, T, H, W], found {frames.dtype} {list(frames.shape)}")
     path = Path(path)
@@ -36,13 +46,13 @@ def write_mp4(path: str | Path, frames: Tensor, fps: float, *, crf: int = 12) ->
 
 
 def write_jpeg(path: Path, picture: Tensor, quality: int) -> None:
-    """Writes a uint8 image [3, H, W], which appears only when complete."""
+    """Writes a uint8 image [3, H, W] as JPEG of a `quality` from 1 to 100; the file appears only when complete."""
     with replacing(path) as aside:
         Image.fromarray(picture.permute(1, 2, 0).cpu().numpy()).save(aside, format="JPEG", quality=quality)
 
 
 def few_frames(path: Path, count: int = 4) -> Tensor:
-    """Reads about `count` evenly spaced frames of an image or a video, uint8 [3, T, H, W]."""
+    """Reads about `count` evenly spaced frames of an image (.jpg) or a video, uint8 [3, T, H, W]."""
     if path.suffix == ".jpg":
         return read_image(path)[:, None]
     _, info = examine(str(path))
@@ -51,7 +61,11 @@ def few_frames(path: Path, count: int = 4) -> Tensor:
 
 
 def read_image(path: str | Path) -> Tensor:
-    """Returns an image as uint8 [3, H, W], turned as its metadata say. Raises ValueError for what is no image."""
+    """Reads an image as uint8 [3, H, W], rotated according to its EXIF data.
+
+    Raises:
+        ValueError: If the file is not an image.
+    """
     try:
         image = ImageOps.exif_transpose(Image.open(path))
     except UnidentifiedImageError as error:
@@ -69,18 +83,18 @@ def contact_sheet(
     columns: int = 4,
     legend: str = "",
 ) -> None:
-    """Writes a PNG with a column per prompt and a row per label; a cell has evenly spaced frames from left to right.
+    """Writes a PNG with a column per prompt and a row per label; a cell shows evenly spaced frames from left to right.
 
     Args:
-        path: the PNG file.
+        path: The PNG file; missing folders are created.
         rows: (label, one uint8 clip [3, T, H, W] per prompt).
-        prompts: the text above each column.
-        frames_per_clip: max number of frames in a cell.
-        columns: prompts next to each other; further ones are below.
-        legend: text at the top that explains rows and columns.
+        prompts: Text above each column.
+        frames_per_clip: Max number of frames in a cell.
+        columns: Max number of prompts next to each other; further ones are below.
+        legend: Text at the top that explains rows and columns.
 
     Raises:
-        ValueError: a row does not have one clip for each prompt.
+        ValueError: If a row does not have one clip per prompt, or there are no rows or prompts.
     """
     for label, clips in rows:
         if len(clips) != len(prompts):
@@ -124,7 +138,7 @@ def contact_sheet(
 
 
 def filmstrip(clip: Tensor, count: int) -> Image.Image:
-    """Arranges evenly spaced frames of a clip side by side, including the first and the last."""
+    """Arranges evenly spaced frames of a clip next to each other, including the first and the last."""
     total, height, width = clip.shape[1:]
     picks = np.linspace(0, total - 1, min(count, total)).round().astype(int)
     scale = max(1, -(-FRAME_SIDE // min(height, width)))
@@ -138,7 +152,7 @@ def filmstrip(clip: Tensor, count: int) -> Image.Image:
 
 
 def wrap(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> str:
-    """Breaks text at spaces to fit `width` pixels; what goes past the header's lines becomes an ellipsis."""
+    """Breaks text at spaces to fit `width` pixels; text beyond the header's lines is replaced by an ellipsis."""
     lines: list[str] = [""]
     for word in text.split():
         candidate = f"{lines[-1]} {word}".strip()

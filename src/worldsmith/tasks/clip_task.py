@@ -1,4 +1,4 @@
-"""`ClipTask`: what all families have in common that learn from clips which a video VAE encodes."""
+"""`ClipTask`: the task of all model families that learn from clips which a video VAE encodes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class ClipEncoder(SampleEncoder):
-    """Encodes clips into the latent cache of a run."""
+    """Encodes clips into the latent cache of a run, without training (`worldsmith encode`)."""
 
     task: ClipTask
 
@@ -58,13 +58,13 @@ class ClipEncoder(SampleEncoder):
         return bool(missing)
 
     def is_cached(self, part: VideoSample) -> bool:
-        """Returns whether another process encoded a part meanwhile."""
+        """Returns whether another process has encoded a part in the meantime."""
         cache, key = self.task.latent_cache, part.cache_key
         return cache is not None and key is not None and cache.path_for(key).exists()
 
 
 class DummyClips(DummyData):
-    """Dummy clips, and the VAE and text encoder of a plan."""
+    """Dummy clips for a plan, with the VAE and the text encoder of a `ClipTask`."""
 
     task: ClipTask
 
@@ -101,15 +101,16 @@ class DummyClips(DummyData):
         return self.tensors_of("text_encoder")
 
     def tensors_of(self, *names: str) -> Iterator[Tensor]:
+        """Yields the weights and buffers of those model components in `names` that exist and are loaded."""
         parts = (vars(self.task.model).get(name) for name in names)
         for module in (module for part in parts if part is not None for module in part.modules):
             yield from (*module.parameters(), *module.buffers())
 
 
 class ClipTask(Task):
-    """Captioned clips, whose latents are kept in a cache. A batch is a list of `VideoSample`.
+    """Base class of tasks on captioned clips, whose latents are stored in a cache. A batch is a list of `VideoSample`.
 
-    The model has `latent_grid`, `latent_fingerprint` and `encode`.
+    The model must have `latent_grid`, `latent_fingerprint` and `encode`.
     """
 
     loader_class = VideoLoader
@@ -124,21 +125,21 @@ class ClipTask(Task):
     @property
     @abstractmethod
     def tokenize(self) -> Callable[[str], list[int]]:
-        """Returns a function that tokenizes captions; it is pickled for worker processes."""
+        """Function that tokenizes captions; it must be picklable, for the worker processes of the loader."""
 
     @property
     @abstractmethod
     def encoded_channels(self) -> int:
-        """Channels of what the cache keeps of a clip."""
+        """Channels of the tensor that the cache stores per clip."""
 
     @property
     def first_frames(self) -> FirstFrames:
-        """Form in which the loader returns each clip's first frame in addition."""
+        """Format in which the loader returns each clip's first frame in addition to the clip; "none": not at all."""
         return "none"
 
     @property
     def only_shape(self) -> tuple[int, int, int] | None:
-        """The latent shape (t, h, w) of every clip, where the network takes no other."""
+        """The latent shape (t, h, w) that every clip must have; None: any shape."""
         return None
 
     def loader(self, *, dry: bool = False) -> VideoLoader:
@@ -161,7 +162,11 @@ class ClipTask(Task):
 
     @cached_property
     def latent_cache(self) -> LatentCache | None:
-        """The VAE, whose weights the fingerprint is made of, gives their memory back until a clip is missing."""
+        """Latent cache of the run; None: the run has no cache.
+
+        The fingerprint is computed from the weights of the VAE, which are freed afterwards until a clip must be
+        encoded.
+        """
         folder = self.data.latent_cache
         if not folder:
             return None
@@ -171,8 +176,10 @@ class ClipTask(Task):
         return cache
 
     def latents(self, batch: Sequence[VideoSample]) -> list[Tensor]:
-        """Returns the latents of all samples; the ranks of a context-parallel group divide the encoding and exchange
-        results."""
+        """Returns the latents [C, t, h, w] of all samples on the model's device, cached or encoded.
+
+        With context parallelism, all ranks of a group must call it: they divide the encoding and exchange the results.
+        """
         from worldsmith.distributed.context_parallel import divide_work
 
         shapes = [(self.encoded_channels, *sample.latent_shape) for sample in batch]
@@ -191,11 +198,19 @@ class ClipTask(Task):
             self._let_go()
 
     def encode_part(self, part: VideoSample) -> Tensor:
-        """Returns the latents of a clip, or of the image that belongs to it."""
+        """Returns the latents of a clip, or of the image of a clip."""
         return self.cached_latents(part, self.model.encode)
 
     def cached_latents(self, part: VideoSample, encode: Callable[[Tensor], Tensor]) -> Tensor:
-        """Returns the latents [C, t, h, w] of a sample: its own, or encoded now and then stored in the cache."""
+        """Returns the latents of a sample: those that the loader found in the cache, else encoded and cached now.
+
+        Args:
+            part: A sample with latents or a video.
+            encode: Encodes the video, uint8 [3, T, H, W], to latents [C, t, h, w].
+
+        Raises:
+            ValueError: If the sample has neither latents nor a video.
+        """
         if part.latents is not None:
             return part.latents
         if part.video is None:
@@ -206,7 +221,7 @@ class ClipTask(Task):
         return latents
 
     def _let_go(self) -> None:
-        """Frees the frozen parts that a cache has made idle; they come back when they are needed."""
+        """Frees frozen components that were not needed for `IDLE_STEPS` batches; the next use loads them again."""
         if self.latent_cache is None:
             return
         for name, part in self.frozen_parts():
@@ -219,7 +234,10 @@ class ClipTask(Task):
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
-        """Frees what training does without, since all is cached, so that it finds the memory that it had."""
+        """Context manager for sample generation: afterwards frees components that training does not need.
+
+        Training then has as much free memory as before.
+        """
         before = {name: (bool(part.modules), part.idle) for name, part in self.frozen_parts()}
         try:
             yield
@@ -234,7 +252,7 @@ class ClipTask(Task):
                 torch.cuda.empty_cache()
 
     def frozen_parts(self) -> Iterator[tuple[str, Any]]:
-        """Returns the VAE and the text encoder, as far as the model has built them, by the names of `FROZEN`."""
+        """Yields (name, component) of the VAE and the text encoder, if the model has built them; see `FROZEN`."""
         parts = ((name, vars(self.model).get(name)) for name in FROZEN)
         return ((name, part) for name, part in parts if part is not None)
 
@@ -252,7 +270,7 @@ class ClipTask(Task):
         return {"cache_unwritten": self.latent_cache.unwritten if self.latent_cache else 0}
 
     def cached_parts(self, sample: VideoSample) -> list[VideoSample]:
-        """Returns the cached parts of a sample: the clip, and its first frame if that is encoded separately."""
+        """Returns the parts of a sample that the cache stores: the clip, and a separately encoded first frame."""
         return [sample, sample.image] if sample.image and self.first_frames != "encoded in every epoch" else [sample]
 
     def fills_cache(self, batch: Sequence[VideoSample]) -> bool:

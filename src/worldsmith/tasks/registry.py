@@ -1,4 +1,4 @@
-"""The tasks of the model families (`Family.task`)."""
+"""The task classes of the model families (`Family.task`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ TASKS: FamilyRegistry[type[Task]] = FamilyRegistry(lambda family: family.load(fa
 
 
 def task_of(family: str) -> type[Task]:
-    """Returns the task of a family. Raises ValueError for a family that has none."""
+    """Returns the task class of a model family.
+
+    Raises:
+        ValueError: If the family does not exist or has no task.
+    """
     task = TASKS.find(family)
     if task is None:
         raise ValueError(f"no task can train models of the family '{family}'; known: {', '.join(TASKS.names())}")

@@ -1,6 +1,6 @@
-"""`Task`: the methods that a model family gives the trainer, in addition to its model.
+"""`Task`: the methods that a model family provides to the trainer, in addition to its model.
 
-Two helpers of a task stand first: `DummyData` is for plans, `SampleEncoder` for encoding ahead of a run.
+A task has two helpers: `DummyData` for plans, and `SampleEncoder` for encoding before a run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from worldsmith.objectives.objective import LossSum, Objective
 
 
 class DummyData:
-    """Dummy batches for a task, and its encoders while samples count as cached (`worldsmith plan`)."""
+    """Dummy batches for a task, and access to its encoders while samples count as cached (`worldsmith plan`)."""
 
     def __init__(self, task: Any) -> None:
         self.task = task
@@ -35,16 +35,21 @@ class DummyData:
         """Builds a dummy batch without any data.
 
         Args:
-            fill: size of the batch as a fraction of the limits of the run.
-            encoded: whether the latents and embeddings come from the cache.
+            fill: Size of the batch as a fraction of the limits of the run.
+            encoded: Whether the latents and embeddings come from the cache.
 
         Raises:
-            UserError: the family does not support it.
+            UserError: If the family does not support dummy batches.
         """
         raise UserError(f"{type(self.task).__name__} supports no dummy data: the plan needs the data of the run")
 
     def fill_sample(self, sample: Any, *, encoded: bool = True) -> Any:
-        """Fills a sample that was read without decoding with constant contents. `encoded`: as in `make_batch`."""
+        """Fills a sample that was read without decoding with constant contents.
+
+        Args:
+            sample: The sample.
+            encoded: As in `make_batch`.
+        """
         return sample
 
     def sample_bytes(self, sample: Any) -> tuple[int, int]:
@@ -71,14 +76,18 @@ class DummyData:
 
 
 class SampleEncoder(ABC):
-    """The frozen encoders of a task, and the cache that they fill (`worldsmith encode`)."""
+    """Encodes samples with the frozen encoders of a task into its cache, before a run (`worldsmith encode`)."""
 
     def __init__(self, task: Any) -> None:
         self.task = task
 
     @abstractmethod
     def require_cache(self) -> Path:
-        """Returns the folder of the latent cache. Raises UserError if the run has none."""
+        """Returns the folder of the latent cache.
+
+        Raises:
+            UserError: If the run has no cache.
+        """
 
     @property
     @abstractmethod
@@ -87,7 +96,7 @@ class SampleEncoder(ABC):
 
     @abstractmethod
     def encode(self, sample: Any) -> bool:
-        """Encodes a sample into the cache, as the loss of the task does. False: it was in the cache already."""
+        """Encodes a sample into the cache, as the loss of the task does; returns False if it was cached already."""
 
     def keep_all_samples(self) -> None:  # noqa: B027 (nothing by default)
         """Makes the loader return every sample, including those that training skips at random."""
@@ -96,7 +105,7 @@ class SampleEncoder(ABC):
         """Makes `encode` skip captions, which `encode_captions` encodes, so that only one encoder is in memory."""
 
     def encode_captions(self) -> None:  # noqa: B027 (nothing by default)
-        """Encodes the captions that `encode` left, without the encoder of clips."""
+        """Encodes the captions that `encode` skipped, without the encoder of clips in memory."""
 
     def compile(self, tiers: Sequence[str]) -> None:
         """Compiles the encoder of raw samples for all sizes of the resolution buckets `tiers`."""
@@ -105,7 +114,7 @@ class SampleEncoder(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """Data report of a dry run."""
+    """Summary of the first batch, shown by a dry run."""
 
     samples: int
     """Number in the first batch."""
@@ -116,7 +125,7 @@ class Preview:
 
 
 class Task(ABC):
-    """Joins the data, the model and the objective of one family into a loss.
+    """Combines data, model and objective of one model family: computes the loss of a batch.
 
     A run has one task for its training data and, if it validates, another for its validation data. A task is built
     before the weights of `model` have values (in a dry run they never get memory) and before the data are read. A batch
@@ -147,7 +156,16 @@ class Task(ABC):
         run_folder: Path | None = None,
         split: Split = "train",
     ) -> None:
-        """Builds the task for the split with the config section `data`. Without a `run_folder` no file is written."""
+        """Builds the task; reads no data.
+
+        Args:
+            model: The model; its weights may be without values.
+            objective: Config of the objective.
+            data: Config section of the loader for `split`.
+            world: Ranks of the run; None: a single process.
+            run_folder: Run folder; None: no file is written.
+            split: Whether the task is for training or for validation.
+        """
         self.model: Any = model
         self.objective: Any = objective.build()
         self.data: Any = data
@@ -171,13 +189,17 @@ class Task(ABC):
                 raise WrongValueError({f"{section}.type": name}, why=why)
 
     def loader(self, *, dry: bool = False) -> Any:
-        """Builds the loader of this rank's batches. `dry`: without worker processes and without writing anything."""
+        """Builds the loader of this rank's batches.
+
+        Args:
+            dry: Whether to build it for a dry run: without worker processes and without writing files.
+        """
         settings = copy.deepcopy(self.data)
         settings.num_workers = 0 if dry else settings.num_workers
         return settings.build(**self.place_in_run())
 
     def place_in_run(self) -> dict[str, Any]:
-        """Arguments of the loader's constructor that describe the run."""
+        """Returns the arguments of the loader's constructor that describe the run: quarantine, rank and world size."""
         return {
             "quarantine": self.quarantine or Quarantine(self.run_folder, rank=self.world.rank, split=self.split),
             "rank": self.world.data_rank,
@@ -185,37 +207,44 @@ class Task(ABC):
         }
 
     def weigh(self, batch: Any) -> float:
-        """Returns the weight of a batch in its step (number of samples or tokens, or 1), before any forward pass."""
+        """Returns the weight of a batch in its step (number of samples or tokens, or 1), before any forward pass.
+
+        The loss of a step is the sum of `LossSum.sum` over all batches and ranks, divided by the sum of their weights.
+        """
         return len(batch)
 
     @abstractmethod
     def loss(self, batch: Any, *, seed: int) -> LossSum:
-        """Runs the forward pass of one batch. Random values depend only on `seed` and the positions of the samples.
+        """Runs the forward pass of one batch.
 
         Validation calls it without gradients, with the network in eval mode.
+
+        Args:
+            batch: A batch of the loader.
+            seed: Seed of the run; random values depend only on it and on the positions of the samples in the stream.
         """
 
     def check_gradients(self, batches: Sequence[Any], weight: float) -> None:  # noqa: B027 (nothing by default)
         """Checks the gradients after the last backward pass of a step, on all ranks, before any update.
 
         Args:
-            batches: the batches of this rank.
-            weight: weight of the step over all ranks.
+            batches: The batches of this rank.
+            weight: Weight of the step over all ranks.
 
         Raises:
-            UserError: on all ranks, for gradients that only a mistake explains.
+            UserError: On all ranks, if only a mistake explains the gradients.
         """
 
     def identify(self, batch: Any) -> Any:
-        """Returns a value whose `repr` must be equal on all ranks that share the batch."""
+        """Returns a value whose `repr` must be equal on all ranks that process the same batch."""
         return self.name_samples(batch)
 
     def name_samples(self, batch: Any) -> list[Any]:
-        """Returns key and stream position of each sample of a batch."""
+        """Returns [key, stream position] of each sample of a batch."""
         return [[sample.key, sample.position] for sample in batch]
 
     def size(self, batch: Any) -> tuple[int, int]:
-        """Returns the number of samples and of tokens of a batch."""
+        """Returns the number of samples and the number of tokens of a batch."""
         return len(batch), sum(sample.num_tokens for sample in batch)
 
     def padding(self, batch: Any) -> int:
@@ -227,22 +256,25 @@ class Task(ABC):
         return None
 
     def fills_cache(self, batch: Any) -> bool:
-        """Returns whether `loss` fills a cache with this batch, so that its time does not predict that of later
-        epochs."""
+        """Returns whether `loss` fills a cache with this batch: its time does not predict that of later epochs."""
         return False
 
     def counts(self) -> Mapping[str, int]:
-        """Counts of this rank in addition to those of the loader."""
+        """Returns counters of this rank by metric name, in addition to those of the loader."""
         return {}
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
-        """Frees components that are loaded only for sample generation when the block ends."""
+        """Context manager for sample generation: its end frees the components that only sample generation needs."""
         yield
 
     @cached_property
     def encoder(self) -> SampleEncoder:
-        """Encodes samples ahead of the run. Raises UserError for a family without encoder."""
+        """Encoder of samples before the run.
+
+        Raises:
+            UserError: If the family has no encoder.
+        """
         if self.encoder_class is None:
             name = type(self).__name__
             raise UserError(f"{name}: its samples are not encoded before the network, so there is nothing to cache")
@@ -250,22 +282,22 @@ class Task(ABC):
 
     @property
     def dummy_data(self) -> DummyData:
-        """Batches and encoders of a plan."""
+        """Dummy batches and encoders, for a plan."""
         return self.dummy_data_class(self)
 
     def preview(self, loader: Any) -> Preview:
-        """Reads the first batch of a dry loader and computes what needs no weights of the network."""
+        """Reads the first batch of a dry loader and summarizes it without weights of the network."""
         batch = next(iter(loader))
         return Preview(*self.size(batch), first=f"{batch[0].key} is its first")
 
     def describe_weights(self, run: Any, rates: Mapping[str, float]) -> Iterable[tuple[str, str]]:
-        """Returns the lines for a start and a dry run, each with a label of up to 12 letters.
+        """Returns lines for the start of a run and for a dry run, each with a label of up to 12 letters.
 
         They describe the components of the network, and the results to expect where the family can do better.
 
         Args:
-            run: the `RunConfig`.
-            rates: learning rates of the trained parameters by internal parameter name.
+            run: The config of the run, a `RunConfig`.
+            rates: Learning rates of the trained parameters by internal parameter name.
         """
         return ()
 

@@ -1,4 +1,4 @@
-"""Accuracy and other metrics of answers that are labels, numbers, or ratings as in the VideoPhy-2 protocol."""
+"""Metrics of answers that are labels, numbers, or ratings as in the VideoPhy-2 protocol."""
 
 from __future__ import annotations
 
@@ -18,11 +18,21 @@ if TYPE_CHECKING:
 def measure_classes(
     said: Sequence[str | None], true: Sequence[str], labels: Sequence[str], *, positive: str | None = None
 ) -> dict[str, Any]:
-    """Figures of answers against true labels; None, for an answer that could not be read, is wrong.
+    """Computes accuracy and related metrics of predicted labels.
 
-    `precision`, `recall` and `f1` are those of the label `positive`, 0 where their denominator is 0. Balanced accuracy
-    is the mean recall of the labels that occur; of two labels both must (else None). Intervals of 95 %: Wilson's for
-    `accuracy`, a bootstrap over the answers for the others.
+    `precision`, `recall` and `f1` are those of the label `positive`, 0 if their denominator is 0. Balanced accuracy is
+    the mean recall of the labels that occur; with two labels it is None unless both occur. Intervals are 95 %
+    confidence
+    intervals: Wilson's for `accuracy`, a bootstrap over the answers for the others.
+
+    Args:
+        said: Predicted labels; None, for an answer that could not be parsed, is wrong.
+        true: Ground-truth labels.
+        labels: All labels, in the order of the confusion matrix.
+        positive: Label of a binary task whose precision and recall are computed; None: no such metrics.
+
+    Returns:
+        Metrics by name, with the confusion matrix.
     """
     counts, occurring = Counter(zip(true, said)), [label for label in labels if label in set(true)]
     columns = [*labels, None]
@@ -57,9 +67,9 @@ def measure_classes(
 
 
 def with_intervals(rows: list[list[int]], derived: dict[str, Callable[[Any], Any]]) -> dict[str, Any]:
-    """Figures of a confusion table, and their intervals by the percentile bootstrap, always with the same draws.
+    """Computes metrics of a confusion matrix and their intervals by the percentile bootstrap with a fixed seed.
 
-    Drawing answers with replacement is drawing the table's cells from a multinomial distribution.
+    Sampling answers with replacement equals sampling the cells of the matrix from a multinomial distribution.
     """
     import numpy as np
 
@@ -74,14 +84,14 @@ def with_intervals(rows: list[list[int]], derived: dict[str, Callable[[Any], Any
 
 
 def measure_label(name: str, place: int, tables: np.ndarray) -> np.ndarray:
-    """Computes precision, recall or F1 of a label in confusion tables [..., true, predicted]."""
+    """Computes precision, recall or F1 of the label at index `place` in confusion matrices [..., true, predicted]."""
     hits, said, true = tables[..., place, place], tables[..., place].sum(-1), tables[..., place, :].sum(-1)
     part, whole = {"precision": (hits, said), "recall": (hits, true), "f1": (2 * hits, said + true)}[name]
     return ratio(part, whole)
 
 
 def balanced_accuracy(places: Sequence[int], tables: np.ndarray) -> np.ndarray:
-    """Returns the mean recall of some labels in tables [..., true, said]."""
+    """Computes the mean recall of the labels at the indices `places` in confusion matrices [..., true, predicted]."""
     import numpy as np
 
     return np.mean([measure_label("recall", place, tables) for place in places], axis=0)
@@ -97,9 +107,18 @@ def ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
 def measure_numbers(
     said: Sequence[float | None], true: Sequence[float], agree: Callable[[float, float], bool]
 ) -> dict[str, Any]:
-    """Figures of answers against true numbers; None, for an answer that could not be read, is wrong, and in no error.
+    """Computes accuracy and relative error of predicted numbers.
 
-    `relative_error` is the mean of |said - true| / |true| where the true number is not 0.
+    `relative_error` is the mean of |prediction - truth| / |truth| over the answers that have a number and whose ground
+    truth is not 0.
+
+    Args:
+        said: Predictions; None, for an answer that could not be parsed, is wrong and is skipped in the relative error.
+        true: Ground truth.
+        agree: Returns whether a prediction is correct for a ground truth.
+
+    Returns:
+        Metrics by name.
     """
     total = len(true)
     right = sum(answer is not None and agree(answer, truth) for answer, truth in zip(said, true))
@@ -115,10 +134,11 @@ def measure_numbers(
 
 
 def measure_ratings(answers: Sequence[str], truths: Sequence[str]) -> dict[str, Any]:
-    """Returns the metrics of answers against the ground truth, which is text as well.
+    """Computes metrics of ratings from 1 to 5, in texts, against the ground truth, which is text as well.
 
-    A sample without a true rating does not count; an answer without a rating is wrong, and is not in correlations and
-    the mean error. `accuracy` and `pearson_correlation` are those of the protocol; undefined metrics are None.
+    A sample without a ground-truth rating is skipped. An answer without a rating is wrong, and skipped in correlations
+    and the mean error. `accuracy` and `pearson_correlation` are those of the VideoPhy-2 protocol; undefined metrics are
+    None.
     """
     import numpy as np
 
@@ -148,7 +168,7 @@ def measure_ratings(answers: Sequence[str], truths: Sequence[str]) -> dict[str, 
 
 
 def correlation(pairs: Any) -> float | None:
-    """Returns Pearson's correlation of [n, 2]; None for fewer than two pairs, and if a column is constant."""
+    """Computes Pearson's correlation of [n, 2]; None for fewer than two pairs, or if a column is constant."""
     import numpy as np
 
     if len(pairs) < 2 or not pairs.std(axis=0).all():
@@ -157,7 +177,7 @@ def correlation(pairs: Any) -> float | None:
 
 
 def ranks(values: Any) -> Any:
-    """Returns ranks from 1; equal values get their mean rank."""
+    """Returns the ranks of values, from 1; equal values get their mean rank."""
     import numpy as np
 
     _, places, counts = np.unique(values, return_inverse=True, return_counts=True)

@@ -43,6 +43,8 @@ DISTANCE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class AnswerTask:
+    """Rules for the answers of one task type: parsing, correctness and metrics."""
+
     name: str
     read: Callable[[str], Any]
     """Parses an answer; None if it cannot be parsed."""
@@ -58,12 +60,13 @@ class AnswerTask:
     """Whether a record whose ground truth cannot be parsed is skipped instead of an error."""
 
     def right(self, answer: str, truth: str) -> bool | None:
+        """Returns whether an answer is correct; None if the task is not graded or the ground truth cannot be parsed."""
         said, true = self.read(answer), self.read(strip_reasoning(truth))
         return None if self.excluded or true is None else said is not None and self.agree(said, true)
 
 
 def strip_reasoning(truth: str) -> str:
-    """Returns a true answer without its reasoning and tags."""
+    """Returns a ground-truth answer without its reasoning and tags."""
     return split_answer(truth)[1]
 
 
@@ -90,7 +93,12 @@ def task_of_numbers(name: str, within: float) -> AnswerTask:
 
 
 class AnswerTasks:
-    """The tasks with the settings of an evaluation."""
+    """The task types of an evaluation, with its settings for text metrics.
+
+    Args:
+        metrics: Metrics of free-text answers, such as "bleu".
+        soft_threshold: Min token F1 of a soft match.
+    """
 
     def __init__(self, *, metrics: Sequence[Metric], soft_threshold: float) -> None:
         self.bert_score: BertScore | None = None
@@ -108,10 +116,15 @@ class AnswerTasks:
         )
 
     def choose(self, name: str, truths: Mapping[str, str], kinds: Mapping[str, str]) -> dict[str, AnswerTask]:
-        """Returns the task of each record, by its id. `truths` are the true answers, `kinds` what the records call
-        their tasks.
+        """Returns the task of each record, by record id.
 
-        Raises UserError for a kind that is not known, and for a true answer that cannot be read.
+        Args:
+            name: Task type, "auto" (detected), or "by_record" or "metropolis_sgd" for one per record.
+            truths: Ground-truth answers by record id.
+            kinds: Task types that the records state, by record id.
+
+        Raises:
+            UserError: If a task type is unknown, or a ground-truth answer cannot be parsed.
         """
         if name in ("by_record", "metropolis_sgd"):
             members: dict[str, dict[str, str]] = {}
@@ -133,8 +146,18 @@ class AnswerTasks:
         return chosen
 
     def use(self, bert_score: BertScore, chosen: Iterable[AnswerTask]) -> str:
-        """Measures texts with `bert_score` too. Returns why not, where tasks have texts and the default model is not
-        on this machine. Raises UserError for another model that cannot be used."""
+        """Adds BERTScore to the metrics of texts, if one of the tasks is a text task.
+
+        Args:
+            bert_score: The metric; its encoder must be on this machine.
+            chosen: Tasks of the records.
+
+        Returns:
+            A warning if the default encoder is not on this machine; "" otherwise.
+
+        Raises:
+            UserError: If another encoder cannot be used.
+        """
         if all(task.measure is not self.text.measure for task in chosen):
             return ""
         if bert_score.find_folder() is None:

@@ -14,10 +14,10 @@ NUMBER = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?|-?\d+(?:\.\d+)?")
 
 
 def split_answer(text: str) -> tuple[str, str]:
-    """Splits text into (reasoning, answer): the content of the last `<answer>`, else the text after the reasoning.
+    """Splits generated text into (reasoning, answer): the last `<answer>`, else the text after the reasoning.
 
     Reasoning ends with `</think>`, even if the text does not open it, since a chat template may have done so. If it was
-    cut off by the token limit, there is no answer.
+    cut off by the token limit, the answer is the text before `<think>`, usually "".
     """
     reasoning, rest = "", text
     if closed := list(CLOSED.finditer(text)):
@@ -30,7 +30,12 @@ def split_answer(text: str) -> tuple[str, str]:
 
 
 def normalize(text: str, *, articles: bool = False) -> str:
-    """Normalizes a text: lowercase, no punctuation or symbols, no articles (unless `articles`), single spaces."""
+    """Normalizes a text for comparison: lowercase, no punctuation or symbols, single spaces.
+
+    Args:
+        text: The text.
+        articles: Whether "a", "an" and "the" are kept.
+    """
     kept = "".join(sign for sign in text.lower() if unicodedata.category(sign)[0] not in "PS")
     return " ".join(word for word in kept.split() if articles or word not in ARTICLES)
 
@@ -45,6 +50,6 @@ def token_f1(answer: str, truth: str) -> float:
 
 
 def parse_number(text: str) -> float | None:
-    """Returns the first number, such as "1,200.5"."""
+    """Returns the first number in a text, such as 1200.5 in "1,200.5 m"; None if it has no number."""
     found = NUMBER.search(text)
     return float(found[0].replace(",", "")) if found else None

@@ -50,10 +50,10 @@ class BertScores(NamedTuple):
 
 
 class BertScore(Configurable):
-    """Compares texts by the states of a text encoder; each token of one text with the most similar one of the other.
+    """BERTScore metric: matches each token of one text to the most similar token of the other, by encoder states.
 
-    As the library bert-score computes it: cosine similarity, special tokens have no weight, neither inverse document
-    frequencies nor a baseline.
+    As in the library bert-score: cosine similarity; special tokens have no weight; neither inverse document frequencies
+    nor a baseline.
     """
 
     class Config(Configurable.Config):
@@ -70,9 +70,10 @@ class BertScore(Configurable):
         self.config = config
 
     def find_folder(self) -> Path | None:
-        """Returns the folder of the encoder; None if the default one is not on this machine.
+        """Returns the folder of the encoder; None if the default encoder is not on this machine. Downloads no files.
 
-        Raises UserError for another one that is not here, and for a layer that is not known or that it does not have.
+        Raises:
+            UserError: If another encoder is not on this machine, or the layer is not known or does not exist.
         """
         name = self.config.model
         try:
@@ -98,7 +99,7 @@ class BertScore(Configurable):
         return self.config.layers or LAYERS.get(self.config.model.rstrip("/").rpartition("/")[2])
 
     def compare(self, answers: Sequence[str], truths: Sequence[str]) -> list[BertScores]:
-        """Returns the scores of each answer against its ground truth; 0 where one of them is empty."""
+        """Returns the scores of each answer against its ground truth; 0 if one of them is empty. Loads the encoder."""
         texts = sorted({text.strip() for text in (*answers, *truths)}, key=len, reverse=True)
         size = self.config.batch_size
         states: dict[str, tuple[Tensor, Tensor]] = {}
@@ -108,7 +109,7 @@ class BertScore(Configurable):
         return [score(*states[said.strip()], *states[true.strip()]) for said, true in zip(answers, truths, strict=True)]
 
     def encode(self, texts: Sequence[str]) -> list[tuple[Tensor, Tensor]]:
-        """States of unit length [tokens, width] and weights [tokens] of each text."""
+        """Returns states of unit length [tokens, width] and token weights [tokens] of each text."""
         import torch
 
         tokenizer, model, limit = self.encoder
@@ -123,7 +124,7 @@ class BertScore(Configurable):
 
     @functools.cached_property
     def encoder(self) -> tuple[Any, Any, int]:
-        """Tokenizer, model, and the most tokens that a text may have."""
+        """Tokenizer, model, and the max number of tokens of a text; loaded on first use."""
         from transformers import AutoModel, AutoTokenizer
 
         folder = self.find_folder()
@@ -135,7 +136,7 @@ class BertScore(Configurable):
 
 
 def score(said: Tensor, said_weights: Tensor, true: Tensor, true_weights: Tensor) -> BertScores:
-    """Returns the greedy match of two texts; 0 if one of them has no token but special ones."""
+    """Computes the greedy match of two texts; 0 if one of them only has special tokens."""
     if not said_weights.any() or not true_weights.any():
         return BertScores(0.0, 0.0, 0.0)
     similar = said @ true.T

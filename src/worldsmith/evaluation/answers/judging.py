@@ -1,4 +1,4 @@
-"""Metrics of rows of answers: of all, of each kind of record, of parts of the data, and next to another model's."""
+"""Grades answers and computes metrics: of all answers, by task type, by data slice, and compared with another model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ OTHERS = "(others)"
 
 
 def judge(row: Row, task: AnswerTask, said: str) -> None:
-    """Fills in what the model said, and whether that is right."""
+    """Grades a generated text: sets response, task, status, reason and correctness of `row` in place.
+
+    Args:
+        row: The record.
+        task: Task of the record.
+        said: Generated text, with reasoning.
+    """
     row.full_response = said
     row.response = split_answer(said)[1]
     row.task = task.name
@@ -32,7 +38,17 @@ def judge(row: Row, task: AnswerTask, said: str) -> None:
 
 
 def measure(rows: Sequence[Row], tasks: Mapping[str, AnswerTask], name: str) -> dict[str, Any]:
-    """Figures of the rows that have an answer; `tasks` are those of the records, by id."""
+    """Computes the metrics of the answered rows.
+
+    Args:
+        rows: Graded rows; those without an answer are skipped.
+        tasks: Task of each record by id.
+        name: Task type of the evaluation, as in `AnswerTasks.choose`; "by_record" and "metropolis_sgd" add metrics per
+            task.
+
+    Returns:
+        Metrics by name.
+    """
     answered = [row for row in rows if row.answered]
     kinds = Counter(row.task for row in answered)
     if name not in ("by_record", "metropolis_sgd"):
@@ -71,7 +87,11 @@ def measure_task(rows: Sequence[Row], task: AnswerTask) -> dict[str, Any]:
 
 
 def measure_slices(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
-    """Returns the accuracy in each part of the data; of many parts the smallest ones are one."""
+    """Computes the accuracy in each slice of the data.
+
+    Returns:
+        Metrics by slice value by slice name; the smallest slices of more than `MOST` are combined.
+    """
     judged = [row for row in rows if row.correct is not None]
     found: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys(name for row in judged for name in row.slice):
@@ -95,15 +115,21 @@ def measure_slices(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
 def compare_accuracy(
     rows: Sequence[Row], others: Sequence[Mapping[str, Any]], right: Callable[[Row, str], bool]
 ) -> dict[str, Any]:
-    """Computes McNemar's exact test over the records that both models have answered (McNemar 1947).
+    """Compares the accuracy of two models with McNemar's exact test over the records that both have answered.
 
     Args:
-        rows: Answers of the model.
-        others: Answers of the other model.
+        rows: Graded rows of the model.
+        others: Rows of the other model's results.json.
         right: Returns whether the other model's response to a row is correct.
+
+    Returns:
+        Number of shared records, both accuracies, numbers of records that only one model answers correctly, p-value.
 
     Raises:
         UserError: If they share no record, or a ground truth differs.
+
+    Source:
+        McNemar 1947.
     """
     own = {row.id: row for row in rows if row.correct is not None}
     theirs = {row["id"]: row for row in others if row["status"] in ("ok", "unparsed")}
@@ -131,7 +157,12 @@ def compare_accuracy(
 
 
 def mcnemar(gained: int, lost: int) -> float:
-    """Returns the two-sided exact p-value: how likely a division at least as uneven is when both are as good."""
+    """Computes the two-sided exact p-value of McNemar's test.
+
+    Args:
+        gained: Number of records that only this model answers correctly.
+        lost: Number of records that only the other model answers correctly.
+    """
     differing = gained + lost
     tail = sum(math.comb(differing, count) for count in range(min(gained, lost) + 1))
     return min(1.0, 2 * tail / 2**differing)

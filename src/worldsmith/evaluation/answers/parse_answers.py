@@ -1,4 +1,4 @@
-"""Parses answers that are one of a few: letters of options, directions, yes and no, ratings."""
+"""Parses answers that are one of a few values: letters of options, directions, yes and no, ratings."""
 
 from __future__ import annotations
 
@@ -48,9 +48,15 @@ LONE_RATING = re.compile(r"\b([1-5])\b")
 
 
 def parse_letter(text: str, letters: str = LETTERS) -> str | None:
-    """Returns the option that a text chooses, in upper case: the one in the last ``\boxed{}``, else the last one that
-    the text calls its answer, else the one that it begins with. None for several at once and for an echo of the
-    options."""
+    r"""Returns the option letter that a text chooses, in upper case.
+
+    This is the letter in the last ``\boxed{}``, else the last one that the text calls its answer, else the one that the
+    text begins with. None if it chooses several at once or only repeats the options.
+
+    Args:
+        text: The answer.
+        letters: Valid letters.
+    """
     text = MARKUP.sub("", text)
     if boxed := BOXED.findall(text):
         text = boxed[-1]
@@ -65,13 +71,12 @@ def parse_letter(text: str, letters: str = LETTERS) -> str | None:
 
 
 def _is_echo(text: str) -> bool:
-    """Returns whether the options of the question are repeated: two of them in lines of their own, or three in a
-    row."""
+    """Returns whether the options are repeated: two of them at line starts, or three in a row."""
     return len(set(LISTED.findall(text))) > 1 or len(set(map("".join, INLINE.findall(text)))) > 2
 
 
 def parse_direction(text: str) -> str | None:
-    """Returns the first of straight, right and left that is anywhere in the text, in this order."""
+    """Returns the first label of `DIRECTIONS` whose last word occurs in the text; None if none does."""
     said = text.lower()
     return next((label for label in DIRECTIONS if label.rpartition(" ")[2] in said), None)
 
@@ -83,14 +88,17 @@ def parse_side(text: str) -> str | None:
 
 
 def parse_rating(text: str) -> int | None:
-    """Returns the first digit from 1 to 5 that stands alone: "2.5" is 2, "4/5" is 4, "10" is None."""
+    """Returns the first separate digit from 1 to 5: "2.5" gives 2, "4/5" gives 4, "10" gives None."""
     found = LONE_RATING.search(text)
     return int(found[1]) if found else None
 
 
 def parse_yes_no(text: str) -> str | None:
-    """ "yes" or "no": the only one of the two words that is there; else the one that the text begins with; else the
-    last one after "answer is" or "answer:". None when none of these decides."""
+    """Returns "yes" or "no" from a text; None if it is not clear.
+
+    This is the word of the two that occurs if only one does, else the one that the text begins with, else the last one
+    after "answer is" or "answer:".
+    """
     said = ECHO.sub(" ", text.lower().replace("_", " "))
     words = set(YES_NO_WORD.findall(said))
     if len(words) == 1:
@@ -103,6 +111,6 @@ def parse_yes_no(text: str) -> str | None:
 
 
 def plain_yes_no(text: str) -> str | None:
-    """ "yes" or "no" if the text is only that word, apart from case and punctuation; else None."""
+    """Returns "yes" or "no" if the text is only that word, apart from case and punctuation; else None."""
     word = normalize(text, articles=True)
     return word if word in YES_NO else None

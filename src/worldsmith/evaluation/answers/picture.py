@@ -1,4 +1,4 @@
-"""A confusion table as an image."""
+"""Draws a confusion matrix as an image."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ UNREAD = "unparsed"
 
 
 def draw_confusion(path: Path, confusion: Mapping[str, Any]) -> None:
-    """Writes a PNG: a row for each true label, a column for what was said, and the share of its row as the shade."""
+    """Writes a confusion matrix as PNG, shaded by the fraction of each cell in its row.
+
+    Args:
+        path: The PNG file.
+        confusion: `labels`, and `rows` with the counts of each true label: one per predicted label, then unparsed ones.
+    """
     from PIL import Image, ImageDraw, ImageFont
 
     labels, rows = confusion["labels"], confusion["rows"]

@@ -1,4 +1,4 @@
-"""`results.json`: one row for each record that was to be asked, in the order of the annotations."""
+"""`results.json`: one row per record of the evaluation, in the order of the annotations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REQUIRED = ("id", "question", "response", "gt", "status")
 
 @dataclass(slots=True)
 class Row:
-    """A record and what became of it."""
+    """Result of one record: question, answer, ground truth and grade."""
 
     id: str
     """Unique."""
@@ -54,13 +54,20 @@ class Row:
 
 
 def write_results(folder: Path, rows: Sequence[Row]) -> None:
+    """Writes `results.json` into `folder`, with one row per line."""
     lines = [json.dumps(row.as_json(), ensure_ascii=False) for row in rows]
     write_text(folder / RESULTS, "[\n" + ",\n".join(lines) + "\n]\n")
 
 
 def read_results(place: str | Path) -> list[Mapping[str, Any]]:
-    """Returns the rows of a results.json, or of the one in a folder, also as the evaluator of TAO writes it, without
-    `id` and `status`. Raises UserError for anything else."""
+    """Reads the rows of a results.json; also accepts the format of TAO's evaluator, without `id` and `status`.
+
+    Args:
+        place: The file, or a folder that contains results.json.
+
+    Raises:
+        UserError: If the file cannot be read or has another format.
+    """
     file = Path(place)
     file = file / RESULTS if file.is_dir() else file
     try:

@@ -1,4 +1,4 @@
-"""Figures of answers in free words."""
+"""Metrics of free-text answers."""
 
 from __future__ import annotations
 
@@ -33,11 +33,23 @@ def measure_texts(
     soft_threshold: float,
     bert_score: BertScore | None = None,
 ) -> dict[str, Any]:
-    """Exact matches of normalized texts (`accuracy`), soft ones (token F1 of `soft_threshold` or more), and `metrics`.
+    """Computes metrics of free-text answers: exact matches of normalized texts (`accuracy`), soft ones, and `metrics`.
 
-    BLEU is sacrebleu's, of the whole set, 0 to 100; ROUGE the mean F-measure of rouge-score, 0 to 1; BERTScore means of
-    `bert_score`, if there is one. None is wrong.
-    Raises UserError when a library is missing.
+    BLEU is that of sacrebleu over the complete set, 0 to 100. ROUGE is the mean F-measure of rouge-score, 0 to 1.
+    BERTScore values are means.
+
+    Args:
+        said: Answers; None is wrong.
+        true: Ground truth.
+        metrics: "bleu" and "rouge" are computed if they are listed.
+        soft_threshold: Min token F1 of a soft match.
+        bert_score: Computes BERTScore; None: BERTScore is skipped.
+
+    Returns:
+        Metrics by name.
+
+    Raises:
+        UserError: If a library is not installed.
     """
     answers, total = [answer or "" for answer in said], len(true)
     exact = sum(is_exact(answer, truth) for answer, truth in zip(answers, true))

@@ -1,4 +1,4 @@
-"""`Metric`: what measures generated videos, with the protocol of torchmetrics."""
+"""`Metric`: base class of the metrics of generated videos, with the protocol of torchmetrics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Values = dict[str, float | str]
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One number that a metric computes."""
+    """Description of one number that a metric computes."""
 
     unit: str
     """`share`: a fraction of samples, with Wilson's interval."""
@@ -31,10 +31,14 @@ class Output:
 
 
 class Metric(Configurable, ABC):
-    """Measures the generated videos of one model after the other.
+    """Base class of metrics; measures the generated videos of one model, then those of the next after `reset`.
 
     Fields of its Config are flags of `worldsmith evaluate`. A new metric is a file in `evaluation/metrics/` and a line
     in `evaluation/metrics/registry.py`; choices, help, messages and the table of the docs follow.
+
+    Args:
+        config: Config of the metric.
+        device: Device of its networks, such as "cuda".
     """
 
     outputs: ClassVar[Mapping[str, Output]]
@@ -57,7 +61,7 @@ class Metric(Configurable, ABC):
         self.reset()
 
     def reset(self) -> None:
-        """Forgets the measured videos: those of another model come next."""
+        """Discards the measured videos; those of another model come next."""
         self.samples: int | None = None
         """Number of videos in `compute`; None: all that were given."""
         self.by_sample: dict[str, Values] = {}
@@ -67,22 +71,22 @@ class Metric(Configurable, ABC):
 
     @abstractmethod
     def update(self, batch: Sequence[GeneratedVideo]) -> None:
-        """Adds videos, uint8 [3, T, H, W]. `GeneratedVideo.real` is the real video or the reason why there is none."""
+        """Adds videos; `GeneratedVideo.real` is the real video, or the reason why it does not exist."""
 
     @abstractmethod
     def compute(self) -> dict[str, float]:
-        """Returns the outputs over all videos since `reset`."""
+        """Computes the outputs over all videos since `reset`; outputs in `not_measured` are missing."""
 
     def unit(self, output: str) -> str:
         """Returns the unit of an output; call it after `compute`."""
         return self.outputs[output].unit
 
     def notes(self) -> list[str]:
-        """Limits of the computed outputs, for people."""
+        """Returns the limits of the computed outputs as text; call it after `compute`."""
         return []
 
     def means(self) -> dict[str, float]:
-        """Returns the mean of each output over `by_sample`."""
+        """Computes the mean of each output over `by_sample`; values without a number are skipped."""
         values = {name: [of[name] for of in self.by_sample.values() if name in of] for name in self.outputs}
         numbers = {name: [value for value in of if not isinstance(value, str)] for name, of in values.items()}
         return {name: sum(of) / len(of) for name, of in numbers.items() if of}
@@ -104,11 +108,11 @@ class Metric(Configurable, ABC):
 
 
 class SampleMetric(Metric):
-    """A metric that has values for each sample: models are compared sample by sample, with intervals."""
+    """Base class of metrics with a value per sample, so that models are compared sample by sample, with intervals."""
 
     @abstractmethod
     def measure(self, sample: GeneratedVideo) -> Values:
-        """Returns the outputs for one sample."""
+        """Computes the outputs for one sample; text states why an output has no number."""
 
     def update(self, batch: Sequence[GeneratedVideo]) -> None:
         self.by_sample |= {sample.name: self.measure(sample) for sample in batch}

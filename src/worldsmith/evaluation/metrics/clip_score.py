@@ -1,4 +1,4 @@
-"""CLIP score: how well frames fit their caption."""
+"""CLIP score: similarity of frames and their caption."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ FRAMES_AT_ONCE = 32
 
 
 class ClipScore(SampleMetric):
+    """CLIP score of each video against its caption, with the CLIP model in the folder `config.clip`."""
+
     outputs = {
         "clip_score": Output(
             "0 to 100",
@@ -47,9 +49,14 @@ class ClipScore(SampleMetric):
         return {"clip_score": self.score(str(sample.args["prompt"]), sample.video)}
 
     def score(self, prompt: str, video: Tensor) -> float:
-        """Computes 100 · max(cosine similarity of frame and caption, 0), averaged over the frames.
+        """Computes 100 · max(cosine similarity of frame and caption, 0), as mean over the frames.
 
-        Source: Hessel et al. 2021, with the factor 100 of torchmetrics.
+        Args:
+            prompt: The caption; truncated to the number of tokens of CLIP.
+            video: uint8 [3, T, H, W].
+
+        Source:
+            Hessel et al. 2021, with the factor 100 of torchmetrics.
         """
         import torch
 

@@ -22,7 +22,7 @@ DISTANCE = "fvd_videomae"
 
 
 class FrechetVideoDistance(Metric):
-    """Distance of all videos of a model from their real ones."""
+    """Fréchet distance between the generated videos of a model and their real videos, in VideoMAE features."""
 
     outputs = {
         DISTANCE: Output(
@@ -65,8 +65,10 @@ class FrechetVideoDistance(Metric):
                 self.real[sample.name] = self.features_of(sample.real)
 
     def features_of(self, video: Tensor) -> np.ndarray:
-        """Computes the input of VideoMAE's classifier, float64 [width], on evenly spaced frames (repeated in a short
-        video)."""
+        """Computes the input of VideoMAE's classifier, float64 [width], for a uint8 video [3, T, H, W].
+
+        Frames are evenly spaced; a short video has some of them repeated.
+        """
         import torch
 
         chosen = np.linspace(0, video.shape[1] - 1, self.frames).round().astype(int)
@@ -103,12 +105,17 @@ class FrechetVideoDistance(Metric):
 
 
 def frechet_distance(a: np.ndarray, b: np.ndarray) -> float:
-    """Computes |mean difference|² + Tr(A + B - 2·(A·B)^½) of features [videos, width] with covariances A and B.
+    """Computes |mean difference|² + Tr(A + B - 2·(A·B)^½) of features with the covariances A and B.
 
-    The eigenvalues of A·B are the squared singular values of the centered features' product, which needs no matrix
-    root and holds for fewer videos than features.
+    The eigenvalues of A·B are the squared singular values of the centered features' product. No matrix root is needed,
+    and there may be fewer videos than features.
 
-    Source: Dowson and Landau 1982; for videos Unterthiner et al. 2018, with VideoMAE features Ge et al. 2024.
+    Args:
+        a: Features of the first videos [videos, width].
+        b: Features of the second videos [videos, width].
+
+    Source:
+        Dowson and Landau 1982; for videos Unterthiner et al. 2018; with VideoMAE features Ge et al. 2024.
     """
     centered = [(features - features.mean(0)) / np.sqrt(len(features) - 1) for features in (a, b)]
     spread = sum(float((features**2).sum()) for features in centered)

@@ -15,7 +15,10 @@ DIFFERENT = "seed", "name", "sources"
 
 
 class Continuation(SampleMetric):
-    """Compares the frames that were not given with the real ones; their motion begins at the last one given."""
+    """PSNR, SSIM and motion error of the generated frames against the real ones, without the conditioning frames.
+
+    The motion starts at the last conditioning frame.
+    """
 
     outputs = {
         "psnr": Output("dB", "peak signal-to-noise ratio against the real video, dB", "higher"),
@@ -58,7 +61,7 @@ class Continuation(SampleMetric):
 
 
 class MotionStrength(SampleMetric):
-    """Measures how fast blocks move, and what their motion does not explain."""
+    """Mean block motion of a video, and its flicker: the difference that this motion does not explain."""
 
     outputs = {
         "motion": Output(
@@ -86,6 +89,8 @@ class MotionStrength(SampleMetric):
 
 
 class Sharpness(SampleMetric):
+    """Sharpness of a video: the variance of the Laplacian."""
+
     outputs = {
         "sharpness": Output(
             "grey levels²", "variance of the Laplacian (Pech-Pacheco et al. 2000)", "close to the real videos"
@@ -100,7 +105,7 @@ class Sharpness(SampleMetric):
 
 
 class Diversity(Metric):
-    """Compares samples that differ only in their seed, without the frames that were given."""
+    """Diversity of samples that differ only in their seed, without their conditioning frames."""
 
     outputs = {
         "diversity": Output(
@@ -128,7 +133,7 @@ class Diversity(Metric):
 
 
 def groups_of_seeds(args: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Returns the names of the samples that differ only in their seed."""
+    """Returns groups of sample names; samples of a group differ only in their seed. `args`: from `sample_args.json`."""
     groups: dict[str, dict[int, str]] = {}
     for one in args:
         key = json.dumps({name: value for name, value in one.items() if name not in DIFFERENT}, sort_keys=True)

@@ -1,4 +1,4 @@
-"""The metrics of generated videos: those that `worldsmith evaluate` has, its flags for them, and their table."""
+"""The metrics of generated videos: those of `worldsmith evaluate`, its flags for them, and their table."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ else:
 
 
 def metrics_table() -> Iterator[str]:
-    """Yields the Markdown table of `docs/evaluate.md`."""
+    """Yields the lines of the Markdown table of metrics in `docs/evaluate.md`."""
     yield from ("| evaluator | metric | description |", "|---|---|---|")
     yield f"| `{LOSS}` | `{LOSS}` | held-out loss, with `--dataset` |"
     for name, kind in METRICS.items():

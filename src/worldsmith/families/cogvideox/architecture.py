@@ -1,4 +1,4 @@
-"""Sizes of CogVideoX transformers, by the names of diffusers' `CogVideoXTransformer3DModel`, and their image input."""
+"""Sizes of CogVideoX transformers, named as in diffusers' `CogVideoXTransformer3DModel`, and their image input."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class NetworkConfig(Config):
-    """The defaults are those of CogVideoX-2B."""
+    """Sizes of the CogVideoX network; the defaults are those of CogVideoX-2B."""
 
     num_attention_heads: Count = 30
     """Number of attention heads of a block."""
@@ -93,7 +93,7 @@ class NetworkConfig(Config):
             raise wrong(self, "dropout", why="its random numbers could not be restored on resume", remedy="write 0")
 
     def check_clip(self, latent_shape: tuple[int, int, int]) -> None:
-        """Raises WrongValueError for latents (t, h, w) that positions of this network do not cover."""
+        """Raises WrongValueError if the positions of this network do not cover latents of the shape (t, h, w)."""
         if self.only_shape not in (None, latent_shape):
             names = "use_learned_positional_embeddings", "sample_frames", "sample_height", "sample_width"
             why = (
@@ -109,7 +109,7 @@ class NetworkConfig(Config):
 
     @property
     def published_size(self) -> tuple[int, int]:
-        """Latent cells of the videos that it was made for; those of 1.5 are smaller than its grid of positions."""
+        """(height, width) of the released videos in latent positions; in 1.5 smaller than the grid of positions."""
         sides = self.sample_height, self.sample_width
         return (min(sides[0], 96), min(sides[1], 170)) if self.patch_size_t else sides
 
@@ -119,7 +119,7 @@ class NetworkConfig(Config):
 
     @property
     def only_shape(self) -> tuple[int, int, int] | None:
-        """The one shape of latents (t, h, w) that a learned table has positions for; None without a table."""
+        """The only latent shape (t, h, w) that a learned position table covers; None without such a table."""
         sizes = self.sample_latent_frames, self.sample_height, self.sample_width
         return sizes if self.use_learned_positional_embeddings else None
 
@@ -164,7 +164,7 @@ class NetworkConfig(Config):
 
 
 class ImageConfig(Config):
-    """A clip's first frame, encoded alone; its latents follow the noisy video's on the channels."""
+    """Conditioning on a clip's first frame, encoded separately; its latents are appended to the video's channels."""
 
     noise: bool = True
     """Whether noise is added to the image before it is encoded, sampled again in every step. Without it, the cache
@@ -183,7 +183,7 @@ class ImageConfig(Config):
     VAE's config has invert_scale_latents (CogVideoX 1.5)."""
 
     def check(self) -> None:
-        """Raises WrongValueError for a noise that is described and turned off."""
+        """Raises WrongValueError if noise settings are given although `noise` is false."""
         idle = [
             name for name in ("noise_log_mean", "noise_log_std") if getattr(self, name) != getattr(ImageConfig, name)
         ]
@@ -191,7 +191,7 @@ class ImageConfig(Config):
             raise wrong(self, "noise", *idle, why="there is no noise to describe", remedy="omit these settings")
 
     def place(self, image: Tensor, frames: int) -> Tensor:
-        """Extends latents [n, C, 1, h, w] of an image to [n, C, frames, h, w]."""
+        """Extends latents [n, C, 1, h, w] of an image to [n, C, frames, h, w]: repeated, or followed by zeros."""
         from torch.nn.functional import pad
 
         if self.repeat:
@@ -226,8 +226,7 @@ def cogvideox1_5_5b_i2v() -> NetworkConfig:
 
 
 def tiny() -> NetworkConfig:
-    """Returns a network for a CPU (38 thousand parameters): clips of 64 pixels and 9 frames, the shipped VAE and
-    encoder."""
+    """Returns a tiny config for a CPU (38 thousand parameters), for 9 frames of 64 px and the VAE of the package."""
     return NetworkConfig(
         num_attention_heads=2, attention_head_dim=16, in_channels=8, out_channels=8, num_layers=2, time_embed_dim=8,
         text_embed_dim=64, max_text_seq_length=16, sample_width=8, sample_height=8, sample_frames=9,

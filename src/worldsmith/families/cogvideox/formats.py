@@ -1,4 +1,4 @@
-"""`CogVideoXFormats`: how checkpoints of this family are read, and exported to diffusers and to CogVideo's SAT."""
+"""`CogVideoXFormats`: reads checkpoints of CogVideoX, and exports them to diffusers and to CogVideo's SAT."""
 
 from __future__ import annotations
 
@@ -53,6 +53,8 @@ RELEASE = "release"
 
 
 class CogVideoXFormats(PipelineFormats):
+    """Weight formats of CogVideoX: diffusers and SAT."""
+
     model = CogVideoXGenerator
     marks = ("patch_embed.text_proj.weight", "transformer_blocks.0.norm1.linear.weight", "norm_out.linear.weight")
     meanings = ("num_attention_heads", "attention_head_dim", "patch_size", "patch_size_t",
@@ -90,7 +92,7 @@ class CogVideoXFormats(PipelineFormats):
         return CogVideoXDefaults(captions_as_given=False, **{**clip_defaults(tree), **table, **sampled})
 
     def published_defaults(self, config: Any, folder: Path) -> CogVideoXDefaults:
-        """Returns the defaults for inference from the scheduler, or those of the released weights."""
+        """Returns generation defaults from the scheduler in `folder`, else those of the released weights."""
         network, (_, cell, *_) = config.network, config.latent_grid
         rotary, (height, width) = network.use_rotary_positional_embeddings, network.published_size
         return CogVideoXDefaults(
@@ -113,7 +115,7 @@ class CogVideoXFormats(PipelineFormats):
         return "CogVideoXPipeline" if config.image is None else "CogVideoXImageToVideoPipeline"
 
     def arrange(self, model: CogVideoXGenerator, parts: dict[str, Any], dtype: DType) -> dict[str, Any]:
-        """Raises ValueError for a scale of an image's latents that no pipeline has."""
+        """Returns the components; raises ValueError if no pipeline has the scaling factor of the image latents."""
         image, vae = model.config.image, parts["vae"]
         if image is not None and image.latent_scale is not None:
             inverted = not isclose(image.latent_scale, vae.config.scaling_factor, rel_tol=1e-6)
@@ -160,13 +162,13 @@ class CogVideoXFormats(PipelineFormats):
 
 
 def sampled_as(rotary: bool, said: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the stated sampling settings, with defaults of CogVideoX-5B (rotary positions) or 2B."""
+    """Returns the sampling settings `said`, completed with defaults of CogVideoX-5B (rotary positions) or 2B."""
     scheduler = said.get("scheduler", "dpm" if rotary else "ddim")
     return {"scheduler": scheduler, "dynamic_guidance": "by_timestep" if scheduler == "dpm" else "off", **said}
 
 
 def read_scheduler(folder: Path) -> dict[str, Any]:
-    """Reads the sampling settings from a pipeline's scheduler.
+    """Reads sampling settings from the scheduler config of a pipeline; {} if it has none.
 
     Raises:
         UserError: If the scheduler is not supported by this family.
@@ -186,10 +188,20 @@ def read_scheduler(folder: Path) -> dict[str, Any]:
 
 
 def export_stored_sat(model: StoredModel, out: Path, options: ExportOptions) -> bool:
-    """Writes a trained model as the folder `out`; False when the same export is there already.
+    """Writes a trained model as a SAT checkpoint folder.
 
-    Without `merge` a LoRA run's adapters stay next to the weights, as SAT has them. Raises ValueError for adapters that
-    SAT has no place for.
+    Without `options.merge` the adapters of a LoRA run are stored next to the weights, as in SAT.
+
+    Args:
+        model: The trained model.
+        out: The new folder.
+        options: Options of the export.
+
+    Returns:
+        False if `out` already contains the same export.
+
+    Raises:
+        ValueError: If SAT has no name for an adapter.
     """
     if options.merge:
         model.require_effect()
@@ -232,7 +244,13 @@ def sat_tensors(
     *,
     average: bool = False,
 ) -> dict[str, Tensor]:
-    """Returns all tensors of a network by SAT's names.
+    """Returns all tensors of a network by SAT's names, with prefix.
+
+    Args:
+        network: Config of the network.
+        source: Weights.
+        dtype_of: Returns the dtype by internal parameter name.
+        average: Whether to read the EMA weights.
 
     Raises:
         ValueError: If SAT has no name for a weight.
@@ -258,7 +276,7 @@ def save_sat_folder(folder: Path, tensors: Mapping[str, Tensor], iteration: int 
 
 
 def write_vae(folder: Path, name: str) -> int:
-    """Writes `vae/3d-vae.pt` of the VAE that `name` names as `vae_path` does; returns how many tensors there are."""
+    """Writes the VAE `name` (as in `vae_path`) to `vae/3d-vae.pt` of `folder`; returns its number of tensors."""
     import torch
 
     vae = CogVideoXVAE.Config(vae_path=name, precision="float32", scaling_factor=1.0).build()
@@ -269,7 +287,7 @@ def write_vae(folder: Path, name: str) -> int:
 
 
 def tables(network: NetworkConfig, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Returns the fixed tensors of positions that SAT keeps with the weights; CogVideoX 1.5 has none."""
+    """Returns the fixed position tensors that SAT stores with the weights; {} for CogVideoX 1.5."""
     if network.patch_size_t is not None:
         return {}
     return {key: table.to(dtype) for key, table in position_tables(network).items()}

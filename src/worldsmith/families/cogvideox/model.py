@@ -1,4 +1,4 @@
-"""CogVideoX: diffusers' transformer, video VAE and text encoder in one component, and its DDIM and DPM samplers."""
+"""CogVideoX: the model (diffusers' transformer, video VAE, text encoder), and its DDIM and DPM samplers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class SamplingConfig(Config):
 
 @dataclass(frozen=True, slots=True)
 class CogVideoXDefaults(PipelineDefaults):
-    """Generation settings and the noise schedule of the training (`VPrediction.Config`); by default those of 5B."""
+    """Default generation settings and the noise schedule of training (`VPrediction.Config`); by default those of 5B."""
 
     refused: ClassVar[Mapping[str, str]] = {
         "shift": "the noise schedule of the training defines the noise of each step",
@@ -94,16 +94,16 @@ class CogVideoXDefaults(PipelineDefaults):
         }
 
     def make_scheduler(self, name: str) -> Any:
-        """Builds the scheduler of diffusers."""
+        """Builds the diffusers scheduler `name`, "ddim" or "dpm"."""
         import diffusers
 
         return getattr(diffusers, SCHEDULERS[name])(**self.scheduler_settings())
 
 
 class CogVideoXGenerator(PipelineModel):
-    """A transformer over text and video tokens; an image's latents are concatenated to the video's.
+    """CogVideoX: a transformer over text and video tokens; latents of an image are concatenated to those of the video.
 
-    A token of CogVideoX 1.5 has two latent frames: where one is missing, it belongs in front (`padding`).
+    A token of CogVideoX 1.5 has two latent frames; a missing latent frame is added in front (`padding`).
     """
 
     network_class = "CogVideoXTransformer3DModel"
@@ -127,8 +127,10 @@ class CogVideoXGenerator(PipelineModel):
 
         @property
         def modes(self) -> tuple[Mode, ...]:
-            """Supported generation modes. CogVideoX 1.5 has no video2video, since its temporal patches cannot hold all
-            frames."""
+            """Supported generation modes.
+
+            CogVideoX 1.5 has no video2video, since its temporal patches cannot hold all frames.
+            """
             anew: tuple[Mode, ...] = () if self.network.patch_size_t else ("video2video",)
             return ("text2image", "text2video", *anew) if self.image is None else ("image2video",)
 
@@ -207,8 +209,7 @@ class CogVideoXGenerator(PipelineModel):
         return -frames % (self.config.network.patch_size_t or 1)
 
     def rotary(self, latent_shape: tuple[int, int, int]) -> tuple[Tensor, Tensor] | None:
-        """Computes rotary tables (cos, sin) [tokens, head] for latents (t, h, w), as in diffusers; None without
-        rotary."""
+        """Computes rotary tables (cos, sin) [tokens, head] for latents (t, h, w), as diffusers; None without rotary."""
         network = self.config.network
         if not network.use_rotary_positional_embeddings:
             return None
@@ -231,7 +232,7 @@ class CogVideoXGenerator(PipelineModel):
 
 
 def make_trainable(patch: Any) -> None:
-    """Turns the learned table of positions, a buffer of diffusers in float64, into a parameter of the same name."""
+    """Replaces the learned position table, a float64 buffer of diffusers, by a parameter of the same name, in place."""
     from torch import nn
 
     table = patch.pos_embedding
@@ -240,7 +241,7 @@ def make_trainable(patch: Any) -> None:
 
 
 class CogVideoXSampler(SchedulerSampler):
-    """Samples videos, with DDIM or DPM-Solver++, from texts, from images, or anew from other videos."""
+    """Samples with DDIM or DPM-Solver++: text to video, image to video, and video to video."""
 
     model: CogVideoXGenerator
 
@@ -268,10 +269,10 @@ class CogVideoXSampler(SchedulerSampler):
     def start(
         self, layout: SampleLayout, solver: SchedulerSolver, condition: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Returns the first state, and the latents of the conditioning image over all frames.
+        """Returns the initial state, and the latents of the conditioning image over all frames; None without an image.
 
         Raises:
-            ValueError: an image is given and the network accepts none, or the other way round.
+            ValueError: If an image is given and the network accepts none, or the other way round.
         """
         import torch
 
@@ -302,12 +303,12 @@ class CogVideoXSampler(SchedulerSampler):
         return {"image": torch.stack(images)} if images else {}
 
     def finish(self, sample: Beginning, state: Tensor) -> Tensor:
-        """Removes the latent frames that were added in front to fill the first token."""
+        """Removes the latent frames that were added in front to complete the first token."""
         return state[:, self.model.padding(sample.conditional.latent_shape[0]) :]
 
 
 class FramesFirst(SchedulerSolver):
-    """Draws noise as [t, C, h, w], the layout of CogVideoX in diffusers."""
+    """Solver that samples noise as [t, C, h, w], the layout of CogVideoX in diffusers."""
 
     def noise(self, shape: tuple[int, ...]) -> Tensor:
         channels, frames, *sides = shape
@@ -318,7 +319,7 @@ class FramesFirst(SchedulerSolver):
 
 
 class DPMSolver(FramesFirst):
-    """Passes the last prediction of the clean sample to the next step."""
+    """DPM-Solver++: passes the last prediction of the clean sample to the next step."""
 
     clean: Tensor | None = None
 
@@ -335,5 +336,11 @@ def dynamic_scale(guidance: float, left: float, steps: int, exponent: int = 5) -
 
     The released pipelines pass the timestep as `left`, not a number of steps, so the scale oscillates between 1 and
     1 + g.
+
+    Args:
+        guidance: g.
+        left: Number of steps left, or the timestep.
+        steps: Number of solver steps.
+        exponent: Exponent of the completed fraction.
     """
     return 1 + guidance * (1 - math.cos(math.pi * ((steps - left) / steps) ** exponent)) / 2

@@ -1,6 +1,6 @@
-"""The names of SAT's CogVideoX checkpoints next to diffusers', both ways: one table of where each tensor's parts go.
+"""Maps tensor names of SAT's CogVideoX checkpoints to diffusers' names and back.
 
-SAT keeps the projections of queries, keys and values in one tensor, and the twelve modulations of a block in another.
+SAT stores the projections of queries, keys and values in one tensor, and the twelve modulations of a block in another.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Place = tuple[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class SatLocation:
-    """Location of a network tensor in a SAT checkpoint."""
+    """Location of a network tensor in a SAT checkpoint: a tensor, and its chunks along the first dimension."""
 
     key: str
     parts: tuple[int, ...] = (0,)
@@ -57,7 +57,7 @@ class SatLocation:
     """Number of equal chunks in the SAT tensor."""
 
     def cut(self, stored: Tensor) -> Tensor:
-        """Returns the tensor out of SAT's; a view where it is one part."""
+        """Extracts the network tensor from SAT's tensor `stored`; a view if it is one chunk."""
         import torch
 
         parts = [stored.chunk(self.of)[part] for part in self.parts]
@@ -97,7 +97,7 @@ def _of_layer(block: str, rest: str) -> list[Place]:
 
 
 def pieces(keys: Iterable[str]) -> dict[str, SatLocation]:
-    """Returns network tensor name → its location in SAT tensors, for SAT names without prefix."""
+    """Returns the location of each network tensor by name, for SAT names without prefix."""
     found = {}
     for key in keys:
         held = places(key)
@@ -107,7 +107,7 @@ def pieces(keys: Iterable[str]) -> dict[str, SatLocation]:
 
 
 def sat_keys(names: Iterable[str]) -> dict[str, list[Place]]:
-    """Returns SAT name (without prefix) → network tensors that it contains, for a complete network.
+    """Returns the network tensors that each SAT tensor contains, by SAT name without prefix, for a complete network.
 
     Base weights of adapted layers have the suffix `.original`.
 
@@ -129,7 +129,7 @@ def sat_keys(names: Iterable[str]) -> dict[str, list[Place]]:
 
 
 def below(key: str) -> str:
-    """Returns the SAT name of a weight that has an adapter."""
+    """Returns the SAT name of the base weight of an adapted layer."""
     path, _, leaf = key.rpartition(".")
     return f"{path}.original.{leaf}"
 
@@ -148,7 +148,12 @@ def every_key(blocks: int) -> list[str]:
 
 
 def join(held: Sequence[Place], tensors: Mapping[str, Tensor]) -> Tensor:
-    """Concatenates network tensors to the SAT tensor that contains them."""
+    """Concatenates network tensors to the SAT tensor that contains them.
+
+    Args:
+        held: Network tensors and their chunk indices, as from `sat_keys`.
+        tensors: Network tensors by name.
+    """
     import torch
 
     parts: dict[int, Tensor] = {}

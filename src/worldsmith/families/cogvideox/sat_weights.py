@@ -1,4 +1,4 @@
-"""`SatWeights`: CogVideoX in a checkpoint of SAT (`latest`, `N/mp_rank_00_model_states.pt`), under native names."""
+"""`SatWeights`: reads a SAT checkpoint of CogVideoX under internal parameter names."""
 
 from __future__ import annotations
 
@@ -34,15 +34,20 @@ ALPHA = 1
 
 
 class SatWeights(WeightSource):
-    """Tensors are mapped from the file: what is not asked for is not read.
+    """Weight source for a SAT checkpoint of CogVideoX; tensors are mapped from the file and read when needed.
 
-    `settings` are what shapes show; positions and the sizes that they refer to are not among them.
+    `settings` are the network settings that follow from tensor shapes; position embeddings and their sizes do not.
+
+    Args:
+        file: The file `mp_rank_00_model_states.pt`; EMA weights are in a folder next to its own.
+
+    Raises:
+        UserError: If the file is damaged, contains code, or is not such a network.
     """
 
     family = "cogvideox"
 
     def __init__(self, file: Path) -> None:
-        """Raises UserError for a file that is damaged, holds code, or no such network."""
         self.path = file.parent
         self.live = SatTensors(file)
         average = file.parent.with_name(f"{file.parent.name}{AVERAGED}") / file.name
@@ -80,7 +85,7 @@ class SatWeights(WeightSource):
 
 
 class SatTensors:
-    """The tensors of one file."""
+    """Network tensors of one SAT file, by internal parameter name."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -119,18 +124,17 @@ class SatTensors:
 
 
 def excluded_component(key: str) -> str:
-    """Returns the component, other than the network, to which a tensor belongs; "" for network and unknown tensors."""
+    """Returns the component other than the network that a tensor belongs to; "" for network and unknown tensors."""
     return next((what for prefix, what in LEFT.items() if key.startswith(prefix)), "")
 
 
 def is_sine_table(own: Mapping[str, Tensor]) -> bool:
-    """Returns whether the table of positions is the fixed one of CogVideoX-2B, which is computed, and no learned
-    one."""
+    """Returns whether the position table is the fixed one of CogVideoX-2B, which is computed, and not a learned one."""
     return SAT_TABLE in own and not any(name in own for name in FREQUENCIES) and not _takes_an_image(own)
 
 
 def _takes_an_image(own: Mapping[str, Tensor]) -> bool:
-    """Convolutions over 2 x 2 cells alone have tables."""
+    """Returns whether the patch convolution has an image input; only a convolution over 2 x 2 positions has tables."""
     proj, end = own["mixins.patch_embed.proj.weight"], own["mixins.final_layer.linear.weight"]
     return proj.dim() == 4 and proj.shape[1:].numel() == 2 * len(end)
 
@@ -167,9 +171,10 @@ def settings_from_shapes(own: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def find_states(root: Path) -> Path | None:
-    """Returns the file of weights that a folder, or `root` itself, stands for; None for what SAT has not written.
+    """Returns the weight file of a SAT checkpoint, a folder or `root` itself; None if SAT has not written it.
 
-    Raises UserError when `latest` names what does not exist, and for weights that are cut among several files.
+    Raises:
+        UserError: If `latest` names a missing file, or the weights are split over several files.
     """
     if root.is_file():
         return root if root.suffix in FILE_ENDINGS and is_zipfile(root) else None

@@ -1,4 +1,4 @@
-"""CogVideoX learns v."""
+"""`CogVideoXTask`: trains CogVideoX with v-prediction."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ HALF_RANGE = 127.5
 
 
 class CogVideoXTask(PipelineTask):
-    """Text to video and image to video.
+    """Training task of CogVideoX: text to video and image to video, with v-prediction.
 
-    The loss is over all latent frames; of CogVideoX 1.5 also over the one in front, which sampling draws and drops:
-    so CogVideo's own trainer has it. An image is dropped by sample, where SAT drops those of a whole batch.
+    The loss is over all latent frames. In CogVideoX 1.5 this includes the one added in front, which sampling generates
+    and removes, as in CogVideo's own trainer. Image dropout is per sample; SAT drops the images of a complete batch.
     """
 
     objective_class = VPrediction
@@ -44,7 +44,7 @@ class CogVideoXTask(PipelineTask):
 
     @property
     def first_frames(self) -> FirstFrames:
-        """Noise on the image is drawn anew in every step, and then encoded."""
+        """Format of first frames: noise on the image is sampled anew in each step, so it is encoded each time."""
         image = self.model.config.image
         return "none" if image is None else "encoded in every epoch" if image.noise else "cached"
 
@@ -53,8 +53,7 @@ class CogVideoXTask(PipelineTask):
         return self.model.config.network.only_shape
 
     def clean_latents(self, batch: Sequence[VideoSample], *, seed: int) -> list[Tensor]:
-        """Returns clean latents; the first latent frame is repeated in front until t is a multiple of the patch
-        size."""
+        """Returns clean latents; the first latent frame is repeated in front to fill the temporal patch size."""
         import torch
 
         found = super().clean_latents(batch, seed=seed)
@@ -68,7 +67,7 @@ class CogVideoXTask(PipelineTask):
         return {"image": config.place(self.draw_images(batch, config, seed=seed), latents[0].shape[1])}
 
     def draw_images(self, batch: Sequence[VideoSample], config: ImageConfig, *, seed: int) -> Tensor:
-        """Returns latents [n, C, 1, h, w] of each clip's first frame with noise; zeros if it is dropped."""
+        """Returns latents [n, C, 1, h, w] of each clip's first frame, with noise; zeros where the image is dropped."""
         import torch
 
         from worldsmith.objectives.noise_schedule import random_noise, random_stream
@@ -85,7 +84,7 @@ class CogVideoXTask(PipelineTask):
 
 
 def noised(sample: VideoSample, config: ImageConfig, *, seed: int) -> VideoSample:
-    """Returns the first frame of a clip with its noise. Raises ValueError for a sample without one."""
+    """Returns the first frame of a clip with noise on its pixels; raises ValueError if the sample has none."""
     from worldsmith.objectives.noise_schedule import random_noise, random_stream
 
     image = sample.image
@@ -99,7 +98,7 @@ def noised(sample: VideoSample, config: ImageConfig, *, seed: int) -> VideoSampl
 
 
 def check_sizes(section: str, dataset: Any, network: Any) -> None:
-    """Raises WrongValueError for sizes of clips that the network's positions do not cover."""
+    """Raises WrongValueError if the network's positions do not cover the clip sizes of the dataset."""
     width, height = SPATIAL_FACTOR * network.sample_width, SPATIAL_FACTOR * network.sample_height
     sizes = {"resolution": f"{width}x{height}", "num_video_frames": network.sample_frames}
     given = {f"{section}.dataset.{name}": getattr(dataset, name) for name in sizes}

@@ -60,7 +60,7 @@ IMAGE_STEPS, IMAGE_GUIDANCE, IMAGE_FPS = 50, 4.0, 24.0
 
 @dataclass(frozen=True, slots=True)
 class Cosmos3Defaults(GenerationDefaults):
-    """Generation settings of Cosmos3 where the user gives none."""
+    """Default generation settings of Cosmos3."""
 
     refused: ClassVar[Mapping[str, str]] = {
         "scheduler": "sampling is UniPC",
@@ -79,10 +79,15 @@ class Cosmos3Defaults(GenerationDefaults):
 
 
 class Cosmos3Generator(Model):
-    """A Mixture-of-Transformers network that turns captions into video latents, with what surrounds it.
+    """Cosmos3-style video generator: a Mixture-of-Transformers network from captions to video latents.
 
-    VAE and tokenizer are loaded when they are first used. `defaults` say how to generate with weights that were trained
-    before.
+    VAE and tokenizer are loaded on first use.
+
+    Args:
+        config: Config of the model.
+        device: Device of the network, such as "cuda:0".
+        seed: Seed of the initial weights; None: they stay uninitialized.
+        defaults: Generation defaults of earlier training; None: those of the package.
     """
 
     class Config(Model.Config):
@@ -116,7 +121,7 @@ class Cosmos3Generator(Model):
 
         @property
         def latent_grid(self) -> tuple[int, int, int]:
-            """Frames of a latent frame, pixels of a latent cell, latent cells of a token."""
+            """Frames per latent frame, pixels per latent position, latent positions per token."""
             return TEMPORAL_FACTOR, SPATIAL_FACTOR, self.network.latent_patch_size
 
         def check(self) -> None:
@@ -205,14 +210,17 @@ class Cosmos3Generator(Model):
 
     @cached_property
     def text_tokenizer(self) -> TextTokenizer:
-        """Raises ValueError when the tokenizer makes ids that the network's embedding table lacks."""
+        """The tokenizer, loaded on first use.
+
+        Raises:
+            ValueError: If it has ids that the network's embedding table lacks.
+        """
         tokenizer: TextTokenizer = self.config.text_tokenizer.build()
         tokenizer.check_vocab_size(self.config.network.vocab_size)
         return tokenizer
 
     def tokenize(self, caption: str) -> list[int]:
-        """Returns the token ids of a caption with chat template, without the EOS and vision-start ids that `pack`
-        appends."""
+        """Returns the token ids of a caption with chat template, without the ids that `pack` appends."""
         return self.text_tokenizer.encode(caption)
 
     def encode(self, video: Tensor) -> Tensor:
@@ -224,7 +232,7 @@ class Cosmos3Generator(Model):
         return self.vae.decode(latents)
 
     def pack(self, layouts: Sequence[SampleLayout]) -> PackedSequence:
-        """Packs several samples into one sequence on the generator's device."""
+        """Packs several samples into one sequence on the model's device; see `pack_samples`."""
         from worldsmith.families.cosmos3.network.sequence import pack_samples
 
         return pack_samples(
@@ -259,12 +267,12 @@ class Cosmos3Generator(Model):
 
     @property
     def latent_fingerprint(self) -> str:
-        """Changes with everything in the VAE that changes latents: weights, config and precision."""
+        """Hash that changes with everything in the VAE that changes latents: weights, config and precision."""
         return self.vae.fingerprint
 
 
 def read_attention(config: Cosmos3Generator.Config) -> AttentionModes:
-    """Returns the attention pattern of each layer.
+    """Returns the attention patterns of all layers.
 
     Raises:
         ValueError: If settings have no effect or contradict each other.
@@ -284,7 +292,11 @@ class Cosmos3Sampler(VideoSampler):
 
     @with_real_values
     def make_scheduler(self) -> Any:
-        """Builds UniPC with the released noise levels: a grid from 0.999 down to 0, shifted, and then 0."""
+        """Builds UniPC with the released noise levels: a grid from 0.999 down to 0, shifted, and then 0.
+
+        Raises:
+            ValueError: If the shift of the noise schedule is not known.
+        """
         import numpy as np
 
         shift = self.sampling.shift
@@ -311,7 +323,7 @@ class Cosmos3Sampler(VideoSampler):
     def begin(
         self, conditional: SampleLayout, unconditional: SampleLayout, *, seed: int, condition: Tensor | None
     ) -> Beginning:
-        """Returns the first state; its first latent frames are those of the condition, since the VAE is causal."""
+        """Returns the initial state; its first latent frames are those of the condition, since the VAE is causal."""
         shape = (self.model.config.network.latent_channel, *conditional.latent_shape)
         start = seeded_noise(seed, shape).to(self.model.device)
         if condition is not None:
@@ -352,7 +364,7 @@ class CleanFramesSolver(SchedulerSolver):
 
 
 def seeded_noise(seed: int, shape: tuple[int, ...]) -> Tensor:
-    """Draws standard normal float32 noise that depends only on seed and shape: Philox is the same everywhere."""
+    """Returns standard normal float32 noise that depends only on seed and shape: Philox is the same on every CPU."""
     import numpy as np
     import torch
 

@@ -1,4 +1,4 @@
-"""The video generator learns velocities: clips become latents, latents a noisy pack, and its velocities a loss."""
+"""`Cosmos3Task`: trains the video generator with rectified flow on packed clips."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LAYER = "language_model.model.layers.{}."
 
 
 class Cosmos3Encoder(ClipEncoder):
-    """Encodes clips with a VAE that can be compiled."""
+    """Encodes clips into the latent cache, with a VAE that can be compiled."""
 
     task: Cosmos3Task
 
@@ -46,8 +46,7 @@ class Cosmos3Encoder(ClipEncoder):
                 model.encode(self.black_clip(width, height))
 
     def black_clip(self, width: int, height: int) -> Tensor:
-        """Returns a black clip: of the fixed clip length of the run, else the first frame and two temporal tiles of the
-        encoder."""
+        """Returns a black clip of the run's fixed length, else of the first frame and two temporal tiles."""
         import torch
 
         task, frames = self.task, self.task.data.dataset.num_video_frames
@@ -56,7 +55,7 @@ class Cosmos3Encoder(ClipEncoder):
 
 
 class Cosmos3Task(ClipTask):
-    """Text, image and video to video, many clips in one packed sequence. A batch is a list of `VideoSample`."""
+    """Training task of Cosmos3: text, image and video to video. A batch is a list of `VideoSample`, packed together."""
 
     encoder_class = Cosmos3Encoder
     objective_class = RectifiedFlow
@@ -116,7 +115,7 @@ class Cosmos3Task(ClipTask):
         yield "attention", describe_modes(self.model.network.attention)
 
     def preview(self, loader: VideoLoader) -> Preview:
-        """Reads and tokenizes one real pack; the VAE encodes its first frames."""
+        """Reads and tokenizes one pack of real data, and encodes its first frames with the VAE on the CPU."""
         pack = next(iter(loader))
         video = pack[0].video
         assert video is not None  # there is no cache whose latents would stand for it
@@ -128,11 +127,14 @@ class Cosmos3Task(ClipTask):
 
 
 class StepCounter(ProductCounter):
-    """Counts the operations of a training step by walking the network and tracking which activations carry gradients.
+    """Counts the FLOPs of a training step by walking the network and tracking which activations carry gradients.
 
-    With a frozen understanding tower there are none for the text in the backward pass.
+    With a frozen understanding tower, the text has no FLOPs in the backward pass.
 
-    `text_lengths` and `latent_lengths` are the tokens of each sample; `network` may be on the meta device.
+    Args:
+        network: The network; it may be on the meta device.
+        text_lengths: Text tokens of each sample.
+        latent_lengths: Latent tokens of each sample.
     """
 
     def __init__(self, network: nn.Module, text_lengths: Sequence[int], latent_lengths: Sequence[int]) -> None:
@@ -155,7 +157,16 @@ class StepCounter(ProductCounter):
         return self.flops
 
     def read(self, layer: str, stream: bool, *, last: bool) -> tuple[bool, tuple[bool, bool]]:
-        """Counts the text half. Returns whether its stream, and the keys and values for latents, carry gradients."""
+        """Counts the text half of a layer.
+
+        Args:
+            layer: Name prefix of the layer.
+            stream: Whether its text stream carries gradients.
+            last: Whether it is the last layer, whose text output is not used.
+
+        Returns:
+            Whether the text output carries gradients, and the same for the (keys, values) that latents attend to.
+        """
         tokens, attention = sum(self.text_lengths), f"{layer}self_attn."
         normed = stream | self.is_trained(f"{layer}input_layernorm")
         k = self.linear(f"{attention}k_proj", tokens, normed) | self.is_trained(f"{attention}k_norm")
@@ -170,7 +181,7 @@ class StepCounter(ProductCounter):
         return self.mlp(f"{layer}mlp", f"{layer}post_attention_layernorm", tokens, stream), seen
 
     def write(self, layer: str, stream: bool, seen: tuple[bool, bool]) -> bool:
-        """Counts the latent half. Returns whether its stream carries gradients."""
+        """Counts the latent half of a layer; returns whether its stream carries gradients."""
         tokens, attention = sum(self.latent_lengths), f"{layer}self_attn."
         normed = stream | self.is_trained(f"{layer}input_layernorm_moe_gen")
         q = self.linear(f"{attention}q_proj_moe_gen", tokens, normed) | self.is_trained(f"{attention}q_norm_moe_gen")
@@ -193,7 +204,7 @@ class StepCounter(ProductCounter):
 
 
 def shorten_caption(caption: str) -> str:
-    """Returns the caption as the model gets it, shortened for people."""
+    """Describes the caption as the model gets it, shortened for messages."""
     return (
         f'its caption is "{textwrap.shorten(caption, 80, placeholder=" …")}"' if caption else "its caption is emptied"
     )

@@ -1,4 +1,4 @@
-"""`TextTokenizer`: caption → chat-templated token ids, and the two special ids that the packer appends."""
+"""`TextTokenizer`: tokenizes captions with a chat template, and has the two special ids that packing appends."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ PLACES = (tuple(f"{SUBFOLDER}/{file}" for file in FILES), FILES)
 
 
 class TextTokenizer(Configurable):
-    """Wraps a Hugging Face tokenizer, which is in `folder`.
+    """Tokenizer of Hugging Face with a chat template, for captions.
 
     Raises:
-        FileNotFoundError: there is no tokenizer in the folder, or no such folder or repository.
-        ValueError: the tokenizer lacks a chat template, an end-of-sequence token or `<|vision_start|>`.
+        FileNotFoundError: If the folder or repository does not exist or has no tokenizer.
+        ValueError: If the tokenizer lacks a chat template, an end-of-sequence token or `<|vision_start|>`.
     """
 
     class Config(Configurable.Config):
@@ -31,11 +31,11 @@ class TextTokenizer(Configurable):
         """Folder with tokenizer.json, tokenizer_config.json and the chat template, or a hub repository's org/name."""
 
         def published(self) -> PublishedPart:
-            """Returns a small tokenizer that stands for the released one, for plans."""
+            """Returns a small tokenizer that substitutes the released one, for plans."""
             return PublishedPart("path", "a built-in tokenizer", PLACES, tokenizer_files("tiny_tokenizer"))
 
         def check_files(self) -> None:
-            """Raises FileNotFoundError when there is no tokenizer; downloads none."""
+            """Raises FileNotFoundError if the tokenizer does not exist; downloads no files."""
             found = look_for_layout(self.path, PLACES, field="text_tokenizer.path")
             if found is not None:
                 inside(found)
@@ -66,11 +66,11 @@ class TextTokenizer(Configurable):
 
     @property
     def vocab_size(self) -> int:
-        """Smallest embedding table that holds every id, added tokens included."""
+        """Size of the smallest embedding table for all ids, including added tokens."""
         return max(self.tokenizer.get_vocab().values()) + 1
 
     def encode(self, caption: str) -> list[int]:
-        """Ids of the caption as one user turn that opens the assistant's turn: no system prompt, no EOS."""
+        """Tokenizes a caption as one user turn that opens the assistant's turn, without system prompt and EOS."""
         encoded: Any = self.tokenizer.apply_chat_template(
             [{"role": "user", "content": caption}],
             tokenize=True,
@@ -81,7 +81,7 @@ class TextTokenizer(Configurable):
         return list(encoded["input_ids"])
 
     def check_vocab_size(self, vocab_size: int) -> None:
-        """Raises ValueError when the tokenizer makes ids that a network with `vocab_size` rows does not have."""
+        """Raises ValueError if the tokenizer has ids that an embedding table with `vocab_size` rows lacks."""
         if self.vocab_size > vocab_size:
             raise ValueError(
                 f"the tokenizer in '{self.config.path}' produces ids up to {self.vocab_size - 1}, but "
@@ -91,13 +91,16 @@ class TextTokenizer(Configurable):
 
 
 def find_tokenizer(name: str) -> Path:
-    """Returns the folder of the tokenizer that `text_tokenizer.path` names. Raises FileNotFoundError."""
+    """Returns the folder of the tokenizer `name`, as in `text_tokenizer.path`; downloads it if needed.
+
+    Raises:
+        FileNotFoundError: If it does not exist.
+    """
     return inside(find_layout(name, PLACES, field="text_tokenizer.path"))
 
 
 def inside(path: Path) -> Path:
-    """Returns the tokenizer folder in `path`: itself, or a pipeline's subfolder. Raises FileNotFoundError if
-    neither."""
+    """Returns the tokenizer folder in `path`: itself, or a pipeline's subfolder; else raises FileNotFoundError."""
     for folder in (path, path / SUBFOLDER):
         if (folder / FILES[0]).is_file():
             return folder

@@ -28,7 +28,17 @@ def pipeline_run(
     callbacks: Mapping[str, Any] | None = None,
     **parts: Any,
 ) -> Trainer.Config:
-    """A run that starts from a pipeline; `parts` are the tree's other sections."""
+    """Builds the config of a run that starts from a pipeline.
+
+    Args:
+        name: Name of the run.
+        model: Config of the model.
+        load_path: Pipeline folder or hub repository.
+        steps: Number of training steps.
+        clip_norm: Max gradient norm.
+        callbacks: Further callbacks by name.
+        parts: Other sections of the config.
+    """
     family = model.family
     return Trainer.Config(
         job=JobConfig(experiment=name, project=family, group="sft", name=name),
@@ -46,7 +56,14 @@ def pipeline_run(
 def clip_loader_settings(
     resolution: str, frames: int, *, max_caption_tokens: Any = None, **dataset: Any
 ) -> dict[str, Any]:
-    """Fields of a loader of captioned clips of one shape in a batch, with nothing added to their captions."""
+    """Returns settings of a loader of captioned clips with one shape per batch; captions are used unchanged.
+
+    Args:
+        resolution: Resolution bucket.
+        frames: Number of frames of each clip.
+        max_caption_tokens: Max number of caption tokens; None: `max_length` of the text encoder.
+        dataset: Further fields of the dataset.
+    """
     return {
         "dataset": VideoDataset.Config(
             path="${oc.env:DATASET_PATH}",
@@ -71,7 +88,7 @@ def rename_run(config: Trainer.Config, name: str) -> Trainer.Config:
 
 
 def train_adapters(config: Trainer.Config, name: str, *, rank: int, alpha: int, lr: float) -> Trainer.Config:
-    """Trains adapters alone. The frozen weights are held as the network computes in them, once, and are not saved."""
+    """Changes a config to LoRA training; the frozen weights are stored in bfloat16 only and are not saved."""
     model = cast(PipelineModel.Config, config.model.config)
     model.lora_enabled, model.lora_rank, model.lora_alpha = True, rank, alpha
     model.parallelism.fsdp_master_dtype, model.ema.trainable_only = "bfloat16", True
@@ -81,7 +98,7 @@ def train_adapters(config: Trainer.Config, name: str, *, rank: int, alpha: int, 
 
 
 def make_tiny_pipeline(config: Trainer.Config, name: str, network: Any, *, frames: int = 1) -> Trainer.Config:
-    """Sizes for a CPU and random weights; VAE and text encoder stay where they are."""
+    """Changes a config to a tiny network for a CPU, with random weights; VAE and text encoder stay the same."""
     model: Any = config.model.config
     model.precision = model.tokenizer.precision = model.text_encoder.precision = "float32"
     model.network, model.activation_checkpointing.mode = network, "none"
@@ -94,7 +111,7 @@ def make_tiny_pipeline(config: Trainer.Config, name: str, network: Any, *, frame
 
 
 def make_demo(config: Trainer.Config, name: str) -> Trainer.Config:
-    """A tiny variant that learns the demo's moving shapes: clips of 17 frames, each with one sentence."""
+    """Changes a tiny config to the demo: it learns moving shapes from clips of 17 frames, each with one sentence."""
     config.scheduler = LambdaCosine.Config(
         cycle_lengths=[ref("trainer.max_iter")], warm_up_steps=[50], f_start=[0.0], f_max=[1.0], f_min=[0.0]
     )

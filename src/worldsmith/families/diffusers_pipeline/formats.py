@@ -1,4 +1,4 @@
-"""Reading weights of diffusers, and exporting a model as a folder that its diffusers pipeline loads."""
+"""Reads diffusers weights, and exports a model as a folder that its diffusers pipeline loads."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ PIPELINE_INDEX = "model_index.json"
 
 
 class PipelineFormats(FamilyFormats):
-    """Weights have diffusers' names everywhere. A family says what follows, and how its pipeline is put together."""
+    """Base class of the weight formats of families whose weights have diffusers' names everywhere."""
 
     model: ClassVar[type[PipelineModel]]
     marks: ClassVar[Sequence[str]]
@@ -65,19 +65,24 @@ class PipelineFormats(FamilyFormats):
 
     @abstractmethod
     def pipeline_class(self, config: Any) -> str:
-        """Returns the pipeline for such a model, by its name in diffusers."""
+        """Returns the name of the diffusers pipeline class for a model with this config."""
 
     def scheduler(self, model: Any) -> Any:
-        """Returns the scheduler that the pipeline samples with."""
+        """Returns the diffusers scheduler of an exported pipeline."""
         return model.defaults.make_scheduler(model.defaults.shift)
 
     def arrange(self, model: Any, parts: dict[str, Any], dtype: DType) -> dict[str, Any]:
-        """Returns the pipeline's arguments in addition to the scheduler, out of transformer, vae, text_encoder and
-        tokenizer."""
+        """Returns the pipeline's constructor arguments except the scheduler.
+
+        Args:
+            model: The model.
+            parts: Components by name: transformer, vae, text_encoder, tokenizer.
+            dtype: Dtype of the export.
+        """
         return parts
 
     def check_exportable(self, config: Any) -> None:
-        """Raises ValueError for a model that no pipeline can hold; needs no weights."""
+        """Raises ValueError if no pipeline can represent a model with this config; needs no weights."""
 
     def new_config(self) -> Any:
         return self.model.Config()
@@ -94,7 +99,7 @@ class PipelineFormats(FamilyFormats):
         return self.stated(section(model_config, "network"))
 
     def stated(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the network fields that a file states. Raises ValueError for a value of another type."""
+        """Returns the network fields that a file states; raises ValueError if a value has the wrong type."""
         known = {field.name for field in fields(self.network_config)}
         given = {name: value for name, value in settings.items() if name in known and name != TAG}
         try:
@@ -129,7 +134,7 @@ class PipelineFormats(FamilyFormats):
         return self.spec_of(self.stated(transformer)) if is_own else None
 
     def spec_of(self, settings: Mapping[str, Any]) -> ModelSpec:
-        """Returns the model whose network has these settings."""
+        """Returns a model spec whose network has these settings."""
         config = self.new_config()
         config.network = self.network_config(**settings)
         return ModelSpec(name=self.family, config=config)
@@ -140,7 +145,7 @@ class PipelineFormats(FamilyFormats):
                 set_field(config, path, str(folder))
 
     def finish(self, model: Any, folder: Path) -> None:
-        """Adds to an exported folder what the pipeline does not write itself."""
+        """Adds to an exported folder the files that the pipeline does not write itself."""
 
     def read_defaults(self, data: Mapping[str, Any]) -> Any:
         return self.model.defaults_class(**data)
@@ -160,8 +165,10 @@ class PipelineFormats(FamilyFormats):
         return {"diffusers": DIFFUSERS, "native": NATIVE, "adapter": peft_adapter.export_of(self.adapter_layout)}
 
     def stored_dtype(self, dtype: DType, config: Configurable.Config | None = None) -> Callable[[str], torch.dtype]:
-        """Returns the stored dtype by weight name: `dtype`, but float32 for weights that the network's class keeps in
-        float32."""
+        """Returns a function from weight name to stored dtype.
+
+        This is `dtype`, but float32 for weights that the network's class keeps in float32.
+        """
         import torch
 
         target, kept = getattr(torch, dtype), set(self.model.library_class()._keep_in_fp32_modules or ())
@@ -233,13 +240,18 @@ def set_field(config: Any, path: str, value: str) -> None:
 
 
 def export_stored_pipeline(model: StoredModel, out: Path, options: ExportOptions) -> bool:
-    """Writes the pipeline folder `out`.
+    """Writes a trained model as a pipeline folder.
+
+    Args:
+        model: The trained model.
+        out: The new folder.
+        options: Options of the export.
 
     Returns:
-        False if `out` already holds the same export.
+        False if `out` already contains the same export.
 
     Raises:
-        ValueError: no pipeline can hold the model.
+        ValueError: If no pipeline can represent the model.
     """
     formats = cast(PipelineFormats, model.formats)
     check_stored(model)
@@ -266,7 +278,7 @@ def export_stored_pipeline(model: StoredModel, out: Path, options: ExportOptions
 
 
 def check_stored(model: StoredModel) -> None:
-    """Raises ValueError for a model that no pipeline can hold."""
+    """Raises ValueError if no pipeline can represent the model."""
     cast(PipelineFormats, model.formats).check_exportable(model.config)
 
 
@@ -295,7 +307,7 @@ def describe_model(formats: PipelineFormats, model: StoredModel) -> dict[str, An
 
 
 def build_pipeline(formats: PipelineFormats, generator: Any, weights: dict[str, Tensor], dtype: DType) -> Any:
-    """Builds the pipeline object with these weights."""
+    """Builds the pipeline object with the weights `weights`, on the CPU."""
     import diffusers
     import torch
 

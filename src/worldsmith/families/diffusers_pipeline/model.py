@@ -1,4 +1,4 @@
-"""`PipelineModel`: a network that is a class of diffusers, with the VAE and the text encoder of its pipeline."""
+"""`PipelineModel`: a model whose network is a diffusers class, with the VAE and the text encoder of its pipeline."""
 
 from __future__ import annotations
 
@@ -24,10 +24,16 @@ if TYPE_CHECKING:
 
 
 class PipelineModel(Model):
-    """Parameters have diffusers' names. VAE and text encoder are loaded when they are first used, and are never saved.
+    """Base class of models whose network is a diffusers class; parameters have diffusers' names.
 
-    A family's Config has three sections besides: `network`, the arguments of the class, `tokenizer`, the VAE, and
-    `text_encoder`; and it says its `latent_grid`. `defaults`: what weights were trained with before.
+    VAE and text encoder are loaded on first use and are never saved. A family's Config must also have three sections,
+    `network` (the arguments of the class), `tokenizer` (the VAE) and `text_encoder`, and a `latent_grid`.
+
+    Args:
+        config: Config of the model family.
+        device: Device of the network, such as "cuda:0".
+        seed: Seed of the initial weights; None: they stay uninitialized.
+        defaults: Generation defaults of earlier training; None: those of `defaults_class`.
     """
 
     network_class: ClassVar[str]
@@ -68,7 +74,7 @@ class PipelineModel(Model):
 
     @classmethod
     def library_class(cls) -> Any:
-        """Returns the network's class."""
+        """Returns the diffusers class of the network."""
         import diffusers
 
         return getattr(diffusers, cls.network_class)
@@ -83,9 +89,10 @@ class PipelineModel(Model):
         return NetworkParts(layers=layers, full_precision=[m for m in found if next(m.parameters(), None) is not None])
 
     def init_weights(self, seed: int, names: Collection[str] | None = None) -> None:
-        """Fills the parameters with these internal parameter names (None: all) in place, sharded or not.
+        """Initializes parameters in place, sharded or not, with `draw_parameter`; `names`: internal names, None: all.
 
-        A value depends only on the seed and the parameter's name. Raises ValueError for an unknown name.
+        Raises:
+            ValueError: If a name is unknown.
         """
         import torch
 
@@ -101,11 +108,15 @@ class PipelineModel(Model):
             self.restore_buffers()
 
     def restore_buffers(self) -> None:
-        """Computes tables that are no weights: they have memory now, and nothing in it."""
+        """Computes buffers that are not stored with the weights; called when they have been allocated."""
 
     @cached_property
     def vae(self) -> Any:
-        """The video VAE. Raises UserError for one with other latent channels than the network's."""
+        """The VAE, loaded on first use.
+
+        Raises:
+            UserError: If its number of latent channels differs from the network's.
+        """
         vae = self.config.tokenizer.build(device=self.device)
         if vae.channels != self.latent_channels and not in_simulation():  # a plan takes the released one
             raise UserError(
@@ -117,7 +128,7 @@ class PipelineModel(Model):
 
     @cached_property
     def text_encoder(self) -> Any:
-        """The tokenizer, whose encoder is not read yet."""
+        """The text encoder with its tokenizer; its weights are loaded on first use."""
         return self.config.text_encoder.build()
 
     def encode(self, video: Tensor) -> Tensor:
@@ -126,12 +137,20 @@ class PipelineModel(Model):
         return encoded
 
     def decode(self, latents: Tensor) -> Tensor:
-        """Latents [C, t, h, w] to a uint8 video [3, T, H, W]."""
+        """Decodes normalized latents [C, t, h, w] to a uint8 video [3, T, H, W]."""
         video: Tensor = self.vae.decode(latents)
         return video
 
     def read(self, captions: Sequence[Sequence[int] | None], cache: TextCache | None = None) -> Tensor:
-        """Ids of captions to what the network reads, [n, text, d]; None stands for a dropped caption of zeros."""
+        """Encodes tokenized captions.
+
+        Args:
+            captions: Token ids of each caption; None: a dropped caption, whose states are zeros.
+            cache: Cache of states, which is read and filled; None: no cache.
+
+        Returns:
+            States [n, text, d] on the model's device.
+        """
         import torch
 
         states: Tensor = self.text_encoder.states([ids or () for ids in captions], self.device, cache)
@@ -140,15 +159,21 @@ class PipelineModel(Model):
 
     @abstractmethod
     def predict(self, noisy: Tensor, timesteps: Tensor, text: Tensor, **extra_inputs: Any) -> Tensor:
-        """Returns the network's answer [n, C, t, h, w] to noisy latents of one shape, timesteps [n] and texts [n, text,
-        d].
+        """Runs the network on samples of one shape.
 
-        `extra_inputs`: what else a task gives it (`PipelineTask.extra_inputs`).
+        Args:
+            noisy: Noisy latents [n, C, t, h, w].
+            timesteps: Timesteps [n].
+            text: Text states [n, text, d], from `read`.
+            extra_inputs: Further inputs of the family, from `PipelineTask.extra_inputs`.
+
+        Returns:
+            Network outputs [n, C, t, h, w].
         """
 
     @property
     def text_shape(self) -> tuple[int, int]:
-        """Tokens and channels of what the network reads of a caption."""
+        """(tokens, channels) of the text states of a caption."""
         return self.config.text_encoder.max_length, getattr(self.config.network, self.text_channels)
 
     @property
@@ -170,22 +195,22 @@ class PipelineModel(Model):
 
     @property
     def latent_fingerprint(self) -> str:
-        """Changes with everything in the VAE that changes what a cache keeps."""
+        """Hash that changes with everything in the VAE that changes the content of a latent cache."""
         fingerprint: str = self.vae.fingerprint
         return fingerprint
 
 
 def draw_parameter(name: str, shape: torch.Size, weight: torch.Size, seed: int) -> Tensor:
-    """Draws the float32 value of a parameter.
+    """Returns the initial float32 value of a parameter.
 
     Weights and biases are uniform within ±1/sqrt(inputs), as in torch's linear layers and convolutions. Norms start
     with ones and zeros, an adapter's B with zeros. Tables are normal with standard deviation 1/sqrt(channels).
 
     Args:
-        name: internal parameter name of the parameter.
-        shape: shape of the parameter.
-        weight: shape of the weight of the parameter's layer.
-        seed: seed of the run; together with `name` it decides the value.
+        name: Internal parameter name.
+        shape: Shape of the parameter.
+        weight: Shape of the weight of the parameter's layer.
+        seed: Seed of the run; the value depends only on it and on `name`.
     """
     import torch
 

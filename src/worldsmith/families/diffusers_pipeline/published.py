@@ -1,4 +1,4 @@
-"""Configs of published text and image encoders, in transformers' words."""
+"""Configs of released text and image encoders, as transformers' config.json."""
 
 from __future__ import annotations
 

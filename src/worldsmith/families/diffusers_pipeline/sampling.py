@@ -1,6 +1,6 @@
-"""Sampling with the schedulers of diffusers: the samplers, and their defaults.
+"""Samplers that use diffusers' schedulers, and their defaults.
 
-Torch and numpy are imported on first use, so that a config can be checked without it.
+Torch and numpy are imported on first use, so that a config can be checked without them.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ DYNAMIC = ("base_shift", "max_shift", "base_image_seq_len", "max_image_seq_len",
 
 
 class SchedulerSampler(VideoSampler):
-    """Samples with one scheduler of diffusers and one seeded random generator per sample.
+    """Base class of samplers with a diffusers scheduler and one seeded random generator per sample.
 
-    A diffusers pipeline that is given a generator of the same seed produces the same result. Samples of one shape
-    share a forward pass.
+    A diffusers pipeline that is given a generator with the same seed produces the same result. Samples with the same
+    shape share a forward pass.
     """
 
     model: PipelineModel
 
     @abstractmethod
     def make_scheduler(self, latent_shape: tuple[int, int, int] | None = None) -> Any:
-        """Returns a diffusers scheduler whose timesteps are set; `latent_shape` None: for any shape."""
+        """Builds a diffusers scheduler whose timesteps are set; `latent_shape` (t, h, w), None: for any shape."""
 
     @property
     def skipped(self) -> int:
@@ -82,7 +82,13 @@ class SchedulerSampler(VideoSampler):
         return SchedulerSolver(scheduler, draws, self.skipped)
 
     def start(self, layout: SampleLayout, solver: SchedulerSolver, condition: Tensor | None) -> tuple[Tensor, Any]:
-        """Returns the first state and the clean input of the network; by default noise and None."""
+        """Returns the initial state, and the conditioning input of the network; by default noise and None.
+
+        Args:
+            layout: Layout of the sample.
+            solver: Its solver, which samples the noise.
+            condition: Conditioning frames, uint8 [3, T, H, W]; None: text only.
+        """
         shape = (self.model.latent_channels, *layout.latent_shape)
         return solver.noise(shape).to(self.model.device), None
 
@@ -133,7 +139,7 @@ class FlowMatchSampler(SchedulerSampler):
 
 
 class SchedulerSolver:
-    """Runs a diffusers scheduler, with its own random generator, for one sample [C, t, h, w]."""
+    """Solver of one sample [C, t, h, w]: a diffusers scheduler with its own random generator."""
 
     def __init__(self, scheduler: Any, draws: torch.Generator, skipped: int = 0) -> None:
         self.scheduler, self.draws = scheduler, draws
@@ -145,7 +151,7 @@ class SchedulerSolver:
         self.arguments: dict[str, Any] = {"generator": draws} if draws_itself else {}
 
     def noise(self, shape: tuple[int, ...]) -> Tensor:
-        """Draws standard normal noise [C, t, h, w] as the pipeline does."""
+        """Samples standard normal noise [C, t, h, w] as the diffusers pipeline does."""
         import torch
 
         with real_values():
@@ -157,14 +163,14 @@ class SchedulerSolver:
         return self.advance(answer[None], timestep, state[None])[0]
 
     def advance(self, answer: Tensor, timestep: Tensor, state: Tensor) -> Tensor:
-        """Returns the next state of a batch."""
+        """Returns the next state of a batch of one sample, for the network output `answer`."""
         moved: Tensor = self.scheduler.step(answer, timestep, state, **self.arguments, return_dict=False)[0]
         return moved
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineDefaults(GenerationDefaults):
-    """Generation settings of a pipeline of diffusers where the user gives none."""
+    """Default generation settings of a model with a diffusers pipeline."""
 
     captions_as_given: bool = True
     """Whether captions are passed on unchanged, as for released weights; in training here they end with a period."""
@@ -176,9 +182,9 @@ class PipelineDefaults(GenerationDefaults):
 
 @dataclass(frozen=True, slots=True)
 class FlowMatchDefaults(PipelineDefaults):
-    """Generation settings for diffusers' `FlowMatchEulerDiscreteScheduler`.
+    """Default generation settings of models that sample with diffusers' `FlowMatchEulerDiscreteScheduler`.
 
-    The schedule's shift grows with the number of tokens of a sample, unless `shift` is given.
+    The shift of the schedule grows with the number of tokens of a sample, unless `shift` is given.
     """
 
     refused: ClassVar[Mapping[str, str]] = {
@@ -200,12 +206,12 @@ class FlowMatchDefaults(PipelineDefaults):
     """Last noise level of the schedule, to which the others are stretched; None: no stretching."""
 
     def log_shift(self, tokens: int) -> float:
-        """Returns ln(shift) for a sample of `tokens` tokens."""
+        """Computes ln(shift) for a sample of `tokens` tokens."""
         slope = (self.max_shift - self.base_shift) / (self.max_image_seq_len - self.base_image_seq_len)
         return tokens * slope + (self.base_shift - slope * self.base_image_seq_len)
 
     def make_scheduler(self, shift: float | None) -> Any:
-        """Builds the scheduler with a fixed shift or, for None, with the shift that follows from each sample's size."""
+        """Builds the scheduler with a fixed shift; None: the shift depends on the size of each sample."""
         from diffusers import FlowMatchEulerDiscreteScheduler
 
         return FlowMatchEulerDiscreteScheduler(
@@ -216,10 +222,10 @@ class FlowMatchDefaults(PipelineDefaults):
 
 
 def read_schedule(folder: Path) -> dict[str, Any]:
-    """Reads the fields of `FlowMatchDefaults` from a pipeline's scheduler config.
+    """Reads the fields of `FlowMatchDefaults` from the scheduler config of the pipeline in `folder`; {} if it has none.
 
     Raises:
-        UserError: the pipeline has another scheduler.
+        UserError: If the pipeline has another scheduler.
     """
     file = folder / "scheduler" / "scheduler_config.json"
     if not file.is_file():

@@ -1,4 +1,4 @@
-"""`PipelineTask`: clips of one shape become latents, these a noisy batch, and the network's answers a loss."""
+"""`PipelineTask`: the training task of models with a diffusers pipeline."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 
 class PipelineEncoder(ClipEncoder):
-    """Encodes clips and captions into the cache of a run."""
+    """Encodes clips and captions into the caches of a run."""
 
     task: PipelineTask
     deferred: dict[tuple[int, ...] | None, None] | None = None
     """Token ids of captions that `encode` leaves to `encode_captions`; None: no captions are left."""
 
     def encode(self, sample: VideoSample) -> bool:
-        """Encodes also the caption, and the replacement of dropped captions."""
+        """Encodes clip, caption, and the replacement of dropped captions; returns False if the clip was cached."""
         model = self.task.model
         empty = None if model.config.text_encoder.dropped_captions == "zeros" else self.task.tokenize("")
         if self.deferred is None:
@@ -44,7 +44,7 @@ class PipelineEncoder(ClipEncoder):
         return super().encode(sample)
 
     def keep_all_samples(self) -> None:
-        """Drops no caption."""
+        """Disables caption dropout, so that every caption is encoded."""
         data = self.task.data
         self.task.data = replace(data, dataset=replace(data.dataset, cfg_dropout_rate=0.0))
 
@@ -71,8 +71,10 @@ class DummyPipelineClips(DummyClips):
         return memory, disk + width * math.prod(self.task.model.text_shape)
 
     def assume_cached(self) -> None:
-        """Treats all samples as cached. If the cache stores moments, the VAE is built once for its settings, without
-        weights."""
+        """Treats all samples as cached.
+
+        If the cache stores mean and log variance, the VAE is built once for its settings, without weights.
+        """
         model = self.task.model
         self.task.text_cache = AssumedTexts(model.text_shape, model.config.text_encoder.precision)
         if model.config.tokenizer.keeps_moments:
@@ -84,7 +86,7 @@ class DummyPipelineClips(DummyClips):
 
 
 class PipelineTask(ClipTask):
-    """Training task of a `PipelineModel` with any `NoiseObjective`. Each sample of a batch has its own noise level."""
+    """Training task of a `PipelineModel` with any `NoiseObjective`; each sample of a batch has its own noise level."""
 
     encoder_class = PipelineEncoder
     dummy_data_class = DummyPipelineClips
@@ -103,8 +105,16 @@ class PipelineTask(ClipTask):
 
     @classmethod
     def check_data(cls, section: str, data: Any, model: Any) -> None:
-        """Raises WrongValueError for batches that cannot be stacked, captions of two lengths, clean frames, and sizes
-        that cannot be cut into tokens."""
+        """Raises WrongValueError if the data do not fit the network.
+
+        Batches must have samples of one shape, captions one length, and no clean frames; sizes must be multiples of a
+        token.
+
+        Args:
+            section: Config section of the data, such as "dataloader_train".
+            data: Its config.
+            model: Config of the model.
+        """
         if data.packer != "alike":
             why = "the network needs clips of one shape in a batch"
             raise WrongValueError({f"{section}.packer": data.packer}, why=why, remedy="write 'alike'")
@@ -148,7 +158,7 @@ class PipelineTask(ClipTask):
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
-        """Captions that the text cache holds need no text encoder."""
+        """Context manager for sample generation: uses the text cache, so that cached captions need no text encoder."""
         self.model.text_cache = self.text_cache
         try:
             with super().sampling():
@@ -180,8 +190,10 @@ class PipelineTask(ClipTask):
         return objective.add_up(losses, batch, draws, tokens=self.tokens(batch))
 
     def clean_latents(self, batch: Sequence[VideoSample], *, seed: int) -> list[Tensor]:
-        """Returns latents [C, t, h, w] of each sample; sampled from moments by seed and position, if the cache stores
-        those."""
+        """Returns the latents [C, t, h, w] of each sample; all ranks of a context-parallel group must call it.
+
+        If the cache stores mean and log variance, latents are sampled from them by seed and position.
+        """
         from worldsmith.objectives.noise_schedule import POSTERIOR_STREAM, random_noise
 
         encoded = self.latents(batch)
@@ -195,11 +207,11 @@ class PipelineTask(ClipTask):
         return drawn
 
     def extra_inputs(self, batch: Sequence[VideoSample], latents: Sequence[Tensor], *, seed: int) -> dict[str, Any]:
-        """Returns further arguments of `predict`, in addition to noisy latents and text embeddings."""
+        """Returns further arguments of `predict`, in addition to noisy latents, timesteps and text states."""
         return {}
 
     def note_work(self, batch: Sequence[VideoSample], given: tuple[Sequence[Tensor], dict[str, Any]]) -> None:
-        """Remembers the shapes of what the network is given, once for each kind of batch."""
+        """Stores the arguments of `predict` on the meta device, once per batch shape, for `count_flops`."""
         import torch
         from torch.utils._pytree import tree_map_only
 
@@ -225,14 +237,14 @@ class PipelineTask(ClipTask):
 
 
 def count_step_flops(model: PipelineModel, arguments: Sequence[Any], extra_inputs: Mapping[str, Any]) -> int:
-    """Counts the operations of the matmuls of `predict` and of its backward pass, without recomputation.
+    """Counts the FLOPs of the matmuls of `predict` and of its backward pass, without recomputation.
 
-    PyTorch counts them on a copy of the network on the meta device, in which the same parameters are trained.
+    They are counted on a copy of the network on the meta device, in which the same parameters are trained.
 
     Args:
-        model: the model.
-        arguments: positional arguments of `predict`, on the meta device.
-        extra_inputs: keyword arguments of `predict`, on the meta device.
+        model: The model.
+        arguments: Positional arguments of `predict`, on the meta device.
+        extra_inputs: Keyword arguments of `predict`, on the meta device.
     """
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -246,5 +258,5 @@ def count_step_flops(model: PipelineModel, arguments: Sequence[Any], extra_input
 
 
 def shape_of(batch: Sequence[VideoSample]) -> tuple[int, ...]:
-    """Returns the kind of a batch: its samples have one shape."""
+    """Returns a key that is equal for batches of the same shape; samples of a batch have one shape."""
     return len(batch), *batch[0].latent_shape

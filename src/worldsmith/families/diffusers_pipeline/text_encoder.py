@@ -1,4 +1,4 @@
-"""`T5TextEncoder`: captions become states of transformers' T5 or UMT5 encoder, padded to one length."""
+"""`T5TextEncoder`: encodes captions, padded to one length, with transformers' T5 or UMT5 encoder."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FIELD = "model.config.text_encoder.path"
 
 
 def in_pipeline(*parts: tuple[str, str]) -> tuple[str, ...]:
-    """Returns the files of encoders and their tokenizers in those subfolders of a pipeline."""
+    """Returns the file patterns of (encoder, tokenizer) pairs in these subfolders of a pipeline."""
     files = ((f"{encoder}/{file}" for file in WEIGHTS) for encoder, _ in parts)
     others = ((f"{tokenizer}/{file}" for file in TOKENIZER_FILES) for _, tokenizer in parts)
     return tuple(chain(*files, *others))
@@ -42,11 +42,14 @@ PLACES = (in_pipeline((ENCODER, TOKENIZER)), (*WEIGHTS, *TOKENIZER_FILES))
 
 
 class T5TextEncoder(Configurable):
-    """The encoder and its tokenizer; weights are frozen.
+    """Frozen T5 text encoder with its tokenizer; the weights are loaded on first use.
 
-    Every caption is cut and padded to `max_length` tokens. Without a mask the padding is read like text, with one the
-    states behind the text are zeros: as a family's networks were trained. Raises FileNotFoundError or ValueError when
-    there is none of the two under that path or name.
+    Each caption is truncated or padded to `max_length` tokens. Without `masked` the encoder attends to padding like
+    text, with it the states after the text are zeros: as the networks of a family were trained.
+
+    Raises:
+        FileNotFoundError: If there is no encoder or no tokenizer under that path or name.
+        ValueError: If the tokenizer has no end token or padding token.
     """
 
     masked: ClassVar[bool] = False
@@ -64,7 +67,7 @@ class T5TextEncoder(Configurable):
 
         @property
         def caption_ids(self) -> int:
-            """Ids of the longest caption."""
+            """Max number of token ids of a caption."""
             return self.max_length
 
         def published(self) -> PublishedPart:
@@ -73,7 +76,7 @@ class T5TextEncoder(Configurable):
             return PublishedPart("path", "the encoder of T5 v1.1 XXL", PLACES, contents)
 
         def check_files(self) -> None:
-            """Raises FileNotFoundError when there is no encoder or no tokenizer; downloads none."""
+            """Raises FileNotFoundError if the encoder or the tokenizer does not exist; downloads no files."""
             found = look_for_layout(self.path, PLACES, field=FIELD)
             if found is not None:
                 inside(found)
@@ -84,7 +87,7 @@ class T5TextEncoder(Configurable):
     """Steps since the encoder was last used."""
 
     def __init__(self, config: Config) -> None:
-        """Loads the tokenizer; `load` reads the encoder."""
+        """Loads the tokenizer; `load` loads the encoder."""
         config.check()
         self.config = config
         self.encoder_folder, folder = inside(find_layout(config.path, PLACES, field=FIELD))
@@ -92,7 +95,7 @@ class T5TextEncoder(Configurable):
 
     @property
     def reader(self) -> Callable[[str], list[int]]:
-        """Function that tokenizes a caption; can be pickled."""
+        """Function that tokenizes a caption; it can be pickled."""
         return partial(read_caption, self.tokenizer)
 
     @property
@@ -102,11 +105,11 @@ class T5TextEncoder(Configurable):
 
     @property
     def modules(self) -> list[Any]:
-        """Loaded modules."""
+        """The loaded modules; empty before the first use and after `release`."""
         return [] if self.encoder is None else [self.encoder]
 
     def load(self, device: str | torch.device) -> None:
-        """Reads the encoder's weights onto a device."""
+        """Loads the weights of the encoder onto a device."""
         self.encoder = load_encoder(self.encoder_folder, self.config.precision, device)
 
     def padded(self, ids: Sequence[int]) -> list[int]:
@@ -119,9 +122,15 @@ class T5TextEncoder(Configurable):
     def states(
         self, samples: Sequence[Sequence[int]], device: str | torch.device, cache: TextCache | None = None
     ) -> Tensor:
-        """Ids of captions to their states [n, max_length, d], of which the cache has some and gets the others.
+        """Encodes tokenized captions one by one, so that a result does not depend on the other captions.
 
-        The encoder is loaded when it is needed. Each caption is read alone, so that its bits depend on nothing else.
+        Args:
+            samples: Token ids of each caption.
+            device: Device of the result, and of the encoder if it must be loaded.
+            cache: Cache of states, which is read and filled; None: no cache.
+
+        Returns:
+            States [n, max_length, d].
         """
         import torch
 
@@ -139,7 +148,7 @@ class T5TextEncoder(Configurable):
         return torch.stack(found)
 
     def encode(self, sample: Sequence[int]) -> Tensor:
-        """Ids of a caption to its states [max_length, d], by the encoder that was loaded."""
+        """Encodes the token ids of one caption to states [max_length, d]; the encoder must be loaded."""
         import torch
 
         ids = torch.tensor([self.padded(sample)], device=self.encoder.device)
@@ -157,7 +166,7 @@ class T5TextEncoder(Configurable):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Changes with everything that changes states, but for the ids."""
+        """Text that changes with everything that changes states, except the token ids."""
         return f"{fingerprint(self.encoder_folder)} {self.config.precision} masked={self.masked}"
 
     def release(self) -> bool:
@@ -188,7 +197,7 @@ def read_caption(tokenizer: Any, caption: str) -> list[int]:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """Raises ValueError for a tokenizer without an end token or a padding token."""
+    """Loads a tokenizer; raises ValueError if it has no end token or no padding token."""
     from transformers import AutoTokenizer
 
     tokenizer: Any = load_from_folder(AutoTokenizer, folder)
@@ -199,7 +208,16 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def load_encoder(folder: Path, precision: str, device: str | torch.device) -> Any:
-    """Returns the frozen encoder in a folder. Raises UserError for weights that are not finite."""
+    """Loads the frozen encoder in a folder.
+
+    Args:
+        folder: Folder with config.json and weights.
+        precision: Dtype of the weights, such as "bfloat16".
+        device: Device of the weights.
+
+    Raises:
+        UserError: If weights are not finite.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForTextEncoding
 
@@ -215,7 +233,11 @@ def load_encoder(folder: Path, precision: str, device: str | torch.device) -> An
 
 
 def inside(path: Path, encoder: str = ENCODER, tokenizer: str = TOKENIZER) -> tuple[Path, Path]:
-    """Returns the folders of an encoder and of its tokenizer. Raises FileNotFoundError when one does not exist."""
+    """Returns the folders of an encoder and of its tokenizer: subfolders of a pipeline, or both `path`.
+
+    Raises:
+        FileNotFoundError: If one of them does not exist.
+    """
     folders = (path / encoder, path / tokenizer) if (path / encoder).is_dir() else (path, path)
     for folder, file in zip(folders, ("config.json", TOKENIZER_FILES[0]), strict=True):
         if not (folder / file).is_file():

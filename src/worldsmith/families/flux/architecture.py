@@ -1,4 +1,4 @@
-"""Sizes of FLUX.1 transformers, by the names of diffusers' `FluxTransformer2DModel`."""
+"""Sizes of FLUX.1 transformers, named as in diffusers' `FluxTransformer2DModel`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TIME_CHANNELS = 256
 
 
 class NetworkConfig(Config):
-    """The defaults are those of FLUX.1-dev."""
+    """Sizes of the FLUX.1 network; the defaults are those of FLUX.1-dev."""
 
     in_channels: Annotated[int, Range(ge=PACKED)] = 64
     """Channels of a token: those of 2x2 latents."""
@@ -99,7 +99,7 @@ def flux_schnell() -> NetworkConfig:
 
 
 def tiny() -> NetworkConfig:
-    """Returns a network for a CPU (81 thousand parameters): the shipped VAE and encoders."""
+    """Returns a tiny config for a CPU (81 thousand parameters), for the VAE and encoders of the package."""
     return NetworkConfig(
         in_channels=16, num_layers=1, num_single_layers=1, attention_head_dim=16, num_attention_heads=2,
         joint_attention_dim=64, pooled_projection_dim=64, axes_dims_rope=[4, 6, 6],

@@ -1,4 +1,4 @@
-"""`FluxFormats`: all that `checkpoint/` asks of this family."""
+"""`FluxFormats`: reads and exports checkpoints of FLUX.1."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ SCHNELL: Mapping[str, Any] = {"steps": 4, "guidance": 1.0, "shift": 1.0}
 
 
 class FluxFormats(PipelineFormats):
+    """Weight formats of FLUX.1: diffusers."""
+
     model = FluxGenerator
     marks = ("time_text_embed.text_embedder.linear_1.weight", "single_transformer_blocks.0.proj_mlp.weight",
              "single_transformer_blocks.0.norm.linear.weight")  # fmt: skip
@@ -29,7 +31,7 @@ class FluxFormats(PipelineFormats):
         return FluxDefaults(captions_as_given=False, **{**clip_defaults(tree), **({} if told else SCHNELL)})
 
     def published_defaults(self, config: Any, folder: Path) -> FluxDefaults:
-        """Returns the defaults for inference, from the scheduler of the pipeline."""
+        """Returns generation defaults from the scheduler of the pipeline in `folder`."""
         told = config.network.guidance_embeds
         most = CLIP_TOKENS + config.text_encoder.max_length
         own = {**({} if told else SCHNELL), **read_schedule(folder)}

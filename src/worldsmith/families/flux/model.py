@@ -1,4 +1,4 @@
-"""FLUX.1: the model (transformer, image VAE, two text encoders) and how it is sampled."""
+"""FLUX.1: the model (transformer, image VAE, two text encoders), and its sampler."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FluxDefaults(FlowMatchDefaults):
-    """Generation settings where the user gives none: those of FLUX.1-dev."""
+    """Default generation settings of FLUX.1: those of FLUX.1-dev."""
 
     num_frames: int | None = 1
     steps: int = 28
@@ -41,7 +41,7 @@ class FluxDefaults(FlowMatchDefaults):
 
 
 class FluxGenerator(PipelineModel):
-    """A transformer over text tokens and the tokens of one image; an image is a clip of one frame."""
+    """FLUX.1: a transformer over text tokens and the tokens of one image, which is a clip of one frame."""
 
     network_class = "FluxTransformer2DModel"
     text_channels = "joint_attention_dim"
@@ -97,7 +97,7 @@ class FluxGenerator(PipelineModel):
 
     @property
     def text_shape(self) -> tuple[int, int]:
-        """Tokens and channels of the encoded text: one row holds the pooled CLIP embedding, the others T5's states."""
+        """(tokens, channels) of the text states: the pooled CLIP embedding as one row, then T5's states."""
         tokens, channels = super().text_shape
         return 1 + tokens, channels
 
@@ -106,7 +106,10 @@ class FluxGenerator(PipelineModel):
         return self.config.network.in_channels // PACKED
 
     def predict(self, noisy: Tensor, timesteps: Tensor, text: Tensor, **extra_inputs: Any) -> Tensor:
-        """Predicts the velocity; `guidance` is the guidance scale for the network, by default that of training."""
+        """Runs the network; arguments and result as in `PipelineModel.predict`.
+
+        `extra_inputs` can have `guidance`, the guidance scale as network input; by default that of training.
+        """
         import torch
         from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 
@@ -127,7 +130,11 @@ class FluxGenerator(PipelineModel):
 
 
 class FluxSampler(FlowMatchSampler):
-    """Samples with Euler's method; the guidance scale is an input of the network."""
+    """Samples with Euler's method; the guidance scale is an input of the network.
+
+    Raises:
+        ValueError: If a guidance scale other than 1 is given and the network has no such input.
+    """
 
     model: FluxGenerator
 

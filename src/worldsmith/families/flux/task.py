@@ -1,4 +1,4 @@
-"""FLUX learns the velocity of rectified flow, from images."""
+"""`FluxTask`: trains FLUX.1 with rectified flow on images."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from worldsmith.objectives.rectified_flow import RectifiedFlow
 
 
 class FluxTask(PipelineTask):
-    """Learns the velocity of rectified flow from images; a clip contributes one frame."""
+    """Training task of FLUX.1: rectified flow on images; a clip contributes one frame."""
 
     objective_class = RectifiedFlow
 

@@ -1,4 +1,4 @@
-"""`FluxTextEncoder`: captions become the pooled state of a CLIP encoder and the states of a T5 encoder."""
+"""`FluxTextEncoder`: encodes captions to the pooled state of a CLIP encoder and the states of a T5 encoder."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ CLIP_TOKENS = 77
 
 
 class FluxTextEncoder(T5TextEncoder):
-    """Ids of a caption are CLIP's, padded, and T5's behind them.
+    """Frozen text encoders of FLUX.1, CLIP and T5; token ids of a caption are CLIP's, padded, followed by T5's.
 
-    Its states are one tensor [1 + max_length, d]: CLIP's pooled state with zeros behind it, then T5's states.
+    States are one tensor [1 + max_length, d]: CLIP's pooled state, padded with zeros, then T5's states.
     """
 
     class Config(T5TextEncoder.Config):
@@ -60,14 +60,14 @@ class FluxTextEncoder(T5TextEncoder):
             return PublishedPart("path", "the text encoders of CLIP ViT-L/14 and T5 v1.1 XXL", PLACES, contents)
 
         def check_files(self) -> None:
-            """Raises FileNotFoundError when one of the encoders or tokenizers does not exist; downloads none."""
+            """Raises FileNotFoundError if one of the encoders or tokenizers does not exist; downloads no files."""
             found = look_for_layout(self.path, PLACES, field=FIELD)
             if found is not None:
                 inside(found, *CLIP)
                 inside(found, *T5)
 
     def __init__(self, config: Config) -> None:
-        """Loads the tokenizers; `load` reads the encoders."""
+        """Loads the tokenizers; `load` loads the encoders."""
         config.check()
         self.config = config
         folder = find_layout(config.path, PLACES, field=FIELD)

@@ -13,6 +13,8 @@ from worldsmith.families.ltx_video.model import FPS, LTXVideoDefaults, LTXVideoG
 
 
 class LTXVideoFormats(PipelineFormats):
+    """Weight formats of LTX-Video: diffusers."""
+
     model = LTXVideoGenerator
     marks = ("caption_projection.linear_1.weight", "time_embed.emb.timestep_embedder.linear_1.weight",
              "transformer_blocks.0.attn2.norm_k.weight")  # fmt: skip
@@ -23,7 +25,7 @@ class LTXVideoFormats(PipelineFormats):
         return LTXVideoDefaults(captions_as_given=False, **clip_defaults(tree))
 
     def published_defaults(self, config: Any, folder: Path) -> LTXVideoDefaults:
-        """Returns the size that diffusers' pipeline generates by default, and the schedule of the folder."""
+        """Returns the default size of diffusers' pipeline, and the schedule of the folder."""
         size: Any = {"height": 512, "width": 704, "num_frames": 161, "fps": FPS}
         return LTXVideoDefaults(**size, max_caption_tokens=config.text_encoder.max_length, **read_schedule(folder))
 

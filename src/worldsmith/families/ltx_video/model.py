@@ -1,4 +1,4 @@
-"""LTX-Video: the network's sizes, its video VAE, its text encoder, and the model that joins them."""
+"""LTX-Video: the network's sizes, its video VAE, its text encoder, and the model that combines them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TEMPORAL_FACTOR, SPATIAL_FACTOR = 8, 32
 
 
 class NetworkConfig(Config):
-    """The defaults are those of LTX-Video 2B."""
+    """Sizes of the LTX-Video network; the defaults are those of LTX-Video 2B."""
 
     in_channels: Count = 128
     """Channels of a latent; a token is one latent."""
@@ -60,7 +60,7 @@ class NetworkConfig(Config):
             raise wrong(self, "cross_attention_dim", why=why, remedy=f"write {self.inner_dim}")
 
     def shapes(self) -> Shapes:
-        """Returns the names and shapes of the parameters, by arithmetic."""
+        """Returns the shapes of all parameters without building the network."""
         d, block = self.inner_dim, Shapes()
         for attention in ("attn1", "attn2"):
             block |= norm(f"{attention}.norm_q", d) | norm(f"{attention}.norm_k", d)
@@ -77,10 +77,10 @@ class NetworkConfig(Config):
 
 
 class LTXVideoVAE(MomentsVAE):
-    """diffusers' `AutoencoderKLLTXVideo`: clips of 8k+1 frames become k+1 latent frames, 32x32 px a latent cell.
+    """VAE of LTX-Video: 8k+1 frames become k+1 latent frames, 32x32 px become one latent position.
 
-    Latents are normalized per channel. A decoder that is conditioned on a timestep gets 0, without added noise: the
-    default of diffusers' pipeline.
+    It is diffusers' `AutoencoderKLLTXVideo`. Latents are normalized per channel. A decoder that is conditioned on a
+    timestep gets 0, without added noise: the default of diffusers' pipeline.
     """
 
     recipe = "ltx-video-moments-1"
@@ -115,7 +115,7 @@ class LTXVideoVAE(MomentsVAE):
 
 
 class LTXTextEncoder(T5TextEncoder):
-    """T5, which reads the padding as well; states behind the text become zeros, which the network masks out."""
+    """T5 text encoder that attends to padding; states after the text are set to zero, which the network masks out."""
 
     class Config(T5TextEncoder.Config):
         max_length: Count = 128
@@ -135,7 +135,7 @@ class LTXTextEncoder(T5TextEncoder):
 
 @dataclass(frozen=True, slots=True)
 class LTXVideoDefaults(FlowMatchDefaults):
-    """Generation settings where the user gives none: the released ones."""
+    """Default generation settings of LTX-Video: those of the released weights."""
 
     steps: int = 50
     guidance: float = 3.0
@@ -146,9 +146,9 @@ class LTXVideoDefaults(FlowMatchDefaults):
 
 
 class LTXVideoGenerator(PipelineModel):
-    """A transformer over the tokens of a video, with cross-attention to the text.
+    """LTX-Video: a transformer over the tokens of a video, with cross-attention to the text.
 
-    Positions are in seconds and pixels, so that the network gets the frame rate of each video.
+    Positions are in seconds and pixels; the network gets the frame rate of each video.
     """
 
     network_class = "LTXVideoTransformer3DModel"
@@ -182,7 +182,10 @@ class LTXVideoGenerator(PipelineModel):
         return FlowMatchSampler(self, sampling)
 
     def predict(self, noisy: Tensor, timesteps: Tensor, text: Tensor, **extra_inputs: Any) -> Tensor:
-        """Runs the network. `extra_inputs` has `fps`, [n]; zero rows of `text` are masked out."""
+        """Runs the network; arguments and result as in `PipelineModel.predict`.
+
+        `extra_inputs` must have `fps`, the frames per second of each sample [n]. Zero rows of `text` are masked out.
+        """
         import torch
 
         grid = noisy.shape[2:]

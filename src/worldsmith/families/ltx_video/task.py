@@ -1,4 +1,4 @@
-"""LTX-Video learns the velocity of rectified flow, from texts."""
+"""`LTXVideoTask`: trains LTX-Video with rectified flow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from worldsmith.objectives.rectified_flow import RectifiedFlow
 
 
 class LTXVideoTask(PipelineTask):
-    """Learns the velocity of rectified flow from captioned clips."""
+    """Training task of LTX-Video: rectified flow on captioned clips."""
 
     objective_class = RectifiedFlow
 

@@ -18,14 +18,18 @@ FLAGS = {"vision": "freeze_vision_encoder", "projector": "freeze_mm_projector", 
 
 
 def backbone_part(name: str) -> str:
-    """Returns the part of the backbone that a parameter belongs to."""
+    """Returns the component of the backbone that a parameter belongs to: "vision", "projector" or "language"."""
     if not name.startswith(VISUAL):
         return LANGUAGE
     return "projector" if name.removeprefix(VISUAL).startswith(PROJECTOR) else "vision"
 
 
 def freeze(network: Any, config: FreezeConfig) -> None:
-    """Freezes parameters, in place; never unfreezes one. Raises ValueError as `frozen_names`, or if all are frozen."""
+    """Freezes parameters in place; never unfreezes any.
+
+    Raises:
+        ValueError: As `frozen_names`, or if all parameters are frozen.
+    """
     parameters = native_parameters(network)
     for name in frozen_names(list(parameters), tied_names(network), config):
         parameters[name].requires_grad_(False)
@@ -68,7 +72,7 @@ def frozen_names(names: Sequence[str], aliases: Mapping[str, Sequence[str]], con
 
 
 def tied_names(network: Any) -> dict[str, list[str]]:
-    """Internal parameter name of a shared parameter → the names that it has in addition to it."""
+    """Returns the further names of each shared parameter, by its internal parameter name."""
     own = {id(parameter): native_name(name) for name, parameter in network.named_parameters()}
     every = [(native_name(name), p) for name, p in network.named_parameters(remove_duplicate=False)]
     tied: dict[str, list[str]] = {}
@@ -79,7 +83,12 @@ def tied_names(network: Any) -> dict[str, list[str]]:
 
 
 def describe_parts(network: Any, rates: Mapping[str, float]) -> Iterable[tuple[str, str]]:
-    """Yields a line for each part: how much of it is trained, and at which learning rates. `rates`: by native name."""
+    """Yields (component, text) for each component: numbers of trained and frozen elements, and learning rates.
+
+    Args:
+        network: The network.
+        rates: Learning rates of the trained parameters by internal parameter name.
+    """
     parameters = native_parameters(network)
     for part in PARTS:
         own = {name: parameter for name, parameter in parameters.items() if backbone_part(name) == part}

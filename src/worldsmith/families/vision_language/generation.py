@@ -1,4 +1,4 @@
-"""Answers of a reasoner, in a batch, with a cache of keys and values."""
+"""Generates answers of a vision-language model in batches, with a key-value cache."""
 
 from __future__ import annotations
 
@@ -29,9 +29,20 @@ def generate_tokens(
     decoding: Decoding = GREEDY,
     seeds: Sequence[int] = (),
 ) -> list[list[int]]:
-    """Returns the tokens that follow each prompt, with the one that ends the answer; `seeds`, where they are drawn.
+    """Generates the tokens that follow each prompt, including the end token; rows are padded on the left.
 
-    Rows are padded on the left. `normalize` turns uint8 patches of an "image" or a "video" into the encoder's float32.
+    Args:
+        network: Network of transformers.
+        prompts: Conversations without the answer.
+        normalize: Converts uint8 patches of an "image" or "video" to float32.
+        pad_token: Id of the padding token.
+        max_new_tokens: Max number of generated tokens per prompt.
+        device: Device of the network.
+        decoding: Settings of token selection.
+        seeds: Seed of each prompt; used only if tokens are sampled (`decoding.temperature` above 0).
+
+    Returns:
+        Token ids of each answer, without padding.
     """
     from transformers import LogitsProcessorList
 
@@ -63,8 +74,11 @@ def generate_tokens(
 
 
 class Drawn:
-    """Logits processor that turns argmax into sampling: the argmax of logits plus Gumbel noise is a sample from their
-    softmax (Gumbel 1954). Each row has its own noise, so that samples do not depend on the rest of the batch."""
+    """Logits processor that turns argmax into sampling, with independent noise per row.
+
+    The argmax of logits plus Gumbel noise is a sample from their softmax (Gumbel 1954). A row's samples do not depend
+    on the rest of the batch.
+    """
 
     def __init__(self, decoding: Decoding, seeds: Sequence[int]) -> None:
         from transformers import TopPLogitsWarper
@@ -74,7 +88,7 @@ class Drawn:
         self.streams = [torch.Generator().manual_seed(seed) for seed in seeds]
 
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
-        """ids [rows, tokens], scores [rows, vocabulary]."""
+        """Returns the scores with noise [rows, vocabulary], for `ids` [rows, tokens] and `scores` of that shape."""
         scores = scores.float() / self.temperature
         scores = scores if self.most is None else self.most(ids, scores)
         even = torch.stack([torch.rand(scores.shape[-1], generator=stream) for stream in self.streams])
@@ -88,7 +102,7 @@ def media_inputs(
     dtype: torch.dtype,
     device: torch.device,
 ) -> dict[str, Tensor]:
-    """Patches and grids by transformers' names; of what no prompt has, nothing."""
+    """Returns patches and grids of all prompts under transformers' names; absent kinds of media are omitted."""
     given = {}
     for kind, (patches, grids) in NAMES.items():
         own = [(getattr(prompt, f"{kind}_patches"), getattr(prompt, f"{kind}_grids")) for prompt in prompts]

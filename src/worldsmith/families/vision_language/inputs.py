@@ -17,25 +17,25 @@ IGNORED = -100
 
 
 class Conversation(Protocol):
-    """A sample; sequence tensors are int64 [N]."""
+    """Interface of a tokenized conversation; sequence tensors are int64 [N]."""
 
     @property
     def input_ids(self) -> Tensor: ...
     @property
     def labels(self) -> Tensor:
-        """Not shifted; -100 where a token is not supervised."""
+        """Target tokens, not shifted; -100 at tokens that are not supervised."""
 
     @property
     def token_types(self) -> Tensor:
-        """0 text, 1 image, 2 video."""
+        """Type of each token: 0 text, 1 image, 2 video."""
 
     @property
     def image_patches(self) -> Tensor | None:
-        """uint8 [patches, values]."""
+        """Patches of all images, uint8 [patches, values]."""
 
     @property
     def image_grids(self) -> Tensor | None:
-        """int64 [images, 3]: frames, rows, columns, in patches."""
+        """Grid sizes, int64 [images, 3]: frames, rows and columns in patches."""
 
     @property
     def video_patches(self) -> Tensor | None: ...
@@ -43,7 +43,7 @@ class Conversation(Protocol):
     def video_grids(self) -> Tensor | None: ...
     @property
     def video_seconds(self) -> Tensor | None:
-        """float32 [videos]: from one time of a grid to the next."""
+        """Seconds between consecutive times of a video's grid, float32 [videos]."""
 
 
 def make_inputs(
@@ -54,7 +54,15 @@ def make_inputs(
     normalize: Callable[[Tensor, str], Tensor],
     device: torch.device,
 ) -> Inputs:
-    """Builds the inputs of a forward pass; `normalize` converts uint8 patches of an "image" or "video" to float32."""
+    """Builds the inputs of a forward pass.
+
+    Args:
+        samples: Conversations of the batch.
+        network: Network of transformers.
+        packed: Whether the samples share one row. False: a padded row per sample.
+        normalize: Converts uint8 patches of an "image" or "video" to float32.
+        device: Device of the inputs.
+    """
     with real_values():
         rows = arrange(samples, network, packed=packed, device=device)
     shown = {} if visual_of(network) is None else collate_media(samples, network, normalize=normalize, device=device)
@@ -91,7 +99,7 @@ def arrange(samples: Sequence[Conversation], network: Any, *, packed: bool, devi
 
 
 def positions_of(sample: Conversation, network: Any) -> Tensor:
-    """Returns position ids: [1, N] for a text decoder, else [4, N]."""
+    """Returns position ids of a sample: [1, N] for a text decoder, else [4, N]."""
     plain = torch.arange(len(sample.input_ids))[None]
     if visual_of(network) is None:
         return plain
@@ -135,5 +143,5 @@ def collate_media(
 
 
 def fill_up(tokens: Tensor, length: int) -> Tensor:
-    """Zeros behind [..., N], up to `length`."""
+    """Appends zeros to [..., N] up to `length`."""
     return F.pad(tokens, (0, length - tokens.shape[-1]))

@@ -1,4 +1,4 @@
-"""`VisionLanguageModel`: a vision-language model or a text decoder of transformers, as a model family."""
+"""`VisionLanguageModel`: a vision-language model or text decoder of transformers as a model family."""
 
 from __future__ import annotations
 
@@ -31,10 +31,13 @@ logger = logging.getLogger(__name__)
 
 
 class VisionLanguageModel(Model):
-    """The class of transformers that the folder's config.json asks for. Parameters have the names of its checkpoints.
+    """Vision-language model or text decoder of transformers, of the class that the folder's config.json names.
 
-    Raises ValueError, when it is made, for a folder that describes no network that can be trained here, and for
-    patterns of `policy.freeze` and adapters' targets that fit nothing: names are known only then.
+    Parameters have the names of the checkpoints of that class.
+
+    Raises:
+        ValueError: If the folder describes a network that cannot be trained here, or a pattern of `policy.freeze` or an
+            adapter target matches no name.
     """
 
     class Config(Model.Config):
@@ -71,10 +74,10 @@ class VisionLanguageModel(Model):
             return None if found is None else parameter_shapes(found)
 
         def describe_network(self) -> str:
-            """Returns the network of the backbone: a model folder, a repository in the Hugging Face cache, or a
-            released model.
+            """Describes the network of the backbone, and whether its config.json or that of a release is used.
 
-            Raises ValueError for one that cannot be trained, and for a config.json that cannot be read.
+            Raises:
+                ValueError: If the network cannot be trained, or its config.json cannot be read.
             """
             name = self.policy.backbone.model_name
             try:
@@ -106,9 +109,11 @@ class VisionLanguageModel(Model):
 
     @cached_property
     def folder(self) -> Path:
-        """The local model folder: config.json, tokenizer, chat template and preprocessor files.
+        """The local model folder: config.json, tokenizer, chat template, preprocessor files; downloaded if needed.
 
-        Raises FileNotFoundError when it is on this machine nowhere and the hub does not give it.
+        Raises:
+            FileNotFoundError: If it is neither on this machine nor available on the hub.
+            ValueError: If `model_name` is empty.
         """
         field = "model.config.policy.backbone.model_name"
         name = self.config.policy.backbone.model_name
@@ -149,7 +154,7 @@ class VisionLanguageModel(Model):
             logger.info("batches: %s", self.describe_batches())
 
     def cast(self, dtype: torch.dtype) -> None:
-        """Casts the parameters; buffers, which contain rotary frequencies, keep their dtype."""
+        """Converts the parameters to `dtype`; buffers, which contain rotary frequencies, keep their dtype."""
         buffers = [
             (module, name, buffer)
             for module in self.network.modules()
@@ -169,7 +174,7 @@ class VisionLanguageModel(Model):
         decoding: Decoding = GREEDY,
         seeds: Sequence[int] = (),
     ) -> list[list[int]]:
-        """Returns the tokens that follow each prompt; see `generation.generate`."""
+        """Generates the tokens that follow each prompt; arguments and result as in `generation.generate_tokens`."""
         from worldsmith.families.vision_language.generation import generate_tokens
 
         return generate_tokens(
@@ -184,7 +189,7 @@ class VisionLanguageModel(Model):
         )
 
     def read(self, sample: Conversation, *, normalize: Callable[[Tensor, str], Tensor]) -> None:
-        """Runs one forward pass over a conversation, for forward hooks on the layers."""
+        """Runs one forward pass over a conversation without a result, for forward hooks on the layers."""
         from worldsmith.families.vision_language.inputs import make_inputs
         from worldsmith.families.vision_language.network.forward import hidden_states
 
@@ -193,7 +198,7 @@ class VisionLanguageModel(Model):
 
     @property
     def has_vision(self) -> bool:
-        """Whether it takes images and videos."""
+        """Whether the network accepts images and videos."""
         from worldsmith.families.vision_language.network.backbone import visual_of
 
         return visual_of(self.network) is not None
@@ -214,7 +219,7 @@ class VisionLanguageModel(Model):
 
     @property
     def packs(self) -> bool:
-        """Whether samples of a batch share one row."""
+        """Whether the samples of a batch are packed into one row."""
         from worldsmith.families.vision_language.network.backbone import why_not_packed
 
         return self.config.policy.sequence_packing and why_not_packed(self.network) is None

@@ -1,4 +1,4 @@
-"""`PolicyConfig`: which backbone is trained, how it attends, and what of it stays as it is."""
+"""`PolicyConfig`: the backbone that is trained, its attention implementation, and its frozen parameters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NEEDS = {"flash_attention_2": "_supports_flash_attn", "sdpa": "_supports_sdpa"}
 
 
 class BackboneConfig(Config):
-    """Source of the backbone."""
+    """Source of the backbone: a model folder or hub repository."""
 
     model_name: str = ""
     """Hub name or folder with config.json (which defines the network), tokenizer, chat template and preprocessor
@@ -28,7 +28,7 @@ class BackboneConfig(Config):
     """Hub name or folder of the weights, unless `checkpoint.load_path` is set. Empty: those of model_name."""
 
     def published(self) -> PublishedPart | None:
-        """Returns the model of that name as it was published, for plans; None for one that is not known here."""
+        """Returns the released model of that name, for plans; None if it is not known here."""
         settings = published_config(self.model_name) if self.model_name else None
         if settings is None:
             return None
@@ -36,7 +36,7 @@ class BackboneConfig(Config):
         return PublishedPart("model_name", f"the sizes of {self.model_name}", (FILES,), contents)
 
     def check_files(self) -> None:
-        """Raises FileNotFoundError when model_name is neither on this machine nor on the hub; downloads nothing."""
+        """Raises FileNotFoundError if `model_name` is neither on this machine nor on the hub; downloads no files."""
         if self.model_name:
             look_for(self.model_name, file_patterns=FILES, field="model_name")
 
@@ -64,7 +64,7 @@ class FreezeConfig(Config):
 
 
 class PolicyConfig(Config):
-    """The backbone as it is trained."""
+    """The backbone and how it is trained."""
 
     backbone: BackboneConfig = field(default_factory=BackboneConfig)
     """Source of the backbone."""
@@ -82,11 +82,11 @@ def choose_attention(asked: str, kind: Any) -> str:
     """Returns transformers' name of the attention to use; `cosmos` selects the best one that is available.
 
     Args:
-        asked: value of `attn_implementation`.
-        kind: model class of transformers.
+        asked: Value of `attn_implementation`.
+        kind: Model class of transformers.
 
     Raises:
-        ValueError: the class does not support the attention.
+        ValueError: If the class does not support the attention.
     """
     if asked == "cosmos":
         quick = [] if why_not_flash() else ["flash_attention_2"]
@@ -100,7 +100,7 @@ def choose_attention(asked: str, kind: Any) -> str:
 
 
 def check_device(asked: str, device: str) -> None:
-    """Raises UserError if the attention does not run on the device."""
+    """Raises UserError if the attention implementation `asked` does not run on `device`."""
     reason = why_not_flash(device) if asked == "flash_attention_2" else None
     if reason is not None:
         raise UserError(

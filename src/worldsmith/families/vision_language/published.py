@@ -1,6 +1,6 @@
-"""Reads a backbone's config.json, and has the sizes of released models for plans without their files.
+"""Reads a backbone's config.json, and contains the sizes of released models for plans without their files.
 
-Nothing here imports torch. A training run always reads the model's own config.json.
+This module does not import torch. A training run always reads the model's own config.json.
 """
 
 from __future__ import annotations
@@ -120,20 +120,23 @@ PICTURES_2_5: dict[str, dict[str, Any]] = {
 
 
 def pictures_of(settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Sizes of images and videos of a released model with these settings in its config.json, by file."""
+    """Returns preprocessor settings of a released model by file name; `settings` is the content of its config.json."""
     return PICTURES_2_5 if settings["model_type"] == "qwen2_5_vl" else PICTURES
 
 
 def published_config(name: str) -> dict[str, Any] | None:
-    """Returns the config.json content of a known hub repository, for `AutoConfig.for_model`; None if it is not
-    known."""
+    """Returns the config.json content of a known hub repository, for `AutoConfig.for_model`; None if it is unknown."""
     hub = hub_name(name)
     size = None if hub is None or hub.inner else PUBLISHED.get(hub.repo)
     return None if size is None else copy.deepcopy(SIZES[size])
 
 
 def find_config(name: str) -> dict[str, Any] | None:
-    """Returns config.json of a folder or cached repository, else of the released model; None if it is not known."""
+    """Returns config.json of a folder or cached repository, else of the released model; None if neither is available.
+
+    Raises:
+        UserError: If config.json cannot be read or has implausible sizes.
+    """
     from huggingface_hub.constants import HF_HUB_CACHE
 
     hub, folder = hub_name(name), local_path(name) if is_local(name) else None
@@ -144,8 +147,7 @@ def find_config(name: str) -> dict[str, Any] | None:
 
 
 def why_not_trained(config: Mapping[str, Any]) -> str | None:
-    """Returns the reason for which a vision-language network is not supported, from its config.json; None if it is
-    supported or a text model."""
+    """Returns the reason why the network of a config.json cannot be trained; None if it can, and for text models."""
     kind = config.get("model_type")
     if kind in REFUSED:
         return f"model_type {kind!r} cannot be trained: {REFUSED[kind]}"

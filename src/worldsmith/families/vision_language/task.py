@@ -1,4 +1,4 @@
-"""The reasoner learns answers: conversations become one row of tokens, and its logits a loss over supervised tokens."""
+"""`VisionLanguageTask`: trains a vision-language model on the answers of conversations."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class DummyChats(DummyData):
 
 
 class VisionLanguageTask(Task):
-    """Next tokens of conversations with images and videos. A batch is a list of `ChatSample`.
+    """Training task on the next tokens of conversations with images and videos. A batch is a list of `ChatSample`.
 
-    A step's loss is the mean over all its supervised tokens, whatever ranks, packs and accumulation it has.
+    The loss of a step is the mean over all its supervised tokens, for any ranks, packs and gradient accumulation.
     """
 
     objective_class = NextToken
@@ -132,20 +132,26 @@ class VisionLanguageTask(Task):
 
 
 class FirstGradients:
-    """Checks the gradient of each trained component of a network once, in the first step that uses it."""
+    """Checks the gradient of each trained component of a network once, in the first step that uses it.
+
+    Args:
+        network: The network.
+        part_of: Returns the component of a parameter by its internal name.
+    """
 
     def __init__(self, network: nn.Module, part_of: Callable[[str], str]) -> None:
         self.network, self.part_of = network, part_of
         self.unchecked = {part_of(name) for name, p in native_parameters(network).items() if p.requires_grad}
 
     def check(self, reached: Collection[str], world: World) -> None:
-        """Checks the gradients after the last backward pass of a step, on all ranks.
+        """Checks the gradients after the last backward pass of a step; all ranks must call it.
 
         Args:
-            reached: the components that the batches of this rank use.
+            reached: Components that the batches of this rank use.
+            world: Ranks of the run.
 
         Raises:
-            UserError: on all ranks, if the gradient of a component that some rank uses is zero or not finite.
+            UserError: On all ranks, if the gradient of a component that some rank uses is zero or not finite.
         """
         if not self.unchecked:
             return

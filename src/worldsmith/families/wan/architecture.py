@@ -1,4 +1,4 @@
-"""Sizes of Wan transformers, by the names of diffusers' `WanTransformer3DModel`."""
+"""Sizes of Wan transformers, named as in diffusers' `WanTransformer3DModel`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ MASK = 4
 
 
 class NetworkConfig(Config):
-    """The defaults are those of Wan 2.1 14B, which are those of an expert of Wan 2.2 A14B, for text to video."""
+    """Sizes of the Wan network; the defaults are those of Wan 2.1 14B, and of an expert of Wan 2.2 A14B.
+
+    Both are for text to video.
+    """
 
     patch_size: list[Count] = field(default_factory=lambda: [1, 2, 2])
     """Patch size: latent frames, rows and columns per token; the first is 1, the others are equal."""
@@ -135,7 +138,7 @@ def wan22_5b() -> NetworkConfig:
 
 
 def tiny() -> NetworkConfig:
-    """Returns a network for a CPU: clips of 64 pixels."""
+    """Returns a tiny config for a CPU, for clips of 64 px."""
     return NetworkConfig(
         num_attention_heads=2, attention_head_dim=12, in_channels=4, out_channels=4, text_dim=32, freq_dim=16,
         ffn_dim=48, num_layers=2, rope_max_seq_len=32,

@@ -1,7 +1,7 @@
-"""`WanFormats`: how checkpoints of this family are read and exported.
+"""`WanFormats`: reads and exports checkpoints of Wan.
 
-There is no table of tensor names: the network is diffusers' `WanTransformer3DModel`, and its names of parameters are
-those of the weight files, of exports and of adapters. Of the original repository, only the VAE's `.pth` is read.
+Tensor names are not converted: the network is diffusers' `WanTransformer3DModel`, and weight files, exports and
+adapters have its parameter names. Of the original repository, only the VAE's `.pth` file is supported.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from worldsmith.models.spec import ModelSpec
 
 
 class WanFormats(PipelineFormats):
+    """Weight formats of Wan: diffusers, with both experts of Wan 2.2."""
+
     model = WanGenerator
     marks = ("condition_embedder.text_embedder.linear_1.weight", "blocks.0.attn2.norm_k.weight", "scale_shift_table")
     meanings = ("patch_size", "num_attention_heads", "attention_head_dim", "freq_dim", "qk_norm", "eps")
@@ -55,7 +57,7 @@ class WanFormats(PipelineFormats):
         return WanDefaults(shift=shift_of(tree), captions_as_given=False, **clip_defaults(tree))
 
     def published_defaults(self, config: Any, folder: Path) -> WanDefaults:
-        """Returns the defaults for inference: the released video size, and the shift of the scheduler."""
+        """Returns generation defaults: the released video size, and the shift of the scheduler in `folder`."""
         file = folder / "scheduler" / "scheduler_config.json"
         shift = float(read_json_object(file).get("flow_shift", 1.0)) if file.is_file() else 5.0
         if config.expand_timesteps:

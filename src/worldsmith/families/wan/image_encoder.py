@@ -1,4 +1,4 @@
-"""`WanImageEncoder`: the first frame as the states of a CLIP encoder, which networks of Wan 2.1 for images read too."""
+"""`WanImageEncoder`: encodes the first frame with CLIP, an additional input of Wan 2.1 image-to-video networks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,11 @@ FIELD = "model.config.image_encoder.path"
 
 
 class WanImageEncoder(Configurable):
-    """Weights are frozen. Raises FileNotFoundError when a pipeline does not have both parts."""
+    """Frozen CLIP image encoder of a Wan 2.1 image-to-video pipeline; the weights are loaded on first use.
+
+    Raises:
+        FileNotFoundError: If the pipeline lacks the encoder or the image processor.
+    """
 
     class Config(Configurable.Config):
         path: str = ""
@@ -39,7 +43,7 @@ class WanImageEncoder(Configurable):
             return PublishedPart("path", "the image encoder of CLIP ViT-H/14", PLACES, contents)
 
         def check_files(self) -> None:
-            """Raises FileNotFoundError when one of the parts does not exist; downloads none."""
+            """Raises FileNotFoundError if the encoder or the image processor does not exist; downloads no files."""
             found = look_for_layout(self.path, PLACES, field=FIELD) if self.path else None
             if found is not None:
                 require_parts(found)
@@ -74,7 +78,7 @@ class WanImageEncoder(Configurable):
 
     @property
     def modules(self) -> list[Any]:
-        """Loaded modules."""
+        """The modules that are loaded now; empty before the first use."""
         return [self.model] if "model" in vars(self) else []
 
     @cached_property
@@ -99,7 +103,7 @@ class WanImageEncoder(Configurable):
 
 
 def require_parts(folder: Path) -> None:
-    """Raises FileNotFoundError for a part that does not exist."""
+    """Raises FileNotFoundError if the encoder or the image processor does not exist in `folder`."""
     for file in (f"{ENCODER}/config.json", f"{PROCESSOR}/preprocessor_config.json"):
         if not (folder / file).is_file():
             raise FileNotFoundError(f"{FIELD}: no {file} in '{folder}'; use a Wan 2.1 image-to-video pipeline")

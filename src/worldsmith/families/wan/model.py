@@ -1,4 +1,4 @@
-"""Wan 2.1 and 2.2: diffusers' transformer, video VAE and text encoder in one component, and its UniPC sampler."""
+"""Wan 2.1 and 2.2: the model (diffusers' transformer, video VAE, text encoder), and its UniPC sampler."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TIMESTEPS = 1000
 
 @dataclass(frozen=True, slots=True)
 class WanDefaults(PipelineDefaults):
-    """Generation settings of Wan where the user gives none: the released ones of Wan 2.1 at 480p."""
+    """Default generation settings of Wan: those of the released Wan 2.1 at 480p."""
 
     refused: ClassVar[Mapping[str, str]] = {
         "dynamic_guidance": "its guidance has one scale per expert",
@@ -62,9 +62,10 @@ class WanDefaults(PipelineDefaults):
 
 
 class WanGenerator(PipelineModel):
-    """A transformer over video tokens that reads the text in each block.
+    """Wan: a transformer over video tokens, with cross-attention to the text in each block.
 
-    One network, or one of two experts, each for its own noise levels: then the other one is as the pipeline has it.
+    The model is one network, or one of two experts for different noise levels; the other expert is that of the
+    pipeline.
     """
 
     network_class = "WanTransformer3DModel"
@@ -104,7 +105,7 @@ class WanGenerator(PipelineModel):
 
         @property
         def latent_grid(self) -> tuple[int, int, int]:
-            """Frames of a latent frame, pixels of a latent cell, latent cells of a token."""
+            """Frames per latent frame, pixels per latent position, latent positions per token."""
             return TEMPORAL_FACTOR, self.tokenizer.spatial_factor, self.network.patch_size[1]
 
         @property
@@ -160,7 +161,11 @@ class WanGenerator(PipelineModel):
 
     @cached_property
     def image_encoder(self) -> WanImageEncoder:
-        """The image encoder. Raises UserError for one with other channels than the network reads."""
+        """The image encoder, loaded on first use.
+
+        Raises:
+            UserError: If its number of channels differs from that in the network's config.
+        """
         encoder: WanImageEncoder = self.config.image_encoder.build(device=self.device)
         expected = self.config.network.image_dim
         if encoder.channels != expected:
@@ -173,7 +178,11 @@ class WanGenerator(PipelineModel):
 
     @cached_property
     def other_expert(self) -> Any:
-        """The network for the other noise levels, frozen. Raises FileNotFoundError where it is not found."""
+        """The frozen network for the other noise levels, loaded on first use; downloaded if needed.
+
+        Raises:
+            FileNotFoundError: If its folder is not found.
+        """
         if in_simulation():
             make = partial(self.library_class(), **asdict(self.config.network))
             return without_values(make, self.dtype, self.device).eval().requires_grad_(False)
@@ -198,11 +207,21 @@ class WanGenerator(PipelineModel):
         both: bool = False,
         **extra_inputs: Any,
     ) -> Tensor:
-        """Runs the network.
+        """Runs the network, or the expert for the timestep, on samples of one shape.
 
-        `image`: latents and mask of the conditioning image, [n, 4 + C, t, h, w]. `image_states`: [n, tokens, d] of the
-        image encoder, for a network with that input. `given`: number of clean leading latent frames per sample;
-        `first`: their latents. `both`: use each expert at its noise levels, and not only this one.
+        Args:
+            noisy: Noisy latents [n, C, t, h, w].
+            timesteps: Timesteps [n].
+            text: Text states [n, text, d].
+            image: Mask and latents of the conditioning image, [n, 4 + C, t, h, w]; None without image input.
+            image_states: States of the image encoder [n, tokens, d], for a network with that input.
+            given: Number of clean leading latent frames per sample.
+            first: Latents of the clean first frame per sample; None: the sample has none.
+            both: Whether to use the expert for the timestep, and not only this network.
+            extra_inputs: Ignored.
+
+        Returns:
+            Velocities [n, C, t, h, w].
         """
         import torch
 
@@ -222,7 +241,7 @@ class WanGenerator(PipelineModel):
         return answers
 
     def network_at(self, timestep: float) -> Any:
-        """Returns the expert for this timestep."""
+        """Returns the expert for a timestep."""
         config = self.config
         if config.boundary_ratio is None:
             return self.network
@@ -230,7 +249,7 @@ class WanGenerator(PipelineModel):
         return self.network if needed == config.expert else self.other_expert
 
     def token_timesteps(self, timesteps: Tensor, given: Sequence[int], shape: Sequence[int]) -> Tensor:
-        """Returns timesteps per token, [n, tokens]: 0 for tokens of clean frames."""
+        """Returns timesteps per token, [n, tokens]; they are 0 for tokens of clean frames."""
         import torch
 
         frames, height, width = shape
@@ -239,8 +258,7 @@ class WanGenerator(PipelineModel):
         return (noisy * timesteps[:, None]).repeat_interleave((height // patch) * (width // patch), dim=1)
 
     def with_first_frame_mask(self, latents: Tensor) -> Tensor:
-        """Returns [4 + C, t, h, w]: the mask of the first frame, and the latents of the frame followed by gray
-        frames."""
+        """Returns [4 + C, t, h, w]: the mask of the first frame, then `latents` (that frame, then gray frames)."""
         import torch
 
         mask = torch.zeros(MASK, *latents.shape[1:], device=latents.device)
@@ -249,13 +267,13 @@ class WanGenerator(PipelineModel):
 
 
 def pipeline_part_name(pipeline: str, part: str) -> str:
-    """Returns the name of a pipeline's subfolder: a path, or a folder of a repository of the hub."""
+    """Returns the name of a pipeline's subfolder: a path, or a folder in a hub repository."""
     hub = None if is_local(pipeline) else hub_name(pipeline)
     return f"{pipeline.rstrip('/')}/{part}" if hub is None else f"{SCHEME}{hub}/{part}"
 
 
 class WanSampler(SchedulerSampler):
-    """Samples with UniPC; a network of two experts switches to the other one at its boundary."""
+    """Samples with UniPC; a model with two experts switches to the other one at its boundary."""
 
     model: WanGenerator
 
@@ -277,7 +295,7 @@ class WanSampler(SchedulerSampler):
         """Returns noise and the network's image input.
 
         Raises:
-            ValueError: an image is given and the network accepts none, or the other way round.
+            ValueError: If an image is given and the network accepts none, or the other way round.
         """
         model = self.model
         takes_image, given = model.config.network.takes_image, layout.condition_frames
@@ -310,7 +328,7 @@ class WanSampler(SchedulerSampler):
 
 
 def replace_first_frames(first: Sequence[Tensor | None], states: Tensor) -> Tensor:
-    """Copies `states` [n, C, t, h, w] with the given latents as first frames; None leaves a sample unchanged."""
+    """Returns a copy of `states` [n, C, t, h, w] with the latents `first` as first frames; None: sample unchanged."""
     states = states.clone()
     for state, frame in zip(states, first):
         if frame is not None:

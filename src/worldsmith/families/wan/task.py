@@ -1,4 +1,4 @@
-"""Wan learns velocities."""
+"""`WanTask`: trains Wan with rectified flow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class WanTask(PipelineTask):
-    """Text and image to video. An expert never sees a noise level of the other one."""
+    """Training task of Wan: text and image to video. An expert is trained only on its own noise levels."""
 
     objective_class = RectifiedFlow
 

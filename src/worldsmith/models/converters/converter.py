@@ -1,4 +1,4 @@
-"""`Converter`: changes a network between its making and its first weight."""
+"""`Converter`: changes a network after it is built and before its weights are initialized."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ LEAF = re.compile(r"([^.]*[^.0-9][^.]*)?(\.?[0-9]+)*$")
 
 
 class Converter(Configurable, ABC):
-    """Changes a network that has neither memory nor adapters yet; one after the other, in the order of the list.
+    """Changes a network before it has memory and adapters; a config lists converters, which run in order.
 
-    Parameters keep their names and shapes, so that checkpoints and exports are those of the plain network: a module
-    that wraps a layer has it as `base_layer`, which is no part of a name. What else a new module holds follows from
-    its config, since no checkpoint has it; buffers get memory, and no values.
+    Parameters keep their names and shapes, so that checkpoints and exports are those of the unconverted network: a
+    module that wraps a layer stores it as `base_layer`, which is removed from names. All other content of a new module
+    must follow from its config, because checkpoints do not store it. Buffers get memory but no values.
     """
 
     class Config(Configurable.Config):
@@ -40,15 +40,20 @@ class Converter(Configurable, ABC):
         """Whether the network computes the same without it, up to rounding: trained models are used without it."""
 
         def check_run(self, run: Any) -> None:
-            """Raises WrongValueError for a run (`Trainer.Config`) that this cannot be part of."""
+            """Raises WrongValueError if the converter does not fit the run config `run`, a `Trainer.Config`."""
 
         def check_device(self, device: str) -> None:
-            """Raises UserError for a device ("cuda:0") on which this cannot be trained."""
+            """Raises UserError if a network with this converter cannot be trained on `device`, such as "cuda:0"."""
 
         def held_bytes(self, layers: Mapping[str, tuple[int, ...]]) -> Mapping[str, int] | None:
-            """Returns the bytes of the quantized weights of these linear layers, by name; {} if it quantizes none.
+            """Computes the size of the quantized weights from the config.
 
-            `layers`: path and shape of those in the repeated parts, without those of full precision. None: not known.
+            Args:
+                layers: Weight shapes of the linear layers in the repeated layers, by path, without `full_precision`
+                    modules.
+
+            Returns:
+                Bytes of each quantized weight by layer path; {} if the converter quantizes none. None: not known.
             """
             return None
 
@@ -57,15 +62,16 @@ class Converter(Configurable, ABC):
 
     @abstractmethod
     def convert(self, network: nn.Module, parts: NetworkParts) -> Sequence[str]:
-        """Changes the network in place, where tensors have no memory; the paths of what it has changed.
+        """Changes `network` in place, on the meta device, and returns the paths of the changed modules.
 
-        Raises ValueError for settings that do not fit this network.
+        Raises:
+            ValueError: If the settings do not fit this network.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """Result of a converter."""
+    """Changes that one converter made to a network."""
 
     converter: str
     paths: Sequence[str]
@@ -94,14 +100,18 @@ class Conversion:
 def convert_network(
     network: nn.Module, find_parts: Callable[[], NetworkParts], converters: Sequence[Converter.Config]
 ) -> list[Conversion]:
-    """Lets the converters change the network, in their order.
-
-    Raises ValueError, naming the converter, when one changes nothing, or the name or shape of a parameter.
+    """Applies the converters to the network in place, in their order.
 
     Args:
-        network: The network of a model, without memory.
-        find_parts: `Model.parts`; called before each converter, since the one before may have replaced modules.
+        network: Network of a model, on the meta device.
+        find_parts: `Model.parts`; called before each converter, because the previous one may have replaced modules.
         converters: Configs of the converters.
+
+    Returns:
+        One result per converter.
+
+    Raises:
+        ValueError: If a converter changes no module, or changes the name or shape of a parameter.
     """
     done = []
     for index, config in enumerate(converters):
@@ -127,8 +137,11 @@ def convert_network(
 
 
 def lasting(model: Any) -> list[str]:
-    """Returns the classes of converters that go on with a model, out of the section `model` as plain data; unknown
-    ones do."""
+    """Returns the class tags of the converters that a trained model still needs for inference; unknown classes count.
+
+    Args:
+        model: The config section `model` as plain data.
+    """
     config = model.get("config") if isinstance(model, Mapping) else None
     listed = config.get("converters") if isinstance(config, Mapping) else None
     found = []
@@ -147,7 +160,7 @@ def shapes_of(network: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def held_weights(network: nn.Module) -> dict[str, HoldsWeight]:
-    """Returns the layers that hold their weight in another form than as a parameter, by its internal parameter name."""
+    """Returns the layers with a quantized base weight, by the internal name of that weight."""
     from worldsmith.models.converters.held_weight import HoldsWeight
 
     modules = network.named_modules()
@@ -155,10 +168,17 @@ def held_weights(network: nn.Module) -> dict[str, HoldsWeight]:
 
 
 def linear_layers(network: nn.Module, parts: NetworkParts, leave_out: Sequence[str]) -> dict[str, nn.Linear]:
-    """Returns the linear layers within the network's repeated parts that nothing has changed yet, by path.
+    """Returns the `nn.Linear` modules in the network's repeated layers by path, for a converter.
 
-    Those of full precision are no part of it, nor those whose path contains one of `leave_out`. Raises ValueError for
-    an entry that is in no path.
+    Modules of another class, such as converted ones, and `full_precision` modules are excluded.
+
+    Args:
+        network: The network.
+        parts: Its module structure.
+        leave_out: Layers whose path contains one of these texts are excluded.
+
+    Raises:
+        ValueError: If an entry of `leave_out` occurs in no path.
     """
     from torch import nn
 
@@ -174,7 +194,7 @@ def linear_layers(network: nn.Module, parts: NetworkParts, leave_out: Sequence[s
 
 
 def replace_modules(network: nn.Module, modules: Mapping[str, nn.Module]) -> list[str]:
-    """Replaces modules of the network by path; returns the paths."""
+    """Replaces modules of the network in place; `modules` maps paths to new modules. Returns the paths."""
     for path, module in modules.items():
         parent, _, leaf = path.rpartition(".")
         setattr(network.get_submodule(parent), leaf, module)

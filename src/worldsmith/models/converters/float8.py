@@ -1,4 +1,4 @@
-"""`Float8`: matrix products in 8-bit floats, by torchao."""
+"""`Float8`: computes matmuls in float8 with torchao."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Float8(Converter):
                 )
 
         def check_files(self) -> None:
-            """Raises UserError when torchao is missing."""
+            """Raises UserError if torchao is not installed."""
             if importlib.util.find_spec("torchao") is None:
                 raise UserError(
                     "float8 training needs torchao, which is not installed: `pip install 'worldsmith[float8]'`, "
@@ -81,5 +81,5 @@ class Float8(Converter):
 
 
 def fits(layer: nn.Linear) -> bool:
-    """Returns whether a layer's sizes allow products in 8-bit floats."""
+    """Returns whether the sizes of a layer allow float8 matmuls."""
     return layer.in_features % MULTIPLE == 0 and layer.out_features % MULTIPLE == 0

@@ -1,4 +1,4 @@
-"""`FrozenBase`: adapters over weights of 4 or 8 bits, as in QLoRA (Dettmers et al. 2023)."""
+"""`FrozenBase`: LoRA adapters on base weights quantized to 4 or 8 bits, as in QLoRA (Dettmers et al. 2023)."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ BLOCK = 32
 
 
 class FrozenBase(Converter):
-    """Keeps the weights of the linear layers under adapters in few bits; the adapters learn on top of the rounding.
+    """Quantizes the frozen base weights of linear layers to 4 or 8 bits; adapters are trained on the quantized network.
 
-    - All linear layers of the repeated parts, adapted or not. A weight is read, rounded and given up one by one: the
-      network never exists in full precision. Each process has all of the rounded weights; FSDP cuts up the others.
-    - Checkpoints have the adapters alone, and merging adds them to the weights as they are where the run started from.
+    - Converts all linear layers of the repeated layers, adapted or not. Weights are read and quantized one by one: the
+      network never exists in full precision. Each rank stores all quantized weights; FSDP shards the other parameters.
+    - Checkpoints contain only the adapters. Merging adds them to the original weights that the run was started from.
     """
 
     class Config(Converter.Config):
@@ -61,7 +61,7 @@ class FrozenBase(Converter):
                 )
 
         def check_files(self) -> None:
-            """Raises UserError when the package is missing that rounds the weights."""
+            """Raises UserError if compressed-tensors is not installed."""
             if importlib.util.find_spec("compressed_tensors") is None:
                 raise UserError(
                     "frozen_base needs compressed-tensors, which is not installed: `pip install 'worldsmith[quantize]'`"
@@ -92,5 +92,5 @@ class FrozenBase(Converter):
 
 
 def packed_bytes(numbers: int, bits: int) -> int:
-    """Returns the size of so many quantized weights with their scales and zero points."""
+    """Returns the bytes of `numbers` quantized elements, including scales and zero points."""
     return -(-numbers // BLOCK) * (BLOCK * bits // 8 + 2 + 1)

@@ -1,4 +1,4 @@
-"""`HoldsWeight`: a layer whose weight exists in another form than as a parameter with memory."""
+"""`HoldsWeight`: a layer that stores its weight in quantized form and not as a parameter with memory."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 
 class HoldsWeight(nn.Module, ABC):
-    """A layer with a quantized base weight. The frozen parameter `weight` stays on the meta device, for its name and
-    shape."""
+    """Base class of a layer with a quantized base weight.
+
+    Its frozen parameter `weight` stays on the meta device and only provides name and shape.
+    """
 
     weight: Tensor
     device = torch.device("cpu")
@@ -30,12 +32,15 @@ class HoldsWeight(nn.Module, ABC):
 
     @abstractmethod
     def hold(self, value: Tensor) -> None:
-        """Quantizes and stores the weight `value`, which has the parameter's shape, on any device."""
+        """Quantizes and stores `value`, which has the shape of `weight` and may be on any device."""
 
 
 @contextmanager
 def without_memory(layers: Collection[HoldsWeight]) -> Iterator[None]:
-    """Context manager: removes the weights of the layers, so that they are not allocated."""
+    """Context manager: removes `weight` from the layers, so that `to_empty` does not allocate it.
+
+    The weight is restored afterwards.
+    """
     weights = [layer.weight for layer in layers]
     for layer in layers:
         del layer.weight
@@ -48,7 +53,10 @@ def without_memory(layers: Collection[HoldsWeight]) -> Iterator[None]:
 
 @contextmanager
 def with_memory(layer: HoldsWeight) -> Iterator[Tensor]:
-    """Context manager: allocates the layer's weight for its initial value."""
+    """Context manager: allocates the layer's `weight` on the CPU and yields it, to be filled with an initial value.
+
+    The parameter without memory is restored afterwards.
+    """
     weight = layer.weight
     layer.weight = nn.Parameter(torch.empty(weight.shape), requires_grad=False)
     try:

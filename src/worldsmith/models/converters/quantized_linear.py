@@ -1,4 +1,4 @@
-"""A frozen linear layer whose weight is kept in 4 or 8 bits by compressed-tensors, and made dense for each product."""
+"""A frozen linear layer with a 4-bit or 8-bit weight (compressed-tensors), which is dequantized for each matmul."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ FORMS = {bits: QuantizationArgs(num_bits=bits, type="int", symmetric=False, stra
 
 
 class QuantizedLinear(nn.Linear, HoldsWeight):
-    """y = W x + b with W rounded to 16 or 256 evenly spaced values between the least and the largest of a block."""
+    """Linear layer whose weight is quantized to 16 or 256 levels between the min and max of each block of weights."""
 
     def __init__(self, linear: nn.Linear, *, bits: int, block: int, held_bytes: int) -> None:
-        """Takes the place of `linear`, whose parameters it has, frozen.
+        """Replaces `linear` and takes over its parameters, which become frozen.
 
         Args:
-            linear: The layer that is replaced.
+            linear: The layer to replace.
             bits: Bits of a stored weight, 4 or 8.
             block: Number of neighboring weights that share a scale and a zero point.
-            held_bytes: Size of the stored weights, scales and zero points.
+            held_bytes: Bytes of the stored weights, scales and zero points.
         """
         nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
@@ -54,7 +54,10 @@ class QuantizedLinear(nn.Linear, HoldsWeight):
             self.packed = pack_to_int32(whole, self.bits)
 
     def dense(self, dtype: torch.dtype) -> Tensor:
-        """Returns the rounded weight [out, in]: what the library's `dequantize` gives, which cannot be compiled."""
+        """Returns the dequantized weight [out, in] in `dtype`.
+
+        Same values as `dequantize` of compressed-tensors, which torch.compile does not support.
+        """
         shape = torch.Size((len(self.packed), self.block))
         whole = self.packed if self.bits == 8 else unpack_from_int32(self.packed, self.bits, shape)
         blocks = (whole.float() - self.zero.float()) * self.scale.float()
@@ -66,7 +69,7 @@ class QuantizedLinear(nn.Linear, HoldsWeight):
 
 
 class Product(torch.autograd.Function):
-    """The layer's product; the backward pass makes the weight dense again instead of keeping it."""
+    """Matmul of `QuantizedLinear`; the backward pass dequantizes the weight again instead of saving it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor | None, layer: QuantizedLinear) -> Tensor:

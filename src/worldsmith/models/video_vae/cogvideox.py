@@ -1,7 +1,7 @@
 """The video VAE of CogVideoX (8× in space, 4× in time), from a diffusers folder or from a file of SAT.
 
-A file of SAT (`3d-vae.pt`) has no config: it is read with the released one, unless a JSON file of the same stem lies
-next to it (`3d-vae.json`), which a VAE of another size needs.
+A file of SAT (`3d-vae.pt`) has no config. The config of the released VAE is used, unless a JSON file with the same stem
+is next to it (`3d-vae.json`); a VAE of another size needs one.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ DECODED_FRAMES = 2
 
 
 class CogVideoXVAE(MomentsVAE):
-    """Clips of 4k+1 frames become k+1 latent frames. The published scale is 1.15258426 for 2B, 0.7 for 5B.
+    """VAE of CogVideoX: encodes clips of 4k+1 frames to k+1 latent frames.
 
-    `vae_path` may also be a file of SAT's, such as `3d-vae.pt`, which does not say the scale.
+    The released scaling factor is 1.15258426 for CogVideoX-2B and 0.7 for 5B. `vae_path` may also be a file of SAT,
+    such as `3d-vae.pt`, which does not contain the scaling factor.
     """
 
     recipe = "cogvideox-moments-1"
@@ -42,7 +43,7 @@ class CogVideoXVAE(MomentsVAE):
         class_name: ClassVar[str] = "AutoencoderKLCogVideoX"
 
         def sat_file(self) -> Path | None:
-            """Returns the file of SAT's that `vae_path` names; None for a name of anything else."""
+            """Returns the SAT file that `vae_path` names; None if it names a folder or repository."""
             is_file = self.vae_path.endswith(FILE_ENDINGS) and not self.vae_path.startswith(SCHEME)
             return local_path(self.vae_path) if is_file else None
 
@@ -91,12 +92,18 @@ class CogVideoXVAE(MomentsVAE):
         return 1 / self.scaling_factor if self.settings.get("invert_scale_latents") else self.scaling_factor
 
     def image_latents(self, moments: Tensor, noise: Tensor, scale: float | None = None) -> Tensor:
-        """Samples latents of a conditioning image and multiplies them by `scale`; None: image_scaling_factor."""
+        """Samples the latents of a conditioning image.
+
+        Args:
+            moments: Mean and log variance [2C, t, h, w], from `encode`.
+            noise: Standard normal noise [C, t, h, w].
+            scale: Scaling factor of the latents; None: `image_scaling_factor`.
+        """
         return self.latents(moments, noise) * ((scale or self.image_scaling_factor) / self.scaling_factor)
 
 
 def sat_to_diffusers(name: str) -> str | None:
-    """Maps a name of SAT's file to `AutoencoderKLCogVideoX`; None for a name that the file cannot have."""
+    """Maps a tensor name of SAT's file to `AutoencoderKLCogVideoX`; None if the file cannot have that name."""
     match = re.fullmatch(r"(encoder|decoder)\.(.+)", name)
     if match is None:
         return None
@@ -116,7 +123,7 @@ def _inner(path: str) -> str:
 
 
 def diffusers_to_sat(name: str) -> str:
-    """Inverts `sat_to_diffusers`: maps a name of `AutoencoderKLCogVideoX` to SAT's file."""
+    """Maps a tensor name of `AutoencoderKLCogVideoX` to SAT's file; the inverse of `sat_to_diffusers`."""
     name = name.replace("conv_shortcut.", "nin_shortcut.")
     for block, resnet in MIDDLE.items():
         name = name.replace(f".mid_block.{resnet}.", f".mid.{block}.")
@@ -126,16 +133,21 @@ def diffusers_to_sat(name: str) -> str:
 
 
 def read_sat_config(file: Path) -> dict[str, Any]:
-    """Reads the JSON file next to a VAE's file; empty without one (the released VAE). Raises FileNotFoundError."""
+    """Reads the JSON file next to a VAE file of SAT; empty if it does not exist (the released VAE).
+
+    Raises:
+        FileNotFoundError: If the VAE file does not exist.
+    """
     if not file.is_file():
         raise FileNotFoundError(f"{FIELD}: the file '{file}' does not exist")
     return read_optional_json(file.with_suffix(".json"))
 
 
 def read_pt(file: Path) -> dict[str, Tensor]:
-    """Returns the tensors of the file under diffusers' names, mapped from disk; those of its loss are left.
+    """Returns the tensors of a SAT file under diffusers' names, mapped from disk; without those of the training loss.
 
-    Raises ValueError for a file that is damaged, holds code, or is no such VAE.
+    Raises:
+        ValueError: If the file is damaged, contains pickled code, or is not a VAE of CogVideoX.
     """
     content = read_torch_file(
         file, field=FIELD, advice="download it again from its publisher, or use a diffusers folder"

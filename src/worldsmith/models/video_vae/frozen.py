@@ -1,4 +1,4 @@
-"""`FrozenVAE`: a VAE that is not trained; its weights can be released and are loaded again when needed."""
+"""`FrozenVAE`: a VAE that is not trained; its weights can be freed and are loaded again when needed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,14 @@ MOST = 2**31 - 1
 
 
 class FrozenVAE(Configurable):
-    """Works on one clip at a time, so that its bits never depend on what else is in a batch."""
+    """Base class of a frozen VAE of diffusers; encodes one clip at a time, so that results do not depend on the batch.
+
+    The weights are loaded at once, and again on the next use after `release`.
+
+    Args:
+        config: Config of the VAE.
+        device: Device of the weights.
+    """
 
     class Config(Configurable.Config):
         keeps_moments: ClassVar[bool]
@@ -51,23 +58,27 @@ class FrozenVAE(Configurable):
 
     @abstractmethod
     def load(self) -> Any:
-        """Returns the VAE of diffusers on the device, in `dtype`."""
+        """Loads the diffusers VAE onto the device in `dtype`."""
 
     @cached_property
     def model(self) -> Any:
-        """The VAE of diffusers. Raises UserError for weights that are not finite."""
+        """The diffusers VAE in eval mode, loaded on first use.
+
+        Raises:
+            UserError: If weights are not finite.
+        """
         model = self.load().eval().requires_grad_(False)
         require_finite(f"vae_path: {self.source}", non_finite(model.state_dict()))
         return model
 
     @property
     def modules(self) -> list[Any]:
-        """Loaded modules."""
+        """The modules that are loaded now; empty after `release`."""
         return [self.model] if "model" in vars(self) else []
 
     @property
     def library_model(self) -> Any:
-        """The VAE of diffusers as a pipeline has it."""
+        """The diffusers VAE with the config that an exported pipeline needs."""
         return self.model
 
     def release(self) -> bool:
@@ -76,7 +87,16 @@ class FrozenVAE(Configurable):
 
 
 def weights_digest(model: Any, *, about: tuple[str, ...] = (), ignored: tuple[str, ...] = ()) -> str:
-    """Computes the sha256 of `about`, of a diffusers model's settings except `ignored`, and of all of its tensors."""
+    """Computes the sha256 hash of a diffusers model's config and tensors.
+
+    Args:
+        model: The model.
+        about: Further texts to include.
+        ignored: Config fields to exclude.
+
+    Returns:
+        The hash as hexadecimal text; independent of the device and of the file format of the weights.
+    """
     import torch
 
     settings = {

@@ -1,4 +1,4 @@
-"""`MomentsVAE`: a VAE of diffusers whose latents are drawn from what it says of a clip, anew in every pass."""
+"""`MomentsVAE`: a diffusers VAE that encodes clips to mean and log variance; each epoch samples new latents."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class MomentsVAE(FrozenVAE):
-    """Encodes a clip into its posterior's mean and log variance.
+    """Frozen VAE that encodes a clip to the mean and log variance of its latents.
 
-    A latent is a draw from these moments, less `shift_factor`, times `scaling_factor`: what a cache keeps serves every
-    pass.
+    Latents are sampled from both, then shifted by -`shift_factor` and multiplied by `scaling_factor`. The cache stores
+    mean and log variance, so that each epoch can sample other latents.
 
     Raises:
-        FileNotFoundError: there is no VAE under that path or name.
-        ValueError: the folder holds another class.
+        FileNotFoundError: If no VAE with that path or name exists.
+        ValueError: If the folder contains another class.
     """
 
     recipe: ClassVar[str]
@@ -43,11 +43,11 @@ class MomentsVAE(FrozenVAE):
         """Scaling factor of the latents; None: that of the VAE's config."""
 
         def check_files(self) -> None:
-            """Raises FileNotFoundError or ValueError when vae_path names no VAE; downloads none."""
+            """Raises FileNotFoundError or ValueError if `vae_path` does not name a VAE; downloads no files."""
             require_vae_folder(self.vae_path, self.class_name)
 
         def find(self) -> Path:
-            """Returns the folder of the weights; raises like `check_files`."""
+            """Returns the folder of the weights; downloads it if needed. Raises the errors of `check_files`."""
             return find_vae_folder(self.vae_path, self.class_name)
 
     config: Config
@@ -64,7 +64,7 @@ class MomentsVAE(FrozenVAE):
         return load_from_folder(self.library_class, self.source, torch_dtype=self.dtype).to(self.device)
 
     def library_settings(self) -> dict[str, Any]:
-        """Returns the config of the VAE."""
+        """Returns the config of the VAE as diffusers reads it."""
         settings: dict[str, Any] = self.library_class.load_config(str(self.source), local_files_only=True)
         return settings
 
@@ -76,7 +76,7 @@ class MomentsVAE(FrozenVAE):
 
     @property
     def channels(self) -> int:
-        """Latent channels."""
+        """Number of latent channels."""
         return int(self.settings["latent_channels"])
 
     @property
@@ -89,12 +89,19 @@ class MomentsVAE(FrozenVAE):
 
     @property
     def library_model(self) -> Any:
-        """Returns the diffusers VAE, with the scaling factor in use in its config."""
+        """The diffusers VAE, with the scaling factor in use in its config."""
         self.model.register_to_config(scaling_factor=self.scaling_factor)
         return self.model
 
     def encode(self, video: Tensor) -> Tensor:
-        """Pixels from 0 to 255, [3, T, H, W], to float32 moments [2C, t, h, w]; they enter as value/127.5 - 1."""
+        """Encodes a clip to the mean and log variance of its latents.
+
+        Args:
+            video: Pixel values from 0 to 255, [3, T, H, W]; scaled to value/127.5 - 1.
+
+        Returns:
+            Mean and log variance, float32 [2C, t, h, w].
+        """
         import torch
 
         self.idle = 0
@@ -107,7 +114,7 @@ class MomentsVAE(FrozenVAE):
         return moments.float()
 
     def decode(self, latents: Tensor) -> Tensor:
-        """Latents [C, t, h, w] to a uint8 video [3, T, H, W]."""
+        """Decodes normalized latents [C, t, h, w] to a uint8 video [3, T, H, W]."""
         import torch
 
         self.idle = 0
@@ -117,15 +124,22 @@ class MomentsVAE(FrozenVAE):
         return pixels.float().add(1.0).mul(127.5).round().clamp(0, 255).to(torch.uint8)
 
     def latents(self, moments: Tensor, noise: Tensor) -> Tensor:
-        """Returns a draw from the posterior, scaled: [C, t, h, w] of moments [2C, t, h, w] and standard normal
-        noise."""
+        """Samples normalized latents from the posterior.
+
+        Args:
+            moments: Mean and log variance [2C, t, h, w], from `encode`.
+            noise: Standard normal noise [C, t, h, w].
+
+        Returns:
+            Latents [C, t, h, w].
+        """
         mean, log_variance = moments.chunk(2)
         # The bounds are those of diffusers' DiagonalGaussianDistribution.
         drawn = mean + (0.5 * log_variance.clamp(-30.0, 20.0)).exp() * noise
         return self.normalize(drawn)
 
     def normalize(self, raw: Tensor) -> Tensor:
-        """Latents [C, t, h, w] as the network sees them, from those of the VAE."""
+        """Converts latents [C, t, h, w] of the VAE to the range of the network."""
         return (raw - self.shift_factor) * self.scaling_factor
 
     def denormalize(self, latents: Tensor) -> Tensor:
@@ -133,7 +147,7 @@ class MomentsVAE(FrozenVAE):
         return latents / self.scaling_factor + self.shift_factor
 
     def decode_raw(self, raw: Tensor) -> Tensor:
-        """Pixels [3, T, H, W] from -1 to 1, of latents that are not normalized."""
+        """Decodes unnormalized latents [C, t, h, w] to pixels [3, T, H, W] from -1 to 1."""
         if self.of_images:
             images: Tensor = self.model.decode(raw.transpose(0, 1)).sample.transpose(0, 1)
             return images
@@ -142,12 +156,12 @@ class MomentsVAE(FrozenVAE):
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 over everything that decides the moments: config, weights and precision; not the scale."""
+        """The sha256 hash of all that determines the result of `encode`: config (not its scale), weights, precision."""
         return weights_digest(self.model, about=(self.recipe, self.config.precision), ignored=("scaling_factor",))
 
 
 class ImageVAE(MomentsVAE):
-    """diffusers' `AutoencoderKL`: a clip of one frame is an image."""
+    """VAE for images (diffusers' `AutoencoderKL`); an image is a clip of one frame."""
 
     recipe = "image-moments-1"
     of_images = True

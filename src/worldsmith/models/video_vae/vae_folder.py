@@ -1,4 +1,4 @@
-"""Folders of diffusers VAEs: in a pipeline, in a folder of their own or on the hub; and configs of released VAEs."""
+"""Finds diffusers VAEs, in a pipeline, in their own folder or on the hub; and the configs of released VAEs."""
 
 from __future__ import annotations
 
@@ -69,23 +69,27 @@ FLUX: dict[str, Any] = {
 
 
 def holds_vae(folder: Path, class_name: str) -> bool:
-    """Returns whether the folder's config.json is that of this class."""
+    """Returns whether config.json in `folder` names the diffusers class `class_name`."""
     config = folder / "config.json"
     return config.is_file() and read_json_object(config).get("_class_name") == class_name
 
 
 def find_vae_folder(name: str, class_name: str) -> Path:
-    """Returns the folder of the VAE that `vae_path` names; downloads it if needed.
+    """Returns the folder of the VAE `name`; downloads it if needed.
+
+    Args:
+        name: Value of `vae_path`: a folder of the VAE or of a pipeline, or a hub repository.
+        class_name: Expected diffusers class.
 
     Raises:
-        FileNotFoundError: there is no VAE of that name.
-        ValueError: the folder contains another class.
+        FileNotFoundError: If no VAE of that name exists.
+        ValueError: If the folder contains another class.
     """
     return find_vae_within(find_layout(name, PLACES, field=FIELD), class_name)
 
 
 def require_vae_folder(name: str, class_name: str) -> None:
-    """Raises the errors of `find_vae_folder` without downloading anything."""
+    """Raises the errors of `find_vae_folder`, but downloads no files."""
     found = look_for_layout(name, PLACES, field=FIELD)
     if found is not None:
         find_vae_within(found, class_name)
@@ -100,6 +104,12 @@ def find_vae_within(path: Path, class_name: str) -> Path:
 
 
 def vae_part(model: str, settings: dict[str, Any], *, places: tuple[Any, ...] = (IN_PIPELINE, ALONE)) -> PublishedPart:
-    """Describes the released VAE of `model`, with this config, for plans."""
+    """Describes a released VAE, which plans substitute if it is missing.
+
+    Args:
+        model: Name of the released model, for messages.
+        settings: Content of the VAE's config.json.
+        places: File patterns of the layouts that a repository may have.
+    """
     contents = {"config.json": settings, WEIGHTS.replace("*", ""): None}
     return PublishedPart("vae_path", f"the VAE of {model}", places, contents)

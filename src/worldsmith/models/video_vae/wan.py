@@ -1,4 +1,4 @@
-"""`WanVAE`: the video VAE of Wan, between uint8 clips and normalized latents (16× or 8× in space, 4× in time)."""
+"""`WanVAE`: the video VAE of Wan, from uint8 clips to normalized latents (16× or 8× in space, 4× in time) and back."""
 
 from __future__ import annotations
 
@@ -35,16 +35,17 @@ RECIPE = "wan-mean-latents-2"
 
 
 class WanVAE(FrozenVAE):
-    """Encodes and decodes clips.
+    """Frozen video VAE of Wan, which encodes clips of 4k+1 frames to k+1 latent frames.
 
-    - The whole VAE (weights and arithmetic) runs in `precision`; the latent is the posterior's mean, normalized with
-      the channel means and deviations of the VAE's config. Weights are frozen.
-    - A clip is encoded in windows of frames, whose length follows from the frame's size (`windows.py`).
-    - `compile_encoder` makes encoding faster after a while; the latents then differ in their last bits.
+    - Weights and arithmetic are in `precision`. Latents are the posterior mean, normalized with the channel means and
+      standard deviations of the VAE's config.
+    - A clip is encoded in temporal tiles; their length depends on the frame size (`windows.py`).
+    - `compile_encoder` makes encoding faster after a warm-up; the latents then differ in their last bits.
 
     Raises:
-        FileNotFoundError: there is no VAE under that path or name.
-        ValueError: the folder or file holds another class, other tensors, code, or statistics of the wrong length.
+        FileNotFoundError: If no VAE with that path or name exists.
+        ValueError: If the folder or file contains another class, other tensors, code, or statistics of the wrong
+            length.
     """
 
     class Config(FrozenVAE.Config):
@@ -62,16 +63,16 @@ class WanVAE(FrozenVAE):
                 raise wrong(self, "encode_window", allowed=allowed)
 
         def check_files(self) -> None:
-            """Raises FileNotFoundError or ValueError when vae_path names no VAE; downloads none."""
+            """Raises FileNotFoundError or ValueError if `vae_path` does not name a VAE; downloads no files."""
             require_vae(self.vae_path, self.cell)
 
         @property
         def cell(self) -> int:
-            """Pixels of a latent cell, in height and in width."""
+            """Pixels per latent position, in height and in width."""
             return SPATIAL_FACTOR
 
         def published(self) -> PublishedPart:
-            """Returns the released VAE of such a cell, for plans."""
+            """Returns the released VAE with this spatial factor, for plans."""
             version, settings = ("2.2", RELEASED) if self.cell == SPATIAL_FACTOR else ("2.1", WAN21)
             return vae_part(f"Wan {version}", settings, places=PLACES)
 
@@ -95,28 +96,45 @@ class WanVAE(FrozenVAE):
 
     @property
     def channels(self) -> int:
-        """Latent channels."""
+        """Number of latent channels."""
         return int(self.settings["z_dim"])
 
     def load(self) -> Any:
         return load_model(self.source, self.stated, self.dtype, self.device)
 
     def release(self) -> bool:
-        """Frees the weights unless the encoder is compiled, since it would have to be compiled again."""
+        """Frees the weights, unless the encoder is compiled; returns whether weights were freed.
+
+        A compiled encoder would have to be compiled again.
+        """
         return self.compiled is None and super().release()
 
     def encode(self, video: Tensor) -> Tensor:
-        """Encodes uint8 [3, T, H, W] to float32 latents [C, (T-1)/4+1, H/cell, W/cell]; pixels become value/127.5 - 1.
+        """Encodes a clip to normalized latents.
+
+        Args:
+            video: uint8 [3, T, H, W], where T = 4k+1, and H and W are multiples of `config.cell`. Pixels are scaled to
+                value/127.5 - 1.
+
+        Returns:
+            Latents, float32 [C, (T-1)/4+1, H/cell, W/cell].
 
         Raises:
-            ValueError: For another dtype or shape, T other than 4k+1, or sides that are not multiples of a cell.
+            ValueError: For another dtype, shape or size.
         """
         self.check_video(video)
         return self.encode_pixels(video)
 
     def encode_opening(self, image: Tensor, frames: int) -> Tensor:
-        """Encodes an image, uint8 [3, 1, H, W], as a clip of `frames` frames that begins with it and is gray
-        afterwards."""
+        """Encodes an image as a clip that starts with it and is gray afterwards.
+
+        Args:
+            image: uint8 [3, 1, H, W].
+            frames: Number of frames of the clip, 4k+1.
+
+        Returns:
+            Latents, float32, as from `encode`.
+        """
         import torch
 
         self.check_video(image)
@@ -124,7 +142,7 @@ class WanVAE(FrozenVAE):
         return self.encode_pixels(torch.cat([image.float(), grey], dim=1))
 
     def encode_pixels(self, video: Tensor) -> Tensor:
-        """Encodes pixel values from 0 to 255 of any dtype; see `encode`."""
+        """Encodes pixel values from 0 to 255 of any dtype without checks; see `encode`."""
         import torch
 
         from worldsmith.models.video_vae.windows import encode_in_windows, encode_window
@@ -136,7 +154,11 @@ class WanVAE(FrozenVAE):
             return ((moments[:, : self.channels] - self.mean) * self.inverse_std)[0].float()
 
     def decode(self, latents: Tensor) -> Tensor:
-        """Decodes normalized latents [C, t, h, w] to uint8 [3, 4(t-1)+1, H, W]. Raises ValueError for another shape."""
+        """Decodes normalized latents [C, t, h, w] to a uint8 video [3, 4(t-1)+1, H, W].
+
+        Raises:
+            ValueError: If the latents have another number of dimensions or channels.
+        """
         import torch
 
         if latents.ndim != 4 or latents.shape[0] != self.channels:
@@ -148,14 +170,19 @@ class WanVAE(FrozenVAE):
         return pixels.add(1.0).mul(127.5).round().clamp(0, 255).to(torch.uint8)
 
     def window(self, height: int, width: int) -> int:
-        """Frames that are encoded at a time, for frames of this size in pixels."""
+        """Returns the number of frames per temporal tile for frames of `height` × `width` pixels."""
         from worldsmith.models.video_vae.windows import window_frames
 
         return self.config.encode_window or window_frames(height, width)
 
     def compile_encoder(self, backend: str = "inductor") -> None:
-        """Compiles the encoder from now on, once for every shape that comes. Latents then differ in their last bits,
-        and so does the `fingerprint`: a cache that was opened before must not be used any longer."""
+        """Compiles the encoder with torch.compile, once per input shape, from the next clip on.
+
+        Latents then differ in their last bits, and `fingerprint` changes: do not use a cache that was opened before.
+
+        Args:
+            backend: Backend of torch.compile.
+        """
         from worldsmith.models.video_vae.windows import CompiledEncoder
 
         if self.compiled is None:
@@ -163,9 +190,10 @@ class WanVAE(FrozenVAE):
 
     @property
     def fingerprint(self) -> str:
-        """sha256 over everything that decides the latents: config, weights, precision, windows, and compilation.
+        """The sha256 hash of all that determines the latents: config, weights, precision, tiles and compilation.
 
-        It is made from the tensors, not the files: a `.pth` and a diffusers folder of the same weights have the same.
+        It is computed from tensors, not files: a `.pth` file and a diffusers folder with the same weights have the same
+        hash.
         """
         parts = [RECIPE, self.config.precision, str(self.config.encode_window), self._weights_digest]
         if self.compiled is not None:
@@ -177,7 +205,7 @@ class WanVAE(FrozenVAE):
         return weights_digest(self.model)
 
     def check_video(self, video: Tensor) -> None:
-        """Raises ValueError for a clip that cannot be encoded."""
+        """Raises ValueError if `encode` does not accept the clip."""
         import torch
 
         if video.dtype != torch.uint8 or video.ndim != 4 or video.shape[0] != 3:

@@ -1,7 +1,7 @@
-"""Finding and reading the VAE of Wan: a diffusers folder, `Wan2.2_VAE.pth`, or a hub repository with either.
+"""Finds and reads the VAE of Wan: a diffusers folder, `Wan2.2_VAE.pth`, or a hub repository with either.
 
-`Wan2.2_VAE.pth` is read without running any code that it may hold. It has no config of its own: it is read with the
-released one, unless a JSON file of the same stem lies beside it (`Wan2.2_VAE.json`), which a VAE of another size needs.
+`Wan2.2_VAE.pth` is read without running code in it. It has no config: that of the released VAE is used, unless a JSON
+file with the same stem is next to it (`Wan2.2_VAE.json`); a VAE of another size needs one.
 """
 
 from __future__ import annotations
@@ -70,14 +70,23 @@ STAGE = {"downsamples": ("down_blocks", "downsampler"), "upsamples": ("up_blocks
 
 
 def find_vae(name: str) -> Path:
-    """Returns the `.pth` file or the diffusers folder that `vae_path` names. Raises FileNotFoundError."""
+    """Returns the `.pth` file or diffusers folder that `vae_path` names; downloads it if needed.
+
+    Raises:
+        FileNotFoundError: If neither exists.
+    """
     if name.endswith(FILE_ENDINGS) and not name.startswith(SCHEME):
         return local_path(name)
     return vae_within(find_layout(name, PLACES, field="vae_path"))
 
 
 def require_vae(name: str, cell: int) -> None:
-    """Raises FileNotFoundError or ValueError when `vae_path` names no VAE; reads no weights and downloads nothing."""
+    """Raises FileNotFoundError or ValueError if `vae_path` does not name a matching VAE; downloads no files.
+
+    Args:
+        name: Value of `vae_path`.
+        cell: Expected pixels per latent position.
+    """
     if name.endswith(FILE_ENDINGS) and not name.startswith(SCHEME):
         read_vae_config(find_vae(name), cell)
     elif (found := look_for_layout(name, PLACES, field="vae_path")) is not None:
@@ -85,16 +94,23 @@ def require_vae(name: str, cell: int) -> None:
 
 
 def vae_within(path: Path) -> Path:
-    """Returns the VAE in a folder: the folder, a pipeline's subfolder `vae`, or the released file."""
+    """Returns the path of the VAE in `path`: the folder, its subfolder `vae`, or the released file; else `path`."""
     found = (path, path / SUBFOLDER, path / PTH_NAME)
     return next((place for place in found if place.is_file() or holds_vae(place, CLASS_NAME)), path)
 
 
 def read_vae_config(source: Path, cell: int = SPATIAL_FACTOR) -> dict[str, Any]:
-    """Returns the VAE's config, checked before anything heavy is loaded: of a folder, of a `.pth` file, or the released
-    one.
+    """Returns the config of a VAE, checked before any weights are loaded.
 
-    `cell`: the pixels of a latent cell that it must have.
+    A `.pth` file has the config of the JSON file next to it, else that of the released VAE.
+
+    Args:
+        source: A diffusers folder or a `.pth` file.
+        cell: Expected pixels per latent position.
+
+    Raises:
+        FileNotFoundError: If the file, config.json or the weights are missing.
+        ValueError: If the config is of another class, or a factor or statistic is wrong.
     """
     is_file = source.suffix in FILE_ENDINGS or source.is_file()
     config = source.with_suffix(".json") if is_file else source / "config.json"
@@ -125,7 +141,7 @@ def read_vae_config(source: Path, cell: int = SPATIAL_FACTOR) -> dict[str, Any]:
 
 
 def require_statistics(settings: dict[str, Any], name: str, config: Path) -> None:
-    """Raises ValueError for a mean or deviation that is not one finite number for each latent channel."""
+    """Raises ValueError unless `name` in `settings` is one finite number (standard deviations: above 0) per channel."""
     values, channels = settings.get(name, []), settings.get("z_dim")
     length = len(values) if isinstance(values, list) else 0
     if length != channels:
@@ -137,7 +153,18 @@ def require_statistics(settings: dict[str, Any], name: str, config: Path) -> Non
 
 
 def load_model(source: Path, settings: dict[str, Any], dtype: torch.dtype, device: torch.device) -> Any:
-    """Loads the VAE, an `AutoencoderKLWan`, onto the device in `dtype`."""
+    """Loads the VAE, an `AutoencoderKLWan`, onto the device in `dtype`.
+
+    Args:
+        source: A diffusers folder or a `.pth` file.
+        settings: Its config, from `read_vae_config`.
+        dtype: Dtype of the weights.
+        device: Device of the weights.
+
+    Raises:
+        FileNotFoundError: If the `.pth` file does not exist.
+        ValueError: If it is damaged or does not match the config.
+    """
     import torch
     from diffusers import AutoencoderKLWan
 
@@ -156,7 +183,7 @@ def load_model(source: Path, settings: dict[str, Any], dtype: torch.dtype, devic
 
 
 def released_to_diffusers(name: str) -> str | None:
-    """Maps a name of the released file to `AutoencoderKLWan`; None for a name that the file cannot have."""
+    """Maps a tensor name of the released file to `AutoencoderKLWan`; None if the file cannot have that name."""
     path, _, leaf = name.rpartition(".")
     tower, _, inner = path.partition(".")
     if path in ENDS:
@@ -182,8 +209,7 @@ def _stage_module(tower: str, inner: str) -> str | None:
 
 
 def _middle_module(inner: str) -> str | None:
-    """Converts `middle.1.to_qkv` to `mid_block.attentions.0.to_qkv`, `middle.0.residual.6` to
-    `mid_block.resnets.0.conv2`."""
+    """Converts `middle.1.to_qkv` to `mid_block.attentions.0.to_qkv`, `middle.0.residual.6` to `….resnets.0.conv2`."""
     match = re.fullmatch(r"middle\.([012])\.(.+)", inner)
     if match is None:
         return None
@@ -195,10 +221,11 @@ def _middle_module(inner: str) -> str | None:
 
 
 def read_pth(path: Path) -> dict[str, Tensor]:
-    """Returns the tensors of the file under diffusers' names, mapped from disk rather than read.
+    """Returns the tensors of a `.pth` file under diffusers' names, mapped from disk.
 
-    Raises FileNotFoundError for a missing file, ValueError for one that holds anything but tensors under the names of
-    the Wan 2.2 VAE, or is damaged.
+    Raises:
+        FileNotFoundError: If the file does not exist.
+        ValueError: If the file is damaged, contains anything but tensors, or is not the VAE of Wan 2.2.
     """
     advice = "download Wan2.2_VAE.pth again from its publisher, or use a diffusers folder with safetensors"
     content = read_torch_file(path, field="vae_path", advice=advice)

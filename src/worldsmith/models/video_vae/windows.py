@@ -1,9 +1,9 @@
-"""Encoding a clip in windows of frames: each layer keeps the last frames of the window before, so nothing is padded.
+"""Encodes a clip in temporal tiles: each causal convolution keeps the last input frames of the previous tile.
 
-The first frame stands alone (it becomes the first latent frame), then windows follow. The convolutions are causal, and
-the kept frames are all that they need of the past: the result is that of the whole clip up to rounding, for any window,
-while memory grows with the window and not with the clip. Long windows are fast for small frames, short ones bound the
-memory of large frames.
+The first tile is the first frame, which becomes the first latent frame. Because the convolutions are causal, the cached
+frames are the only past inputs that they need: for any tile length, the result equals that of the complete clip up to
+rounding, while memory depends on the tile and not on the clip. Long tiles are fast for small frames, short tiles limit
+the memory of large frames.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EncodeWindow = Callable[[nn.Module, Tensor, Caches], tuple[Tensor, Caches]]
 
 
 def window_frames(height: int, width: int) -> int:
-    """Frames of a window for frames of this size in pixels."""
+    """Returns the number of frames per temporal tile for frames of `height` × `width` pixels."""
     return next((frames for pixels, frames in WINDOWS if height * width <= pixels), SHORTEST)
 
 
@@ -49,13 +49,16 @@ def encode_window(encoder: nn.Module, frames: Tensor, caches: Caches) -> tuple[T
 
 
 def encode_in_windows(model: Any, video: Tensor, *, window: int, run: EncodeWindow = encode_window) -> Tensor:
-    """Encodes a uint8 video [3, T, H, W] to the posterior's moments [1, 2·z_dim, (T-1)/4+1, h, w] in the model's dtype.
+    """Encodes a video in temporal tiles to the mean and log variance of its latents.
 
     Args:
         model: An `AutoencoderKLWan`.
-        video: Pixels, scaled to value/127.5 - 1.
+        video: uint8 pixels [3, T, H, W], scaled to value/127.5 - 1.
         window: Frames per temporal tile, a multiple of 4.
         run: `encode_window`, possibly compiled.
+
+    Returns:
+        Mean and log variance [1, 2·z_dim, (T-1)/4+1, h, w] in the model's dtype.
     """
     device, dtype = model.device, model.dtype
     caches: Caches = (None,) * sum(isinstance(module, WanCausalConv3d) for module in model.encoder.modules())
@@ -70,7 +73,7 @@ def encode_in_windows(model: Any, video: Tensor, *, window: int, run: EncodeWind
 
 
 class CompiledEncoder:
-    """`encode_window` compiled for each shape that comes, up to a number of shapes; further ones run uncompiled."""
+    """Callable that compiles `encode_window` once per input shape; beyond a max number of shapes it runs uncompiled."""
 
     def __init__(self, backend: str) -> None:
         self.backend = backend

@@ -1,4 +1,4 @@
-"""Loaded weights are finite: NaN and infinity are refused, with the names of the tensors that hold them."""
+"""Checks that loaded weights are finite, and names the tensors that contain NaN or infinity."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ LISTED = 3
 
 
 def non_finite(tensors: Mapping[str, Tensor]) -> list[str]:
-    """Returns the names of the tensors that hold NaN or infinity; of a sharded one (DTensor) this rank's shard is read.
+    """Returns the names of the tensors that contain NaN or infinity; for a DTensor only this rank's shard is checked.
 
-    Integers, 8-bit floats and tensors without values (meta, fake) are not read. The cost is one pass over the memory
-    and none of it is allocated: minimum and maximum are NaN or infinite exactly if a value is.
+    Integers, 8-bit floats and tensors without values (meta, fake) are skipped. Min and max are computed in one pass
+    over the memory, without allocating a copy: they are NaN or infinite exactly if an element is.
     """
     return [] if in_simulation() else [name for name, tensor in tensors.items() if not is_finite(tensor)]
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Returns whether a tensor holds neither NaN nor infinity; see `non_finite`."""
+    """Returns whether a tensor contains neither NaN nor infinity; see `non_finite`."""
     local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     if local.is_meta or not local.numel() or not local.is_floating_point() or local.dtype.itemsize < 2:
         return True
@@ -34,7 +34,7 @@ def is_finite(tensor: Tensor) -> bool:
 
 
 def require_finite(source: str, names: Sequence[str]) -> None:
-    """Raises UserError unless `names`, what `non_finite` found in the weights of `source`, is empty."""
+    """Raises UserError if `names`, the result of `non_finite` for the weights of `source`, is not empty."""
     if names:
         listed = ", ".join(names[:LISTED]) + (", …" if len(names) > LISTED else "")
         count = "1 tensor contains" if len(names) == 1 else f"{len(names)} tensors contain"

@@ -1,8 +1,8 @@
-"""Floating-point operations that one training step of a network needs, by arithmetic.
+"""Computes the floating-point operations that one training step of a network needs from its parameter shapes.
 
-What counts: matrix products of linear layers and of attention, forward and backward. A product is counted in the
-backward pass only when something trained needs it. What does not count: recomputation, padding, the half of a causal
-score matrix that is masked, norms, rotary positions, embeddings, the optimizer.
+Counted are the matmuls of linear layers and of attention, forward and backward. A matmul of the backward pass is
+counted only if a trained parameter needs it. Not counted are recomputation, padding, the masked half of causal
+attention, norms, rotary embeddings, embedding tables and the optimizer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class StepFlops:
-    """Operations of one forward and backward pass; a multiplication and an addition are two."""
+    """FLOPs of one forward and backward pass; a multiplication and an addition count as two."""
 
     linear_forward: int = 0
     linear_backward: int = 0
@@ -31,19 +31,30 @@ class StepFlops:
 
 
 class ProductCounter:
-    """Adds up the products of a network that a family walks through; its parameters may be on the meta device.
+    """Counts the matmul FLOPs of a network; a model family calls its methods in the order of the forward pass.
 
-    Every method says whether what comes out carries gradients, which the next one asks for.
+    Each method returns whether its output carries gradients, which is the `needs_input` of the next layer.
+
+    Args:
+        parameters: Parameters by internal parameter name; they may be on the meta device.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
-        """Counts for a network with `parameters`, by internal parameter name."""
         self.shapes = {name: p.shape for name, p in parameters.items()}
         self.trained = {name for name, p in parameters.items() if p.requires_grad}
         self.flops = StepFlops()
 
     def linear(self, path: str, tokens: int, needs_input: bool) -> bool:
-        """Adds a linear layer, with its adapter if it has one."""
+        """Counts a linear layer, and its LoRA adapter if it has one.
+
+        Args:
+            path: Path of the layer.
+            tokens: Number of input rows.
+            needs_input: Whether the input carries gradients.
+
+        Returns:
+            Whether the output carries gradients.
+        """
         output = self.product(f"{path}.weight", tokens, needs_input)
         if f"{path}.lora_A.weight" in self.shapes:
             inner = self.product(f"{path}.lora_A.weight", tokens, needs_input)
@@ -51,7 +62,17 @@ class ProductCounter:
         return output | (f"{path}.bias" in self.trained)
 
     def product(self, weight: str, tokens: int, needs_input: bool, *, share: int = 1) -> bool:
-        """Adds x·Wᵀ and the products that its gradients need. Each token uses one of so many shares of the weight."""
+        """Counts the matmul x·Wᵀ and the matmuls of the gradients that it needs.
+
+        Args:
+            weight: Internal parameter name of W [out, in].
+            tokens: Number of rows of x.
+            needs_input: Whether x carries gradients.
+            share: Number of equal parts of W, such as experts; each token uses one part.
+
+        Returns:
+            Whether the output carries gradients.
+        """
         flops, trained = 2 * tokens * prod(self.shapes[weight]) // share, weight in self.trained
         self.flops.linear_forward += flops
         self.flops.linear_backward += flops * (needs_input + trained)
@@ -60,9 +81,18 @@ class ProductCounter:
     def attention(
         self, width: int, own: int, other: int, q: bool, own_kv: tuple[bool, bool], other_kv: tuple[bool, bool]
     ) -> bool:
-        """Adds attention over `own` and `other` (query, key) pairs, whose keys and values carry gradients or not.
+        """Counts attention between queries and two groups of keys, each with or without gradients.
 
-        `width`: channels of all heads.
+        Args:
+            width: Channels of all heads.
+            own: Number of (query, key) pairs with the first group of keys.
+            other: Number of (query, key) pairs with the second group of keys.
+            q: Whether queries carry gradients.
+            own_kv: Whether (keys, values) of the first group carry gradients.
+            other_kv: Whether (keys, values) of the second group carry gradients.
+
+        Returns:
+            Whether the output carries gradients.
         """
         unit = 2 * width
         self.flops.attention_forward += 2 * unit * (own + other)

@@ -1,6 +1,6 @@
-"""Every parameter of a run's network with what decides its bytes: from the config alone, or from the network.
+"""Weight table: size and training state of every parameter of a run, from the config or from the network.
 
-Nothing here imports torch.
+This module does not import torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A parameter."""
+    """Shape and training state of one parameter, which determine its memory."""
 
     shape: tuple[int, ...]
     trained: bool
@@ -47,7 +47,10 @@ def weight_table(config: Model.Config, keys_to_select: Sequence[str] = ()) -> Ta
 
     Args:
         config: Config of the model.
-        keys_to_select: Patterns of trained parameters of the optimizer; empty: all.
+        keys_to_select: Patterns of trained parameters (`optimizer.keys_to_select`); empty: all.
+
+    Returns:
+        Weights by internal parameter name, adapters included.
 
     Raises:
         ValueError: If a pattern of the config matches no parameter.
@@ -97,8 +100,10 @@ def weight_table(config: Model.Config, keys_to_select: Sequence[str] = ()) -> Ta
 
 
 def table_of(model: Model) -> Table:
-    """Returns the weight table of a network whose trained parameters are already selected; meta and sharded networks
-    work."""
+    """Returns the weight table of a built model whose trained parameters are already selected.
+
+    The network may be on the meta device or sharded; shapes are those of the complete parameters.
+    """
     held = held_weights(model.network) if model.conversions else {}
     exact = {id(parameter) for module in model.parts().full_precision for parameter in module.parameters()}
     unreached = tuple(model.config.unreached())
@@ -115,5 +120,5 @@ def table_of(model: Model) -> Table:
 
 
 def counts(table: Mapping[str, Weight]) -> tuple[int, int]:
-    """Returns the numbers in all parameters and in the trained ones."""
+    """Returns the number of elements of all parameters and of the trained ones."""
     return sum(w.numbers for w in table.values()), sum(w.numbers for w in table.values() if w.trained)

@@ -1,4 +1,4 @@
-"""Tensors of a file that `torch.save` has written: no code in it is run, and nothing is read before it is used."""
+"""Reads tensors from files of `torch.save` without running code in them; tensors are mapped from disk."""
 
 from __future__ import annotations
 
@@ -16,10 +16,18 @@ CONTAINERS = ("module", "model", "state_dict")
 
 
 def read_torch_file(path: Path, *, field: str, advice: str) -> dict[str, Tensor]:
-    """Returns the tensors of a file by name, mapped from disk; those of the first container that is found in another.
+    """Returns the tensors of a `torch.save` file by name, mapped from disk.
 
-    `field` begins every message, `advice` ends the one about a file that holds code. Raises FileNotFoundError for a
-    missing file, ValueError for one that is damaged or holds no table of tensors.
+    If the file nests the tensors under a key such as "state_dict", the innermost such mapping is returned.
+
+    Args:
+        path: The file.
+        field: Config field that names the file; begins error messages.
+        advice: How to fix a file that contains code; ends that error message.
+
+    Raises:
+        FileNotFoundError: If the file does not exist.
+        ValueError: If the file is damaged, contains pickled code, or has no mapping of names to tensors.
     """
     import torch
 
@@ -62,7 +70,7 @@ def harmless() -> list[Any]:
 def require_expected_tensors(
     state: Mapping[str, Tensor], expected: Mapping[str, Tensor], path: Path, *, field: str
 ) -> None:
-    """Raises ValueError unless `state` has exactly the names and shapes of `expected`."""
+    """Raises ValueError unless `state`, read from `path`, has exactly the names and shapes of `expected`."""
     missing, extra = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
     other = [name for name in sorted(state.keys() & expected.keys()) if state[name].shape != expected[name].shape]
     if missing or extra or other:

@@ -1,4 +1,4 @@
-"""Simulates one rank of a run in this process: collectives send nothing, tensors have no memory."""
+"""Simulates one rank of a run in this process: collectives send no data, tensors have no memory."""
 
 from __future__ import annotations
 
@@ -50,6 +50,8 @@ class FakeWorld(World):
 @contextmanager
 def fake_world(rank: int, size: int, *, context_parallel: int = 1) -> Iterator[FakeWorld]:
     """Context manager: makes this process the simulated rank `rank` of `size`.
+
+    Initializes torch.distributed with the backend "fake", and destroys the process group afterwards.
 
     Args:
         rank: Index of the simulated rank.
@@ -107,5 +109,5 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def without_memory() -> FakeTensorMode:
-    """Returns a mode in which new tensors have shapes but no memory; existing tensors can be used in it."""
+    """Returns a fake tensor mode: new tensors have shapes but no memory; existing tensors can be used in it."""
     return FakeTensorMode(allow_non_fake_inputs=True)

@@ -1,4 +1,4 @@
-"""`MemoryTracker`: records the tensors that are alive at each moment of a run, real or simulated on fake tensors."""
+"""`MemoryTracker`: records which tensors are alive over the course of a run, real or simulated on fake tensors."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class MemoryTracker(TorchDispatchMode):
             self._elsewhere = before
 
     def within(self, name: str, owner: Any, method: str, *, before: Callable[[], None] = lambda: None) -> None:
-        """Wraps `owner.method`: each call calls `before` and then runs as the phase `name`."""
+        """Replaces `owner.method` by a wrapper that calls `before` and then runs the method as the phase `name`."""
         function = getattr(owner, method)
 
         @wraps(function)
@@ -136,7 +136,7 @@ class MemoryTracker(TorchDispatchMode):
             self._names[module] = name if each else LAYER.sub(".*", name)
 
     def tag(self, kind: str, tensors: Iterable[Tensor | None]) -> None:
-        """Sets the memory category of tensors (also DTensors), also of past events; skips None and meta tensors."""
+        """Sets the memory category of tensors (also DTensors), including past events; skips None and meta tensors."""
         for tensor in tensors:
             if tensor is not None and tensor.device.type != "meta":
                 self.tags[self._number(local_part(tensor), "inputs")] = kind

@@ -25,10 +25,13 @@ class Stretch:
 
 
 class Timeline:
-    """Memory events of one step."""
+    """Memory events of one step, divided into stretches of the same phase.
+
+    Args:
+        stretches: Result of `MemoryTracker.stretches`.
+    """
 
     def __init__(self, stretches: Iterable[tuple[str, Sequence[Change]]]) -> None:
-        """Takes the result of `MemoryTracker.stretches`."""
         self.stretches: list[Stretch] = []
         total = 0
         for phase, changes in stretches:

@@ -89,7 +89,15 @@ def drop_layers(model: Model, depths: Mapping[str, int]) -> None:
 
 
 def with_layers(config: Trainer.Config, depths: Mapping[str, int]) -> Trainer.Config | None:
-    """Returns a config with other numbers of layers; None if the network's config has no such fields."""
+    """Returns a copy of the config with other numbers of layers.
+
+    Args:
+        config: Config of the run.
+        depths: Number of layers by field name of the network's config.
+
+    Returns:
+        The copy; None if the network's config lacks one of the fields.
+    """
     network = getattr(config.model.config, "network", None)
     if network is None or not all(hasattr(network, name) for name in depths):
         return None
@@ -99,7 +107,7 @@ def with_layers(config: Trainer.Config, depths: Mapping[str, int]) -> Trainer.Co
 
 
 def long_lists(config: Trainer.Config) -> dict[str, int]:
-    """Returns the lists of repeated layers that are worth shortening, with their lengths.
+    """Returns the lists of repeated layers that are worth shortening, with their lengths; {} if none is.
 
     Keys are the config fields that state the lengths, else module names. Layers that are never compiled, such as those
     of a vision tower, are not shortened, because outputs of certain layers can be used elsewhere.
@@ -122,7 +130,7 @@ def long_lists(config: Trainer.Config) -> dict[str, int]:
 
 
 def least_layers(lists: Mapping[str, int]) -> int:
-    """Returns the number of layers per list that the extrapolation needs."""
+    """Returns the number of layers per list in `lists` that the extrapolation needs."""
     return LAYERS_AFTER_TOWER if any(name not in COUNTS for name in lists) else LAYERS
 
 

@@ -143,7 +143,7 @@ class TrackedRun(Trainer):
         self.tracker.tag("parameters", [*network.parameters(), *network.buffers(), *held])
 
     def step(self) -> StepResult:
-        """Runs one training step over `batches`."""
+        """Runs one training step over `batches`; call `prime` before it for a steady step."""
         self.begun = []
         with self.tracker.phase("backward"):  # everything except forward passes and updates
             return self.training_step(iter(self.batches))
@@ -200,7 +200,7 @@ def simulated_run(
 
 
 class WithoutFiles(WeightSource):
-    """Source of empty weights with the names and shapes of a safetensors folder; each rank reads its shards."""
+    """Weight source of empty tensors with the shapes of a model's weights; each rank reads its shards."""
 
     def __init__(self, model: Model) -> None:
         self.path, self.describe, self.settings = Path(), "unused weights", {}

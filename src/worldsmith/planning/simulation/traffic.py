@@ -35,7 +35,7 @@ NAMESPACES = ("c10d", "_c10d_functional")
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One collective call of one rank."""
+    """One call of a collective by one rank."""
 
     op: Collective
     ranks: tuple[int, ...]
@@ -47,7 +47,7 @@ class Sent:
 
 
 class TrafficRecorder:
-    """Records the collectives among the operators of a dispatch mode.
+    """Recorder of the collectives among the operators that a dispatch mode sees.
 
     Attributes:
         trace: Collectives since the last `restart`, in order.
@@ -75,7 +75,7 @@ class TrafficRecorder:
         return True
 
     def add(self, op: Collective, ranks: tuple[int, ...], payload: int, dtype: torch.dtype, module: str = "") -> None:
-        """Records one collective."""
+        """Records one collective; arguments as the fields of `Sent`."""
         self.trace.append(Sent(op, ranks, payload, dtype, module))
 
     def sums(self, trace: Sequence[Sent] | None = None) -> list[Traffic]:

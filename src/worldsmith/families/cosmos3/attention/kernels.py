@@ -31,7 +31,7 @@ OPERATIONS = {1: "na1d", 2: "na2d", 3: "na3d"}
 
 @dataclass(frozen=True, slots=True)
 class FlexPlan:
-    """Plan for FlexAttention: each sample's queries attend to its own keys."""
+    """Plan for FlexAttention: the queries of each sample attend to its own keys."""
 
     key_rows: Tensor
     """Rows of k and v, sample after sample, [N_kv]."""
@@ -43,9 +43,16 @@ class FlexPlan:
 
 
 def run_flex(q: Tensor, k: Tensor, v: Tensor, plan: FlexPlan) -> Tensor:
-    """Computes attention of q [N_q, heads, d] over k, v [N_kv, kv_heads, d] of the same sample; [N_q, heads, d].
+    """Computes attention with FlexAttention; on a CPU only the forward pass is supported.
 
-    On a CPU it runs forward only.
+    Args:
+        q: [N_q, heads, d].
+        k: [N_kv, kv_heads, d].
+        v: [N_kv, kv_heads, d].
+        plan: Result of `plan_flex`.
+
+    Returns:
+        [N_q, heads, d].
     """
     k, v = k.index_select(0, plan.key_rows), v.index_select(0, plan.key_rows)
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
@@ -70,7 +77,10 @@ def plan_flex(
     *,
     device: torch.device | str | None = None,
 ) -> FlexPlan:
-    """Plans consecutive query segments, each over its own rows of the key stream; as `plan_segments`."""
+    """Plans FlexAttention of consecutive query segments, each over its own rows of the key stream.
+
+    Arguments as in `plan_segments`.
+    """
     q_samples, kv_samples = (
         torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)) for lengths in (query_lengths, key_lengths)
     )
@@ -78,9 +88,14 @@ def plan_flex(
 
 
 def block_diagonal_mask(q_samples: Tensor, kv_samples: Tensor, device: torch.device | str | None) -> BlockMask:
-    """Queries see the keys of the same sample. The samples of queries and of keys are sorted numbers, [N_q], [N_kv].
+    """Builds the mask with which queries attend to the keys of the same sample.
 
-    `create_block_mask` gives the same, but fills in all N_q x N_kv entries on the way.
+    `create_block_mask` gives the same result, but computes all N_q x N_kv entries.
+
+    Args:
+        q_samples: Sample index of each query, sorted, [N_q].
+        kv_samples: Sample index of each key, sorted, [N_kv].
+        device: Device of the mask.
     """
     q_low, q_high = block_bounds(q_samples)
     kv_low, kv_high = block_bounds(kv_samples)
@@ -131,7 +146,7 @@ class NattenSegment:
 
 @dataclass(frozen=True, slots=True)
 class NattenPlan:
-    """Plan for NATTEN: the samples of a pack, in order."""
+    """Plan for NATTEN: one segment per sample of a pack, in order."""
 
     segments: tuple[NattenSegment, ...]
 
@@ -148,7 +163,7 @@ def natten_available(device: torch.device) -> bool:
 
 
 def run_natten(q: Tensor, k: Tensor, v: Tensor, text_k: Tensor, text_v: Tensor, plan: NattenPlan) -> Tensor:
-    """Computes `latent_attention` for a `NattenPlan`."""
+    """Computes `latent_attention` with NATTEN."""
     repeat = q.shape[1] // k.shape[1]  # not every NATTEN kernel shares key heads among query heads
     k, v, text_k, text_v = (x.repeat_interleave(repeat, dim=1) for x in (k, v, text_k, text_v))
     return torch.cat(

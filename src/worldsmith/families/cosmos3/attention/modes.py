@@ -1,10 +1,10 @@
-"""Which latents a latent token sees, layer by layer: the settings of `joint_attn_implementation`, without torch.
+"""Attention between the latents of a layer: the settings of `joint_attn_implementation`, without torch.
 
-- two_way: all latents of its sample, and the sample's text.
+- two_way: a latent attends to all latents of its sample, and to the sample's text.
 - three_way: the same, where a layer may restrict the latents to neighborhoods in their (time, height, width) grid.
 - flex: as two_way, computed by FlexAttention.
 
-Text sees the earlier text of its own sample in every mode.
+Text attends to the earlier text of its own sample in every mode.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ PROFILES = {"1d": 1, "2d": 2, "3d": 3}
 
 
 class NeighborhoodConfig(Config):
-    """The neighbourhood of a latent token. Lists have one item per axis of the profile; all empty: no restriction.
+    """The neighborhood of a latent token. Lists have one item per axis of the profile; all empty: no restriction.
 
-    The meaning of window, stride, dilation and causality is NATTEN's. Sizes are either counts of tokens or shares of
-    the grid, which fit every resolution; the two are not mixed.
+    The meaning of window, stride, dilation and causality is that of NATTEN. Sizes are either counts of tokens or
+    fractions of the grid, which fit every resolution; the two are not mixed.
     """
 
     window_size: list[Annotated[int, Range(ge=2, also=-1)]] = field(default_factory=list)
@@ -86,8 +86,10 @@ Windows = tuple[AxisWindow, AxisWindow, AxisWindow]
 
 @dataclass(frozen=True, slots=True)
 class AttentionPattern:
-    """Attention pattern between the latents of a layer: a neighborhood per grid axis (axes of length 1 are dropped), or
-    causal in time."""
+    """Attention pattern between the latents of a layer: a neighborhood per grid axis, or causal in time.
+
+    Axes of length 1 are dropped.
+    """
 
     profiles: Mapping[int, NeighborhoodConfig]
     """Number of axes -> neighborhood; grids with other numbers of axes use dense attention."""
@@ -97,9 +99,10 @@ class AttentionPattern:
     """Config path of the setting."""
 
     def windows(self, grid: Grid) -> Windows | None:
-        """Returns the neighborhood in a grid; None where every latent sees all.
+        """Returns the neighborhood in a grid; None if attention is dense in this grid.
 
-        Raises UserError when it does not fit.
+        Raises:
+            UserError: If the neighborhood does not fit the grid.
         """
         if self.temporal_causal:
             frames, rows, columns = grid
@@ -117,7 +120,7 @@ class AttentionPattern:
         return axes[0], axes[1], axes[2]
 
     def check_fit(self, own: AxisWindow, axis: int, grid: Grid) -> None:
-        """Raises UserError for a neighborhood that is larger than the grid."""
+        """Raises UserError if a neighborhood is larger than the grid."""
         length, needed = grid[axis], own.window * own.dilation
         if needed > length:
             raise UserError(
@@ -134,7 +137,7 @@ class AttentionPattern:
 
 @dataclass(frozen=True, slots=True)
 class AttentionModes:
-    """The attention of all layers: the distinct patterns, and each layer's index among them."""
+    """Attention of all layers: the distinct patterns, and the index of each layer's pattern."""
 
     implementation: str
     patterns: tuple[AttentionPattern, ...]
@@ -152,12 +155,16 @@ def attention_modes(
     natten_parameter_list: Sequence[Mapping[str, NeighborhoodConfig]] = (),
     video_temporal_causal: bool = False,
 ) -> AttentionModes:
-    """Reads the settings of a network. Raises ValueError for those that have no effect or contradict each other.
+    """Returns the attention patterns of a network from its settings.
 
     Args:
         implementation: "two_way", "three_way" or "flex".
-        natten_parameter_list: per layer, profile ("1d", "2d", "3d") -> neighborhood; empty: all layers dense.
-        video_temporal_causal: latents see no later frame, in any layer.
+        num_layers: Number of layers.
+        natten_parameter_list: Per layer, profile ("1d", "2d", "3d") -> neighborhood; empty: all layers are dense.
+        video_temporal_causal: Whether latents attend to no later frame, in all layers.
+
+    Raises:
+        ValueError: If settings have no effect or contradict each other.
     """
     settings = {"natten_parameter_list": natten_parameter_list, "video_temporal_causal": video_temporal_causal}
     given = [name for name, value in settings.items() if value]
@@ -195,7 +202,7 @@ def attention_modes(
 
 
 def read_profiles(entry: Mapping[str, NeighborhoodConfig], where: str) -> dict[int, NeighborhoodConfig]:
-    """Returns grid rank → neighborhood of a layer, without dense ones. Raises ValueError for an unknown profile."""
+    """Returns the neighborhoods of a layer by grid rank, without dense ones; raises ValueError if one is unknown."""
     profiles = {}
     for name, profile in entry.items():
         if name not in PROFILES:
@@ -211,7 +218,7 @@ def read_profiles(entry: Mapping[str, NeighborhoodConfig], where: str) -> dict[i
 
 
 def fit_axis(profile: NeighborhoodConfig, index: int, length: int) -> AxisWindow:
-    """Returns a neighborhood along an axis of `length` tokens, whose settings are the index-th ones."""
+    """Returns the neighborhood along an axis of `length` tokens, from item `index` of the settings."""
     causal = _item(profile.is_causal, index, False)
     if profile.window_size:
         size = profile.window_size[index]
@@ -224,7 +231,7 @@ def fit_axis(profile: NeighborhoodConfig, index: int, length: int) -> AxisWindow
 
 
 def describe_modes(modes: AttentionModes) -> str:
-    """Returns a log line on the layers with restricted attention."""
+    """Describes for logs which layers have restricted attention."""
     if modes.implementation != "three_way":
         return f"{modes.implementation}: every layer dense"
     if modes.patterns[0].temporal_causal:
@@ -240,7 +247,7 @@ def describe_modes(modes: AttentionModes) -> str:
 
 
 def check_device(implementation: str, device: str) -> None:
-    """Raises UserError for an implementation that cannot train on a device ("cuda:0"), saying what can."""
+    """Raises UserError if the attention implementation cannot be trained on `device`, such as "cuda:0"."""
     if implementation == "flex" and not device.startswith("cuda"):
         raise UserError(
             f"joint_attn_implementation = 'flex' only trains on CUDA; on '{device}' FlexAttention has no backward "

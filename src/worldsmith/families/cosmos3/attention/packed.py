@@ -1,6 +1,6 @@
-"""Attention over many samples in one sequence: each sample sees only itself, no token is padded for long.
+"""Attention over many samples in one sequence: each sample attends only to itself, with little or no padding.
 
-`text_attention` and `latent_attention` are the two doors. What they do was planned once per pack: by `plan_segments`
+`text_attention` and `latent_attention` are the entry points. Their work is planned once per pack: by `plan_segments`
 here, by `plans.py` for neighborhoods and FlexAttention. A `SegmentPlan` has two backends:
 
 - grouped: segments of similar length become one batched `scaled_dot_product_attention` call (CPU, float32 on CUDA, and
@@ -42,7 +42,7 @@ class SegmentGroup:
 
 @dataclass(frozen=True, slots=True)
 class SegmentPlan:
-    """Attention of one pack, segment by segment, ready for both backends."""
+    """Attention plan of one pack, segment by segment, for both backends."""
 
     causal: bool
     groups: tuple[SegmentGroup, ...]
@@ -81,15 +81,35 @@ LatentPlan = SegmentPlan | NattenPlan | FlexPlan
 
 
 def text_attention(q: Tensor, k: Tensor, v: Tensor, plan: SegmentPlan) -> Tensor:
-    """Computes causal attention within each text. q [N_und, heads, d], k and v [N_und, kv_heads, d]; returns like q."""
+    """Computes causal attention within each text.
+
+    Args:
+        q: [N_und, heads, d].
+        k: [N_und, kv_heads, d].
+        v: [N_und, kv_heads, d].
+        plan: Plan of the texts.
+
+    Returns:
+        [N_und, heads, d].
+    """
     return packed_attention(q, k, v, plan)
 
 
 def latent_attention(q: Tensor, k: Tensor, v: Tensor, text_k: Tensor, text_v: Tensor, plan: LatentPlan) -> Tensor:
-    """Latents over the text and those latents of their own sample that the plan lets them see; [N_gen, heads, d].
+    """Computes attention of latents over the text and those latents of their own sample that the plan includes.
 
-    q is [N_gen, heads, d]; k and v are the latents' own, [N_gen, kv_heads, d]; text_k and text_v the text's,
-    [N_und, kv_heads, d]. Any share of the heads may be given. It is one softmax over text and latents.
+    It is one softmax over text and latents. Any subset of the heads can be passed.
+
+    Args:
+        q: Queries of the latents [N_gen, heads, d].
+        k: Keys of the latents [N_gen, kv_heads, d].
+        v: Values of the latents [N_gen, kv_heads, d].
+        text_k: Keys of the text [N_und, kv_heads, d].
+        text_v: Values of the text [N_und, kv_heads, d].
+        plan: Plan of the pack, from `plan_latents`.
+
+    Returns:
+        [N_gen, heads, d].
     """
     if isinstance(plan, NattenPlan):
         return run_natten(q, k, v, text_k, text_v, plan)
@@ -99,9 +119,16 @@ def latent_attention(q: Tensor, k: Tensor, v: Tensor, text_k: Tensor, text_v: Te
 
 
 def packed_attention(q: Tensor, k: Tensor, v: Tensor, plan: SegmentPlan) -> Tensor:
-    """Computes attention of q [N_q, heads, d] over k, v [N_kv, kv_heads, d] within the plan's segments.
+    """Computes attention within the segments of a plan, with the scale 1/sqrt(d).
 
-    Returns [N_q, heads, d]. Scale 1/sqrt(d). Grouped-query attention if there are fewer key heads.
+    Args:
+        q: [N_q, heads, d].
+        k: [N_kv, kv_heads, d]; with fewer heads than q, this is grouped-query attention.
+        v: [N_kv, kv_heads, d].
+        plan: Plan of the segments.
+
+    Returns:
+        [N_q, heads, d].
     """
     if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and not plan.masked:
         return varlen_attention(q, k, v, plan)
@@ -157,15 +184,16 @@ def plan_segments(
     """Plans the attention of query segments, each over its own rows of the key stream.
 
     Args:
-        query_lengths: tokens of each segment.
-        key_lengths: keys that each segment sees.
-        key_rows: their rows in the key stream, segment after segment, int64 [sum(key_lengths)]; None when the
+        query_lengths: Number of tokens of each segment.
+        key_lengths: Number of keys that each segment attends to.
+        key_rows: Rows of these keys in the key stream, segment after segment, int64 [sum(key_lengths)]; None if the
             segments fill the key stream in order.
-        causal: query i sees keys 0..i; then every segment has as many keys as queries.
-        query_rows: rows of the query stream, segment after segment, a permutation; None when the segments fill the
-            query stream in order.
-        masks: per segment what its queries see of its keys, bool [query length, key length], or None for all. Segments
-            that share a mask object run together.
+        causal: Whether query i attends to keys 0..i; then every segment has the same number of keys and queries.
+        query_rows: Rows of the query stream, segment after segment, a permutation; None if the segments fill the query
+            stream in order.
+        masks: Per segment the keys that its queries attend to, bool [query length, key length], or None for all.
+            Segments that share a mask object run together.
+        device: Device of the plan; None: the default device.
     """
     q_lengths, kv_lengths = torch.tensor(query_lengths), torch.tensor(key_lengths)
     cu_q, cu_kv = (F.pad(lengths.cumsum(0), (1, 0)) for lengths in (q_lengths, kv_lengths))
@@ -208,7 +236,7 @@ def group_segments(
 ) -> list[list[int]]:
     """Splits segments, ordered by size, into groups whose padding stays below the module's limits.
 
-    Segments with a mask are never padded: those with the same one form groups of their own.
+    Segments with a mask are never padded: those with the same mask form separate groups.
     """
     groups: list[list[int]] = []
     by_mask: dict[int, list[int]] = {}

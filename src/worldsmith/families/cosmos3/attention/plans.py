@@ -1,9 +1,9 @@
 """Plans `latent_attention` for a pack: dense, restricted to neighborhoods, or by FlexAttention.
 
-Neighborhoods run on NATTEN's kernels where these are, else as exact masked attention. The masked form uses that a
-neighborhood is independent along each axis: frames that see the same frames make one segment with only those frames
-as keys, so a window in time costs less than dense attention, and the mask of a segment covers height and width, one
-for all segments of the same shape.
+Neighborhoods run on NATTEN's kernels if these are available, else as exact masked attention. The masked form uses that
+a neighborhood is independent along each axis: frames that attend to the same frames make one segment with only those
+frames as keys, so a window in time costs less than dense attention, and the mask of a segment covers height and width,
+one for all segments of the same shape.
 
 Definition of a neighborhood: NATTEN, https://natten.org (operations `na1d`, `na2d`, `na3d`), and "Generalized
 Neighborhood Attention", https://arxiv.org/abs/2504.16922, for strides.
@@ -39,9 +39,12 @@ def plan_latents(
 
     Args:
         modes: Attention patterns of the network.
-        grids: Latent grid of each sample.
-        text_lengths: Text tokens of each sample.
+        grids: Grid (t, rows, columns) of the latent tokens of each sample.
+        text_lengths: Number of text tokens of each sample.
         device: Device of the plans; None: the default device.
+
+    Returns:
+        Plans for `latent_attention`, in the order of `modes.patterns`.
 
     Raises:
         UserError: If a neighborhood does not fit a grid.
@@ -63,7 +66,7 @@ def plan_latents(
 
 @functools.cache
 def natten_chosen(device: torch.device) -> bool:
-    """Returns whether neighborhoods run on NATTEN's kernels on this device; said once."""
+    """Returns whether neighborhoods run on NATTEN's kernels on this device; logs it once per device."""
     if natten_available(device):
         logger.info("attention: neighborhoods use NATTEN's kernels")
         return True
@@ -75,7 +78,10 @@ def natten_chosen(device: torch.device) -> bool:
 def plan_dense(
     implementation: str, grids: Sequence[Grid], text_lengths: Sequence[int], device: torch.device
 ) -> LatentPlan:
-    """Latents over all text and latents of their sample. Off CUDA, flex (there for sampling only) is two_way."""
+    """Plans attention of latents over all text and latents of their sample.
+
+    Off CUDA, flex (supported only for sampling there) is computed as two_way.
+    """
     gen_lengths = [frames * rows * columns for frames, rows, columns in grids]
     key_lengths = [text + latents for text, latents in zip(text_lengths, gen_lengths, strict=True)]
     samples = torch.arange(len(grids))
@@ -100,7 +106,7 @@ def plan_natten(windows: Sequence[Windows | None], grids: Sequence[Grid], text_l
 def plan_masked(
     windows: Sequence[Windows | None], grids: Sequence[Grid], text_lengths: Sequence[int], device: torch.device
 ) -> SegmentPlan:
-    """Segments of frames that see the same frames, with a mask where height or width is restricted."""
+    """Plans segments of frames that attend to the same frames, with a mask if height or width is restricted."""
     queries: list[Tensor] = []
     keys: list[Tensor] = []
     masks: list[Tensor | None] = []
@@ -140,7 +146,7 @@ def stream_rows(grids: Sequence[Grid], text_lengths: Sequence[int]) -> tuple[lis
 
 
 def frame_groups(windows: Windows, frames: int) -> list[tuple[list[int], list[int]]]:
-    """Frames that see the same frames, and these; in the order of the first frame of each group."""
+    """Returns (frames, keys): groups of frames that attend to the same frames, ordered by their first frame."""
     groups: dict[tuple[bool, ...], list[int]] = {}
     for frame, seen in enumerate(axis_mask(frames, windows[0]).tolist()):
         groups.setdefault(tuple(seen), []).append(frame)
@@ -153,7 +159,15 @@ def spatial_masks(windows: Windows, grid: Grid) -> tuple[Tensor, Tensor]:
 
 
 def segment_mask(windows: Windows, plane: tuple[int, int], asking: int, seen: int, text: int) -> Tensor:
-    """Queries of `asking` frames over all text tokens and `seen` frames: bool [queries, keys]."""
+    """Returns the mask of a segment, bool [queries, keys].
+
+    Args:
+        windows: Neighborhood along time, height and width.
+        plane: (rows, columns) of a frame.
+        asking: Number of query frames.
+        seen: Number of frames that they attend to.
+        text: Number of text tokens, which all queries attend to.
+    """
     rows, columns = spatial_masks(windows, (1, *plane))
     frame = rows[:, None, :, None] & columns[None, :, None, :]
     latents = frame.flatten(2).flatten(0, 1).repeat(asking, seen)

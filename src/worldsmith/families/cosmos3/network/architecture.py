@@ -1,6 +1,6 @@
-"""Sizes of the Mixture-of-Transformers network, the released tiers, and the parameter shapes that follow.
+"""Sizes of the Mixture-of-Transformers network, the released sizes, and its parameter shapes.
 
-The field values of the tiers are those of the released checkpoints. Nothing here imports torch.
+The field values of the released sizes are those of the released checkpoints. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Positive = Annotated[float, Range(gt=0, finite=True)]
 
 
 class NetworkConfig(Config):
-    """Hyperparameters of `Cosmos3Network`. Defaults are those of the Nano backbone."""
+    """Hyperparameters of `Cosmos3Network`; the defaults are those of the Nano backbone."""
 
     vocab_size: Count = 151936
     """Rows of the token embedding and of the (unused) language head."""
@@ -84,11 +84,11 @@ class NetworkConfig(Config):
 
     @property
     def patch_dim(self) -> int:
-        """Numbers in one vision token: patch side squared times latent channels."""
+        """Number of elements of one vision token: patch side squared times latent channels."""
         return self.latent_patch_size**2 * self.latent_channel
 
     def check(self) -> None:
-        """Raises ValueError for sizes that do not fit together, naming both fields."""
+        """Raises ValueError if sizes do not fit together; the message names both fields."""
         if self.num_attention_heads % self.num_key_value_heads:
             names = "num_attention_heads", "num_key_value_heads"
             raise wrong(self, *names, why="the first must be a multiple of the second")
@@ -131,7 +131,12 @@ def super_() -> NetworkConfig:
 
 
 def tiny(*, vocab_size: int = 4096, edge_style: bool = False) -> NetworkConfig:
-    """Returns a network for a CPU: the same code path as the released tiers at about 12 M parameters."""
+    """Returns a tiny config for a CPU (about 12 M parameters) with the same code path as the released sizes.
+
+    Args:
+        vocab_size: Rows of the token embedding.
+        edge_style: Whether to use the MLP and norms of Edge.
+    """
     network = NetworkConfig(
         vocab_size=vocab_size, hidden_size=256, intermediate_size=768, num_hidden_layers=6, num_attention_heads=4,
         num_key_value_heads=2, head_dim=64, mrope_section=[12, 10, 10],
@@ -143,7 +148,7 @@ def tiny(*, vocab_size: int = 4096, edge_style: bool = False) -> NetworkConfig:
 
 
 def parameter_shapes(config: NetworkConfig) -> Shapes:
-    """Returns the names and shapes of the parameters of `Cosmos3Network`: both towers and the configured heads."""
+    """Computes names and shapes of the parameters of `Cosmos3Network`: both towers and the configured heads."""
     hidden, words = config.hidden_size, (config.vocab_size, config.hidden_size)
     action, domains = config.max_action_dim, config.num_embodiment_domains
     model, shapes = "language_model.model", Shapes()
@@ -167,15 +172,15 @@ def parameter_shapes(config: NetworkConfig) -> Shapes:
 def adaptable_layers(shapes: Shapes) -> list[str]:
     """Returns the paths of the linear layers for which an adapter can be trained.
 
-    Left out are the language head, the sound heads and the action heads, which the loss does not reach, and the time
-    embedder, which computes in float32 whatever its weights' dtype.
+    Not included are the language head, the sound heads and the action heads, which receive no gradients, and the time
+    embedder, which always computes in float32.
     """
     ends = "vae2llm", "llm2vae"
     return [path for path in matrices(shapes) if path.startswith(f"{LAYERS}.") or path in ends]
 
 
 def unreached(config: NetworkConfig) -> list[str]:
-    """Returns name prefixes of parameters that no velocity depends on: unused heads, and the last layer's text half."""
+    """Returns name prefixes of parameters without gradients: unused heads, and the text half of the last layer."""
     last = f"{LAYERS}.{config.num_hidden_layers - 1}"
     inside = ("self_attn.q_proj.", "self_attn.o_proj.", "self_attn.q_norm.", "mlp.", "post_attention_layernorm.")
     ends = ("language_model.model.norm.", "language_model.lm_head.", "action", "llm2action", "sound", "llm2sound")

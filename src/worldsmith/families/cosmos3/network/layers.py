@@ -1,7 +1,8 @@
 """The decoder layer of the Mixture-of-Transformers: two complete parameter sets that meet only inside attention.
 
 Text tokens pass through the understanding set (plain names), latent tokens through the generation set (`_moe_gen`).
-Text never sees latents, so its keys and values can be kept while latents change: `read` gives them, `write` uses them.
+Text never attends to latents, so its keys and values can be kept while latents change: `read` returns them, `write`
+uses them.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class SquaredReluMLP(nn.Module):
 
 
 class MoTAttention(nn.Module):
-    """Grouped-query attention of both towers: text over text (causal), latents over their text and themselves."""
+    """Grouped-query attention of both towers: text over text (causal), latents over their text and each other."""
 
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
@@ -97,7 +98,9 @@ class MoTAttention(nn.Module):
 class MoTDecoderLayer(nn.Module):
     """Pre-norm decoder layer with an understanding and a generation parameter set; one unit of sharding.
 
-    `pattern` is the index of what its latents see, among the patterns of the network.
+    Args:
+        config: Config of the network.
+        pattern: Index of its attention pattern among those of the network.
     """
 
     def __init__(self, config: NetworkConfig, pattern: int = 0) -> None:
@@ -121,10 +124,17 @@ class MoTDecoderLayer(nn.Module):
         *,
         last: bool = False,
     ) -> tuple[Tensor | None, Tensor]:
-        """Runs the layer on und [N_und, hidden] and gen [N_gen, hidden]; returns both streams.
+        """Runs the layer and returns both streams.
 
-        Without `und`, `memory` has the text keys and values computed before. After the `last` layer the text is not
-        used, so its stream is None.
+        Args:
+            und: Text stream [N_und, hidden]; None: `memory` is used.
+            gen: Latent stream [N_gen, hidden].
+            geometry: Positions and attention plans of the pack.
+            memory: Text keys and values that were computed before, instead of `und`.
+            last: Whether it is the last layer, after which the text is not used: its stream is None.
+
+        Raises:
+            ValueError: If neither `und` nor `memory` is given.
         """
         if und is not None and last:
             memory = self.remember(und, geometry)
@@ -136,7 +146,7 @@ class MoTDecoderLayer(nn.Module):
         return und, self.write(gen, memory, geometry)
 
     def read(self, und: Tensor, geometry: Geometry) -> tuple[Tensor, TextMemory]:
-        """Runs the understanding half: the next text stream, and what the latents see of this one."""
+        """Runs the understanding half: returns the next text stream, and the text keys and values for the latents."""
         q, k, v, *seen = geometry.und_share.to_heads(*self.text_in(und, geometry.und_rotary))
         out = geometry.und_share.to_tokens(text_attention(q, k, v, geometry.und_segments))
         return self.text_out(und, out), (seen[0] if seen else k, v)
@@ -160,21 +170,21 @@ class MoTDecoderLayer(nn.Module):
     # What a half does on each token alone, before and after attention: the parts that are compiled.
 
     def text_in(self, und: Tensor, rotary: Rotary) -> tuple[Tensor, ...]:
-        """Queries, keys and values of the text, and the keys that latents see where those differ."""
+        """Returns queries, keys and values of the text, and the keys for latents if these differ."""
         normed = self.input_layernorm(und)
         return self.self_attn.text_queries(normed, rotary), *self.self_attn.text_keys(normed, rotary)
 
     def text_out(self, und: Tensor, attended: Tensor) -> Tensor:
-        """Returns the next text stream. attended [N_und, heads, d]."""
+        """Returns the next text stream, from the attention output `attended` [N_und, heads, d]."""
         und = und + self.self_attn.o_proj(attended.flatten(1))
         return und + self.mlp(self.post_attention_layernorm(und))
 
     def latent_in(self, gen: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of the latents."""
+        """Returns queries, keys and values of the latents."""
         return self.self_attn.latent_heads(self.input_layernorm_moe_gen(gen), rotary)
 
     def latent_out(self, gen: Tensor, attended: Tensor) -> Tensor:
-        """Returns the next latent stream. attended [N_gen, heads, d]."""
+        """Returns the next latent stream, from the attention output `attended` [N_gen, heads, d]."""
         gen = gen + self.self_attn.o_proj_moe_gen(attended.flatten(1))
         return gen + self.mlp_moe_gen(self.post_attention_layernorm_moe_gen(gen))
 
@@ -212,7 +222,7 @@ class RMSNorm(nn.Module):
 
 
 class CpuRMSNorm(torch.autograd.Function):
-    """`F.rms_norm` with a closed-form backward: torch has no fused one on CPU and runs a dozen passes instead.
+    """`F.rms_norm` with a closed-form backward pass: torch has no fused one on CPU and runs a dozen passes instead.
 
     With n = x / rms(x): d weight = sum g n, dx = (g w - n mean(g w n)) / rms(x).
     """

@@ -1,9 +1,7 @@
-"""`Cosmos3Network`: the packed Mixture-of-Transformers that predicts the velocity of noisy video latents; its
-initial weights.
+"""`Cosmos3Network`: the packed Mixture-of-Transformers that predicts the velocity of noisy video latents.
 
-Parameter names are the native ones of the released checkpoints (`language_model.model.layers.0.self_attn.
-q_proj_moe_gen.weight`, `vae2llm.weight`, …), so that name filters and checkpoints mean the same here. There are no
-buffers.
+Parameter names are those of the released checkpoints (`language_model.model.layers.0.self_attn.q_proj_moe_gen.weight`,
+`vae2llm.weight`, …), so that name filters and checkpoints mean the same here. There are no buffers.
 """
 
 from __future__ import annotations
@@ -29,10 +27,13 @@ HEADS = ("vae2llm", "llm2vae", "time_embedder", "action2llm", "llm2action", "sou
 
 
 class Cosmos3Network(nn.Module):
-    """Text and latents in, velocity out, for any number of samples at once.
+    """Predicts velocities of noisy video latents from text and latents, for any number of samples in one pack.
 
-    Action and sound heads exist (in the state dict) when the config asks for them; their inputs are not read here.
-    `attention` says what latents see in each layer; None: two_way.
+    Action and sound heads exist (in the state dict) if the config enables them; their inputs are not supported here.
+
+    Args:
+        config: Config of the network.
+        attention: Attention patterns of the layers; None: two_way.
     """
 
     def __init__(self, config: NetworkConfig, attention: AttentionModes | None = None) -> None:
@@ -58,7 +59,7 @@ class Cosmos3Network(nn.Module):
 
     @property
     def stream_dtype(self) -> torch.dtype:
-        """Dtype of both residual streams: autocast's when it is on, else the weights'."""
+        """Dtype of both residual streams: that of autocast if it is enabled, else that of the weights."""
         weight = self.vae2llm.weight
         kind = weight.device.type
         return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
@@ -70,17 +71,19 @@ class Cosmos3Network(nn.Module):
         timesteps: Tensor,
         text_memory: Sequence[TextMemory] | None = None,
     ) -> list[Tensor]:
-        """Velocity of every sample.
+        """Predicts the velocity of every sample.
 
         Args:
-            pack: the samples' layout.
-            latents: per sample the noisy latent [C, t, h, w] of its layout, clean frames already clean.
-            timesteps: 1000 * sigma per sample, [n].
-            text_memory: result of `read_text` for this pack, to skip the understanding tower.
+            pack: Layout of the samples.
+            latents: Noisy latents [C, t, h, w] of each sample; clean frames must already be clean.
+            timesteps: 1000 * sigma of each sample, [n].
+            text_memory: Result of `read_text` for this pack, to skip the understanding tower.
 
-        Returns: per sample the velocity [C, t, h, w], float32, exactly 0 at clean frames.
+        Returns:
+            Velocity [C, t, h, w] of each sample, float32, exactly 0 at clean frames.
 
-        Raises ValueError when latents or timesteps do not fit the pack.
+        Raises:
+            ValueError: If latents or timesteps do not fit the pack.
         """
         self.check_patterns(pack)
         check_inputs(pack, latents, timesteps, self.config.latent_channel)
@@ -94,7 +97,7 @@ class Cosmos3Network(nn.Module):
         return self.read_velocity(pack, model.norm_moe_gen(gen), geometry.gen_share)
 
     def check_patterns(self, pack: PackedSequence) -> None:
-        """Raises ValueError for a pack whose attention was planned for other layers."""
+        """Raises ValueError if the pack was planned for other attention patterns than the network's."""
         if pack.patterns != self.attention.patterns:
             raise ValueError(
                 f"the pack was planned for {len(pack.patterns)} attention patterns that differ from the network's "
@@ -102,7 +105,7 @@ class Cosmos3Network(nn.Module):
             )
 
     def geometry(self, pack: PackedSequence) -> Geometry:
-        """Positions, attention and this rank's share of both streams."""
+        """Returns positions, attention plans and this rank's shard of both streams."""
         shares = (self.share_tokens(length) for length in (len(pack.text_ids), len(pack.timestep_rows)))
         return pack.geometry.to(self.stream_dtype).shared(*shares)
 
@@ -132,8 +135,10 @@ class Cosmos3Network(nn.Module):
         ]
 
     def read_text(self, pack: PackedSequence) -> list[TextMemory]:
-        """Returns the text keys and values of each layer for the latents. They depend only on the text: call once per
-        pack."""
+        """Returns the text keys and values of each layer for the latents.
+
+        They depend only on the text: call it once per pack.
+        """
         return self.read_layers(pack)[1]
 
     def text_states(self, pack: PackedSequence) -> Tensor:
@@ -142,7 +147,7 @@ class Cosmos3Network(nn.Module):
         return self.geometry(pack).und_share.gather(states)
 
     def read_layers(self, pack: PackedSequence) -> tuple[Tensor, list[TextMemory]]:
-        """Returns the final residual stream of the text, and each layer's text keys and values."""
+        """Returns the final residual stream of the text, and the text keys and values of each layer."""
         model, geometry = self.language_model.model, self.geometry(pack)
         und = self.embed_text(pack, geometry.und_share)
         memories = []
@@ -153,7 +158,7 @@ class Cosmos3Network(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """The backbone and its language head, which generation does not use but checkpoints carry."""
+    """The backbone with its language head, which is not used for generation but is part of checkpoints."""
 
     def __init__(self, config: NetworkConfig, patterns: Sequence[int]) -> None:
         super().__init__()
@@ -173,7 +178,7 @@ class DecoderStack(nn.Module):
 
 
 def check_inputs(pack: PackedSequence, latents: Sequence[Tensor], timesteps: Tensor, channels: int) -> None:
-    """Raises ValueError when latents or timesteps do not fit the pack."""
+    """Raises ValueError if latents or timesteps do not fit the pack."""
     count = len(pack.layouts)
     if len(latents) != count or tuple(timesteps.shape) != (count,):
         raise ValueError(
@@ -208,7 +213,7 @@ def unpatchify(tokens: Tensor, shape: tuple[int, int, int], patch: int) -> Tenso
 
 
 class TimestepEmbedder(nn.Module):
-    """Sinusoid (256 channels, cosines first) → linear → SiLU → linear, in float32 whatever the weights' dtype."""
+    """Sinusoid (256 channels, cosines first) → linear → SiLU → linear, in float32 for any dtype of the weights."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
@@ -238,7 +243,7 @@ def sinusoid(t: Tensor, channels: int) -> Tensor:
 
 
 class DomainAwareLinear(nn.Module):
-    """Affine map with its own weights per embodiment domain, stored as two embedding tables.
+    """Linear layer with separate weights per embodiment domain, stored as two embedding tables.
 
     A row of `fc` is the flattened [in, out] matrix of a domain (not the usual [out, in]).
     """
@@ -257,16 +262,22 @@ class DomainAwareLinear(nn.Module):
 
 @torch.no_grad()
 def init_weights(network: Cosmos3Network, seed: int, names: Collection[str] | None = None) -> None:
-    """Fills the parameters with these internal parameter names (None: all) in place.
+    """Initializes parameters in place, sharded or not; one complete tensor exists at a time, in host RAM.
 
     Understanding tower: normal(0, initializer_range), norms one. Generation tower: a copy of the understanding tower
-    where that has the parameter, else (norms) one. Heads and the time embedder: normal with standard deviation
-    1/sqrt(fan_in), cut at three standard deviations, biases zero. Adapters of either tower: A uniform within
+    if that has the parameter, else (norms) one. Heads and the time embedder: normal with standard deviation
+    1/sqrt(fan_in), truncated at three standard deviations, biases zero. Adapters of either tower: A uniform within
     ±1/sqrt(fan_in), B zero.
 
-    A value depends on the seed and the parameter's name alone: neither other parameters nor sharding change a bit of
-    it. One whole tensor exists at a time, in host RAM; a sharded parameter keeps its shard of it.
-    Raises ValueError for a name that the network does not have.
+    A value depends only on the seed and the parameter's name, bit for bit, not on other parameters or sharding.
+
+    Args:
+        network: The network.
+        seed: Seed of all values.
+        names: Internal parameter names; None: all parameters.
+
+    Raises:
+        ValueError: If a name is unknown.
     """
     parameters = native_parameters(network)
     base = int(torch.randint(2**62, (), generator=torch.Generator().manual_seed(seed)))
@@ -277,7 +288,7 @@ def init_weights(network: Cosmos3Network, seed: int, names: Collection[str] | No
 
 
 def initial_value(network: Cosmos3Network, name: str, shape: torch.Size, base: int) -> Tensor:
-    """Returns the float32 value of one parameter that is not a copy of another."""
+    """Returns the initial float32 value of a parameter that is not a copy of another one."""
     owner, _, leaf = name.rpartition(".")
     value = torch.empty(shape, dtype=torch.float32)
     stream = torch.Generator().manual_seed(seed_of(base, name))

@@ -1,6 +1,6 @@
 """Interleaved three-axis rotary positions (mRoPE): position ids of text and video, and their cos/sin tables.
 
-Positions are above 15000 and fractional, so ids and angles are float32 whatever precision the network has.
+Positions are above 15000 and fractional, so ids and angles are float32 for any precision of the network.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Rotary(NamedTuple):
 
 
 def text_positions(lengths: Sequence[int]) -> Tensor:
-    """Positions of the texts that start each sample: t = h = w = 0, 1, …; [3, sum(lengths)] float32."""
+    """Returns the positions of the texts that start each sample, t = h = w = 0, 1, …, float32 [3, sum(lengths)]."""
     return count_within(lengths).float().expand(3, -1)
 
 
@@ -36,10 +36,18 @@ def video_positions(
     fps: Sequence[float | None],
     config: NetworkConfig,
 ) -> Tensor:
-    """Positions of each sample's (t, rows, columns) token grid after its text; [3, tokens of all grids] float32.
+    """Computes the positions of each sample's (t, rows, columns) token grid after its text.
 
-    Latent frame i stands at text_length + margin + i * base_fps / fps (whole steps when fps is None or modulation is
-    off); rows and columns count from 0.
+    Latent frame i is at text_length + margin + i * base_fps / fps; rows and columns count from 0.
+
+    Args:
+        grids: Token grid of each sample.
+        text_lengths: Number of text tokens of each sample.
+        fps: Frames per second of each sample; None: one position per latent frame, as without modulation.
+        config: Config of the network.
+
+    Returns:
+        float32 [3, tokens of all grids].
     """
     sizes = torch.tensor([math.prod(grid) for grid in grids])
 
@@ -89,6 +97,6 @@ def rotary_tables(positions: Tensor, head_dim: int, theta: float, mrope_section:
 
 
 def apply_rotary(x: Tensor, rotary: Rotary) -> Tensor:
-    """Rotates x [N, heads, head_dim] by its token's angles (rotate-half pairing)."""
+    """Rotates x [N, heads, head_dim] by the angles of its token (rotate-half pairing)."""
     first, second = x.chunk(2, dim=-1)
     return x * rotary.cos + torch.cat((-second, first), dim=-1) * rotary.sin

@@ -1,7 +1,7 @@
-"""Packing: many samples become two token streams, text (understanding) and latents (generation), without padding.
+"""Packs samples into two token streams, text (understanding) and latents (generation), without padding.
 
-Sample i's tokens are consecutive in each stream. Everything that does not change between two forward passes (indices,
-positions, rotary tables, attention plans) is computed here once, so that a sampler reuses one pack for all its steps.
+The tokens of a sample are consecutive in each stream. Everything that does not change between two forward passes
+(indices, positions, rotary tables, attention plans) is computed here once; a sampler reuses one pack for all its steps.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ from worldsmith.models.video_model import SampleLayout
 class TokenShare(Protocol):
     """Distribution of a stream of N tokens over the ranks of a group (context parallelism).
 
-    Everything but attention works on a rank's own n tokens.
+    Everything except attention works on a rank's own n tokens. All ranks must call `to_heads`, `to_tokens` and `gather`
+    together.
     """
 
     def shard(self, tokens: Tensor, fill: float = 0) -> Tensor:
         """Returns this rank's rows [n, …] of a tensor [N, …] that every rank has, padded with `fill` at the end."""
 
     def to_heads(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Exchanges this rank's tokens with all heads [n, heads, d] for all tokens with its heads [N, share, d]."""
+        """Converts this rank's tokens with all heads [n, heads, d] to all tokens with its heads [N, share, d]."""
 
     def to_tokens(self, attended: Tensor) -> Tensor:
         """Inverts `to_heads`: [N, share, d] to [n, heads, d]."""
@@ -49,7 +50,7 @@ class TokenShare(Protocol):
 
 
 class AllTokens:
-    """Token share of a single rank: it holds all tokens, nothing is exchanged."""
+    """Token distribution of a single rank: it has all tokens and exchanges none."""
 
     def shard(self, tokens: Tensor, fill: float = 0) -> Tensor:
         return tokens
@@ -65,13 +66,13 @@ class AllTokens:
 
 
 def hold_all(length: int) -> TokenShare:
-    """Returns the share of a stream that one rank holds completely."""
+    """Returns the distribution of a stream that one rank holds completely."""
     return AllTokens()
 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Positions and attention of a pack: all that a decoder layer needs in addition to the two streams."""
+    """Positions and attention plans of a pack, which a decoder layer needs in addition to the two streams."""
 
     und_rotary: Rotary
     gen_rotary: Rotary
@@ -91,7 +92,7 @@ class Geometry:
         )
 
     def shared(self, und_share: TokenShare, gen_share: TokenShare) -> Geometry:
-        """Returns a copy for a rank that holds a shard of the tokens. Attention plans still cover all tokens."""
+        """Returns a copy for a rank with a shard of the tokens; attention plans still cover all tokens."""
         return replace(
             self,
             und_rotary=Rotary(*map(und_share.shard, self.und_rotary)),
@@ -103,7 +104,7 @@ class Geometry:
 
 @dataclass(frozen=True, slots=True)
 class PackedSequence:
-    """Two token streams of n samples: `text_ids` [N_und] and N_gen latent tokens, each in sample order."""
+    """Layout of n samples as two token streams, `text_ids` [N_und] and N_gen latent tokens, each in sample order."""
 
     layouts: tuple[SampleLayout, ...]
     text_ids: Tensor
@@ -126,12 +127,12 @@ class PackedSequence:
 
     @property
     def num_tokens(self) -> int:
-        """Text and latent tokens together."""
+        """Number of text and latent tokens together."""
         return len(self.text_ids) + len(self.timestep_rows)
 
     @property
     def gen_lengths(self) -> list[int]:
-        """Latent tokens of each sample."""
+        """Number of latent tokens of each sample."""
         return [math.prod(grid) for grid in self.grids]
 
 
@@ -145,10 +146,19 @@ def pack_samples(
     attention: AttentionModes | None = None,
     device: torch.device | str | None = None,
 ) -> PackedSequence:
-    """Packs samples into two streams, for a network with this attention (None: two_way).
+    """Packs samples into two streams; positions restart with every sample.
 
-    Positions restart with every sample. Raises ValueError for an empty pack and for a layout that does not fit the
-    network, naming the sample; UserError for a neighborhood that does not fit a sample.
+    Args:
+        layouts: Layouts of the samples.
+        config: Config of the network.
+        eos_id: End-of-sequence token, appended to each caption.
+        vision_start_id: Vision-start token, appended after it.
+        attention: Attention patterns of the network; None: two_way.
+        device: Device of the pack; None: the default device.
+
+    Raises:
+        ValueError: If the pack is empty, or a layout does not fit the network.
+        UserError: If a neighborhood does not fit a sample.
     """
     if not layouts:
         raise ValueError("the list of samples to pack is empty")
@@ -191,13 +201,13 @@ def pack_samples(
 
 
 def token_grid(latent_shape: tuple[int, int, int], config: NetworkConfig) -> tuple[int, int, int]:
-    """Returns the grid (t, rows, columns) of a sample's latent tokens; sides are padded to whole patches."""
+    """Returns the grid (t, rows, columns) of a sample's latent tokens; sides are padded to a multiple of the patch."""
     frames, height, width = latent_shape
     return frames, -(-height // config.latent_patch_size), -(-width // config.latent_patch_size)
 
 
 def check_layout(index: int, layout: SampleLayout) -> None:
-    """Raises ValueError for sizes that no video has."""
+    """Raises ValueError if no video has the sizes of this layout."""
     if len(layout.latent_shape) != 3 or min(layout.latent_shape) < 1:
         raise ValueError(
             f"sample {index}: latent_shape must be (t, h, w) of at least 1 each, found {layout.latent_shape}"
@@ -212,7 +222,7 @@ def check_layout(index: int, layout: SampleLayout) -> None:
 
 
 def check_ids(ids: Sequence[Sequence[int]], vocab_size: int) -> None:
-    """Raises ValueError for a token id outside the embedding table."""
+    """Raises ValueError if a token id is outside the embedding table."""
     for index, sample in enumerate(ids):
         if min(sample) < 0 or max(sample) >= vocab_size:
             raise ValueError(

@@ -1,6 +1,6 @@
-"""Names and config of the network in the layout of `diffusers.Cosmos3OmniTransformer`, both ways.
+"""Converts names and config of the network to the layout of `diffusers.Cosmos3OmniTransformer` and back.
 
-Both layouts hold the same tensors in the same shapes; only names differ. Raises ValueError for what has no counterpart.
+Both layouts have the same tensors in the same shapes; only names differ. Names without counterpart raise ValueError.
 """
 
 from __future__ import annotations
@@ -111,8 +111,7 @@ def inverse(table: Mapping[str, str]) -> dict[str, str]:
 
 
 def transformer_config(config: NetworkConfig) -> dict[str, Any]:
-    """Returns the constructor arguments of `Cosmos3OmniTransformer` as JSON data: the content of
-    `transformer/config.json`."""
+    """Returns the content of `transformer/config.json`: constructor arguments of `Cosmos3OmniTransformer`."""
     section = list(config.mrope_section)
     return {
         **{name: getattr(config, name) for name in SAME_FIELDS},
@@ -125,10 +124,10 @@ def transformer_config(config: NetworkConfig) -> dict[str, Any]:
 
 
 def network_config_from_diffusers(config: Mapping[str, Any]) -> NetworkConfig:
-    """Inverts `transformer_config`; missing keys have the released (Nano) values.
+    """Converts the content of `transformer/config.json` to a config; missing keys have the released (Nano) values.
 
     Raises:
-        ValueError: For an unknown key or an unsupported value.
+        ValueError: If a key is unknown or a value is not supported.
     """
     known = {*SAME_FIELDS, *UNUSED_FIELDS}
     unknown = [key for key in config if key not in known and not key.startswith("_")]

@@ -1,4 +1,4 @@
-"""`Cosmos3Formats`: how checkpoints of this family are read, and exported to `diffusers.Cosmos3OmniPipeline`."""
+"""`Cosmos3Formats`: reads checkpoints of Cosmos3, and exports them to `diffusers.Cosmos3OmniPipeline`."""
 
 from __future__ import annotations
 
@@ -75,6 +75,8 @@ header of `adapter_model.safetensors`, where it looks for it under the prefix of
 
 
 class Cosmos3Formats(FamilyFormats):
+    """Weight formats of Cosmos3: diffusers, native exports, and reasoner folders as initial weights."""
+
     reads = "a diffusers pipeline or transformer folder, or a Qwen3-VL or Edge reasoner folder (safetensors)"
     tower = "language_model.visual."
     native_type = NATIVE_TYPE
@@ -88,7 +90,7 @@ class Cosmos3Formats(FamilyFormats):
         return stated(section(model_config, "network"))
 
     def network_of_run(self, model: Mapping[str, Any]) -> ModelSpec:
-        """Needs no class of the config, which another version may have had elsewhere."""
+        """Returns a model spec with the network of a run; imports no config class that the run's config names."""
         network = NetworkConfig(**self.settings_of(section(model, "config")))
         return ModelSpec(name=self.family, config=Cosmos3Generator.Config(network=network))
 
@@ -124,8 +126,7 @@ class Cosmos3Formats(FamilyFormats):
         return Cosmos3Defaults(**data)
 
     def published_defaults(self, config: Configurable.Config, folder: Path) -> Cosmos3Defaults:
-        """Returns the released sampling defaults: resolution bucket 480 and 121 frames for Edge, else 720 and 189
-        frames."""
+        """Returns the released defaults: resolution bucket 480 and 121 frames for Edge, else 720 and 189 frames."""
         edge = generator(config).network.hidden_act == EDGE_ACTIVATION
         height, width, num_frames = (480, 832, 121) if edge else (720, 1280, 189)
         return Cosmos3Defaults(
@@ -152,16 +153,17 @@ class Cosmos3Formats(FamilyFormats):
         return {"diffusers": DIFFUSERS, "native": NATIVE, "adapter": peft_adapter.export_of(ADAPTER_LAYOUT)}
 
     def stored_dtype(self, dtype: DType, config: Configurable.Config | None = None) -> Callable[[str], torch.dtype]:
-        """Returns the stored dtype by weight name: `dtype`, but float32 for the time embedder, as all libraries keep
-        it."""
+        """Returns a function from weight name to stored dtype: `dtype`, but float32 for the time embedder."""
         import torch
 
         target: torch.dtype = getattr(torch, dtype)
         return lambda name: torch.float32 if name.startswith(KEPT_IN_FLOAT32) else target
 
     def exported_config(self, spec: ModelSpec) -> dict[str, Any]:
-        """Returns the model config of an export: VAE by hub name or absolute path, tokenizer as the copy in the
-        export."""
+        """Returns the model config of an export.
+
+        The VAE is named by hub name or absolute path, the tokenizer is the copy in the export.
+        """
         model = to_dict(spec)
         model["config"]["text_tokenizer"]["path"] = TOKENIZER
         model["config"]["tokenizer"]["vae_path"] = lasting_name(generator(spec.config).tokenizer.vae_path)
@@ -247,11 +249,25 @@ def export_pipeline(
     force: bool = False,
     max_shard_size: str | int = "10GB",
 ) -> bool:
-    """Writes the pipeline folder `out`; False when the same export is there already.
+    """Writes a diffusers pipeline folder; it appears when it is complete.
 
-    The folder appears when it is complete. It samples with the schedule that `generator.defaults.shift` gives.
-    Raises ValueError when that shift is not known and for attention that diffusers does not have, FileExistsError when
-    `out` is something else (`force` replaces an older export, never other files).
+    The pipeline samples with the schedule of `generator.defaults.shift`.
+
+    Args:
+        generator: The model.
+        out: The new folder.
+        source: Origin of the weights, for worldsmith.json.
+        card: Facts for the model card.
+        dtype: Dtype of the weights.
+        force: Whether an older export is replaced; other files never are.
+        max_shard_size: Max size of a weight file, such as "10GB".
+
+    Returns:
+        False if `out` already contains the same export.
+
+    Raises:
+        ValueError: If the shift is not known, or diffusers does not support the attention.
+        FileExistsError: If `out` contains anything else.
     """
     out = Path(out)
     require_exportable(generator.config, generator.defaults)
@@ -267,7 +283,7 @@ def export_pipeline(
 
 
 def require_exportable(config: Cosmos3Generator.Config, defaults: GenerationDefaults) -> None:
-    """Raises ValueError for a model that a pipeline cannot hold; needs no weights."""
+    """Raises ValueError if no pipeline can represent the model; needs no weights."""
     attention = read_attention(config)
     if not attention.is_dense:
         raise ValueError(
@@ -284,8 +300,7 @@ def require_exportable(config: Cosmos3Generator.Config, defaults: GenerationDefa
 
 
 def exported_weights(generator: Cosmos3Generator, dtype: DType) -> dict[str, Tensor]:
-    """Returns the network's tensors under their diffusers names; the time embedder stays float32, as diffusers keeps
-    it."""
+    """Returns the network's tensors under diffusers' names in the exported dtypes, on the CPU."""
     dtype_of = formats_of(FAMILY).stored_dtype(dtype)
     return {
         native_to_diffusers(name): parameter.detach().cpu().to(dtype_of(name))
@@ -294,7 +309,7 @@ def exported_weights(generator: Cosmos3Generator, dtype: DType) -> dict[str, Ten
 
 
 def build_pipeline(generator: Cosmos3Generator, weights: dict[str, Tensor], dtype: DType) -> Any:
-    """Returns the pipeline object.
+    """Builds the pipeline object.
 
     Its noise levels are those of `Cosmos3Sampler`; its prompts have no system prompt.
     """
@@ -318,7 +333,7 @@ def build_pipeline(generator: Cosmos3Generator, weights: dict[str, Tensor], dtyp
 
 
 def make_transformer(config: Cosmos3Generator.Config) -> Any:
-    """Returns the network as diffusers has it, on the meta device."""
+    """Builds the diffusers network on the meta device."""
     import diffusers
     import torch
 

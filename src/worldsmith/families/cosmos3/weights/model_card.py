@@ -1,4 +1,4 @@
-"""The README.md of each kind of exported folder, out of what the folder says about itself."""
+"""Writes the README.md of each kind of exported folder from the description in its worldsmith.json."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ transformer.load_lora_adapter("{name}", prefix="base_model.model", weight_name="
 
 
 def native_card(name: str, about: Mapping[str, Any]) -> str:
-    """Writes the card (Markdown) of an export in our own format."""
+    """Writes the card (Markdown) of an export in the native format."""
     return f"""---
 library_name: worldsmith
 pipeline_tag: text-to-video

@@ -1,4 +1,4 @@
-"""The numbers of a network: as a folder of weights states them, and against those of the network that gets them."""
+"""Network settings that a folder of weights states, and their comparison with those of the network that loads them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,12 @@ CHOICES = ("base_fps", "enable_fps_modulation", "unified_3d_mrope_reset_spatial_
 
 
 def network_difference(stored: Mapping[str, Any], network: NetworkConfig) -> NetworkDifference:
-    """Describes the fields that both sides state with different values: `rope_theta is 5e+06 there and 1e+08 here`."""
+    """Compares stored settings with those of a network, as text: `rope_theta is 5e+06 there and 1e+08 here`.
+
+    Args:
+        stored: Settings that the weights state; missing or None: not compared.
+        network: Config of the network that loads the weights.
+    """
 
     def among(names: tuple[str, ...]) -> list[str]:
         return [
@@ -50,7 +55,8 @@ def network_difference(stored: Mapping[str, Any], network: NetworkConfig) -> Net
 def stated(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the network fields that a file states, in their own types.
 
-    Raises ValueError for an unknown field and for a value of another type.
+    Raises:
+        ValueError: If a field is unknown or a value has the wrong type.
     """
     given = {name: value for name, value in settings.items() if name != TAG}
     try:
@@ -61,9 +67,14 @@ def stated(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def network_of(source: WeightSource, heads: Sequence[str] = ()) -> NetworkConfig:
-    """Returns the config of the network that the weights belong to, with the heads that are asked for besides.
+    """Returns the config of the network that weights belong to.
 
-    Raises UserError when the source does not say enough about it.
+    Args:
+        source: The weights.
+        heads: Heads to add, "action" or "sound", in addition to those of the weights.
+
+    Raises:
+        UserError: If the source does not state enough settings.
     """
     known = {field.name for field in fields(NetworkConfig)}
     settings = {name: value for name, value in source.settings.items() if name in known}
@@ -88,8 +99,7 @@ def network_of(source: WeightSource, heads: Sequence[str] = ()) -> NetworkConfig
 
 
 def released_tier(shapes: Mapping[str, list[int]]) -> NetworkConfig | None:
-    """Returns the released network (Edge, Nano, Super) whose towers have exactly these shapes; heads are not
-    compared."""
+    """Returns the released config (Edge, Nano, Super) whose towers have these shapes; heads are not compared."""
     import torch
 
     from worldsmith.families.cosmos3.network.network import Cosmos3Network
@@ -104,7 +114,7 @@ def released_tier(shapes: Mapping[str, list[int]]) -> NetworkConfig | None:
 
 
 def head_names(source: WeightSource, heads: Sequence[str]) -> list[str]:
-    """Returns the names that start the heads which are asked for and which the source lacks."""
+    """Returns the name prefixes of those requested heads that the source lacks."""
     return [
         name
         for kind in heads

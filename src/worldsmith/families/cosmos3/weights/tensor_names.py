@@ -1,4 +1,4 @@
-"""Naming schemes in which a network's tensors are stored, and those of its language model in a Qwen3-VL folder."""
+"""Recognizes the naming schemes of Cosmos3 weights, and maps language model weights to those of a Qwen3-VL folder."""
 
 from __future__ import annotations
 
@@ -36,7 +36,12 @@ QWEN_STACK, QWEN_HEAD = "model.language_model.", "lm_head.weight"
 
 
 def find_naming(keys: Sequence[str], formats: FamilyFormats) -> Naming | None:
-    """Returns the naming scheme of a folder's tensors; None for one that is not of this family."""
+    """Returns the naming scheme of a folder's tensors; None if the tensors are not of this family.
+
+    Args:
+        keys: Tensor names in the folder.
+        formats: Weight formats of the family.
+    """
     prefix = next((prefix for prefix in (NATIVE_PREFIX, "net.") if any(key.startswith(prefix) for key in keys)), None)
     if prefix is not None:
         own = {key.removeprefix(prefix): key for key in keys if key.startswith(prefix)}
@@ -60,11 +65,11 @@ def language_weights(source: WeightSource, config: Mapping[str, Any]) -> dict[st
     """Maps names of the language model's weights in a Qwen3-VL folder to their internal parameter names.
 
     Args:
-        source: weights of a generator.
-        config: config.json of the Qwen3-VL folder.
+        source: Weights of a generator.
+        config: Content of config.json of the Qwen3-VL folder.
 
     Raises:
-        UserError: the language model differs from that of the folder, or has adapters.
+        UserError: If the language model differs from that of the folder, or has adapters.
     """
     network = network_of(source)
     try:
@@ -96,8 +101,7 @@ def read_network_settings(
 def naming_with_copies(
     family: str, describe: str, names: Mapping[str, str], read_config: Callable[[Mapping[str, Any]], dict[str, Any]]
 ) -> Naming:
-    """Returns a naming scheme with what a reasoner stands for beyond its own tensors: generation tower and tied
-    language head.
+    """Returns a naming scheme in which the tensors of a reasoner also initialize the generation tower.
 
     The generation tower starts as a copy of the understanding tower, and a reasoner has neither heads nor norms that
     have no counterpart there.
@@ -112,24 +116,25 @@ def naming_with_copies(
 
 
 def is_reasoner(names: Iterable[str]) -> bool:
-    """Returns whether there is the understanding tower only."""
+    """Returns whether the tensors have only the understanding tower."""
     return not any(TOWER in name for name in names)
 
 
 def is_generation(name: str) -> bool:
-    """Returns whether a weight belongs to what a reasoner's checkpoint has nothing of."""
+    """Returns whether a weight belongs to a component that the checkpoint of a reasoner does not have."""
     return name.startswith(HEADS) or TOWER in name or "k_norm_und_for_gen" in name
 
 
 def copies_of_understanding(names: Iterable[str]) -> dict[str, str]:
-    """Returns the generation tower that a reasoner lacks: every weight of it that has a counterpart in the understanding
-    tower."""
+    """Maps each weight of the generation tower to the understanding-tower weight that it is a copy of."""
     return {generation_name(name): name for name in names if name.startswith((f"{STACK}layers.", f"{STACK}norm."))}
 
 
 def generation_name(name: str) -> str:
-    """Returns the generation-tower name: `….q_proj.weight` → `….q_proj_moe_gen.weight`, `….mlp.…` →
-    `….mlp_moe_gen.…`."""
+    """Converts an understanding-tower name to that of the generation tower.
+
+    Examples: `….q_proj.weight` → `….q_proj_moe_gen.weight`, `….mlp.…` → `….mlp_moe_gen.…`.
+    """
     if ".mlp." in name:
         return name.replace(".mlp.", f".mlp{TOWER}.", 1)
     module, _, leaf = name.rpartition(".")
@@ -141,7 +146,7 @@ def keys_by_native_name(keys: Iterable[str], rename: Callable[[str], str | None]
 
 
 def diffusers_name(key: str) -> str | None:
-    """Converts `[transformer.]layers.0.self_attn.to_q.weight` to our name; None for other components."""
+    """Converts `[transformer.]layers.0.self_attn.to_q.weight` to the internal name; None for other components."""
     try:
         return diffusers_to_native(key.removeprefix("transformer."))
     except ValueError:
@@ -149,8 +154,10 @@ def diffusers_name(key: str) -> str | None:
 
 
 def reasoner_name(key: str) -> str | None:
-    """Converts `model.language_model.layers.0.…`, `model.layers.0.…` or `layers.0.…` to our name; None for other
-    towers."""
+    """Converts a tensor name of a reasoner to the internal name; None for other towers.
+
+    Names start with `model.language_model.layers.0.…`, `model.layers.0.…` or `layers.0.…`.
+    """
     if key == "lm_head.weight":
         return f"language_model.{key}"
     for prefix in ("model.language_model.", "language_model.model.", "language_model.", "model."):
@@ -161,7 +168,7 @@ def reasoner_name(key: str) -> str | None:
 
 
 def nemotron_name(key: str) -> str | None:
-    """Blocks that alternate attention (even) and MLP (odd), two of which make one layer → native."""
+    """Converts a Nemotron name to the internal name; attention (even) and MLP (odd) blocks make one layer."""
     if key.startswith("mtp."):  # heads that predict tokens further ahead count their own layers
         return None
     leaf = re.sub(r"^(?:.*\.)?(?=(?:layers|embeddings|norm_f|lm_head)\.)", "", key)
@@ -186,8 +193,7 @@ NEMOTRON_ENDS = {
 
 
 def diffusers_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the network settings from `transformer/config.json` or from the reasoner's config at the repository
-    root."""
+    """Returns network settings from `transformer/config.json`, or from a reasoner's config at the repository root."""
     if config.get("_class_name") == TRANSFORMER_CLASS:
         network = network_config_from_diffusers({k: v for k, v in config.items() if not k.startswith("_")})
         fields = asdict(network)
@@ -250,7 +256,7 @@ BLOCKS = {"*": "attention", "-": "mlp", "full_attention": "attention", "M": "mam
 
 
 def same_fields(text: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields that have the same name here."""
+    """Returns the settings that have the same name in `NetworkConfig`."""
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
              "initializer_range")  # fmt: skip
     return {name: text[name] for name in names if text.get(name) is not None}
@@ -271,7 +277,7 @@ def rope_settings(text: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def require_turns(text: Mapping[str, Any], layers: int) -> None:
-    """Raises ValueError for blocks other than attention and MLP in turn, as many as the tensors have."""
+    """Raises ValueError unless attention and MLP blocks alternate, and their number is that of the tensors."""
     name = "layers_block_type" if text.get("layers_block_type") else "hybrid_override_pattern"
     found = [BLOCKS.get(str(word), str(word)) for word in text.get(name) or ()]
     if found and found != ["attention", "mlp"] * layers:
@@ -285,5 +291,5 @@ def require_turns(text: Mapping[str, Any], layers: int) -> None:
 
 
 def qwen_name(name: str) -> str:
-    """Converts `language_model.model.layers.0.…` to `model.language_model.layers.0.…`; the head has its own name."""
+    """Converts `language_model.model.layers.0.…` to `model.language_model.layers.0.…`, and the name of the head."""
     return QWEN_HEAD if name == HEAD else QWEN_STACK + name.removeprefix(STACK)

@@ -1,4 +1,4 @@
-"""Arithmetic of a backbone: parameter shapes from its config.json, and operations of a training step."""
+"""Computes a backbone's parameter shapes from its config.json, and the FLOPs of a training step."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
 
 def parameter_shapes(config: Mapping[str, Any]) -> Shapes | None:
-    """Returns the parameter shapes of the network that transformers builds from a config.json.
+    """Computes the parameter shapes of the network that transformers builds from a config.json.
 
-    None for a model type, or for settings, that are not supported here.
+    None if the model type or the settings are not supported here.
     """
     kind = config.get("model_type")
     if kind not in DENSE + MIXTURES or "quantization_config" in config:
@@ -46,25 +46,25 @@ def parameter_shapes(config: Mapping[str, Any]) -> Shapes | None:
 
 
 def is_tied(config: Mapping[str, Any]) -> bool:
-    """Returns whether the head's weight is the embedding's."""
+    """Returns whether the head shares its weight with the embedding."""
     return bool(config.get("tie_word_embeddings"))
 
 
 def linear_layers(shapes: Shapes) -> list[str]:
-    """Returns the paths of the linear layers. A tied head is one, too, and has no weight of its own here."""
+    """Returns the paths of the linear layers, without a tied head, which has no weight of its own."""
     return [path for path in matrices(shapes) if not path.endswith(TABLES)]
 
 
 def step_flops(
     network: Any, lengths: Sequence[int], frames: Sequence[tuple[int, int]], supervised: int
 ) -> StepFlops | None:
-    """Counts the operations of a training step of a reasoner; None for a model type that is not supported.
+    """Counts the FLOPs of a training step; None for a model type that is not supported.
 
     Args:
-        network: the network of transformers; it may be on the meta device.
-        lengths: tokens of each sample.
+        network: Network of transformers; it may be on the meta device.
+        lengths: Number of tokens of each sample.
         frames: (rows, columns) in patches of each image and of each frame.
-        supervised: number of supervised tokens; logits are computed only for them.
+        supervised: Number of supervised tokens; logits are computed only for them.
     """
     if network.config.model_type not in COUNTED:
         return None
@@ -72,7 +72,7 @@ def step_flops(
 
 
 class VisionLanguageStepCounter(ProductCounter):
-    """Counts the operations of a step by walking the network and tracking which activations carry gradients."""
+    """Counts the FLOPs of a step by walking the network and tracking which activations carry gradients."""
 
     def __init__(
         self, network: Any, lengths: Sequence[int], frames: Sequence[tuple[int, int]], supervised: int
@@ -102,7 +102,8 @@ class VisionLanguageStepCounter(ProductCounter):
     def look(self) -> list[bool]:
         """Counts the vision encoder.
 
-        Returns whether its output carries gradients, and what the first text layers add.
+        Returns:
+            Whether its output carries gradients, then the same for each of its additions to the first text layers.
         """
         config, path, tokens = self.vision, "model.visual", self.patches
         stream = self.linear(f"{path}.patch_embed.proj", tokens, False) | self.is_trained(f"{path}.pos_embed")
@@ -132,7 +133,7 @@ class VisionLanguageStepCounter(ProductCounter):
         return sum(squares(rows) * squares(columns) for rows, columns in self.frames)
 
     def merge(self, path: str, stream: bool) -> bool:
-        """Patches to tokens of the text."""
+        """Counts a merger, which converts patches to text tokens; returns whether its output carries gradients."""
         tokens = self.patches // self.vision.spatial_merge_size**2
         normed = stream | self.is_trained(f"{path}.norm") | self.is_trained(f"{path}.ln_q")
         return self.two_layers(f"{path}.mlp" if f"{path}.mlp.0.weight" in self.shapes else path, tokens, normed)
@@ -145,7 +146,7 @@ class VisionLanguageStepCounter(ProductCounter):
         return self.linear(f"{path}.{second}", tokens, self.linear(f"{path}.{first}", tokens, stream))
 
     def think(self, layer: str, stream: bool) -> bool:
-        """Counts a decoder layer. Returns whether its stream carries gradients."""
+        """Counts a decoder layer; returns whether its residual stream carries gradients."""
         tokens, path = sum(self.lengths), f"{layer}.self_attn"
         normed = stream | self.is_trained(f"{layer}.input_layernorm")
         q, k, v = (self.linear(f"{path}.{name}", tokens, normed) for name in PROJECTIONS)
@@ -203,13 +204,13 @@ def _gated(path: str, hidden: int, inside: int, *, bias: bool) -> Shapes:
 
 
 def is_mixture(text: Mapping[str, Any], index: int) -> bool:
-    """Returns whether a layer of a network of experts has some."""
+    """Returns whether the layer `index` of a mixture-of-experts network has experts."""
     alone = index in (text.get("mlp_only_layers") or ())
     return not alone and (index + 1) % text.get("decoder_sparse_step", 1) == 0
 
 
 def _visual(vision: Mapping[str, Any]) -> Shapes:
-    """Returns the vision encoder of Qwen3-VL with its mergers."""
+    """Returns the parameter shapes of the vision encoder of Qwen3-VL with its mergers."""
     d, inside = vision["hidden_size"], vision["intermediate_size"]
     frames, patch, merged = vision["temporal_patch_size"], vision["patch_size"], d * vision["spatial_merge_size"] ** 2
     shapes: Shapes = {"patch_embed.proj.weight": (d, vision["in_channels"], frames, patch, patch)}
@@ -226,7 +227,7 @@ def _visual(vision: Mapping[str, Any]) -> Shapes:
 
 
 def _windowed(vision: Mapping[str, Any]) -> Shapes:
-    """Returns the vision encoder of Qwen2.5-VL with its merger."""
+    """Returns the parameter shapes of the vision encoder of Qwen2.5-VL with its merger."""
     d, frames, patch = vision["hidden_size"], vision.get("temporal_patch_size", 2), vision["patch_size"]
     merged, channels = d * vision["spatial_merge_size"] ** 2, vision.get("in_channels", vision.get("in_chans", 3))
     block = norm("norm1", d) | norm("norm2", d) | linear("attn.qkv", d, 3 * d) | linear("attn.proj", d, d)

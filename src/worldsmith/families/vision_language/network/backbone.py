@@ -1,4 +1,4 @@
-"""A backbone of transformers: which class, built from its config alone, its parts and its initial weights."""
+"""A backbone of transformers: its class, built from the config only, its module structure and its initial weights."""
 
 from __future__ import annotations
 
@@ -34,12 +34,19 @@ DONE = "_is_hf_initialized"
 
 
 def make_network(folder: Path, attention: str, *, packed_attention: str = "") -> PreTrainedModel:
-    """Returns the network that config.json describes, in float32; persistent buffers become frozen parameters.
+    """Builds the network that config.json describes, in float32 on the default device; no weights are loaded.
 
-    `packed_attention`: name of the attention of samples that share a row, where the network uses sdpa and can pack.
+    Persistent buffers become frozen parameters: they are weights without gradients, such as the balance of a router,
+    and are loaded, saved and sharded like others.
 
-    They are weights that no gradient moves, such as a router's balance, and are loaded, saved and sharded like others.
-    Raises ValueError for a network that cannot be trained here.
+    Args:
+        folder: Folder with config.json.
+        attention: Value of `attn_implementation`.
+        packed_attention: Name of the attention for samples that share a row, used if the network uses sdpa and can
+            pack.
+
+    Raises:
+        ValueError: If the network cannot be trained here.
     """
     settings = read_settings(folder)
     model_type = settings.get("model_type")
@@ -88,7 +95,7 @@ def make_network(folder: Path, attention: str, *, packed_attention: str = "") ->
 
 @contextmanager
 def transformers_errors(folder: Path) -> Iterator[None]:
-    """Raises ValueError, with the file, for whatever transformers raises about the settings in config.json."""
+    """Context manager: converts errors of transformers about config.json to a ValueError that names the file."""
     try:
         yield
     except (OSError, UserError, torch.OutOfMemoryError):  # about a file, which it names, or about the machine
@@ -101,7 +108,7 @@ def transformers_errors(folder: Path) -> Iterator[None]:
 
 
 def network_parts(network: Any) -> NetworkParts:
-    """Returns the module structure: decoder layers and vision blocks as separate units; also an untied embedding."""
+    """Returns the module structure: decoder layers, vision blocks and an untied embedding are separate units."""
     layers = [module for module in network.modules() if class_name(module) in network._no_split_modules]
     visual = visual_of(network)
     blocks = [] if visual is None else list(visual.modules())
@@ -137,17 +144,24 @@ def decoder_of(network: Any) -> Any:
 
 
 def why_not_packed(network: Any) -> str | None:
-    """Returns the reason for which samples cannot be packed into one row of this network; None if they can."""
+    """Returns the reason why samples cannot be packed into one row of this network; None if they can."""
     model_type = network.config.model_type
     return None if model_type in PACKABLE else f"{model_type} is not known to separate the samples of one row"
 
 
 @torch.no_grad()
 def initialize_backbone(network: Any, seed: int, names: Collection[str] | None = None) -> None:
-    """Fills the parameters with these internal parameter names (None: all) in place, sharded or not.
+    """Initializes parameters in place, sharded or not; one complete tensor exists at a time, in host RAM.
 
-    A value depends on the seed and the parameter's name alone. One whole tensor exists at a time, in host RAM.
-    Raises ValueError for an unknown name.
+    A value depends only on the seed and the parameter's name.
+
+    Args:
+        network: Network of transformers.
+        seed: Seed of all values.
+        names: Internal parameter names; None: all parameters.
+
+    Raises:
+        ValueError: If a name is unknown, or transformers does not initialize a parameter.
     """
     places = {native_name(place): place for place, _ in network.named_parameters()}
     for name, place in chosen(places, names).items():
@@ -155,7 +169,7 @@ def initialize_backbone(network: Any, seed: int, names: Collection[str] | None =
 
 
 def initial_backbone_value(network: Any, name: str, place: str, seed: int) -> Tensor:
-    """Returns the float32 value of one parameter. Raises ValueError for one that transformers gives no first value."""
+    """Returns the initial float32 value of a parameter; raises ValueError if transformers does not initialize it."""
     path, _, leaf = place.rpartition(".")
     owner = network.get_submodule(path)
     fresh = nn.Parameter(torch.full(network.get_parameter(place).shape, torch.nan))
@@ -179,8 +193,7 @@ def initial_backbone_value(network: Any, name: str, place: str, seed: int) -> Te
 
 
 def owning_model(network: Any, path: str) -> Any:
-    """Returns the model of transformers that gives the module at this path its first values: the innermost around
-    it."""
+    """Returns the innermost model of transformers that contains the module `path`; it initializes that module."""
     while path and not isinstance(network.get_submodule(path), PreTrainedModel):
         path = path.rpartition(".")[0]
     return network.get_submodule(path)
@@ -207,7 +220,7 @@ def compute_buffers(network: Any) -> None:
 
 
 class marked:  # noqa: N801 (a context manager)
-    """Tensors that transformers leaves as they are meanwhile."""
+    """Context manager: transformers does not initialize these tensors within the block."""
 
     def __init__(self, tensors: Any) -> None:
         self.tensors = [tensor for tensor in tensors if tensor is not None]

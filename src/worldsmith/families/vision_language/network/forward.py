@@ -1,4 +1,4 @@
-"""One pass of a backbone over a batch: a single call of the vision encoder, hidden states, and logits where asked.
+"""Forward pass of a backbone over a batch: one call of the vision encoder, hidden states, and logits where needed.
 
 All of it is one entry of the network, so that its weights are all-gathered once around it. Samples that share a row
 attend one after the other, without a mask: one call for the row would need a mask of its length squared.
@@ -66,8 +66,13 @@ class Inputs:
 
 
 def loss_of(network: Any, inputs: Inputs, loss: Callable[[Tensor, Tensor, Head], Tensor]) -> Tensor:
-    """Computes `loss` on the hidden states [S, width] that predict supervised tokens, those tokens [S], and the
-    head."""
+    """Computes a loss on the supervised tokens; a method of the network, around which FSDP all-gathers its weights.
+
+    Args:
+        network: Network of transformers.
+        inputs: Inputs of the batch.
+        loss: Called with hidden states [S, width], target tokens [S] and the head.
+    """
     states = hidden_states(network, inputs).flatten(0, 1)
     return loss(states[inputs.predicting], inputs.targets, network.get_output_embeddings())
 
@@ -95,8 +100,10 @@ def hidden_states(network: Any, inputs: Inputs) -> Tensor:
 
 
 def visual_features(network: Any, inputs: Inputs) -> dict[str, BaseModelOutputWithPooling]:
-    """Returns the encoder's output for images and for videos, from one call for both: sharded ranks make as many
-    calls."""
+    """Returns the vision encoder's outputs for images and for videos, from one call for both.
+
+    All ranks must make the same number of calls, because the weights are sharded.
+    """
     encoded = network.model.visual(inputs.patches, grid_thw=inputs.grids, return_dict=True, **inputs.vision)
     features: dict[str, BaseModelOutputWithPooling] = {}
     start = 0
@@ -115,7 +122,7 @@ def plan_vision(visual: Any, grids: Tensor) -> dict[str, Any]:
     They are computed once per pack on the CPU; otherwise the encoder copies sizes from the device to the host.
 
     Args:
-        visual: vision encoder of transformers.
+        visual: Vision encoder of transformers.
         grids: [media, 3] on the CPU: frames, rows and columns in patches.
 
     Returns:
@@ -155,21 +162,21 @@ def attend(
     sample_lengths: list[int] | None = None,
     **settings: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of samples that share a row: [1, heads, N, width] to [1, N, heads, width].
+    """Computes the attention of samples that share a row: [1, heads, N, width] to [1, N, heads, width].
 
-    On CUDA in half precision this is one call of a variable-length kernel. Without borders, and for layers with a mask
-    (such as a sliding window), it is transformers' sdpa.
+    On CUDA in half precision this is one call of a variable-length kernel. Without `cu_seqlens`, and for layers with a
+    mask (such as a sliding window), it is transformers' sdpa.
 
     Args:
-        module: the layer; `module.is_causal` decides what its tokens see.
+        module: The layer; `module.is_causal` states whether attention is causal.
         query: [1, heads, N, width].
-        key: like `query`, with as many or fewer heads.
-        value: like `key`.
+        key: Like `query`, with the same number of heads or fewer.
+        value: Like `key`.
         attention_mask: None, or what transformers' sdpa accepts.
-        cu_seqlens: int32 [samples + 1], where each sample begins, and N; None for padded rows.
-        max_length: tokens of the longest sample.
-        sample_lengths: tokens of each sample; None in compiled layers, where other lengths would be another graph.
-        **settings: arguments of transformers' sdpa, such as `scaling`.
+        cu_seqlens: int32 [samples + 1], first token of each sample, then N; None for padded rows.
+        max_length: Number of tokens of the longest sample.
+        sample_lengths: Number of tokens of each sample; None in compiled layers, where other lengths would recompile.
+        **settings: Arguments of transformers' sdpa, such as `scaling`.
     """
     if cu_seqlens is not None and attention_mask is None:
         if query.is_cuda and query.dtype in HALF:
@@ -194,16 +201,16 @@ def attend_by_length(
     max_length: int,
     settings: Mapping[str, Any],
 ) -> Tensor:
-    """Computes attention inside each sample of a row by the flash kernels (CUDA, half precision).
+    """Computes attention within each sample of a row by the flash kernels (CUDA, half precision).
 
     Args:
-        module: the layer; `module.is_causal` applies unless `settings` has `is_causal`.
+        module: The layer; `module.is_causal` applies unless `settings` has `is_causal`.
         query: [1, heads, N, width].
-        key: like `query`, with as many or fewer heads.
-        value: like `key`.
+        key: Like `query`, with the same number of heads or fewer.
+        value: Like `key`.
         cu_seqlens: int32 [samples + 1], first token of each sample, then N.
-        max_length: number of tokens of the longest sample.
-        settings: arguments of transformers' attention functions: `scaling`, `is_causal`.
+        max_length: Number of tokens of the longest sample.
+        settings: Arguments of transformers' attention functions: `scaling`, `is_causal`.
 
     Returns:
         [1, N, heads, width].
@@ -235,7 +242,7 @@ def attend_by_sample(query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tens
 def attend_by_sample_backward(
     gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of `attend_by_sample` for query, key and value; float32 inside."""
+    """Computes the gradients of `attend_by_sample` for query, key and value; computed in float32."""
     found = []
     repeat = query.shape[1] // key.shape[1]
     for states in split_samples(cu_seqlens, gradient, query, key, value):
@@ -252,7 +259,7 @@ def attend_by_sample_backward(
 
 
 def split_samples(cu_seqlens: Tensor, *states: Tensor) -> list[tuple[Tensor, ...]]:
-    """Cuts [1, heads, N, width] tensors at the borders of the samples."""
+    """Splits [1, heads, N, width] tensors at the borders of the samples."""
     return [tuple(x[:, :, start:end] for x in states) for start, end in pairwise(cu_seqlens.tolist())]
 
 
@@ -294,7 +301,7 @@ def make_mask(
     allow_is_causal_skip: bool = True,
     **settings: Any,
 ) -> Tensor | None:
-    """Returns sdpa's mask; None for a packed row of causal samples, where only the packing would need one."""
+    """Returns sdpa's mask; None for a packed row of causal samples, which `attend` separates without a mask."""
     if attention_mask is None and local_size is None and not allow_is_causal_skip:
         return None
     settings |= {"local_size": local_size, "allow_is_causal_skip": allow_is_causal_skip}
@@ -316,7 +323,7 @@ def attend_in_windows(
     """Computes attention within windows with the borders `cu_seq_lens_q`: [1, heads, N, width] to [1, N, heads, width].
 
     On CUDA in half precision this is one call of a variable-length kernel. Otherwise consecutive windows of equal
-    length are batched, where transformers calls each one.
+    length are batched; transformers makes one call per window.
     """
     if query.is_cuda and query.dtype in HALF:
         return attend_by_length(module, query, key, value, cu_seq_lens_q, max_length_q, settings), None

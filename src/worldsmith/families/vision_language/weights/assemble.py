@@ -1,4 +1,4 @@
-"""A reasoner out of two models: the language model of a generator on the vision tower of a Qwen3-VL."""
+"""Assembles a vision-language model from the language model of a generator and the vision tower of a Qwen3-VL."""
 
 from __future__ import annotations
 
@@ -46,20 +46,28 @@ def assemble(
     force: bool = False,
     max_shard_size: int = 5 * GIGABYTE,
 ) -> list[str]:
-    """Writes the model folder `out`; returns what was taken from where, as text.
+    """Writes a model folder from the language model of a generator and a vision tower.
+
+    The source of each tensor is recorded in `tensor_origins.json`. The folder is read again before it appears at `out`.
 
     Args:
-        path: a generator, in any form that `open_weights` takes.
-        base: the Qwen3-VL folder that gives config, tokenizer, chat template, preprocessor settings, and the vision
-            tower of a generator that has none; None: the released one of the language model's size.
-        tower: where the vision tower is, in place of the generator's own.
-        dtype: stored keeps each tensor's.
-        force: replace what an earlier conversion wrote.
+        path: A generator, in any format that `open_weights` accepts.
+        out: The new model folder.
+        base: Qwen3-VL folder that provides config, tokenizer, chat template, preprocessor settings, and the vision
+            tower if the generator has none; None: the released model of the language model's size.
+        tower: Source of the vision tower, instead of the generator's own.
+        dtype: Dtype of the weights; "stored": that of each tensor in its source.
+        force: Whether an earlier conversion is replaced.
+        max_shard_size: Max bytes of a safetensors file.
 
-    The folder says of every tensor where it comes from (`tensor_origins.json`), and is read again before it appears.
-    Raises FileNotFoundError when there are no weights, UserError when a tensor is missing or is one too many, when the
-    two models do not fit, and when the tower that was written is not the one that was meant; FileExistsError when `out`
-    may not be replaced.
+    Returns:
+        Lines on the sources of the weights.
+
+    Raises:
+        FileNotFoundError: If there are no weights.
+        UserError: If tensors are missing or unexpected, the two models do not fit, or the written tower differs from
+            its source.
+        FileExistsError: If `out` must not be replaced.
     """
     out = Path(out)
     require_place(out, CONFIG)
@@ -96,9 +104,10 @@ def assemble(
 
 
 def stock_of(source: WeightSource) -> str:
-    """Returns the released model whose tower belongs to a language model of this width.
+    """Returns the released model whose vision tower fits the hidden size of a language model.
 
-    Raises UserError for another width.
+    Raises:
+        UserError: If no released model has this hidden size.
     """
     width = source.settings.get("hidden_size")
     if width not in STOCK:
@@ -124,7 +133,7 @@ def spec_of(folder: Path) -> ModelSpec:
 
 
 def require_tied(source: WeightSource, language: Mapping[str, str]) -> None:
-    """Raises UserError for a language head of its own where the model folder has none."""
+    """Raises UserError if the language head differs from the embedding although the model folder ties them."""
     import torch
 
     if not torch.equal(source.read(language[HEAD]), source.read(language[TABLE])):
@@ -135,7 +144,7 @@ def require_tied(source: WeightSource, language: Mapping[str, str]) -> None:
 
 
 def require_complete(joined: WeightSource, wanted: Mapping[str, Sequence[int]]) -> None:
-    """Raises UserError unless these are all weights of the model, and no others, in its shapes."""
+    """Raises UserError unless `joined` has exactly the names and shapes of `wanted`."""
     problems = {
         "missing": [name for name in wanted if name not in joined.shapes],
         "not in a Qwen3-VL": [name for name in joined.shapes if name not in wanted],
@@ -147,7 +156,7 @@ def require_complete(joined: WeightSource, wanted: Mapping[str, Sequence[int]]) 
 
 
 def require_tower(folder: Path, tower: WeightSource, dtype_of: Any) -> None:
-    """Reads what was written once more. Raises UserError unless its tower is this one, bit for bit."""
+    """Reads a written folder again; raises UserError unless its vision tower equals `tower` bit for bit."""
     import torch
 
     written = open_weights(folder, family=FAMILY)
@@ -186,7 +195,7 @@ def origins(joined: JoinedWeights) -> dict[str, Any]:
 def describe_sources(
     source: WeightSource, visual: WeightSource, stock: WeightSource, chosen: WeightSource | None, count: int
 ) -> list[str]:
-    """Returns lines on the sources of the weights, and whether the tower differs from that of the model folder."""
+    """Returns lines on the sources of the weights, and on differences to the vision tower of the model folder."""
     lines = [f"language model: {count} tensors from {source.describe}"]
     if chosen is None:
         return [

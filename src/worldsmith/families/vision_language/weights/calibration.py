@@ -32,7 +32,13 @@ class InputStatistics:
 def watch_inputs(
     network: nn.Module, layers: Iterable[str], moments_of: Collection[str] = ()
 ) -> Iterator[InputStatistics]:
-    """Records input statistics of `layers` within the block; moments only for those in `moments_of`."""
+    """Context manager: records input statistics of layers within the block.
+
+    Args:
+        network: The network.
+        layers: Module paths of the layers.
+        moments_of: Layers whose sum of x xᵀ is recorded too.
+    """
     seen, modules = InputStatistics(), dict(network.named_modules())
 
     def watching(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
@@ -58,12 +64,19 @@ def watch_inputs(
 def round_columns(
     weight: Tensor, moments: Tensor, nearest: Callable[[Tensor, int], Tensor], *, block: int = BLOCK
 ) -> Tensor:
-    """Rounds a weight so that the outputs for the observed inputs x change little (Frantar et al. 2022).
+    """Rounds a weight so that the outputs for the observed inputs x change little.
 
     Args:
         weight: float32 [out, in].
-        moments: float32 [in, in], the sum of x xᵀ.
-        nearest: column [out] and its index → the same, rounded.
+        moments: The sum of x xᵀ, float32 [in, in].
+        nearest: Rounds a column [out], given the column and its index.
+        block: Number of columns whose errors are propagated together.
+
+    Returns:
+        The rounded weight.
+
+    Source:
+        GPTQ: Frantar et al. 2022.
     """
     left, curve = weight.clone(), moments.clone()
     diagonal = curve.diagonal()

@@ -1,7 +1,7 @@
-"""Names and forms of weights in a folder of transformers, where they are not those of its network, both ways.
+"""Converts the names and shapes of weights in a folder of transformers to those of its network, and back.
 
-Some folders keep the matrices of experts one by one, which the network has as one; older ones have other names. The
-library that writes such folders knows how; what it knows is asked of it.
+Some folders store the matrices of experts separately, which the network has as one tensor; older ones have other names.
+The conversion is that of the transformers library.
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 
 
 class WeightConversion:
-    """Converts between the weights of a folder with this config.json and those of its network."""
+    """Converts between the weights of a folder and those of its network.
+
+    Args:
+        config: Content of the folder's config.json.
+    """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         import torch
@@ -43,12 +47,12 @@ class WeightConversion:
 
     @property
     def kept_exact(self) -> list[str]:
-        """Parts of names: what transformers keeps in float32 in a bfloat16 model."""
+        """Name parts of the weights that transformers keeps in float32 in a bfloat16 model."""
         return sorted(self.model._keep_in_fp32_modules_strict or ())
 
     @property
     def only_renames(self) -> bool:
-        """Whether a folder has the weights of the network one by one, if under older names."""
+        """Whether the tensors of a folder are those of the network, possibly under older names."""
         from transformers.core_model_loading import WeightRenaming
 
         return all(isinstance(step, WeightRenaming) for step in self.model._weight_conversions)
@@ -81,7 +85,7 @@ class WeightConversion:
     def make(
         self, name: str, first: str, patterns: Mapping[str, str], converter: Any, parts: Mapping[str, Tensor]
     ) -> Tensor:
-        """Returns the weight `name` of those that stored ones become together, of which `first` is the first."""
+        """Builds the weight `name` from stored tensors; `first` is the first weight that they are converted to."""
         step = deepcopy(converter)
         for key, pattern in patterns.items():
             step.add_tensor(first, key, pattern, parts[key])
@@ -105,14 +109,15 @@ def conversion_of(text: str) -> WeightConversion:
 
 
 def find_conversion(config: Mapping[str, Any]) -> WeightConversion:
-    """Returns the conversion for folders with this config.json."""
+    """Returns the conversion for folders with this config.json; cached."""
     return conversion_of(json.dumps(config, sort_keys=True))
 
 
 class FolderWeights(WeightSource):
-    """A network's weights in the form in which a folder keeps them; each is written from one weight of the network.
+    """Weight source with the names and shapes of a model folder; each tensor is made from one weight of the network.
 
-    Raises ValueError for a model of which this is not so.
+    Raises:
+        ValueError: If a stored tensor needs several weights of the network.
     """
 
     def __init__(self, source: WeightSource, conversion: WeightConversion) -> None:

@@ -1,4 +1,4 @@
-"""Exporting a model as a folder that `from_pretrained` of transformers loads, with its README.md."""
+"""Exports a model as a folder that `from_pretrained` of transformers loads, with its README.md."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def folder_config(spec: ModelSpec, about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def base_facts(spec: ModelSpec) -> dict[str, Any]:
-    """Returns the model's task, as transformers names it, and the name of its base model."""
+    """Returns facts for the model card: the task, as transformers names it, and the name of the base model."""
     name = base_name(spec)
     return {"kind": model_kind(base_config(spec)), "base": Path(name).name if is_local(name) else name}
 

@@ -1,4 +1,4 @@
-"""`VisionLanguageFormats`: all that `checkpoint/` asks of this family, whose files are those of transformers.
+"""`VisionLanguageFormats`: reads and exports model folders of transformers.
 
 Weights have the same names in the network and in the files.
 """
@@ -52,6 +52,8 @@ ADAPTER_LAYOUT = AdapterLayout("vision_language", str, str, "transformers")
 
 
 class VisionLanguageFormats(FamilyFormats):
+    """Weight formats of vision-language models and text decoders: model folders of transformers."""
+
     reads = "a folder of Hugging Face transformers: a vision-language model or a text decoder (safetensors)"
     assembled_as = "vlm"
     advice = f"Set {FIELD} to a folder with the settings of these weights."
@@ -124,8 +126,10 @@ class VisionLanguageFormats(FamilyFormats):
         return {"hf": FOLDER, "adapter": peft_adapter.export_of(ADAPTER_LAYOUT)}
 
     def stored_dtype(self, dtype: DType, config: Configurable.Config | None = None) -> Callable[[str], torch.dtype]:
-        """Returns the stored dtype by weight name: `dtype`, but float32 for weights that the transformers class keeps
-        in float32."""
+        """Returns a function from weight name to stored dtype.
+
+        This is `dtype`, but float32 for weights that the transformers class keeps in float32.
+        """
         import torch
 
         target: torch.dtype = getattr(torch, dtype)

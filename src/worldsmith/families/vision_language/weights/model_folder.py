@@ -58,14 +58,19 @@ CAPPED_SHARE = 0.9
 
 
 def find_folder(name: str, *, field: str) -> Path:
-    """Returns the local model folder of a name. Raises FileNotFoundError when it is nowhere."""
+    """Returns the local model folder of a name; downloads its files, without weights, if needed.
+
+    Raises:
+        FileNotFoundError: If it does not exist.
+    """
     return local_folder(name, file_patterns=FILES, field=field)
 
 
 def copy_companions(source: Path, target: Path) -> list[str]:
-    """Copies tokenizer, chat template and preprocessor files as they are; returns their names.
+    """Copies tokenizer, chat template and preprocessor files unchanged into the folder `target`; returns their names.
 
-    Raises UserError for a folder without a tokenizer.
+    Raises:
+        UserError: If `source` has no tokenizer.
     """
     names = sorted(
         file.name
@@ -80,7 +85,7 @@ def copy_companions(source: Path, target: Path) -> list[str]:
 
 
 def with_dtype(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
-    """Returns the config.json of the same model with weights in `dtype`; everything else is as its makers wrote it."""
+    """Returns config.json content of the same model with weights in `dtype`; other settings are unchanged."""
     changed = dict(config)
     for name in ROOM:
         if isinstance(changed.get(name), dict):
@@ -90,10 +95,12 @@ def with_dtype(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings that decide what weights compute, flat: `text_config.rope_parameters.rope_theta` → its
-    value.
+    """Returns the settings of a config.json that determine what weights compute, by dotted path.
 
-    Older spellings are read as transformers reads them. Raises ValueError for a config that is not of transformers.
+    Older spellings are converted as in transformers. Example key: `text_config.rope_parameters.rope_theta`.
+
+    Raises:
+        ValueError: If the config is not of transformers.
     """
     from transformers import CONFIG_MAPPING, PretrainedConfig
 
@@ -127,7 +134,7 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 def folder_settings(folder: Path) -> dict[str, Any]:
-    """Returns `settings_of` the config.json in a folder. Raises UserError, naming the file."""
+    """Returns `settings_of` the config.json in a folder; raises UserError, with the file in the message."""
     try:
         return settings_of(read_settings(folder))
     except ValueError as error:
@@ -147,7 +154,7 @@ def model_kind(config: Mapping[str, Any]) -> str | None:
 
 
 def is_quantized(folder: Path) -> bool:
-    """Returns whether config.json says that the weights next to it are quantized."""
+    """Returns whether config.json in `folder` states that the weights are quantized."""
     file = folder / CONFIG
     return file.is_file() and "quantization_config" in read_json_object(file)
 
@@ -180,8 +187,8 @@ def write_picture_settings(media: Mapping[str, Any], folder: Path, model_type: s
     Missing files are not created, except for the video file where transformers would apply the limits of images.
 
     Args:
-        media: the run's `dataloader_train.processor.media`.
-        folder: exported model folder.
+        media: The run's `dataloader_train.processor.media`.
+        folder: Exported model folder.
         model_type: `model_type` of config.json.
     """
     given = {name: value for name, value in media.items() if value is not None}
@@ -220,7 +227,10 @@ def for_images(stated: dict[str, Any], given: Mapping[str, Any]) -> dict[str, An
 def for_videos(
     stated: dict[str, Any], given: Mapping[str, Any], by_frame: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Returns the video settings; a fixed number of frames is both minimum and maximum, since a rate excludes it."""
+    """Returns the video settings of a preprocessor file with the limits of a run.
+
+    A fixed number of frames is both min and max, because it cannot be combined with a frame rate.
+    """
     if by_frame is None:
         changed = with_size(stated, None, given.get("total_pixels"))
     else:

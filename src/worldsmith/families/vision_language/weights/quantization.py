@@ -1,4 +1,4 @@
-"""Quantizes the linear layers of a transformers model with compressed-tensors: the weights, the folder, its use."""
+"""Quantizes the linear layers of a transformers model with compressed-tensors, writes the folder and loads it."""
 
 from __future__ import annotations
 
@@ -49,10 +49,17 @@ MIN_QUANTIZED = 0.5
 
 
 class Quantization:
-    """A scheme for the linear layers of a network of transformers.
+    """Quantization scheme for the linear layers of a transformers network.
 
-    The scale is that at which the largest weight of a group just fits. Raises UserError for a network that the scheme
-    does not fit, and where compressed-tensors is not installed.
+    The scale of a group is chosen so that its largest absolute weight is just representable.
+
+    Args:
+        scheme: Name of a preset scheme of compressed-tensors.
+        network: The network, also on the meta device.
+        group_size: Weights per group; None: that of the scheme.
+
+    Raises:
+        UserError: If the scheme does not fit the network, or compressed-tensors is not installed.
     """
 
     def __init__(self, scheme: Scheme, network: nn.Module, group_size: int | None = None) -> None:
@@ -74,16 +81,16 @@ class Quantization:
 
     @property
     def has_global_scale(self) -> bool:
-        """Whether scales of groups have a common scale themselves."""
+        """Whether the scales of groups are themselves multiplied by a global scale."""
         return bool(self.weights.strategy == "tensor_group")
 
     @property
     def needs_inputs(self) -> bool:
-        """Whether the range of activations is fixed beforehand."""
+        """Whether the range of activations is fixed by calibration."""
         return self.inputs is not None and self.inputs.dynamic is not True
 
     def require_groups(self, scheme: str) -> None:
-        """Raises UserError when the inputs of a layer are not whole groups."""
+        """Raises UserError if the inputs of a layer are not a multiple of the group size."""
         size = self.weights.group_size
         odd = {name: layer.in_features for name, layer in self.layers.items() if size and layer.in_features % size}
         if odd:
@@ -100,13 +107,13 @@ class Quantization:
     def compress(
         self, weight: Tensor, largest: Tensor, largest_input: Tensor | None, moments: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """Returns a layer's tensors in the folder, by their names in the layer.
+        """Returns the stored tensors of a layer, by their names within the layer.
 
         Args:
             weight: [outputs, inputs].
-            largest: the largest absolute weight of all layers that share a global scale with it.
-            largest_input: the largest absolute activation that was observed.
-            moments: of the inputs, for GPTQ; None: each weight becomes the nearest number.
+            largest: Largest absolute weight of all layers that share a global scale with this one.
+            largest_input: Largest absolute activation that was observed; None if the scheme does not need it.
+            moments: Sum of x xᵀ over the inputs, for GPTQ; None: each weight is rounded to the nearest value.
         """
         from compressed_tensors.compressors import BaseCompressor
         from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
@@ -135,7 +142,7 @@ class Quantization:
         return packed
 
     def round_columns(self, state: Mapping[str, Tensor], moments: Tensor) -> Tensor:
-        """Returns the weight of `state`, rounded by GPTQ with its scales, where the moments are."""
+        """Rounds the weight of `state` by GPTQ with its scales, on the device of `moments`; returns it on the CPU."""
         from compressed_tensors.quantization.lifecycle.forward import fake_quantize
 
         each = self.weights.model_copy(update={"strategy": "channel", "group_size": None})
@@ -149,7 +156,7 @@ class Quantization:
         return round_columns(state["weight"].to(moments.device), moments, nearest).cpu()
 
     def tops(self, weight: Tensor) -> Tensor:
-        """Returns the largest absolute weight of each part that has a scale of its own."""
+        """Returns the largest absolute weight of each group that has its own scale."""
         if self.weights.strategy == "tensor":
             return weight.abs().amax().reshape(1)
         if self.weights.strategy == "channel":
@@ -171,7 +178,7 @@ class Quantization:
 
 
 class QuantizedWeights(WeightSource):
-    """The weights of a folder of transformers, those of the layers of a `Quantization` compressed as they are read."""
+    """Weight source that quantizes the layers of a `Quantization` when they are read; other weights are unchanged."""
 
     def __init__(self, source: WeightSource, quantization: Quantization, *, average: bool) -> None:
         self.source, self.quantization, self.average = source, quantization, average
@@ -231,7 +238,7 @@ class QuantizedWeights(WeightSource):
 
 
 def together(layer: str, layers: Collection[str]) -> list[str]:
-    """Returns the layers with the same input as this one, and it."""
+    """Returns the layers with the same input as `layer`, including it."""
     before, _, name = layer.rpartition(".")
     group = next((names for names in TOGETHER if name in names), (name,))
     return [path for path in (f"{before}.{other}" for other in group) if path in layers]
@@ -242,7 +249,7 @@ def first_together(layer: str, layers: Collection[str]) -> str:
 
 
 def require_library() -> None:
-    """Raises UserError where compressed-tensors is not installed."""
+    """Raises UserError if compressed-tensors is not installed."""
     if importlib.util.find_spec("compressed_tensors") is None:
         raise UserError(
             "quantized models need the library 'compressed-tensors', which is not installed: `pip install "
@@ -251,7 +258,11 @@ def require_library() -> None:
 
 
 class ReasonerQuantizer(Quantizer):
-    """Raises UserError for a model whose weights do not lie in linear layers."""
+    """Quantizer of a stored vision-language model.
+
+    Raises:
+        UserError: If too few of its weights are in linear layers.
+    """
 
     def __init__(self, model: StoredModel, scheme: Scheme, group_size: int | None, method: Method) -> None:
         self.model, self.method, self.scheme, self.spec = model, method, scheme, model.merged_spec
@@ -312,9 +323,9 @@ class ReasonerQuantizer(Quantizer):
 
 
 class QuantizedReasoner:
-    """A reasoner with quantized weights, as transformers runs it; it cannot be trained.
+    """Vision-language model with quantized weights, run by transformers; it cannot be trained.
 
-    The first forward pass makes the weights dense. Activations are rounded as the scheme states.
+    The first forward pass dequantizes the weights. Activations are rounded as the scheme specifies.
     """
 
     def __init__(self, folder: Path, device: str | torch.device) -> None:
@@ -330,6 +341,10 @@ class QuantizedReasoner:
 
 
 def load_quantized(folder: Path, device: str | torch.device) -> QuantizedReasoner:
-    """Loads a quantized model folder. Raises UserError if compressed-tensors is missing."""
+    """Loads a quantized model folder.
+
+    Raises:
+        UserError: If compressed-tensors is not installed, or weights are not finite.
+    """
     require_library()
     return QuantizedReasoner(folder, device)
