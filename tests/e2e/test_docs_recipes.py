@@ -45,7 +45,7 @@ def test_every_block_runs_and_every_output_is_the_one_shown(tmp_path: Path) -> N
     assert [line.partition(":")[0] for line in found.read_text().splitlines()] == ["step 1", "step 2"]
 
 
-@pytest.mark.parametrize("heading", ["Add a knob", "Add a component", "Add a recipe"])
+@pytest.mark.parametrize("heading", ["Add a setting", "Add a component", "Add a recipe"])
 def test_each_step_of_the_walkthrough_takes_fewer_than_20_lines_of_code(heading: str) -> None:
     section = TEXT.partition(f"### {heading}\n")[2].partition("\n##")[0]
     code = re.search(r"^```python\n(.*?)^```", section, flags=re.MULTILINE | re.DOTALL)

@@ -67,7 +67,7 @@ def test_the_numbers_of_the_guide() -> None:
     assert f"{samples.EMBEDDED_PAGE / 1e6} MB of them in all" in TEXT
     assert f"more than {samples.EMBEDDED_PICTURE // 1000} kB" in TEXT
     assert f"up to {samples.PICTURE_WIDTH} px wide" in TEXT
-    assert f"{samples.EMBEDDED_PICTURES / 1e6} MB of pictures" in TEXT.replace("\n  ", " ")
+    assert f"{samples.EMBEDDED_PICTURES / 1e6} MB of images" in TEXT.replace("\n  ", " ")
     assert samples.OPEN_PROMPTS == 4
     assert "The first four prompts" in TEXT
 
