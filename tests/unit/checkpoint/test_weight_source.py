@@ -271,8 +271,8 @@ class TestReport:
         )
         wanted = {"net.vae2llm.weight": [2]}
         report = plan_loading(str(folder), wanted, [], spec=spec_of(NetworkConfig(base_fps=30)))
-        assert report.notes == ["base_fps is 24 there and 30 here"]
-        with pytest.raises(UserError, match=r"rope_theta is 5000000.0 there and 10000.0 here"):
+        assert report.notes == ["base_fps is 24 in the weights and 30 in the config"]
+        with pytest.raises(UserError, match=r"rope_theta is 5000000.0 in the weights and 10000.0 in the config"):
             plan_loading(str(folder), wanted, [], spec=spec_of(NetworkConfig(rope_theta=1e4)))
 
 

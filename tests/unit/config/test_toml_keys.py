@@ -65,7 +65,7 @@ def test_several_families_may_add_one_key_but_only_in_the_same_place(t: ModuleTy
     toml_keys("model", t.Reasoner.Config, "lora_target_modules", at="model.config")
     with pytest.raises(ValueError, match=r"already has a key model.lora_target_modules"):
         toml_keys("model", t.Reasoner.Config, "lora_target_modules", at="model.config", only="vlm")
-    with pytest.raises(ValueError, match=r"has a key scheduler.f_max already"):
+    with pytest.raises(ValueError, match=r"already has a key scheduler.f_max"):
         toml_keys("scheduler", t.Linear.Config, "f_max")
     with pytest.raises(TypeError, match="did you mean 'power'"):
         toml_keys("scheduler", t.Cosine.Config, "powr")

@@ -176,7 +176,7 @@ def test_all_mistakes_are_in_one_report_with_the_flag_as_it_was_typed() -> None:
         "this is a section, not a value",
         "did you mean --dryrun?",
         "a --no- flag must have no value",
-        "is no path",
+        "is not a path",
     ):
         assert expected in text
     assert "scheduler.anything" not in text, "a field of a class that is wrong is no mistake of its own"

@@ -38,9 +38,8 @@ def make_config(**changes: object) -> Cosmos3Generator.Config:
     [
         (
             {"natten_parameter_list": [{"3d": WINDOW}] * 6},
-            'joint_attn_implementation = "two_way": the former restricts what latents see, which this implementation '
-            "cannot; set "
-            "joint_attn_implementation = 'three_way'",
+            'joint_attn_implementation = "two_way": the former restricts the attention of latents, which '
+            "this implementation does not support; set joint_attn_implementation = 'three_way'",
         ),
         (
             {"joint_attn_implementation": "flex", "video_temporal_causal": True},

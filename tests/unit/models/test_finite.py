@@ -57,5 +57,5 @@ def test_a_vae_is_refused_too(tmp_path: Path) -> None:
     name = next(iter(weights))
     weights[name].view(-1)[0] = float("inf")
     save_file(weights, file, metadata={"format": "pt"})
-    with pytest.raises(UserError, match=r"vae: 1 tensor holds values .*: " + name):
+    with pytest.raises(UserError, match=r"vae: 1 tensor contains values .*: " + name):
         WanVAE.Config(vae_path=str(folder), precision="float32").build()

@@ -196,7 +196,7 @@ def test_files_that_do_not_hold_the_vae_are_refused_with_what_is_wrong(small, tm
         path.write_bytes(content)
         with pytest.raises(ValueError, match=message):
             WanVAE.Config(vae_path=str(path)).build()
-    with pytest.raises(FileNotFoundError, match="there is no file"):
+    with pytest.raises(FileNotFoundError, match="does not exist"):
         WanVAE.Config(vae_path="some/Wan2.2_VAE.pth").build()
 
 

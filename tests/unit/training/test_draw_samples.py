@@ -485,7 +485,8 @@ def test_a_network_that_only_sampling_loads_is_not_loaded_by_default(
     Trainer(config, run_folder=tmp_path / "run").train()
     assert list((tmp_path / "run" / NAME).iterdir()) == []
     assert (
-        f"expert would be loaded next to the trained network; trainer.callbacks.{NAME}.every=N generates" in caplog.text
+        f"expert would be loaded in addition to the trained network; trainer.callbacks.{NAME}.every=N generates"
+        in caplog.text
     )
 
 

@@ -70,7 +70,7 @@ def test_several_tables_are_a_mixed_data_set(tmp_path: Path) -> None:
             "datasets.environment.annotation_path": "datasets.environment.annotation_path=TEXT"}),
         (["dataset.annotation_path=a.json"], {}, {"datasets": "~datasets or ~dataset"}),
         ([], {"datasets": ["robovqa", "av"]}, {
-            "datasets": "data_dir=FOLDER, which has benchmark/robovqa/robovqa_benchmark_qa_pairs.json"}),
+            "datasets": "data_dir=FOLDER, which contains benchmark/robovqa/robovqa_benchmark_qa_pairs.json"}),
         (["datasets.environment.media_dir=gs://b/val"], {}, {
             "datasets.environment.media_dir": "gcloud storage cp -r gs://b/val FOLDER, then "
             "datasets.environment.media_dir=FOLDER_OR_FILE"}),

@@ -162,7 +162,7 @@ def test_rows_make_our_settings_and_a_report_of_every_key(tmp_path: Path) -> Non
     }
     text = format_report(translation)
     assert "3 keys: 1 approximated, 1 dead, 1 unneeded" in text
-    assert 'renamed       policy.type   kind = ""' in text.partition("left out")[2]
+    assert 'renamed       policy.type   kind = ""' in text.partition("omitted")[2]
     assert [warning.partition(": ")[2] for warning in translation.get_warnings()] == [
         "epochs is approximated: steps = 30; ten steps each",
         "policy.old is dead: use epochs",

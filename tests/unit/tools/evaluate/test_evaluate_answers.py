@@ -386,7 +386,7 @@ generation.max_tokens = 3
 def test_a_plan_says_what_is_opened(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert evaluate(world, "planned", "--dryrun", "--shard", "1/4") == 0
     said = capsys.readouterr().out
-    assert "asked    7 of 8 records" in said
+    assert "records  7 of 8 records" in said
     assert "shard    2 of them, number 1 of 4" in said
     assert "media    6 files are named, 5 exist; no other file is opened" in said
     assert "skipped mute: no_answer" in said

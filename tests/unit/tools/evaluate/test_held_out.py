@@ -87,7 +87,7 @@ def test_clips_that_cannot_be_used_are_named(tmp_path: Path) -> None:
         assert list(clips.left_out) == ["video_dataset_file.jsonl:3", "0_w0"]
         assert clips.left_out_lines()[1].startswith("skipped 0_w0: ")
     (tmp_path / "data/video_dataset_file.jsonl").write_text('{"uuid": "odd"}\n')
-    with pytest.raises(UserError, match=r"no usable clip: left out video_dataset_file.jsonl:1: bad_record"):
+    with pytest.raises(UserError, match=r"no usable clip: skipped video_dataset_file.jsonl:1: bad_record"):
         HeldOutClips(str(tmp_path / "data"), one.model)
 
 

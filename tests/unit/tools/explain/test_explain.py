@@ -114,7 +114,7 @@ def test_a_code_is_explained_without_a_log(
     assert (cause["id"], cause["file"], cause["line"], cause["count"]) == (104, None, None, 0)
     assert cause["words"] == ["dataloader_train.num_workers=1"]
     assert main(["explain", "E999"]) == 2
-    assert "is not an error code999" in capsys.readouterr().err
+    assert "E999 is not an error code" in capsys.readouterr().err
     (tmp_path / "E104").write_text(f"{OOM}\n")
     assert explain(capsys, "E104").startswith("GPU out of memory")  # a log of that name
 

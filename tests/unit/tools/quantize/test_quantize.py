@@ -109,7 +109,7 @@ def test_what_cannot_be_done_is_said_before_anything_is(
         assert reason in " ".join(capsys.readouterr().err.split()), words
     own = ["--dataset", "LlavaDataset", "--dataset.path", str(world / "data"), "--no-judge", "--scheme", "FP8"]
     assert main(["quantize", model, *out, *own, "--max-sequence-length", "9"]) == 2
-    reason = "no conversation to calibrate with: too_long 6; the longest has 47 tokens, raise max_sequence_length"
+    reason = "no conversation for calibration: too_long 6; the longest has 47 tokens, raise max_sequence_length"
     assert reason in " ".join(capsys.readouterr().err.split())
     assert not any(tmp_path.iterdir())
     assert main(["quantize", model, "--no-judge", "--dryrun", *out]) == 0
