@@ -116,7 +116,7 @@ def test_a_plan_for_other_gpus_is_not_judged(tmp_path: Path) -> None:
     run = run_of(tmp_path, processes=8)
     assert {good for _, good in judged(run).values()} == {None}
     html = write_page(run.folder).read_text()
-    assert "The plan is for 2 GPUs, but this run has 8 processes. No figure is judged." in html
+    assert "The plan is for 2 GPUs, but this run has 8 processes. The values are not compared." in html
 
 
 def section_text(run: RunFiles) -> str:
@@ -130,7 +130,7 @@ def test_the_section(tmp_path: Path) -> None:
     assert text.startswith(
         "Plan against measured Planned for 2 × h100-80; data of a step: the most in 8 batches of clips."
     )
-    assert "Peak memory tensors on the GPU 10 GiB 12 GiB 1.20 look at it" in text
+    assert "Peak memory tensors on the GPU 10 GiB 12 GiB 1.20 check" in text
     assert "waiting for data included 1 s to 2 s 1.5 s within as planned" in text
     assert "by phase backward 10 GiB forward 8 GiB with margins 12 GiB measured 12 GiB" in text
 
@@ -139,7 +139,7 @@ def test_a_run_that_has_measured_nothing_yet_and_one_without_a_plan(tmp_path: Pa
     run = run_of(tmp_path)
     (run.folder / "metrics.jsonl").unlink()
     (run.folder / "checkpoints").rename(tmp_path / "gone")
-    assert section_text(read_run(run.folder)).count("not known yet") == 4
+    assert section_text(read_run(run.folder)).count("not measured yet") == 4
     (run.folder / "plan.json").unlink()
     assert "Plan against measured" not in write_page(run.folder).read_text()
 

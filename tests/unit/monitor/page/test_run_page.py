@@ -86,7 +86,7 @@ def test_an_old_folder_says_what_it_lacks(tmp_path: Path) -> None:
     write_page(tmp_path)
     assert "metrics.jsonl : no step has been logged, so there are no curves" in text_of(tmp_path, "overview")
     assert text_of(tmp_path, "curves").startswith("Curves No step has been logged, so there are no curves.")
-    assert text_of(tmp_path, "samples") == "Samples No samples have been drawn in this run."
+    assert text_of(tmp_path, "samples") == "Samples No samples were generated in this run."
     assert "step 0 of 10" in text_of(tmp_path, "overview")
 
 
@@ -190,7 +190,7 @@ def test_what_the_start_found_in_the_data_is_shown(tmp_path: Path) -> None:
     }
     (folder / "data_report.json").write_text(json.dumps({"train": found, "val": {"records": 2, "features": {}}}))
     shown = text_of(folder, "data")
-    assert "in its training data data set my_shapes records 12,345 samples inspected at the start 40" in shown
+    assert "of the training data at the start data set my_shapes records 12,345 samples inspected at the start 40" in shown
     assert "missing file 7 clip3: no such file size 64x64 3 32x32 9" in shown
     assert "in its validation data records 2" in shown
     (folder / "data_report.json").write_text('{"train": {"left_out": [1], "features": 3}, "val": []}')
@@ -234,7 +234,7 @@ def test_settings_have_their_origin_and_no_secrets(tmp_path: Path) -> None:
     (folder / "config_origins.json").write_text(json.dumps(origins))
     shown = text_of(folder, "config")
     assert "optimizer. lr 0.001 recipe: 0.1 x.toml:3" in shown
-    assert "only what differs from the recipe (1)" in shown
+    assert "only differences from the recipe (1)" in shown
     assert "hush" not in write_page(folder).read_text()
 
 

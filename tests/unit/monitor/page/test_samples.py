@@ -173,7 +173,7 @@ def test_a_picture_that_cannot_be_embedded_is_linked(
         monkeypatch.setattr(samples, "EMBEDDED_PICTURES", 1000)
     html = write_page(folder).read_text()
     assert 'src="evaluation/contact_sheet.png"' in html
-    assert "1 video or picture lies beside this file" in html
+    assert "1 linked video or image is next to this file" in html
 
 
 def test_long_answers_get_a_wide_box(tmp_path: Path) -> None:

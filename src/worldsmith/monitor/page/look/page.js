@@ -51,7 +51,7 @@
     if (spec.lines.length === 1 && !spec.axes) {
       if (!line.points) told.push(`${last(spec, line)} at ${over(spec)} ${short(line.last[0])}`);
       const [at, least] = line.least;
-      told.push(`least ${short(least)} at ${spec.ticks ? spec.ticks[at] : short(at)}`, `greatest ${short(line.greatest[1])}`);
+      told.push(`min ${short(least)} at ${spec.ticks ? spec.ticks[at] : short(at)}`, `max ${short(line.greatest[1])}`);
     }
     if (byRun(spec)) told.push(labels(spec).length > DASHES.length ? `a line each for ${labels(spec).join(", ")}`
       : labels(spec).map((name, index) => `${DASHES[index][0]}: ${name}`).join(", "));
@@ -331,7 +331,7 @@
     }
     const age = (Date.now() - Date.parse(page.written)) / 1000;
     if (!page.live && page.at_work && age > 600)
-      note(`This page was written ${since(age)}, while the run was at work. Reload it, or rebuild it with \`worldsmith report\`.`);
+      note(`This page was written ${since(age)}, while the run was active. Reload it, or rebuild it with \`worldsmith report\`.`);
   }
 
   const seen = new IntersectionObserver(entries => entries.forEach(({target, isIntersecting}) => {
