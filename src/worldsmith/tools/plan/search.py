@@ -107,8 +107,8 @@ class SettingSearch:
         """Returns at most `wanted` fitting settings, best first.
 
         After the best setting, settings that are not merely slower forms of a selected one have priority over slower
-        forms. If a setting fits, settings that change the training result more are not evaluated. If even `least` is far
-        from fitting, the search ends.
+        forms. If a setting fits, settings that change the training result more are not evaluated. If even `least` is
+        far from fitting, the search ends.
 
         Raises:
             OutOfTime: If the time is over before a setting was found; later, the search only ends.

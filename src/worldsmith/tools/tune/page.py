@@ -217,7 +217,7 @@ def write_page(
         rules: Settings of the study.
         importances: Importance (0 to 1) by dimension.
         command: Command that trains with the best settings.
-        at_work: Whether the study is running, so that the report reloads itself.
+        at_work: Whether the study is running.
     """
     metric, direction = rules["metric"], rules["direction"]
     rows = [
