@@ -351,7 +351,10 @@ class EvaluateVideos(VideoAction):
         return found
 
     def samples(self, order: Order) -> list[GeneratedVideo]:
-        """Returns the (future) videos of an order with their real videos. Raises UserError if a real one is missing."""
+        """Returns the videos of an order with their real videos. Raises UserError if a real video is missing.
+
+        The generated videos do not need to exist yet.
+        """
         folders = {entry.name: entry.layers[0].folder for entry in read_files(self.files)}
         grid = LatentGrid(*order.model.config.latent_grid)
         found: list[GeneratedVideo] = []

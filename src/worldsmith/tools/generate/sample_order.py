@@ -67,7 +67,10 @@ class Order:
 
     @cached_property
     def weights_mark(self) -> str:
-        """Fingerprint of all weight files and the adapter; constant for an untrained run, which its name identifies."""
+        """Fingerprint of all weight files, also of the adapter.
+
+        The weights of an untrained run are not included, because the run's name determines them.
+        """
         folders = [] if self.model.weights == "untrained" else [self.model.folder]
         folders += [Path(self.adapter)] if self.adapter else []
         kinds = (*WEIGHTS, "*.pt") if self.model.weights_path else WEIGHTS

@@ -1,4 +1,4 @@
-"""`Fitting`: what a run with other settings needs, found by carrying out its steps."""
+"""`Fitting`: finds what a run with other settings needs, by simulating its steps."""
 
 from __future__ import annotations
 
@@ -43,25 +43,27 @@ MOST_KEPT = 22.0
 
 
 class Clock:
-    """Processor time of a search."""
+    """CPU time of a search, with a budget."""
 
     def __init__(self, budget: float = math.inf) -> None:
-        """`budget`: seconds that the search may take."""
+        """Starts the clock. `budget`: CPU seconds that the search may take."""
         self.budget, self.start = budget, time.process_time()
 
     @property
     def spent(self) -> float:
+        """CPU seconds since the start."""
         return time.process_time() - self.start
 
     @property
     def left(self) -> float:
+        """CPU seconds that are left of the budget."""
         return self.budget - self.spent
 
 
 class Fitting:
-    """Tries settings of the run that `read` gives for override words, on `ranks` GPUs.
+    """Evaluates settings of one run on `ranks` GPUs of one type.
 
-    Of a step it takes the samples of the run as it is, whatever the setting: packs are divided or joined.
+    A step has the samples of the unchanged run with every setting: packs are only split or merged.
     """
 
     def __init__(
@@ -75,8 +77,17 @@ class Fitting:
         clock: Clock | None = None,
         clips: Learned | None = None,
     ) -> None:
-        """`batches`: what a rank works on; None: as for a plan. `told` is called with what is being tried. `clips`:
-        other clips than those of the run, which each setting has."""
+        """Loads the run; simulates no step yet.
+
+        Args:
+            read: Returns the loaded run for a list of overrides.
+            ranks: Number of GPUs.
+            gpu: Type of the GPUs.
+            batches: Packs of a rank in a step; None: planned from the run's data.
+            told: Called with a description of the setting that is evaluated next.
+            clock: CPU time budget of the search; None: unlimited.
+            clips: Other clip sizes than those of the run, for all settings.
+        """
         self.read, self.ranks, self.gpu, self.given, self.told = read, ranks, gpu, batches, told
         self.clock, self.clips = clock or Clock(), clips
         self.loaded = read(() if clips is None else changed_words(clips.words))
@@ -89,18 +100,19 @@ class Fitting:
         """Max CPU time of a simulation with all layers."""
 
     def with_clips(self, clips: Learned) -> Fitting:
-        """Returns the search for other clip sizes, with the same time statistics."""
+        """Returns an evaluator for other clip sizes, with the same clock and time statistics."""
         other = Fitting(self.read, ranks=self.ranks, gpu=self.gpu, told=self.told, clock=self.clock, clips=clips)
         other.seconds, other.longest_of_all = self.seconds, self.longest_of_all
         return other
 
     def search(self, settings: Sequence[Setting]) -> SettingSearch:
+        """Returns a search over these settings within the time budget."""
         return SettingSearch(settings, self.evaluate, self.has_time, least=self.least)
 
     def has_time(self, whole: bool) -> bool:
-        """Returns whether a further setting can be tried.
+        """Returns whether there is time to evaluate another setting, with all layers if `whole`.
 
-        Time is kept for carrying out the best one with all layers.
+        Time for evaluating the best setting with all layers is reserved.
         """
         if not self.lists:
             return self.clock.left > self.seconds
@@ -108,7 +120,7 @@ class Fitting:
 
     @property
     def seconds_of_all(self) -> float:
-        """About the CPU time of a setting with all layers."""
+        """Estimated CPU seconds to simulate a setting with all layers."""
         if self.longest_of_all:
             return self.longest_of_all
         layers = sum(self.lists.values())
@@ -117,11 +129,13 @@ class Fitting:
 
     @cached_property
     def lists(self) -> dict[str, int]:
+        """Number of layers by the name of a list of repeated layers."""
         with with_published_parts(self.config) as stated:
             return long_lists(stated.config)
 
     @cached_property
     def data(self) -> PlannedBatches:
+        """Packs that each rank processes in a step of the unchanged run."""
         if self.given is not None:
             return PlannedBatches(self.given, "those that were given", 0, 0)
         with with_published_parts(self.config_of_degrees) as stated:
@@ -129,7 +143,7 @@ class Fitting:
 
     @cached_property
     def config_of_degrees(self) -> Any:
-        """The run, with the weights cut among all ranks where its own degrees are not for so many."""
+        """Config of the run; if its degrees do not fit `ranks`, the weights are sharded over all ranks."""
         try:
             plan_degrees(self.config.model.config.parallelism, self.ranks)
         except WrongValueError:
@@ -139,6 +153,7 @@ class Fitting:
 
     @cached_property
     def settings(self) -> list[Setting]:
+        """All settings that can be evaluated."""
         found = settings(
             self.config,
             ranks=self.ranks,
@@ -151,7 +166,7 @@ class Fitting:
 
     @cached_property
     def weighs_samples(self) -> bool:
-        """Whether a step learns the same from its samples however they are packed."""
+        """Whether a step has the same training result however its samples are packed."""
         with with_published_parts(self.config_of_degrees) as stated:
             task = task_for(stated.config, self.ranks)
             pack = [sample for batch in self.data.batches for sample in batch]
@@ -159,15 +174,18 @@ class Fitting:
 
     @cached_property
     def pace(self) -> Gpu:
-        """The GPU; one of which the memory alone is known has the speed of the smallest with as much."""
+        """GPU whose speed is used: the given one or, if its speed is unknown, the smallest one with enough memory."""
         if self.gpu.peak_flops:
             return self.gpu
         return (holding(self.gpu.memory) or list(GPUS.values()))[0]
 
     def evaluate(self, setting: Setting, whole: bool) -> Tried:
-        """Carries a setting out, as a plan of its words does (`whole`), or with as few layers as tell of all.
+        """Simulates a setting and returns memory and time.
 
-        Where these are all layers, it is always carried out as a plan does.
+        Args:
+            setting: The setting.
+            whole: Simulate all layers, as a plan does; False: few layers, from which all are extrapolated. A network
+                without repeated layers is always simulated completely.
         """
         words = ", ".join([*setting.words, *[ENCODED] * setting.encoded]) or "baseline"
         self.told(f"{words}, with all layers" if whole else words)
@@ -188,7 +206,7 @@ class Fitting:
         return Tried(setting, memory, work, seconds.total, whole=whole)
 
     def carry_out(self, config: Any, setting: Setting, whole: bool) -> StepWork:
-        """Simulates a setting.
+        """Simulates a setting and returns the work of a step.
 
         Args:
             config: Config with the setting applied.
@@ -214,14 +232,14 @@ class Fitting:
         return work
 
     def with_ranks(self, ranks: int) -> Fitting:
-        """Returns the search for another number of GPUs, with the same samples per GPU."""
+        """Returns an evaluator for another number of GPUs, with the same samples per GPU."""
         other = Fitting(self.read, ranks=ranks, gpu=self.gpu, batches=self.data.batches, told=self.told)
         other.encodings, other.lists, other.weighs_samples = self.encodings, self.lists, self.weighs_samples
         return other
 
     @property
     def smallest(self) -> dict[str, Setting]:
-        """The setting that needs least memory for each change of what is learned, the mildest change first.
+        """Setting that needs the least memory, for each change of the training result, the smallest change first.
 
         As few GPUs as possible share a pack.
         """
@@ -229,30 +247,33 @@ class Fitting:
 
     @property
     def with_most_context(self) -> dict[str, Setting]:
-        """As `smallest`, but as many GPUs as possible share a pack."""
+        """Same as `smallest`, but as many GPUs as possible share a pack."""
         return least_of(self.settings, lambda setting: int(setting.knobs["context"]))
 
     @property
     def least(self) -> Setting | None:
-        """The setting with the smallest states of those that save most besides; None where each is refused."""
+        """Setting of `with_most_context` with the smallest training state; None if all are rejected."""
         found = [(self.states(setting), setting) for setting in reversed(self.with_most_context.values())]
         known = [(states.peak, setting) for states, setting in found if states is not None]
         return min(known, key=lambda item: item[0], default=(0, None))[1]
 
     def states(self, setting: Setting) -> MemoryVerdict | None:
-        """Returns whether what lasts from step to step fits, by arithmetic; None where the setting is refused."""
+        """Returns whether the training state fits, computed without simulation; None if the setting is rejected."""
         try:
             return self.states_of(self.read(setting.words).tree)
         except REFUSED:
             return None
 
     def states_of(self, config: Any) -> MemoryVerdict:
+        """Returns the memory verdict for the training state only: weights, gradients and optimizer state."""
         return MemoryVerdict(self.gpu, sum(quick_plan(config, self.ranks).states.values()), self.ranks)
 
 
 def least_of(settings: Sequence[Setting], first: Callable[[Setting], int]) -> dict[str, Setting]:
-    """Returns the setting with the fewest replicas, then most of `first`, then the slowest, for each change of
-    learning."""
+    """Returns a setting for each change of the training result, the smallest change first.
+
+    It is the one with the fewest replicas, then with the most of `first`, then the slowest one.
+    """
     found: dict[str, Setting] = {}
     for setting in sorted(settings, key=lambda setting: (-setting.replicas, first(setting), sum(setting.slower))):
         found[setting.learned.says] = setting
@@ -275,5 +296,6 @@ def limits_of(loaded: Loaded) -> PackLimits:
 
 
 def first_line(error: Exception) -> str:
+    """Returns an exception message as one line, without its heading."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return " ".join(line.strip() for line in lines[1:3] if line.strip()) if "mistake" in lines[0] else lines[0]

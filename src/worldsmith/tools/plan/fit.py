@@ -1,4 +1,4 @@
-"""`worldsmith plan --fit`: settings with which a run fits into its GPUs, or with how many GPUs it would."""
+"""`worldsmith plan --fit`: finds settings with which a run fits into its GPUs, or the number of GPUs that is enough."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOT_THERE = "weights, optimizer state or activations in host RAM (offload); tens
 
 @dataclass(frozen=True, slots=True)
 class Enough:
-    """A number of GPUs with which a setting fits."""
+    """Number of GPUs that is enough, and the setting that fits on them."""
 
     gpus: int | None
     """Number of GPUs that is enough; None: no number is enough; 0: unknown, since all settings were rejected."""
@@ -36,7 +36,7 @@ class Enough:
 
 @dataclass(frozen=True, slots=True)
 class Fits:
-    """Result of the search."""
+    """Result of the search for settings that fit."""
 
     now: Tried | None
     """The unchanged run; None if its parallel degrees do not match the number of GPUs, or if it was not tried."""
@@ -64,7 +64,10 @@ class Fits:
 
 
 def find_fits(fitting: Fitting) -> Fits:
-    """Searches settings with which a run fits. Raises nothing for Ctrl-C: what was found up to then is the answer."""
+    """Searches settings with which a run fits.
+
+    Ctrl-C and the end of the time budget end the search without an exception; the result has what was found so far.
+    """
     batches, limits = fitting.data.batches, limits_of(fitting.loaded)
     plain = next((setting for setting in fitting.settings if not setting.words and not setting.encoded), None)
     plain = plain or as_it_is(fitting.config, ranks=fitting.ranks, batches=batches, limits=limits)
@@ -124,7 +127,7 @@ def find_fits(fitting: Fitting) -> Fits:
 
 
 def find_neighbors(fitting: Fitting, search: SettingSearch, best: Setting) -> dict[str, list[Tried]]:
-    """Simulates settings that differ from the best one in a single option, as long as time is left."""
+    """Returns evaluated settings that differ from the best one in one option, by option; stops if time is over."""
     found: dict[str, list[Tried]] = {}
     for setting in search.settings:
         turned = [name for name, value in best.knobs.items() if setting.knobs[name] != value]
@@ -138,7 +141,7 @@ def find_neighbors(fitting: Fitting, search: SettingSearch, best: Setting) -> di
 
 
 def find_enough(fitting: Fitting) -> Enough:
-    """Returns the fewest GPUs, doubled again and again, with which a setting fits. Raises OutOfTime."""
+    """Doubles the number of GPUs until a setting fits; returns it. Raises OutOfTime."""
     most = fitting.with_ranks(MOST_RANKS)
     possible = {change for change, setting in most.smallest.items() if states_fit(most, setting)}
     known, sharing, ranks = bool(most.smallest.keys() - possible), set[str](), fitting.ranks
@@ -166,13 +169,13 @@ def find_enough(fitting: Fitting) -> Enough:
 
 
 def states_fit(fitting: Fitting, setting: Setting) -> bool:
-    """Returns whether what lasts from step to step fits."""
+    """Returns whether the training state of a setting fits."""
     states = fitting.states(setting)
     return states is not None and states.spare >= 0
 
 
 def lacks_always(fitting: Fitting, tried: Tried) -> bool:
-    """Returns whether a setting does not fit either without what lasts from step to step, which more GPUs share."""
+    """Returns whether a setting does not fit even without its training state, which more GPUs would share."""
     states = fitting.states(tried.setting)
     if tried.memory is None or tried.work is None or states is None:
         return False
@@ -180,20 +183,20 @@ def lacks_always(fitting: Fitting, tried: Tried) -> bool:
 
 
 def of_largest_pack(setting: Setting) -> Setting:
-    """Returns the setting with its largest pack instead of each: the memory of a step is that of this pack."""
+    """Returns the setting with its largest pack instead of each pack: it determines the memory of a step."""
     packs = setting.packs.batches
     largest = max(packs, key=tokens_of)
     return replace(setting, packs=replace(setting.packs, batches=[largest] * len(packs)))
 
 
 def fit_lines(fits: Fits, gpu: Gpu, start: Sequence[str], run: Sequence[str], *, steps: int) -> Iterator[str]:
-    """Formats the settings that were found.
+    """Yields the lines that describe the result of the search.
 
     Args:
         fits: Result of the search.
         gpu: The GPU that is planned for.
-        start: Command that trains in as many processes.
-        run: Arguments that describe the run, up to those of a setting.
+        start: Command that trains with the planned number of processes.
+        run: Arguments that describe the run, to which the overrides of a setting are appended.
         steps: Optimizer steps of the run.
     """
     now = "its degrees do not match this number of GPUs" if fits.tried else "not tried"
@@ -235,6 +238,7 @@ def fit_lines(fits: Fits, gpu: Gpu, start: Sequence[str], run: Sequence[str], *,
 
 
 def nothing_fits(fits: Fits, start: Sequence[str], run: Sequence[str]) -> Iterator[str]:
+    """Yields the lines for a search in which no setting fits."""
     yield ""
     if fits.nearest is None:
         yield from row("nothing fits", "of the tried settings" if fits.stopped else "every setting was rejected")
@@ -267,6 +271,7 @@ def describe_learned(tried: Tried) -> str:
 
 
 def verdict(tried: Tried) -> str:
+    """Returns memory, spare memory and time of a setting as text."""
     memory = tried.memory
     if memory is None:
         return f"refused: {tried.refused}"
@@ -279,7 +284,7 @@ def verdict(tried: Tried) -> str:
 
 
 def compared(other: Tried, best: Tried) -> str:
-    """Returns the reason for which `other` is worse than `best`."""
+    """Returns how `other` compares with `best`: the reason why it does not fit, or the relative time."""
     if other.memory is None:
         return f"is rejected ({other.refused})"
     if not other.fits:
@@ -291,6 +296,7 @@ def compared(other: Tried, best: Tried) -> str:
 
 
 def row(about: str, text: str, *, first: int = FIRST) -> Iterator[str]:
+    """Yields a labeled text, wrapped to the terminal."""
     yield from wrap_row(about, text, first=first)
 
 
@@ -313,6 +319,7 @@ def fit_facts(fits: Fits) -> dict[str, Any]:
 
 
 def facts(tried: Tried) -> dict[str, Any]:
+    """Returns an evaluated setting as JSON data."""
     setting = tried.setting
     return {
         "words": list(setting.words),

@@ -11,7 +11,7 @@ FACTORS = (2, 4, 8)
 
 @dataclass(frozen=True, slots=True)
 class PackLimits:
-    """Limits of a pack and their config paths."""
+    """Limits of a pack and their config paths; None: no limit."""
 
     tokens: int | None
     samples: int | None
@@ -23,13 +23,14 @@ class PackLimits:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Packs of one rank in a step."""
+    """Packs of one rank in a step, and the overrides that produce them."""
 
     batches: Sequence[Sequence[Any]]
     words: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def size(self) -> str:
+        """Size of the largest pack as text."""
         most = max(map(tokens_of, self.batches))
         samples = max(map(len, self.batches))
         return f"{most:,} tokens ({samples} sample{'s' * (samples != 1)})"
@@ -89,9 +90,11 @@ def balanced(pack: Sequence[Any], count: int) -> list[list[Any]]:
 
 
 def tokens_of(pack: Sequence[Any]) -> int:
+    """Returns the number of tokens of a pack."""
     return sum(sample.num_tokens for sample in pack)
 
 
 def limit_words(limits: PackLimits, tokens: int | None, samples: int | None) -> dict[str, str]:
+    """Returns the overrides that set the limits of a pack: config path -> value."""
     found = {limits.tokens_path: tokens, limits.samples_path: samples}
     return {path: str(limit) for path, limit in found.items() if limit is not None}

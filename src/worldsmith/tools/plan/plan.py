@@ -1,6 +1,6 @@
-"""`worldsmith plan`: what a run needs, before it has a GPU.
+"""`worldsmith plan`: estimates what a run needs, without a GPU.
 
-Exit codes: 0 planned, 1 nothing that --fit tried fits, 2 the run could not be planned, or a mistake of the user.
+Exit codes: 0 planned, 1 no setting that --fit evaluated fits, 2 the run could not be planned, or a mistake of the user.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class PlanRun(RunAction):
     config: Config
 
     def run(self) -> Result:
-        """The lines come as they are known. Raises ValueError or UserError for what cannot be planned."""
+        """Returns the plan, whose lines appear as they become available. Raises ValueError or UserError."""
         self.refuse_ignored()
         if self.config.fit:
             return self.find_fits()
@@ -92,7 +92,7 @@ class PlanRun(RunAction):
             )
 
     def find_fits(self) -> Result:
-        """Searches, and writes the best setting. Raises UserError before it for a file that cannot be written."""
+        """Searches settings that fit, and writes the best one. Raises UserError first if the file cannot be written."""
         from worldsmith.tools.plan.evaluate_settings import Clock, Fitting
         from worldsmith.tools.plan.fit import find_fits, fit_facts, fit_lines, row
 
@@ -132,6 +132,7 @@ class PlanRun(RunAction):
         return {**known, "gpu": asdict(self.gpu), "quick": asdict(self.quick)}
 
     def lines(self) -> Iterator[str]:
+        """Yields the lines of the plan."""
         yield from quick_lines(self.name, self.quick, self.gpu, self.ranks, self.degrees)
         if self.config.quick:
             return
@@ -166,14 +167,17 @@ class PlanRun(RunAction):
 
 
 def unset_variables(tree: Any) -> list[str]:
-    """Environment variables that are not set and that references without a default name, in the order of the config."""
+    """Returns unset environment variables that references without a default name, in the order of the config."""
     texts = [value for _, value in walk(tree) if isinstance(value, str)]
     names = [name.strip() for text in texts for name in re.findall(r"\$\{oc\.env:([^,{}]+)\}", text)]
     return [name for name in dict.fromkeys(names) if name not in os.environ]
 
 
 def launch_words(ranks: int, per_machine: int) -> list[str]:
-    """Returns the launch command for `ranks` processes. R and HOST stand for node rank and master address."""
+    """Returns the launch arguments for `ranks` processes; empty for one.
+
+    R and HOST in them stand for node rank and master address.
+    """
     machines = next(n for n in range(-(-ranks // per_machine), ranks + 1) if ranks % n == 0)
     several = ["--nnodes", str(machines), "--node-rank", "R", "--master-addr", "HOST"] if machines > 1 else []
     return ["launch", *several, "--nproc-per-node", str(ranks // machines)] if ranks > 1 else []

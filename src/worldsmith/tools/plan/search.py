@@ -1,4 +1,4 @@
-"""The best of many settings, of which as few as possible are carried out."""
+"""Finds the best of many settings while simulating as few of them as possible."""
 
 from __future__ import annotations
 
@@ -38,11 +38,12 @@ class Tried:
 
     @property
     def fits(self) -> bool:
+        """Whether the setting was simulated and fits."""
         return self.memory is not None and self.work is not None and self.memory.spare >= 0
 
     @property
     def order(self) -> tuple[float, ...]:
-        """The best first: the least change of what is learned, the fastest, the fewest words, the smallest."""
+        """Sort key, best first: smallest change of the training result, fastest, fewest overrides, least memory."""
         assert self.memory is not None
         assert self.seconds is not None
         setting = self.setting
@@ -54,14 +55,14 @@ Evaluate = Callable[[Setting, bool], Tried]
 
 
 class OutOfTime(Exception):  # noqa: N818 (no error: it ends a search)
-    """There is no time for a further setting."""
+    """Raised if there is no time to evaluate another setting."""
 
 
 class SettingSearch:
-    """Goes from what changes nothing of what is learned to what changes most.
+    """Search that begins with settings that do not change the training result and ends with those that change it most.
 
-    Two things save most of the trials: a setting that does more than one that fits is slower, and one that keeps more
-    than one that surely does not fit does not fit. What is chosen was carried out with all layers.
+    Two rules save most evaluations. A setting that saves more memory than a fitting one is slower, and a setting that
+    keeps more than one that clearly does not fit does not fit either. Selected settings were simulated with all layers.
     """
 
     def __init__(
@@ -72,8 +73,14 @@ class SettingSearch:
         *,
         least: Setting | None = None,
     ) -> None:
-        """`has_time`: whether there is time to try a further setting, with all layers (True) or with few. `least`: the
-        setting that probably needs least memory of all, where it is known."""
+        """Prepares the search; evaluates no setting yet.
+
+        Args:
+            settings: The settings.
+            evaluate: Evaluates a setting, see `Evaluate`.
+            has_time: Returns whether there is time to evaluate another setting, with all layers (True) or few (False).
+            least: Setting that probably needs the least memory; None: unknown.
+        """
         self.settings, self.evaluate, self.has_time, self.least = settings, evaluate, has_time, least
         self.known: dict[Setting, Tried] = {}
         self.found: list[Tried] = []
@@ -83,30 +90,28 @@ class SettingSearch:
 
     @property
     def best_so_far(self) -> list[Tried]:
-        """Returns the selected settings; before there are any, the best fitting ones, possibly simulated with few
-        layers."""
+        """Selected settings, best first; if there are none, the best fitting one, perhaps simulated with few layers."""
         chosen = self.found or sorted(self.fitting(self.settings), key=lambda tried: (not tried.whole, tried.order))[:1]
         return sorted(chosen, key=lambda tried: tried.order)
 
     def confirm(self) -> None:
-        """Carries the best so far out with all layers where that was not done, until one fits."""
+        """Simulates the best setting so far with all layers, and then the next one, until one fits."""
         while (chosen := self.best_so_far) and not chosen[0].whole:
             self.try_(chosen[0].setting, whole=True)
 
     def best_if_least_fits(self) -> list[Tried]:
-        """Returns the best, if the setting that needs least memory fits: else it is not looked for.
-
-        Raises OutOfTime.
-        """
+        """Returns `best()` if the setting that needs the least memory fits, else an empty list. Raises OutOfTime."""
         return self.best() if self.least is not None and self.try_in_time(self.least).fits else []
 
     def best(self, wanted: int = 3) -> list[Tried]:
-        """Returns the best, and then the best of those that are not merely a slower form of one before them, then
-        slower forms.
+        """Returns at most `wanted` fitting settings, best first.
 
-        Where something fits, nothing is tried that changes more of what is learned, and where even `least` is far from
-        fitting, nothing that changes anything. Raises OutOfTime before something was found; after that the time ends
-        the search.
+        After the best setting, settings that are not merely slower forms of a selected one have priority over slower
+        forms. If a setting fits, settings that change the training result more are not evaluated. If even `least` is
+        far from fitting, the search ends.
+
+        Raises:
+            OutOfTime: If the time is over before a setting was found; later, the search only ends.
         """
         found = self.found
         for level in sorted({setting.learned.level for setting in self.settings}):
@@ -130,8 +135,10 @@ class SettingSearch:
         return self.best_so_far
 
     def is_hopeless(self) -> bool:
-        """Returns whether even `least` is far from fitting: it is tried after a milder change was carried out and
-        is, too."""
+        """Returns whether even `least` is far from fitting.
+
+        It is evaluated only after another setting that changes the training result was far from fitting, too.
+        """
         if self.least is None:
             return False
         if self.least not in self.known:
@@ -142,7 +149,7 @@ class SettingSearch:
         return lacks(self.known[self.least], FAR)
 
     def next_best(self, here: Sequence[Setting], chosen: set[Setting], *, without_slower_forms: bool) -> Tried | None:
-        """Returns the best that fits next to those that were chosen."""
+        """Returns the best fitting setting in `here` that is not in `chosen`; None if there is none."""
         while True:
             ignored = set() if without_slower_forms else chosen
             open_ = self.undecided(here, ignored)
@@ -163,8 +170,7 @@ class SettingSearch:
                 return self.known[best.setting]
 
     def undecided(self, here: Iterable[Setting], ignored: set[Setting]) -> list[Setting]:
-        """Returns the settings that may fit and be faster than the fitting ones, from the largest memory to the
-        smallest."""
+        """Returns settings that may fit and be faster than the fitting ones, the largest memory first."""
         fitting = [tried.setting for tried in self.known.values() if tried.fits and tried.setting not in ignored]
         lacking = [tried.setting for tried in self.known.values() if lacks(tried, SURELY)]
         left = [
@@ -177,28 +183,34 @@ class SettingSearch:
         return sorted(left, key=lambda setting: sum(setting.slower))
 
     def untried(self) -> list[Setting]:
-        """Returns the settings that may be better than the selected ones and were not tried."""
+        """Returns the settings that may be better than the selected ones and were not evaluated."""
         most = min((tried.setting.learned.level for tried in self.best_so_far), default=math.inf)
         return self.undecided([setting for setting in self.settings if setting.learned.level <= most], set())
 
     def fitting(self, here: Iterable[Setting]) -> list[Tried]:
+        """Returns the evaluated settings in `here` that fit."""
         return [self.known[setting] for setting in here if setting in self.known and self.known[setting].fits]
 
     def try_in_time(self, setting: Setting, *, whole: bool | None = False) -> Tried:
-        """Raises OutOfTime where there is no time. `whole`: with all layers; None: so, whatever time it takes."""
+        """Evaluates a setting. Raises OutOfTime if there is no time.
+
+        `whole`: simulate all layers; None: all layers, whatever time it takes.
+        """
         if whole is not None and not self.has_time(whole):
             self.stopped = "time"
             raise OutOfTime
         return self.try_(setting, whole=whole is not False)
 
     def try_(self, setting: Setting, *, whole: bool = False) -> Tried:
+        """Evaluates a setting and stores the result."""
         self.known[setting] = self.evaluate(setting, whole)
         return self.known[setting]
 
     def nearest(self) -> Tried | None:
-        """Returns the setting that needs least memory of those that do not fit; None where everything was refused.
+        """Returns the setting that needs the least memory although it does not fit; None if all were rejected.
 
-        Where only the states are known, which are the same in many settings, it is the one that saves most besides.
+        If only the training state is known, which is equal for many settings, it is the one with most memory-saving
+        options.
         """
         if self.least in self.known and lacks(self.known[self.least], FAR):
             return min(self.needs(), key=by_need, default=None)
@@ -219,13 +231,13 @@ class SettingSearch:
 
 
 def needed(tried: Tried) -> int:
-    """Returns the bytes that a setting needs of a GPU, where they are known."""
+    """Returns the bytes of GPU memory that a setting with known memory needs."""
     assert tried.memory is not None
     return tried.memory.needed
 
 
 def is_slower(setting: Setting, other: Setting) -> bool:
-    """Returns whether it is a slower form of the other."""
+    """Returns whether a setting is a slower form of another one."""
     return setting != other and other.as_fast_as(setting)
 
 
@@ -235,6 +247,6 @@ def by_need(tried: Tried) -> tuple[int, int]:
 
 
 def lacks(tried: Tried, fraction: float) -> bool:
-    """Returns whether more memory is lacking than this fraction of the tensors' peak."""
+    """Returns whether the lacking memory exceeds this fraction of the peak of the tensors."""
     memory = tried.memory
     return memory is not None and -memory.spare > fraction * memory.peak

@@ -1,4 +1,4 @@
-"""The settings of a run that may be changed to make it fit, or faster, as override words."""
+"""Settings of a run that may be changed so that it fits or is faster, as overrides."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """A change of what is learned, from none (level 0) on."""
+    """Change of the training result, from none (level 0) upwards, with its overrides."""
 
     level: int
     says: str
@@ -53,16 +53,16 @@ class Setting:
 
     @property
     def keeps_sums(self) -> bool:
-        """Whether whole gradients are kept between the packs of a step."""
+        """Whether unsharded gradients are kept between the packs of a step."""
         return not self.slower[-1] and len(self.packs.batches) > 1
 
     def as_fast_as(self, other: Setting) -> bool:
-        """Returns whether it does all that the other does, and nothing more."""
+        """Returns whether this setting is as fast: it uses no memory-saving option that `other` does not use."""
         same = self.learned == other.learned and self.replicas == other.replicas
         return same and all(mine <= its for mine, its in zip(self.slower, other.slower))
 
     def as_large_as(self, other: Setting) -> bool:
-        """Returns whether it keeps all that the other keeps."""
+        """Returns whether this setting needs at least as much memory: it keeps all that `other` keeps."""
         kept = all(mine <= its for mine, its in zip(self.slower[:-1], other.slower[:-1]))
         same = self.learned == other.learned and self.replicas >= other.replicas
         return same and kept and self.keeps_sums >= other.keeps_sums
@@ -77,10 +77,15 @@ def settings(
     additive: bool = True,
     per_machine: int = 8,
 ) -> list[Setting]:
-    """Returns all that may be tried. `batches`: what a rank works on in a step; each setting has the same samples in a
-    step.
+    """Returns all settings that can be evaluated.
 
-    `additive`: whether samples weigh the same in packs of any size.
+    Args:
+        config: Config of the run.
+        ranks: Number of GPUs.
+        batches: Packs of a rank in a step; each setting has the same samples in a step.
+        limits: Limits of a pack.
+        additive: Whether samples have the same weight in packs of any size, so that they can be repacked.
+        per_machine: Number of GPUs per machine.
     """
     found: list[Setting] = []
     for learned in changes(config):
@@ -94,7 +99,7 @@ def settings(
 def as_it_is(
     config: Trainer.Config, *, ranks: int, batches: Sequence[Sequence[Any]], limits: PackLimits
 ) -> Setting | None:
-    """Returns the setting that changes no word; None where the run's degrees are not for so many ranks."""
+    """Returns the setting without overrides (the baseline); None if the run's degrees do not fit `ranks`."""
     now = degrees_now(config, ranks)
     plain = Learned(0, "nothing")
     same = arranged(config, plain, ranks, now.replicate, now.context, batches, limits, additive=False)
@@ -112,7 +117,7 @@ def degrees_now(config: Trainer.Config, ranks: int) -> Degrees:
 
 
 def replica_counts(ranks: int, per_machine: int) -> list[int]:
-    """Weights are cut among all ranks, among those of a machine, or not at all."""
+    """Returns numbers of replicas: weights are sharded over all ranks, over those of a machine, or not at all."""
     machines = ranks // per_machine if ranks % per_machine == 0 else 1
     return sorted({1, machines, ranks})
 
@@ -128,7 +133,7 @@ def arranged(
     *,
     additive: bool,
 ) -> Iterator[Setting]:
-    """Yields the settings with these degrees."""
+    """Yields the settings with these parallelism degrees."""
     model, now = config.model.config, degrees_now(config, ranks)
     if len(batches) * context % now.context:
         return
@@ -164,8 +169,7 @@ def arranged(
 
 
 def changes(config: Trainer.Config) -> Iterator[Learned]:
-    """Yields changes that affect the training result, smallest effect first. Changes without effect are in all of
-    them."""
+    """Yields changes of the training result, the smallest first; each includes the settings without an effect on it."""
     model, free = config.model.config, free_words(config)
     yield Learned(0, "nothing", free)
     level = 0
@@ -219,7 +223,7 @@ def free_words(config: Trainer.Config) -> dict[str, str]:
 
 
 def without_average(config: Trainer.Config) -> dict[str, str]:
-    """Also for callbacks that draw with it."""
+    """Returns overrides that disable the EMA weights, also in callbacks that generate samples with them."""
     words = {f"{MODEL}.ema.enabled": "false"}
     for name, callback in config.trainer.callbacks.items():
         weights = getattr(callback, "weights", None)
@@ -231,8 +235,7 @@ def without_average(config: Trainer.Config) -> dict[str, str]:
 
 
 def usual_targets(config: Trainer.Config) -> str | None:
-    """Returns the names of the attention's layers; None where no layers have the usual names, or where these layers are
-    frozen."""
+    """Returns the names of the attention layers; None if they have other names or are frozen."""
     model = config.model.config
     layers, shapes = model.adaptable_layers(), model.shapes()
     if layers is None:  # the family checks targets when the network is built
@@ -243,7 +246,7 @@ def usual_targets(config: Trainer.Config) -> str | None:
 
 
 def smaller_clips(config: Trainer.Config) -> Iterator[Learned]:
-    """Other clips than those of the run, from those that change least: shorter ones, smaller ones, and both."""
+    """Yields changes to smaller clips, the smallest change first: shorter clips, lower resolutions, and both."""
     dataset: Any = getattr(config.dataloader_train, "dataset", None)
     resolution, frames = getattr(dataset, "resolution", ""), getattr(dataset, "num_video_frames", 0)
     if not resolution:
@@ -264,7 +267,7 @@ def smaller_clips(config: Trainer.Config) -> Iterator[Learned]:
 
 
 def smaller_resolution(resolution: str) -> str:
-    """Returns the next smaller tier, or half of an exact size; "" where there is none."""
+    """Returns the next smaller resolution bucket, or half of an exact size; "" if there is none."""
     exact = exact_size(resolution)
     if exact is not None:
         height, width = (side // 2 // 32 * 32 for side in exact)
@@ -274,7 +277,7 @@ def smaller_resolution(resolution: str) -> str:
 
 
 def with_clips(setting: Setting, clips: Learned) -> Setting:
-    """Returns the setting of a run with these clips."""
+    """Returns the setting for a run with these clips."""
     learned = setting.learned
     says = clips.says if not learned.level else f"{clips.says}; {learned.says}"
     learned = Learned(clips.level + learned.level, says, {**clips.words, **learned.words})
@@ -303,7 +306,7 @@ def degree_words(config: Trainer.Config, ranks: int, replicas: int, context: int
 
 
 def can_share(config: Trainer.Config, context: int) -> bool:
-    """Returns whether so many ranks can share the tokens of a pack."""
+    """Returns whether `context` ranks can share the tokens of a pack."""
     try:
         config.model.config.check_context(context)
     except ValueError:

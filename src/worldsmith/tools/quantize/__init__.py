@@ -1,4 +1,4 @@
-"""`worldsmith quantize`: a reasoner with fewer bits for each weight."""
+"""`worldsmith quantize`: writes a reasoner with fewer bits per weight."""
 
 from worldsmith.actions.registry import Command
 

@@ -1,4 +1,4 @@
-"""`worldsmith quantize MODEL`: a reasoner with fewer bits for each weight, checked against what it was made of."""
+"""`worldsmith quantize MODEL`: quantizes the weights of a reasoner, and compares its answers with the original's."""
 
 from __future__ import annotations
 
@@ -42,16 +42,22 @@ Asked = Sequence[tuple[str, Sequence[Turn]]]
 
 @dataclass(frozen=True, slots=True)
 class TimedAnswers:
-    """The answers of one model, and the seconds that all of them took."""
+    """Answers of one model, and the seconds that all of them took."""
 
     answers: list[Answer]
     seconds: float
 
 
 def compare_answers(asked: Asked, before: TimedAnswers, after: TimedAnswers) -> dict[str, Any]:
-    """Metrics of both models, as `worldsmith evaluate` computes them.
+    """Returns metrics of both models, computed as in `worldsmith evaluate`.
 
-    Conversations that one of the models could not be asked are left out. Raises UserError if all of them are.
+    Args:
+        asked: The conversations.
+        before: Answers of the original model, in the order of the conversations.
+        after: Answers of the quantized model, in the same order.
+
+    Raises:
+        UserError: If no question was answered by both models; other failed questions are skipped and counted.
     """
     pairs = {old.key: (old, new) for old, new in zip(before.answers, after.answers) if not old.error and not new.error}
     if not pairs:
@@ -82,7 +88,7 @@ INDEX, FIGURES = "config.json", "quantization.json"
 
 @dataclass(frozen=True, slots=True)
 class QuantizationInputs:
-    """Inputs of a quantization."""
+    """Inputs of a quantization: the model, its quantizer and the datasets."""
 
     model: StoredModel
     quantizer: Quantizer
@@ -195,9 +201,9 @@ class Quantize(AnswerAction, WritingAction):
         return Result(summarize_quantization(facts, place), {**facts, "folder": str(place)}, code=0 if passed else 1)
 
     def prepare(self) -> QuantizationInputs:
-        """Finds the model and the data, and makes all checks that cost little.
+        """Returns the model, the quantizer and the datasets, after all cheap checks.
 
-        Raises UserError if something cannot be done, or is missing.
+        Raises UserError if the quantization is not possible or an input is missing.
         """
         config, out = self.config, Path(self.config.out)
         find_device(config.device)
@@ -219,7 +225,7 @@ class Quantize(AnswerAction, WritingAction):
         return QuantizationInputs(model, quantizer, data, questions)
 
     def ask(self, answerer: Answerer, asked: Asked, what: str) -> TimedAnswers:
-        """Asks a model all questions; the first one also before the clock starts, as a warm-up."""
+        """Answers all questions and measures the time; the first question is answered once before, as a warm-up."""
         questions = [(key, question(turns)) for key, turns in asked]
         list(answerer.answers(questions[:1], batch_size=1, max_new_tokens=1))
         answers, show = [], share_done(what)
@@ -231,7 +237,10 @@ class Quantize(AnswerAction, WritingAction):
         return TimedAnswers(answers, time.perf_counter() - start)
 
     def observe(self, quantizer: Quantizer, answerer: Answerer, data: ChatDataset) -> dict[str, Any]:
-        """Runs the model over conversations as in training; what was used and left out. Raises UserError for none."""
+        """Runs the model over conversations as in training, so that the quantizer observes its activations.
+
+        Returns the numbers of used and skipped conversations. Raises UserError if none can be used.
+        """
         left_out, longest, used = Counter[str](), 0, 0
         indices, show = spread_indices(data, self.config.samples), share_done("calibrating")
         cap = self.config.max_sequence_length
@@ -264,9 +273,9 @@ class Quantize(AnswerAction, WritingAction):
 def dataset_of(
     model: StoredModel, given: ChatDataset.Config | None, flag: str, loader: str, purpose: str
 ) -> ChatDataset:
-    """Returns the dataset that is given, or that of the model's run.
+    """Returns the given dataset, else the dataset of the model's run.
 
-    Raises UserError when there is neither, DataError.
+    Raises UserError if there is neither, DataError if it cannot be read.
     """
     stated = ((model.tree or {}).get(loader) or {}).get("dataset")
     if given is None and stated is None:
@@ -277,13 +286,14 @@ def dataset_of(
 
 
 def describe_selection(dataset: ChatDataset | None, count: int) -> str:
+    """Returns the number of selected conversations and the name of the dataset as text."""
     return (
         "nothing" if dataset is None else f"{len(spread_indices(dataset, count))} of {len(dataset)} in {dataset.name}"
     )
 
 
 def conversations(dataset: ChatDataset, count: int) -> Asked:
-    """Raises UserError when none can be asked."""
+    """Returns at most `count` evenly spaced conversations. Raises UserError if none is usable."""
     asked = []
     for index in spread_indices(dataset, count):
         with suppress(SampleError):  # `run` counts them
@@ -300,6 +310,7 @@ def spread_indices(dataset: ChatDataset, count: int) -> list[int]:
 
 
 def sizes_of(quantizer: Quantizer, folder: Path) -> dict[str, Any]:
+    """Returns the sizes before and after quantization for the result file."""
     sizes = quantizer.sizes
     return {
         "numbers": sizes.numbers,
@@ -311,10 +322,12 @@ def sizes_of(quantizer: Quantizer, folder: Path) -> dict[str, Any]:
 
 
 def falls_by(check: dict[str, Any]) -> float:
+    """Returns by how much the accuracy (0 to 1) decreases."""
     return float(check["accuracy_before"] - check["accuracy_after"])
 
 
 def describe_quantizer(quantizer: Quantizer) -> str:
+    """Returns the quantized fraction of the weights and the compression factor as text."""
     sizes = quantizer.sizes
     return (
         f"{sizes.quantized / sizes.numbers:.0%} of {sizes.numbers / 1000000.0:.1f} million parameters, "
@@ -323,6 +336,7 @@ def describe_quantizer(quantizer: Quantizer) -> str:
 
 
 def reasons(left_out: Mapping[str, int]) -> str:
+    """Returns the numbers of skipped conversations by reason as text."""
     return ", ".join(f"{reason} {count}" for reason, count in sorted(left_out.items())) or "none"
 
 

@@ -1,4 +1,4 @@
-"""`worldsmith train --rehearse`: what every rank of a run would do first, save, resume and export."""
+"""`worldsmith train --rehearse`: simulates the first step, save, resume and export of every rank of a run."""
 
 from worldsmith.actions.registry import Command
 

@@ -1,4 +1,4 @@
-"""Checks what every exporter of the model family would write against the library classes that load it."""
+"""Compares the tensors that every exporter of a model family would write with the library classes that load them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Exports:
 
 
 class ShapesOnly(WeightSource):
-    """Weights of a network that is nowhere; reading them leaves tensors as they are."""
+    """Weight source that has only names and shapes; reading does not change the tensors."""
 
     def __init__(self, shapes: Mapping[str, Sequence[int]]) -> None:
         self.path, self.describe = Path("the run"), "the run"
@@ -63,12 +63,13 @@ class ShapesOnly(WeightSource):
 
 
 class TrainedModel(StoredModel):
-    """The model that a run would have saved."""
+    """Stored model that a run would save, without weights."""
 
     shapes: ShapesOnly
 
     @classmethod
     def of(cls, config: Trainer.Config, network: nn.Module) -> TrainedModel:
+        """Returns the model that a run with this config and network would save."""
         tree, job, average = to_dict(config), config.job, config.model.config.ema
         model = cls(
             folder=Path("the run"),
@@ -90,7 +91,7 @@ class TrainedModel(StoredModel):
         return self.shapes
 
     def load(self, device: str | torch.device = "cpu", **options: Any) -> Any:
-        """Returns the model in float32 without adapters, in tensors without memory."""
+        """Builds the model in float32 without adapters; its tensors have no memory under the fake mode."""
         defaults = {} if self.defaults is None else {"defaults": self.defaults}
         with real_values():
             model: Any = self.merged_spec.config.build(device="meta", **defaults)
@@ -104,7 +105,10 @@ class TrainedModel(StoredModel):
 
 
 def rehearse_exports(config: Trainer.Config) -> Exports:
-    """Checks every export format of the model family for the network at its full size."""
+    """Checks every export format of the model family for the full network of a run.
+
+    Errors of an exporter become findings; a format that does not support the model is recorded with the reason.
+    """
     network = config.model.config.build(device="meta").network
     model, done = TrainedModel.of(config, network), Exports()
     formats = formats_of(model.spec.name)
@@ -166,7 +170,7 @@ def wanted_by(
 
 
 def adapted_shapes(network: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Sequence[int]]:
-    """Returns the matrices that PEFT makes for the layers that are named, around the library's network."""
+    """Returns the shapes of the adapter matrices that PEFT creates for the adapted layers of a library's network."""
     from peft import LoraConfig, inject_adapter_in_model
 
     low, network = MATRICES[0], copy.deepcopy(network)
@@ -179,7 +183,7 @@ def adapted_shapes(network: nn.Module, tensors: Mapping[str, Tensor]) -> dict[st
 
 
 def compare_tensors(format: str, tensors: Mapping[str, Tensor], wanted: ExpectedTensors | None) -> Iterator[Finding]:
-    """Yields the names that are missing or unknown, and shapes that differ."""
+    """Yields findings for missing or unexpected names and for different shapes."""
     if wanted is None:
         return
     missing = [name for name in wanted.shapes if name not in tensors and name not in wanted.spare]

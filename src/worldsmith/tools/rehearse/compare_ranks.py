@@ -1,4 +1,4 @@
-"""Whether the ranks of a run agree: in the weights that they hold, the collectives that they call, and their save."""
+"""Checks whether the simulated ranks agree on weights, collectives and the save of a checkpoint."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]
 def compare_weights(records: Sequence[RankRecord], shares: int) -> Iterator[Finding]:
     """Yields a finding if trained weights are not sharded over the `shares` ranks, or if two ranks differ.
 
-    Frozen weights may be replicated: they have no gradients, and a few small norms are cheaper that way.
+    Frozen weights may be replicated: they have no gradients, and small norms are cheaper that way.
     """
     first = records[0]
     whole = [f"{name} {list(w.shape)}" for name, w in first.weights.items() if w.whole and w.trained]
@@ -65,7 +65,7 @@ def compare_weights(records: Sequence[RankRecord], shares: int) -> Iterator[Find
 def compare_traces(records: Sequence[RankRecord]) -> list[Finding]:
     """Finds ranks that call other collectives, or in another order, than the other ranks of their groups.
 
-    Such a run would hang or exchange wrong tensors. Each rank is compared with the first one with which it shares a
+    Such a run would hang or exchange wrong tensors. Each rank is compared with the first rank with which it shares a
     group.
     """
     found: dict[int, Finding] = {}
@@ -84,7 +84,7 @@ def compare_traces(records: Sequence[RankRecord]) -> list[Finding]:
 
 
 def compare_two(first: RankRecord, other: RankRecord) -> Finding | None:
-    """Returns the first difference in the groups that both ranks belong to."""
+    """Returns a finding for the first difference in the collectives of groups with both ranks; None if they agree."""
     expected, called = ([s for s in r.trace if {first.rank, other.rank} <= set(s.ranks)] for r in (first, other))
     if expected == called:
         return None
@@ -108,7 +108,7 @@ def compare_two(first: RankRecord, other: RankRecord) -> Finding | None:
 
 
 def find_outsiders(records: Sequence[RankRecord]) -> Iterator[Finding]:
-    """Collectives of groups that the calling rank does not belong to."""
+    """Yields a finding for each rank that calls a collective of a group to which it does not belong."""
     for record in records:
         strange = next((sent for sent in record.trace if record.rank not in sent.ranks), None)
         if strange is not None:
@@ -117,6 +117,7 @@ def find_outsiders(records: Sequence[RankRecord]) -> Iterator[Finding]:
 
 
 def describe_collective(sent: Sent) -> str:
+    """Returns a collective with its module, size, dtype and ranks as text."""
     dtype = str(sent.dtype).removeprefix("torch.")
     where = f" of {sent.module}" if sent.module else ""
     return f"{sent.op}{where} ({sent.payload:,} bytes, {dtype}, ranks {format_ranks(sent.ranks)})"
@@ -134,7 +135,7 @@ def format_collectives(number: int) -> str:
 
 
 class TensorShard(NamedTuple):
-    """Shard of a tensor that a rank would write."""
+    """Part of a tensor that a rank would write to a checkpoint."""
 
     rank: int
     size: tuple[int, ...]
@@ -146,8 +147,11 @@ class TensorShard(NamedTuple):
 def check_save(records: Sequence[RankRecord], *, shares: int, all_ranks: bool) -> Iterator[Finding]:
     """Yields findings unless the ranks together write every element of a checkpoint exactly once.
 
-    `shares`: of the weights, dealt to consecutive ranks. `all_ranks`: every rank of the run is there, so that what
-    nobody writes is known; else each must write the share that is its own.
+    Args:
+        records: Records of the simulated ranks.
+        shares: Number of consecutive ranks over which the weights are sharded.
+        all_ranks: Whether all ranks were simulated, so that missing elements can be found; otherwise each rank must
+            write its own shard.
     """
     for part in records[0].plans:
         plans = {record.rank: record.plans[part] for record in records}
@@ -165,7 +169,7 @@ def check_save(records: Sequence[RankRecord], *, shares: int, all_ranks: bool) -
 
 
 def pieces_by_name(plans: Mapping[int, SavePlan]) -> dict[str, list[TensorShard]]:
-    """Returns the shards that ranks would write, by tensor name."""
+    """Returns the shards that the ranks would write, by tensor name."""
     found: dict[str, list[TensorShard]] = defaultdict(list)
     for rank, plan in plans.items():
         for item in plan.items:
@@ -177,7 +181,7 @@ def pieces_by_name(plans: Mapping[int, SavePlan]) -> dict[str, list[TensorShard]
 
 
 def check_keys(part: str, pieces: Mapping[str, Sequence[TensorShard]], ranks: Sequence[int]) -> Iterator[Finding]:
-    """Yields the keys that some of the ranks have and others do not."""
+    """Yields a finding for keys that only some of the ranks have."""
     partly: dict[tuple[int, ...], list[str]] = defaultdict(list)
     for name, held in sorted(pieces.items()):
         having = tuple(dict.fromkeys(piece.rank for piece in held))
@@ -195,7 +199,7 @@ def check_keys(part: str, pieces: Mapping[str, Sequence[TensorShard]], ranks: Se
 
 
 def find_fault(held: Sequence[TensorShard], *, all_ranks: bool) -> str:
-    """Returns the problem if shards of a tensor differ in form, overlap, or leave a hole; else ""."""
+    """Returns the problem if the shards of a tensor differ in shape or dtype, overlap, or have a gap; else ""."""
     forms, boxes, same = dict[str, int](), dict[Box, int](), list[tuple[int, TensorShard]]()
     for piece in held:
         forms.setdefault(form(piece.size, piece.dtype), piece.rank)
@@ -220,8 +224,7 @@ def find_fault(held: Sequence[TensorShard], *, all_ranks: bool) -> str:
 
 
 def find_foreign_rows(held: Sequence[TensorShard], shares: int) -> str:
-    """Returns a rank that writes other rows of a sharded tensor than its own, which are dealt as by `torch.chunk`;
-    "": none."""
+    """Returns the problem if a rank writes other rows than its own shard as split by `torch.chunk`; else ""."""
     for rank, size, _, box in held:
         if not size:
             return ""
@@ -238,15 +241,18 @@ def find_foreign_rows(held: Sequence[TensorShard], shares: int) -> str:
 
 
 def volume(box: Box) -> int:
+    """Returns the number of elements in a box."""
     return math.prod(box[1])
 
 
 def overlap(one: Box, two: Box) -> bool:
+    """Returns whether two boxes have common elements."""
     sides = zip(*one, *two, strict=True)
     return all(start < other + length and other < start + size for start, size, other, length in sides)
 
 
 def words_of(box: Box) -> str:
+    """Returns a box as slices, such as [0:4, 0:8]."""
     return f"[{', '.join(f'{start}:{start + size}' for start, size in zip(*box, strict=True))}]"
 
 

@@ -41,7 +41,7 @@ SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that would go wrong in the run."""
+    """Problem that would occur in the run."""
 
     part: str
     """Stage of the rehearsal: degrees, first step, save, resume, export."""
@@ -53,7 +53,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class RankWeight:
-    """A parameter of the network, as a rank holds it."""
+    """Parameter of the network as it is stored on a rank."""
 
     shape: Sequence[int]
     """Shape of the full tensor."""
@@ -65,7 +65,7 @@ class RankWeight:
 
 @dataclass(frozen=True, slots=True)
 class RankRecord:
-    """Record of one rank: build, first step and save."""
+    """Record of one simulated rank: its weights, collectives and save plan."""
 
     rank: int
     data_rank: int
@@ -82,10 +82,10 @@ class RankRecord:
 
 
 class Cast:
-    """Shared state of the simulated ranks: the fake mode, and frozen components that the first rank built."""
+    """State that the simulated ranks share: the fake mode, and frozen components that the first rank built."""
 
     def __init__(self, config: Trainer.Config, folder: Path) -> None:
-        """`folder` is that of the run, in which nothing but layouts of checkpoints is."""
+        """Prepares the simulation; `folder` is the run folder, which contains only checkpoint layouts."""
         count = min(config.trainer.grad_accum_iter, PACKS)
         self.config = replace(config, trainer=replace(config.trainer, grad_accum_iter=count))
         self.folder, self.mode = folder, without_memory()
@@ -105,7 +105,7 @@ class Cast:
             yield run
 
     def step(self, run: TrackedRun) -> None:
-        """Runs the first step."""
+        """Runs the first step of a simulated rank on dummy data; frozen components are shared with other ranks."""
         model = vars(run.model)
         own = {*model, "encode"}
         model.update(self.frozen)
@@ -126,7 +126,16 @@ class Cast:
 
 
 def record_rank(cast: Cast, rank: int, ranks: int) -> RankRecord:
-    """Simulates the first step of a rank and the plan of its save."""
+    """Simulates the first step of a rank and the plan of its save.
+
+    Args:
+        cast: State that the ranks share.
+        rank: The rank.
+        ranks: World size.
+
+    Returns:
+        The record. An exception ends the simulation and is stored in `error`.
+    """
     record = RankRecord(rank, rank // cast.config.model.config.parallelism.context_parallel_shard_degree)
     try:
         with cast.rank(rank, ranks) as run:
@@ -143,7 +152,14 @@ def record_rank(cast: Cast, rank: int, ranks: int) -> RankRecord:
 
 
 def resume_rank(cast: Cast, rank: int, ranks: int, checkpoint: Path) -> list[str]:
-    """Returns the problems of a rank that resumes from a checkpoint layout with the run's own code."""
+    """Returns the problems of a rank that resumes from a checkpoint layout with the run's own code.
+
+    Args:
+        cast: State that the ranks share.
+        rank: The rank.
+        ranks: World size.
+        checkpoint: Folder from `write_layout`.
+    """
     with cast.rank(rank, ranks) as run:
         keeper: Any = run.state.checkpointer
         try:
@@ -162,7 +178,7 @@ def make_batches(run: TrackedRun) -> list[Any]:
 
 
 def weights_of(run: TrackedRun) -> dict[str, RankWeight]:
-    """Returns the network as this rank holds it."""
+    """Returns the parameters of the network as this rank stores them, by internal name."""
     trained, held = {id(parameter) for parameter in run.state.parameters}, run.model.held
     return {
         name: RankWeight(
@@ -176,11 +192,12 @@ def weights_of(run: TrackedRun) -> dict[str, RankWeight]:
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor is a sharded DTensor."""
     return isinstance(tensor, DTensor) and any(placement.is_shard() for placement in tensor.placements)
 
 
 class LayoutKeeper:
-    """Replaces `Checkpointer`: records saves, and checks loads against the layout of a checkpoint."""
+    """Replacement of `Checkpointer` that records saves and compares loads with the layout of a checkpoint."""
 
     def __init__(self, world: Any, folder: Path) -> None:
         self.world, self.folder = world, folder
@@ -191,10 +208,12 @@ class LayoutKeeper:
     def save(
         self, iteration: int, parts: Mapping[str, Mapping[str, Any]], *, texts: Mapping[str, str], **others: Any
     ) -> Path:
+        """Records the state of a save; writes no files."""
         self.parts, self.texts = parts, texts
         return self.folder
 
     def load_part(self, checkpoint: Path, part: str, state: dict[str, Any]) -> None:
+        """Compares the tensors of a part with the layout; differences are added to `complaints`."""
         metadata = TensorReader(checkpoint / part).read_metadata()
         stored: Mapping[str, Any] = metadata.state_dict_metadata
         wrong = [
@@ -219,7 +238,7 @@ class LayoutKeeper:
 
 
 def require_filled(state: Mapping[str, Any], items: Sequence[Any]) -> None:
-    """Raises ValueError when DCP would leave a part of a tensor as it is."""
+    """Raises ValueError if DCP would not load all elements of a tensor."""
     read: dict[str, int] = dict.fromkeys(state, 0)
     for item in items:
         read[item.dest_index.fqn] += math.prod(item.lengths)
@@ -230,7 +249,7 @@ def require_filled(state: Mapping[str, Any], items: Sequence[Any]) -> None:
 
 
 class NoLoader(SimpleNamespace):
-    """Replaces the data loader if the dataset is not available."""
+    """Replacement of the data loader, for a dataset that is not available."""
 
     def __init__(self, world_size: int) -> None:
         super().__init__(world_size=world_size)
@@ -246,7 +265,14 @@ class NoLoader(SimpleNamespace):
 
 
 def write_layout(folder: Path, metadata: Mapping[str, Any], texts: Mapping[str, str], shares: int) -> Path:
-    """Returns a checkpoint of one step without its tensors; returns its folder."""
+    """Writes a checkpoint of one step without its tensors; returns its folder.
+
+    Args:
+        folder: The run folder.
+        metadata: Content of `.metadata` by checkpoint part.
+        texts: Small files of the checkpoint by name.
+        shares: Number of data-parallel ranks, each with a loader state.
+    """
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
     checkpoint = folder / f"checkpoints/iter_{STEP_DONE:09d}"
@@ -264,9 +290,11 @@ def write_layout(folder: Path, metadata: Mapping[str, Any], texts: Mapping[str, 
 
 
 def form(shape: Sequence[int], dtype: Any) -> str:
+    """Returns shape and dtype of a tensor as text."""
     return f"{list(shape)} {str(dtype).removeprefix('torch.')}"
 
 
 def listed(names: Sequence[str]) -> str:
+    """Returns at most `SHOWN` names and the number of others as text."""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more

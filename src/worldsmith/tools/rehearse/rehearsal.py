@@ -1,4 +1,4 @@
-"""`rehearse`: what a run of many ranks would do first, on one machine, without memory."""
+"""`rehearse`: simulates the first actions of a run with many ranks on one machine, without allocating memory."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ CONFIG = "config.json"
 
 @dataclass(slots=True)
 class Rehearsal:
-    """Result of a rehearsal."""
+    """Result of a rehearsal: findings, the simulated ranks and the exports."""
 
     ranks: int
     degrees: Degrees | None = None
@@ -68,7 +68,7 @@ class Rehearsal:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every rank was rehearsed."""
+        """Whether all ranks were simulated."""
         return len(self.rehearsed) == self.ranks
 
     def lines(self) -> Iterator[str]:
@@ -104,10 +104,13 @@ class Rehearsal:
 
 
 def rehearse(config: Trainer.Config, ranks: int, *, layers: int | None = LAYERS) -> Rehearsal:
-    """Simulates the first step, a save, a resume and the exports of `config`, whose references are resolved.
+    """Simulates the first step, a save, a resume and the exports of a run.
 
-    `layers`: of each kind of repeated layers so many are there in the steps; None: all. The exports are of the whole
-    network in any case.
+    Args:
+        config: Resolved config of the run.
+        ranks: World size.
+        layers: Number of layers per list of repeated layers in the simulated steps; None: all. Exports always have the
+            full network.
     """
     start, done = time.perf_counter(), Rehearsal(ranks)
     try:
@@ -137,7 +140,7 @@ def rehearse(config: Trainer.Config, ranks: int, *, layers: int | None = LAYERS)
 
 
 def errors_of(records: Sequence[RankRecord]) -> list[Finding]:
-    """Returns the errors that ended ranks, each one once."""
+    """Returns a finding for each distinct error that ended ranks."""
     ranks: dict[str, list[int]] = {}
     for record in records:
         if record.error:
@@ -149,7 +152,7 @@ def errors_of(records: Sequence[RankRecord]) -> list[Finding]:
 
 
 def rehearse_resume(cast: Cast, done: Rehearsal) -> Iterator[Finding]:
-    """Yields the layout of the checkpoint, read by as many ranks, by half as many and by one."""
+    """Yields problems when the checkpoint is loaded by the same number of ranks, by half of it and by one rank."""
     try:
         metadata = join_plans(done.records, all_ranks=done.is_whole)
     except (ValueError, AssertionError) as error:
@@ -175,16 +178,14 @@ def any_degrees(config: Trainer.Config) -> Trainer.Config:
 
 
 def usual_ranks(config: Trainer.Config) -> int:
-    """Returns the number of ranks that the degrees of a run ask for; where they leave it open, 8 or the next that
-    fits."""
+    """Returns the world size that the parallelism degrees require; with an open degree, a multiple of at least 8."""
     asked, least = config.model.config.parallelism, least_ranks(config)
     is_open = min(asked.data_parallel_shard_degree, asked.data_parallel_replicate_degree) <= 0
     return least * -(-USUAL // least) if is_open else least
 
 
 def chosen_ranks(ranks: int, degrees: Degrees) -> list[int]:
-    """Selects the ranks to simulate: all of them, or for many ranks the first, the last and those at group
-    boundaries."""
+    """Returns the ranks to simulate: all, or for large runs the first, the last and those at group boundaries."""
     if ranks <= MOST:
         return list(range(ranks))
     borders = {0, 1, ranks - 2, ranks - 1}
@@ -196,7 +197,7 @@ def chosen_ranks(ranks: int, degrees: Degrees) -> list[int]:
 def reduce_layers(config: Trainer.Config, layers: int, folder: Path) -> Trainer.Config:
     """Returns a config with at most `layers` layers per list, or the minimum that the network requires.
 
-    If a folder describes the network, a reduced description is written into `folder`.
+    If a model folder describes the network, a copy with fewer layers is written to `folder`.
     """
     short: Any = deepcopy(config)
     model = short.model.config
@@ -218,7 +219,7 @@ def reduce_layers(config: Trainer.Config, layers: int, folder: Path) -> Trainer.
 
 
 def with_fewer(described: dict[str, Any], layers: int) -> dict[str, Any]:
-    """Returns a config of transformers with fewer layers."""
+    """Returns a transformers config with fewer layers."""
     layers = max(layers, len((described.get("vision_config") or {}).get(SELECTED) or ()))
 
     def cut(name: str, value: Any) -> Any:
@@ -236,7 +237,7 @@ def with_fewer(described: dict[str, Any], layers: int) -> dict[str, Any]:
 
 
 def copied(source: Path, target: Path, described: dict[str, Any]) -> Path:
-    """Returns the small files of a model folder, next to another config."""
+    """Copies the small files of a model folder and writes another config.json; returns the new folder."""
     target.mkdir()
     for file in source.iterdir():
         if file.is_file() and file.suffix in (".json", ".jinja", ".txt", ".model") and file.name != CONFIG:

@@ -1,4 +1,4 @@
-"""`--rehearse` of `worldsmith train`: every rank is simulated, without a GPU, the data or the weights."""
+"""`--rehearse` of `worldsmith train`: simulates every rank without a GPU, the data or the weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`worldsmith report` and `worldsmith watch`: pages of runs."""
+"""`worldsmith report` and `worldsmith watch`: HTML reports of runs."""
 
 from worldsmith.actions.registry import Command
 

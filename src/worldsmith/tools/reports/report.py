@@ -1,4 +1,4 @@
-"""`worldsmith report RUN…`: rebuilds the page of a run, or compares several runs on one page."""
+"""`worldsmith report RUN…`: rebuilds the HTML report of a run, or compares several runs in one report."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OPEN_DIFFERENCES = 12
 
 @dataclass(frozen=True, slots=True)
 class ReportSources:
-    """The runs that a page shows, and the file of the page."""
+    """Runs that a report shows, and the path of the report."""
 
     folders: list[Path]
     page: Path
@@ -60,7 +60,7 @@ class Report(Action):
         return Result([f"{what}: {written.resolve()}"], facts)
 
     def prepare(self) -> ReportSources:
-        """Finds the run folders and the page. Raises UserError for a path that is no run folder."""
+        """Returns the run folders and the report's path. Raises UserError for a path that is not a run folder."""
         folders = [require_run(Path(run)) for run in self.config.runs]
         if not folders:
             raise UserError("worldsmith report: expected one run folder, or several to compare")
@@ -75,12 +75,13 @@ class Report(Action):
 
 
 def write_comparison(folders: Sequence[Path], out: Path) -> Path:
-    """Writes a page that compares several runs. Raises UserError or OSError."""
+    """Writes an HTML report that compares several runs; returns its path. Raises UserError or OSError."""
     place = PageBudget(out.resolve().parent)
     return write_html(comparison([read_run(folder) for folder in folders], place), out)
 
 
 def comparison(runs: Sequence[RunFiles], place: PageBudget) -> Page:
+    """Builds the report that compares several runs."""
     names = names_of(runs)
     states = [find_status(run) for run in runs]
     shown, measured = side_by_side(runs, names, place), compared(runs, names)
@@ -123,7 +124,7 @@ def names_of(runs: Sequence[RunFiles]) -> list[str]:
 
 
 def side_by_side(runs: Sequence[RunFiles], names: Sequence[str], place: PageBudget) -> list[PromptSamples]:
-    """Returns the newest samples of each run, by prompt, first the prompts that most runs have."""
+    """Returns the newest samples of each run, grouped by prompt, the prompts of most runs first."""
     found: dict[tuple[str, str], PromptSamples] = {}
     shares: Counter[tuple[str, str]] = Counter()
     for index, (run, name) in enumerate(zip(runs, names, strict=True)):

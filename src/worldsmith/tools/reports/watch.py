@@ -1,4 +1,4 @@
-"""`worldsmith watch RUN`: shows the page of a run in a browser on this machine, up to date."""
+"""`worldsmith watch RUN`: serves the HTML report of a run to a browser on this machine, always up to date."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BUSY = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length
 
 
 class PageServer(ThreadingHTTPServer):
-    """Listens on this machine only. Raises UserError for a port that is taken."""
+    """HTTP server of a run's report, on this machine only. Raises UserError if the port is in use."""
 
     daemon_threads = True
 
@@ -56,6 +56,7 @@ class PageServer(ThreadingHTTPServer):
             ) from None
 
     def process_request(self, request: Any, client_address: Any) -> None:
+        """Handles a connection in a thread, or answers 503 if there are too many connections."""
         if self.free.acquire(blocking=False):
             super().process_request(request, client_address)
             return
@@ -79,7 +80,7 @@ class PageServer(ThreadingHTTPServer):
         return f"http://{HOST}:{self.server_port}/"
 
     def page(self) -> Page:
-        """Returns the page as it is now, or was a moment ago."""
+        """Returns the report, rebuilt if the previous one is too old."""
         with self.making:
             if self.made is None or time.monotonic() > self.good_until:
                 begun = time.monotonic()
@@ -90,7 +91,7 @@ class PageServer(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers GET and HEAD, of which `http.server` writes the names so."""
+    """Handles GET and HEAD requests for the report, its data, and the images and videos of the run folder."""
 
     server: PageServer
     protocol_version = "HTTP/1.1"
@@ -117,7 +118,7 @@ class Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def answer_file(self, name: str) -> None:
-        """A video or an image of the run folder, or the part of it that is asked for; nothing else."""
+        """Sends a video or image of the run folder, or the requested byte range of it; 404 for any other file."""
         file = resolve_file(self.server.folder / name)
         kind = None if file is None else MEDIA.get(file.suffix.lower())
         if file is None or kind is None or not file.is_relative_to(self.server.folder):
@@ -138,6 +139,7 @@ class Handler(BaseHTTPRequestHandler):
     def answer(
         self, content: bytes, kind: str, more: dict[str, str] | None = None, status: HTTPStatus = HTTPStatus.OK
     ) -> None:
+        """Sends a response with this content; only the headers for HEAD."""
         self.send_response(status)
         headers = {
             "Content-Type": kind,
@@ -156,7 +158,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def span(first: str, last: str, size: int) -> tuple[int, int]:
-    """First and last byte of a range as HTTP writes it: `5-9`, `5-`, or `-5` for the last five."""
+    """Returns the first and last byte of an HTTP range: `5-9`, `5-`, or `-5` for the last five bytes."""
     if not first:
         return max(0, size - int(last)), size - 1
     return int(first), min(int(last), size - 1) if last else size - 1

@@ -1,4 +1,4 @@
-"""`worldsmith tune`: a search for settings of a run."""
+"""`worldsmith tune`: searches hyperparameters of a run."""
 
 from worldsmith.actions.registry import Command
 

@@ -31,16 +31,19 @@ class Dimension:
 
     @cached_property
     def is_whole(self) -> bool:
-        """Whether the field takes integers only."""
+        """Whether the field accepts integers only."""
         return fits(1, self.hint) and not fits(1.5, self.hint)
 
     @cached_property
     def labels(self) -> list[str]:
-        """The choices as Optuna's storage and people read them."""
+        """The choices as text, in Optuna's storage and in messages."""
         return [value if isinstance(value, str) else write(value, WORD) for value in self.mark.choices]
 
     def distribution(self) -> BaseDistribution:
-        """Weighted choices are a share from 0 to 1, of which each choice has its part: Optuna has no weights."""
+        """Returns the Optuna distribution of the dimension.
+
+        Optuna has no weighted choices: they are a float from 0 to 1, of which each choice has an interval.
+        """
         from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
         mark = self.mark
@@ -55,7 +58,7 @@ class Dimension:
         return FloatDistribution(mark.low, mark.high, log=mark.log)
 
     def suggest(self, trial: Trial) -> Any:
-        """Returns the suggestion of Optuna: a number or a label."""
+        """Returns Optuna's suggestion for a trial: a number or a label."""
         from optuna.distributions import CategoricalDistribution, IntDistribution
 
         kind: Any = self.distribution()
@@ -67,7 +70,7 @@ class Dimension:
         return drawn if self.mark.choices else min(max(float(f"{drawn:.{DIGITS}g}"), kind.low), kind.high)
 
     def value(self, drawn: Any, base: Any) -> Any:
-        """Returns the field's value; `base` is that of the field which the mark is a ratio of."""
+        """Returns the field's value for a suggestion; `base` is the value that a ratio is multiplied with."""
         mark = self.mark
         if mark.choices:
             found = mark.choices[share_index(mark.weights, drawn) if mark.weights else self.labels.index(drawn)]
@@ -78,7 +81,7 @@ class Dimension:
         return int(found) if self.is_whole and isinstance(found, float) and found.is_integer() else found
 
     def drawn(self, value: Any, base: Any) -> Any:
-        """Returns the suggestion that would give `value`; None if no suggestion does."""
+        """Returns the suggestion that produces `value`; None if there is none. `base`: see `value`."""
         mark, numbers = self.mark, isinstance(value, (int, float)) and not isinstance(value, bool)
         if mark.ratio_of:
             if not (numbers and base):
@@ -107,7 +110,7 @@ class Dimension:
 
 
 def share_index(weights: Sequence[float], share: float) -> int:
-    """Which of the parts of 0 to 1, as large as the weights, a share lies in."""
+    """Returns the index of the interval of 0 to 1 that contains `share`; the weights are the interval sizes."""
     total, end = sum(weights), 0.0
     for index, weight in enumerate(weights):
         end += weight / total

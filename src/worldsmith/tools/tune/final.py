@@ -1,4 +1,4 @@
-"""The last word on a study: the figure of stored weights on data that no trial has seen."""
+"""Final evaluation of a study: the metric of stored weights on data that no trial has used."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ VALIDATION = "dataloader_val"
 
 @dataclass(frozen=True, slots=True)
 class FinalData:
-    """Words that change the validation data of a run, or what `evaluate` measures on, to data that no trial sees."""
+    """Overrides that select data which no trial uses, for validation or for `worldsmith evaluate`."""
 
     source: Source
     data: Sequence[str]
@@ -41,12 +41,15 @@ class FinalData:
     """Settings of `worldsmith evaluate`, if it computes the objective."""
 
     def check(self) -> None:
-        """Raises UserError for data that cannot be read, or that the trials see; what evaluate reads is not known."""
+        """Raises UserError if the data cannot be read, or if the trials use it too; data of evaluate is not checked."""
         if not self.evaluate:
             in_own_process(self.require_unseen)
 
     def measure(self, record: Record, best: FrozenTrial) -> dict[str, Any]:
-        """Returns the figure of the best trial, and that of the run as it is; None: not finite. Raises UserError."""
+        """Returns the metric of the best trial and of the baseline on the data; None if it is not finite.
+
+        Raises UserError if the evaluation fails.
+        """
         both: dict[str, float | None] = {}
         for name, trial in (("best", best), ("as_it_is", record.finished[0])):
             if trial.number == best.number and both:
@@ -66,6 +69,7 @@ class FinalData:
         return {**both, "data": list(self.data)}
 
     def require_unseen(self) -> None:
+        """Raises UserError if samples of the data are in the training or validation data of the trials."""
         seen: Any = self.source.load().tree
         final: Any = self.source.load(self.changes).tree
         model = seen.model.config.build(device="meta")
@@ -80,9 +84,9 @@ class FinalData:
                 )
 
     def validated(self, settings: Sequence[str], run: Path, folder: Path) -> dict[str, float]:
-        """Returns the validation metrics of a run's best weights, or of the last ones if it does not keep the best.
+        """Returns the validation metrics of a run's best weights, or of its last ones if it does not keep the best.
 
-        They are computed by a new run in one process that starts from these weights and validates before any step.
+        They are computed by a new run in one process that loads these weights and validates before any step.
         """
         start = {
             "load_path": str((read_best(run / "checkpoints") or run).absolute()),
@@ -118,7 +122,7 @@ class FinalData:
 
     @property
     def changes(self) -> list[str]:
-        """The words of the run. For a spec, a word that begins with no field of dataloader_val names a key of it."""
+        """Overrides of the run. For a spec, those that begin with no field of dataloader_val change keys of it."""
         if not self.source.is_spec:
             return [f"{VALIDATION}.{word}" for word in self.data]
         fields = field_names(type(self.source.load().tree.dataloader_val))
@@ -126,10 +130,9 @@ class FinalData:
 
 
 def in_own_process(work: Callable[[], T]) -> T:
-    """Runs `work` in a child process and returns its result, so that this process never imports torch or uses a device.
+    """Runs `work` in a child process and returns its result.
 
-    Raises:
-        UserError: If the process fails.
+    This process therefore never imports torch or uses a device. Raises UserError if the child process fails.
     """
     try:
         (found,) = run_in_processes(lambda *share: work(), 1, lambda done: None)

@@ -1,4 +1,4 @@
-"""`tune.html`: the page of a study, with charts of its trials, the importance of settings, and all trials."""
+"""`tune.html`: the HTML report of a study, with charts of its trials, the importance of settings, and all trials."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Lines = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class SettingAxis:
-    """A searched setting as an axis of a chart."""
+    """Searched setting as an axis of a chart, with the positions of the completed trials."""
 
     dimension: Dimension
     labels: list[str] | None
@@ -37,10 +37,12 @@ class SettingAxis:
 
     @property
     def is_log(self) -> bool:
+        """Whether the axis is logarithmic."""
         return self.dimension.mark.log or self.dimension.mark.power_of_two
 
 
 def setting_axis(path: str, lines: Lines, space: Space) -> SettingAxis:
+    """Returns the axis of a searched setting; values that are not all numbers become labels."""
     dimension = next(dimension for dimension in space.dimensions if dimension.path == path)
     values: list[Any] = [space.value(path, line["settings"]) for line in lines]
     complete = [value for value, line in zip(values, lines, strict=True) if line["state"] == "complete"]
@@ -52,7 +54,7 @@ def setting_axis(path: str, lines: Lines, space: Space) -> SettingAxis:
 
 
 def study_charts(lines: Lines, space: Space, metric: str, direction: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """Returns the charts that have values, and one sentence for each reason to omit others."""
+    """Returns the charts that have enough values, and a sentence for each reason why others are omitted."""
     complete = [line for line in lines if line["state"] == "complete"]
     titles = {path: f"{metric} over {path}" for path in space.paths}
     history_title = f"{metric} by trial"
@@ -94,8 +96,7 @@ def history(lines: Lines, direction: str) -> list[dict[str, Any]]:
 def parallel_coordinates(
     complete: Lines, settings: Sequence[SettingAxis], metric: str, direction: str
 ) -> dict[str, Any]:
-    """Returns the chart of all settings: an axis for each one, the last for the value, and a line for each complete
-    trial."""
+    """Returns the parallel-coordinates chart of the completed trials: an axis per setting, the objective last."""
     values = [line["value"] for line in complete]
     axes, heights = [], []
     for setting in settings:
@@ -148,7 +149,7 @@ def axis(
 
 
 def stops(dimension: Dimension) -> list[float]:
-    """Values that are worth a tick: powers of two, or 1 and 3 of each order of magnitude."""
+    """Returns values for ticks of an axis: powers of two, or 1 and 3 of each order of magnitude."""
     mark = dimension.mark
     if not (mark.log and mark.low and mark.high):
         return mark.candidates() if mark.power_of_two else []
@@ -158,6 +159,7 @@ def stops(dimension: Dimension) -> list[float]:
 
 
 def compute_ticks(low: float, high: float, *, log: bool) -> list[float]:
+    """Returns `TICKS` evenly spaced tick values from `low` to `high`."""
     if low == high:
         return [low]
     if log:
@@ -166,6 +168,7 @@ def compute_ticks(low: float, high: float, *, log: bool) -> list[float]:
 
 
 def scaled(value: float | None, axis: Mapping[str, Any]) -> float | None:
+    """Returns the position of a value on an axis, from 0 to 1."""
     if value is None:
         return None
     low, high = axis["low"], axis["high"]
@@ -175,11 +178,12 @@ def scaled(value: float | None, axis: Mapping[str, Any]) -> float | None:
 
 
 def chart(name: str, title: str, lines: list[dict[str, Any]], **about: Any) -> dict[str, Any]:
+    """Returns a chart as data for the templates."""
     return {"id": name, "title": title, "unit": "", "log": False, "more": 0, "lines": lines, **about}
 
 
 def curve(label: str, pairs: Sequence[tuple[float, float]], *, points: bool = False) -> dict[str, Any]:
-    """Returns a line, or points, as `look/page.js` draws them."""
+    """Returns a curve, or points, as data for the chart script of the report."""
     ends = {"last": pairs[-1], "least": min(pairs, key=lambda p: p[1]), "greatest": max(pairs, key=lambda p: p[1])}
     return {
         "label": label,
@@ -194,6 +198,7 @@ def curve(label: str, pairs: Sequence[tuple[float, float]], *, points: bool = Fa
 
 
 def shown(value: Any) -> str:
+    """Returns a value as text."""
     return value if isinstance(value, str) else write(value, WORD)
 
 
@@ -201,7 +206,19 @@ def write_page(
     out: Path, *, name: str, space: Space, lines: Lines, facts: Mapping[str, Any], rules: Mapping[str, Any],
     importances: Mapping[str, float], command: str, at_work: bool,
 ) -> Path:  # fmt: skip
-    """`lines` are those of trials.jsonl, `facts` those of best.json, `rules` what the study was asked to do."""
+    """Writes the HTML report of a study; returns its path.
+
+    Args:
+        out: Path of the report.
+        name: Name of the study.
+        space: The search space.
+        lines: Trials as in trials.jsonl.
+        facts: Content of best.json.
+        rules: Settings of the study.
+        importances: Importance (0 to 1) by dimension.
+        command: Command that trains with the best settings.
+        at_work: Whether the study is running.
+    """
     metric, direction = rules["metric"], rules["direction"]
     rows = [
         {
@@ -245,7 +262,7 @@ def write_page(
 
 
 def head(facts: Mapping[str, Any], lines: Lines) -> list[dict[str, str]]:
-    """Returns the figures at the head of the page."""
+    """Returns the metrics at the top of the report."""
 
     def fact(name: str, value: str, note: str = "") -> dict[str, str]:
         return {"name": name, "value": value, "note": note}
@@ -262,6 +279,7 @@ def head(facts: Mapping[str, Any], lines: Lines) -> list[dict[str, str]]:
 
 
 def warning(facts: Mapping[str, Any]) -> str:
+    """Returns the warning that the best value is biased if it was not measured on separate data; else ""."""
     if facts.get("final") or not facts.get("trial"):
         return ""
     return (
@@ -275,5 +293,5 @@ def count_trials(lines: Lines, state: str) -> int:
 
 
 def report(out: Path, line: Mapping[str, Any]) -> str:
-    """Returns the page of a trial's run, next to that of the study."""
+    """Returns the relative path of the report of a trial's run; "" if it does not exist."""
     return f"{line['run']}/report.html" if (out.parent / line["run"] / "report.html").exists() else ""

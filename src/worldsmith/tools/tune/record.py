@@ -1,8 +1,8 @@
-"""The folder of a study: what it is, its trials, and the best of them.
+"""Folder of a study: its identity, its trials, and the best one.
 
-The trials are in Optuna's storage in SQLite: a transaction a trial, so that a process may be killed at any moment
-(Optuna's journal file is not read any more after a line that was cut off, and keeps a lock that nobody has). They go in
-when they have ended, in the order of their numbers; what is at work is known from its plan.
+The trials are in Optuna's SQLite storage with one transaction per trial, so that the process may be killed at any time.
+(Optuna's journal file cannot be read after a truncated line, and keeps a lock without an owner.) Trials are added when
+they have ended, in the order of their numbers; running trials are known from their plan files.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ RUNS = "trials"
 
 
 class Record:
-    """The study in `folder`, made if need be. `about` is what makes it this study, as plain data.
+    """Study in `folder`, which is created if it does not exist. `about` identifies the study, as plain data.
 
-    Raises UserError for a folder that has another study, or something else, in it.
+    Raises UserError if the folder contains another study or other files.
     """
 
     def __init__(self, folder: Path, about: Mapping[str, Any], direction: str) -> None:
@@ -51,7 +51,7 @@ class Record:
         self.finished: list[FrozenTrial] = self.study.trials
 
     def path(self, number: int, suffix: str = "") -> Path:
-        """Returns the run folder of a trial; with a suffix the file next to it."""
+        """Returns the run folder of a trial, or with a suffix the file next to it."""
         return self.runs / f"{number:04d}{suffix}"
 
     def plan(self, number: int) -> TrialPlan | None:
@@ -60,16 +60,17 @@ class Record:
         return TrialPlan.from_json(path.read_text(encoding="utf-8")) if path.exists() else None
 
     def keep_plan(self, plan: TrialPlan) -> None:
+        """Writes the plan of a trial to its file."""
         write_text(self.path(plan.number, ".json"), plan.to_json())
 
     def add(self, trial: FrozenTrial) -> None:
-        """Keeps a trial that has ended, whose number is the next one."""
+        """Adds a trial that has ended to the study; its number must be the next one."""
         self.study.add_trial(trial)
         self.finished = self.study.trials
 
     @property
     def best(self) -> FrozenTrial | None:
-        """The trial with the best value; the first of equal ones."""
+        """Trial with the best value, the first one of equal values; None if no trial is complete."""
         found = [trial for trial in self.finished if trial.state.name == "COMPLETE"]
         sign = 1 if self.study.direction.name == "MINIMIZE" else -1
         return min(found, key=lambda trial: (sign * value_of(trial), trial.number), default=None)
@@ -79,11 +80,12 @@ class Record:
         return [line_of(trial, self.path(trial.number)) for trial in self.finished]
 
     def write_lines(self) -> None:
+        """Writes trials.jsonl."""
         lines = [json.dumps(line, ensure_ascii=False) + "\n" for line in self.lines()]
         write_text(self.folder / TRIALS, "".join(lines))
 
     def importances(self) -> dict[str, float]:
-        """The share of the differences in value that each dimension explains; empty while that cannot be told."""
+        """Returns the importance (0 to 1) of each dimension for the value; empty with too few different values."""
         values = [trial.value for trial in self.finished if trial.state.name == "COMPLETE"]
         if len(values) < LEAST or len(set(values)) < 2:
             return {}
@@ -119,6 +121,7 @@ def line_of(trial: FrozenTrial, run: Path) -> dict[str, Any]:
 
 
 def value_of(trial: FrozenTrial) -> float:
+    """Returns the value of a completed trial."""
     assert trial.value is not None
     return trial.value
 
@@ -133,9 +136,16 @@ def ended(
     reason: str | None = None,
     seconds: float = 0.0,
 ) -> FrozenTrial:
-    """Returns a trial that has ended as a value of `STATES`.
+    """Builds an Optuna trial that has ended.
 
-    `heard` are its validations, `notes` those of the pruner.
+    Args:
+        plan: The settings of the trial.
+        state: A value of `STATES`.
+        value: Its objective value; None if it failed.
+        heard: Its validation metrics, in order.
+        notes: Attributes that the pruner needs for later trials.
+        reason: Reason of a failure or of pruning.
+        seconds: Duration of its run.
     """
     from optuna.trial import TrialState, create_trial
 
@@ -157,6 +167,7 @@ def ended(
 
 
 def open_study(path: Path, direction: str) -> Study:
+    """Opens or creates the Optuna study in a SQLite file."""
     from optuna import create_study
     from optuna.storages import RDBStorage
     from sqlalchemy import URL
@@ -168,7 +179,7 @@ def open_study(path: Path, direction: str) -> Study:
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Within the block no other command works on the study. Raises UserError while one does."""
+    """Context manager: locks the study. Raises UserError if another command uses it."""
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT)  # a lock that processes forked from this one do not have
     try:
@@ -182,7 +193,7 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def require_same_study(folder: Path, about: Mapping[str, Any]) -> None:
-    """Raises UserError for a folder of something else."""
+    """Raises UserError if the folder contains another study or other files."""
     if not folder.exists():
         return
     if not (folder / STUDY).exists():

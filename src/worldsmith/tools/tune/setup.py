@@ -1,4 +1,4 @@
-"""The setup of a study: its folder, the run that is tuned, the search space, the strategy, and their checks."""
+"""Setup of a study: its folder, the run to tune, the search space, the strategy, and their checks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class StudySetup:
 
     @cached_property
     def folder(self) -> Path:
-        """The folder of the study. Raises UserError if nothing names one."""
+        """Folder of the study. Raises UserError if neither the command nor a spec names one."""
         if self.config.out:
             return Path(self.config.out)
         folder = self.given.output_folder()
@@ -46,39 +46,40 @@ class StudySetup:
 
     @cached_property
     def route(self) -> Route:
-        """Whether the settings are searched at all. Raises UserError for an unknown policy."""
+        """Decision whether settings are searched at all. Raises UserError for an unknown policy."""
         config = self.config
         schemas = Path(config.schemas) if config.schemas else None
         return route("train", config.words, request=config.request, folder=schemas)
 
     @cached_property
     def given(self) -> Source:
-        """The source as the command names it."""
+        """Source of the run as the command names it."""
         return Source(self.config.source, self.route.words, self.config.parent_run)
 
     @cached_property
     def source(self) -> Source:
-        """The source of the runs; those of a search are new runs. Raises ConfigError or UserError."""
+        """Source of the trials' runs, each of which is a new run. Raises ConfigError or UserError."""
         return self.given.with_parent_found().as_new_run() if self.route.search else self.given
 
     @cached_property
     def base(self) -> Loaded:
-        """The run as it is. Raises ConfigError."""
+        """Config of the unchanged run (the baseline). Raises ConfigError."""
         return self.source.load()
 
     @cached_property
     def processes(self) -> int:
-        """Processes of each trial, as far as a search changes no parallel degree."""
+        """Number of processes of each trial, unless the search changes parallelism degrees."""
         return processes_of(self.base.tree)
 
     @cached_property
     def space(self) -> Space:
+        """The search space."""
         config = self.config
         return Space(self.base.tree, config.search, keep=config.keep, marked=config.marked, spec=self.source.spec)
 
     @cached_property
     def direction(self) -> Literal["min", "max"]:
-        """Whether smaller or larger values of the metric are better. Raises UserError if its name does not show it."""
+        """ "min" or "max": which values of the metric are better. Raises UserError if its name does not show it."""
         if self.config.direction is not None:
             return self.config.direction
         if any(part in self.config.metric.rpartition("/")[2].lower() for part in LOSSES):
@@ -90,6 +91,7 @@ class StudySetup:
 
     @cached_property
     def strategy(self) -> Strategy:
+        """The strategy that selects and prunes trials."""
         names = ("seed", "sampler", "startup", "pruner", "reduction", "least_validations")
         settings = {name: getattr(self.config, name) for name in names}
         return Strategy(self.direction, most=self.validations({}), **settings)
@@ -101,7 +103,7 @@ class StudySetup:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """The settings by which a folder is recognized as that of this study, as plain data."""
+        """Settings that identify the study in its folder, as plain data."""
         names = ("metric", "evaluate", "sampler", "startup", "pruner", "reduction", "least_validations", "seed")
         run = {path: value for path, value in flatten(to_dict(self.base.tree)).items() if not path.startswith("job.")}
         return {
@@ -113,11 +115,12 @@ class StudySetup:
 
     @cached_property
     def final(self) -> FinalData:
+        """The data for the final evaluation."""
         config = self.config
         return FinalData(self.source, config.final_data, config.metric, config.evaluate)
 
     def refusal(self, settings: Mapping[str, Any]) -> str | None:
-        """Returns the first mistake in the config of the run with these settings; None if it has none."""
+        """Returns the first mistake in the config of a run with these settings; None if it is valid."""
         try:
             self.source.load(as_words(settings))
         except ConfigError as error:
@@ -126,7 +129,7 @@ class StudySetup:
         return None
 
     def check(self) -> None:
-        """Raises UserError or ConfigError for settings that do not fit together or to this machine."""
+        """Raises UserError or ConfigError if settings do not fit together or do not fit this machine."""
         config, tree = self.config, self.base.tree
         if importlib.util.find_spec("optuna") is None:
             raise UserError("worldsmith tune needs Optuna: pip install 'worldsmith[tune]'")

@@ -1,4 +1,4 @@
-"""The run that is tuned: what describes it, in this process and on the command line of a trial."""
+"""The run to tune: its description in this process and on the command line of a trial."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SECTIONS = tuple(name for name in Trainer.Config.__dataclass_fields__ if name !=
 
 @dataclass(frozen=True)
 class SpecFields:
-    """The keys of the spec that describes a run, as a search names them."""
+    """Searchable keys of the spec that describes a run."""
 
     spec: Spec
     targets: Mapping[str, Sequence[Path]]
@@ -39,27 +39,27 @@ class SpecFields:
     """Run fields that overrides set, whatever the spec states."""
 
     def key(self, path: str) -> str | None:
-        """Returns the full key of a name; None for the name of a field of the run."""
+        """Returns the full key for a name; None if it is the name of a run field."""
         key = self.spec.form.aliases.get(path, path)
         return None if first_part(key) in SECTIONS else key
 
     def search_space(self) -> Iterator[Searched]:
-        """Yields the marked fields under their keys, also in conditions and ratios."""
+        """Yields the searchable fields under the keys of the spec, also in conditions and ratios."""
         for found in search_space(self.spec.root):
             marks = tuple(in_keys(mark) for mark in found.marks)
             yield replace(found, path=keys_of(parse_path(found.path)), marks=marks)
 
     def replaced_by(self, key: str, paths: Sequence[Path]) -> Path | None:
-        """Returns the first of some fields of the run that sets what `key` sets; None if none does."""
+        """Returns the first of some run fields that sets the same value as `key`; None if there is none."""
         targets = self.targets.get(key, ())
         return next((path for path in paths for to in targets if starts_with(to, path) or starts_with(path, to)), None)
 
 
 @dataclass(frozen=True)
 class Source:
-    """A recipe's name, a file or a run folder, and the words that change it.
+    """Name of a recipe, file or run folder, with overrides.
 
-    Of a nested spec those words change the run that do not begin with a table of the spec.
+    For a spec, the overrides that do not begin with a table of the spec change the run.
     """
 
     name: str
@@ -68,11 +68,7 @@ class Source:
     """Run or result with the initial weights; a spec may name it, too."""
 
     def with_parent_found(self) -> Source:
-        """Returns the source with overrides for the parent's weights and model.
-
-        Raises:
-            UserError: If the parent is not usable.
-        """
+        """Returns the source with overrides for the parent's weights and model. Raises UserError."""
         of_spec, of_run = self.split()
         parent = self.parent
         if of_spec is not None:
@@ -86,23 +82,24 @@ class Source:
         return Source(self.name, [*given, *of_run, word_of(LOAD_PATH, start)])
 
     def load(self, words: Sequence[str] = (), *, keep_unset: bool = False) -> Loaded:
-        """Returns the run with further words. Raises ConfigError."""
+        """Returns the config of the run with additional overrides. Raises ConfigError."""
         of_spec, of_run = self.split(words)
         return load(self.name, of_run, keep_unset=keep_unset, spec_words=of_spec)
 
     def command(self, words: Sequence[str] = (), *, processes: int = 1) -> list[str]:
-        """Returns the words of the `worldsmith` command that trains it, in so many processes of this machine."""
+        """Returns the arguments of the `worldsmith` command that trains the run.
+
+        Args:
+            words: Additional overrides.
+            processes: Number of processes on this machine.
+        """
         of_spec, of_run = self.split(words)
         source = [self.name] if of_spec is None else ["--spec", self.name, *of_spec]
         parent = [PARENT, self.parent] if self.parent else []
         return launched(["train", *source, *parent, *(["--", *of_run] if of_run else [])], processes)
 
     def as_new_run(self) -> Source:
-        """Returns the source with resuming disabled.
-
-        Raises:
-            ConfigError: If the config is invalid.
-        """
+        """Returns the source with resuming disabled. Raises ConfigError if the config is invalid."""
         if not self.resumes():
             return self
         kept = [word for word in self.words if key_of_word(word) not in RESUMES or not is_true(word)]
@@ -110,11 +107,11 @@ class Source:
         return replace(found, words=[*kept, f"{RESUMES[not self.is_spec]}=false"]) if found.resumes() else found
 
     def resumes(self) -> bool:
-        """Returns whether the run resumes the run of its folder that was saved last."""
+        """Returns whether the config resumes the last saved run of its folder."""
         return bool(self.load().tree.job.resume_newest)
 
     def split(self, words: Sequence[str] = ()) -> tuple[list[str] | None, list[str]]:
-        """Returns the words of a spec, None without one, and those of the run; `words` come after its own."""
+        """Returns the overrides of the spec (None without a spec) and those of the run; `words` follow its own."""
         every = [*self.words, *words]
         if not self.is_spec:
             return None, every
@@ -123,11 +120,12 @@ class Source:
 
     @cached_property
     def is_spec(self) -> bool:
+        """Whether the source is a training spec."""
         return is_train_spec([self.name])
 
     @cached_property
     def spec(self) -> SpecFields | None:
-        """Returns the searchable keys of a spec; None for other sources. `load` reports mistakes in the spec."""
+        """Searchable keys of a spec; None for other sources. `load` reports mistakes in the spec."""
         of_spec, of_run = self.split()
         if of_spec is None:
             return None
@@ -138,7 +136,7 @@ class Source:
         return SpecFields(spec, targets, [parse_path(key_of_word(word)) for word in of_run])
 
     def output_folder(self) -> str | None:
-        """Returns the folder that a spec names for its results; None where nothing names one."""
+        """Returns the result folder that a spec names; None for other sources or if it names none."""
         named = (self.spec.spec.get(key) for key in FOLDERS if self.spec.spec.is_stated(key)) if self.spec else ()
         return next((folder.removeprefix("file://") for folder in named if folder), None)
 
@@ -150,36 +148,38 @@ FOLDERS = ("results_dir", "train.output_dir")
 
 
 def launched(words: Sequence[str], processes: int) -> list[str]:
-    """Returns the words of a `worldsmith` command that does a command in so many processes of this machine."""
+    """Returns the arguments that run a `worldsmith` command in `processes` processes on this machine."""
     return [*(["launch", "--nproc-per-node", str(processes)] if processes > 1 else []), *words]
 
 
 def processes_of(tree: Trainer.Config) -> int:
-    """Returns the number of processes that a run asks for by its parallel degrees; a degree of -1 asks for one."""
+    """Returns the number of processes that the parallelism degrees of a run require; a degree of -1 counts as 1."""
     degrees = tree.model.config.parallelism
     return math.prod(max(1, getattr(degrees, name)) for name in NAMES)
 
 
 def in_keys(mark: Search) -> Search:
-    """Returns a mark that names keys of a spec instead of fields of its classes."""
+    """Returns a search mark with keys of the spec instead of field names."""
     path, value = mark.condition
     when = f"{keys_of(parse_path(path))}={value}" if mark.when else ""
     return replace(mark, ratio_of=keys_of(parse_path(mark.ratio_of)) if mark.ratio_of else "", when=when)
 
 
 def key_of_word(word: str) -> str:
-    """Returns the name that an override word changes or removes."""
+    """Returns the name that an override sets or removes."""
     return word.lstrip("+~").partition("=")[0]
 
 
 def word_of(key: str, text: str) -> str:
-    """Returns the override word that sets a key to a text, quoted only where it would be read as something else."""
+    """Returns the override that sets a key to a text, quoted only if it would be parsed as another value."""
     return f"{key}={text if read_text(text, str | None) == text else write(text, WORD)}"
 
 
 def is_true(word: str) -> bool:
+    """Returns whether an override sets the value true."""
     return word.partition("=")[2].strip().lower() == "true"
 
 
 def first_part(path: str) -> str:
+    """Returns the first component of a dotted name."""
     return path.partition(".")[0]

@@ -1,9 +1,9 @@
-"""What a search may change: the marked fields of a run, or of its spec, and what `--search` words say.
+"""Search space: the marked fields of a run, or of its spec, and the fields that `--search` arguments add.
 
-train.optm_lr, learning_rate                   keys of a spec, also by their short names
-optimizer.lr                                   as the field's own mark says
-optimizer.lr=log:1e-6..1e-3                    every order of magnitude as likely as another
-optimizer.weight_decay=0..0.1                  a span
+train.optm_lr, learning_rate                   keys of a spec, also by their aliases
+optimizer.lr                                   as the field's own mark states
+optimizer.lr=log:1e-6..1e-3                    log-uniform
+optimizer.weight_decay=0..0.1                  uniform
 model.config.lora_rank=pow2:4..64              powers of two
 scheduler=LambdaLinear|LambdaCosine@3          choices, the second three times as likely as the first
 model.config.lora_alpha=model.config.lora_rank*1|2|4    the other field's value times a choice
@@ -42,9 +42,9 @@ FORMS = "LOW..HIGH, log:LOW..HIGH, pow2:LOW..HIGH, A|B|C (B@3: three times as li
 
 
 class Space:
-    """The dimensions of a search over the run `tree`, in an order in which each finds what it depends on.
+    """Dimensions of a search over the run `tree`, sorted so that each follows those that it depends on.
 
-    With a `spec`, names are keys of the spec or fields of the run, and what is searched unasked are marked keys.
+    With a `spec`, names are keys of the spec or fields of the run, and marked keys are searched by default.
     """
 
     def __init__(
@@ -56,7 +56,18 @@ class Space:
         marked: bool = True,
         spec: SpecFields | None = None,
     ):
-        """`keep` are fields that stay as they are, although they are marked. Raises UserError."""
+        """Builds the dimensions.
+
+        Args:
+            tree: Unresolved config of the run.
+            words: `--search` arguments.
+            keep: Marked fields that are not searched.
+            marked: Whether marked fields are searched in addition to those in `words`.
+            spec: The keys of the spec that describes the run; None for other sources.
+
+        Raises:
+            UserError: For an invalid argument, or if there is no field to search.
+        """
         self.tree, self.spec = tree, spec
         self.kept: list[str] = []
         """Reasons for which searchable fields are not searched, unless the user excluded them."""
@@ -107,14 +118,13 @@ class Space:
 
     @property
     def paths(self) -> list[str]:
-        """The searched fields, each once."""
+        """Distinct paths of the searched fields."""
         return list(dict.fromkeys(dimension.path for dimension in self.dimensions))
 
     def leave_out(self, chosen: dict[str, Any], given: Mapping[str, str]) -> None:
-        """Removes fields without a searchable value, and spec keys that a field of the run replaces, from `chosen`.
+        """Removes fields without a searchable value, and spec keys that a run field replaces, from `chosen`.
 
-        Raises:
-            UserError: If the user requested such a key.
+        Raises UserError if the user requested such a key.
         """
         searched = [parse_path(path) for path in given if self.spec and self.spec.key(path) is None]
         for path in list(chosen):
@@ -133,10 +143,7 @@ class Space:
             del chosen[path]
 
     def read(self, word: str) -> tuple[str, Search | None]:
-        """Returns the path of a `--search` word, and what it says; None: what the field's mark says.
-
-        Raises UserError.
-        """
+        """Parses a `--search` argument to a path and a range (None: that of the field's mark). Raises UserError."""
         match = _WORD_FORM.fullmatch(word.strip())
         if match is None:
             raise UserError(f"--search {word}: expected PATH=RANGE, where RANGE is {FORMS}")
@@ -160,8 +167,7 @@ class Space:
     def range(self, text: str, hint: Any, word: str) -> Search:
         """Parses the range after the equals sign of a `--search` argument.
 
-        Raises:
-            ValueError: If the range is invalid (also UserError).
+        Raises ValueError (also UserError) if it is invalid.
         """
         if span := _SPAN.fullmatch(text):
             low, high = (decode(end.strip()) for end in span.groups()[1:])
@@ -190,10 +196,7 @@ class Space:
         return Search(choices=choices, weights=() if alike else weights, ratio_of=self.full(ratio[1]) if ratio else "")
 
     def choice(self, text: str, hint: Any) -> Any:
-        """Returns a value of a field; of a section the name of a class.
-
-        Raises ValueError for one that it does not take.
-        """
+        """Parses a choice to a value of the field; for a section, to the name of a class. Raises ValueError."""
         if nested_config_classes(hint):
             found = named_class(text, hint, ())
             if isinstance(found, Problem):
@@ -205,10 +208,7 @@ class Space:
         return value
 
     def hint(self, path: str, word: str = "", *, declared: bool = False) -> Any:
-        """Returns the type of a field of the run, perhaps with what is declared about it.
-
-        UserError if there is none.
-        """
+        """Returns the type of a field, `declared` with its limits and marks. Raises UserError for an unknown field."""
         problems: list[Problem] = []
         try:
             root, keys = self.locate(path)
@@ -222,24 +222,24 @@ class Space:
         return annotated_hints(type(parent))[str(keys[-1])] if declared and isinstance(parent, Config) else hint
 
     def full(self, name: str) -> str:
-        """Returns the name of a field without abbreviation."""
+        """Returns the full name of a field, without aliases."""
         return (self.spec and self.spec.key(name)) or name
 
     def locate(self, path: str) -> tuple[Config, Path]:
-        """Returns the tree that has a field, that of the spec or of the run, and the path there. Raises ValueError."""
+        """Returns the config (of the spec or the run) that has a field, and the path in it. Raises ValueError."""
         if self.spec is not None and self.spec.key(path) is not None:
             return self.spec.spec.root, fields_of(path)
         return self.tree, parse_path(path)
 
     def suggest(self, trial: Trial) -> dict[str, Any]:
-        """Returns the settings of a trial: values by path. What of them cannot be together is not inspected."""
+        """Returns the suggested settings of a trial: values by path. Their combination is not checked."""
         settings: dict[str, Any] = {}
         for dimension in self.active(settings):
             settings[dimension.path] = dimension.value(dimension.suggest(trial), self.base(dimension, settings))
         return settings
 
     def active(self, settings: Mapping[str, Any]) -> Iterator[Dimension]:
-        """Yields the dimensions whose condition holds; `settings` may be filled meanwhile."""
+        """Yields the dimensions whose condition holds; the caller may add to `settings` between them."""
         taken: set[str] = set()
         for dimension in self.dimensions:
             if dimension.path not in taken and self.holds(dimension.mark, settings):
@@ -247,7 +247,7 @@ class Space:
                 yield dimension
 
     def untouched(self) -> tuple[dict[str, Any], dict[str, BaseDistribution]]:
-        """Returns the suggestions that reproduce the baseline, for fields whose value a suggestion can give."""
+        """Returns suggestions that reproduce the baseline, with their distributions, as far as suggestions can."""
         drawn: dict[str, Any] = {}
         distributions: dict[str, BaseDistribution] = {}
         for dimension in self.active({}):
@@ -257,26 +257,23 @@ class Space:
         return drawn, distributions
 
     def holds(self, mark: Search, settings: Mapping[str, Any]) -> bool:
-        """Returns whether the condition of a mark holds in the run with these settings."""
+        """Returns whether the condition of a mark holds for a run with these settings."""
         path, wanted = mark.condition
         value = self.value(path, settings) if path else ""
         return (value if isinstance(value, str) else write(value, WORD)) == wanted
 
     def base(self, dimension: Dimension, settings: Mapping[str, Any]) -> Any:
+        """Returns the value that the ratio of a dimension is multiplied with; None if it is not a ratio."""
         return self.value(dimension.mark.ratio_of, settings) if dimension.mark.ratio_of else None
 
     def value(self, path: str, settings: Mapping[str, Any]) -> Any:
-        """Returns the value of a field with these settings; for a section, the name of its class."""
+        """Returns the value of a field in a run with these settings; for a section, the name of its class."""
         found = settings.get(path, find(*self.locate(path)))
         return (owner_of(type(found)) or type(found)).__name__ if isinstance(found, Config) else found
 
 
 def ordered(fields: Mapping[str, tuple[Sequence[Search], Any]]) -> dict[str, tuple[Sequence[Search], Any]]:
-    """Sorts fields so that each one follows those in its conditions and ratios.
-
-    Raises:
-        UserError: If the dependencies are circular.
-    """
+    """Sorts fields so that each follows those in its conditions and ratios. Raises UserError for a cycle."""
     found: dict[str, tuple[Sequence[Search], Any]] = {}
 
     def visit(path: str, above: tuple[str, ...]) -> None:
@@ -296,7 +293,7 @@ def ordered(fields: Mapping[str, tuple[Sequence[Search], Any]]) -> dict[str, tup
 
 
 def refuse_outside(word: str, mark: Search, hint: Any) -> None:
-    """Raises UserError for a range that the field's declared limits do not allow."""
+    """Raises UserError if a range exceeds the declared limits of the field."""
     ends = [] if mark.ratio_of else [*mark.choices, *(end for end in (mark.low, mark.high) if end is not None)]
     for limit in limits_of(hint):
         for end in ends:
@@ -316,9 +313,10 @@ def limits_of(hint: Any) -> Iterator[Any]:
 
 
 def as_words(settings: Mapping[str, Any]) -> list[str]:
-    """Returns settings as override words."""
+    """Returns settings (values by path) as overrides."""
     return [f"{path}={write(value, WORD)}" for path, value in settings.items()]
 
 
 def listed(paths: Mapping[str, Any], what: str) -> str:
+    """Returns a list of fields as text."""
     return f"{what}: {', '.join(paths)}" if paths else f"this run has no field {what}"

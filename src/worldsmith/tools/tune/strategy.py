@@ -1,7 +1,7 @@
 """Decisions by Optuna: the settings of each trial, and whether it is pruned.
 
 Each decision uses a new in-memory study with the results known at that moment, and a sampler seeded for that decision.
-So it depends only on the seed, the trial number and those results, even if the search was killed and restarted.
+It therefore depends only on the seed, the trial number and those results, even if the search was killed and restarted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TRIES = 100
 
 
 class ExhaustedError(Exception):
-    """Whatever can be drawn has been tried."""
+    """Raised if all suggested settings have been tried already."""
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class TrialPlan:
         return cls(said["trial"], said["settings"], said["drawn"], kinds, said["refused"])
 
     def at_work(self) -> FrozenTrial:
-        """Returns the Optuna trial of a running trial."""
+        """Returns the Optuna trial for a running trial."""
         from optuna.trial import TrialState, create_trial
 
         return create_trial(state=TrialState.RUNNING, params=self.drawn, distributions=self.distributions)
@@ -70,7 +70,7 @@ class TrialPlan:
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """The rules of a study. `most`: validations of the run as it is."""
+    """Rules by which trials are selected and pruned. `most`: number of validations of the baseline."""
 
     direction: Literal["min", "max"]
     seed: int = 0
@@ -89,17 +89,17 @@ class Strategy:
         tried: Mapping[int, Mapping[str, Any]],
         refusal: Callable[[Mapping[str, Any]], str | None],
     ) -> TrialPlan:
-        """Selects the settings of trial `number`.
+        """Selects the settings of trial `number`; trial 0 is the baseline.
 
         Args:
             number: Index of the trial.
             space: Search space.
             known: Results of earlier trials, one entry each.
             tried: Settings of earlier trials, by number.
-            refusal: Returns the reason for which settings cannot run; "" if they can.
+            refusal: Returns why a run with these settings cannot start; None if it can.
 
         Raises:
-            ExhaustedError: If all settings were tried.
+            ExhaustedError: If all suggested settings were tried.
             UserError: If no suggested settings can run.
         """
         if number == 0:  # the run as it is
@@ -130,7 +130,7 @@ class Strategy:
         )
 
     def judge(self, known: Sequence[FrozenTrial], most: int | None = None) -> Judge:
-        """Decides whether the next trial continues. `most`: its validations, if other than those of trial 0."""
+        """Returns the pruning decider for the next trial. `most`: its number of validations; None: as the baseline."""
         return Judge(self._study(known, pruner=self._pruner()), most or self.most)
 
     def _study(
@@ -156,7 +156,7 @@ class Strategy:
         return TPESampler(seed=seed, n_startup_trials=self.startup)
 
     def _pruner(self) -> BasePruner:
-        """Resources are counted in validations."""
+        """Returns the pruner of Optuna; resources are counted in validations."""
         from optuna import pruners
 
         if self.pruner == "asha":
@@ -172,7 +172,7 @@ class Strategy:
 
 
 class Judge:
-    """Hears the validations of one trial, in their order; after the last one there is nothing to save."""
+    """Decides after each validation of one trial whether it continues; after the last one it always does."""
 
     def __init__(self, study: Study, most: int) -> None:
         self.study, self.most = study, most
@@ -181,7 +181,7 @@ class Judge:
         self.has_hope = True
 
     def hear(self, value: float | None) -> bool:
-        """Returns whether the trial is worth going on after its next validation."""
+        """Reports the next validation metric (None: not finite); returns whether the trial should continue."""
         self.heard.append(math.nan if value is None else value)
         self.trial.report(self.heard[-1], len(self.heard))
         self.has_hope = len(self.heard) >= self.most or not self.trial.should_prune()
@@ -189,5 +189,5 @@ class Judge:
 
     @property
     def notes(self) -> dict[str, Any]:
-        """Returns the attributes that the pruner needs for later trials."""
+        """Attributes that the pruner needs for later trials."""
         return self.study.trials[-1].system_attrs

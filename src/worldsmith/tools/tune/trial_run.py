@@ -1,4 +1,4 @@
-"""A trial at work: a run of its own process, what it says of itself, and how it ends."""
+"""Run of a trial in its own process: its validation metrics, its outcome and its end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LONGEST = 500
 
 
 class ValidationReader(MetricsReader):
-    """Reads a metric of the validations of a run that is at work."""
+    """Reads one metric of the validations of a run, also while it is running."""
 
     def __init__(self, path: Path, metric: str) -> None:
         self.metric = metric
@@ -51,14 +51,19 @@ class ValidationReader(MetricsReader):
 
 
 class TrialRun:
-    """The run of one trial, with the figure `metric` of its validations, without those before its first step."""
+    """Run of one trial, with the metric `metric` of its validations, except those before its first step."""
 
     def __init__(
         self, folder: Path, words: Sequence[str], metric: str, *, slot: int = 0, after: Sequence[str] = ()
     ) -> None:
-        """`words` are those of a `worldsmith` command, and `after` of one that measures what the first has made.
+        """Prepares the run; starts no process.
 
-        `slot`: the place that the processes have among those at work.
+        Args:
+            folder: The run folder.
+            words: Arguments of the `worldsmith` command that trains.
+            metric: Name of the metric.
+            slot: Index among the parallel trials, which determines the devices.
+            after: Arguments of a second command that evaluates the run; empty: none.
         """
         self.folder, self.words, self.metric, self.slot, self.after = folder, words, metric, slot, after
         self.log, self.measured = folder.with_suffix(".log"), folder.with_suffix(".measured.json")
@@ -69,13 +74,13 @@ class TrialRun:
         self._since = 0.0
 
     def start(self, environment: Mapping[str, str]) -> None:
-        """Lets the process work; what it says goes to the end of the log. It saves and stops when this one is gone."""
+        """Starts the training process; its output is appended to the log. It saves and stops if this process ends."""
         self._since = time.monotonic()
         with self.log.open("ab") as log:
             self.process = start_process(program(self.words), environment, log.fileno(), log.fileno())
 
     def start_next(self, environment: Mapping[str, str]) -> bool:
-        """Starts the second command, if there is one; its facts go to a file."""
+        """Starts the second command if there is one, with its output in a file; returns whether it was started."""
         if not self.after:
             return False
         self._since, command, self.after = time.monotonic() - self.seconds, self.after, ()
@@ -84,11 +89,11 @@ class TrialRun:
         return True
 
     def facts(self) -> dict[str, float | None]:
-        """Returns the numbers that the second command has found, by name. Raises UserError."""
+        """Returns the metrics that the second command printed, by name. Raises UserError."""
         return dict(numbers(read_json_object(self.measured)))
 
     def code(self) -> int | None:
-        """Returns the exit code, negative for a signal; None while the process works."""
+        """Returns the exit code, negative for a signal; None while the process is running."""
         assert self.process is not None
         code = self.process.poll()
         if code is not None and self._since:
@@ -96,23 +101,24 @@ class TrialRun:
         return code
 
     def ask_to_stop(self) -> None:
-        """Sends SIGTERM, after which the run saves and exits."""
+        """Sends SIGTERM once, after which the run saves and exits."""
         if not self.asked and self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         self.asked = True
 
     def kill(self) -> None:
+        """Kills the process if it is running, and waits for its end."""
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait()
 
     def values(self) -> list[float | None]:
-        """Returns the metric after each validation so far; None for one that was not finite."""
+        """Returns the metric after each validation so far; None for a value that is not finite."""
         self.validations.read()
         return self.validations.values
 
     def reason(self) -> str:
-        """Returns a description of the failure of the process."""
+        """Returns why the process failed: its signal, or its exit code with the error in the log."""
         code = self.code()
         if code is not None and code < 0:
             name = signal.Signals(-code).name
@@ -125,7 +131,7 @@ class TrialRun:
 
 
 def said_why(lines: Sequence[str]) -> str:
-    """Returns the last line of a log that names an error, with what belongs to it; else the last line at all."""
+    """Returns the last line of a log that names an error, and the lines after it; else the last line."""
     for index in range(len(lines) - 1, -1, -1):
         if match := REASON.match(lines[index].strip()):
             rest = [line.strip() for line in lines[index + 1 : index + 6] if line.strip()]
@@ -134,7 +140,7 @@ def said_why(lines: Sequence[str]) -> str:
 
 
 def program(words: Sequence[str]) -> list[str]:
-    """Returns a `worldsmith` command that knows the recipes and classes of other packages that this process knows."""
+    """Returns the command of a new `worldsmith` process with the imported and trusted packages of this process."""
     modules = dict.fromkeys(found.module for found in registered().values())
     packages = [
         *(word for module in modules if not is_ours(module) for word in ("--import", module)),
@@ -150,8 +156,7 @@ def is_ours(module: str) -> bool:
 def start_process(
     command: Sequence[str], environment: Mapping[str, str], output: int, errors: int
 ) -> subprocess.Popen[bytes]:
-    """Starts a process in its own session, so that Ctrl-C in the terminal reaches only this command, which forwards
-    it."""
+    """Starts a process in its own session, so that Ctrl-C reaches only this command, which forwards it."""
     parent = os.getpid()
     return subprocess.Popen(
         command,
@@ -184,7 +189,7 @@ def environment_of(slot: int, parallel: int, root: Path, devices: Sequence[str],
 
 
 def visible_devices() -> list[str]:
-    """Returns the names by which CUDA_VISIBLE_DEVICES calls the GPUs that this process could use."""
+    """Returns the GPU ids that this process can use, as in CUDA_VISIBLE_DEVICES."""
     import torch
 
     count = torch.cuda.device_count()

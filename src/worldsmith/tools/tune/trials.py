@@ -1,7 +1,7 @@
-"""The trials of a study, one after the other or several side by side, until there are enough of them.
+"""Runs the trials of a study, sequentially or in parallel, until the requested number is reached.
 
-Trial k is drawn, and judged, from the trials up to k - N, where N may be at work at once: so it does not depend on
-which of the others ends first.
+With N parallel trials, trial k is selected and pruned with the results of trials up to k - N only. So it does not
+depend on the order in which the others end.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FAILURES = 5
 
 @dataclass(slots=True)
 class AtWork:
-    """A trial that has a slot."""
+    """Running trial: its plan, its run and its pruning decider."""
 
     plan: TrialPlan
     run: TrialRun
@@ -60,7 +60,18 @@ class Trials:
     """Number of consecutive failed trials in this command."""
 
     def work(self, asked: Callable[[], str | None], deadline: float = math.inf) -> str | None:
-        """Returns why it ended early, if it did: "stopped", "time" or "exhausted". Raises UserError."""
+        """Runs trials until there are enough; kills running ones if an exception ends it.
+
+        Args:
+            asked: Returns a text if the command was requested to stop, else None.
+            deadline: Time, as of `time.monotonic()`, after which no trial starts.
+
+        Returns:
+            Why it ended early: "stopped", "time" or "exhausted"; None if all trials have ended.
+
+        Raises:
+            UserError: If the baseline or several trials in a row fail, or if no settings can run.
+        """
         ending: str | None = None
         try:
             while True:
@@ -86,10 +97,11 @@ class Trials:
 
     @property
     def next(self) -> int:
-        """The number of the next trial."""
+        """Number of the next trial."""
         return len(self.record.finished) + len(self.waiting) + len(self.at_work)
 
     def may_start(self) -> bool:
+        """Returns whether a trial may start: one is missing, a slot is free, and the results it uses exist."""
         return (
             self.next < self.setup.config.trials
             and len(self.at_work) < self.setup.config.parallel
@@ -100,7 +112,8 @@ class Trials:
         """Starts the next trial in a free slot.
 
         Raises:
-            ExhaustedError: If all settings were tried (UserError if none can run).
+            ExhaustedError: If all suggested settings were tried.
+            UserError: If no suggested settings can run.
         """
         number = self.next
         tried = {n: plan.settings for n in range(number) if (plan := self.plan(n))}
@@ -116,18 +129,19 @@ class Trials:
         self.at_work[number] = AtWork(plan, self.make_run(plan, slot), judge)
 
     def plan(self, number: int) -> TrialPlan | None:
+        """Returns the plan of a started trial; None if it was not started."""
         return self.at_work[number].plan if number in self.at_work else self.record.plan(number)
 
     def known(self, number: int) -> list[FrozenTrial]:
-        """Returns the results of earlier trials that trial `number` is allowed to use."""
+        """Returns the results of earlier trials that trial `number` may use."""
         done = self.record.finished[: max(0, number - self.setup.config.parallel + 1)]
         plans = (self.plan(n) for n in range(len(done), number))
         return [*done, *(plan.at_work() for plan in plans if plan)]
 
     def look(self, trial: AtWork) -> str | None:
-        """Starts a trial that waits for its folder, asks one without hope to stop, and keeps one that has ended.
+        """Starts a trial when its folder is free, stops it if it is pruned, and stores its result at its end.
 
-        Returns "stopped" for one that somebody else has asked to stop.
+        Returns "stopped" if the run was stopped from outside.
         """
         number, run = trial.plan.number, trial.run
         if run.process is None:
@@ -157,7 +171,7 @@ class Trials:
         return None
 
     def listen(self, trial: AtWork) -> None:
-        """Lets the judge hear the validations that are new to it, up to the one that leaves no hope."""
+        """Passes new validation metrics to the pruning decider, up to the one at which the trial is pruned."""
         judge = trial.judge
         for value in trial.run.values()[len(judge.heard) :]:
             if not judge.has_hope and trial.plan.number > 0:
@@ -165,7 +179,10 @@ class Trials:
             judge.hear(value)
 
     def outcome(self, trial: AtWork, code: int, *, pruned: bool) -> FrozenTrial:
-        """Raises UserError when the run as it is has failed; one whose figure is not finite has only no score."""
+        """Returns the result of a trial that has ended. Raises UserError if the baseline has failed.
+
+        A trial whose metric is not finite counts as failed, without an exception.
+        """
         run, judge, value, reason = trial.run, trial.judge, None, None
         if pruned:
             reason = f"behind the others at validation {len(judge.heard)}"
@@ -194,7 +211,7 @@ class Trials:
         )
 
     def keep(self) -> None:
-        """Keeps what has ended and has no lower number to wait for. Raises UserError after many failures."""
+        """Stores ended trials in the order of their numbers. Raises UserError after `FAILURES` failures in a row."""
         while (number := len(self.record.finished)) in self.waiting:
             trial = self.waiting.pop(number)
             self.record.add(trial)
@@ -208,7 +225,7 @@ class Trials:
                 )
 
     def tidy(self) -> None:
-        """Removes checkpoints that nobody asks for any more."""
+        """Deletes checkpoints of trials that are neither the baseline nor the best one, unless all are kept."""
         best = self.record.best
         for number in () if self.setup.config.checkpoints == "all" else range(1, len(self.record.finished)):
             checkpoints = self.record.path(number) / "checkpoints"
@@ -216,7 +233,7 @@ class Trials:
                 shutil.rmtree(checkpoints, ignore_errors=True)
 
     def make_run(self, plan: TrialPlan, slot: int) -> TrialRun:
-        """Returns the run of a plan in a slot."""
+        """Returns the run for the plan of a trial."""
         config, source, folder = self.setup.config, self.setup.source, self.record.path(plan.number)
         words = as_words(plan.settings)
         processes = processes_of(source.load(words).tree) if words else self.setup.processes
@@ -227,16 +244,16 @@ class Trials:
         return TrialRun(folder, command, config.metric, slot=slot, after=after if config.evaluate else ())
 
     def environment(self, slot: int) -> dict[str, str]:
-        """Returns the environment of the processes in a slot."""
+        """Returns the environment variables of the processes in a slot."""
         parallel, root = self.setup.config.parallel, self.record.folder.absolute().parent
         devices = visible_devices() if parallel > 1 else []
         return environment_of(slot, parallel, root, devices, self.setup.processes)
 
     def score(self, run: TrialRun) -> float | None:
-        """Returns the value of a run that has ended well; None if it is not finite.
+        """Returns the objective value of a completed run; None if it is not finite.
 
-        Of several validations the last counts, or the best if the run keeps the weights of the best one. Raises
-        UserError for a metric that the run does not have.
+        Of several validations the last one counts, or the best one if the run keeps the weights of the best one. Raises
+        UserError if the run does not have the metric.
         """
         config, direction = self.setup.config, self.setup.direction
         figures = run.facts() if config.evaluate else dict.fromkeys(run.validations.names)
@@ -249,6 +266,6 @@ class Trials:
 
 
 def last_or_best(values: Sequence[float | None], *, best: Callable[..., float] | None) -> float | None:
-    """Returns the value of a run's validations: the last, or the best where the run keeps that one's weights."""
+    """Returns the last value, or the best finite value if `best` (min or max) is given."""
     finite = [value for value in values if value is not None]
     return best(finite) if best and finite else values[-1]

@@ -1,4 +1,4 @@
-"""`worldsmith tune SOURCE`: searches for settings of a run, by runs that try them."""
+"""`worldsmith tune SOURCE`: searches settings of a run, by trials that are runs with other settings."""
 
 from __future__ import annotations
 
@@ -99,7 +99,10 @@ class Tune(Action):
     config: Config
 
     def run(self) -> Result:
-        """Raises UserError. If the policy asks for no search, the process becomes that of the training."""
+        """Runs the study. Raises UserError.
+
+        If the policy requests no search, this process is replaced by the training process.
+        """
         config, setup = self.config, self.setup
         if not setup.route.search:
             print_message(setup.route.said)
@@ -150,7 +153,7 @@ class Tune(Action):
             yield f"final data  {' '.join(config.final_data)}"
 
     def first_trials(self) -> Iterator[str]:
-        """Describes the settings of the first trials after trial 0."""
+        """Yields lines with the settings of the first trials after trial 0."""
         config, setup = self.config, self.setup
         known = [setup.strategy.plan(0, setup.space, [], {}, setup.refusal).at_work()]
         tried: dict[int, dict[str, Any]] = {0: {}}
@@ -166,7 +169,7 @@ class Tune(Action):
             tried[number] = plan.settings
 
     def preflight(self) -> list[str]:
-        """Returns the dry run of the run as it is. Raises UserError for what would stop it before its first step."""
+        """Returns the lines of a dry run of the baseline. Raises UserError if it would fail before its first step."""
         tree, folder, processes = self.setup.base.tree, self.setup.folder / RUNS / "0000", self.setup.processes
 
         def lines() -> list[str]:
@@ -182,12 +185,13 @@ class Tune(Action):
 
 
 def format_value(value: float | None) -> str:
+    """Returns a metric with 6 significant digits as text."""
     return "none" if value is None else f"{value:.6g}"
 
 
 @dataclass(slots=True)
 class Results:
-    """The results of the study in `record`: files, a page, and the lines of the command."""
+    """Results of a study: its files, its HTML report, and the output of the command."""
 
     record: Record
     setup: StudySetup
@@ -196,7 +200,7 @@ class Results:
     """Metrics on the final data, `best` and `as_it_is` (the baseline)."""
 
     def changed(self) -> None:
-        """Prints the result of a trial and updates the files."""
+        """Prints the result of the last trial and updates the files."""
         record, best = self.record, self.record.best
         trial = record.finished[-1]
         line = line_of(trial, record.path(trial.number))
@@ -210,7 +214,7 @@ class Results:
         self.write()
 
     def write(self) -> dict[str, Any]:
-        """Writes trials.jsonl, best.json, best.yaml and the page. Returns what best.json says."""
+        """Writes trials.jsonl, best.json, best.yaml and the report; returns the content of best.json."""
         record, best = self.record, self.record.best
         record.write_lines()
         if best is None:
@@ -231,7 +235,7 @@ class Results:
         return facts
 
     def write_record(self) -> None:
-        """Writes the lineage record of the best settings, from the record of the best trial's run."""
+        """Writes the lineage record of the best settings, with the inputs of the best trial's run."""
         record, best = self.record, self.record.best
         run = record.path(best.number) if best else None
         if run is None or (known := record_of(run)) is None:
@@ -241,6 +245,7 @@ class Results:
         write_lineage(record.folder, action="tune", settings=to_dict(self.setup.config), inputs=inputs, outputs=outputs)
 
     def write_page(self, facts: Mapping[str, Any]) -> None:
+        """Writes the HTML report of the study."""
         from worldsmith.tools.tune.page import write_page
 
         record, config = self.record, self.setup.config
@@ -260,7 +265,7 @@ class Results:
 
     @property
     def next(self) -> str:
-        """The command of the best run: of a spec its own words, to paste."""
+        """Command that trains with the best settings; for a spec with its own overrides."""
         best = self.record.best
         words = [] if best is None else line_of(best, self.record.path(best.number))["words"]
         processes = processes_of(self.setup.source.load(words).tree)
@@ -269,7 +274,7 @@ class Results:
         return f"worldsmith {shlex.join(launched(['train', str(self.record.folder / BEST_RUN)], processes))}"
 
     def tell(self, ending: str | None) -> Iterator[str]:
-        """Prints the final message of the command."""
+        """Yields the final output lines of the command; `ending` is the result of `Trials.work`."""
         config, record, counts, best = self.setup.config, self.record, self.record.counts(), self.record.best
         ended = ", ".join(f"{counts[name]} {name}" for name in ("complete", "pruned", "failed"))
         draws = f"; {counts['refused_draws']} configurations were rejected" if counts["refused_draws"] else ""
