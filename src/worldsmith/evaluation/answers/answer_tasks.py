@@ -119,7 +119,8 @@ class AnswerTasks:
         """Returns the task of each record, by record id.
 
         Args:
-            name: Task type, "auto" (detected), or "by_record" or "metropolis_sgd" for one per record.
+            name: Task type; "auto": detected from the ground truth; "by_record" and "metropolis_sgd": as each record
+                states.
             truths: Ground-truth answers by record id.
             kinds: Task types that the records state, by record id.
 
