@@ -1,4 +1,4 @@
-"""The functions of the public Python API: what the command line does, with the same components.
+"""The functions of the public Python API: they run the commands of the command line with the same components.
 
 A command is a component whose fields are its flags. These functions fill in the fields, check them as the command line
 does, and return the component's result. Import them from `worldsmith`.
@@ -33,7 +33,7 @@ PathText = str | PathLike[str]
 def load_config(
     source: PathText | Sequence[PathText], overrides: Sequence[str] = (), *, keep_unset: bool = False
 ) -> Trainer.Config:
-    """Loads the config of a run, to be changed and given to `Trainer` or `plan`.
+    """Loads the config of a run, to be changed and passed to `Trainer` or `plan`.
 
     References such as ``${trainer.max_iter}`` stay in the config and are resolved by `Trainer` and `plan`: a value that
     refers to another one follows its changes. Warnings are logged.
@@ -62,19 +62,19 @@ def load_config(
 def plan(
     run: PathText | Trainer.Config, *, gpus: int | None = None, gpu: str = "h100-80", encoded: bool = False
 ) -> Plan:
-    """Plans a run as `worldsmith plan` does: memory, disk and time, before it has a GPU.
+    """Plans a run as `worldsmith plan` does: memory, disk space and time, without a GPU.
 
-    One step of the run's own code is carried out without allocating memory, which takes up to a minute. Data, weights
+    One step of the run's own code is simulated without allocating memory, which can last up to a minute. Data, weights
     and environment variables may be missing; `Plan.assumptions` lists what was assumed instead.
 
     Args:
-        run: A config, or what `load_config` loads.
-        gpus: Number of GPUs; None: the fewest that the run's parallel degrees allow.
+        run: A config, or any source that `load_config` accepts.
+        gpus: Number of GPUs; None: the min number that the run's parallelism degrees allow.
         gpu: Type of the GPUs, such as ``"h100-80"``, or their memory, such as ``"24GB"``.
         encoded: Whether all clips are in the latent cache before the run.
 
     Returns:
-        The plan: memory by phase and whether it fits, host memory, disk, seconds per step and of the run.
+        The plan: memory by phase and whether it fits, host RAM, disk space, seconds per step and of the run.
 
     Raises:
         UserError: The config has mistakes, no GPU type has this name, or the run cannot be planned.
@@ -102,15 +102,15 @@ def generate(
 ) -> Result:
     """Generates videos or images as `worldsmith generate` does.
 
-    Complete samples in `out` are kept: the same call resumes where an earlier one was stopped.
+    Complete samples in `out` are not generated again: the same call resumes an interrupted one.
 
     Args:
         model: A run folder, a checkpoint, an export, a released model by its hub name, or adapters.
         prompts: One prompt, or several.
-        out: Folder of the samples; each sample has a folder of its own in it.
-        num_frames: Frames per video; None: those of the training data.
-        num_steps: Sampling steps; None: the model's own number.
-        guidance: Guidance scale, 1 = off; None: the model's own.
+        out: Folder of the samples; each sample has its own folder in it.
+        num_frames: Frames per video; None: as in the training data.
+        num_steps: Sampling steps; None: the model's default.
+        guidance: Guidance scale, 1 = off; None: the model's default.
         seed: Seed of the initial noise; None: the default of the command.
         device: ``"cpu"`` or ``"cuda"``; None: cuda if it is available.
         force: Whether existing samples are replaced.
@@ -156,7 +156,7 @@ def export(
         out: The new folder; None: a folder in the run folder.
         format: ``"diffusers"``, ``"hf"`` (transformers), ``"native"``, ``"adapter"`` (PEFT) or ``"sat"``; None: the
             complete model in the format of its library.
-        dtype: Number format of the weights.
+        dtype: Dtype of the weights.
         weights: EMA weights (``"ema"``) or raw weights (``"live"``); ``"auto"``: EMA weights if the run has them.
         merge: Whether LoRA adapters are merged into the weights.
         force: Whether an existing export is replaced.
@@ -198,18 +198,18 @@ def evaluate(
     Args:
         model: A run folder, a checkpoint, an export, or a released model by its hub name.
         out: Folder of the results.
-        dataset: For a generator, a dataset of clips that it was not trained on. For a reasoner, the config of a data
-            set of conversations, such as ``LlavaDataset.Config(path="questions.json")``.
+        dataset: For a generator, a dataset of clips that it was not trained on. For a reasoner, the config of a dataset
+            of conversations, such as ``LlavaDataset.Config(path="questions.json")``.
         device: ``"cpu"`` or ``"cuda"``; None: cuda if it is available.
         force: Whether existing results are replaced.
         flags: Further flags of `worldsmith evaluate`, with ``_`` instead of ``-``.
 
     Returns:
-        A result whose `facts` are those of the file that is written (evaluation.json, or metrics.json), and whose
-        `lines` are a table for people.
+        A result whose `facts` are the content of the file that is written (evaluation.json, or metrics.json), and whose
+        `lines` are a table as text.
 
     Raises:
-        UserError: A flag has a mistake, or the model cannot be measured on these data.
+        UserError: A flag has a mistake, or the model cannot be evaluated on these data.
         OSError: A file cannot be read or written.
     """
     settings = {"model": model, "out": out, "device": device, "force": force, **flags}
@@ -219,7 +219,7 @@ def evaluate(
 
 
 def _run_for_model(name: str, settings: Mapping[str, Any]) -> Result:
-    """Runs the command `name` for what the model makes."""
+    """Runs the command `name` in the variant for the output type of `settings["model"]`."""
     with mistakes_of_the_user():
         base = settings.get("base")
         kind = kind_for_model(name, fspath(settings["model"]), base=None if base is None else fspath(base))

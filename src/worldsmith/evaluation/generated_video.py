@@ -77,7 +77,11 @@ class GeneratedVideo:
 def find_real(sample: SampleArgs, folder: Path) -> Path | None:
     """Returns the path of the real video of a sample; None if it is not known.
 
-    This is `extra.real`, relative to `folder`, else the video whose first frames the sample continues.
+    This is `extra.real`, else the video whose first frames the sample continues.
+
+    Args:
+        sample: Arguments of the sample.
+        folder: Folder to which `extra.real` is relative.
 
     Raises:
         UserError: If the file does not exist.

@@ -15,7 +15,11 @@ Parameter = TypeVar("Parameter")
 
 
 def chosen(parameters: Mapping[str, Parameter], names: Collection[str] | None) -> dict[str, Parameter]:
-    """Returns the parameters `names` (None: all) by internal parameter name, in the order of the network.
+    """Returns those parameters whose names are in `names`, in the order of the network.
+
+    Args:
+        parameters: Parameters by internal parameter name.
+        names: Names to select; None: all.
 
     Raises:
         ValueError: If a name is unknown.

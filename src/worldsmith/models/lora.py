@@ -160,8 +160,8 @@ def merge_adapters(network: nn.Module) -> int:
         Number of weights that changed.
 
     Raises:
-        ValueError: If there are no adapters or all B are zero (nothing is changed), or if the updates are too small to
-            change any element.
+        ValueError: If there are no adapters or all B are zero (the network is not changed), or if the updates are too
+            small to change any element.
     """
     import torch
 

@@ -53,6 +53,8 @@ def local_folder(name: str, *, file_patterns: Sequence[str] = ("*",), field: str
 def look_for(name: str, *, file_patterns: Sequence[str] = ("*",), field: str = "model") -> Path | None:
     """Returns the local path as `local_folder`, but downloads no files: None if they are only on the hub.
 
+    Arguments as in `local_folder`.
+
     Raises:
         FileNotFoundError: If the files are neither on this machine nor available on the hub.
     """
@@ -91,7 +93,13 @@ def find_layout(name: str, layouts: Sequence[Sequence[str]], *, field: str) -> P
 
 
 def look_for_layout(name: str, layouts: Sequence[Sequence[str]], *, field: str) -> Path | None:
-    """Returns the local path as `find_layout`, but downloads no files: None if they are only on the hub."""
+    """Returns the local path as `find_layout`, but downloads no files: None if they are only on the hub.
+
+    Arguments as in `find_layout`.
+
+    Raises:
+        FileNotFoundError: If no layout is found.
+    """
     hub = hub_name(name)
     if hub is None or is_local(name) or any(cached(hub, patterns) is not None for patterns in layouts):
         return find_layout(name, layouts, field=field)
@@ -100,6 +108,8 @@ def look_for_layout(name: str, layouts: Sequence[Sequence[str]], *, field: str) 
 
 def find_local(name: str, *, file_patterns: Sequence[str], field: str) -> Path | HubName:
     """Returns the local or cached path of `name`, else its parsed hub name; no network access.
+
+    Arguments as in `local_folder`.
 
     Raises:
         FileNotFoundError: If `name` can only be a path, and the path does not exist.
@@ -146,7 +156,12 @@ def hub_name(name: str) -> HubName | None:
 
 
 def cached(hub: HubName, file_patterns: Sequence[str]) -> Path | None:
-    """Returns the path in the Hugging Face cache if all required files are there, else None; no network access."""
+    """Returns the path in the Hugging Face cache if all required files are there, else None; no network access.
+
+    Args:
+        hub: Repository, revision and folder.
+        file_patterns: Required files, as in `local_folder`.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 

@@ -46,7 +46,13 @@ class NoiseObjective(Objective):
     def inputs(
         self, samples: Sequence[Any], latents: Sequence[Tensor], draws: Sequence[Any]
     ) -> tuple[list[Tensor], Tensor]:
-        """Returns the noisy latents of each sample, float32, and the timesteps [n] for the network."""
+        """Returns the inputs of the network: noisy latents of each sample, float32, and timesteps [n].
+
+        Args:
+            samples: Samples of the batch.
+            latents: Clean latents of each sample.
+            draws: Result of `draw`.
+        """
 
     @abstractmethod
     def losses(

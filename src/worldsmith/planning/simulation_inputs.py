@@ -39,7 +39,7 @@ def with_published_parts(config: Any) -> Iterator[Stated]:
     """Context manager: yields a copy of `config` in which missing pretrained components are substituted.
 
     A component whose files are neither in the given folder nor in the hub cache is replaced by a temporary folder with
-    the config of the released component. Nothing is downloaded. The folders are deleted when the block ends.
+    the config of the released component. No files are downloaded. The folders are deleted when the block ends.
 
     Args:
         config: Config with resolved references.

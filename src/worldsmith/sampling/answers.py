@@ -25,7 +25,7 @@ class AnsweringModel(Protocol):
 
     @property
     def folder(self) -> Path:
-        """Folder of its tokenizer, chat template and preprocessor files."""
+        """Folder of the model's tokenizer, chat template and preprocessor files."""
 
     def generate(
         self,

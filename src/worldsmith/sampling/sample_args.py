@@ -114,7 +114,7 @@ class SampleArgs:
 
 
 class Chooser:
-    """Selects each setting from layers, the first of which has precedence, and records the sources of the values."""
+    """Selects each setting from layers and records the sources of the values; earlier layers have precedence."""
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         self.layers = layers

@@ -88,7 +88,7 @@ class SampleSettings(Config):
 
 
 class Sample(SampleSettings):
-    """One sample of a sample file."""
+    """One sample of a sample file: its settings, prompt and name."""
 
     name: str = ""
     """Name of the output folder; "": the file name with the sample's index."""

@@ -84,6 +84,11 @@ def first_windows(dataset: VideoDataset, count: int) -> dict[str, Window]:
 def read_first_frame(window: Window, dataset: VideoDataset, grid: tuple[int, ...]) -> Tensor:
     """Returns the first frame that training uses of a window, uint8 [3, 1, H, W] in its original size.
 
+    Args:
+        window: The window.
+        dataset: Its dataset.
+        grid: The model's `latent_grid`.
+
     Raises:
         SampleError: If the frame cannot be read.
     """

@@ -119,7 +119,8 @@ class AnswerTasks:
         """Returns the task of each record, by record id.
 
         Args:
-            name: Task type, "auto" (detected), or "by_record" or "metropolis_sgd" for one per record.
+            name: Task type; "auto": detected from the ground truth; "by_record" and "metropolis_sgd": as each record
+                states.
             truths: Ground-truth answers by record id.
             kinds: Task types that the records state, by record id.
 
@@ -178,7 +179,7 @@ class AnswerTasks:
         }[name]  # fmt: skip
 
     def task_of_spatial(self, kind: str, truths: Mapping[str, str]) -> AnswerTask:
-        """Returns the task of a metropolis_sgd record."""
+        """Returns the task of the metropolis_sgd records of the task type `kind`; raises UserError if it is unknown."""
         if kind not in SPATIAL:
             raise UserError(
                 f"{next(iter(truths))}: unknown task type {kind!r}; metropolis_sgd supports {', '.join(SPATIAL)}. "
@@ -191,7 +192,7 @@ class AnswerTasks:
         return task_of_numbers(kind, 0.0 if kind == "count" else DISTANCE)
 
     def task_of_record(self, kind: str, truths: Mapping[str, str]) -> AnswerTask:
-        """Returns the task of a record that states its task type."""
+        """Returns the task of the records that state the task type `kind`; raises UserError if it is unknown."""
         if kind in ("bcq", "binary", "mcq"):
             return self.named(kind.replace("bcq", "binary"), list(truths.values()))
         excluded = FREE if kind.endswith(OPEN) else EXCLUDED.get(kind)

@@ -1,4 +1,4 @@
-"""Draws a confusion matrix as an image."""
+"""Writes a confusion matrix as an image."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class CogVideoXTask(PipelineTask):
 
     @property
     def first_frames(self) -> FirstFrames:
-        """Format of first frames: noise on the image is sampled anew in each step, so it is encoded each time."""
+        """Format of first frames; if they get noise, which is new in each step, they are encoded each time."""
         image = self.model.config.image
         return "none" if image is None else "encoded in every epoch" if image.noise else "cached"
 

@@ -118,7 +118,7 @@ def collate_media(
 ) -> dict[str, Any]:
     """Builds the image and video fields of `Inputs`. Without media, the encoder gets a dummy image that is not used.
 
-    The dummy image makes all ranks call the same collectives, whatever media their batches contain; its gradients are
+    With the dummy image all ranks call the same collectives, whichever media their batches contain; its gradients are
     zero.
     """
     settings = network.config.vision_config

@@ -103,12 +103,22 @@ class VisionLanguageTask(Task):
 
     @cached_property
     def media(self) -> MediaProcessor:
-        """Raises DataError for a model folder that does not say what images its model takes."""
+        """The processor of images and videos, from the model's folder.
+
+        Raises:
+            DataError: If the model folder does not state which images the model accepts.
+        """
         return self.data.processor.media.build(folder=self.model.folder)
 
     def check_gradients(self, batches: Sequence[Sequence[ChatSample]], weight: float) -> None:
-        """Checks in the first step that the language model receives gradients, and the vision encoder if a rank has
-        media."""
+        """Checks in the first steps that the trained components receive gradients; all ranks must call it.
+
+        The language model is checked in the first step, vision encoder and projector in the first step in which a rank
+        has media.
+
+        Raises:
+            UserError: On all ranks, if a gradient is zero or not finite, or no token of the first step is supervised.
+        """
         if weight == 0 and self.in_first_step:
             raise UserError(
                 "no token of the first step is supervised, so there is nothing to learn: check the labels with "

@@ -53,7 +53,7 @@ def without_memory(layers: Collection[HoldsWeight]) -> Iterator[None]:
 
 @contextmanager
 def with_memory(layer: HoldsWeight) -> Iterator[Tensor]:
-    """Context manager: allocates the layer's `weight` on the CPU and yields it, to be filled with an initial value.
+    """Context manager: allocates the layer's `weight` on the default device and yields it, to be filled.
 
     The parameter without memory is restored afterwards.
     """

@@ -114,8 +114,8 @@ def weights_digest(model: Any, *, about: tuple[str, ...] = (), ignored: tuple[st
 def keep_freed_memory() -> bool:
     """Lets this process reuse up to 2 GiB of freed memory instead of returning it to the kernel.
 
-    glibc maps tensors of 32 MiB and more anew each time, and the kernel then clears every page of them: a third of the
-    time in which a narrow VAE encodes a clip on a CPU.
+    By default glibc maps a new region for each tensor of 32 MiB and more, and the kernel clears all of its pages: a
+    third of the time in which a narrow VAE encodes a clip on a CPU.
 
     Returns:
         False if the C library has no such setting.

@@ -9,7 +9,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def linear(path: str, inputs: int, outputs: int, *, bias: bool = True) -> Shapes:
-    """Returns the parameter shapes of a linear layer: `path`.weight [outputs, inputs] and `path`.bias [outputs]."""
+    """Returns the parameter shapes of a linear layer: `path`.weight [outputs, inputs] and, with `bias`, `path`.bias."""
     return {f"{path}.weight": (outputs, inputs), **({f"{path}.bias": (outputs,)} if bias else {})}
 
 
