@@ -261,19 +261,19 @@ def action_of(file: PublishedFile) -> str | None:
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "published_files.md"
-"""The table of verdicts that people read."""
+"""The page with the table of outcomes."""
 INTRODUCTION = """\
 # Published config files
 
-Config files that other projects publish, and what becomes of each here. A test rebuilds every file from its stored
-names and values, reads it as `worldsmith` would, and compares the outcome with this page, which
-`python tests/support/published_files.py` writes.
+This page lists config files that other projects publish, and shows which of them work with Worldsmith and which
+overrides they need. `python tests/support/published_files.py` generates the page. A test rebuilds every file from its
+stored names and values, reads it in the same way as `worldsmith`, and compares the outcome with this page.
 
 | outcome | meaning |
 |---|---|
-| works | the file is read as it is, with the environment variables that it names |
-| works with … | these overrides are required; the error report asks for them |
-| refused | the file asks for something that is not available; the reason is that of the error report |
+| works | the file works unchanged, with the environment variables that it names |
+| works with … | the file needs these overrides; the error report requests them |
+| refused | the file requires a feature that is not available; the reason is that of the error report |
 """
 
 
