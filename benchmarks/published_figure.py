@@ -18,7 +18,7 @@ class Published:
     predict: Callable[[], float]
     """Bytes."""
     beside: str = "nothing"
-    """What the prediction has by arithmetic, in words."""
+    """Calculated part of the prediction, as text."""
     explanation: str = ""
     """For a difference of more than 20 %, or another verdict."""
     bound: Literal["", "<", ">"] = ""

@@ -1,7 +1,7 @@
 """How far is a plan's memory from figures that others have published of their own programs?
 
 Each run is simulated as the other program is set up: its weights, precision, clips and batch. What that program keeps
-beside ours is added by arithmetic. The table is that of docs/planning_accuracy.md.
+different from ours is added by calculation. The table is that of docs/planning_accuracy.md.
 
     python benchmarks/published_memory.py [--only NUMBER…] [--write docs/planning_accuracy.md]
 """

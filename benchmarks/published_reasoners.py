@@ -128,11 +128,11 @@ REASONERS = [
     Published(
         "the same, cut into four as in the shipped settings", GPU, "cosmos-reason2 issue 54",
         partial(quick, "pre_exp012_llava_ov", states, model=qwen("32B"), ranks=4),
-        "weights, gradients and moments alone",
+        "only weights, gradients and optimizer state",
         bound=">", quick=True,
     ),
     Published(
-        "Qwen3-VL-8B, all weights, so much is asked for in all", 256, "TAO 7.2, checks before a start",
+        "Qwen3-VL-8B, all weights, total requirement", 256, "TAO 7.2, checks before a start",
         lambda: 4 * peak(qwen("8B"), 4, 4096), "4 GPUs, 4,096 tokens each, full recomputation", bound="<",
     ),
     Published(

@@ -18,12 +18,12 @@ ENCODING = (
     "that program's arguments have it; of clips encoded whole it is 16.9 GB"
 )
 ZERO2_COPY = (
-    "the three figures of ZeRO-2 are larger than our steps by the same: 2 bytes a weight and 2 GB, as if gradients "
+    "the three values of ZeRO-2 exceed our steps by the same amount: 2 bytes a weight and 2 GB, as if gradients "
     "were whole on each GPU"
 )
 ZERO3 = (
     "it keeps 10 GB less than ZeRO-2, and is published with 1 GB more: not the peak of a step. The whole pipeline that "
-    "draws a sample of validation has 26.0 GB beside 11.1 GB of states (14.3 GB with a tiled decoder); its scripts "
+    "generates a validation sample has 26.0 GB in addition to 11.1 GB of states (14.3 GB with a tiled decoder); its scripts "
     "have validation off"
 )
 Added = Callable[[dict[str, int], float], float]
@@ -66,7 +66,7 @@ def zero2(kinds: dict[str, int], trained: float) -> float:
 DDP: dict[str, Any] = {"added": ddp, "words": "DDP's buckets, 4 bytes a trained weight"}
 ZERO2: dict[str, Any] = {
     "added": zero2,
-    "words": "in place of our moments and gradients an eighth of 14 bytes a weight, and two buckets of 1 GB",
+    "words": "instead of our optimizer state and gradients an eighth of 14 bytes per weight, and two buckets of 1 GB",
 }
 OWN: dict[str, Any] = {"source": "CogVideo finetune/README", "ahead": CLIP}
 LONG: dict[str, Any] = {**OWN, "ahead": LONG_CLIP}

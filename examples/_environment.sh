@@ -1,4 +1,4 @@
-# Sourced by the scripts here. Where no `worldsmith` is on PATH, the environment that `make` made beside the clone serves.
+# Sourced by the other scripts. Without `worldsmith` on PATH, the environment that `make` created next to the clone is used.
 
 if ! command -v worldsmith >/dev/null; then
     clone="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"

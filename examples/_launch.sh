@@ -1,4 +1,4 @@
-# Shared by the launchers, which source it: starts `worldsmith train` on TOML_FILE with as many processes as asked for.
+# Shared by the launchers, which source it: starts `worldsmith train` on TOML_FILE with the requested number of processes.
 # Words after the launcher's name are handed on: bash examples/launch_sft_vision_nano.sh --trainer.max_iter 10
 
 : "${NPROC_PER_NODE:=8}" "${NNODES:=1}" "${NODE_RANK:=0}"

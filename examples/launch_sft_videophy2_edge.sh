@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Plans Cosmos3-Edge on the physical plausibility of clips; it is not trained here yet, and a start says why. A variable
+# Plans Cosmos3-Edge on the physical plausibility of clips; training is not supported yet, and a start prints the reason. A variable
 # that is set already wins over the defaults here.
 set -euo pipefail
 examples="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"

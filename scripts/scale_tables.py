@@ -118,8 +118,8 @@ def layout_table(entries: Entries) -> str:
             f"{cut_everywhere(entries[name], 4096):.0%}",
         ]
 
-    head = ["run", "fits from", "cut among all: up to", "at 4,096: cut among", "tensors at their peak"]
-    return table([*head, "cut among all 4,096: slower by"], map(row, known(entries)))
+    head = ["run", "fits from", "sharded over all: up to", "at 4,096: sharded over", "tensors at their peak"]
+    return table([*head, "sharded over all 4,096: slower by"], map(row, known(entries)))
 
 
 def cut_everywhere(entry: Mapping[str, Any], ranks: int) -> float:

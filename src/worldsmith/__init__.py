@@ -1,8 +1,8 @@
 """Worldsmith: fine-tuning for world models, from one typed config.
 
-`__all__` is the public Python API (docs/python.md). A name is imported when it is first used: this module imports
-nothing itself, so that Ctrl-C ends a command without a traceback from then on, and mistakes in a config are reported
-before torch is imported.
+`__all__` is the public Python API (docs/python.md). A name is imported when it is first used: this module has
+no imports of its own, so that Ctrl-C ends a command without a traceback from then on, and mistakes in a config are
+reported before torch is imported.
 """
 
 TYPE_CHECKING = False  # type checkers know this name; importing `typing` for it would take longer than all of this

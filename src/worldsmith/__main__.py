@@ -33,7 +33,7 @@ def program() -> None:
     from worldsmith.cli.main import main
 
     code = main()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command has ended, as its exit code says
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command has ended, as its exit code shows
     sys.exit(code)
 
 

@@ -53,7 +53,7 @@ def load_config(
     sources = fspath(source) if isinstance(source, (str, PathLike)) else [fspath(file) for file in source]
     loaded = load(sources, overrides, keep_unset=keep_unset)
     for warning in loaded.warnings:
-        if not (keep_unset and "WORLD_SIZE" in warning):  # of a plan, `gpus` says how many processes there are
+        if not (keep_unset and "WORLD_SIZE" in warning):  # of a plan, `gpus` sets the number of processes
             logger.warning("%s", warning)
     config: Trainer.Config = loaded.raw
     return config

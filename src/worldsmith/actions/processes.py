@@ -39,7 +39,7 @@ def run_in_processes(
         UserError: If `work` raises UserError, DataError, ValueError or OSError.
         WorkerProcessError: If a process was killed or ended with another error.
     """
-    # As for loader workers: Linux forks, and nothing has used a thread pool yet.
+    # As for loader workers: Linux forks, and no thread pool has been used yet.
     context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     pipes, processes = [], []
     try:

@@ -67,7 +67,7 @@ def run_action(name: str, head: list[str], tail: list[str], packages: Sequence[s
     head, topic = take_help(head, os.path.exists)
     if commands()[name].by == "word" and (not head or head[0].startswith("-")):
         if topic is None:
-            raise UserError(f"say which:\n{kinds_in_words(name)}")
+            raise UserError(f"select one:\n{kinds_in_words(name)}")
         print_text(kinds_in_words(name))
         return 0
     with mistakes_of_the_user():

@@ -128,7 +128,7 @@ def launch(words: Sequence[str], packages: Sequence[str] = ()) -> int:
         if plan is not None:
             os.environ["WORLD_SIZE"] = str(machines * processes)
             return plan()
-        check()  # a mistake is said once, before there are processes to repeat it
+        check()  # a mistake is reported once, before there are processes to repeat it
         choose_meeting(args, machines)
         logging.getLogger("torch.distributed.elastic.agent.server.api").addFilter(without_traceback)
         logging.getLogger("torch.distributed.elastic.multiprocessing.api").addFilter(is_of_a_failure)
@@ -357,7 +357,7 @@ def failure_code(error: ChildFailedError, asked: set[int]) -> int:
     first = failures[rank]
     if first.exitcode in (PREEMPTED, 130):
         return first.exitcode
-    if -first.exitcode in asked:  # before it could catch a signal, so that there was nothing to save
+    if -first.exitcode in asked:  # before it could catch a signal, so that there was no progress to save
         return PREEMPTED
     from worldsmith.tools.explain.explanation import after_text
 

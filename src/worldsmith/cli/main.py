@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # the reader, such as `head`, has gone: nothing is left to say
+    except BrokenPipeError:  # the reader, such as `head`, has gone: no message would arrive
         discard_output()
         return 141
     except OSError as error:

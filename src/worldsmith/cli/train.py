@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.INFO if is_main else logging.WARNING, handlers=[terminal_handler()])
     for warning in loaded.warnings if is_main else ():
         if args.gpus and "WORLD_SIZE" in warning:
-            continue  # --gpus says how many processes there are
+            continue  # --gpus sets the number of processes
         logging.getLogger("worldsmith").warning("warning: %s", warning)
     if args.spec and args.policy is None and is_main:
         of_run = words[len(args.spec_words) :]
@@ -194,7 +194,7 @@ def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
             advice = "so this one also ends; the same command resumes from the last checkpoint"
             logging.getLogger("worldsmith").error("error: %s, %s", lost, advice)
         return 1
-    except KeyboardInterrupt:  # a second Ctrl-C: nothing may wait now for ranks, or for a save that is given up
+    except KeyboardInterrupt:  # a second Ctrl-C: no step may wait now for ranks, or for a save that is given up
         print("interrupted", file=sys.stderr, flush=True)
         os._exit(130)
     finally:

@@ -48,7 +48,7 @@ class RunDialect:
     recipe: str
     """Recipe with the settings that these files have no key for."""
     suffixes: tuple[str, ...]
-    """Suffixes of its files, in lower case. Other files are never of this dialect, and nothing is imported for them."""
+    """Suffixes of its files, in lower case. For other files no module is imported."""
     claims: str
     """Function (files) -> bool: whether the content of the files belongs to this dialect."""
     read: str

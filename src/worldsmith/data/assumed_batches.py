@@ -61,7 +61,7 @@ class AssumedTexts(TextCache):
         return torch.zeros(self.shape, dtype=getattr(torch, self.precision))
 
     def put(self, key: str, encoded: Tensor) -> None:
-        """Does nothing: every caption counts as cached."""
+        """No effect: every caption counts as cached."""
 
 
 def assumed_clips(
@@ -157,7 +157,7 @@ def assumed_chats(
         text = max(2, each - pictures * shown)
     pictures = pictures if media is not None else 0
     samples = [assumed_chat(place, text, [grid] * pictures, kind, media, placeholders) for place in range(count)]
-    what = "no pictures" if not pictures else f"{count_of(pictures, kind)} of {size_of(grid, kind, media)}"
+    what = "no images" if not pictures else f"{count_of(pictures, kind)} of {size_of(grid, kind, media)}"
     words = f"{count_of(count, 'conversation')} of {samples[0].num_tokens:,} tokens, each with {what}"
     return AssumedBatch(samples, f"{words} and {samples[0].num_supervised} supervised tokens")
 

@@ -1,4 +1,4 @@
-"""Prompt adherence of the moving-shapes model: does the generated video show what the prompt asked for?
+"""Prompt adherence of the moving-shapes model: does the generated video show what the prompt describes?
 
 The prompts are those of the moving-shapes dataset: each names one color, one shape and one direction. `detect` measures
 these attributes in the generated frames with plain image processing, without a network. A video is correct if all three

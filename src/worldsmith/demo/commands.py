@@ -14,7 +14,7 @@ from worldsmith.demo.synthetic_dataset import SyntheticDataset
 
 
 class MakeClips(Action):
-    """Makes a dataset that Worldsmith renders itself. A complete dataset with the same parameters is left as it is."""
+    """Makes a dataset that Worldsmith renders itself. A complete dataset with the same parameters is kept."""
 
     places: ClassVar[tuple[str, ...]] = ("out",)
 
@@ -62,7 +62,7 @@ class MakeMovingShapes(MakeClips):
     """Makes a dataset of colored shapes that move in one direction, as H.264 MP4 files with captions.
 
     It has a train and a val split and prompts for `worldsmith evaluate`. A complete dataset with the same parameters is
-    left as it is.
+    kept.
     """
 
     class Config(MakeClips.Config):
@@ -80,8 +80,8 @@ class MakeFallingObjects(MakeClips):
     """Makes clips of an object that falls onto a bar and may break laws of physics, as H.264 MP4 files.
 
     A train and a val split hold a score from 1 to 5 for each clip in the VideoPhy-2 layout, and questions about it with
-    the answer yes or no in the LLaVA layout (annotations.json). A complete dataset with the same parameters is left as
-    it is.
+    the answer yes or no in the LLaVA layout (annotations.json). A complete dataset with the same parameters is
+    kept.
     """
 
     class Config(MakeClips.Config):

@@ -38,7 +38,7 @@ ROUND = tuple(
 SCORE_PROMPT = "How well does the video obey the laws of physics? Answer with a digit from 1 to 5."
 DESCRIBE = "Describe the video."
 ANSWER_HINT = "Answer yes or no."
-# By topic, what is asked of every clip: whether it breaks a law, and of which color and where the object is.
+# By topic, the question about every clip: whether it breaks a law, and of which color and where the object is.
 QUESTIONS = {
     "rises": "Does the object fall upwards?",
     "passes": "Does the object pass through the bar?",

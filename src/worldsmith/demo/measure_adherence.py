@@ -1,4 +1,4 @@
-"""`worldsmith evaluate MODEL --prompts FILE`: measures how often generated videos show what the prompt asks for."""
+"""`worldsmith evaluate MODEL --prompts FILE`: measures how often generated videos show what the prompt describes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MODEL_FILES = (".safetensors", ".distcp", ".json", ".yaml", ".txt")
 
 
 class MeasureAdherence(VideoAction):
-    """Measures how often generated videos show what the prompt asks for."""
+    """Measures how often generated videos show what the prompt describes."""
 
     class Config(VideoAction.Config):
         prompts: str

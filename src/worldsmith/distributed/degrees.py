@@ -151,7 +151,7 @@ def check_heads(context: int, heads: int, key_heads: int) -> None:
     if context not in works:
         raise WrongValueError(
             {f"parallelism.{NAMES[2]}": context},
-            why=f"{heads} attention heads and {key_heads} key and value heads cannot be divided evenly among so many",
+            why=f"{heads} attention heads and {key_heads} key and value heads cannot be divided evenly among them",
             remedy=f"for this network these are possible: {', '.join(map(str, works))}",
         )
 

@@ -1,7 +1,7 @@
 """FSDP2: every decoder layer is one unit, the root module has the other parameters.
 
 Parameters are stored in fp32 (master weights), and the compute dtype may be bf16. The sharded step equals the
-single-process step: gradients are reduced in fp32 and averaged over the ranks.
+single-process step: gradients are reduced in fp32 and divided by the number of ranks.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def shard_network(
     """
     exact = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32, cast_forward_inputs=False)
     policy = replace(exact, param_dtype=compute_dtype)
-    # The velocities are views, as PyTorch points out at the first step; nothing changes them in place.
+    # The velocities are views, as PyTorch points out at the first step; they are not changed in place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     whole = set(left_alone)
     for module in full_precision:

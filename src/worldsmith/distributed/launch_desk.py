@@ -34,7 +34,7 @@ class LaunchDesk:
 
         class Visit(socketserver.StreamRequestHandler):
             def handle(self) -> None:
-                with suppress(OSError):  # whoever asked has gone
+                with suppress(OSError):  # the process that sent the request has gone
                     words = self.rfile.readline(1000).decode(errors="replace").split()
                     if len(words) == 3 and words[0] == desk._secret:
                         self.wfile.write(f"{desk._answer(*words[1:])}\n".encode())

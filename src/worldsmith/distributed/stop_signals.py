@@ -102,7 +102,7 @@ def leave(number: int) -> None:
     if number == signal.SIGHUP:
         leave_terminal()
     with suppress(OSError):
-        os.write(2, f"stopped by {signal.Signals(number).name} with nothing to save\n".encode())
+        os.write(2, f"stopped by {signal.Signals(number).name} with no progress to save\n".encode())
     os._exit(PREEMPTED)
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from worldsmith.sampling.sample_args import SampleArgs
 
 RATE = 0.02
-"""Max relative difference of frame rates at which two videos still show the same moments."""
+"""Max relative difference of frame rates at which two videos still show the same points in time."""
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def lease(file: Path) -> bool:
     except FileNotFoundError:
         return False
     except OSError:
-        return True  # whoever reads it says what is wrong with it
+        return True  # the code that reads it reports what is wrong with it
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         gone = not file.exists() or not os.path.samestat(os.fstat(handle), file.stat())

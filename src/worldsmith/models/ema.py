@@ -28,11 +28,11 @@ class PowerEMA(Configurable):
     instead, and the initial weights contribute to the average.
 
     - Initial state: a copy of the raw weights until the first `update`. Without `max_decay` the first update copies
-      the raw weights too, for every `iteration_shift`, so values from before a warm start are never averaged in.
+      the raw weights too, for every `iteration_shift`, so values from before a warm start never enter the EMA.
     - Frozen parameters: stored in the EMA weights and in the state dict (memory, but no time per step). With
       `trainable_only` they are in neither; use the raw weight for a name that is missing.
     - Names: internal parameter names without the prefixes of wrappers such as FSDP; LoRA adapters are included.
-    - Sharded parameters (DTensor) are averaged shard by shard, without communication.
+    - Sharded parameters (DTensor) are updated shard by shard, without communication.
 
     Source:
         Power function: Karras et al. 2024, arXiv:2312.02696, section 3.1. `max_decay`: `LitEma` of latent-diffusion,

@@ -108,7 +108,7 @@ def inject_adapters(
     targets = match_targets(target_modules, choice)
     scale: Any = alpha  # PEFT divides it by r, and takes fractions although it is declared as an int
     config = LoraConfig(r=rank, lora_alpha=scale, target_modules=list(targets), lora_dropout=dropout, bias="none")
-    with torch.random.fork_rng(devices=[]):  # first values are drawn by name, not from the process's stream
+    with torch.random.fork_rng(devices=[]):  # initial values are sampled by name, not from the process's stream
         inject_adapter_in_model(config, network, adapter_name=ADAPTER)
     adapted = set(adapted_layers(network))
     named = {layer for layers in targets.values() for layer in layers}

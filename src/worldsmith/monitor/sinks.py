@@ -194,7 +194,7 @@ class WandbLog:
         try:
             self.run.finish(exit_code=int(failed))
         except Exception:
-            with suppress(Exception):  # its process is gone: nothing may wait for it at exit
+            with suppress(Exception):  # its process is gone: no code may wait for it at exit
                 wandb.teardown()
             raise
 

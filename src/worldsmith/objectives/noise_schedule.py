@@ -23,7 +23,7 @@ NETWORK_STREAM = 5
 MOST_DRAWS = 10_000
 """Max attempts to sample a noise level from a range before the range counts as empty."""
 
-# The ltx2 distribution: quantiles that are stretched to [0, 1], its floor, and the share of uniform draws.
+# The ltx2 distribution: quantiles that are stretched to [0, 1], its floor, and the fraction of uniform samples.
 LTX2_UPPER_Z = 3.0902
 LTX2_LOWER_Z = -2.5758
 LTX2_FLOOR = 1e-3

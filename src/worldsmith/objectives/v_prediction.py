@@ -20,7 +20,7 @@ from worldsmith.objectives.objective import LossSum
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Streams of draws; 1 is that of the noise, 2 that of the posterior of latents.
+# Random streams; 1 is that of the noise, 2 that of the posterior of latents.
 TIMESTEP_STREAM, OFFSET_STREAM, STRATUM_STREAM = 0, 3, 4
 Beta = Annotated[float, Range(gt=0, lt=1)]
 
@@ -106,7 +106,7 @@ class VPrediction(NoiseObjective):
         from worldsmith.objectives.noise_schedule import random_stream
 
         share, parts = random_stream(seed, position, TIMESTEP_STREAM).random(), self.config.timestep_strata
-        if parts > 1:  # where a group begins is drawn, so that a rank does not always get the same part
+        if parts > 1:  # the start of a group is random, so that a rank does not always get the same part
             first = int(random_stream(seed, position // parts, STRATUM_STREAM).integers(parts))
             share = ((first + position) % parts + share) / parts
         return min(int(share * self.config.num_timesteps), self.config.num_timesteps - 1)

@@ -22,8 +22,8 @@ class PhaseMemory:
     saving."""
     peak: int
     kinds: Mapping[str, int]
-    """Bytes by category, with the sum `peak`: parameters, gradients, moments (optimizer state), average (EMA weights),
-    activations, gathered (all-gathered parameters), communication (buffers), inputs, encoders, other."""
+    """Bytes by category, with the sum `peak`: parameters, gradients, `moments` (optimizer state), `average` (EMA
+    weights), activations, gathered (all-gathered parameters), communication (buffers), inputs, encoders, other."""
     modules: Sequence[tuple[str, int]]
     """Activation bytes by module, largest first; repeated layers are summed."""
     main_memory: int = 0

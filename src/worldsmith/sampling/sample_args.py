@@ -132,7 +132,7 @@ class Chooser:
             below: (value, source) pairs to use if no layer sets it; the first value that is not None counts.
 
         Returns:
-            The value; None if there is none.
+            The value; None if none exists.
         """
         layer = self.find(name)
         said = [] if layer is None else [(getattr(layer.settings, name), layer.source)]

@@ -98,13 +98,13 @@ class SampleEncoder(ABC):
     def encode(self, sample: Any) -> bool:
         """Encodes a sample into the cache, as the loss of the task does; returns False if it was cached already."""
 
-    def keep_all_samples(self) -> None:  # noqa: B027 (nothing by default)
+    def keep_all_samples(self) -> None:  # noqa: B027 (no effect by default)
         """Makes the loader return every sample, including those that training skips at random."""
 
-    def defer_captions(self) -> None:  # noqa: B027 (nothing by default)
+    def defer_captions(self) -> None:  # noqa: B027 (no effect by default)
         """Makes `encode` skip captions, which `encode_captions` encodes, so that only one encoder is in memory."""
 
-    def encode_captions(self) -> None:  # noqa: B027 (nothing by default)
+    def encode_captions(self) -> None:  # noqa: B027 (no effect by default)
         """Encodes the captions that `encode` skipped, without the encoder of clips in memory."""
 
     def compile(self, tiers: Sequence[str]) -> None:
@@ -224,7 +224,7 @@ class Task(ABC):
             seed: Seed of the run; random values depend only on it and on the positions of the samples in the stream.
         """
 
-    def check_gradients(self, batches: Sequence[Any], weight: float) -> None:  # noqa: B027 (nothing by default)
+    def check_gradients(self, batches: Sequence[Any], weight: float) -> None:  # noqa: B027 (no effect by default)
         """Checks the gradients after the last backward pass of a step, on all ranks, before any update.
 
         Args:
@@ -277,7 +277,7 @@ class Task(ABC):
         """
         if self.encoder_class is None:
             name = type(self).__name__
-            raise UserError(f"{name}: its samples are not encoded before the network, so there is nothing to cache")
+            raise UserError(f"{name}: its samples are not encoded before the network, so it needs no cache")
         return self.encoder_class(self)
 
     @property

@@ -32,7 +32,7 @@ def join_world(model: Model.Config) -> World:
 
 def prepare_process(loop: LoopConfig, world: World) -> None:
     """Sets the number of CPU threads of this process and seeds its random generators (trainer.seed + rank)."""
-    import rich.style  # noqa: F401 (draws a random number when it is first imported: before the seeds)
+    import rich.style  # noqa: F401 (uses a random number when it is first imported: before the seeds)
     import torch
 
     from worldsmith.checkpoint.run.rng_state import seed_everything

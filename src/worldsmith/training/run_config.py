@@ -178,7 +178,7 @@ class RunConfig(Configurable.Config):
         yield from schedule_warnings(self.scheduler, self.trainer.max_iter, self.optimizer.lr)
         skipped, start = self.checkpoint.keys_to_skip_loading, (self.checkpoint.load_path, self.checkpoint.init)
         if skipped and start == (None, "scratch"):
-            yield f"checkpoint.keys_to_skip_loading = {skipped} has no effect: without load_path nothing is loaded"
+            yield f"checkpoint.keys_to_skip_loading = {skipped} has no effect: without load_path no weights are loaded"
         if self.job.task == "vfm" and self.data_setting != DataSettingConfig():
             yield "data_setting has no effect for task 'vfm': its limits apply to a reasoner's data"
         yield from launch_warnings(self.model.config.parallelism)

@@ -259,7 +259,7 @@ class MessageLog(logging.Handler):
     def _write(self, time: datetime.datetime, level: str, text: str) -> None:
         line = {"time": time.isoformat(timespec="milliseconds"), "step": self.step(), "level": level, "text": text}
         assert self.path is not None
-        with contextlib.suppress(OSError):  # to say so would be a message, too
+        with contextlib.suppress(OSError):  # a message would itself need standard output
             append_line(self.path, json.dumps(line, ensure_ascii=False))
 
     def __enter__(self) -> MessageLog:

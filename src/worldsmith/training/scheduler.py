@@ -175,6 +175,6 @@ def schedule_warnings(config: LambdaSchedule.Config, steps: int, rate: float) ->
         longer = write([*config.cycle_lengths[:-1], config.cycle_lengths[-1] + steps - begin], LAUNCH_WORD)
         yield (
             f"scheduler.cycle_lengths end after {begin} steps, but trainer.max_iter is {steps}: the last "
-            f"{steps - begin} steps run at learning rate {f'{end:g}' if end else '0 and train nothing'}. Set "
+            f"{steps - begin} steps run at learning rate {f'{end:g}' if end else '0 and train no weights'}. Set "
             f"scheduler.cycle_lengths={longer} for a schedule as long as the run"
         )

@@ -70,7 +70,7 @@ class StepResult:
     learning_rates: list[float] = field(default_factory=list)
     """Learning rate of each parameter group in this step; empty until the optimizer has stepped."""
     skipped: bool = False
-    """Whether nothing was updated, because loss or gradients were not finite or `weight` was 0."""
+    """Whether the step updated no weights, because loss or gradients were not finite or `weight` was 0."""
     seconds: float = 0.0
     """Duration of the step in seconds, including `data_seconds`."""
 
@@ -120,7 +120,7 @@ class StepGuard:
         found = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient norm is {gradient.norm}"
         cause = cause or found
         if not weight:
-            cause = "its batches contain nothing to train on"
+            cause = "its batches contain no sample to train on"
         elif gradient.zeroed:
             cause += f" after {gradient.zeroed} non-finite entries were set to zero"
         if self.consecutive > self.max_consecutive:
@@ -222,7 +222,7 @@ class MeanMetrics:
     """Mean metrics over several batches of all ranks."""
 
     metrics: dict[str, float]
-    """"loss" and the metrics of the task, by name; NaN if nothing was counted."""
+    """"loss" and the metrics of the task, by name; NaN if no batch was counted."""
     samples: int
     tokens: int
 

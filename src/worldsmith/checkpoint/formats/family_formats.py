@@ -125,8 +125,9 @@ class FamilyFormats(WeightFormats):
             about: Description of the export (`worldsmith.json`).
         """
         return (
-            f"# {name}\n\nThe weights of a {self.family} model under their native names (`{NATIVE_PREFIX}…`), in "
-            f"{about['dtype']}, exported by Worldsmith {about['worldsmith']}. To train from it: "
+            f"# {name}\n\nThe weights of a {self.family} model under their internal parameter names "
+            f"(`{NATIVE_PREFIX}…`), in {about['dtype']}, exported by Worldsmith {about['worldsmith']}. "
+            "To train from it: "
             "`checkpoint.load_path` = this folder.\n"
         )
 

@@ -302,7 +302,7 @@ def serve(connection: Connection, parent: int) -> None:
     import torch
 
     try:
-        torch.set_num_threads(1)  # OpenMP's threads do not survive a fork, and whoever needs them waits for ever
+        torch.set_num_threads(1)  # OpenMP's threads do not survive a fork, and code that needs them waits forever
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)  # a stop is for the run, which may have a save to finish
         # No save continues after its run: the next run would meet it in the same folder.

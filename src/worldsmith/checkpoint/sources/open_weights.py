@@ -135,7 +135,7 @@ def find_model_folder(root: Path, world: World) -> Path | None:
     """
     model = own_model_folder(root)
     if model is not None:
-        if model.name == "model":  # else what lies next to it has nothing to do with it
+        if model.name == "model":  # otherwise files next to it are unrelated
             require_whole(model.parent, world, only=WEIGHTS)
         return model
     for checkpoints in (root, root / "checkpoints"):

@@ -187,7 +187,7 @@ def tensor_files(folder: Path) -> dict[str, Path]:
         if index.is_file():
             weight_map = read_weight_map(index)
             absent = sorted({name for name in weight_map.values() if not (folder / name).is_file()})
-            # A whole repository's index also lists other components, which may have been left out of the download.
+            # A whole repository's index also lists other components, which may be missing in the download.
             absent = [name for name in absent if Path(name).parent.name in ("", TRANSFORMER)]
             if absent:
                 raise FileNotFoundError(f"{folder} lacks the weight file {absent[0]}, which {index.name} lists")

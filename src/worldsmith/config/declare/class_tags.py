@@ -129,7 +129,7 @@ def _attribute(module: ModuleType, names: list[str], tag: str) -> Any:
         except BaseException as error:  # modules that import on first use fail here
             raise_interrupt(error)
             raise ValueError(f"'{tag}': importing it failed: {type(error).__name__}: {error}") from error
-        # A module that another one happens to import is no way out of the allow-list.
+        # A module that another one happens to import does not bypass the allow-list.
         if isinstance(inner, ModuleType) and inner.__name__.partition(".")[0] != tag.partition(".")[0]:
             raise ValueError(f"'{tag}': '{name}' is the module {inner.__name__}, which {found.__name__} only imports")
         found = inner

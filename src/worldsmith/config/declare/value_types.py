@@ -61,7 +61,7 @@ def check_hint(hint: Any, where: str) -> None:
         return check_hint(arguments[1], where)
     if hint in (list, dict):
         example = "list[int]" if hint is list else "dict[str, int]"
-        raise TypeError(f"{where}: say what the {hint.__name__} holds, such as {example}")
+        raise TypeError(f"{where}: state what the {hint.__name__} holds, such as {example}")
     better = INSTEAD.get(origin or hint, "a component's Config, or the value's name as str")
     name = getattr(hint, "__qualname__", None) or str(hint)
     raise TypeError(f"{where}: {name} is not plain data and cannot be in a config; use {better}")
@@ -199,7 +199,7 @@ def _fit_union(
             return fitted
     real = [member for member in members if member is not type(None)]
     if len(real) == 1 and get_origin(real[0]) is type(value):
-        return fit(value, real[0], path, problems, references=references)  # says which item is wrong
+        return fit(value, real[0], path, problems, references=references)  # names the wrong item
     problems.append(misfit(path, hint, value))
     return value
 

@@ -267,7 +267,7 @@ class _Check:
                 else:
                     self.problems.append(mismatch(here, "a section", value))
             elif here in REFUSED and value is False:
-                pass  # as it is here
+                pass  # unchanged
             elif here in REFUSED:
                 self.problems.append(Problem(format_path(here), f"this key is not supported: {REFUSED[here]}"))
             else:

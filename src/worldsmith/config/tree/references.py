@@ -247,7 +247,7 @@ class _Resolver:
             value = decode(found)
             problems: list[Problem] = []
             fit(found, hint, (), problems, references=False)
-            return found if not problems else value  # text stays text where text is asked
+            return found if not problems else value  # text stays text where text is expected
         if not comma and (fits("", hint) if self.keep_unset == "names" else self.keep_unset):
             self.came_from(f"{name} is not set")
             return f"${name}" if self.keep_unset == "names" else f"${{oc.env:{argument}}}"

@@ -201,5 +201,5 @@ def _toml_value(tree: Config, path: tuple[Any, ...]) -> str:
     value = find(tree, path)
     try:
         return write(value, TOML)
-    except ValueError:  # null: TOML has no form for it, and a key that is left out keeps it
+    except ValueError:  # null: TOML has no form for it, and an omitted key keeps it
         return f'"{MISSING}"'

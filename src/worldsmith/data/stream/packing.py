@@ -63,7 +63,7 @@ class SequentialPacker(Packer[T]):
     """Fills packs from a stream, in order.
 
     Token mode: a sample is added while packed + sample < `max_sequence_length` (strictly below). A sample that does not
-    fit is set aside; after `lookahead` such samples the pack is closed and they return to the head of the buffer, in
+    fit is postponed; after `lookahead` such samples the pack is closed and they return to the head of the buffer, in
     order. Count mode: every pack has `max_samples_per_batch` samples. With both caps, the first cap that is reached
     ends a pack.
     """

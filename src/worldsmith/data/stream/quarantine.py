@@ -59,7 +59,7 @@ class Quarantine:
         """
         name = "quarantine" + ("" if split == "train" else f"_{split}") + (f"_rank{rank}" if rank else "")
         self.file = Path(folder) / f"{name}.jsonl" if folder is not None else None
-        if folder is not None:  # here and not for each line: a run folder that was moved is not made anew
+        if folder is not None:  # here and not for each line: a run folder that was moved is not created again
             Path(folder).mkdir(parents=True, exist_ok=True)
         self.section = f"dataloader_{split}"
         self.counts: Counter[str] = Counter()

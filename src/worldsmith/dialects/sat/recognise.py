@@ -23,7 +23,7 @@ def is_sat_stack(files: Sequence[str]) -> bool:
 def _is_sat_file(file: str) -> bool:
     try:
         data = read_yaml(read_config_text(file), file).data
-    except ConfigError:  # whoever reads it says so
+    except ConfigError:  # the code that reads it reports it
         return False
     return isinstance(data, dict) and has_sat_keys(data)
 

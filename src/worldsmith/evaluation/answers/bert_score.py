@@ -128,7 +128,7 @@ class BertScore(Configurable):
         from transformers import AutoModel, AutoTokenizer
 
         folder = self.find_folder()
-        assert folder is not None  # else no score is asked for
+        assert folder is not None  # otherwise no score is requested
         tokenizer = load_from_folder(AutoTokenizer, folder)
         model = load_from_folder(AutoModel, folder).float().eval().to(self.config.device)
         limit = tokenizer.model_max_length

@@ -27,7 +27,7 @@ class Output:
     """`share`: a fraction of samples, with Wilson's interval."""
     description: str
     better: Better | None = None
-    """Which values are good; None: cannot be judged by the value alone."""
+    """Which values are good; None: no direction is better by itself."""
 
 
 class Metric(Configurable, ABC):

@@ -138,7 +138,7 @@ class NetworkConfig(Config):
         if self.patch_size_t is None:
             shapes |= {"patch_embed.proj.weight": (d, latent, patch, patch)}
             shapes |= {"patch_embed.proj.bias": (d,)} if self.patch_bias else {}
-        else:  # which has a bias whatever patch_bias says
+        else:  # which has a bias regardless of patch_bias
             shapes |= linear("patch_embed.proj", latent * patch**2 * self.patch_size_t, d)
         shapes |= linear("patch_embed.text_proj", self.text_embed_dim, d)
         shapes |= linear("time_embedding.linear_1", d, time) | linear("time_embedding.linear_2", time, time)

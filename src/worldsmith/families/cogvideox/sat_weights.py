@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 LATEST, STATES = "latest", "mp_rank_{:02d}_model_states.pt"
 AVERAGED = "-ema"
 """Suffix of an iteration's folder with EMA weights."""
-LEFT = {"conditioner.": "the text encoder", "first_stage_model.": "the VAE", "denoiser.": "the noise table"}
+LEFT = {"conditioner.": "the text encoder", "first_stage_model.": "the VAE", "denoiser.": "the noise schedule"}
 """Name prefixes of entries in a full SAT state other than the network."""
 ALPHA = 1
 """SAT's default `lora_alpha`; a checkpoint does not state it."""

@@ -218,7 +218,7 @@ class PipelineFormats(FamilyFormats):
                 f"# {name}\n\nLow-rank adapters (rank {about['rank']}, alpha {about['alpha']}) of a "
                 f"{self.model.network_class}, which belong to "
                 f"{about['base_model'] or 'the initial weights of the run'}. PEFT loads them "
-                "(`adapter_model.safetensors`), and diffusers (`pytorch_lora_weights.safetensors`, which says alpha "
+                "(`adapter_model.safetensors`), and diffusers (`pytorch_lora_weights.safetensors`, which has alpha "
                 f'too):\n\n```python\npipeline.load_lora_weights("{name}")\n```\n'
             )
         return (
@@ -299,7 +299,7 @@ DIFFUSERS = ExportFormat(
 
 
 def describe_model(formats: PipelineFormats, model: StoredModel) -> dict[str, Any]:
-    """Returns the model's config as it is recorded in the folder, which contains the other components."""
+    """Returns the model's config recorded in the folder, which contains the other components."""
     config = copy.deepcopy(model.merged_spec.config)
     for path in formats.component_names(config):
         set_field(config, path, ".")

@@ -76,7 +76,7 @@ class NetworkConfig(Config):
             raise wrong(self, "image_dim", "added_kv_proj_dim", why=why, remedy="set both, or none of them")
         if self.pos_embed_seq_len is not None:
             why = "networks with a first and a last image are not supported"
-            raise wrong(self, "pos_embed_seq_len", why=why, remedy="leave it out")
+            raise wrong(self, "pos_embed_seq_len", why=why, remedy="omit it")
         if self.attention_head_dim % 2:
             raise wrong(self, "attention_head_dim", allowed="an even number")
 

@@ -54,7 +54,7 @@ class FrozenVAE(Configurable):
             keep_freed_memory()
         self.idle = 0
         """Steps since the weights were last used."""
-        self.settings: dict[str, Any] = dict(self.model.config)  # what is wrong with the weights is said now
+        self.settings: dict[str, Any] = dict(self.model.config)  # problems of the weights are reported now
 
     @abstractmethod
     def load(self) -> Any:

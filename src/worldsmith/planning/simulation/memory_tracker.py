@@ -55,7 +55,7 @@ class Held:
     module: str
     """Innermost module whose forward pass created it; "" outside of modules."""
     kind: str
-    """Memory category guessed at creation; a tag of `MemoryTracker.tag` has precedence."""
+    """Memory category inferred at creation; a tag of `MemoryTracker.tag` has precedence."""
     elsewhere: bool
     """Whether it is in host RAM, whatever the run's device is."""
 

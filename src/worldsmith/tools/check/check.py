@@ -63,7 +63,7 @@ class CheckResult:
 
 
 class CheckData(RunAction):
-    """Read the data of a run once, by the run's own code: what is kept and left out, with the reasons and counts of
+    """Read the data of a run once, by the run's own code: used and skipped samples, with the reasons and counts of
     training; tokens, packs, sizes, duplicates, steps of an epoch, free disk. Nothing is written.
 
     In place of FILE_OR_RECIPE, a dataset will do: a folder or a file of one of our layouts.
@@ -148,7 +148,7 @@ class CheckData(RunAction):
         try:
             for problem in found.problems:
                 if problem.startswith("model.") and LOOKED in problem:
-                    raise UserError(problem)  # the hub would be asked once more
+                    raise UserError(problem)  # the hub would be queried again
             model: Model = tree.model.config.build(device="meta")
             tasks = self.read(found, model, degrees.data)
         except (DataError, UserError, OSError, ValueError) as error:

@@ -118,7 +118,7 @@ def inspect_hub(needs: Needs, tree: Any) -> None:
         if cached(hub, patterns) is not None:
             fact["state"] = "in the cache"
         elif not any(f"{hub}: {LOOKED}" in problem for problem in needs.problems):
-            with suppress(HTTPError, OSError, MissingPartError):  # not asked for where a run continues without it
+            with suppress(HTTPError, OSError, MissingPartError):  # not required if a run continues without it
                 fact |= {"bytes": ask_hub(hub, patterns).bytes, "state": "on the hub"}
         needs.hub.append(fact)
     if not needs.hub:

@@ -37,7 +37,7 @@ class AnnotateFps(Action):
 
     The source (annotations.json in any of its shapes, or messages.jsonl) is only read, and an existing file is never
     replaced. Rates that are stated already stay; those that are more than 1 % off are listed. Next to the new file,
-    NEW.provenance.json says what it was made from.
+    NEW.provenance.json records its inputs.
     """
 
     places: ClassVar[tuple[str, ...]] = ("source",)

@@ -60,8 +60,8 @@ class EvaluateVideos(VideoAction):
 
     --dataset DIR takes a dataset of clips that was not trained on: the loss on them is measured, videos are generated
     of their captions and compared with the clips. -i FILE takes files of samples as `worldsmith generate` does. Videos
-    are made of each model, complete ones are left alone, and evaluation.json, a table and a contact sheet say what is
-    measured of them. --prompts takes the prompts of a moving-shapes dataset and counts the videos that show what they
+    are made of each model, complete ones are left alone, and evaluation.json, a table and a contact sheet have the
+    results. --prompts takes the prompts of a moving-shapes dataset and counts the videos that show what they
     ask for.
     """
 

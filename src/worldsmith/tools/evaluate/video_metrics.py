@@ -129,7 +129,7 @@ def show_progress(samples: Sequence[GeneratedVideo], name: str) -> Iterator[Gene
 
 
 def read_known(file: Path, signature: str) -> dict[str, Any]:
-    """Returns the content of a result file with the same signature; empty if there is none. Raises UserError."""
+    """Returns the content of a result file with the same signature; empty if none exists. Raises UserError."""
     if not file.is_file():
         return {}
     try:

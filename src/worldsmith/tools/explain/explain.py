@@ -18,7 +18,7 @@ from worldsmith.tools.explain.logs import FOLDER, Stream, read_log, read_logs_of
 
 
 class Explain(Action):
-    """Finds known errors in a log or a run folder, the cause first, and says what they mean and what to change.
+    """Finds known errors in a log or a run folder, the cause first, and explains their meaning and fix.
 
     An error code, such as E103, is explained without a log.
 

@@ -103,7 +103,7 @@ class Convert(Action):
             idle = others.get(self.to, (*of_vlm, "vae"))
             for name in idle:
                 if getattr(self, name):
-                    raise wrong(self, name, "to", why="the former has no effect here", remedy="leave it out")
+                    raise wrong(self, name, "to", why="the former has no effect here", remedy="omit it")
 
     config: Config
 

@@ -195,7 +195,7 @@ class Order:
         for folder in sorted(self.out.iterdir()):
             if folder.name in own or not folder.is_dir():
                 continue
-            with suppress(UserError):  # it is damaged, and not what is asked for now
+            with suppress(UserError):  # it is damaged, and not the requested sample
                 made = read_sample(folder)
                 if made is not None and made.args.get("model") == self.about:
                     yield made
@@ -256,7 +256,7 @@ def find_samples(root: Path) -> Iterator[MadeSample]:
 
 
 def read_sample(folder: Path) -> MadeSample | None:
-    """Returns the complete sample in a folder; None if there is none. Raises UserError if its files are damaged."""
+    """Returns the complete sample in a folder; None if none exists. Raises UserError if its files are damaged."""
     if not (folder / OUTPUTS).is_file() or not any((folder / name).is_file() for name in FILES):
         return None
     return MadeSample(folder, read_json_object(folder / ARGS))

@@ -83,7 +83,7 @@ def find_fits(fitting: Fitting) -> Fits:
         for clips in () if search.found else smaller_clips(fitting.config):
             try:
                 smaller = fitting.with_clips(clips)
-            except (UserError, ValueError):  # what else the run says does not allow such clips
+            except (UserError, ValueError):  # other settings of the run do not allow such clips
                 continue
             searches.append((smaller, smaller.search(smaller.settings)))
             if searches[-1][1].best_if_least_fits():
@@ -241,9 +241,9 @@ def nothing_fits(fits: Fits, start: Sequence[str], run: Sequence[str]) -> Iterat
     """Yields the lines for a search in which no setting fits."""
     yield ""
     if fits.nearest is None:
-        yield from row("nothing fits", "of the tried settings" if fits.stopped else "every setting was rejected")
+        yield from row("no setting fits", "of the tried settings" if fits.stopped else "every setting was rejected")
         return
-    yield from row("nothing fits", f"nearest: {verdict(fits.nearest)}")
+    yield from row("no setting fits", f"nearest: {verdict(fits.nearest)}")
     yield from row("learned", describe_learned(fits.nearest))
     yield from commands(start, run, fits.nearest)
     enough = fits.enough

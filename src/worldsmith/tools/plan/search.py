@@ -149,13 +149,13 @@ class SettingSearch:
         return lacks(self.known[self.least], FAR)
 
     def next_best(self, here: Sequence[Setting], chosen: set[Setting], *, without_slower_forms: bool) -> Tried | None:
-        """Returns the best fitting setting in `here` that is not in `chosen`; None if there is none."""
+        """Returns the best fitting setting in `here` that is not in `chosen`; None if none exists."""
         while True:
             ignored = set() if without_slower_forms else chosen
             open_ = self.undecided(here, ignored)
             while open_:
                 if not self.has_time(False) and any(t.setting not in chosen for t in self.fitting(here)):
-                    self.stopped = "time"  # there is one that can still be carried out with all layers
+                    self.stopped = "time"  # one setting can still be simulated with all layers
                     break
                 self.try_in_time(open_[len(open_) // 2])
                 open_ = self.undecided(open_, ignored)

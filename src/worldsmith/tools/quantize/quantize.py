@@ -102,7 +102,7 @@ class Quantize(AnswerAction, WritingAction):
     """Writes a reasoner's folder with quantized weights, for transformers and vLLM, in the form of compressed-tensors.
 
     The linear layers of the decoder are quantized; embeddings, head, vision tower and projector are in bfloat16. The
-    model and the result are asked the same questions: a result that is right less often than `tolerance` allows is put
+    model and the result answer the same questions: a result that is right less often than `tolerance` allows is put
     aside as OUT.rejected, exit code 1.
     """
 
@@ -369,7 +369,7 @@ def summarize_quantization(facts: dict[str, Any], place: Path) -> list[str]:
         lines.append("warning      the questions were also used for calibration; other questions are a better check")
     if not check["accuracy_before"]:
         lines.append(
-            "warning      the original model answers none of the questions correctly, so this check shows nothing"
+            "warning      the original model answers none of the questions correctly, so this check is meaningless"
         )
     verdict = "passed" if check["passed"] else "REJECTED"
     return [

@@ -14,7 +14,7 @@ from worldsmith.monitor.terminal_text import print_message
 
 
 class Rehearse(RunAction):
-    """Simulates the first step of every rank, a save, a resume and the exports; says what would go wrong."""
+    """Simulates the first step of every rank, a save, a resume and the exports; reports what would fail."""
 
     class Config(RunAction.Config):
         gpus: Count | None = None

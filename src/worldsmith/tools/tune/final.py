@@ -75,7 +75,7 @@ class FinalData:
         model = seen.model.config.build(device="meta")
         task = task_of(seen.model.name)(model=model, objective=seen.objective, data=final.dataloader_val, world=World())
         dataset = task.loader(dry=True).dataset
-        for split, what in (("train", "are trained"), ("val", "are judged")):
+        for split, what in (("train", "are trained"), ("val", "are measured")):
             other = getattr(seen, f"dataloader_{split}").dataset.build()
             if both := dataset.count_overlap(other):
                 raise UserError(

@@ -102,7 +102,7 @@ class Strategy:
             ExhaustedError: If all suggested settings were tried.
             UserError: If no suggested settings can run.
         """
-        if number == 0:  # the run as it is
+        if number == 0:  # the baseline
             drawn, kinds = space.untouched()
             return TrialPlan(0, {}, drawn, kinds)
 
@@ -140,7 +140,7 @@ class Strategy:
         from optuna.samplers import RandomSampler
 
         direction: Direction = "minimize" if self.direction == "min" else "maximize"
-        # Hyperband tells its brackets by the name and the number.
+        # Hyperband distinguishes its brackets by the name and the number.
         study = create_study(
             study_name="tune", direction=direction, sampler=sampler or RandomSampler(seed=0), pruner=pruner
         )

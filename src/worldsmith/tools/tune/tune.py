@@ -36,7 +36,7 @@ BEST_RUN = "best.yaml"
 
 
 class Tune(Action):
-    """Searches for settings of a run: trials are runs of their own, of which trial 0 is the run as it is.
+    """Searches for good settings of a run. Each trial is a run; trial 0 is the unchanged run (the baseline).
 
     SOURCE is a recipe's name, a recipe TOML, a YAML tree, a nested spec or a run folder, and WORDS change it, as those
     of `worldsmith train`. What is searched: the fields that are marked for it, and those of --search, such as

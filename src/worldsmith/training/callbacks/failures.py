@@ -85,7 +85,7 @@ class BadBatches(Callback):
     written = 0
 
     def on_training_step_end(self, trainer: TrainingRun, step: StepResult) -> None:
-        if not step.skipped or step.overflowed:  # which says nothing of the samples
+        if not step.skipped or step.overflowed:  # which does not depend on the samples
             return
         self.written += 1
         if self.written > self.config.most:

@@ -190,7 +190,7 @@ def test_what_the_start_found_in_the_data_is_shown(tmp_path: Path) -> None:
     }
     (folder / "data_report.json").write_text(json.dumps({"train": found, "val": {"records": 2, "features": {}}}))
     shown = text_of(folder, "data")
-    assert "of the training data at the start data set my_shapes records 12,345 samples inspected at the start 40" in shown
+    assert "data at the start data set my_shapes records 12,345 samples inspected at the start 40" in shown
     assert "missing file 7 clip3: no such file size 64x64 3 32x32 9" in shown
     assert "of the validation data at the start records 2" in shown
     (folder / "data_report.json").write_text('{"train": {"left_out": [1], "features": 3}, "val": []}')

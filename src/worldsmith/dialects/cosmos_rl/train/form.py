@@ -102,7 +102,7 @@ def run_folder(t: SpecTranslation) -> None:
     folder = str(PurePath(results) / output) if output != results else output
     folder = "" if folder == "." else folder
     below = f"{folder or 'the output root/job.project/job.group'}/<time of the start>"
-    if name:  # there a timestamp says that output_dir has been extended by it already
+    if name:  # there a timestamp shows that output_dir has been extended by it already
         path = PurePath(folder) if folder else PurePath(name)
         folder, name = "" if str(path.parent) == "." else str(path.parent), path.name
         below = f"{folder or '.'}/{name}"

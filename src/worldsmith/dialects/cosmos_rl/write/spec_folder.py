@@ -149,7 +149,7 @@ def _property(key: str, field: Schema) -> Schema:
     if "properties" in field:
         inner = {name: _property(name, below) for name, below in _live(field)}
         return {"title": key, "type": "collection", **copied, "properties": inner, "automl_enabled": "FALSE"}
-    drawn = {} if TIMES in automl.get("cond", "") else automl  # what is drawn there is a factor, not the value
+    drawn = {} if TIMES in automl.get("cond", "") else automl  # the sampled number is a factor there, not the value
     choices = drawn.get("choices", field.get("enum", [field["const"]] if "const" in field else None))
     kind = "ordered_int" if drawn.get("choices") and field.get("type") == "integer" else _kind(field)
     limits = {name: drawn.get(name, field.get(name, field.get(f"exclusive{name.title()}"))) for name in ENDS}

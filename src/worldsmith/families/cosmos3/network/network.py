@@ -309,7 +309,7 @@ def initial_value(network: Cosmos3Network, name: str, shape: torch.Size, base: i
 
 
 def truncated_normal(value: Tensor, *, fan_in: int, generator: torch.Generator) -> Tensor:
-    if in_simulation():  # it draws again until all numbers lie within
+    if in_simulation():  # it samples again until all numbers are within
         return value
     std = fan_in**-0.5
     return nn.init.trunc_normal_(value, std=std, a=-3 * std, b=3 * std, generator=generator)

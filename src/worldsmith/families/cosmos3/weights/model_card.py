@@ -86,8 +86,8 @@ pipeline_tag: text-to-video
 
 # {name}
 
-The weights of a Cosmos3-style video generator{parameters(about)} under their native names (`model.net.…`), without the
-video VAE: {origin(about, "ones")}.
+The weights of a Cosmos3-style video generator{parameters(about)} under their internal parameter names
+(`model.net.…`), without the video VAE: {origin(about, "ones")}.
 `config.json` holds the whole config of the generator, `text_tokenizer/` its tokenizer.
 
 {format_facts(about)}- To train from it: `checkpoint.load_path` = this folder.

@@ -80,7 +80,7 @@ def round_columns(
     """
     left, curve = weight.clone(), moments.clone()
     diagonal = curve.diagonal()
-    unseen = diagonal == 0  # an input that is always zero says nothing of its weights
+    unseen = diagonal == 0  # an input that is always zero contains no information on its weights
     left[:, unseen] = 0
     diagonal[unseen] = 1
     diagonal += DAMPING * diagonal.mean()
