@@ -1,4 +1,4 @@
-"""Prompt adherence of the moving-shapes model: does the generated video show what the prompt asked for?
+"""Prompt adherence of the moving-shapes model: does the generated video show the content of the prompt?
 
 The prompts are those of the moving-shapes dataset: each names one color, one shape and one direction. `detect` measures
 these attributes in the generated frames with plain image processing, without a network. A video is correct if all three
@@ -172,6 +172,7 @@ class Shapes(SampleMetric):
     by_default = False
 
     def measure(self, sample: GeneratedVideo) -> Values:
+        """Returns 1 if all attributes are as in the sample's `extra`, else 0; a text if `extra` lacks them."""
         notes = sample.args["extra"]
         if any(str(notes.get(name)) not in KNOWN[name] for name in ATTRIBUTES):
             return {"adherence": "no notes (extra) of a moving shape"}

@@ -100,7 +100,7 @@ class HeldOutClips:
         return sum(bool(seen & trace) for trace in map(set, traces_by_window(self.dataset)))
 
     def measure_loss(self, order: Order, progress: Callable[[int, int], None], *, anew: bool) -> HeldOutLoss:
-        """Computes the loss of a model on the clips, or reads it from the order's folder if nothing has changed.
+        """Computes the loss of a model on the clips, or reads it from the order's folder if all inputs are unchanged.
 
         Args:
             order: The model, which may be another one than that of the data settings.

@@ -119,7 +119,7 @@ class Annotations:
             self.by_name.setdefault(name, []).append(key)
 
     def key_of(self, row: Mapping[str, Any]) -> str | None:
-        """Returns the key of the record that a row answers; None if there is none.
+        """Returns the key of the record that a row answers; None if no record matches.
 
         A record that shares its name with others is found by the row's id, else by its question. Raises ValueError if
         several records with different media remain.

@@ -52,7 +52,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class RankWeight:
-    """Parameter of the network as it is stored on a rank."""
+    """Parameter of the network on one rank."""
 
     shape: Sequence[int]
     """Shape of the full tensor."""
