@@ -62,6 +62,7 @@ class DryRun(RunAction):
         return Result(self.lines())
 
     def lines(self) -> Iterator[str]:
+        """Yields the lines of the plan; one line if the run is complete."""
         tree, gpu = self.tree, find_gpu_of_plan(self.config.gpu)
         folder, processes = run_path(tree.job), self.config.gpus or int(os.environ.get("WORLD_SIZE", "1"))
         complete = completion(folder, resolve(tree))
@@ -153,7 +154,7 @@ def find_gpu_of_plan(word: str | None) -> Gpu | None:
 
 
 def step_plan_lines(config: Trainer.Config, ranks: int, gpu: Gpu | None) -> Iterator[str]:
-    """Yields lines with memory and time estimates from a simulated step. It takes seconds to a minute.
+    """Yields lines with memory and time estimates from a simulated step: seconds to a minute of CPU time.
 
     Errors of the simulation are reported as a line and do not prevent a run from starting.
     """

@@ -107,6 +107,7 @@ class AnswerAction(ModelAction):
     config: Config
 
     def find(self) -> StoredModel:
+        """Returns the stored model with its adapter and precision; loads no weights."""
         config = self.config
         model = find_model(config.model, weights=config.weights, base=config.base)
         return self.with_dtype(use_adapter(model, config.adapter))
@@ -120,6 +121,7 @@ class AnswerAction(ModelAction):
 
     @property
     def decoding(self) -> Decoding:
+        """Sampling settings of the answers."""
         config = self.config
         return Decoding(config.temperature, config.top_p, config.repetition_penalty, config.seed)
 
@@ -166,9 +168,13 @@ class AnswerAction(ModelAction):
 
 
 def find_device(name: str | None) -> str:
-    """Returns `name`, or "cuda" if available, else "cpu" if it is None.
+    """Returns the device to use.
 
-    Raises UserError if the name is not cpu, cuda or cuda:N, or if this machine does not have that GPU.
+    Args:
+        name: "cpu", "cuda" or "cuda:N"; None: "cuda" if available, else "cpu".
+
+    Raises:
+        UserError: If the name is invalid, or this machine does not have that GPU.
     """
     import torch
 
@@ -185,7 +191,12 @@ def find_device(name: str | None) -> str:
 
 
 def require_outside(out: Path, model: StoredModel) -> None:
-    """Raises UserError if the output folder is inside the model folder: new files there would change the model."""
+    """Raises UserError if an output folder is inside the folder of a model, whose content it would change.
+
+    Args:
+        out: The output folder.
+        model: The model; an untrained one is not checked.
+    """
     if model.weights != "untrained" and out.resolve().is_relative_to(model.folder.resolve()):
         raise UserError(
             f"--out {out} lies inside the model folder, which would be modified; choose a folder outside it"

@@ -79,9 +79,16 @@ def find_parent(name: str) -> Parent:
 
 
 def start_of(name: str) -> tuple[str, str]:
-    """Returns (path of the initial weights, model name for the spec) of a training whose parent is `name`.
+    """Returns the initial weights of a training that starts from a parent.
 
-    Raises UserError for an adapter without base weights, and as `find_parent` does.
+    Args:
+        name: As for `find_parent`.
+
+    Returns:
+        Path of the weights, and the model name for a spec: the reasoner's backbone, else the path.
+
+    Raises:
+        UserError: For an adapter without base weights, and as `find_parent` does.
     """
     parent = find_parent(name)
     if parent.is_adapter:
@@ -153,6 +160,7 @@ def place_of(record: Lineage) -> Path:
 
 
 def one_of(found: list[Path], what: str, advice: str) -> Path:
+    """Returns the only path. Raises UserError, which lists all paths, if there are several."""
     if len(found) > 1:
         listing = "".join(f"\n  {path}" for path in found)
         raise UserError(f"{what} could mean {len(found)} models; {advice}:{listing}")
@@ -188,6 +196,7 @@ def follow(folder: Path, choice: str, name: str, seen: tuple[Path, ...] = ()) ->
 
 
 def is_run(folder: Path) -> bool:
+    """Returns whether a folder is a run folder."""
     return (folder / RUN_CONFIG).is_file() and (folder / "checkpoints").is_dir()
 
 
@@ -231,6 +240,7 @@ def choose(run: Path, choice: str, name: str) -> Path:
 
 
 def remark(folder: Path, best: Path | None, last: Path) -> str:
+    """Returns which of the best and the last checkpoint a folder is, as text."""
     known = [word for word, place in (("best", best), ("last", last)) if folder == place]
     return f"  ({' and '.join(known)})" if known else ""
 
@@ -351,6 +361,7 @@ def training_tree_of(folder: Path, depth: int = 20) -> Mapping[str, Any] | None:
 
 
 def read_tree(file: Path) -> dict[str, Any]:
+    """Returns a YAML config as plain data; empty if it is not a table."""
     tree = read_yaml(read_config_text(file), str(file)).data
     return tree if isinstance(tree, dict) else {}
 

@@ -59,6 +59,7 @@ def run_in_processes(
 
 
 def collect_results(pipes: list[Connection], processes: list[Any], shown: Callable[[int], None]) -> list[Any]:
+    """Receives progress and results until all processes have finished; raises as `run_in_processes` does."""
     done = [0] * len(pipes)
     results: dict[int, Any] = {}
     while len(results) < len(pipes):

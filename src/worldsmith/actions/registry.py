@@ -74,7 +74,12 @@ def demo_classes() -> dict[str, str]:
 
 
 def kind_for_flag(name: str, flag: str) -> type[Action]:
-    """Returns the class that implements the command `name` if the flag `flag`, such as "--x", is given."""
+    """Returns the class that implements a command if a certain flag is given.
+
+    Args:
+        name: Name of the command.
+        flag: A flag with a class of its own in `CLASSES` of `worldsmith/demo/`, such as "--prompts".
+    """
     kind: type[Action] = pkgutil.resolve_name(demo_classes()[f"{name} {flag}"])
     return kind
 

@@ -73,9 +73,10 @@ class RunAction(Action):
 
 
 def load_without_variables(words: RunWords) -> Loaded:
-    """Loads a run that does not start on this machine: unset environment variables keep the text $NAME.
+    """Loads a run that does not start on this machine.
 
-    Warnings about WORLD_SIZE are omitted, because --gpus gives the number of processes.
+    Environment variables that are not set keep the text $NAME. Warnings about WORLD_SIZE are omitted, because --gpus
+    gives the number of processes. Raises ConfigError or UserError.
     """
     loaded = words.load(keep_unset="names")
     return replace(loaded, warnings=[warning for warning in loaded.warnings if "WORLD_SIZE" not in warning])

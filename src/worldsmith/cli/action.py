@@ -106,6 +106,17 @@ def check_action(name: str, head: list[str], tail: list[str]) -> None:
 
 
 def load_settings(prefix: str, kind: type[Action], words: Words, tail: list[str]) -> Loaded:
+    """Loads the settings of an action from its arguments, its settings file or spec, and overrides in `tail`.
+
+    Args:
+        prefix: Command so far, for messages.
+        kind: Class of the action.
+        words: Sorted arguments before ``--``.
+        tail: Overrides after ``--``.
+
+    Raises:
+        ConfigError: With all mistakes.
+    """
     if words.spec is not None:
         name_classes(words.spec.data, kind.Config)
     with mistakes_in("the command"):
@@ -138,11 +149,13 @@ def choose_action(name: str, head: list[str]) -> tuple[str, list[type[Action]], 
 
 
 def kinds_in_words(name: str) -> str:
+    """Returns lines that list the variants of a command with their descriptions."""
     about = {kind: (inspect.getdoc(cls) or "").partition("\n")[0] for kind, cls in kinds_of(name).items()}
     return "\n".join(f"  worldsmith {name} {kind} …\n      {text}" for kind, text in about.items())
 
 
 def sort_action_words(head: list[str], kinds: list[type[Action]]) -> Words:
+    """Sorts the arguments of an action into typed flags, general options and positional arguments."""
     aliases = {alias: field for kind in kinds for alias, field in kind.aliases.items()}
     return sort_words(head, [unset_tree(kind.Config) for kind in kinds], OWN, aliases)
 
@@ -161,6 +174,7 @@ def named_place(words: Words, field: str, loose: Sequence[str] = ()) -> str | No
 
 
 def help_of(name: str, prefix: str, kind: type[Action], words: Words, file: str | None, topic: str) -> str:
+    """Returns the help text of an action; only matching flags if `topic` is not empty."""
     from worldsmith.cli.flag_help import action_help
 
     draft, overrides = draft_settings(prefix, kind.Config, words, kind.places, file, [])
@@ -190,6 +204,7 @@ def options_of(name: str, kind: type[Action]) -> dict[str, str]:
 
 
 def show_plan(action: Action, loaded: Loaded, told: Sequence[str], *, with_tree: bool) -> int:
+    """Prints the dry run of an action, and with `with_tree` all settings with their origins; returns the exit code."""
     code = print_result(Result(chain(told, action.plan())))
     if with_tree:
         from worldsmith.config.write.annotate import show_tree

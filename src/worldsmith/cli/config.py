@@ -32,6 +32,7 @@ SOURCE = "recipe TOML, YAML config, run folder, or a recipe's name"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the actions and their arguments to a parser, except those that `read_words` adds."""
     commands = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, text in ACTIONS.items():
         description = f"{text[0].upper()}{text[1:]}."
@@ -176,6 +177,7 @@ def new(args: argparse.Namespace) -> int:
 
 
 def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `config convert`."""
     from worldsmith.config.write.convert import FORMATS
 
     parser.add_argument(
@@ -202,6 +204,7 @@ def add_convert_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_new_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `config new`."""
     from worldsmith.cli.schema import SPEC_ACTIONS
 
     parser.add_argument("file", metavar="FILE", help="the file to write; a spec may be .toml, .yaml or .json")

@@ -158,12 +158,14 @@ Steps = tuple[Callable[[], object], Callable[[], int] | None]
 
 
 def of_run(name: str, words: list[str]) -> Steps:
+    """Returns check and plan of a command about a run."""
     command, args = read_command(name, words)
     alone = getattr(args, "dryrun", False) or getattr(args, "rehearse", False)
     return partial(command.check, args), partial(command.run, args) if alone else None
 
 
 def of_action(name: str, words: list[str]) -> Steps:
+    """Returns check and plan of an action."""
     from worldsmith.cli import action
 
     head, tail = split_tail(words)
@@ -278,6 +280,7 @@ def choose_meeting(args: Namespace, machines: int) -> None:
 
 
 def meeting_place(args: Namespace) -> str:
+    """Returns the rendezvous endpoint."""
     return args.rdzv_endpoint or f"{args.master_addr}:{args.master_port}"
 
 

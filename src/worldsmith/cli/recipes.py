@@ -1,4 +1,4 @@
-"""`worldsmith recipes`: lists the recipes, or shows one recipe and its changes."""
+"""`worldsmith recipes`: the list of recipes, or one of them with what it changes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the list or one recipe; returns the exit code. Raises ConfigError for an unknown name."""
+    """Prints the list or one recipe. Raises ConfigError for an unknown name."""
     found, broken = [], []
     for name in [args.name] if args.name else recipe_names():
         try:
@@ -59,7 +59,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def describe_recipe(name: str) -> dict[str, Any]:
-    """Returns the list entry of a recipe; `parameters` is None if the size is unknown without building the model."""
+    """Returns the entry of a recipe in the list; `parameters` is None if the size is not known without building the
+    model."""
     entry, tree = find_recipe(name), get_recipe(name)
     model = find(tree, ("model", "config"))
     return {
@@ -75,7 +76,7 @@ def describe_recipe(name: str) -> dict[str, Any]:
 
 
 def describe_data(loader: Any) -> str | None:
-    """Returns the class and the path of the dataset, as the recipe states them; None if it has no path."""
+    """The data set's class and where it reads, as the recipe writes it."""
     for _, node in walk(loader):
         path = getattr(node, "path", None)
         if isinstance(node, Config) and isinstance(path, str):
@@ -85,7 +86,7 @@ def describe_data(loader: Any) -> str | None:
 
 
 def print_one(found: dict[str, Any], as_json: bool) -> None:
-    """Prints a recipe and its changes from its parent recipe; a recipe without a parent is printed completely."""
+    """A recipe's facts, its changes from what it starts from, and, for one that starts from nothing, its tree."""
     tree, parent = get_recipe(found["name"]), found["starts_from"]
     changes = recipe_changes(get_recipe(parent), tree) if parent else []
     if as_json:
@@ -105,7 +106,7 @@ def print_one(found: dict[str, Any], as_json: bool) -> None:
 
 
 def recipe_changes(old: Config, new: Config) -> list[tuple[str, str, str]]:
-    """Returns (path, before, after) of every value that differs between two configs."""
+    """(path, before, after) of every value in which two trees differ."""
     # A section of another class is listed at its own path.
     paths = [c.path[:-1] if c.path[-1] == TAG else c.path for c in find_differences(old, new)]
     return [(format_path(path), _shown(old, path), _shown(new, path)) for path in dict.fromkeys(paths)]
@@ -121,9 +122,9 @@ def _shown(tree: Config, path: Path) -> str:
 
 
 def print_list(found: list[dict[str, Any]]) -> None:
-    """Prints the recipes grouped by model: a line with name, size and parent, and below it the description.
+    """Prints the recipes by model: a line with name, size and parent, and the description below it.
 
-    Lines break between words, but never between `from` and the name of the parent.
+    Lines break between words, and never between `from` and the name of the parent.
     """
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for entry in found:
@@ -140,7 +141,7 @@ def print_list(found: list[dict[str, Any]]) -> None:
 
 
 def wrap(text: str, indent: str) -> list[str]:
-    """Wraps a text to the width of the terminal without breaking words; returns its lines."""
+    """The lines of a text, as wide as the terminal; words are not broken."""
     lines = textwrap.wrap(
         text.rstrip(),
         text_width(),

@@ -41,6 +41,7 @@ class RunCommand:
         self.HELP, _, self.epilog = (inspect.getdoc(self.kind) or "").partition("\n\n")
 
     def add_arguments(self, parser: ArgumentParser) -> None:
+        """Adds the source of the run, and the fields of the action as flags, to a parser."""
         run_source.add_source_arguments(parser)
         parser.add_argument(SETTINGS, metavar="FILE", help=SETTINGS_HELP)
         config = self.kind.Config

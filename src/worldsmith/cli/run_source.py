@@ -206,6 +206,7 @@ def take_help(words: list[str], is_no_topic: Callable[[str], bool]) -> tuple[lis
 
 
 def names_source(word: str) -> bool:
+    """Returns whether a word is a config file, a run folder or a recipe."""
     try:
         return word.lower().endswith(FILES) or os.path.isfile(os.path.join(word, "config.yaml")) or is_recipe(word)
     except ConfigError:

@@ -59,6 +59,7 @@ and JSON files. Where several classes are possible, `type` names the class.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `worldsmith schema` to a parser."""
     parser.add_argument("what", nargs="?", choices=(*DESCRIBED, *SPEC_ACTIONS), help="what to describe")
     parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="tree: with the values of this recipe as defaults")
     parser.add_argument("-o", "--output", metavar="FILE", help="write to FILE instead of printing; with --all a folder")
@@ -193,6 +194,7 @@ class _TreePart:
             self.section((), root, root)
 
     def section(self, path: tuple[str, ...], cls: type[Config], hint: Any) -> None:
+        """Adds a section with its fields, and the sections below it, unless its class is described already."""
         if cls in self.seen:
             return
         self.seen.add(cls)
@@ -208,6 +210,7 @@ class _TreePart:
             self.below((*path, name), kind)
 
     def fields(self, cls: type[Config]) -> None:
+        """Adds the table of a class's fields."""
         docs, defaults, required = field_docs(cls), class_defaults(cls), required_fields(cls)
         hints = annotated_hints(cls)
         if not hints:
@@ -223,6 +226,7 @@ class _TreePart:
             self.lines.append(_row([f"`{name}`", kind, default, docs.get(name, "")]))
 
     def below(self, path: tuple[str, ...], hint: Any) -> None:
+        """Adds the sections that the type of a field allows."""
         for member in union_members(hint):
             if get_origin(member) in (list, dict):
                 key = "NAME" if get_origin(member) is dict else "0"

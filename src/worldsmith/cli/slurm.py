@@ -87,6 +87,7 @@ def submit(args: argparse.Namespace, parser: argparse.ArgumentParser, head: Sequ
 
 
 def script(args: argparse.Namespace, parser: argparse.ArgumentParser, head: Sequence[str], words: Sequence[str]) -> str:
+    """Returns the text of the job script. Raises UserError for options that cannot work in a job."""
     for name in SET_BY_SCRIPT:
         if getattr(args, name) != parser.get_default(name):
             raise UserError(f"worldsmith launch --slurm: the script sets --{name.replace('_', '-')}; omit it")

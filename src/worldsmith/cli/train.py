@@ -43,6 +43,7 @@ HELP = "Fine-tune a model from a recipe file or a recipe's name. The same comman
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `worldsmith train` to a parser."""
     run_source.add_source_arguments(parser)
     parser.add_argument("--dryrun", action="store_true", help="check everything before the first step, print the plan")
     parser.add_argument(
@@ -136,7 +137,10 @@ def refuse_ignored(args: argparse.Namespace) -> None:
 
 
 def dryrun(loaded: Loaded, *, show_tree: bool, **asked: Any) -> int:
-    """Prints the plan, and with `show_tree` the resolved config after it; `asked` are settings of `DryRun`."""
+    """Prints the plan and, with `show_tree`, the resolved config after it.
+
+    The keyword arguments are settings of `DryRun`. Returns the exit code.
+    """
     from worldsmith.actions.dry_run import DryRun
 
     with mistakes_of_the_user():

@@ -172,6 +172,7 @@ class Shapes(SampleMetric):
     by_default = False
 
     def measure(self, sample: GeneratedVideo) -> Values:
+        """Returns 1 if all attributes are as in the sample's `extra`, else 0; a text if `extra` lacks them."""
         notes = sample.args["extra"]
         if any(str(notes.get(name)) not in KNOWN[name] for name in ATTRIBUTES):
             return {"adherence": "no moving-shape annotations (extra)"}

@@ -49,6 +49,7 @@ class MakeClips(Action):
         )
 
     def run(self) -> Result:
+        """Writes the dataset unless it is complete."""
         out, dataset = self.config.out, self.config.dataset()
         made = dataset.make(out, force=self.config.force, progress=share_done(dataset.kind))
         if made:

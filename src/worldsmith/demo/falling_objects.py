@@ -72,11 +72,13 @@ class FallingObjects(SyntheticDataset):
     """Topics of the questions in annotations.json."""
 
     def check(self, out: Path | None = None) -> None:
+        """Raises ValueError for invalid parameters, also for unknown or repeated topics."""
         super().check(out)
         if not self.topics or len(set(self.topics)) < len(self.topics) or not set(self.topics) <= set(TOPICS):
             raise ValueError(f"{self.kind}: topics must be some of {', '.join(TOPICS)}, each once; found {self.topics}")
 
     def write(self, out: Path, clip_written: Callable[[], None]) -> dict[str, Any]:
+        """Writes clips, scores and questions of both splits; returns the number of clips by score."""
         scores = {}
         for split, name in zip(SPLITS, self.contents, strict=True):
             folder = out / name

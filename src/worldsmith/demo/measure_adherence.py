@@ -1,4 +1,4 @@
-"""`worldsmith evaluate MODEL --prompts FILE`: measures how often generated videos show what the prompt describes."""
+"""`worldsmith evaluate MODEL --prompts FILE`: measures how often generated videos show the content of the prompt."""
 
 from __future__ import annotations
 
@@ -96,6 +96,7 @@ class MeasureAdherence(VideoAction):
         return models
 
     def generate(self, model: StoredModel, prompts: list[ShapePrompt], device: str, name: str) -> list[Tensor]:
+        """Generates one video per prompt: uint8 [3, T, H, W]."""
         from worldsmith.sampling.generate import GenerationRequest, generate
 
         keys = ("prompt", "seed", "height", "width", "num_frames", "fps")
@@ -165,6 +166,7 @@ def title(judgement: Judgement) -> str:
 
 
 def save_videos(folder: Path, prompts: list[ShapePrompt], videos: list[Tensor]) -> None:
+    """Writes one MP4 file per prompt."""
     from worldsmith.sampling.video_writer import write_mp4
 
     for index, (prompt, video) in enumerate(zip(prompts, videos, strict=True)):

@@ -89,6 +89,7 @@ class MovingShapes(SyntheticDataset):
     val_clips: int = 64
 
     def check(self, out: Path | None = None) -> None:
+        """Raises ValueError for invalid parameters, also for a number of frames that the video VAE does not support."""
         super().check(out)
         if self.num_frames % 4 != 1:
             near = (self.num_frames - 1) // 4 * 4 + 1
@@ -97,6 +98,7 @@ class MovingShapes(SyntheticDataset):
             )
 
     def write(self, out: Path, clip_written: Callable[[], None]) -> dict[str, Any]:
+        """Writes the clips of both splits and the prompts; returns their numbers and the held-out combinations."""
         for split, clips in self.counts.items():
             records = []
             (out / split / "videos").mkdir(parents=True)

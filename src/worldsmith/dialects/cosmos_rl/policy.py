@@ -71,7 +71,11 @@ def choose_policy(explicit: str | None, request: str = "") -> Policy:
 
 
 def take_policy(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Returns the last value of ``automl_policy=…`` in a list of overrides (None if missing), and the others."""
+    """Splits ``automl_policy=…`` from a list of overrides.
+
+    Returns:
+        The value (the last one if there are several; None if there is none), and the other overrides.
+    """
     given = [word.partition("=")[2].strip("\"'") for word in words if word.partition("=")[0] == KEY]
     return (given[-1] if given else None), [word for word in words if word.partition("=")[0] != KEY]
 

@@ -13,9 +13,10 @@ from worldsmith.config.yaml.text import read_yaml
 
 
 def is_sat_stack(files: Sequence[str]) -> bool:
-    """Returns whether all files are YAML and at least one has sections of SAT: a network config, or args and deepspeed.
+    """Returns whether files are a SAT stack. Reads the files.
 
-    Files that cannot be parsed do not count as SAT's.
+    All of them must be YAML, and at least one must have a network config, or the sections args and deepspeed. A file
+    that cannot be parsed does not count.
     """
     return all(file.lower().endswith((".yaml", ".yml")) for file in files) and any(map(_is_sat_file, files))
 
@@ -29,6 +30,7 @@ def _is_sat_file(file: str) -> bool:
 
 
 def has_sat_keys(data: Mapping[str, Any]) -> bool:
+    """Returns whether data has a network config, or the sections args and deepspeed."""
     model = data.get("model")
     return (isinstance(model, dict) and "network_config" in model) or {"args", "deepspeed"} <= data.keys()
 
@@ -38,6 +40,13 @@ def take_words(words: Sequence[str], flags: Sequence[TypedFlag]) -> tuple[list[s
 
     A flag without a dot is a SAT flag: ``--train-iters 500`` means args.train_iters=500. If the files are not a SAT
     stack, the arguments and flags are returned unchanged, without overrides.
+
+    Args:
+        words: Arguments after ``--base``.
+        flags: Typed flags of the command.
+
+    Returns:
+        The files, the SAT overrides, and the remaining flags.
     """
     files = [word for word in words if not is_change(word)]
     if not is_sat_stack(files):

@@ -211,7 +211,7 @@ def count_packs(
 
 
 def packs_when_full(packs: Sequence[Sequence[int]]) -> float:
-    """Returns the number of packs if the last pack had as many samples as the others have on average."""
+    """Returns the number of packs if the last pack were filled like the average of the others."""
     full = sum(map(len, packs[:-1]))
     return sum(map(len, packs)) / full * (len(packs) - 1) if full else float(len(packs))
 
@@ -357,6 +357,7 @@ def histogram_lines(name: str, bars: Histogram, width: int) -> Iterator[str]:
 
 
 def format_percentiles(values: Distribution) -> str:
+    """Returns the median, the 95th percentile and the maximum as text."""
     p50, p95, largest = (format_number(value) for value in (values.p50, values.p95, values.max))
     return f"p50 {p50}, p95 {p95}, max {largest}"
 

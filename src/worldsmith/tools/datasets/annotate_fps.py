@@ -107,6 +107,7 @@ class AnnotateFps(Action):
         }
 
     def lines(self, dataset: ChatFile, done: Annotated, out: Path) -> Iterator[str]:
+        """Yields the output lines: counts, and examples of records with problems."""
         yield f"{out}: {dataset.num_records} records, video_fps added to {done.added}, replaced in {done.replaced}"
         said = (f"{done.stated} already had one", f"{done.without_video} have no video")
         yield f"  {', '.join([*said, f'{done.not_records} cannot be used by a run and are copied unchanged'])}"

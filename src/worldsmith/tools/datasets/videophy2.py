@@ -315,6 +315,7 @@ def media_file(folder: Path, number: int) -> Path:
 
 
 def manifest_record(number: int) -> dict[str, str]:
+    """Returns the entry of a row in meta.json."""
     media = f"media/{media_file(Path(), number).name}"
     return {"id": record_id(number), "media": media, "conversation": f"text/{record_id(number)}.json"}
 

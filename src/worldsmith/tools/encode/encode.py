@@ -156,6 +156,7 @@ def require_written(encoder: SampleEncoder) -> None:
 
 
 def device_of(world: World) -> Any:
+    """Returns the torch device of a rank."""
     import torch
 
     return torch.device(world.device)

@@ -1,6 +1,6 @@
 """Records of an evaluation of answers: the questions of a dataset, the saved answers, and the results.
 
-Each answer is saved as soon as it is generated, so that an evaluation that was stopped can be resumed.
+Each answer is saved once it is generated, so that an evaluation that was stopped can be resumed.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ class SavedAnswers:
             )
 
     def begin(self, settings: Mapping[str, Any], *, anew: bool) -> None:
-        """Prepares the folder for answers with these settings; `anew` deletes existing answers first.
+        """Prepares the folder for answers with these settings; with `anew`, existing answers are deleted first.
 
         Raises UserError as `require_same` does.
         """
@@ -357,6 +357,7 @@ def with_interval(facts: Mapping[str, Any], name: str) -> str:
 
 
 def directionality(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the content of directionality_score.json."""
     return {
         "accuracy": facts["accuracy"],
         "correct": facts["correct"],

@@ -242,7 +242,7 @@ class EvaluateAnswers(AnswerAction, WritingAction):
     def find_overlap(self, exam: Exam, model: StoredModel) -> dict[str, int | None]:
         """Counts records that repeat others, and records that are in the model's training data; warns about both.
 
-        The second number is None if the training data is unknown or not on this machine.
+        The second number is None for training data that is unknown or not on this machine.
         """
         asked, trained_on = exam.asked, None
         count, repeated = len(asked.turns), find_repeated(asked)

@@ -129,7 +129,7 @@ def show_progress(samples: Sequence[GeneratedVideo], name: str) -> Iterator[Gene
 
 
 def read_known(file: Path, signature: str) -> dict[str, Any]:
-    """Returns the content of a result file with the same signature; empty if none exists. Raises UserError."""
+    """Returns the content of a result file that has the same signature; else an empty dict. Raises UserError."""
     if not file.is_file():
         return {}
     try:
@@ -299,6 +299,7 @@ def format_measurements(figures: Mapping[str, Any]) -> Iterator[str]:
 
 
 def format_mean(fact: Mapping[str, Any]) -> str:
+    """Returns mean and interval as text."""
     if fact["mean"] is None:
         return "-"
     interval = "" if fact["interval"] is None else " [{:.4g}, {:.4g}]".format(*fact["interval"])

@@ -153,7 +153,7 @@ def without_code(lines: Iterable[Line]) -> Iterator[Line]:
 
 
 def with_frames(lines: Iterable[Line]) -> Iterator[tuple[Line, str]]:
-    """Yields lines as `without_code` does, each with the last traceback frame before it ("" if none exists)."""
+    """Yields lines as `without_code` does, each with the last traceback frame before it, else ""."""
     code, in_box, last = None, False, ""
     for line in lines:
         if in_box and IN_BOX.match(line.text):

@@ -62,6 +62,7 @@ def ranks(run: Run) -> str:
 
 
 def pack(run: Run) -> str | None:
+    """Returns the limits of a pack and the packs per step as text."""
     caps = {"samples": "dataloader_train.max_samples_per_batch", "tokens": "dataloader_train.max_sequence_length"}
     most = [f"{value} {what}" for what, path in caps.items() if isinstance(value := run.value(path), int)]
     each = run.value("trainer.grad_accum_iter")
@@ -69,11 +70,13 @@ def pack(run: Run) -> str | None:
 
 
 def workers(run: Run) -> str | None:
+    """Returns the number of loader workers as text."""
     count = run.value("dataloader_train.num_workers")
     return None if count is None else f"{count} loader workers for each of {processes(run)}"
 
 
 def disk(run: Run) -> str | None:
+    """Returns the free disk space at the run folder as text."""
     folder = run.folder
     while folder is not None and not folder.exists() and folder != folder.parent:
         folder = folder.parent
@@ -81,12 +84,14 @@ def disk(run: Run) -> str | None:
 
 
 def memory(run: Run) -> str:
+    """Returns the free host RAM of this machine as text."""
     from worldsmith.distributed.memory import free_memory
 
     return f"{format_bytes(free_memory('cpu'))} of host RAM free on this machine now"
 
 
 def checkpoints(run: Run) -> str | None:
+    """Returns the number of checkpoints and the size of the newest one as text."""
     folders = sorted((run.folder / "checkpoints").glob("iter_*")) if run.folder else []
     if not folders:
         return None
@@ -95,6 +100,7 @@ def checkpoints(run: Run) -> str | None:
 
 
 def quarantine(run: Run) -> str | None:
+    """Returns the numbers of skipped samples by reason as text."""
     left_out = read_run(run.folder).left_out if run.folder and run.folder.is_dir() else {}
     reasons = Counter(str(entry.get("reason")) for entries in left_out.values() for entry in entries)
     return (
@@ -103,11 +109,13 @@ def quarantine(run: Run) -> str | None:
 
 
 def skipped(run: Run) -> str | None:
+    """Returns the number of skipped steps, and the first file that describes one, as text."""
     files = sorted((run.folder / "bad_batches").glob("step_*.json")) if run.folder else []
     return f"{len(files)} skipped steps are described, the first in {files[0]}" if files else None
 
 
 def token(run: Run) -> str:
+    """Returns whether this machine has a token of the hub, as text."""
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     known = bool(os.environ.get("HF_TOKEN")) or (home / "token").exists()
     return f"{'a' if known else 'no'} hub token is set here now"

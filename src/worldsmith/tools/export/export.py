@@ -113,6 +113,7 @@ class Export(WritingAction):
         return Result(lines, {**facts, "weights": model.weights, "iteration": model.iteration})
 
     def options(self) -> ExportOptions:
+        """Returns the options for the exporter."""
         config = self.config
         return ExportOptions(config.dtype, config.merge, config.force, config.vision_tower)
 

@@ -111,6 +111,7 @@ class FindGaps(Action):
 
     @property
     def summary(self) -> str:
+        """Path or URL of the summary."""
         table = self.config.gaps_parquet
         return self.config.summary or f"{table.removesuffix('.json').removesuffix('.parquet')}.summary.json"
 
@@ -124,6 +125,7 @@ class FindGaps(Action):
                 raise FileExistsError(f"{place} already exists: choose another name, or use --force")
 
     def lines(self, facts: Mapping[str, Any]) -> Iterator[str]:
+        """Yields the output lines."""
         kinds = ", ".join(f"{kind} {count}" for kind, count in facts["error_types"].items()) or "none"
         yield f"table      {facts['table']}"
         yield f"summary    {self.summary}"

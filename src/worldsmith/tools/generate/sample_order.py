@@ -92,6 +92,7 @@ class Order:
                 )
 
     def setting_lines(self) -> list[str]:
+        """Returns lines with the sampling settings and their sources."""
         from worldsmith.sampling.sample_args import settings_lines
 
         return settings_lines(self.samples)
@@ -217,7 +218,16 @@ def branch_share(world: World) -> BranchShare | None:
 
 
 def order_of(model: StoredModel, device: str, samples: list[SampleArgs], out: Path) -> Order:
-    """Builds an order. The adapter of the model is moved to the order, which merges it when the weights are loaded."""
+    """Builds an order.
+
+    The adapter of the model is moved to the order, which merges it when the weights are loaded.
+
+    Args:
+        model: The stored model.
+        device: Device on which samples are generated.
+        samples: The samples, with all arguments set.
+        out: Output folder.
+    """
     adapter = None if model.adapter is None else str(model.adapter)
     return Order(replace(model, adapter=None), device, samples, out, adapter)
 
@@ -256,7 +266,7 @@ def find_samples(root: Path) -> Iterator[MadeSample]:
 
 
 def read_sample(folder: Path) -> MadeSample | None:
-    """Returns the complete sample in a folder; None if none exists. Raises UserError if its files are damaged."""
+    """Returns the sample in a folder; None if it is not complete. Raises UserError if its files are damaged."""
     if not (folder / OUTPUTS).is_file() or not any((folder / name).is_file() for name in FILES):
         return None
     return MadeSample(folder, read_json_object(folder / ARGS))

@@ -1,4 +1,4 @@
-"""`worldsmith infer`: asks a reasoner a question."""
+"""`worldsmith infer`: answers a question with a reasoner."""
 
 from worldsmith.actions.registry import Command
 

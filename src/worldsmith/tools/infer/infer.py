@@ -1,4 +1,4 @@
-"""`worldsmith infer`: asks a reasoner a question, once or about each file of a folder."""
+"""`worldsmith infer`: answers a question with a reasoner, once or about each file of a folder."""
 
 from __future__ import annotations
 
@@ -108,6 +108,7 @@ class Infer(AnswerAction):
         return Result(lines, facts, code=int(all(answer.error for answer in answers)))
 
     def facts(self, model: StoredModel) -> dict[str, Any]:
+        """Returns the settings of the command for the result file."""
         return {
             "prompt": self.config.prompt,
             "system": self.config.system,

@@ -107,6 +107,7 @@ def draw(facts: Mapping[str, Any]) -> list[str]:
 
 
 def tree_of(facts: Mapping[str, Any]) -> Tree:
+    """Returns a chain of records as a tree of the rich library."""
     from rich.markup import escape
     from rich.tree import Tree
 
@@ -121,6 +122,7 @@ def tree_of(facts: Mapping[str, Any]) -> Tree:
 
 
 def short(entry: Mapping[str, Any]) -> str:
+    """Returns path, shortened fingerprint and problem of an input or output as text."""
     mark = (entry["fingerprint"] or "").removeprefix("sha256:")[:SHOWN]
     state = "" if entry["state"] == "as it was" else f"  <- {entry['state']}"
     return f"{entry['path']}{f' [{mark}]' if mark else ''}{state}"

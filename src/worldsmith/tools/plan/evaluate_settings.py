@@ -247,7 +247,7 @@ class Fitting:
 
     @property
     def with_most_context(self) -> dict[str, Setting]:
-        """Same as `smallest`, but as many GPUs as possible share a pack."""
+        """Same as `smallest`, but the maximum number of GPUs share a pack."""
         return least_of(self.settings, lambda setting: int(setting.knobs["context"]))
 
     @property

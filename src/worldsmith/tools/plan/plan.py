@@ -158,10 +158,12 @@ class PlanRun(RunAction):
 
     @cached_property
     def quick(self) -> QuickPlan:
+        """The plan without a simulated step."""
         return quick_plan(self.tree, self.ranks)
 
     @cached_property
     def exact(self) -> Plan:
+        """The full plan, from a simulated step."""
         unset = unset_variables(self.loaded.raw)
         return make_plan(self.tree, self.ranks, self.gpu, encoded=self.config.encoded, open_variables=unset)
 

@@ -149,7 +149,7 @@ class SettingSearch:
         return lacks(self.known[self.least], FAR)
 
     def next_best(self, here: Sequence[Setting], chosen: set[Setting], *, without_slower_forms: bool) -> Tried | None:
-        """Returns the best fitting setting in `here` that is not in `chosen`; None if none exists."""
+        """Returns the best fitting setting in `here` that is not in `chosen`, else None."""
         while True:
             ignored = set() if without_slower_forms else chosen
             open_ = self.undecided(here, ignored)
@@ -194,7 +194,7 @@ class SettingSearch:
     def try_in_time(self, setting: Setting, *, whole: bool | None = False) -> Tried:
         """Evaluates a setting. Raises OutOfTime if there is no time.
 
-        `whole`: simulate all layers; None: all layers, whatever time it takes.
+        `whole`: simulate all layers; None: all layers, regardless of the time.
         """
         if whole is not None and not self.has_time(whole):
             self.stopped = "time"

@@ -267,7 +267,7 @@ def smaller_clips(config: Trainer.Config) -> Iterator[Learned]:
 
 
 def smaller_resolution(resolution: str) -> str:
-    """Returns the next smaller resolution bucket, or half of an exact size; "" if none exists."""
+    """Returns the next smaller resolution bucket, or half of an exact size, else ""."""
     exact = exact_size(resolution)
     if exact is not None:
         height, width = (side // 2 // 32 * 32 for side in exact)

@@ -57,7 +57,7 @@ def compare_answers(asked: Asked, before: TimedAnswers, after: TimedAnswers) -> 
         after: Answers of the quantized model, in the same order.
 
     Raises:
-        UserError: If no question was answered by both models; other failed questions are skipped and counted.
+        UserError: If both models answered no common question; other failed questions are skipped and counted.
     """
     pairs = {old.key: (old, new) for old, new in zip(before.answers, after.answers) if not old.error and not new.error}
     if not pairs:

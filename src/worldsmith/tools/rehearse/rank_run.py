@@ -53,7 +53,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class RankWeight:
-    """Parameter of the network, in the form stored on a rank."""
+    """Parameter of the network on one rank."""
 
     shape: Sequence[int]
     """Shape of the full tensor."""

@@ -178,7 +178,7 @@ def any_degrees(config: Trainer.Config) -> Trainer.Config:
 
 
 def usual_ranks(config: Trainer.Config) -> int:
-    """Returns the world size that the parallelism degrees require; with an open degree, a multiple of at least 8."""
+    """Returns the world size that the parallelism degrees require; with an open degree, its first multiple >= 8."""
     asked, least = config.model.config.parallelism, least_ranks(config)
     is_open = min(asked.data_parallel_shard_degree, asked.data_parallel_replicate_degree) <= 0
     return least * -(-USUAL // least) if is_open else least

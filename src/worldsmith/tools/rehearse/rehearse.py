@@ -36,6 +36,7 @@ class Rehearse(RunAction):
 
     @property
     def ranks(self) -> int:
+        """World size: from the flag, else WORLD_SIZE, else from the parallelism degrees."""
         from worldsmith.tools.rehearse.rehearsal import usual_ranks
 
         launched = launched_as()[1] if "WORLD_SIZE" in os.environ else None

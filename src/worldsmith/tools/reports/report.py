@@ -141,21 +141,25 @@ def side_by_side(runs: Sequence[RunFiles], names: Sequence[str], place: PageBudg
 
 
 def last_loss(run: RunFiles, _: Status) -> str:
+    """Returns the mean of the newest training losses as text."""
     loss = run.metrics.series.get("loss")
     return format_float(loss.mean_of_newest()[0]) if loss else ABSENT
 
 
 def best_loss(run: RunFiles, _: Status) -> str:
+    """Returns the best validation loss and its step as text."""
     validation = run.metrics.series.get(BEST)
     return f"{format_float(validation.least[1])} at step {format_count(validation.least[0])}" if validation else ABSENT
 
 
 def speed(run: RunFiles, _: Status) -> str:
+    """Returns the latest tokens per second as text."""
     tokens = run.metrics.latest.get("tokens_per_second")
     return f"{format_count(round(tokens))} tokens/s" if tokens else ABSENT
 
 
 def peak_memory(run: RunFiles, _: Status) -> str:
+    """Returns the latest peak memory as text."""
     memory = run.metrics.latest.get("peak_memory_bytes")
     return size(memory) if memory else ABSENT
 
@@ -165,6 +169,7 @@ def elapsed(_: RunFiles, status: Status) -> str:
 
 
 def step_of(_: RunFiles, status: Status) -> str:
+    """Returns the current step, and the number of steps if known, as text."""
     return (
         f"{format_count(status.step)} of {format_count(status.max_iter)}"
         if status.max_iter

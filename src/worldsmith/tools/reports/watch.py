@@ -65,6 +65,7 @@ class PageServer(ThreadingHTTPServer):
         self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Handles a connection and then frees its slot."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -98,6 +99,7 @@ class Handler(BaseHTTPRequestHandler):
     timeout = IDLE_SECONDS
 
     def do_GET(self) -> None:
+        """Sends the report, its data, or a media file; refuses requests for another host name."""
         if (self.headers.get("Host") or "").rpartition(":")[0] not in (HOST, "localhost"):
             self.send_error(HTTPStatus.FORBIDDEN, "only requests from this machine are answered")
             return

@@ -81,7 +81,7 @@ class Dimension:
         return int(found) if self.is_whole and isinstance(found, float) and found.is_integer() else found
 
     def drawn(self, value: Any, base: Any) -> Any:
-        """Returns the suggestion that produces `value`; None if none exists. `base`: see `value`."""
+        """Returns the suggestion that produces `value`, else None. `base`: see `value`."""
         mark, numbers = self.mark, isinstance(value, (int, float)) and not isinstance(value, bool)
         if mark.ratio_of:
             if not (numbers and base):

@@ -50,7 +50,7 @@ class SpecFields:
             yield replace(found, path=keys_of(parse_path(found.path)), marks=marks)
 
     def replaced_by(self, key: str, paths: Sequence[Path]) -> Path | None:
-        """Returns the first of some run fields that sets the same value as `key`; None if none exists."""
+        """Returns the first of some run fields that sets the same value as `key`, else None."""
         targets = self.targets.get(key, ())
         return next((path for path in paths for to in targets if starts_with(to, path) or starts_with(path, to)), None)
 

@@ -37,7 +37,7 @@ class ExhaustedError(Exception):
 
 @dataclass(slots=True)
 class TrialPlan:
-    """Settings of a trial. `drawn` has the suggestions of Optuna, by dimension."""
+    """Settings of a trial; `drawn` has the suggestions of Optuna, by dimension."""
 
     number: int
     settings: dict[str, Any] = field(default_factory=dict)
@@ -47,6 +47,7 @@ class TrialPlan:
     """Rejected configurations before this trial: settings and reason."""
 
     def to_json(self) -> str:
+        """Returns the plan as the text of its file."""
         from optuna.distributions import distribution_to_json
 
         kinds = {name: distribution_to_json(kind) for name, kind in self.distributions.items()}
@@ -55,6 +56,7 @@ class TrialPlan:
 
     @classmethod
     def from_json(cls, text: str) -> TrialPlan:
+        """Parses the text of a plan's file."""
         from optuna.distributions import json_to_distribution
 
         said = json.loads(text)

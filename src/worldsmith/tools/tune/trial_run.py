@@ -34,6 +34,7 @@ class ValidationReader(MetricsReader):
         super().__init__(path)
 
     def begin(self, inode: int | None) -> None:
+        """Starts to read a new file: clears the values."""
         super().begin(inode)
         self.values: list[float | None] = []
         """The metric after each validation, without those before the first step; None if it is not finite."""
@@ -41,6 +42,7 @@ class ValidationReader(MetricsReader):
         """Names of all metrics of the validations."""
 
     def take(self, line: bytes) -> None:
+        """Reads one line of metrics.jsonl."""
         if b'"val/loss"' not in line:
             return
         record = json.loads(line)

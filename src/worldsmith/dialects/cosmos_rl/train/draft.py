@@ -101,9 +101,11 @@ def find_other_training(spec: Spec) -> Problem | None:
 
 
 def is_train_spec(files: Sequence[str]) -> bool:
-    """Returns whether `files` is a single file with the tables of a training spec and none of Worldsmith's own.
+    """Returns whether files are a training spec of Cosmos-RL or TAO. Reads the file.
 
-    A file that cannot be read is not a training spec.
+    Args:
+        files: Paths; a spec is a single file with the tables of a training spec and none of Worldsmith's own. A file
+            that cannot be read is not a training spec.
     """
     if len(files) != 1 or not files[0].lower().endswith(SUFFIXES):
         return False

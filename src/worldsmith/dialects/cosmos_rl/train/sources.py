@@ -160,6 +160,7 @@ def put_saved(t: SpecTranslation, source: str, to: str, folder: str, note: str =
 
 
 def put_column(t: SpecTranslation, form: str) -> None:
+    """Reports the column of the conversations, which only a saved dataset has."""
     if form == "path":
         t.report(COLUMN, "renamed", f"dataloader_train.dataset.column = {format_value(t.get(COLUMN))}")
     else:
@@ -195,6 +196,7 @@ def put_named(t: SpecTranslation, key: str, loader: str) -> None:
 
 
 def report_unused_names(t: SpecTranslation, key: str, why: str) -> None:
+    """Reports keys that name a dataset as unneeded, except the test size."""
     names = (f"{key}.{name}" for name in FIELDS)
     t.report_stated("unneeded", why, *(name for name in names if name != TEST_SIZE))
 

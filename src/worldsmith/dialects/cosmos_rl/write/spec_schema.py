@@ -55,7 +55,7 @@ def key_schema(form: SpecForm) -> Schema:
 
 
 def defaults(cls: type[Config], *, examples: bool = False) -> dict[str, Any]:
-    """Returns the defaults of a spec class as nested data by key, without keys whose default is None or missing.
+    """Returns the defaults of a spec class as nested data by key, without keys that have no default or None.
 
     Args:
         cls: The spec class.
@@ -92,6 +92,7 @@ class _SpecTypes(_Types):
         return self.section(hint, self.path)
 
     def section(self, cls: type[Config], path: Path) -> Schema:
+        """Returns the schema of a section at a field path."""
         docs, known, properties = field_docs(cls), class_defaults(cls), {}
         for name, hint in annotated_hints(cls).items():
             self.path = (*path, name)

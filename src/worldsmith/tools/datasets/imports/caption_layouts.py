@@ -248,6 +248,7 @@ def caption_files(source: Path) -> Named:
 
 
 def group_by_name(named: Iterable[tuple[Path, Path]]) -> Named:
+    """Groups (path, name) pairs by name."""
     found: dict[Path, list[Path]] = {}
     for path, name in named:
         found.setdefault(name, []).append(path)
@@ -342,7 +343,7 @@ def read_sat_shards(source: Path, choices: Choices) -> Iterator[Found]:
 
 
 def clips_of_shard(tar: Path, told: dict[str, dict[str, Any]], columns: list[str], source: Path) -> Iterator[Found]:
-    """Yields the clips and rejections of one tar shard; `told` are the .meta.jsonl entries by key."""
+    """Yields the clips and rejections of one tar shard; `told` has the .meta.jsonl entries by key."""
     index = index_of(str(tar))
     name = str(tar.relative_to(source)) if tar != source else tar.name
     split = split_of(Path(name))
