@@ -144,7 +144,7 @@ class RectifiedFlow(NoiseObjective):
         latents: Sequence[Tensor],
         draws: Sequence[SigmaDraw],
     ) -> Tensor:
-        """Returns the loss of each sample, float32 [n], for the predicted velocities `answers`."""
+        """Returns the loss of each sample, float32 [n], for the predicted velocities; see `per_sample_losses`."""
         targets = [velocity_target(x0, draw.noise) for x0, draw in zip(latents, draws, strict=True)]
         clean = [sample.condition_frames for sample in samples]
         return per_sample_losses(answers, targets, clean, normalize_by_active=self.config.normalize_loss_by_active)

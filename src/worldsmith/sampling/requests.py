@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """Request for one generated video."""
+    """Request for one generated video or image."""
 
     prompt: str
     """A caption, or a structured caption as a JSON object, which is used unchanged."""

@@ -88,7 +88,10 @@ def rename_run(config: Trainer.Config, name: str) -> Trainer.Config:
 
 
 def train_adapters(config: Trainer.Config, name: str, *, rank: int, alpha: int, lr: float) -> Trainer.Config:
-    """Changes a config to LoRA training; the frozen weights are stored in bfloat16 only and are not saved."""
+    """Changes `config` in place to LoRA training and returns it.
+
+    The frozen weights are stored in bfloat16 only and are not saved.
+    """
     model = cast(PipelineModel.Config, config.model.config)
     model.lora_enabled, model.lora_rank, model.lora_alpha = True, rank, alpha
     model.parallelism.fsdp_master_dtype, model.ema.trainable_only = "bfloat16", True
@@ -98,7 +101,10 @@ def train_adapters(config: Trainer.Config, name: str, *, rank: int, alpha: int, 
 
 
 def make_tiny_pipeline(config: Trainer.Config, name: str, network: Any, *, frames: int = 1) -> Trainer.Config:
-    """Changes a config to a tiny network for a CPU, with random weights; VAE and text encoder stay the same."""
+    """Changes `config` in place to a tiny network for a CPU, with random weights, and returns it.
+
+    VAE and text encoder stay the same.
+    """
     model: Any = config.model.config
     model.precision = model.tokenizer.precision = model.text_encoder.precision = "float32"
     model.network, model.activation_checkpointing.mode = network, "none"
@@ -111,7 +117,10 @@ def make_tiny_pipeline(config: Trainer.Config, name: str, network: Any, *, frame
 
 
 def make_demo(config: Trainer.Config, name: str) -> Trainer.Config:
-    """Changes a tiny config to the demo: it learns moving shapes from clips of 17 frames, each with one sentence."""
+    """Changes a tiny `config` in place to the demo and returns it.
+
+    The demo learns moving shapes from clips of 17 frames, each with one sentence.
+    """
     config.scheduler = LambdaCosine.Config(
         cycle_lengths=[ref("trainer.max_iter")], warm_up_steps=[50], f_start=[0.0], f_max=[1.0], f_min=[0.0]
     )

@@ -77,10 +77,10 @@ class NetworkConfig(Config):
 
 
 class LTXVideoVAE(MomentsVAE):
-    """VAE of LTX-Video: 8k+1 frames become k+1 latent frames, 32x32 px become one latent position.
+    """VAE of LTX-Video (`AutoencoderKLLTXVideo`): 8k+1 frames become k+1 latent frames, 32x32 px one position.
 
-    It is diffusers' `AutoencoderKLLTXVideo`. Latents are normalized per channel. A decoder that is conditioned on a
-    timestep gets 0, without added noise: the default of diffusers' pipeline.
+    Latents are normalized per channel. A decoder that is conditioned on a timestep gets 0, without added noise: the
+    default of diffusers' pipeline.
     """
 
     recipe = "ltx-video-moments-1"

@@ -15,10 +15,7 @@ MASK = 4
 
 
 class NetworkConfig(Config):
-    """Sizes of the Wan network; the defaults are those of Wan 2.1 14B, and of an expert of Wan 2.2 A14B.
-
-    Both are for text to video.
-    """
+    """Sizes of the Wan network; defaults: Wan 2.1 14B and an expert of Wan 2.2 A14B, both for text to video."""
 
     patch_size: list[Count] = field(default_factory=lambda: [1, 2, 2])
     """Patch size: latent frames, rows and columns per token; the first is 1, the others are equal."""

@@ -31,10 +31,9 @@ DECODED_FRAMES = 2
 
 
 class CogVideoXVAE(MomentsVAE):
-    """VAE of CogVideoX: encodes clips of 4k+1 frames to k+1 latent frames.
+    """VAE of CogVideoX: 4k+1 frames become k+1 latent frames. Released scaling factor: 1.15258426 (2B), 0.7 (5B).
 
-    The released scaling factor is 1.15258426 for CogVideoX-2B and 0.7 for 5B. `vae_path` may also be a file of SAT,
-    such as `3d-vae.pt`, which does not contain the scaling factor.
+    `vae_path` may also be a file of SAT, such as `3d-vae.pt`, which does not contain the scaling factor.
     """
 
     recipe = "cogvideox-moments-1"

@@ -219,7 +219,7 @@ class WanVAE(FrozenVAE):
 
 
 class WanFamilyVAE(WanVAE):
-    """VAE of Wan 2.1 or Wan 2.2."""
+    """Frozen video VAE of Wan 2.1 or Wan 2.2, with the spatial factor in its config."""
 
     class Config(WanVAE.Config):
         vae_path: str = ""

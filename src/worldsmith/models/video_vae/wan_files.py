@@ -70,10 +70,10 @@ STAGE = {"downsamples": ("down_blocks", "downsampler"), "upsamples": ("up_blocks
 
 
 def find_vae(name: str) -> Path:
-    """Returns the `.pth` file or diffusers folder that `vae_path` names; downloads it if needed.
+    """Returns the `.pth` file or diffusers folder that `vae_path` names; a folder is downloaded if needed.
 
     Raises:
-        FileNotFoundError: If neither exists.
+        FileNotFoundError: If the folder does not exist; a `.pth` file is not checked.
     """
     if name.endswith(FILE_ENDINGS) and not name.startswith(SCHEME):
         return local_path(name)

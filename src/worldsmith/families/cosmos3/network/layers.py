@@ -162,7 +162,7 @@ class MoTDecoderLayer(nn.Module):
         return seen[0] if seen else k, v
 
     def write(self, gen: Tensor, memory: TextMemory, geometry: Geometry) -> Tensor:
-        """Runs the generation half."""
+        """Runs the generation half: returns the next latent stream."""
         q, k, v = geometry.gen_share.to_heads(*self.latent_in(gen, geometry.gen_rotary))
         out = latent_attention(q, k, v, *memory, geometry.gen_plans[self.pattern])
         return self.latent_out(gen, geometry.gen_share.to_tokens(out))

@@ -9,7 +9,7 @@ from worldsmith.checkpoint.formats.export_folder import origin, parameters
 
 
 def pipeline_card(name: str, about: Mapping[str, Any]) -> str:
-    """Writes the model card (Markdown): description, loading, and generation settings as in training."""
+    """Returns the model card (Markdown): description, loading, and generation settings as in training."""
     generation, dtype = about["generation"], about["dtype"]
     size = {key: generation[key] for key in ("height", "width", "num_frames", "fps") if generation[key] is not None}
     arguments = {
@@ -47,7 +47,7 @@ The same from the command line: `worldsmith generate {name} --prompt "a prompt"`
 
 
 def adapter_card(name: str, about: Mapping[str, Any]) -> str:
-    """Writes the adapter card (Markdown): base weights, and how PEFT and diffusers load the adapter."""
+    """Returns the adapter card (Markdown): base weights, and how PEFT and diffusers load the adapter."""
     base = f"`{about['base_model']}`" if about["base_model"] else "the initial weights of the run"
     return f"""---
 library_name: peft
@@ -78,7 +78,7 @@ transformer.load_lora_adapter("{name}", prefix="base_model.model", weight_name="
 
 
 def native_card(name: str, about: Mapping[str, Any]) -> str:
-    """Writes the card (Markdown) of an export in the native format."""
+    """Returns the card (Markdown) of an export in the native format."""
     return f"""---
 library_name: worldsmith
 pipeline_tag: text-to-video

@@ -58,14 +58,14 @@ def as_in_folder(source: WeightSource, spec: ModelSpec) -> WeightSource:
 
 
 def folder_card(name: str, about: Mapping[str, Any]) -> str:
-    """Writes the model card (Markdown): description, origin of the weights, and loading."""
+    """Returns the model card (Markdown): description, origin of the weights, and loading."""
     settings = f"Config, tokenizer, chat template and preprocessor settings come from `{about['card']['base']}`."
     ending = "To train from it: `model.config.policy.backbone.model_name` = this folder."
     return model_card(name, about, settings, dtype=about["dtype"], ending=ending)
 
 
 def quantized_card(name: str, about: Mapping[str, Any]) -> str:
-    """Writes the model card (Markdown) of a quantized model: quantization and loading."""
+    """Returns the model card (Markdown) of a quantized model: quantization and loading."""
     bits = (
         f"The linear layers of its decoder are quantized ({about['scheme']}, in compressed-tensors format); the "
         f"rest is in\n{about['dtype']}. `quantization.json` compares its answers with those of the original model."
@@ -95,7 +95,7 @@ pipeline_tag: {kind}
 
 
 def adapter_card(name: str, about: Mapping[str, Any]) -> str:
-    """Writes the adapter card (Markdown): base weights, and how PEFT loads the adapter."""
+    """Returns the adapter card (Markdown): base weights, and how PEFT loads the adapter."""
     base = f"`{about['base_model']}`" if about["base_model"] else "the initial weights of the run"
     return f"""---
 library_name: peft
