@@ -74,7 +74,7 @@ def take_policy(words: Sequence[str]) -> tuple[str | None, list[str]]:
     """Splits ``automl_policy=…`` from a list of overrides.
 
     Returns:
-        The value (the last one if there are several; None if there is none), and the other overrides.
+        The value (the last one if there are several; None if not given), and the other overrides.
     """
     given = [word.partition("=")[2].strip("\"'") for word in words if word.partition("=")[0] == KEY]
     return (given[-1] if given else None), [word for word in words if word.partition("=")[0] != KEY]
