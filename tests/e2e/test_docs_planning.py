@@ -42,7 +42,7 @@ def test_the_words_of_the_table_are_known() -> None:
     assert main(["plan", "vision_sft_nano_tiny", "--quick", "--", *cells, "optimizer.keys_to_select=[lora_]"]) == 0
 
 
-def test_a_plan_of_the_build_tiny_variant(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_of_the_tiny_variant(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "vision_sft_nano_tiny", "--json", "--gpus", "2"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["memory"]["verdict"] == "fits"

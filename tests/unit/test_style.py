@@ -34,7 +34,7 @@ def pattern(words: list[str]) -> re.Pattern[str]:
 
 def replaced_words(text: str) -> list[str]:
     """Returns the replaced words in a text, without code, names of arguments and allowed phrases."""
-    text = re.sub(r"\s+", " ", ARGUMENT.sub("", CODE.sub("", text)))
+    text = re.sub(r"\s+", " ", ARGUMENT.sub("", CODE.sub("`", text)))
     return pattern(rows("Words that are not used")).findall(pattern(rows("Allowed phrases")).sub("", text))
 
 
