@@ -221,7 +221,8 @@ def named_run() -> Iterator[None]:
 def waiting_said(args: Namespace, machines: int, desk: LaunchDesk) -> Iterator[None]:
     """Context manager: logs at intervals that other machines are awaited, until the processes of this one have started.
 
-    After these have ended, it logs once if launchers of other machines have not reported the end of theirs.
+    After these have ended, it logs that launchers of other machines have not reported the end of theirs, and exits this
+    process with the known exit code after `GIVE_UP` seconds.
     """
     begun, over = time.monotonic(), threading.Event()
     others = f"{machines - 1} other {'machine' if machines == 2 else 'machines'}"
@@ -251,6 +252,7 @@ def waiting_said(args: Namespace, machines: int, desk: LaunchDesk) -> Iterator[N
 
 
 def say(message: str) -> None:
+    """Prints a message of the launcher."""
     print_message(f"worldsmith launch: {message}")
 
 

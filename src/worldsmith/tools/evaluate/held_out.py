@@ -53,8 +53,8 @@ class HeldOutClips:
     def __init__(self, path: str, model: StoredModel) -> None:
         """Reads the list of clips without opening a clip.
 
-        Raises DataError if the dataset cannot be read, UserError if no clip is usable or the model does not state the size
-        of its clips.
+        Raises DataError if the dataset cannot be read, UserError if no clip is usable or the model does not state the
+        size of its clips.
         """
         self.model = model
         self.tree = training_tree(model)
