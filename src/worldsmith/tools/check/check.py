@@ -277,7 +277,7 @@ def too_few_steps(report: DataReport, packs_a_step: int) -> str:
 
 
 def find_dataset(source: str, recipe: str | None) -> tuple[Any, str] | None:
-    """Returns the settings of the dataset at `source`, and the recipe whose limits apply; None if no file exists there.
+    """Returns the settings of the dataset at `source`, and the recipe whose limits apply; None if it is not a dataset.
 
     Raises UserError for a folder that is not a dataset.
     """
