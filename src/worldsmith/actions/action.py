@@ -14,7 +14,7 @@ from worldsmith.data.stream.errors import DataError
 
 
 class ColoredLine(str):
-    """A line with terminal colors, in which text from outside is already escaped."""
+    """Output line with terminal colors; text from outside in it is already escaped."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,8 +128,8 @@ class AnswerAction(ModelAction):
     def settings(self, model: StoredModel) -> ChatProcessor.Config:
         """Returns the preprocessing of images and videos.
 
-        A changed `processor` config has priority, then the config of the run that trained the model. Otherwise the
-        default config is returned, with which the files in the model folder decide.
+        A changed `processor` config has priority, then the config of the run that trained the model. Otherwise it is
+        the default config, and the files in the model folder determine the preprocessing.
         """
         asked, data = self.config.processor, (model.tree or {}).get("dataloader_train", {})
         if asked == ChatProcessor.Config() and "processor" in data:

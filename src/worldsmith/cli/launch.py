@@ -222,9 +222,10 @@ def named_run() -> Iterator[None]:
 
 @contextmanager
 def waiting_said(args: Namespace, machines: int, desk: LaunchDesk) -> Iterator[None]:
-    """Context manager: logs at intervals for which machines this one waits, until its processes have started.
+    """Context manager: logs at intervals that other machines are awaited, until the processes of this one have started.
 
-    After they have ended, logs once if launchers of other machines have not reported the end of theirs.
+    After these have ended, it logs that launchers of other machines have not reported the end of theirs, and exits this
+    process with the known exit code after `GIVE_UP` seconds.
     """
     begun, over = time.monotonic(), threading.Event()
     others = f"{machines - 1} other {'machine' if machines == 2 else 'machines'}"
@@ -257,6 +258,7 @@ def waiting_said(args: Namespace, machines: int, desk: LaunchDesk) -> Iterator[N
 
 
 def say(message: str) -> None:
+    """Prints a message of the launcher."""
     print_message(f"worldsmith launch: {message}")
 
 
@@ -350,7 +352,7 @@ def failure_code(error: ChildFailedError, asked: set[int]) -> int:
     """Returns the exit code of a launch in which at least one process did not exit with 0.
 
     The first failure counts, because torchrun ended the other processes with SIGTERM. Exit code 2 (a mistake of the
-    user) has priority over all, and other failures over code 1 and SIGTERM, with which partners of a failed rank end.
+    user) has priority over all codes. Code 1 and SIGTERM have the lowest priority: partners of a failed rank end so.
     """
     failures = error.failures
     if 2 in {failure.exitcode for failure in failures.values()}:

@@ -153,7 +153,7 @@ def load_run(args: argparse.Namespace, *, keep_unset: Kept = False) -> tuple[Loa
 
 
 def draft_run(args: argparse.Namespace) -> tuple[Draft, list[str], list[Override]]:
-    """Returns the config before its overrides, all changes as words, and the overrides that are still to be applied."""
+    """Returns the config before its overrides, all changes as words, and the overrides that are not yet applied."""
     problems: list[Problem] = []
     tail = parse_overrides(args.overrides, problems)
     choosing, flags = take_recipe_flags(args.flags)

@@ -149,7 +149,7 @@ def sample_scene(
         rng: Random generator.
         attributes: Color, shape and direction.
         sides: Minimum and maximum side of the shape, in 1/64 of the image side, as all lengths here.
-        tones: Gray levels (0 to 255) near which the background is chosen.
+        tones: Gray levels (0 to 255); the background is close to one of them.
         travels: Minimum and maximum length of the path.
         wander: Fraction (0 to 1) of the free space around a centered path that is used.
     """

@@ -58,7 +58,7 @@ class SyntheticDataset(ABC):
         return dict(zip(SPLITS, (self.clips, self.val_clips), strict=True))
 
     def header(self) -> dict[str, Any]:
-        """Returns the first entries of dataset.json, by which a folder is recognized as this dataset."""
+        """Returns the first entries of dataset.json; they identify this dataset in a folder."""
         return {"dataset": self.kind, "format_version": self.format_version, **asdict(self)}
 
     def make(self, out: str | Path, *, force: bool = False, progress: Callable[[int, int], None] | None = None) -> bool:

@@ -278,7 +278,7 @@ def too_few_steps(report: DataReport, packs_a_step: int) -> str:
 
 
 def find_dataset(source: str, recipe: str | None) -> tuple[Any, str] | None:
-    """Returns the settings of the dataset at `source`, and the recipe whose limits apply; None if no file exists there.
+    """Returns the settings of the dataset at `source`, and the recipe whose limits apply; None if it is not a dataset.
 
     Raises UserError for a folder that is not a dataset.
     """
@@ -298,7 +298,7 @@ def find_dataset(source: str, recipe: str | None) -> tuple[Any, str] | None:
 
 
 def cap_field(loaded: Loaded, split: str) -> str:
-    """Returns the config or spec field from which the token cap of a sample comes; "" for the loader's own field."""
+    """Returns the config or spec field that sets the token cap of a sample; "" for the loader's own field."""
     section = f"dataloader_{split}"
     path = (section, getattr(loaded.tree, section).sample_cap_field)
     steps = [step for step in loaded.sources.get(path, []) if isinstance(step, tuple)]

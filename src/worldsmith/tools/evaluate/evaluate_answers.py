@@ -321,7 +321,7 @@ class EvaluateAnswers(AnswerAction, WritingAction):
 
 @dataclass(frozen=True, slots=True)
 class Exam:
-    """Questions of an evaluation, and the tasks by which their answers are graded."""
+    """Questions of an evaluation, and the tasks that grade their answers."""
 
     dataset: ChatDataset
     asked: Asked

@@ -1,4 +1,4 @@
-"""Dataset of clips on which a video model is evaluated: the held-out loss, and samples from captions and clips."""
+"""Evaluation of a video model on a dataset of clips: the held-out loss, and samples from captions and clips."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ class HeldOutClips:
     def __init__(self, path: str, model: StoredModel) -> None:
         """Reads the list of clips without opening a clip.
 
-        Raises DataError if the dataset cannot be read, UserError if the model does not state the size of its clips.
+        Raises DataError if the dataset cannot be read, UserError if no clip is usable or the model does not state the
+        size of its clips.
         """
         self.model = model
         self.tree = training_tree(model)
@@ -182,7 +183,7 @@ def data_settings(model: StoredModel, tree: Mapping[str, Any] | None, path: str)
 
 
 def traces_by_window(dataset: VideoDataset) -> list[tuple[str, ...]]:
-    """Returns the identity of the clip of each window: its path, and its content hash ("None" if unknown)."""
+    """Returns the identity of the clip of each window: its path, and its content hash (if unknown, the path again)."""
     marks = [str(facts[0]) for _, facts in dataset.contents()]
     return [(str(Path(window.path).resolve()), mark) for window, mark in zip(dataset.windows, marks, strict=True)]
 

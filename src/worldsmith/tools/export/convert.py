@@ -297,7 +297,7 @@ def convert_adapter(path: str, out: str | Path, *, lora_alpha: float | None = No
     Args:
         path: Folder or file with adapters: weights for load_lora_weights, or a SAT checkpoint.
         out: The new folder.
-        lora_alpha: Alpha of the adapters if the source does not state it; None: 1 for SAT's.
+        lora_alpha: Alpha of the adapters; None: as the source states, 1 for SAT's.
         force: Replace an earlier result.
 
     Raises:

@@ -1,4 +1,4 @@
-"""`worldsmith plan`: estimates what a run needs, and finds settings with which it fits."""
+"""`worldsmith plan`: estimates what a run needs, and finds settings that make it fit."""
 
 from worldsmith.actions.registry import Command
 

@@ -184,8 +184,8 @@ class Fitting:
 
         Args:
             setting: The setting.
-            whole: Simulate all layers, as a plan does; False: few layers, from which all are extrapolated. A network
-                without repeated layers is always simulated completely.
+            whole: Simulate all layers, as a plan does; False: few layers, extrapolated to all. A network without
+                repeated layers is always simulated completely.
         """
         words = ", ".join([*setting.words, *[ENCODED] * setting.encoded]) or "baseline"
         self.told(f"{words}, with all layers" if whole else words)

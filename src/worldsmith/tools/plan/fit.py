@@ -1,4 +1,4 @@
-"""`worldsmith plan --fit`: finds settings with which a run fits into its GPUs, or the number of GPUs that is enough."""
+"""`worldsmith plan --fit`: finds settings that make a run fit into its GPUs, or the number of GPUs that is enough."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Fits:
 
 
 def find_fits(fitting: Fitting) -> Fits:
-    """Searches settings with which a run fits.
+    """Searches settings that make a run fit into its GPUs.
 
     Ctrl-C and the end of the time budget end the search without an exception; the result has what was found so far.
     """
@@ -196,7 +196,7 @@ def fit_lines(fits: Fits, gpu: Gpu, start: Sequence[str], run: Sequence[str], *,
         fits: Result of the search.
         gpu: The GPU that is planned for.
         start: Command that trains with the planned number of processes.
-        run: Arguments that describe the run, to which the overrides of a setting are appended.
+        run: Arguments that describe the run; the overrides of a setting are appended.
         steps: Optimizer steps of the run.
     """
     now = "its degrees do not match this number of GPUs" if fits.tried else "not tried"
@@ -238,7 +238,7 @@ def fit_lines(fits: Fits, gpu: Gpu, start: Sequence[str], run: Sequence[str], *,
 
 
 def nothing_fits(fits: Fits, start: Sequence[str], run: Sequence[str]) -> Iterator[str]:
-    """Yields the lines for a search in which no setting fits."""
+    """Yields the lines for a search without a fitting setting."""
     yield ""
     if fits.nearest is None:
         yield from row("no setting fits", "of the tried settings" if fits.stopped else "every setting was rejected")

@@ -65,8 +65,7 @@ def compare_weights(records: Sequence[RankRecord], shares: int) -> Iterator[Find
 def compare_traces(records: Sequence[RankRecord]) -> list[Finding]:
     """Finds ranks that call other collectives, or in another order, than the other ranks of their groups.
 
-    Such a run would hang or exchange wrong tensors. Each rank is compared with the first rank with which it shares a
-    group.
+    Such a run would hang or exchange wrong tensors. Each rank is compared with the first rank of each of its groups.
     """
     found: dict[int, Finding] = {}
     firsts: dict[tuple[int, ...], RankRecord] = {}
@@ -108,7 +107,7 @@ def compare_two(first: RankRecord, other: RankRecord) -> Finding | None:
 
 
 def find_outsiders(records: Sequence[RankRecord]) -> Iterator[Finding]:
-    """Yields a finding for each rank that calls a collective of a group to which it does not belong."""
+    """Yields a finding for each rank that calls a collective of a group without this rank."""
     for record in records:
         strange = next((sent for sent in record.trace if record.rank not in sent.ranks), None)
         if strange is not None:

@@ -42,7 +42,7 @@ class Dimension:
     def distribution(self) -> BaseDistribution:
         """Returns the Optuna distribution of the dimension.
 
-        Optuna has no weighted choices: they are a float from 0 to 1, of which each choice has an interval.
+        Optuna has no weighted choices. They become a float from 0 to 1, and each choice has an interval of it.
         """
         from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 

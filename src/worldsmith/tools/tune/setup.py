@@ -58,7 +58,7 @@ class StudySetup:
 
     @cached_property
     def source(self) -> Source:
-        """Source of the trials' runs, each of which is a new run. Raises ConfigError or UserError."""
+        """Source of the trials' runs: each trial is a new run. Raises ConfigError or UserError."""
         return self.given.with_parent_found().as_new_run() if self.route.search else self.given
 
     @cached_property

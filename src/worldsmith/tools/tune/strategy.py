@@ -72,7 +72,7 @@ class TrialPlan:
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """Rules by which trials are selected and pruned. `most`: number of validations of the baseline."""
+    """Rules that select and prune trials. `most`: number of validations of the baseline."""
 
     direction: Literal["min", "max"]
     seed: int = 0

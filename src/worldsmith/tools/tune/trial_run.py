@@ -103,7 +103,7 @@ class TrialRun:
         return code
 
     def ask_to_stop(self) -> None:
-        """Sends SIGTERM once, after which the run saves and exits."""
+        """Sends SIGTERM once; the run then saves and exits."""
         if not self.asked and self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         self.asked = True

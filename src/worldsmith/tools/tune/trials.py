@@ -171,7 +171,7 @@ class Trials:
         return None
 
     def listen(self, trial: AtWork) -> None:
-        """Passes new validation metrics to the pruning decider, up to the one at which the trial is pruned."""
+        """Passes new validation metrics to the pruning decider until it prunes the trial."""
         judge = trial.judge
         for value in trial.run.values()[len(judge.heard) :]:
             if not judge.has_hope and trial.plan.number > 0:

@@ -142,7 +142,7 @@ def refuse_uncounted(t: SpecTranslation, error: str) -> None:
 
 
 def refuse_empty_epoch(t: SpecTranslation, samples: int, ranks: int) -> None:
-    """Adds a problem: an epoch has no complete step, with which Cosmos-RL fails at its first save."""
+    """Adds a problem: an epoch has no complete step. Cosmos-RL would fail at its first save."""
     mini, each = t.get(MINI), -(-samples // ranks)
     fits = each // mini * mini or each
     why = f"{samples} samples on {ranks} ranks are {each} on each, fewer than the {t.get(BATCH)} of one step"

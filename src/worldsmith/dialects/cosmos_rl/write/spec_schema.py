@@ -27,7 +27,7 @@ NOTES = ("description", "default", "examples")
 
 
 def spec_schema(form: SpecForm) -> Schema:
-    """Returns the JSON Schema of a spec format, with aliases and the values by which templates leave keys open."""
+    """Returns the JSON Schema of a spec format, with aliases and the values that leave keys of templates open."""
     root = key_schema(form)
     for key, value in form.left_open.items():
         _leave_open(_place(root, key), key.rpartition(".")[2], value)

@@ -157,7 +157,7 @@ def write_import(made: Import, out: Path, header: dict[str, Any], *, force: bool
     Args:
         made: Content to write.
         out: Folder of the dataset.
-        header: First entries of dataset.json, by which the dataset is recognized.
+        header: First entries of dataset.json; they identify the dataset.
         force: Replace an existing import.
 
     Raises:
