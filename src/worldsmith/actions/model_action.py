@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class ModelAction(Action):
-    """Reads a stored model."""
+    """Base class of commands that load a trained or released model."""
 
     places: ClassVar[tuple[str, ...]] = ("model",)
     aliases: ClassVar[Mapping[str, str]] = {"--checkpoint-path": "model"}
@@ -42,7 +42,7 @@ class ModelAction(Action):
 
 
 class WritingAction(ModelAction):
-    """Writes something to a place `out`."""
+    """Base class of commands that write a result to `out`."""
 
     aliases: ClassVar[Mapping[str, str]] = {"-o": "out", "--output": "out", **ModelAction.aliases}
 
@@ -71,7 +71,7 @@ class VideoAction(WritingAction):
 
 
 class AnswerAction(ModelAction):
-    """Asks a reasoner."""
+    """Base class of commands that generate answers with a reasoner."""
 
     class Config(ModelAction.Config):
         weights: Literal["auto", "ema", "live", "untrained"] = "auto"

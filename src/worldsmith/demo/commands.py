@@ -14,7 +14,7 @@ from worldsmith.demo.synthetic_dataset import SyntheticDataset
 
 
 class MakeClips(Action):
-    """Makes a dataset that Worldsmith renders itself. A complete dataset with the same parameters is kept."""
+    """Creates a synthetic dataset. A complete dataset with the same parameters is kept."""
 
     places: ClassVar[tuple[str, ...]] = ("out",)
 

@@ -177,7 +177,7 @@ class GenerationTable(Config):
 
 
 class MetricsTable(Config):
-    """Figures of texts."""
+    """Text metrics."""
 
     names: list[Literal["bleu", "rouge", "bertscore"]] = field(default_factory=lambda: ["bleu", "rouge"])
     """Metrics in addition to exact and soft accuracy."""

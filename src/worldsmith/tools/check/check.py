@@ -63,10 +63,10 @@ class CheckResult:
 
 
 class CheckData(RunAction):
-    """Read the data of a run once, by the run's own code: used and skipped samples, with the reasons and counts of
-    training; tokens, packs, sizes, duplicates, steps of an epoch, free disk. Nothing is written.
+    """Validates a dataset, or the data of a run, before training, without writing any file.
 
-    In place of FILE_OR_RECIPE, a dataset will do: a folder or a file of one of our layouts.
+    It reads all data once with the code of the run, and reports used and skipped samples with reasons, tokens, packs,
+    sizes, duplicates, steps per epoch and free disk space. FILE_OR_RECIPE may also be a dataset: a folder or a file.
     """
 
     metavars: ClassVar[Mapping[str, str]] = {"recipe": "NAME"}

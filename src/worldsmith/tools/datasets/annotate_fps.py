@@ -33,11 +33,11 @@ READERS = 8
 
 
 class AnnotateFps(Action):
-    """Writes a new file of conversations, in which each record with a video has its stream's rate as `video_fps`.
+    """Writes a copy of a conversations file that states the frame rate of each video, as `video_fps`.
 
-    The source (annotations.json in any of its shapes, or messages.jsonl) is only read, and an existing file is never
-    replaced. Rates that are stated already stay; those that are more than 1 % off are listed. Next to the new file,
-    NEW.provenance.json records its inputs.
+    The source (annotations.json in any of its layouts, or messages.jsonl) is only read, and an existing file is never
+    replaced. Frame rates that are already stated are kept; those that are more than 1 % off are listed. Next to the
+    new file, NEW.provenance.json records its inputs.
     """
 
     places: ClassVar[tuple[str, ...]] = ("source",)

@@ -36,11 +36,11 @@ SUPERVISED, PLACEHOLDER, PLAIN = "\x1b[1;32m", "\x1b[2;36m", "\x1b[0m"
 
 
 class PreviewChats(Action):
-    """Shows conversations as a model gets them: tokens, which of them are supervised, and frames as they are scaled.
+    """Shows conversations as the model receives them: text, tokens, supervised tokens, and scaled frames.
 
-    What is supervised is green, or stands in [[ ]] where there are no colors. --dataset names the kind:
-    ManifestDataset (VideoPhy-2), LlavaDataset, MessagesDataset or LlavaOneVision; --dataset.path its file or folder.
-    With --run in place of a model, all of this is what the run trains on.
+    Supervised tokens are green, or enclosed in [[ ]] without colors. --dataset selects the layout: ManifestDataset
+    (VideoPhy-2), LlavaDataset, MessagesDataset or LlavaOneVision; --dataset.path its file or folder. With --run
+    instead of a model, the training data of that run are shown.
     """
 
     places: ClassVar[tuple[str, ...]] = ("model",)

@@ -83,9 +83,9 @@ PASSING = (429, 500, 502, 503, 504)
 class PrepareVideoPhy2(Action):
     """Downloads VideoPhy-2 and writes its questions and scores, as videophy2_train and videophy2_val.
 
-    The published test split becomes videophy2_val. Run it again to continue after a stop: existing clips are not
-    downloaded again. Rows without a usable clip or score are skipped and listed in failed.jsonl. The questions are
-    Worldsmith's own words: scores of models that were asked otherwise are not comparable.
+    The released test split becomes videophy2_val. Run it again to continue after a stop: existing clips are not
+    downloaded again. Rows without a usable clip or score are skipped and listed in failed.jsonl. The questions have
+    our own wording, so scores are not comparable with those of other prompts.
     """
 
     places: ClassVar[tuple[str, ...]] = ("out_root",)

@@ -40,8 +40,10 @@ class Encoded:
 
 
 class Encode(RunAction):
-    """Encode the clips of a run ahead of it, into dataloader_train.latent_cache: the run then only reads latents. The
-    same command continues where it was ended; `worldsmith launch … encode …` shares the work among its processes."""
+    """Encodes the clips of a run into dataloader_train.latent_cache, so that training only reads latents.
+
+    The same command continues after a stop; `worldsmith launch … encode …` shares the work among its processes.
+    """
 
     class Config(RunAction.Config):
         processes: Count = 1

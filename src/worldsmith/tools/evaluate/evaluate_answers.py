@@ -51,12 +51,12 @@ FIELDS = {"by_record": "task", "metropolis_sgd": "category"}
 
 
 class EvaluateAnswers(AnswerAction, WritingAction):
-    """Asks a reasoner the questions of a dataset and compares its answers with the dataset's last ones.
+    """Evaluates a reasoner: generates answers to the questions of a dataset and compares them with the ground truth.
 
-    results.json has a row for each record, metrics.json the metrics. --dataset names the kind: ManifestDataset
+    results.json has a row for each record, metrics.json the metrics. --dataset selects the layout: ManifestDataset
     (VideoPhy-2), LlavaDataset, MessagesDataset or LlavaOneVision; --dataset.path its file or folder. Answers are
-    written as they come: the same command continues where it was stopped. --processes N, and on several machines
-    `worldsmith launch --nnodes M --nproc-per-node N evaluate …`, share the questions among processes.
+    saved one by one, so the same command continues after a stop. --processes N, and on several machines `worldsmith
+    launch --nnodes M --nproc-per-node N evaluate …`, share the questions among processes.
     """
 
     class Config(AnswerAction.Config, WritingAction.Config):

@@ -56,13 +56,12 @@ SAME_FORM = ("height", "width", "num_frames", "fps")
 
 
 class EvaluateVideos(VideoAction):
-    """Measures what a generator has learned, on clips of one's own, samples of one's own or a moving-shapes dataset.
+    """Evaluates a generator on your own clips, your own samples, or a moving-shapes dataset.
 
-    --dataset DIR takes a dataset of clips that was not trained on: the loss on them is measured, videos are generated
-    of their captions and compared with the clips. -i FILE takes files of samples as `worldsmith generate` does. Videos
-    are made of each model, complete ones are left alone, and evaluation.json, a table and a contact sheet have the
-    results. --prompts takes the prompts of a moving-shapes dataset and counts the videos that show what they
-    ask for.
+    --dataset DIR: a dataset of clips that were not trained on; measures the loss on them, and compares generated
+    videos of their captions with the clips. -i FILE: sample files as for `worldsmith generate`. --prompts FILE:
+    prompts of a moving-shapes dataset; counts the videos that show the described shape. Videos are generated once per
+    model; the results are in evaluation.json, a table and a contact sheet.
     """
 
     aliases: ClassVar[Mapping[str, str]] = {**VideoAction.aliases, "-i": "input_files"}

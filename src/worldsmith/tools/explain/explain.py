@@ -18,12 +18,10 @@ from worldsmith.tools.explain.logs import FOLDER, Stream, read_log, read_logs_of
 
 
 class Explain(Action):
-    """Finds known errors in a log or a run folder, the cause first, and explains their meaning and fix.
+    """Finds known errors in a log or a run folder, and explains their meaning and fix, the cause first.
 
-    An error code, such as E103, is explained without a log.
-
-    Of a run folder it reads the last start: the logs of all ranks, messages.jsonl and status.json; what it advises are
-    override words with the values of that run.
+    An error code, such as E103, is explained without a log. From a run folder it reads the logs of all ranks,
+    messages.jsonl and status.json of the last start; suggested fixes are overrides with the values of that run.
     """
 
     places: ClassVar[tuple[str, ...]] = ("log",)

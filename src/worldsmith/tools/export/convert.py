@@ -55,7 +55,7 @@ INDEX = {
 
 
 class Convert(Action):
-    """Converts weights in another format into a base checkpoint."""
+    """Converts released or exported weights to a checkpoint, a diffusers folder, or another format."""
 
     places: ClassVar[tuple[str, ...]] = ("source",)
     aliases: ClassVar[dict[str, str]] = {"-o": "out", "--checkpoint-path": "source"}

@@ -55,7 +55,7 @@ def caption_of(folder: Path) -> str:
 
 
 class Export(WritingAction):
-    """Writes a trained model for diffusers or transformers, as native safetensors, or its adapters for PEFT."""
+    """Exports a trained model for diffusers, transformers, PEFT or SAT, or as native safetensors."""
 
     class Config(WritingAction.Config):
         out: str | None = None

@@ -38,10 +38,10 @@ COLUMNS: Mapping[str, str] = {
 
 
 class FindGaps(Action):
-    """Compares the answers in results.json with the true ones, and writes those that differ as a table.
+    """Lists the failure cases of a reasoner: compares the answers in results.json with the ground truth, as a table.
 
-    All places may be URLs, such as s3://bucket/folder. The first columns are video_id (the whole path of what is
-    shown), question and ground_truth.
+    All paths may be URLs, such as s3://bucket/folder. The first columns are video_id (the full path of the media
+    file), question and ground_truth.
     """
 
     aliases = {"-o": "gaps_parquet"}

@@ -33,10 +33,10 @@ SUFFIXES: dict[str, Kind] = {
 
 
 class Infer(AnswerAction):
-    """Asks a reasoner a question, with images or videos if there are any, and prints its answer.
+    """Generates a reasoner's answer to one question about images, videos or text, and prints it.
 
-    --media FOLDER asks it about each image and video of a folder by itself. --out FILE keeps the answers as JSON, with
-    the prompt as the model got it, the frames that it saw, and all settings.
+    --media FOLDER answers it for each image and video of a folder separately. --out FILE writes the answers as JSON,
+    with the prompt and the frames that the model received, and all settings.
     """
 
     aliases = WritingAction.aliases

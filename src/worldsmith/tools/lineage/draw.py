@@ -23,9 +23,9 @@ SHOWN = 8
 
 
 class ShowLineage(Action):
-    """Draws the chain of actions behind a result: paths, ids, fingerprints, and what is missing or changed since.
+    """Prints the lineage of a result as a tree: paths, ids, fingerprints, and missing or changed inputs.
 
-    Exit code 1 when something is.
+    The exit code is 1 if an input is missing or has changed.
     """
 
     places: ClassVar[tuple[str, ...]] = ("result",)

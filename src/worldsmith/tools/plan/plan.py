@@ -42,9 +42,11 @@ FORMS = {".yaml": "yaml", ".yml": "yaml", ".json": "json"}
 
 
 class PlanRun(RunAction):
-    """Say what a run would need of its GPUs and machines: memory by phase and what makes it, whether that fits, disk,
-    operations, bytes on each link, seconds of a step and of the run. Found by carrying out a step of the run's own
-    code without memory, in a minute, on any machine; without its data and weights where they are not there."""
+    """Estimates what a run needs: GPU memory by phase, host RAM, disk, communication, and time per step.
+
+    It simulates a step with the run's own code and fake tensors, in about a minute, on any machine. Weights and data
+    do not have to be on this machine.
+    """
 
     aliases: ClassVar[Mapping[str, str]] = {"-o": "output"}
     metavars: ClassVar[Mapping[str, str]] = {"gpu": "WORD", "output": "FILE"}

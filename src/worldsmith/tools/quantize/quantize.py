@@ -99,11 +99,11 @@ class QuantizationInputs:
 
 
 class Quantize(AnswerAction, WritingAction):
-    """Writes a reasoner's folder with quantized weights, for transformers and vLLM, in the form of compressed-tensors.
+    """Quantizes a reasoner for transformers and vLLM (compressed-tensors format), and checks its answers.
 
-    The linear layers of the decoder are quantized; embeddings, head, vision tower and projector are in bfloat16. The
-    model and the result answer the same questions: a result that is right less often than `tolerance` allows is put
-    aside as OUT.rejected, exit code 1.
+    The linear layers of the decoder are quantized; embeddings, head, vision tower and projector stay in bfloat16. The
+    original and the quantized model answer the same questions: if the accuracy drops by more than `tolerance`, the
+    result is renamed to OUT.rejected and the exit code is 1.
     """
 
     class Config(AnswerAction.Config, WritingAction.Config):

@@ -34,7 +34,7 @@ class ReportSources:
 
 
 class Report(Action):
-    """Writes the page of a run, report.html in its folder, or one page that compares several runs."""
+    """Writes the HTML report of a run, report.html in its folder, or a comparison of several runs."""
 
     places: ClassVar[tuple[str, ...]] = ("runs",)
     aliases = {"-o": "out", "--output": "out"}

@@ -167,7 +167,7 @@ def span(first: str, last: str, size: int) -> tuple[int, int]:
 
 
 class Watch(Action):
-    """Serves the page of a run on this machine only, up to date while the run continues, until Ctrl-C."""
+    """Serves the HTML report of a run on this machine only, and updates it while the run continues, until Ctrl-C."""
 
     places: ClassVar[tuple[str, ...]] = ("run",)
 

@@ -38,9 +38,9 @@ BEST_RUN = "best.yaml"
 class Tune(Action):
     """Searches for good settings of a run. Each trial is a run; trial 0 is the unchanged run (the baseline).
 
-    SOURCE is a recipe's name, a recipe TOML, a YAML tree, a nested spec or a run folder, and WORDS change it, as those
-    of `worldsmith train`. What is searched: the fields that are marked for it, and those of --search, such as
-    optimizer.lr=log:1e-6..1e-3. The same command continues with a study that was stopped or killed.
+    SOURCE is a recipe's name, a recipe TOML, a YAML config, a nested spec or a run folder; overrides change it, as
+    for `worldsmith train`. Searched settings are the fields that are marked as searchable, and those of --search,
+    such as optimizer.lr=log:1e-6..1e-3. The same command continues a study that was stopped or killed.
     """
 
     places: ClassVar[tuple[str, ...]] = ("source", "words")
