@@ -23,8 +23,8 @@ ZERO2_COPY = (
 )
 ZERO3 = (
     "it keeps 10 GB less than ZeRO-2, and is published with 1 GB more: not the peak of a step. The whole pipeline that "
-    "generates a validation sample has 26.0 GB in addition to 11.1 GB of states (14.3 GB with a tiled decoder); its scripts "
-    "have validation off"
+    "generates a validation sample has 26.0 GB in addition to 11.1 GB of states (14.3 GB with a tiled decoder); its "
+    "scripts have validation off"
 )
 Added = Callable[[dict[str, int], float], float]
 """Bytes that are added to the simulated ones, by their kinds and the trained weights."""

@@ -77,7 +77,9 @@ def test_settings_that_the_family_has_not_are_refused_with_the_reason(models: di
         "shift: the noise schedule of the training": {"shift": 3.0},
         "scheduler: expected ddim or dpm, found unipc": {"scheduler": "unipc"},
         "strength needs a vision_path of a video": {"strength": 0.5},
-        "not supported by this model; supported: text2image": {"vision_path": str(tmp_path / "picture.png")},
+        "this model does not support image2video; supported: text2image": {
+            "vision_path": str(tmp_path / "picture.png")
+        },
         "condition_video_keep: samples that transform a video": {
             "vision_path": "clip.mp4",
             "condition_video_keep": "last",
@@ -94,7 +96,7 @@ def test_a_video_is_made_anew_and_frames_are_rounded_up(models: dict[str, Path],
     args = generate(models["run"], tmp_path / "out", vision_path=str(tmp_path / "clip.mp4"), num_frames=5)[0]
     assert (args["model_mode"], args["strength"], args["num_frames"]) == ("video2video", 0.8, 9)
     assert args["condition_frame_indexes_vision"] == []
-    assert "5 would be no whole latent frames" in args["sources"]["num_frames"]
+    assert "5 would not be complete latent frames" in args["sources"]["num_frames"]
 
 
 def test_videos_are_drawn_while_it_trains_and_measured_afterwards(models: dict[str, Path], tmp_path: Path) -> None:
@@ -127,7 +129,7 @@ def test_an_image_goes_on_in_runs_and_commands(tmp_path: Path) -> None:
     write_jpeg(tmp_path / "picture.jpg", torch.full((3, 80, 64), 99, dtype=torch.uint8), 95)
     args = generate(tmp_path / "run", tmp_path / "out", vision_path=str(tmp_path / "picture.jpg"))[0]
     assert (args["model_mode"], args["condition_frame_indexes_vision"], args["strength"]) == ("image2video", [0], None)
-    with pytest.raises(UserError, match="not supported by this model; supported: image2video"):
+    with pytest.raises(UserError, match="this model does not support text2video; supported: image2video"):
         generate(tmp_path / "run", tmp_path / "out")
     (tmp_path / "prompts.jsonl").write_text(json.dumps(SHAPES) + "\n")
     prompts, asked = str(tmp_path / "prompts.jsonl"), str(tmp_path / "adherence")

@@ -116,7 +116,7 @@ def test_processes_of_a_launch_share_the_work(world: Path, by_training: dict[str
     done = subprocess.run([sys.executable, "-m", "worldsmith", *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     for rank in range(2):
-        assert f"process {rank} of 2: 3 samples encoded, 0 were there, 0 left out" in done.stdout
+        assert f"process {rank} of 2: 3 samples encoded, 0 already cached, 0 skipped" in done.stdout
     assert kept(tmp_path / "cache") == by_training
 
 

@@ -75,8 +75,8 @@ def test_images_are_drawn_while_it_trains(models: dict[str, Path]) -> None:
 def test_what_it_does_not_make_is_refused(models: dict[str, Path], tmp_path: Path) -> None:
     Image.new("RGB", (64, 64)).save(tmp_path / "picture.png")
     cases = {
-        "text2video: not supported by this model; supported: text2image": {"num_frames": 9},
-        "image2video: not supported by this model; supported: text2image": {
+        "this model does not support text2video; supported: text2image": {"num_frames": 9},
+        "this model does not support image2video; supported: text2image": {
             "vision_path": str(tmp_path / "picture.png")
         },
         "dynamic_guidance: its guidance scale is the same at every step": {"dynamic_guidance": "by_step"},

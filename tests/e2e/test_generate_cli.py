@@ -68,7 +68,7 @@ def test_export_then_generate(run_folder: Path, tmp_path: Path, capsys: pytest.C
     sheet = read_image(tmp_path / "a" / "contact_sheet.png")
     assert sheet.shape[0] == 3
     assert main(["generate", str(run_folder), "--prompt", "Another.", "--steps", "2", "-o", str(tmp_path / "a")]) == 0
-    assert "frames of all (and of 2 earlier)" in capsys.readouterr().out
+    assert "(with 2 earlier ones)" in capsys.readouterr().out
     assert read_image(tmp_path / "a" / "contact_sheet.png").shape[2] > sheet.shape[2]  # three columns, not two
     first = args_of(tmp_path / "a" / "000_a_red_square")
     assert (first["seed"], first["num_steps"], first["guidance"], first["model"]["weights"]) == (5, 2, 6.0, "ema")
@@ -127,7 +127,7 @@ def test_what_is_complete_stays_and_what_was_made_otherwise_is_refused(
     stamp = (out / names[1]).stat().st_mtime_ns
     capsys.readouterr()
     assert main(words) == 0
-    assert "2 samples, of which 1 is already complete" in capsys.readouterr().out
+    assert "2 samples, 1 of them complete already" in capsys.readouterr().out
     assert [(out / name).read_bytes() for name in names] == before
     assert (out / names[1]).stat().st_mtime_ns == stamp
     assert main(words) == 0
@@ -152,7 +152,7 @@ def test_released_weights_need_no_flags(run_folder: Path, tmp_path: Path, capsys
     capsys.readouterr()
     assert main([*words, "--prompt", "x", "--dryrun"]) == 0
     said = capsys.readouterr().out
-    for expected in ("189 frames of 720×1280, 24 a second", "shift                10.0 (as published)"):
+    for expected in ("189 frames of 720×1280, 24 fps", "shift                10.0 (as published)"):
         assert expected in said
     caption = json.dumps({"subjects": [], "fps": 30})
     small = ["--resolution", "64", "--aspect-ratio", "1,1", "--num-frames", "5", "--steps", "1"]
@@ -257,7 +257,7 @@ def test_a_prompt_file_with_a_rate_that_is_no_number_is_refused(
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "x", "fps": Infinity}\n')
     words = ["-i", str(tmp_path / "prompts.jsonl"), "-o", str(tmp_path / "out")]
     assert main(["generate", str(run_folder), *words]) == 2
-    assert "prompts.jsonl:1:1: not valid JSON: Infinity is no JSON number" in capsys.readouterr().err
+    assert "prompts.jsonl:1:1: not valid JSON: Infinity is not a JSON number" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

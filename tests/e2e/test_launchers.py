@@ -217,7 +217,7 @@ def test_a_dry_run_plans_the_whole_super_for_eight_processes(tmp_path: Path) -> 
     # 64.02e9 x 4 / 8 bytes of weights; whole gradients, since two packs make a step; eighths of two moments
     assert "weights 29.8" in plan
     assert "gradients 152.0 MiB" in plan
-    assert "moments 38.0 MiB), before activations" in plan
+    assert "optimizer state 38.0 MiB), before activations" in plan
     # 456.1 MiB of adapters and their optimizer's states, float32, and about what the files of many small pieces take
     assert "478.5 MiB each" in plan
     assert "first pack   45 samples, 44" in plan

@@ -78,7 +78,7 @@ def test_records_that_no_file_and_no_text_can_be_are_foretold_and_left_out(
     assert main([*words, "--dryrun"]) == 0
     plan = capsys.readouterr().out
     assert (
-        f"left out: bad_record {sum(reason == 'bad_record' for reason, _ in expected.values())}, not_a_video 1" in plan
+        f"skipped: bad_record {sum(reason == 'bad_record' for reason, _ in expected.values())}, not_a_video 1" in plan
     )
     assert not (tmp_path / "runs").exists()
 

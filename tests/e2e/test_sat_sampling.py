@@ -137,5 +137,5 @@ def test_the_command_makes_the_same_video_as_with_the_export(world: Path, capsys
 def test_adapters_must_be_those_of_the_file(world: Path) -> None:
     lora = "model.network_config.params.modules.lora_config="
     words = f"{lora}{{target: sat.model.finetune.lora2.LoraMixin, params: {{r: 4}}}}"
-    with pytest.raises(UserError, match="expected adapters of rank 4, as lora_config says, found none"):
+    with pytest.raises(UserError, match="expected adapters of rank 4, as in lora_config, found none"):
         model_of_stack(stack(world, words))

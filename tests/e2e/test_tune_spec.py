@@ -177,7 +177,7 @@ def test_final_data_are_named_by_keys_of_the_spec_or_fields_of_the_run(
     [
         ("nonsense.x=1", "has no key 'nonsense'"),
         ("custom.val_dataset.annotation_path=WORLD/gone.json", "gone.json"),
-        ("custom.val_dataset.annotation_path=WORLD/data/annotations.json", "are in"),
+        ("custom.val_dataset.annotation_path=WORLD/data/annotations.json", "are also in"),
         ("dataset.path=WORLD/data/annotations.json", "on which the trials are trained"),
     ],
 )

@@ -86,5 +86,5 @@ def test_two_experts_make_a_video_of_an_image(tmp_path: Path, picture: str) -> N
     Trainer(config, run_folder=tmp_path / "run").train()
     args = generate(tmp_path / "run", tmp_path / "out", vision_path=picture)
     assert (args["model_mode"], args["num_frames"]) == ("image2video", 9)
-    with pytest.raises(UserError, match="not supported by this model; supported: image2video"):
+    with pytest.raises(UserError, match="this model does not support text2video; supported: image2video"):
         generate(tmp_path / "run", tmp_path / "none")

@@ -216,13 +216,15 @@ class TestMistakes:
         source = write_generator(tmp_path / "repository", "diffusers", trained, None)
         weight_map = {"vision_encoder.pos_embed.weight": "vision_encoder/model.safetensors"}
         (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-        self.refused(source, stock, r"index\.json lists files in vision_encoder/, and there is no vision tower")
+        self.refused(source, stock, r"index\.json lists files in vision_encoder/, but there is no vision tower")
 
     def test_another_language_model(self, source: Path, stock: Path) -> None:
         text = json.loads((stock / "config.json").read_text())["text_config"]
         edit_config(stock, text_config={**text, "rms_norm_eps": 1e-5})
         self.refused(
-            source, stock, "another language model than the model folder: rms_norm_eps is 1e-05 there and 1e-06"
+            source,
+            stock,
+            "another language model than the model folder: rms_norm_eps is 1e-05 in the weights and 1e-06",
         )
 
     def test_no_model_of_this_size_is_known(self, source: Path) -> None:

@@ -163,7 +163,9 @@ def start_from(world: Path, out: Path, own: Any, folder: Path) -> None:
     for name, parameter in native_parameters(own.network).items():
         assert torch.equal(started[name], parameter), name
     config.model.config.network.use_rotary_positional_embeddings = True
-    with pytest.raises(UserError, match="use_rotary_positional_embeddings is False there and True here"):
+    with pytest.raises(
+        UserError, match="use_rotary_positional_embeddings is False in the weights and True in the config"
+    ):
         Trainer(config, run_folder=folder / "other")
 
 
@@ -210,7 +212,7 @@ def test_weights_with_a_learned_table_start_a_run_without_it(world: Path, tmp_pa
     tensors = {f"net.{name}": p.detach() for name, p in native_parameters(model.network).items()}
     report = load_weights(str(tmp_path), tensors, spec=ModelSpec(name="cogvideox", config=config))
     assert report.unexpected == ["net.patch_embed.pos_embedding"]
-    assert report.notes == ["use_learned_positional_embeddings is True there and False here"]
+    assert report.notes == ["use_learned_positional_embeddings is True in the weights and False in the config"]
     name = "transformer_blocks.0.attn1.to_q.weight"
     assert torch.equal(native_parameters(model.network)[name], native_parameters(own.network)[name])
 

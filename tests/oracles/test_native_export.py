@@ -224,7 +224,7 @@ def test_exporting_again_is_free_and_replacing_needs_force(runs: Path, tmp_path:
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     assert not export_native(model.open(), model.spec, out, average=True, **arguments)
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
-    with pytest.raises(FileExistsError, match="use --force"):
+    with pytest.raises(FileExistsError, match="replace it with --force"):
         export_native(model.open(), model.spec, out, average=False, **arguments)
     (out / "notes.txt").write_text("keep")
     with pytest.raises(FileExistsError, match=r"notes\.txt; move them away first"):

@@ -158,7 +158,9 @@ class TestMistakes:
     def test_an_unexpected_weight_is_named_and_may_be_skipped(self, base: Path) -> None:
         model = VisionLanguageModel(model_config(base))
         self.change(base, {"model.layers.2.mlp.up_proj.weight": torch.ones(2, 2)})
-        with pytest.raises(UserError, match=r"no place for: 1 \(model\.layers\.2\.mlp\.up_proj\.weight\)"):
+        with pytest.raises(
+            UserError, match=r"weights that this network does not have: 1 \(model\.layers\.2\.mlp\.up_proj\.weight\)"
+        ):
             load(base, model)
         report = load(base, model, skip=("model.layers.2.",))
         assert report.unexpected == ["net.model.layers.2.mlp.up_proj.weight"]
@@ -174,7 +176,9 @@ class TestMistakes:
     def test_another_meaning_of_the_same_shapes(self, base: Path, tmp_path: Path) -> None:
         write_decoder(tmp_path / "other", rope_parameters={"rope_type": "default", "rope_theta": 77.0})
         model = VisionLanguageModel(model_config(base))
-        with pytest.raises(UserError, match=r"rope_theta is 77\.0 there and 10000\.0 here.*Set model.config.policy"):
+        with pytest.raises(
+            UserError, match=r"rope_theta is 77\.0 in the weights and 10000\.0 in the config.*Set model.config.policy"
+        ):
             load(tmp_path / "other", model)
 
     def test_weights_of_a_generator(self, base: Path, tmp_path: Path) -> None:

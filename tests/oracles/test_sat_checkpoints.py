@@ -240,7 +240,7 @@ def test_a_folder_that_is_not_whole(tmp_path: Path, latest: str, said: str) -> N
 def test_weights_cut_among_processes_code_and_other_networks_are_refused(tmp_path: Path) -> None:
     folder = save_sat(tmp_path / "cut", sat_state("2b"))
     (folder / "1000/mp_rank_01_model_states.pt").touch()
-    with pytest.raises(UserError, match="cut among several files"):
+    with pytest.raises(UserError, match="split into several files"):
         open_weights(folder)
     with pytest.raises(UserError, match="contains more than tensors"):
         open_weights(save_sat(tmp_path / "code", sat_state("2b"), code=Path("x")))

@@ -35,7 +35,11 @@ class RunWords(Protocol):
         """
 
     def leave_parent_out(self) -> list[str]:
-        """Removes the parent that a training spec names, so that its weights are not read; returns notes about it."""
+        """Removes the parent model that a training spec names, so that its weights are not read.
+
+        Returns:
+            Notes about what was removed.
+        """
 
     def repeat(self) -> list[str]:
         """Returns the arguments for another command about the same run; more overrides can be appended."""

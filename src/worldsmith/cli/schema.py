@@ -210,7 +210,7 @@ class _TreePart:
             self.below((*path, name), kind)
 
     def fields(self, cls: type[Config]) -> None:
-        """Adds the table of a class's fields."""
+        """Adds the Markdown table of a class's fields to the page."""
         docs, defaults, required = field_docs(cls), class_defaults(cls), required_fields(cls)
         hints = annotated_hints(cls)
         if not hints:

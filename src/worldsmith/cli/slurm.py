@@ -16,7 +16,7 @@ from worldsmith.distributed.stop_signals import PREEMPTED
 SAVE_BEFORE = 120
 """Seconds before its time limit at which a job is asked to save."""
 MOST_MACHINES, MOST_ON_ONE = 10_000, 4_096
-"""Max machines of a job, and GPUs or cores of one machine: larger numbers are typing errors."""
+"""Max machines of a job, and GPUs or cores of one machine: larger numbers are typos."""
 TIME = re.compile(r"[0-9]+(?::[0-9]+){0,2}|[0-9]+-[0-9]+(?::[0-9]+){0,2}|UNLIMITED|INFINITE")
 OPTION = re.compile(r"(?P<name>--[a-z][a-z0-9-]*)(?:=(?P<value>.+))?")
 SET_BY_SCRIPT = ("node_rank", "master_addr", "master_port", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "standalone")
@@ -87,7 +87,17 @@ def submit(args: argparse.Namespace, parser: argparse.ArgumentParser, head: Sequ
 
 
 def script(args: argparse.Namespace, parser: argparse.ArgumentParser, head: Sequence[str], words: Sequence[str]) -> str:
-    """Returns the text of the job script. Raises UserError for options that cannot work in a job."""
+    """Returns the text of the Slurm job script.
+
+    Args:
+        args: Parsed options of `worldsmith launch`.
+        parser: Its parser, for the defaults.
+        head: Command before the options, such as python -m worldsmith.
+        words: Arguments of the command that the job runs.
+
+    Raises:
+        UserError: An option is set that the script itself sets or that cannot work in a job.
+    """
     for name in SET_BY_SCRIPT:
         if getattr(args, name) != parser.get_default(name):
             raise UserError(f"worldsmith launch --slurm: the script sets --{name.replace('_', '-')}; omit it")

@@ -270,7 +270,7 @@ def detect_dialect(data: dict[str, Any], chosen: Any = None) -> Dialect:
         raise ConfigError([Problem("", message, hint=f"write `{CHOICE}: {claiming[0].name}` at the top of one file")])
     listing = "; ".join(f"{found.name} ({found.doc})" if found.doc else found.name for found in _DIALECTS.values())
     near = [f"for '{key}': {found}" for key in data if (found := did_you_mean(key, _own_keys()))]
-    message = f"no dialect knows the keys {', '.join(map(repr, data)) or '(none)'}"
+    message = f"no supported config format has the keys {', '.join(map(repr, data)) or '(none)'}"
     advice = "; ".join([*near[:3], f"dialects: {listing}"])
     raise ConfigError([Problem("", message, hint=advice), *_load_installed()])
 

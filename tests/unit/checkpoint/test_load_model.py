@@ -303,7 +303,7 @@ def test_weights_that_are_not_finite_are_refused(run_folder: Path, config: Cosmo
     """When a model is loaded or exported, and at the start of a run, which may skip them."""
     names = list(native_parameters(Cosmos3Generator(config).network))
     save(run_folder, config, 3, {"net.": float("nan"), "net_ema.": 30})
-    refused = f"{len(names)} values are not finite"
+    refused = f"{len(names)} tensors contain values that are not finite"
     assert value_of(load_model(run_folder)) == 30
     with pytest.raises(UserError, match=refused):
         load_model(run_folder, weights="live")

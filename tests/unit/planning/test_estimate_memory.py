@@ -37,7 +37,7 @@ def test_a_start_that_needs_more_than_what_follows() -> None:
 def test_readers_hold_samples_ready() -> None:
     words = ["dataloader_train.num_workers=3", "dataloader_train.prefetch_factor=4"]
     parts = host_memory(config(*words), Degrees(1, 2), per_machine=8, staged=0, sample_bytes=1000).parts
-    assert parts == {"processes": 2 * PROCESS, "readers": 6 * (WORKER + 4000)}
+    assert parts == {"processes": 2 * PROCESS, "loader workers": 6 * (WORKER + 4000)}
 
 
 def test_disk_counts_the_checkpoints_that_are_kept() -> None:

@@ -91,7 +91,7 @@ def test_published_fields_without_effect_are_refused_unless_they_ask_for_nothing
 
 def test_two_samples_of_one_name(tmp_path: Path) -> None:
     files = write(tmp_path, a_jsonl='{"prompt": "x", "name": "n"}\n{"prompt": "y", "name": "n"}')
-    assert f"a.jsonl:2: the sample in {files[0]}:1 is also named 'n'" in report(files)
+    assert f"{files[0]}:1 is also named 'n'" in report(files)
 
 
 def test_a_file_of_defaults(tmp_path: Path) -> None:

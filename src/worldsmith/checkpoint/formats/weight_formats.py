@@ -248,7 +248,7 @@ def find_source(root: Path) -> Callable[[], WeightSource] | None:
 
 
 def run_network(model: Mapping[str, Any]) -> ModelSpec:
-    """Returns the model in the `model` section of a run's config, which is plain data."""
+    """Converts the `model` section of a run's stored config, a dict, to a ModelSpec."""
     formats = weight_formats(model["name"])
     return formats.network_of_run(model) if isinstance(formats, EarlierRuns) else from_dict(dict(model), ModelSpec)
 

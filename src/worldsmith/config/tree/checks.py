@@ -107,7 +107,11 @@ class _Checks:
                 return
 
     def repair(self, path: Path) -> bool:
-        """Resets a value, or the list or table around it, to its default in a copy; returns whether it changed."""
+        """Resets an invalid value in a copy of the config, or the list or dict that contains it, to its default.
+
+        Returns:
+            Whether the copy changed.
+        """
         while path and not isinstance(find(self.tree, path[:-1]), Config):
             path = path[:-1]
         parent_path, name = path[:-1], path[-1]

@@ -84,7 +84,7 @@ class ModelTable(Config):
 
 
 class TaskTable(Config):
-    """Task type of the answers."""
+    """Table of the evaluation config that sets the format of the answers."""
 
     type_: Annotated[
         Literal["", "binary", "bcq", "mcq", "letter", "text", "freeform", "its_directionality", "metropolis_sgd"],

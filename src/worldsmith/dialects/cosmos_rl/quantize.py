@@ -89,7 +89,9 @@ def samples(t: SpecTranslation) -> None:
     t.move("quantization_method.scheme", "scheme", "renamed")
     if not is_measured(t):
         for name in ("num_calibration_samples", LENGTH):
-            t.report(f"{CALIBRATION}{name}", "unneeded", f"without records {scheme} rounds to the nearest value")
+            t.report(
+                f"{CALIBRATION}{name}", "unneeded", f"without calibration data {scheme} rounds to the nearest value"
+            )
         return
     few = f": {number} is enough for a first test; use {FEW} or more for a final result" if number < FEW else ""
     cut = f"; longer samples are skipped and counted, not truncated: videos need {VIDEO_TOKENS} or more"

@@ -57,7 +57,7 @@ class AnswerTask:
     excluded: str = ""
     """Reason for which answers are not graded; "" if they are."""
     truths_may_lack: bool = False
-    """Whether a record whose ground truth cannot be parsed is skipped instead of an error."""
+    """Whether records whose ground truth cannot be parsed are skipped; if not, they are an error."""
 
     def right(self, answer: str, truth: str) -> bool | None:
         """Returns whether an answer is correct; None if the task is not graded or the ground truth cannot be parsed."""

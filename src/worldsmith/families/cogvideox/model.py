@@ -136,7 +136,7 @@ class CogVideoXGenerator(PipelineModel):
 
         @property
         def latent_grid(self) -> tuple[int, ...]:
-            """Arguments of `LatentGrid`."""
+            """Arguments of `LatentGrid`: temporal compression, spatial compression, patch size."""
             network = self.network
             return TEMPORAL_FACTOR, SPATIAL_FACTOR, network.patch_size, DECODED_FRAMES, network.patch_size_t or 1
 

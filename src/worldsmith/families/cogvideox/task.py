@@ -44,7 +44,7 @@ class CogVideoXTask(PipelineTask):
 
     @property
     def first_frames(self) -> FirstFrames:
-        """Format of first frames; if they get noise, which is new in each step, they are encoded each time."""
+        """How latents of first frames are cached; with image noise they are encoded again in every epoch."""
         image = self.model.config.image
         return "none" if image is None else "encoded in every epoch" if image.noise else "cached"
 

@@ -215,8 +215,8 @@ def vision_sft_edge_tiny(config: Trainer.Config) -> Trainer.Config:
 def make_tiny_generator(config: Trainer.Config, name: str) -> Trainer.Config:
     """Changes the sizes of `config` to those of a CPU run and its paths to built-in files.
 
-    Weights and data stay paths. Training settings (schedule, learning rate, conditioning, loss, trained parameters)
-    are unchanged.
+    Weights and data are still read from files. Training settings (schedule, learning rate, conditioning, loss, trained
+    parameters) are unchanged.
     """
     config.job.experiment = config.job.name = name
     config.job.project = "worldsmith"

@@ -66,7 +66,7 @@ class FluxGenerator(PipelineModel):
 
         @property
         def latent_grid(self) -> tuple[int, int, int]:
-            """Arguments of `LatentGrid`."""
+            """Arguments of `LatentGrid`: temporal compression, spatial compression, patch size."""
             return 1, CELL_PIXELS, TOKEN_CELLS
 
         def check(self) -> None:

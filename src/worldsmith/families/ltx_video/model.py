@@ -169,7 +169,7 @@ class LTXVideoGenerator(PipelineModel):
 
         @property
         def latent_grid(self) -> tuple[int, int, int]:
-            """Arguments of `LatentGrid`."""
+            """Arguments of `LatentGrid`: temporal compression, spatial compression, patch size."""
             return TEMPORAL_FACTOR, SPATIAL_FACTOR, 1
 
         def shapes(self) -> Shapes:

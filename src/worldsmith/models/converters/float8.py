@@ -35,7 +35,7 @@ class Float8(Converter):
         recipe: Literal["rowwise", "tensorwise"] = "rowwise"
         """`rowwise`: one scale per row; `tensorwise`: one scale per tensor, faster and less accurate."""
         leave_out: list[str] = field(default_factory=list)
-        """Path parts of layers that are not converted, such as to_out or transformer_blocks.0."""
+        """Substrings of the names of layers that are not converted, such as to_out or transformer_blocks.0."""
 
         def check_run(self, run: Any) -> None:
             if run.model.config.precision != "bfloat16":

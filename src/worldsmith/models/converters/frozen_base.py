@@ -37,7 +37,7 @@ class FrozenBase(Converter):
         bits: Literal[4, 8] = 4
         """Bits per weight; 32 neighbors share a scale and a zero point."""
         leave_out: list[str] = field(default_factory=list)
-        """Path parts of layers that are not quantized, such as to_out or transformer_blocks.0."""
+        """Substrings of the names of layers that are not quantized, such as to_out or transformer_blocks.0."""
 
         def check_run(self, run: Any) -> None:
             model = run.model.config

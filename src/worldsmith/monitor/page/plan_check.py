@@ -139,7 +139,7 @@ def advice(run: RunFiles, checks: list[Check]) -> Iterator[str]:
                     "the GPU reaches more of its peak than the plan assumes; its assumed efficiencies are in plan.json"
                 )
             case "tokens":
-                told = f"memory and seconds are planned for: {run.plan.get('data', '')}"
+                told = f"memory and seconds were planned with: {run.plan.get('data', '')}"
             case "share":
                 told = "the note on the seconds of a step applies to it"
             case _:

@@ -47,7 +47,7 @@ LONG_ANSWER = 40
 """Characters above which an answer gets a wide box."""
 REAL = "real clip"
 HELD_OUT = "held-out caption"
-"""Label in samples.jsonl of a caption of the validation data."""
+"""Label in samples.jsonl of samples whose caption is from the validation data."""
 
 
 @dataclass(slots=True)

@@ -182,7 +182,7 @@ def inspect_machine(needs: Needs, tree: Any, model: Model, degrees: Degrees, ran
 
 
 def inspect_latent_cache(needs: Needs, cache: str, needed: int) -> None:
-    """Compares the latents of an epoch (`needed`, in bytes) with the free disk space of the latent cache."""
+    """Adds a remark to `needs` if the latents of an epoch (`needed` bytes) exceed the free space of the cache."""
     free = shutil.disk_usage(nearest_folder(Path(cache))).free
     needs.disk |= {"latent_cache": needed, "latent_cache_free": free}
     if needed > free:

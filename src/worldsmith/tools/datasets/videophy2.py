@@ -100,7 +100,7 @@ class PrepareVideoPhy2(Action):
         include_caption: bool = False
         """End the question with the clip's caption; required for sa and joint."""
         caption_field: str = "upsampled_caption"
-        """Column of the caption; where it is empty, `caption`."""
+        """Column of the caption; rows with an empty cell use column `caption`."""
         limit: NotNegative = 0
         """Import only the first N rows; 0 = all."""
         hf_train_repo: str = "videophysics/videophy2_train"

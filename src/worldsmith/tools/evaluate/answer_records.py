@@ -130,7 +130,7 @@ def template(text: str) -> str:
 
 
 def duration(video: str) -> str:
-    """Returns the duration slice of a video file; `video`: "" = no video."""
+    """Returns the label of a video's duration range, such as "5 to 10 s"; "no video" for ""."""
     if not video:
         return "no video"
     try:

@@ -135,7 +135,7 @@ class EvaluateAnswers(AnswerAction, WritingAction):
             f"{row.id}: {row.reason}" for row in exam.asked.rows if row.id not in exam.asked.turns
         )
         yield from (f"note     {flag}" for flag in exam.dataset.flags())
-        yield f"media    {len(media)} files are named, {there} exist; no other file is opened"
+        yield f"media    {len(media)} files are named, {there} exist; media files are not opened"
         yield f"decoding {', '.join(f'{name} {value:g}' for name, value in self.how(model).items() if name in SHOWN)}"
         yield from (f"skipped  {name}: {reason}" for name, reason in exam.skipped_metrics.items())
         yield f"folder   {self.config.out}"

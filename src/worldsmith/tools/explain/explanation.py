@@ -78,9 +78,19 @@ def render_remedy(sentence: str, run: Run | None, groups: Mapping[str, str]) -> 
 
 
 def value_for(operation: str, path: str, run: Run | None, groups: Mapping[str, str]) -> tuple[str, str | None]:
-    """Returns the description of a changed setting, and its override (None: no new value).
+    """Computes the new value of a setting that an explanation proposes.
 
-    Raises NotHereError if the fix does not apply to the run.
+    Args:
+        operation: set, see, double, fit, less or another name of a change.
+        path: The setting, such as trainer.max_iter, with "=VALUE" for set.
+        run: The run to fix; None: none is known, and the description has no values.
+        groups: Named groups of the pattern that matched the error message.
+
+    Returns:
+        The description of the change, and its override PATH=VALUE (None: no new value).
+
+    Raises:
+        NotHereError: The change does not apply to the run.
     """
     path, _, wanted = path.partition("=")
     if run is None or not run.config:

@@ -252,7 +252,7 @@ class Fitting:
 
     @property
     def least(self) -> Setting | None:
-        """Setting of `with_most_context` with the smallest training state; None if all are rejected."""
+        """Setting with the smallest memory for weights, gradients and optimizer; None if no setting is valid."""
         found = [(self.states(setting), setting) for setting in reversed(self.with_most_context.values())]
         known = [(states.peak, setting) for states, setting in found if states is not None]
         return min(known, key=lambda item: item[0], default=(0, None))[1]

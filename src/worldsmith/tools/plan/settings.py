@@ -62,7 +62,7 @@ class Setting:
         return same and all(mine <= its for mine, its in zip(self.slower, other.slower))
 
     def as_large_as(self, other: Setting) -> bool:
-        """Returns whether this setting needs at least as much memory: it keeps all that `other` keeps."""
+        """Returns whether this setting needs at least as much memory: it stores all activations of `other`."""
         kept = all(mine <= its for mine, its in zip(self.slower[:-1], other.slower[:-1]))
         same = self.learned == other.learned and self.replicas >= other.replicas
         return same and kept and self.keeps_sums >= other.keeps_sums

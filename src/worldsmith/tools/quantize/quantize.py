@@ -225,7 +225,7 @@ class Quantize(AnswerAction, WritingAction):
         return QuantizationInputs(model, quantizer, data, questions)
 
     def ask(self, answerer: Answerer, asked: Asked, what: str) -> TimedAnswers:
-        """Answers all questions and measures the time; the first question is answered once before, as a warm-up."""
+        """Answers all questions and measures the time, after one warm-up answer; `what` is for progress output."""
         questions = [(key, question(turns)) for key, turns in asked]
         list(answerer.answers(questions[:1], batch_size=1, max_new_tokens=1))
         answers, show = [], share_done(what)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from worldsmith.training.trainer import Trainer
 
 PACKS = 2
-"""Simulated packs of a step with gradient accumulation over more packs: the first and the last."""
+"""Max simulated packs of a step: with gradient accumulation, only the first and the last are simulated."""
 FILLS = (0.06, 0.03, 0.09)
 """Pack length per data-parallel rank, as fractions of the longest pack: different lengths reveal code that assumes
 equal ones."""

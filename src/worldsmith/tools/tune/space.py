@@ -143,7 +143,7 @@ class Space:
             del chosen[path]
 
     def read(self, word: str) -> tuple[str, Search | None]:
-        """Parses a `--search` argument to a path and a range (None: that of the field's mark). Raises UserError."""
+        """Parses a `--search` argument to a path and a range (None: the default of the field). Raises UserError."""
         match = _WORD_FORM.fullmatch(word.strip())
         if match is None:
             raise UserError(f"--search {word}: expected PATH=RANGE, where RANGE is {FORMS}")

@@ -176,7 +176,7 @@ class RunPlan(Callback):
             self._compare(trainer.run_folder)
 
     def _take(self, folder: Path, code: int) -> None:
-        """Moves the plan to the run folder and logs it on one line."""
+        """Moves the plan of the child process, which ended with exit code `code`, to the run folder; logs it."""
         self.child = None
         from worldsmith.monitor.page.plan_check import plan_in_a_line
 

@@ -101,7 +101,7 @@ def test_other_tokens_explain_other_seconds(tmp_path: Path) -> None:
     run = run_of(tmp_path, step_seconds=0.5, tokens_per_second=5000)
     seconds, tokens = advice(run, plan_checks(run))
     assert seconds.endswith("times the planned tokens, for which about 0.5 s to 1 s would be expected.")
-    assert tokens.endswith("memory and seconds are planned for: the most in 8 batches of clips.")
+    assert tokens.endswith("memory and seconds were planned with: the most in 8 batches of clips.")
 
 
 def test_without_a_gpu_little_memory_is_not_judged(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def test_lines_fit_the_terminal(width: int) -> None:
     text = "\n".join(lines)
     assert "truncated      20" in text
     assert "on 12 other processes 8 to 9 packs each" in text
-    assert "left out     20: 10 samples; 10 of the records, before sampling" in text
+    assert "skipped      20: 10 samples" in text
     assert "pool 98.7%, sequential 90.0%" in " ".join(text.split())
 
 

@@ -208,7 +208,7 @@ def test_records_that_share_an_id(evaluated: Path) -> None:
 def test_several_results(evaluated: Path) -> None:
     write(evaluated / "out" / "tuned" / "results.json", [row("a", "no", "yes")])
     with pytest.raises(
-        UserError, match=r"has 2 results\.json; select one with --results-dir, or combine them with --merge:\n.*tuned/"
+        UserError, match=r"has 2 results\.json: select one with --results-dir, or combine them with --merge:\n.*tuned/"
     ):
         find(evaluated)
     rows, facts = find(evaluated, merge=True)

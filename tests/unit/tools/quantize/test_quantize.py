@@ -118,7 +118,7 @@ def test_what_cannot_be_done_is_said_before_anything_is(
     assert capsys.readouterr().out.splitlines()[-1] == "not checked: the result has answered no questions"
     for command in ("quantize", "export"):
         assert main([command, str(tmp_path / "small"), "-o", str(tmp_path / "again")]) == 2
-        assert "holds quantized weights" in capsys.readouterr().err
+        assert "contains quantized weights" in capsys.readouterr().err
 
 
 def test_adapters_are_merged_into_their_base(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -184,7 +184,7 @@ class ChatFile(ChatDataset):
             yield entry.key, [[turn.role, len(turn.parts)] for turn in turns] + parts
 
     def traces(self) -> Iterable[str]:
-        """Yields, for each conversation, its media files as text; its turns if it has no media."""
+        """Yields a comparison key of each conversation: its media files, or its turns if it has no media."""
         return (trace_of(self.turns(index)) for index in range(len(self)))
 
     def _mark(self, source: str | bytes) -> str:

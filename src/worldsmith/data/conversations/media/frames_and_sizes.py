@@ -125,9 +125,10 @@ def fixed_size(height: int, width: int, *, factor: int) -> tuple[int, int]:
 
 
 def resized(height: int, width: int, frames: int, counted: int, factor: int, least: int, most: int) -> tuple[int, int]:
-    """Rounds a size to multiples of `factor`, within the limits.
+    """Rounds a frame size to multiples of `factor` so that all frames together have `least` to `most` pixels.
 
-    `counted` frames decide whether a size is within the limits; `frames` are used to scale it.
+    As in transformers, two frame counts are used: `counted` × height × width is compared with the limits, and where it
+    is outside, the scale is computed from `frames` × height × width.
     """
     if max(height, width) > MAX_ASPECT * min(height, width):
         raise SampleError(

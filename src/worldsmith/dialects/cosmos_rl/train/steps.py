@@ -90,7 +90,7 @@ def put_batch(t: SpecTranslation, processes: int) -> None:
     if batch % mini:
         fitting = max(n for n in range(1, min(batch, mini) + 1) if batch % n == 0)
         larger = -(-batch // mini) * mini
-        fix = f"{MINI}={fitting} (the same step, {fitting} at once), or {BATCH}={larger}"
+        fix = f"{MINI}={fitting} (the same step in parts of {fitting} samples), or {BATCH}={larger}"
         why = f"a step of {batch} samples cannot be divided into mini-batches of {mini}"
         t.refuse(MINI if t.is_stated(MINI) and not t.is_stated(BATCH) else BATCH, why, fix)
         return
@@ -152,7 +152,8 @@ def refuse_empty_epoch(t: SpecTranslation, samples: int, ranks: int) -> None:
 def put_schedule(t: SpecTranslation, steps: Steps) -> None:
     """Sets the learning rate schedule: warm-up, constant phase, decay to the last step.
 
-    The warm-up reaches factor 1 in its last step. The constant phase is a cycle of its own that ends with factor 1.
+    The warm-up reaches factor 1 in its last step. The constant phase is a separate cycle of the multi-cycle scheduler;
+    it ends with factor 1.
     """
     total, shape = steps.total, t.get(SHAPE)
     warm_up = warm_up_steps(t, total)

@@ -41,7 +41,7 @@ CANDIDATES = 8
 GOOD_STEPS, LEAST_STEPS = 8, 2
 """Solver steps below which the number of prompts is reduced instead, and the minimum of it."""
 DECODING = 8
-"""Assumed cost of decoding and writing a sample in forward passes of a training sample."""
+"""Assumed cost of decoding and writing a sample, as a number of forward passes of a training sample."""
 REAL = "real"
 """Subfolder with the dataset's own clips."""
 REAL_BYTES = 64_000

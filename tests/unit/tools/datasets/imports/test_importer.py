@@ -233,7 +233,7 @@ def test_flags_without_effect_are_refused(tmp_path: Path, capsys: pytest.Capture
 
 def test_a_source_without_any_usable_clip_writes_nothing(tmp_path: Path) -> None:
     clip(tmp_path / "source/bare.mp4")
-    with pytest.raises(DataError, match=r"no clip can be used\nleft out: no_caption 1"):
+    with pytest.raises(DataError, match=r"no clip can be used\nskipped: no_caption 1"):
         run(tmp_path / "source", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
