@@ -60,7 +60,7 @@ class Cost:
 
     @property
     def computing(self) -> EstimateRange:
-        parts = ("matrix products", "attention", "memory")
+        parts = ("matmuls", "attention", "memory")
         return sum((self.step.terms[name] for name in parts), NOTHING)
 
     @property

@@ -80,7 +80,7 @@ def test_settings_that_the_family_has_not_are_refused_with_the_reason(models: di
         "this model does not support image2video; supported: text2image": {
             "vision_path": str(tmp_path / "picture.png")
         },
-        "condition_video_keep: samples that transform a video": {
+        "condition_video_keep: video-to-video regenerates a video": {
             "vision_path": "clip.mp4",
             "condition_video_keep": "last",
         },

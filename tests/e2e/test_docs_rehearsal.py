@@ -36,11 +36,13 @@ def test_a_rehearsal_says_what_it_was(capsys: pytest.CaptureFixture[str], monkey
     monkeypatch.setenv("DATASET_PATH", "/nowhere")
     assert main(["train", "vision_sft_tiny", "--rehearse", "--gpus", "2"]) == 0
     said = capsys.readouterr().out
-    assert re.search(r"^ranks        2 \(replicate 1 × shard 2\), rehearsed: all", said, re.MULTILINE)
-    assert re.search(r"^export       diffusers: \d+ tensors, as Cosmos3OmniTransformer has them$", said, re.MULTILINE)
+    assert re.search(r"^ranks        2 \(replicate 1 × shard 2\), simulated: all", said, re.MULTILINE)
+    assert re.search(
+        r"^export       diffusers: \d+ tensors, as Cosmos3OmniTransformer expects them$", said, re.MULTILINE
+    )
     assert re.search(r"^resume       on 2, 1 ranks$", said, re.MULTILINE)
     assert said.startswith("found        no problems\n")
-    assert "left out     torch.compile" in said
+    assert "not covered  torch.compile" in said
     assert max(map(len, said.splitlines())) <= 100
 
 

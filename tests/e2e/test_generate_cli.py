@@ -127,7 +127,7 @@ def test_what_is_complete_stays_and_what_was_made_otherwise_is_refused(
     stamp = (out / names[1]).stat().st_mtime_ns
     capsys.readouterr()
     assert main(words) == 0
-    assert "2 samples, 1 of them complete already" in capsys.readouterr().out
+    assert "2 samples, of which 1 is complete already" in capsys.readouterr().out
     assert [(out / name).read_bytes() for name in names] == before
     assert (out / names[1]).stat().st_mtime_ns == stamp
     assert main(words) == 0
@@ -229,7 +229,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(
         (["generate", run, "-i", "samples.json"], ["5 frames of 64×64, 8 fps, seed 3: A red square."]),
         (["evaluate", run, *prompts, "--untrained", run, "-o", "out"], ["(EMA weights, 4 steps)", "untrained", "1 of"]),
         (["export", run, "-o", "out"], ["pipeline would be written to out (EMA weights after 4 steps, bfloat16)"]),
-        (["convert", run, "-o", "out"], ["would become out (dcp)"]),
+        (["convert", run, "-o", "out"], ["would be converted to out (dcp)"]),
         (["dataset", "moving-shapes", "out", "--clips", "2"], ["2 train and 64 val clips of 17 frames, 64×64"]),
     ):
         assert main([*words, "--dryrun"]) == 0

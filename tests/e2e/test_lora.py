@@ -154,7 +154,7 @@ def test_a_base_that_has_moved_is_named_on_the_command_line(
     run, native = ["export", str(folder / "whole")], ["--format", "native", "-o"]
     assert main([*run, *native, str(tmp_path / "before")]) == 0
     assert main([*run, "--base", str(tmp_path / "before"), *native, str(tmp_path / "other")]) == 2
-    assert "others" in capsys.readouterr().err
+    assert "the frozen ones have changed" in capsys.readouterr().err
     prompts = tmp_path / "prompts.jsonl"
     asked = {"prompt": "x", "seed": 1, "colour": "red", "shape": "square", "direction": "left", "held_out": False}
     prompts.write_text(json.dumps({**asked, "height": 64, "width": 64, "num_frames": 5, "fps": 8.0}))

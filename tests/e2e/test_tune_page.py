@@ -67,7 +67,7 @@ def test_the_page_says_what_there_is(page: Path) -> None:
         'href="trials/0009/report.html"',
         "Rejected configurations: 1",
         "75 %",
-        "flatters",
+        "too optimistic",
         "rates/best.yaml",
     ):
         assert part in text, part

@@ -111,7 +111,7 @@ def test_a_broken_package_stops_only_who_asks_for_its_recipes(tmp_path: Path) ->
         "the recipes of bad_pack 1.2 (entry point 'bad_pack' of worldsmith.recipes) cannot be imported: "
         f"ModuleNotFoundError: No module named 'not_there_at_all', at {tmp_path}/site/bad_pack/recipes.py:2",
         "the recipes of lost_pack 1.2 (entry point 'lost_pack' of worldsmith.recipes) cannot be imported: "
-        "there is no module 'lost_pack'",
+        "module 'lost_pack' does not exist",
         "ValueError: recipe 'small' of taken_pack.recipes is already registered by",
         f"at {tmp_path}/site/taken_pack/recipes.py:7",
     ):

@@ -91,7 +91,7 @@ def test_the_published_stacks_are_requests(row: tuple[Any, ...]) -> None:
         (["args.latent_channels=32"], "args.latent_channels", "the VAE has 16 channels, found 32"),
         (["args.fp16=true"], "args.fp16", "bf16 and fp16 are both enabled"),
         (["args.input_type=json"], "args.input_type", "expected txt or cli, found 'json'"),
-        (["args.load=nowhere/x/y"], "args.load", "there is no 'nowhere/x/y'"),
+        (["args.load=nowhere/x/y"], "args.load", "'nowhere/x/y' does not exist"),
         (["args.sampling_fps=0.0"], "args.sampling_fps", "expected a frame rate (fps), found 0"),
         (["args.samplng_fps=8"], "args.samplng_fps", "did you mean 'args.sampling_fps'"),
         (["model.sampler_config.params.sdedit=true"], "model.sampler_config.params.sdedit", "samples start from noise"),

@@ -102,7 +102,7 @@ def test_a_converted_stack_leads_to_the_same_run(form: str, size: str, capsys: p
 
 def test_a_run_of_all_weights_says_how_many_and_what_they_take() -> None:
     loaded = load(write_stack("5b", lora=False), spec_words=FILLED)
-    told = "the transformer has 5570283072 parameters: weights, gradients, moments and average take 103.8 GiB"
+    told = "the transformer has 5570283072 parameters: weights, gradients, optimizer state and EMA need 103.8 GiB"
     assert any(told in warning for warning in loaded.warnings)
     path = "model.first_stage_config.params.ckpt_path"
     told = f'{path} = "zai-org/CogVideoX-2b", not "3d-vae.pt": the command line has precedence here'

@@ -85,7 +85,7 @@ def test_the_published_stacks_give_their_table(row: tuple[Any, ...]) -> None:
     assert any("SAT never fine-tuned" in text for text in t.get_warnings()) is bool(patch)
     if lora:
         assert f": {TRAINED[name, lora]} trained parameters" in format_report(t)
-        assert any("1e-05; 5e-05 to 0.002 is usual with adapters" in text for text in t.get_warnings())
+        assert any("1e-05; usual values are 5e-05 to 0.002 with adapters" in text for text in t.get_warnings())
         assert any(f"have the scale 1/{rank}" in text for text in t.get_warnings())
     assert any("trained in float16" in text for text in t.get_warnings()) is (name == "2b")
     assert any("49 frames, but the model was trained with 81" in text for text in t.get_warnings()) is bool(patch)

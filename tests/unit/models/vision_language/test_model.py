@@ -157,9 +157,9 @@ def test_what_cannot_be_trained_is_refused_with_the_reason(tmp_path: Path) -> No
         make(tmp_path / "gemma", AutoConfig.for_model("gemma2"))
     with pytest.raises(ValueError, match=r"policy.backbone.model_name is empty"):
         VisionLanguageModel.Config().build(device="meta")
-    with pytest.raises(ValueError, match="GptOssForCausalLM lacks this attention"):
+    with pytest.raises(ValueError, match="GptOssForCausalLM does not support it"):
         make(tmp_path / "gpt", decoder("gpt_oss"), attn_implementation="sdpa")
-    with pytest.raises(ValueError, match=r"'q_projj' can get no adapter.*the nearest are: q_proj"):
+    with pytest.raises(ValueError, match=r"'q_projj' cannot get an adapter.*similar names: q_proj"):
         make(tmp_path / "lora", lora_enabled=True, lora_target_modules="q_projj")
     for degrees in ({"context_parallel_shard_degree": 2}, {"cfg_parallel_shard_degree": 2}):
         with pytest.raises(ValueError, match=f"{next(iter(degrees))} .*write 1"):

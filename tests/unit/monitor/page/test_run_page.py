@@ -85,7 +85,7 @@ def test_an_old_folder_says_what_it_lacks(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("trainer: {max_iter: 10}\n")
     write_page(tmp_path)
     assert "metrics.jsonl : no step has been logged, so there are no curves" in text_of(tmp_path, "overview")
-    assert text_of(tmp_path, "curves").startswith("Curves No step has been logged: there are no curves.")
+    assert text_of(tmp_path, "curves").startswith("Curves No step has been logged, so there are no curves.")
     assert text_of(tmp_path, "samples") == "Samples No samples were generated in this run."
     assert "step 0 of 10" in text_of(tmp_path, "overview")
 

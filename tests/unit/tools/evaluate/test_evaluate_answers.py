@@ -390,5 +390,5 @@ def test_a_plan_says_what_is_opened(world: Path, capsys: pytest.CaptureFixture[s
     assert "shard    2 of them, number 1 of 4" in said
     assert "media    6 files are named, 5 exist; media files are not opened" in said
     assert "skipped mute: no_answer" in said
-    assert "note     5 of 5 records with a video state no video_fps: the rate of each file is used" in said
+    assert "note     5 of 5 records with a video state no video_fps: the frame rate of each file is used" in said
     assert not (world / "planned").exists()

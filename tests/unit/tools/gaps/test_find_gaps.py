@@ -214,7 +214,7 @@ def test_several_results(evaluated: Path) -> None:
     rows, facts = find(evaluated, merge=True)
     assert (len(rows), facts["answers"]) == (5, 6)
     assert len({r["results_file"] for r in rows}) == 2
-    with pytest.raises(UserError, match=r"there is no results\.json below it"):
+    with pytest.raises(UserError, match=r"found no results\.json in it"):
         find(evaluated, results_dir=str(evaluated / "media"), force=True)
 
 
