@@ -172,7 +172,7 @@ def test_tied_embeddings_have_no_head(tmp_path: Path) -> None:
     write_reasoner(tmp_path / "stock", tied=True)
     tied = Qwen3VLForConditionalGeneration.from_pretrained(tmp_path / "stock")
     source = write_generator(tmp_path / "generator", "native", tied, "")
-    with pytest.raises(UserError, match="a language head that differs from its embedding table"):
+    with pytest.raises(UserError, match="an LM head that differs from its embedding table"):
         assemble(str(source), tmp_path / "out", base=str(tmp_path / "stock"))
     file = source / "model.safetensors"
     stored = load_file(file)

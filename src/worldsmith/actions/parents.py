@@ -170,7 +170,7 @@ def one_of(found: list[Path], what: str, advice: str) -> Path:
 def follow(folder: Path, choice: str, name: str, seen: tuple[Path, ...] = ()) -> Parent:
     """Returns the model that a folder or file refers to; follows lineage records. `seen` are the paths on the way."""
     if folder.resolve() in seen:
-        raise UserError(f"{PARENT} {name}: the records of {folder} refer back to it; use the model's own folder")
+        raise UserError(f"{PARENT} {name}: the lineage records of {folder} form a cycle; use the model's own folder")
     seen = (*seen, folder.resolve())
     if folder.is_file():
         record = folder if is_record(folder.name) else record_of(folder)

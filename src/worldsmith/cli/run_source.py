@@ -64,7 +64,10 @@ def count_from(least: int) -> Callable[[str], int]:
 
 
 def read_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
-    """Parses the arguments of a command before ``--``. Typed flags are stored in `flags`, wherever they are written.
+    """Parses the arguments of a command before ``--``.
+
+    Flags of config fields, such as --optimizer.lr 1e-4, are stored as text in `flags`; they may stand between the other
+    arguments.
 
     Invalid arguments, and a request for help, exit with SystemExit.
     """

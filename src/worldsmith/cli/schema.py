@@ -91,7 +91,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def write_all(folder: str | None, style: str) -> int:
-    """Writes the schemas and templates of all spec formats to a folder; returns 1 if some could not be built."""
+    """Writes the schemas and templates of all spec formats to a folder.
+
+    Args:
+        folder: Output folder; None is an error.
+        style: Extent of the templates, as of --style.
+
+    Returns:
+        Exit code: 1 if some files could not be built, else 0.
+    """
     from worldsmith.dialects.cosmos_rl.write.spec_folder import spec_files
     from worldsmith.files.atomic import write_text
 

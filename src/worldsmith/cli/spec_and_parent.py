@@ -118,7 +118,9 @@ def reads_specs(name: str) -> bool:
 
 
 def adopt_parent(name: str, words: Words, kinds: Sequence[type[Action]], file: str | None) -> None:
-    """Adds the flags that a parent provides to `words`; values of flags, a settings file or a spec have priority.
+    """Adds the flags that follow from ``--parent``, an earlier run or export whose model a command uses, to `words`.
+
+    Values of flags, a settings file or a spec have priority.
 
     Args:
         name: Value of ``--parent``.

@@ -199,7 +199,9 @@ _DIALECTS: dict[str, Dialect] = {}
 
 
 def dialect(name: str, *, claims: Claims) -> Callable[[Reader], Reader]:
-    """Decorator that registers a function as the dialect `name`, which reads a YAML stack.
+    """Decorator that registers a reader of config files in the format of another program.
+
+    The function gets the merged YAML files (a later file has priority) and returns our config.
 
     Args:
         name: Unique name, which a file can give in the key ``dialect``.

@@ -91,7 +91,7 @@ class ForeignSpec(ABC):
     source: str
     rules: tuple[KeyRule, ...]
     outside: dict[str, Any] = field(default_factory=dict, kw_only=True)
-    """Stated keys that only the rules know, or that a free section accepts, with their values."""
+    """Keys in the file that have no field in the format's schema but are translated, with their values."""
     open: dict[str, Any] = field(default_factory=dict, kw_only=True)
     """Keys that still have the placeholder value of a template, with that value."""
     problems: list[Problem] = field(default_factory=list, kw_only=True)

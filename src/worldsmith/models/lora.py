@@ -62,7 +62,13 @@ def read_targets(target_modules: str) -> list[str]:
 
 
 def unknown_target(target_modules: str, target: str, layers: list[str]) -> WrongValueError:
-    """Returns an error for a target that matches no layer, with the most similar names."""
+    """Returns the error for a name in `lora_target_modules` that matches no layer.
+
+    Args:
+        target_modules: The complete setting, comma-separated.
+        target: The name of it that matches no layer.
+        layers: Names of all linear layers, of which the most similar ones are shown.
+    """
     leaves = list(dict.fromkeys(layer.rpartition(".")[2] for layer in layers))
     close = nearest(target.rpartition(".")[2], leaves)
     advice = f"similar names: {', '.join(close)}" if close else f"possible names: {', '.join(leaves)}"

@@ -22,8 +22,11 @@ class LossSum:
     samples: int
     tokens: int
     figures: Mapping[str, tuple[Tensor, float]] = field(default_factory=dict)
-    """Means to log, as (sum, count) of this batch: the same names in every batch. "loss" is shown as the step's loss;
-    without it that is `sum` over the weight. `name[key]` is an entry of a mapping, omitted if its count is 0."""
+    """Means to log, as (sum, count) of this batch: the same names in every batch.
+
+    "loss" is shown as the step's loss; if it is missing, `sum` divided by the weight is shown. `name[key]` is an entry
+    of a mapping, omitted if its count is 0.
+    """
 
 
 class Objective(Configurable, ABC):

@@ -291,7 +291,14 @@ def choose_size(
 
 
 def choose_frames(chooser: Chooser, vision: str | None) -> tuple[list[int], str | None]:
-    """Returns the conditioning latent frames, and which end of the video they come from.
+    """Chooses the latent frames of the given image or video that a sample keeps.
+
+    Args:
+        chooser: Gives the value of a setting from flags, the sample file or the defaults.
+        vision: Path of the image or video; None: there is none.
+
+    Returns:
+        Indices of the latent frames, and the end of the video that they are taken from: first, last or None.
 
     Raises:
         ValueError: If frames are requested without a conditioning image or video, or do not fit it.

@@ -147,7 +147,7 @@ class CheckpointBytes:
 
     @property
     def files(self) -> int:
-        """Estimated bytes on disk."""
+        """Estimated size of the checkpoint files in bytes."""
         return self.tensors + PIECE * self.pieces
 
 

@@ -255,7 +255,7 @@ def test_records_that_lead_back_to_themselves(tmp_path: Path) -> None:
         for folder in (name, other):
             (tmp_path / folder).mkdir(exist_ok=True)
         write_lineage(tmp_path / name, action="evaluate", settings={}, inputs=[Input("model", tmp_path / other)])
-    with pytest.raises(UserError, match="refer back to it"):
+    with pytest.raises(UserError, match="form a cycle"):
         find_parent(str(tmp_path / "a"))
 
 

@@ -76,7 +76,8 @@ for write in (
             write(aside)
     except OSError as error:
         said = file_error(error)
-        assert said.startswith("there is no space left on the disk (free disk space") and said.endswith(str(target)), said
+        assert said.startswith("there is no space left on the disk (free disk space"), said
+        assert said.endswith(str(target)), said
     else:
         raise AssertionError("it has space")
     assert os.listdir(sys.argv[1]) == []

@@ -377,7 +377,7 @@ def test_the_model_chooses_the_kind_and_one_that_nothing_is_known_for_is_refused
     assert main(["evaluate", "--help"]) == 0  # of every kind
     shown = capsys.readouterr().out
     assert "Judges what a toy makes." in shown
-    assert "Measures what a generator has learned" in shown
+    assert "Evaluates a generator on your own clips" in shown
 
 
 @pytest.mark.parametrize("name", list(commands()))

@@ -95,7 +95,7 @@ def test_warnings_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "check", SHAPES, "--", "trainer.max_iter=2000")
     assert (code, out) == (0, f"OK: {SHAPES}\n")
     assert err.startswith("warning: scheduler.cycle_lengths end after 800 steps")
-    assert "the last 1200 steps run at learning rate 0 and train nothing. Set scheduler.cycle_lengths=[2000]" in err
+    assert "the last 1200 steps run at learning rate 0 and train no weights. Set scheduler.cycle_lengths=[2000]" in err
 
 
 @pytest.mark.parametrize("other", ["recipe", "yaml", "folder"])

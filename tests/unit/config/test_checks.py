@@ -141,7 +141,7 @@ class TestShippedRecipes:
         words = ["checkpoint.keys_to_skip_loading=[net_ema.]", "checkpoint.load_path=null", "checkpoint.init=scratch"]
         (warning,) = load("vision_sft_tiny", words).warnings
         assert warning == (
-            "checkpoint.keys_to_skip_loading = ['net_ema.'] has no effect: without load_path nothing is loaded"
+            "checkpoint.keys_to_skip_loading = ['net_ema.'] has no effect: without load_path no weights are loaded"
         )
         assert load("vision_sft_tiny", words[1:]).warnings == []
 

@@ -153,7 +153,11 @@ class MergedWeights(WeightSource):
         return self.source.dtype(name, average=average)
 
     def changes_something(self, *, average: bool = False) -> bool:
-        """Returns whether any B matrix is not zero, so that merging changes a weight."""
+        """Returns whether merging the LoRA adapters changes a weight, that is, whether a B matrix is not zero.
+
+        Args:
+            average: Read the EMA weights instead of the raw ones.
+        """
         bases = (name.removesuffix(".weight") for name in sorted(self.adapted))
         return any(bool(self._matrix(base + MATRICES[1], average).any()) for base in bases)
 

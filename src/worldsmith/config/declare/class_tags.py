@@ -31,7 +31,7 @@ def trust(package: str) -> None:
         raise ValueError(f"'{package}' is not a package name; write --trust PACKAGE, such as --trust my_models")
     if name in sys.stdlib_module_names:
         raise ValueError(
-            f"'{name}' belongs to Python itself and cannot be trusted; name the package of your own classes"
+            f"'{name}' is part of Python itself, which --trust does not accept; name the package of your own classes"
         )
     _TRUSTED.add(name)
 

@@ -39,10 +39,11 @@ class Example(Mark):
 
 @dataclass(frozen=True, slots=True)
 class Search(Mark):
-    """Mark with the values that a search may try: the range from `low` to `high`, or `choices`.
+    """Annotation of a config field with the values that `worldsmith tune` may try: `low` to `high`, or `choices`.
 
-    Other fields are named as siblings, ``lora_rank``, or with dots from the root of the config, ``policy.lora.r``. If a
-    field has several marks, the first one with a true condition applies. Raises ValueError for a mark that is empty or
+    It is written as ``Annotated[float, Search(low=1e-5, high=1e-3)]``. `ratio_of` and `when` name other fields: as
+    siblings, ``lora_rank``, or with dots from the root of the config, ``policy.lora.r``. If a field has several of
+    these annotations, the first one whose `when` is true applies. Raises ValueError for a mark that is empty or
     contradicts itself.
     """
 

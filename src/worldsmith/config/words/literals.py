@@ -93,7 +93,7 @@ def literal_list(words: Sequence[str]) -> list[Literal]:
 
 
 def parse_literal(text: str) -> Literal:
-    """Parses text as one literal.
+    """Parses text as one Python literal, such as 1e-4, [1, 2] or {"a": None}.
 
     Raises:
         ValueError: If the text is malformed, with the position.

@@ -189,7 +189,7 @@ class _FlagReader:
             return None
 
     def find(self, parts: Path) -> tuple[_Target | None, bool]:
-        """Returns the target of the flag, and whether the flag negates it."""
+        """Returns the field that a flag sets (None: there is no such field), and whether it is a --no- flag."""
         target = self.walk(parts)
         if target:
             return target, False

@@ -44,7 +44,7 @@ TOP_P = 0.95
 
 
 class DatasetTable(Config):
-    """The questions."""
+    """Table of the evaluation config that sets the questions to answer and their media."""
 
     annotation_path: Annotated[str, Example("data/val/annotations.json"), Popular()]
     """LLaVA annotations: a JSON list of records with conversations."""

@@ -79,5 +79,5 @@ def read_results(place: str | Path) -> list[Mapping[str, Any]]:
     known: list[Mapping[str, Any]] = [{"id": row.get("video_id"), "status": "ok", **row} for row in rows]
     for number, row in enumerate(known):
         if missing := [name for name in REQUIRED if not isinstance(row.get(name), str)]:
-            raise UserError(f"{file}: row {number} lacks {', '.join(missing)} as text")
+            raise UserError(f"{file}: row {number} has no text in {', '.join(missing)}")
     return known

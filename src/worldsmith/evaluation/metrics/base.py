@@ -82,7 +82,7 @@ class Metric(Configurable, ABC):
         return self.outputs[output].unit
 
     def notes(self) -> list[str]:
-        """Returns the limits of the computed outputs as text; call it after `compute`."""
+        """Returns what limits the meaning of the computed values, one sentence each; call it after `compute`."""
         return []
 
     def means(self) -> dict[str, float]:

@@ -189,7 +189,12 @@ class VisionLanguageModel(Model):
         )
 
     def read(self, sample: Conversation, *, normalize: Callable[[Tensor, str], Tensor]) -> None:
-        """Runs one forward pass over a conversation without a result, for forward hooks on the layers."""
+        """Runs one forward pass over a conversation, for forward hooks on the layers; returns nothing.
+
+        Args:
+            sample: The conversation.
+            normalize: Called with the pixels of a medium and its kind, image or video; returns normalized pixels.
+        """
         from worldsmith.families.vision_language.inputs import make_inputs
         from worldsmith.families.vision_language.network.forward import hidden_states
 

@@ -15,7 +15,8 @@ from worldsmith.models.model_files import PublishedPart, look_for, tokenizer_fil
 FILES = ("config.json", "*.json", "*.jinja", "*.txt", "*.model")
 """Files of a model folder that are read in addition to its weights."""
 NEEDS = {"flash_attention_2": "_supports_flash_attn", "sdpa": "_supports_sdpa"}
-"""Attribute by which a model class of transformers declares support of an attention; all classes support eager."""
+"""Attribute by which a model class of transformers declares the attention implementations that it supports, in
+addition to eager."""
 
 
 class BackboneConfig(Config):

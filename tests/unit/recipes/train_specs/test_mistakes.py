@@ -18,7 +18,7 @@ def test_the_template_as_shipped_is_caught(read: Any, data: Path) -> None:
     found = problems_of(read, TEMPLATE, suffix="yaml")
     assert found == {
         "train.train_batch_per_replica": (
-            "train.train_policy.mini_batch=1 (the same step, 1 at once), or train.train_batch_per_replica=4"
+            "train.train_policy.mini_batch=1 (the same step in parts of 1 samples), or train.train_batch_per_replica=4"
         ),
     }
     words = ("train.train_policy.mini_batch=1", f"custom.val_dataset.annotation_path={data}/annotations.json")
@@ -106,9 +106,9 @@ def test_keys_of_reinforcement_learning_have_no_effect_on_a_fine_tuning(read: An
 
 
 BATCHES = [
-    (6, 4, "train.train_policy.mini_batch=3 (the same step, 3 at once), or train.train_batch_per_replica=8"),
-    (1, 4, "train.train_policy.mini_batch=1 (the same step, 1 at once), or train.train_batch_per_replica=4"),
-    (7, 2, "train.train_policy.mini_batch=1 (the same step, 1 at once), or train.train_batch_per_replica=8"),
+    (6, 4, "train.train_policy.mini_batch=3 (the same step in parts of 3 samples), or train.train_batch_per_replica=8"),
+    (1, 4, "train.train_policy.mini_batch=1 (the same step in parts of 1 samples), or train.train_batch_per_replica=4"),
+    (7, 2, "train.train_policy.mini_batch=1 (the same step in parts of 1 samples), or train.train_batch_per_replica=8"),
 ]
 
 

@@ -47,7 +47,7 @@ class ManifestDataset(ChatFile):
         }
         missing = [f"'{' or '.join(NAMES[name])}'" for name, value in found.items() if not isinstance(value, str)]
         if missing:
-            raise SampleError("bad_record", f"lacks {', '.join(missing)} as text")
+            raise SampleError("bad_record", f"has no text in {', '.join(missing)}")
         file = Path(self.file.parent, str(found["conversation"]))
         try:
             if not file.is_file():  # nor a pipe, which would be waited for

@@ -146,7 +146,15 @@ class VisionLanguageStepCounter(ProductCounter):
         return self.linear(f"{path}.{second}", tokens, self.linear(f"{path}.{first}", tokens, stream))
 
     def think(self, layer: str, stream: bool) -> bool:
-        """Counts a decoder layer; returns whether its residual stream carries gradients."""
+        """Counts the FLOPs of the decoder layer named `layer`.
+
+        Args:
+            layer: Name of the layer.
+            stream: Whether its input needs gradients.
+
+        Returns:
+            Whether its output needs gradients.
+        """
         tokens, path = sum(self.lengths), f"{layer}.self_attn"
         normed = stream | self.is_trained(f"{layer}.input_layernorm")
         q, k, v = (self.linear(f"{path}.{name}", tokens, normed) for name in PROJECTIONS)

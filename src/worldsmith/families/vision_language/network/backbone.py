@@ -108,7 +108,7 @@ def transformers_errors(folder: Path) -> Iterator[None]:
 
 
 def network_parts(network: Any) -> NetworkParts:
-    """Returns the module structure: decoder layers, vision blocks and an untied embedding are separate units."""
+    """Returns the modules that FSDP shards separately: decoder layers, vision blocks and an untied embedding."""
     layers = [module for module in network.modules() if class_name(module) in network._no_split_modules]
     visual = visual_of(network)
     blocks = [] if visual is None else list(visual.modules())

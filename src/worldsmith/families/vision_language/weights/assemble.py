@@ -138,7 +138,7 @@ def require_tied(source: WeightSource, language: Mapping[str, str]) -> None:
 
     if not torch.equal(source.read(language[HEAD]), source.read(language[TABLE])):
         raise UserError(
-            f"{source.describe} has a language head that differs from its embedding table, but the model folder "
+            f"{source.describe} has an LM head that differs from its embedding table, but the model folder "
             "ties the two (tie_word_embeddings); set another folder as --vlm-model-name"
         )
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 BLOCK = 128
 """Number of columns whose errors are propagated together; it affects only the speed."""
 DAMPING = 0.01
-"""Fraction of the diagonal's mean that is added to the diagonal (Frantar et al. 2022)."""
+"""Hessian damping of GPTQ, as a fraction of the mean of the Hessian's diagonal (Frantar et al. 2022)."""
 
 
 @dataclass(slots=True)

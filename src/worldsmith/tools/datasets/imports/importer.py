@@ -203,7 +203,21 @@ def add_clip(made: Import, clip: Clip, folder: Path, cut: Cut) -> None:
 
 
 def windows_of(frames: range, path: str, mtime_ns: int, info: VideoInfo, cut: Cut) -> Iterator[range]:
-    """Yields the windows of a range of frames, in order. Raises SampleError if the clip cannot be read."""
+    """Divides a range of video frames into clips: at scene changes, and to the requested length.
+
+    Args:
+        frames: Frames of the video.
+        path: The video file.
+        mtime_ns: Its modification time, for the cache of scene changes.
+        info: Its header, for the frame rate.
+        cut: How to divide: length, overlap, scenes.
+
+    Yields:
+        Ranges of frames, in order.
+
+    Raises:
+        SampleError: The video cannot be read.
+    """
     length = cut.frames if cut.seconds is None else max(1, round(cut.seconds * info.fps))
     for scene in split_at(
         frames, scene_starts(path, mtime_ns, cut.threshold) if cut.scenes and len(frames) > 1 else ()

@@ -50,7 +50,7 @@ def test_media_may_lie_elsewhere_and_state_their_rate(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("record", "conversation", "reason", "words"),
     [
-        ({"id": "a", "media": "b"}, None, "bad_record", "lacks 'conversation or text' as text"),
+        ({"id": "a", "media": "b"}, None, "bad_record", "has no text in 'conversation or text'"),
         ([], None, "bad_record", "expected an object"),
         ({**RECORD, "conversation": "text/none.json"}, None, "missing_file", "text/none.json cannot be read"),
         ({**RECORD, "conversation": "text/\0"}, None, "missing_file", "cannot be read"),
