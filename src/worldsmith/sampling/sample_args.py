@@ -295,7 +295,7 @@ def choose_frames(chooser: Chooser, vision: str | None) -> tuple[list[int], str 
 
     Args:
         chooser: Gives the value of a setting from flags, the sample file or the defaults.
-        vision: Path of the image or video; None: there is none.
+        vision: Path of the image or video; None: none is given.
 
     Returns:
         Indices of the latent frames, and the end of the video that they are taken from: first, last or None.
