@@ -129,7 +129,7 @@ def test_before_the_first_step_there_is_nothing_to_save(start: Start, tmp_path: 
     ready(tmp_path)
     os.kill(launcher.pid, signal.SIGTERM)
     assert end(launcher) == 75
-    assert "stopped by SIGTERM with nothing to save" in (tmp_path / "log").read_text()
+    assert "stopped by SIGTERM with no progress to save" in (tmp_path / "log").read_text()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -142,7 +142,7 @@ def test_a_stop_ends_a_wait_for_another_machine(start: Start, tmp_path: Path, nu
     os.kill(launcher.pid, number)
     launcher.join(20)
     assert launcher.exitcode == 75
-    assert log.read_text().endswith(f"stopped by {number.name} with nothing to save\n")
+    assert log.read_text().endswith(f"stopped by {number.name} with no progress to save\n")
 
 
 def test_a_stop_ends_a_wait_for_another_process(start: Start, tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ with exit_when_asked():
 """
     done = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
     assert done.returncode == PREEMPTED
-    assert done.stderr == f"stopped by {signal.Signals(number).name} with nothing to save\n"
+    assert done.stderr == f"stopped by {signal.Signals(number).name} with no progress to save\n"
 
 
 def test_ctrl_c_is_acknowledged_at_once_and_once(capfd: pytest.CaptureFixture[str]) -> None:
