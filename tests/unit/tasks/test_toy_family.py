@@ -163,6 +163,6 @@ def test_a_step_without_weight_changes_nothing(
         patch.setattr(ToyTask, "loss", None)
         assert trainer.training_step(batches).skipped
     assert all(torch.equal(before[name], tensor) for name, tensor in trainer.state.weights.state_dict().items())
-    assert "Skipping step 1: its batches contain nothing to train on" in caplog.text
+    assert "Skipping step 1: its batches contain no sample to train on" in caplog.text
     assert not trainer.training_step(batches).skipped
     assert trainer.iteration == 2
