@@ -8,6 +8,9 @@ TIMES = (("d", "d", 86400), ("h", "h", 3600), ("m", "min", 60), ("s", "s", 1))
 WEIGHTS_NAMES = {"live": "raw weights", "ema": "EMA weights", "untrained": "untrained weights"}
 """Names of weights for messages, by their names in settings and files."""
 
+MEMORY_NAMES = {"moments": "optimizer state", "average": "EMA weights", "gathered": "all-gathered parameters"}
+"""Names of memory categories for messages, if they differ from the category."""
+
 FEW_SAMPLES = 10
 """Below this number of samples, the 95 % interval of a mean is too narrow."""
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from worldsmith.distributed.gpus import GIB, Gpu
-from worldsmith.monitor.short_text import format_bytes, short_number
+from worldsmith.monitor.short_text import MEMORY_NAMES, format_bytes, short_number
 from worldsmith.monitor.terminal_text import fitting_columns, text_width
 from worldsmith.planning.estimate_memory import worst_phase
 from worldsmith.planning.estimate_time import EstimateRange, StepSeconds, spans_machines
@@ -40,8 +40,6 @@ KINDS = {
     "inputs": "inputs",
 }
 """Titles of memory categories in column order; other categories follow."""
-LABELS = {"moments": "optimizer state", "average": "EMA weights", "gathered": "all-gathered parameters"}
-"""Names of memory categories in sentences, if they differ from the category."""
 PHASES = ("building", "loading", "encoding", "forward", "backward", "optimizer", "average", "saving", "validation")
 """Phases in row order; other phases follow."""
 
@@ -220,7 +218,7 @@ def size(count: int) -> str:
 
 
 def parts_of(parts: Mapping[str, int]) -> str:
-    return ", ".join(f"{LABELS.get(name, name)} {size(count)}" for name, count in parts.items() if count)
+    return ", ".join(f"{MEMORY_NAMES.get(name, name)} {size(count)}" for name, count in parts.items() if count)
 
 
 def format_duration_range(seconds: EstimateRange) -> str:

@@ -29,7 +29,7 @@ from worldsmith.distributed.memory import free_memory
 from worldsmith.distributed.world import World, local_size
 from worldsmith.files.writable import require_writable
 from worldsmith.models.weights.table import table_of
-from worldsmith.monitor.short_text import format_bytes
+from worldsmith.monitor.short_text import MEMORY_NAMES, format_bytes
 from worldsmith.training.run_folder import run_path
 from worldsmith.training.state_bytes import StateBytes, checkpoint_bytes, state_bytes
 
@@ -198,8 +198,7 @@ def build_optimizer(config: RunConfig, network: nn.Module) -> Optimizer:
 
 def describe_states(states: StateBytes) -> str:
     """Formats the sizes of the training state of one process."""
-    names = {"average": "EMA weights", "moments": "optimizer state"}
-    sizes = ", ".join(f"{names.get(name, name)} {format_bytes(count)}" for name, count in states.parts.items())
+    sizes = ", ".join(f"{MEMORY_NAMES.get(name, name)} {format_bytes(count)}" for name, count in states.parts.items())
     return f"{format_bytes(states.total)} on each process ({sizes})"
 
 
