@@ -135,7 +135,7 @@ def test_so_it_is_of_adapters_and_of_the_best_weights(
 
 
 def test_final_data_that_the_trials_see_are_refused_before_the_first(world: Path, tmp_path: Path) -> None:
-    for rows, what in ((VAL_ROWS, "judged"), ("rows.txt", "trained")):
+    for rows, what in ((VAL_ROWS, "measured"), ("rows.txt", "trained")):
         given = [word.replace(FINAL_ROWS, rows) for word in words(world, tmp_path / "study")]
         assert forked_study.tune(given, tmp_path / "said.txt") == 2
         assert f"on which the trials are {what}" in (tmp_path / "said.txt").read_text()

@@ -5,6 +5,7 @@ Each rank writes OUT/<case>.<rank>.json, what `carry_out` returns. FOLDER is tha
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import warnings
@@ -100,6 +101,7 @@ def elsewhere(tracker: MemoryTracker, function: Any) -> Any:
 
 @contextmanager
 def judged(found: dict[str, dict[str, int]], name: str, tracker: MemoryTracker) -> Iterator[None]:
+    gc.collect()  # garbage of an earlier run would be freed, and subtracted, while this one is measured
     before = tracker.total
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         yield

@@ -81,7 +81,7 @@ def test_a_schedule_that_is_shorter_than_the_run_is_a_warning() -> None:
     )
     assert "Set scheduler.cycle_lengths=[10,30] for" in warning
     (warning,) = schedule_warnings(schedule([10, 20], [1, 1], f_min=[0.0, 0.0]), 40, 1e-3)
-    assert "run at learning rate 0 and train nothing. Set" in warning
+    assert "run at learning rate 0 and train no weights. Set" in warning
     _, warning = schedule_warnings(schedule([10, 20], [1, 20]), 40, 1e-3)  # there is no decay to f_min
     assert "run at learning rate 0.001. Set" in warning
     assert list(schedule_warnings(schedule([10], [1]), "${oc.env:STEPS}", 1e-3)) == []
