@@ -40,20 +40,20 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 LAUNCHED = ("train", "encode", "generate", "evaluate")
-"""Commands that share their work among processes."""
+"""Commands that can split their work over several processes."""
 HELP = f"""usage: worldsmith launch [OPTION]… COMMAND …
 
 Starts `worldsmith COMMAND …` in several processes, which share the work: {", ".join(LAUNCHED)}. The options are
 torchrun's; these are the usual ones:
 
   --nproc-per-node N   processes on this machine, or `gpu`: one per GPU (default: 1)
-  --nnodes N           machines (default: 1); run the same command on each, with its own
-  --node-rank R        number of this machine, from 0, and with
-  --master-addr HOST   the address of machine 0 and
-  --master-port PORT   a port on it (default: 29500; on one machine any free port)
+  --nnodes N           machines (default: 1); run the same command on each, with its own node rank
+  --node-rank R        number of this machine, from 0
+  --master-addr HOST   address of machine 0, the same on all machines
+  --master-port PORT   port on machine 0 (default: 29500; on one machine any free port)
   --max-restarts N     number of restarts from the last checkpoint after failures (default: 0)
 
-`torchrun --help` lists the others. With --dryrun or --rehearse a single process does the work of all.
+`torchrun --help` lists the others. With --dryrun or --rehearse a single process checks or simulates all ranks.
 
 --slurm submits a SLURM job on --nnodes machines with --nproc-per-node processes each, which saves before its time
 limit and queues itself again:
@@ -70,12 +70,12 @@ SIGQUIT (Ctrl-\\) ends them at once.
 exit codes: 0 done, 75 asked to stop and saved (the same command resumes), 2 a mistake of the user, 130 interrupted by
 a second Ctrl-C, 1 failed."""
 OWN_SETTINGS = ("module", "no_python", "run_path", "signals_to_handle")
-"""Options of torchrun that set the program to start and the signals that torchrun handles."""
+"""Options of torchrun that `worldsmith launch` sets itself: the program to start, and the signals to handle."""
 SAY_AFTER = 5.0
 """Seconds until the first message about waiting for other machines; the intervals after that grow to a minute."""
 GIVE_UP = 60.0
-"""Seconds in which launchers of other machines can report that their processes have ended, as all processes have agreed
-to do. torchrun would wait for 300, and has no setting for it."""
+"""Seconds to wait for launchers of other machines to report that their processes have ended. torchrun would wait for
+300 s, and has no setting for it."""
 
 
 def launch(words: Sequence[str], packages: Sequence[str] = ()) -> int:
@@ -154,18 +154,32 @@ def launch(words: Sequence[str], packages: Sequence[str] = ()) -> int:
 
 
 Steps = tuple[Callable[[], object], Callable[[], int] | None]
-"""Functions of each command: one that checks it, and one that prints its plan if only the plan is requested."""
+"""Functions of a command: one checks its arguments, the other prints its plan (None if no plan is requested)."""
 
 
 def of_run(name: str, words: list[str]) -> Steps:
-    """Returns check and plan of a command about a run."""
+    """Returns two functions for a command about a run: its check, and its plan.
+
+    Args:
+        name: Name of the command.
+        words: Arguments of the command.
+
+    Returns:
+        A function that raises an error for invalid arguments, and a function that prints the plan and returns the exit
+        code; the latter is None unless `--dryrun` or `--rehearse` requests it.
+    """
     command, args = read_command(name, words)
     alone = getattr(args, "dryrun", False) or getattr(args, "rehearse", False)
     return partial(command.check, args), partial(command.run, args) if alone else None
 
 
 def of_action(name: str, words: list[str]) -> Steps:
-    """Returns check and plan of an action."""
+    """Returns two functions for an action, as `of_run` does: its check, and its plan or help.
+
+    Args:
+        name: Name of the command.
+        words: Arguments of the command.
+    """
     from worldsmith.cli import action
 
     head, tail = split_tail(words)
@@ -182,17 +196,26 @@ def submit_job(
     check: Callable[[], object],
     packages: Sequence[str],
 ) -> int:
-    """Submits the launch as a SLURM job after its command is checked; returns the exit code."""
+    """Submits the launch as a SLURM job after its command is checked; returns the exit code.
+
+    Args:
+        args: Parsed arguments of `worldsmith launch`.
+        parser: Parser of `args`, for the defaults.
+        words: Unparsed arguments of `worldsmith launch`.
+        plan: None; any other value raises UserError, because a job cannot run a plan or print help.
+        check: Raises an error if the arguments of the launched command are invalid.
+        packages: ``--import`` and ``--trust`` arguments for each process.
+    """
     if plan is not None:
         raise UserError("worldsmith launch: --slurm cannot be combined with plans or help")
     check()
-    count = len(args.training_script_args) - len(packages)  # the command and its words
+    count = len(args.training_script_args) - len(packages)  # the command and its arguments
     return submit(args, parser, words[: len(words) - count], [*packages, *words[len(words) - count :]])
 
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Context manager: processes started inside receive stop signals only after they have installed their handlers.
+    """Context manager: blocks stop signals for processes started inside until each has installed its handlers.
 
     This process continues to handle its own signals, in another thread.
     """
@@ -226,6 +249,11 @@ def waiting_said(args: Namespace, machines: int, desk: LaunchDesk) -> Iterator[N
 
     After these have ended, it logs that launchers of other machines have not reported the end of theirs, and exits this
     process with the known exit code after `GIVE_UP` seconds.
+
+    Args:
+        args: Parsed arguments of `worldsmith launch`, for the address in messages.
+        machines: Number of machines; with 1, nothing is logged.
+        desk: Server that receives the exit code of the processes on this machine.
     """
     begun, over = time.monotonic(), threading.Event()
     others = f"{machines - 1} other {'machine' if machines == 2 else 'machines'}"
@@ -258,7 +286,7 @@ def waiting_said(args: Namespace, machines: int, desk: LaunchDesk) -> Iterator[N
 
 
 def say(message: str) -> None:
-    """Prints a message of the launcher."""
+    """Prints a message with the prefix "worldsmith launch: "."""
     print_message(f"worldsmith launch: {message}")
 
 
@@ -274,7 +302,7 @@ def is_of_a_failure(record: logging.LogRecord) -> bool:
 
 
 def choose_meeting(args: Namespace, machines: int) -> None:
-    """Sets the rendezvous id of the launch, and disables torchrun's log folder unless the user requests one."""
+    """Sets a rendezvous id in `args` for one machine, and disables torchrun's log folder unless it is requested."""
     if machines == 1 and args.rdzv_id == "none":
         args.rdzv_id = str(uuid.uuid4())
     if args.log_dir is None and args.redirects == args.tee == "0":
@@ -282,7 +310,7 @@ def choose_meeting(args: Namespace, machines: int) -> None:
 
 
 def meeting_place(args: Namespace) -> str:
-    """Returns the rendezvous endpoint."""
+    """Returns the rendezvous endpoint of the launch as "host:port"."""
     return args.rdzv_endpoint or f"{args.master_addr}:{args.master_port}"
 
 
@@ -298,7 +326,7 @@ def read_launch_words(words: Sequence[str]) -> tuple[Namespace, ArgumentParser]:
     from torch.distributed.run import get_args_parser
 
     parser = get_args_parser()
-    parser.__class__ = CommandParser  # torchrun's options, and messages of ours
+    parser.__class__ = CommandParser  # torchrun's options, with messages of this package
     parser.prog, parser.usage = "worldsmith launch", "worldsmith launch [OPTION]… COMMAND … (see --help)"
     options = itertools.takewhile(lambda word: word not in LAUNCHED, words)
     if "--slurm" in options:
@@ -318,7 +346,7 @@ def read_launch_words(words: Sequence[str]) -> tuple[Namespace, ArgumentParser]:
 
 
 def meeting_failure(args: Namespace, error: Exception) -> str:
-    """Returns the reason for a failed rendezvous and how to fix it."""
+    """Returns the message for a failed rendezvous: the reason and how to fix it."""
     if "EADDRINUSE" in str(error):
         return (
             f"port {args.master_port} is in use on this machine, perhaps by another run; set a different "
@@ -352,7 +380,13 @@ def failure_code(error: ChildFailedError, asked: set[int]) -> int:
     """Returns the exit code of a launch in which at least one process did not exit with 0.
 
     The first failure counts, because torchrun ended the other processes with SIGTERM. Exit code 2 (a mistake of the
-    user) has priority over all codes. Code 1 and SIGTERM have the lowest priority: partners of a failed rank end so.
+    user) has priority over all codes. Code 1 and SIGTERM have the lowest priority: other ranks end with them after one
+    has failed.
+
+    Args:
+        error: Error of torchrun with the failed processes.
+        asked: Numbers of the signals that this launcher has forwarded; a process that one of them ended counts as
+            stopped on request.
     """
     failures = error.failures
     if 2 in {failure.exitcode for failure in failures.values()}:

@@ -1,4 +1,4 @@
-"""`worldsmith recipes`: the list of recipes, or one of them with what it changes."""
+"""`worldsmith recipes`: lists the recipes, or shows one recipe with its changes."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ DETAILS = " " * 6
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `worldsmith recipes` to a parser."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="print this recipe and its changes")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a list")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the list or one recipe. Raises ConfigError for an unknown name."""
+    """Prints the list of recipes, or one recipe; returns 0. Raises ConfigError for an unknown name."""
     found, broken = [], []
     for name in [args.name] if args.name else recipe_names():
         try:
@@ -59,8 +60,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def describe_recipe(name: str) -> dict[str, Any]:
-    """Returns the entry of a recipe in the list; `parameters` is None if the size is not known without building the
-    model."""
+    """Returns the entry of a recipe in the list, as it is printed with ``--json``.
+
+    Returns:
+        Name, task, model, number of parameters (None if it is not known without building the model), data, recipe that
+        it starts from, docstring and module, each with its key.
+    """
     entry, tree = find_recipe(name), get_recipe(name)
     model = find(tree, ("model", "config"))
     return {
@@ -76,7 +81,7 @@ def describe_recipe(name: str) -> dict[str, Any]:
 
 
 def describe_data(loader: Any) -> str | None:
-    """The data set's class and where it reads, as the recipe writes it."""
+    """Returns the dataset class and its path, as in the recipe; None if no section below `loader` has a path."""
     for _, node in walk(loader):
         path = getattr(node, "path", None)
         if isinstance(node, Config) and isinstance(path, str):
@@ -86,7 +91,12 @@ def describe_data(loader: Any) -> str | None:
 
 
 def print_one(found: dict[str, Any], as_json: bool) -> None:
-    """A recipe's facts, its changes from what it starts from, and, for one that starts from nothing, its tree."""
+    """Prints one recipe: its facts, and its changes to its parent recipe or, without a parent, its complete config.
+
+    Args:
+        found: Result of `describe_recipe`.
+        as_json: Whether to print the facts and the changes as JSON.
+    """
     tree, parent = get_recipe(found["name"]), found["starts_from"]
     changes = recipe_changes(get_recipe(parent), tree) if parent else []
     if as_json:
@@ -106,8 +116,8 @@ def print_one(found: dict[str, Any], as_json: bool) -> None:
 
 
 def recipe_changes(old: Config, new: Config) -> list[tuple[str, str, str]]:
-    """(path, before, after) of every value in which two trees differ."""
-    # A section of another class is listed at its own path.
+    """Returns (path, old value, new value), as text, for every value that differs between two configs."""
+    # A section whose class changes is listed at the path of the section, not of its `type`.
     paths = [c.path[:-1] if c.path[-1] == TAG else c.path for c in find_differences(old, new)]
     return [(format_path(path), _shown(old, path), _shown(new, path)) for path in dict.fromkeys(paths)]
 
@@ -122,9 +132,12 @@ def _shown(tree: Config, path: Path) -> str:
 
 
 def print_list(found: list[dict[str, Any]]) -> None:
-    """Prints the recipes by model: a line with name, size and parent, and the description below it.
+    """Prints the recipes by model: a line with name, size and parent recipe, and the description below it.
 
-    Lines break between words, and never between `from` and the name of the parent.
+    Lines break between words, and never between `from` and the name of the parent recipe.
+
+    Args:
+        found: Results of `describe_recipe`.
     """
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for entry in found:
@@ -141,7 +154,15 @@ def print_list(found: list[dict[str, Any]]) -> None:
 
 
 def wrap(text: str, indent: str) -> list[str]:
-    """The lines of a text, as wide as the terminal; words are not broken."""
+    """Wraps text to the width of the terminal without breaking words.
+
+    Args:
+        text: Text to wrap.
+        indent: Indentation of the first line; the others have that of a description.
+
+    Returns:
+        The lines.
+    """
     lines = textwrap.wrap(
         text.rstrip(),
         text_width(),

@@ -14,9 +14,9 @@ from worldsmith.config.write.values import shorten
 from worldsmith.distributed.stop_signals import PREEMPTED
 
 SAVE_BEFORE = 120
-"""Seconds before its time limit at which a job is asked to save."""
+"""Seconds before its time limit at which a job receives the signal to save."""
 MOST_MACHINES, MOST_ON_ONE = 10_000, 4_096
-"""Max machines of a job, and GPUs or cores of one machine: larger numbers are typos."""
+"""Max machines of a job, and max GPUs or cores of one machine: larger numbers are typos."""
 TIME = re.compile(r"[0-9]+(?::[0-9]+){0,2}|[0-9]+-[0-9]+(?::[0-9]+){0,2}|UNLIMITED|INFINITE")
 OPTION = re.compile(r"(?P<name>--[a-z][a-z0-9-]*)(?:=(?P<value>.+))?")
 SET_BY_SCRIPT = ("node_rank", "master_addr", "master_port", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "standalone")
@@ -53,7 +53,7 @@ exit "$code"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of SLURM to torchrun's parser."""
+    """Adds the options of ``--slurm`` to torchrun's parser."""
     group = parser.add_argument_group("SLURM")
     group.add_argument("--slurm", action="store_true")
     group.add_argument("--print", action="store_true", dest="print_script")
@@ -66,9 +66,9 @@ def submit(args: argparse.Namespace, parser: argparse.ArgumentParser, head: Sequ
     """Prints the script of a SLURM job, or submits it with `sbatch`; returns the exit code.
 
     Args:
-        args: Parsed options `head`.
+        args: Parsed options of `worldsmith launch`.
         parser: Parser of `args`, for the defaults.
-        head: Options of `worldsmith launch`, without the command.
+        head: Unparsed options of `worldsmith launch`, without the command.
         words: Command that each machine launches, with its arguments.
 
     Raises:
@@ -87,16 +87,16 @@ def submit(args: argparse.Namespace, parser: argparse.ArgumentParser, head: Sequ
 
 
 def script(args: argparse.Namespace, parser: argparse.ArgumentParser, head: Sequence[str], words: Sequence[str]) -> str:
-    """Returns the text of the Slurm job script.
+    """Returns the text of the SLURM job script.
 
     Args:
         args: Parsed options of `worldsmith launch`.
-        parser: Its parser, for the defaults.
-        head: Command before the options, such as python -m worldsmith.
-        words: Arguments of the command that the job runs.
+        parser: Parser of `args`, for the defaults.
+        head: Unparsed options of `worldsmith launch`, without the command.
+        words: Command that each machine launches, with its arguments.
 
     Raises:
-        UserError: An option is set that the script itself sets or that cannot work in a job.
+        UserError: If an option is set that the script itself sets, or that cannot work in a job.
     """
     for name in SET_BY_SCRIPT:
         if getattr(args, name) != parser.get_default(name):
@@ -141,7 +141,8 @@ def script(args: argparse.Namespace, parser: argparse.ArgumentParser, head: Sequ
 def directive(option: str) -> str:
     """Returns the #SBATCH line of an additional option.
 
-    Raises UserError if it is not written as `--name` or `--name=value`.
+    Args:
+        option: Option of sbatch, as `--name` or `--name=value`; any other form raises UserError.
     """
     found = OPTION.fullmatch(option)
     if found is None or not option.isprintable():
@@ -151,7 +152,17 @@ def directive(option: str) -> str:
 
 
 def whole_number(name: str, text: str, most: int, *, least: int = 0) -> int:
-    """Returns the integer value of an option. Raises UserError if it is out of range."""
+    """Parses the value of an option as an integer.
+
+    Args:
+        name: Name of the option without dashes, for the message.
+        text: Value of the option.
+        most: Max allowed value.
+        least: Min allowed value.
+
+    Raises:
+        UserError: If the value is not an integer in this range.
+    """
     number = int(text) if re.fullmatch("[0-9]{1,9}", text) else -1
     if not least <= number <= most:
         raise refused(name, f"an integer from {least} to {most}", text)
@@ -159,4 +170,5 @@ def whole_number(name: str, text: str, most: int, *, least: int = 0) -> int:
 
 
 def refused(name: str, expected: str, value: str) -> UserError:
+    """Returns the error for an invalid value of an option of ``--slurm``."""
     return UserError(f"worldsmith launch --slurm: --{name}: expected {expected}, found {shorten(repr(value))}")

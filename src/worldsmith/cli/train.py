@@ -52,8 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rehearse",
         action="store_true",
-        help="simulate every rank's first step, a save, a resume and the exports, without a GPU; report what would "
-        "fail",
+        help="simulate every rank's first step, a save, a resume and the exports, without a GPU; report what "
+        "would fail",
     )
     parser.add_argument(
         "--gpus", type=count_from(1), metavar="N", help="with --rehearse or --dryrun: number of ranks of the run"
@@ -75,13 +75,16 @@ read_words = run_source.read_words
 
 
 def check(args: argparse.Namespace) -> None:
-    """Loads the config as `run` does. Raises ConfigError or UserError for what the user can fix."""
+    """Loads the config that parsed arguments describe, as `run` does, without training.
+
+    Raises ConfigError or UserError for what the user can fix.
+    """
     adopt_parent_run(args)
     run_source.load_run(args)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Trains, or plans or rehearses a training; returns the exit code.
+    """Trains, or only plans or rehearses the training that parsed arguments describe; returns the exit code.
 
     Raises ConfigError or UserError for what the user can fix.
     """
@@ -113,11 +116,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def refuse_ignored(args: argparse.Namespace) -> None:
-    """Raises UserError for options that would have no effect."""
+    """Raises UserError if parsed arguments combine options of `train` such that one of them would have no effect."""
     if args.rehearse and args.dryrun:
         raise UserError(
-            "--dryrun checks this machine, with the run's data and weights; --rehearse needs none of them, and "
-            "simulates all processes: use one after the other"
+            "--dryrun and --rehearse cannot be combined: --dryrun checks this machine with the run's data and "
+            "weights, --rehearse simulates all ranks without them. Run one after the other"
         )
     if args.rehearse and args.resume_changed:
         raise UserError("--rehearse reads no run folder, so --resume-changed has no effect; omit it")
@@ -137,9 +140,12 @@ def refuse_ignored(args: argparse.Namespace) -> None:
 
 
 def dryrun(loaded: Loaded, *, show_tree: bool, **asked: Any) -> int:
-    """Prints the plan and, with `show_tree`, the resolved config after it.
+    """Prints the plan of a training run; returns the exit code.
 
-    The keyword arguments are settings of `DryRun`. Returns the exit code.
+    Args:
+        loaded: Config of the run.
+        show_tree: Whether to print the resolved config after the plan.
+        **asked: Settings of `DryRun`, such as `gpus`.
     """
     from worldsmith.actions.dry_run import DryRun
 
@@ -150,7 +156,7 @@ def dryrun(loaded: Loaded, *, show_tree: bool, **asked: Any) -> int:
 
 
 def rehearse(args: argparse.Namespace) -> int:
-    """Prints the result of a rehearsal of the run and returns its exit code."""
+    """Simulates the run that parsed arguments describe on fake ranks, prints the result and returns the exit code."""
     from worldsmith.tools.rehearse.rehearse import Rehearse
 
     with mistakes_of_the_user():
@@ -158,7 +164,15 @@ def rehearse(args: argparse.Namespace) -> int:
 
 
 def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
-    """Runs or resumes a training; returns the exit code. For a completed run it only prints that it is complete."""
+    """Trains from the start or from the last checkpoint; returns the exit code.
+
+    For a completed run it only prints that the run is complete.
+
+    Args:
+        tree: Resolved config of the run.
+        launch: Start command and environment of the run, for its record.
+        resume_changed: Whether to resume although the config or the data has changed.
+    """
     from worldsmith.checkpoint.run.save_error import SaveError
     from worldsmith.distributed.world import stop_world
     from worldsmith.training.callbacks.base import Outcome
@@ -214,7 +228,10 @@ def train(tree: Trainer.Config, launch: Launch, *, resume_changed: bool) -> int:
 
 
 def next_lines(folder: Path) -> list[str]:
-    """Returns lines with commands that use a finished run; commands that need data that is not known are omitted."""
+    """Returns lines with commands that use the finished run in `folder`.
+
+    Commands that require data that is not known are omitted. The result is empty if the run folder cannot be read.
+    """
     from worldsmith.monitor.page.next_steps import OTHER_CLIPS, OTHER_DATA, using_it
     from worldsmith.monitor.page.run_files import read_run
 
@@ -242,8 +259,14 @@ def resume_command(name: str) -> str:
 
 
 def say_what_it_means(error: Exception, tree: Trainer.Config, trainer: Trainer | None) -> None:
-    """Prints an explanation after a known error, from one process per machine."""
-    with suppress(Exception):  # whatever happens here, it is the error that counts
+    """Prints an explanation and a fix if an error is a known one, from one process per machine.
+
+    Args:
+        error: Error that ended the training.
+        tree: Config of the run, used if the trainer could not be built.
+        trainer: Trainer of the run; None if it could not be built.
+    """
+    with suppress(Exception):  # best effort: a failure here must not hide the error
         from worldsmith.tools.explain.explanation import after_error
         from worldsmith.tools.explain.facts import Run
 

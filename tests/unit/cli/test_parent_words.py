@@ -66,7 +66,7 @@ def test_a_model_beside_it_is_refused(adapter: Path, tmp_path: Path) -> None:
     settings.write_text('model = "other"')
     for head, file in ((["other"], None), (["--model", "other"], None), ([], str(settings))):
         words = sort_action_words(["--parent", str(adapter), *head], [kind])
-        with pytest.raises(UserError, match="a model is also named by"):
+        with pytest.raises(UserError, match="and another argument both name the model"):
             adopt_parent(words.own["--parent"], words, [kind], file)
 
 

@@ -25,7 +25,7 @@ from worldsmith.config.errors import ConfigError, Problem, blamed_line, raise_in
 GROUP, FAMILIES = "worldsmith.recipes", "worldsmith.families"
 _RECIPES: dict[str, Recipe] = {}
 _LOADED: dict[tuple[str, str, str], list[Problem]] = {}
-"""Imported entry points (group, name, value), each with the problems of its import."""
+"""Imported entry points, as (group, name, value), each with the problems of its import."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,27 +37,27 @@ class Recipe:
     module: str
     doc: str
     starts_from: str | None = None
-    """Recipe whose config it changes; `None` for a recipe that builds its own config."""
+    """Name of the recipe whose config this recipe changes; None for a recipe that builds its own config."""
     aliases: tuple[str, ...] = ()
-    """Other names of the recipe; lists and trees show `name`."""
+    """Other names of the recipe; lists and configs contain `name`."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variable -> how to get its value, for the error if the variable is not set."""
 
 
 def registered() -> dict[str, Recipe]:
-    """Returns the registry of recipes by name, not a copy."""
+    """Returns the registry of recipes by name; changes to the dict change the registry."""
     return _RECIPES
 
 
 def load_installed(group: str = GROUP, what: str = "recipes") -> list[Problem]:
-    """Imports the modules of an entry point group, each once per process.
+    """Imports the modules that installed packages list in an entry point group, each once per process.
 
     Args:
         group: Entry point group. That of recipes includes the recipes of installed model families.
-        what: What the modules contain, for messages.
+        what: What the modules contain, for messages, such as "recipes".
 
     Returns:
-        Problems of the modules whose import failed, now or earlier.
+        One problem per module whose import failed, now or earlier.
     """
     from importlib.metadata import entry_points
 
@@ -92,7 +92,7 @@ def import_recipes(name: str) -> ModuleType:
 
 
 def search_here() -> None:
-    """Adds the working directory to the end of `sys.path`, so that none of its files hides a package."""
+    """Adds the working directory to the end of `sys.path`: its modules can be imported, but hide no other module."""
     here = os.getcwd()
     if here not in sys.path:
         sys.path.append(here)
@@ -100,7 +100,18 @@ def search_here() -> None:
 
 
 def import_module(name: str, what: str) -> ModuleType:
-    """Imports a module and trusts its package; if the import fails, the recipes that it registered are removed."""
+    """Imports a module and trusts its package; if the import fails, the recipes that it registered are removed.
+
+    Args:
+        name: Dotted name of the module.
+        what: Description of the module, as the beginning of the message.
+
+    Returns:
+        The module.
+
+    Raises:
+        ConfigError: If the module does not exist or its code fails.
+    """
     before = dict(registered())
     try:
         module = importlib.import_module(name)
